@@ -1,0 +1,99 @@
+"""What one step does, what it brings, and the interface of whatever runs it.
+
+The model runner, FakeRunner and WitnessRunner all run plans; nothing else touches the device.
+"""
+
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from gpu_worker.sequence import Branch
+from octavo.ids import BlockId, HostBlockId
+
+
+@dataclass(slots=True, eq=False)
+class Chunk:
+    """Tokens [start, start + length) of a branch run in this step; their slots are in branch.blocks.
+
+    `samples` are the branches that get a next token from the chunk's last row: none for a part of a prompt, the branch
+    itself usually, and all branches of a sequence when its shared prompt is complete (they fork after the step).
+    """
+
+    branch: Branch
+    start: int
+    length: int
+    samples: tuple[Branch, ...] = ()
+    # Score positions [score_from, start + length) of the branch: the log probability of each token given those before it,
+    # for prompt_logprobs and for cumulative_logprob after a replay. -1: none. Needs position >= 1.
+    score_from: int = -1
+
+
+@dataclass(slots=True, eq=False)
+class StepPlan:
+    """In this order: swap out, swap in, copy, then run the chunks. Decodes (length 1) come first."""
+
+    step_id: int
+    chunks: list[Chunk] = field(default_factory=list)
+    swap_out: list[tuple[BlockId, HostBlockId]] = field(default_factory=list)
+    swap_in: list[tuple[HostBlockId, BlockId]] = field(default_factory=list)
+    copies: list[tuple[BlockId, BlockId]] = field(default_factory=list)  # copy on write: (from, to)
+    num_tokens: int = 0
+
+    @property
+    def empty(self) -> bool:
+        return not (self.chunks or self.swap_out or self.swap_in or self.copies)
+
+
+@dataclass(slots=True, frozen=True)
+class TokenScore:
+    """A token's log probability and the likeliest tokens beside it."""
+
+    token_id: int
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
+
+
+BAD_LOGITS = -1
+
+
+@dataclass(slots=True, eq=False)
+class StepOutput:
+    """`token_ids` has one entry per sampled branch, in the order of plan.chunks and chunk.samples.
+
+    BAD_LOGITS marks a branch whose logits were not finite. `scores` (keyed by position in token_ids) is there for those
+    branches whose parameters ask for logprobs, are ranked, or search beams (`top` then holds 2 * beam_width candidates).
+    `scored` (keyed by position in plan.chunks) holds what score_from asked for.
+    """
+
+    token_ids: list[int]
+    scores: dict[int, TokenScore] = field(default_factory=dict)
+    scored: dict[int, list[TokenScore]] = field(default_factory=dict)
+
+
+@dataclass(slots=True, frozen=True, kw_only=True)
+class RunnerInfo:
+    """What the rest of the worker needs to know of a model and its memory."""
+
+    model: str  # name that requests use
+    fingerprint: str  # of weights, tokenizer, configuration
+    layout: str  # fingerprint of a block's layout: dtype, shape, order
+    kv_dtype: str
+    device: str
+    vocab_size: int
+    context_tokens: int
+    eos_token_ids: tuple[int, ...]
+    block_size: int
+    num_blocks: int
+    num_host_blocks: int
+    bytes_per_block: int
+    tokenizer: str  # path or name that octavo's tokenizer loader takes; empty if there is none
+
+
+class Runner(Protocol):
+    """Runs plans. Not thread-safe: the engine's loop is its only caller."""
+
+    @property
+    def info(self) -> RunnerInfo: ...
+
+    def run(self, plan: StepPlan) -> StepOutput: ...
+
+    def close(self) -> None: ...

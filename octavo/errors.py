@@ -1,0 +1,197 @@
+"""The one tree of errors. Each class names its status code, its reason, and whether trying again can help.
+
+`octavo.rpc` turns them into statuses with google.rpc.ErrorInfo on the way out and back into these classes on the way in.
+"""
+
+import json
+from dataclasses import asdict, dataclass
+from enum import IntEnum
+from typing import ClassVar
+
+
+class Code(IntEnum):
+    """google.rpc.Code, without importing gRPC."""
+
+    CANCELLED = 1
+    UNKNOWN = 2
+    INVALID_ARGUMENT = 3
+    DEADLINE_EXCEEDED = 4
+    NOT_FOUND = 5
+    ALREADY_EXISTS = 6
+    RESOURCE_EXHAUSTED = 8
+    FAILED_PRECONDITION = 9
+    ABORTED = 10
+    UNIMPLEMENTED = 12
+    INTERNAL = 13
+    UNAVAILABLE = 14
+    DATA_LOSS = 15
+
+
+class ServingError(Exception):
+    """The root. `message` says what, where and what next."""
+
+    code: ClassVar[Code] = Code.INTERNAL
+    reason: ClassVar[str] = "INTERNAL"
+    retryable: ClassVar[bool] = False
+
+    def __init__(self, message: str, *, retry_after_ms: int = 0, **metadata: str) -> None:
+        super().__init__(message)
+        self.message = message
+        self.retry_after_ms = retry_after_ms
+        self.metadata = metadata
+
+    def failure(self) -> "Failure":
+        return Failure(int(self.code), self.reason, self.message, self.retryable)
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """An error as data: for records, and for streams that were accepted before it happened."""
+
+    code: int
+    reason: str
+    message: str
+    retryable: bool
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> "Failure":
+        return cls(**json.loads(text))
+
+
+class InvalidArgument(ServingError):
+    """The request is wrong; `field` says where."""
+
+    code = Code.INVALID_ARGUMENT
+    reason = "INVALID_ARGUMENT"
+
+    def __init__(self, field: str, message: str) -> None:
+        super().__init__(f"{field}: {message}", field=field)
+        self.field = field
+
+
+class NotFound(ServingError):
+    """No such model, request or worker, or not one of the caller's."""
+
+    code = Code.NOT_FOUND
+    reason = "NOT_FOUND"
+
+
+class RequestExists(ServingError):
+    """The request id was used with a different body."""
+
+    code = Code.ALREADY_EXISTS
+    reason = "REQUEST_EXISTS"
+
+
+class QueueFull(ServingError):
+    """There is capacity, and too many want it. Retry after the delay."""
+
+    code = Code.RESOURCE_EXHAUSTED
+    reason = "QUEUE_FULL"
+    retryable = True
+
+
+class OutOfBlocks(ServingError):
+    """The worker cannot hold the sequence now; placing it elsewhere is safe."""
+
+    code = Code.RESOURCE_EXHAUSTED
+    reason = "OUT_OF_BLOCKS"
+    retryable = True
+
+
+class TooManyStreams(ServingError):
+    """This process has as many open streams as it takes."""
+
+    code = Code.RESOURCE_EXHAUSTED
+    reason = "TOO_MANY_STREAMS"
+    retryable = True
+
+
+class TooLarge(ServingError):
+    """The sequence can never fit any worker."""
+
+    code = Code.FAILED_PRECONDITION
+    reason = "TOO_LARGE"
+
+
+class NoWorkers(ServingError):
+    """Nobody serves the model now."""
+
+    code = Code.UNAVAILABLE
+    reason = "NO_WORKERS"
+    retryable = True
+
+
+class StoreUnavailable(ServingError):
+    """The store does not answer."""
+
+    code = Code.UNAVAILABLE
+    reason = "STORE_UNAVAILABLE"
+    retryable = True
+
+
+class Draining(ServingError):
+    """This process is about to end."""
+
+    code = Code.UNAVAILABLE
+    reason = "DRAINING"
+    retryable = True
+
+
+class StaleEpoch(ServingError):
+    """The sequence has a newer owner. Re-read the record; do not retry here."""
+
+    code = Code.ABORTED
+    reason = "STALE_EPOCH"
+
+
+class Mismatch(ServingError):
+    """Model, layout or schema of two processes differ."""
+
+    code = Code.FAILED_PRECONDITION
+    reason = "MISMATCH"
+
+
+class DeadlineExceeded(ServingError):
+    """The deadline passed before anything was accepted."""
+
+    code = Code.DEADLINE_EXCEEDED
+    reason = "DEADLINE_EXCEEDED"
+
+
+class Cancelled(ServingError):
+    """The request was cancelled."""
+
+    code = Code.CANCELLED
+    reason = "CANCELLED"
+
+
+class HistoryLost(ServingError):
+    """The history of a stream cannot be trusted. Start again with a new request id."""
+
+    code = Code.DATA_LOSS
+    reason = "HISTORY_LOST"
+
+
+class PoisonSuspected(ServingError):
+    """Several workers died while running this request; it will not be tried again."""
+
+    code = Code.INTERNAL
+    reason = "POISON_SUSPECTED"
+
+
+class BadLogits(ServingError):
+    """The model produced no finite logit for this sequence."""
+
+    code = Code.INTERNAL
+    reason = "BAD_LOGITS"
+
+
+class Unimplemented(ServingError):
+    """The behaviour comes with a later version."""
+
+    code = Code.UNIMPLEMENTED
+    reason = "UNIMPLEMENTED"

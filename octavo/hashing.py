@@ -1,0 +1,49 @@
+"""Two hashes, written byte for byte in protos/README.md and fixed by golden vectors in tests/golden/.
+
+The *block hash* names the content of a full block by everything before it; the *chain* names a sequence's history.
+"""
+
+import hashlib
+import struct
+from collections.abc import Iterable, Sequence
+
+from octavo.ids import BlockHash
+
+EMPTY_CHAIN = 0
+
+
+def root_key(fingerprint: str, layout: str, lora: str = "", salt: str = "") -> bytes:
+    """The key of all block hashes of one model, KV layout, LoRA and tenant salt."""
+    parts = (part.encode() for part in (fingerprint, layout, lora, salt))
+    data = b"".join(struct.pack("<I", len(part)) + part for part in parts)
+    return hashlib.blake2b(data, digest_size=32, person=b"octavo.root.v1").digest()
+
+
+def block_hash(root: bytes, parent: bytes, token_ids: Sequence[int]) -> BlockHash:
+    """The hash of a full block after `parent` (empty for the first block)."""
+    data = parent + struct.pack(f"<{len(token_ids)}I", *token_ids)
+    return BlockHash(hashlib.blake2b(data, digest_size=16, key=root).digest())
+
+
+def block_hashes(root: bytes, token_ids: Sequence[int], block_size: int) -> list[BlockHash]:
+    """The hashes of all full blocks of `token_ids`."""
+    hashes: list[BlockHash] = []
+    parent = b""
+    for start in range(0, len(token_ids) - block_size + 1, block_size):
+        parent = block_hash(root, parent, token_ids[start : start + block_size])
+        hashes.append(BlockHash(parent))
+    return hashes
+
+
+def extend_chain(chain: int, token_ids: Iterable[int]) -> int:
+    """The chain after more tokens: chain' = BLAKE2b-64(chain as u64 LE, token as u32 LE), token by token."""
+    for token_id in token_ids:
+        digest = hashlib.blake2b(struct.pack("<QI", chain, token_id), digest_size=8).digest()
+        chain = int.from_bytes(digest, "little")
+    return chain
+
+
+def prompt_chain(token_ids: Sequence[int]) -> int:
+    """The chain at a prompt's end: BLAKE2b-64 of the whole prompt as u32 LE, in one go."""
+    digest = hashlib.blake2b(struct.pack(f"<{len(token_ids)}I", *token_ids), digest_size=8).digest()
+    return int.from_bytes(digest, "little")

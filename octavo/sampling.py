@@ -1,0 +1,61 @@
+"""Sampling parameters as plain values. The wire form is octavo.v1.SamplingParams; octavo.wire converts."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import IntEnum
+from types import MappingProxyType
+
+
+class FinishReason(IntEnum):
+    """Why a branch ended. Values are those of octavo.v1.FinishReason."""
+
+    NONE = 0
+    STOP = 1
+    LENGTH = 2
+    CANCELLED = 3
+    DEADLINE = 4
+    ERROR = 5
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How the next token is chosen and when generation ends; octavo.validation says what is allowed."""
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    n: int = 1
+    best_of: int = 0  # 0: the same as n
+    max_tokens: int | None = None  # None: what is left of the context, at most 256
+    min_tokens: int = 0
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    include_stop: bool = False
+    ignore_eos: bool = False
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: Mapping[int, float] = field(default_factory=lambda: MappingProxyType({}))
+    allowed_token_ids: tuple[int, ...] = ()
+    banned_token_ids: tuple[int, ...] = ()
+    seed: int | None = None
+    logprobs: int | None = None  # None: none; 0: of the chosen token alone
+    prompt_logprobs: int | None = None
+    beam_width: int = 0  # 0: no beam search
+    length_penalty: float = 1.0
+    skip_special_tokens: bool = True
+
+    @property
+    def num_branches(self) -> int:
+        """Branches that are generated and journalled (beams are not: only the n best are, at the end)."""
+        return self.n if self.beam_width else max(self.n, self.best_of)
+
+    @property
+    def greedy(self) -> bool:
+        return self.temperature == 0.0
+
+    @property
+    def ranked(self) -> bool:
+        """Whether branches compete, so that nothing can be shown before all have ended."""
+        return self.beam_width > 0 or self.best_of > self.n

@@ -1,0 +1,1 @@
+"""One record per sequence, kept where every process can reach it."""

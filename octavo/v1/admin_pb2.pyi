@@ -1,0 +1,162 @@
+from octavo.v1 import inference_pb2 as _inference_pb2
+from octavo.v1 import types_pb2 as _types_pb2
+from octavo.v1 import worker_pb2 as _worker_pb2
+from google.protobuf.internal import containers as _containers
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class ListWorkersRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class ListWorkersResponse(_message.Message):
+    __slots__ = ("workers", "router_id", "num_queued")
+    WORKERS_FIELD_NUMBER: _ClassVar[int]
+    ROUTER_ID_FIELD_NUMBER: _ClassVar[int]
+    NUM_QUEUED_FIELD_NUMBER: _ClassVar[int]
+    workers: _containers.RepeatedCompositeFieldContainer[WorkerStatus]
+    router_id: str
+    num_queued: int
+    def __init__(self, workers: _Optional[_Iterable[_Union[WorkerStatus, _Mapping]]] = ..., router_id: _Optional[str] = ..., num_queued: _Optional[int] = ...) -> None: ...
+
+class WorkerStatus(_message.Message):
+    __slots__ = ("hello", "endpoint", "load", "load_age_ms", "available", "reason", "pid")
+    HELLO_FIELD_NUMBER: _ClassVar[int]
+    ENDPOINT_FIELD_NUMBER: _ClassVar[int]
+    LOAD_FIELD_NUMBER: _ClassVar[int]
+    LOAD_AGE_MS_FIELD_NUMBER: _ClassVar[int]
+    AVAILABLE_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    PID_FIELD_NUMBER: _ClassVar[int]
+    hello: _worker_pb2.HelloResponse
+    endpoint: str
+    load: _worker_pb2.Load
+    load_age_ms: int
+    available: bool
+    reason: str
+    pid: int
+    def __init__(self, hello: _Optional[_Union[_worker_pb2.HelloResponse, _Mapping]] = ..., endpoint: _Optional[str] = ..., load: _Optional[_Union[_worker_pb2.Load, _Mapping]] = ..., load_age_ms: _Optional[int] = ..., available: bool = ..., reason: _Optional[str] = ..., pid: _Optional[int] = ...) -> None: ...
+
+class ListSequencesRequest(_message.Message):
+    __slots__ = ("owner", "limit")
+    OWNER_FIELD_NUMBER: _ClassVar[int]
+    LIMIT_FIELD_NUMBER: _ClassVar[int]
+    owner: str
+    limit: int
+    def __init__(self, owner: _Optional[str] = ..., limit: _Optional[int] = ...) -> None: ...
+
+class ListSequencesResponse(_message.Message):
+    __slots__ = ("sequences",)
+    SEQUENCES_FIELD_NUMBER: _ClassVar[int]
+    sequences: _containers.RepeatedCompositeFieldContainer[SequenceStatus]
+    def __init__(self, sequences: _Optional[_Iterable[_Union[SequenceStatus, _Mapping]]] = ...) -> None: ...
+
+class SequenceStatus(_message.Message):
+    __slots__ = ("seq_id", "request_id", "state", "epoch", "owner", "prompt_tokens", "num_tokens", "age_ms", "priority", "crashes")
+    SEQ_ID_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    OWNER_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    AGE_MS_FIELD_NUMBER: _ClassVar[int]
+    PRIORITY_FIELD_NUMBER: _ClassVar[int]
+    CRASHES_FIELD_NUMBER: _ClassVar[int]
+    seq_id: str
+    request_id: str
+    state: _inference_pb2.RequestState
+    epoch: int
+    owner: str
+    prompt_tokens: int
+    num_tokens: _containers.RepeatedScalarFieldContainer[int]
+    age_ms: int
+    priority: _inference_pb2.Priority
+    crashes: int
+    def __init__(self, seq_id: _Optional[str] = ..., request_id: _Optional[str] = ..., state: _Optional[_Union[_inference_pb2.RequestState, str]] = ..., epoch: _Optional[int] = ..., owner: _Optional[str] = ..., prompt_tokens: _Optional[int] = ..., num_tokens: _Optional[_Iterable[int]] = ..., age_ms: _Optional[int] = ..., priority: _Optional[_Union[_inference_pb2.Priority, str]] = ..., crashes: _Optional[int] = ...) -> None: ...
+
+class MigrateRequest(_message.Message):
+    __slots__ = ("request_id", "worker_id")
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    WORKER_ID_FIELD_NUMBER: _ClassVar[int]
+    request_id: str
+    worker_id: str
+    def __init__(self, request_id: _Optional[str] = ..., worker_id: _Optional[str] = ...) -> None: ...
+
+class MigrateResponse(_message.Message):
+    __slots__ = ("epoch",)
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    epoch: int
+    def __init__(self, epoch: _Optional[int] = ...) -> None: ...
+
+class DrainWorkerRequest(_message.Message):
+    __slots__ = ("worker_id", "grace_ms")
+    WORKER_ID_FIELD_NUMBER: _ClassVar[int]
+    GRACE_MS_FIELD_NUMBER: _ClassVar[int]
+    worker_id: str
+    grace_ms: int
+    def __init__(self, worker_id: _Optional[str] = ..., grace_ms: _Optional[int] = ...) -> None: ...
+
+class DrainWorkerResponse(_message.Message):
+    __slots__ = ("num_left",)
+    NUM_LEFT_FIELD_NUMBER: _ClassVar[int]
+    num_left: int
+    def __init__(self, num_left: _Optional[int] = ...) -> None: ...
+
+class ExplainPlacementRequest(_message.Message):
+    __slots__ = ("request_id", "hypothetical")
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    HYPOTHETICAL_FIELD_NUMBER: _ClassVar[int]
+    request_id: str
+    hypothetical: _inference_pb2.GenerateRequest
+    def __init__(self, request_id: _Optional[str] = ..., hypothetical: _Optional[_Union[_inference_pb2.GenerateRequest, _Mapping]] = ...) -> None: ...
+
+class ExplainPlacementResponse(_message.Message):
+    __slots__ = ("worker_id", "candidates")
+    WORKER_ID_FIELD_NUMBER: _ClassVar[int]
+    CANDIDATES_FIELD_NUMBER: _ClassVar[int]
+    worker_id: str
+    candidates: _containers.RepeatedCompositeFieldContainer[Candidate]
+    def __init__(self, worker_id: _Optional[str] = ..., candidates: _Optional[_Iterable[_Union[Candidate, _Mapping]]] = ...) -> None: ...
+
+class Candidate(_message.Message):
+    __slots__ = ("worker_id", "eligible", "reason", "device_hit_tokens", "host_hit_tokens", "prefill_cost", "load_cost", "pressure_cost", "total_cost", "recent_picks")
+    WORKER_ID_FIELD_NUMBER: _ClassVar[int]
+    ELIGIBLE_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    DEVICE_HIT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    HOST_HIT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    PREFILL_COST_FIELD_NUMBER: _ClassVar[int]
+    LOAD_COST_FIELD_NUMBER: _ClassVar[int]
+    PRESSURE_COST_FIELD_NUMBER: _ClassVar[int]
+    TOTAL_COST_FIELD_NUMBER: _ClassVar[int]
+    RECENT_PICKS_FIELD_NUMBER: _ClassVar[int]
+    worker_id: str
+    eligible: bool
+    reason: str
+    device_hit_tokens: int
+    host_hit_tokens: int
+    prefill_cost: float
+    load_cost: float
+    pressure_cost: float
+    total_cost: float
+    recent_picks: int
+    def __init__(self, worker_id: _Optional[str] = ..., eligible: bool = ..., reason: _Optional[str] = ..., device_hit_tokens: _Optional[int] = ..., host_hit_tokens: _Optional[int] = ..., prefill_cost: _Optional[float] = ..., load_cost: _Optional[float] = ..., pressure_cost: _Optional[float] = ..., total_cost: _Optional[float] = ..., recent_picks: _Optional[int] = ...) -> None: ...
+
+class WatchClusterRequest(_message.Message):
+    __slots__ = ("interval_ms",)
+    INTERVAL_MS_FIELD_NUMBER: _ClassVar[int]
+    interval_ms: int
+    def __init__(self, interval_ms: _Optional[int] = ...) -> None: ...
+
+class WatchClusterResponse(_message.Message):
+    __slots__ = ("workers", "failure")
+    WORKERS_FIELD_NUMBER: _ClassVar[int]
+    FAILURE_FIELD_NUMBER: _ClassVar[int]
+    workers: _containers.RepeatedCompositeFieldContainer[WorkerStatus]
+    failure: _types_pb2.Failure
+    def __init__(self, workers: _Optional[_Iterable[_Union[WorkerStatus, _Mapping]]] = ..., failure: _Optional[_Union[_types_pb2.Failure, _Mapping]] = ...) -> None: ...

@@ -1,0 +1,357 @@
+from octavo.v1 import types_pb2 as _types_pb2
+from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class AdmissionOutcome(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    ADMISSION_OUTCOME_UNSPECIFIED: _ClassVar[AdmissionOutcome]
+    ADMISSION_OUTCOME_ADMITTED: _ClassVar[AdmissionOutcome]
+    ADMISSION_OUTCOME_LATER: _ClassVar[AdmissionOutcome]
+    ADMISSION_OUTCOME_NEVER: _ClassVar[AdmissionOutcome]
+    ADMISSION_OUTCOME_REJECTED: _ClassVar[AdmissionOutcome]
+    ADMISSION_OUTCOME_STALE_EPOCH: _ClassVar[AdmissionOutcome]
+
+class SwapOperation(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    SWAP_OPERATION_UNSPECIFIED: _ClassVar[SwapOperation]
+    SWAP_OPERATION_OUT: _ClassVar[SwapOperation]
+    SWAP_OPERATION_IN: _ClassVar[SwapOperation]
+    SWAP_OPERATION_DROP: _ClassVar[SwapOperation]
+ADMISSION_OUTCOME_UNSPECIFIED: AdmissionOutcome
+ADMISSION_OUTCOME_ADMITTED: AdmissionOutcome
+ADMISSION_OUTCOME_LATER: AdmissionOutcome
+ADMISSION_OUTCOME_NEVER: AdmissionOutcome
+ADMISSION_OUTCOME_REJECTED: AdmissionOutcome
+ADMISSION_OUTCOME_STALE_EPOCH: AdmissionOutcome
+SWAP_OPERATION_UNSPECIFIED: SwapOperation
+SWAP_OPERATION_OUT: SwapOperation
+SWAP_OPERATION_IN: SwapOperation
+SWAP_OPERATION_DROP: SwapOperation
+
+class HelloRequest(_message.Message):
+    __slots__ = ("router_id", "schema_revision")
+    ROUTER_ID_FIELD_NUMBER: _ClassVar[int]
+    SCHEMA_REVISION_FIELD_NUMBER: _ClassVar[int]
+    router_id: str
+    schema_revision: int
+    def __init__(self, router_id: _Optional[str] = ..., schema_revision: _Optional[int] = ...) -> None: ...
+
+class HelloResponse(_message.Message):
+    __slots__ = ("worker_id", "incarnation", "schema_revision", "model", "model_fingerprint", "block_size", "kv_dtype", "kv_layout", "num_blocks", "num_host_blocks", "context_tokens", "vocab_size", "tokenizer", "eos_token_ids", "max_batch_tokens", "max_batch_sequences", "device")
+    WORKER_ID_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    SCHEMA_REVISION_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
+    BLOCK_SIZE_FIELD_NUMBER: _ClassVar[int]
+    KV_DTYPE_FIELD_NUMBER: _ClassVar[int]
+    KV_LAYOUT_FIELD_NUMBER: _ClassVar[int]
+    NUM_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    NUM_HOST_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    CONTEXT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    VOCAB_SIZE_FIELD_NUMBER: _ClassVar[int]
+    TOKENIZER_FIELD_NUMBER: _ClassVar[int]
+    EOS_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    MAX_BATCH_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    MAX_BATCH_SEQUENCES_FIELD_NUMBER: _ClassVar[int]
+    DEVICE_FIELD_NUMBER: _ClassVar[int]
+    worker_id: str
+    incarnation: str
+    schema_revision: int
+    model: str
+    model_fingerprint: str
+    block_size: int
+    kv_dtype: str
+    kv_layout: str
+    num_blocks: int
+    num_host_blocks: int
+    context_tokens: int
+    vocab_size: int
+    tokenizer: str
+    eos_token_ids: _containers.RepeatedScalarFieldContainer[int]
+    max_batch_tokens: int
+    max_batch_sequences: int
+    device: str
+    def __init__(self, worker_id: _Optional[str] = ..., incarnation: _Optional[str] = ..., schema_revision: _Optional[int] = ..., model: _Optional[str] = ..., model_fingerprint: _Optional[str] = ..., block_size: _Optional[int] = ..., kv_dtype: _Optional[str] = ..., kv_layout: _Optional[str] = ..., num_blocks: _Optional[int] = ..., num_host_blocks: _Optional[int] = ..., context_tokens: _Optional[int] = ..., vocab_size: _Optional[int] = ..., tokenizer: _Optional[str] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., max_batch_tokens: _Optional[int] = ..., max_batch_sequences: _Optional[int] = ..., device: _Optional[str] = ...) -> None: ...
+
+class Admission(_message.Message):
+    __slots__ = ("seq_id", "epoch", "prompt", "outputs", "finished_branches", "sampling", "salt", "priority", "deadline_in_ms", "alone")
+    SEQ_ID_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_FIELD_NUMBER: _ClassVar[int]
+    OUTPUTS_FIELD_NUMBER: _ClassVar[int]
+    FINISHED_BRANCHES_FIELD_NUMBER: _ClassVar[int]
+    SAMPLING_FIELD_NUMBER: _ClassVar[int]
+    SALT_FIELD_NUMBER: _ClassVar[int]
+    PRIORITY_FIELD_NUMBER: _ClassVar[int]
+    DEADLINE_IN_MS_FIELD_NUMBER: _ClassVar[int]
+    ALONE_FIELD_NUMBER: _ClassVar[int]
+    seq_id: str
+    epoch: int
+    prompt: _types_pb2.TokenIds
+    outputs: _containers.RepeatedCompositeFieldContainer[_types_pb2.TokenIds]
+    finished_branches: _containers.RepeatedScalarFieldContainer[int]
+    sampling: _types_pb2.SamplingParams
+    salt: str
+    priority: int
+    deadline_in_ms: int
+    alone: bool
+    def __init__(self, seq_id: _Optional[str] = ..., epoch: _Optional[int] = ..., prompt: _Optional[_Union[_types_pb2.TokenIds, _Mapping]] = ..., outputs: _Optional[_Iterable[_Union[_types_pb2.TokenIds, _Mapping]]] = ..., finished_branches: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[_types_pb2.SamplingParams, _Mapping]] = ..., salt: _Optional[str] = ..., priority: _Optional[int] = ..., deadline_in_ms: _Optional[int] = ..., alone: bool = ...) -> None: ...
+
+class ScheduleRequest(_message.Message):
+    __slots__ = ("router_id", "admissions")
+    ROUTER_ID_FIELD_NUMBER: _ClassVar[int]
+    ADMISSIONS_FIELD_NUMBER: _ClassVar[int]
+    router_id: str
+    admissions: _containers.RepeatedCompositeFieldContainer[Admission]
+    def __init__(self, router_id: _Optional[str] = ..., admissions: _Optional[_Iterable[_Union[Admission, _Mapping]]] = ...) -> None: ...
+
+class AdmissionResult(_message.Message):
+    __slots__ = ("seq_id", "outcome", "failure")
+    SEQ_ID_FIELD_NUMBER: _ClassVar[int]
+    OUTCOME_FIELD_NUMBER: _ClassVar[int]
+    FAILURE_FIELD_NUMBER: _ClassVar[int]
+    seq_id: str
+    outcome: AdmissionOutcome
+    failure: _types_pb2.Failure
+    def __init__(self, seq_id: _Optional[str] = ..., outcome: _Optional[_Union[AdmissionOutcome, str]] = ..., failure: _Optional[_Union[_types_pb2.Failure, _Mapping]] = ...) -> None: ...
+
+class ScheduleResponse(_message.Message):
+    __slots__ = ("results",)
+    RESULTS_FIELD_NUMBER: _ClassVar[int]
+    results: _containers.RepeatedCompositeFieldContainer[AdmissionResult]
+    def __init__(self, results: _Optional[_Iterable[_Union[AdmissionResult, _Mapping]]] = ...) -> None: ...
+
+class StepRequest(_message.Message):
+    __slots__ = ("open", "grant", "pause", "follow", "unfollow")
+    OPEN_FIELD_NUMBER: _ClassVar[int]
+    GRANT_FIELD_NUMBER: _ClassVar[int]
+    PAUSE_FIELD_NUMBER: _ClassVar[int]
+    FOLLOW_FIELD_NUMBER: _ClassVar[int]
+    UNFOLLOW_FIELD_NUMBER: _ClassVar[int]
+    open: Open
+    grant: Grant
+    pause: Pause
+    follow: Follow
+    unfollow: Unfollow
+    def __init__(self, open: _Optional[_Union[Open, _Mapping]] = ..., grant: _Optional[_Union[Grant, _Mapping]] = ..., pause: _Optional[_Union[Pause, _Mapping]] = ..., follow: _Optional[_Union[Follow, _Mapping]] = ..., unfollow: _Optional[_Union[Unfollow, _Mapping]] = ...) -> None: ...
+
+class Open(_message.Message):
+    __slots__ = ("router_id",)
+    ROUTER_ID_FIELD_NUMBER: _ClassVar[int]
+    router_id: str
+    def __init__(self, router_id: _Optional[str] = ...) -> None: ...
+
+class Grant(_message.Message):
+    __slots__ = ("steps",)
+    STEPS_FIELD_NUMBER: _ClassVar[int]
+    steps: int
+    def __init__(self, steps: _Optional[int] = ...) -> None: ...
+
+class Pause(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class Follow(_message.Message):
+    __slots__ = ("seq_id", "next_indexes")
+    SEQ_ID_FIELD_NUMBER: _ClassVar[int]
+    NEXT_INDEXES_FIELD_NUMBER: _ClassVar[int]
+    seq_id: str
+    next_indexes: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, seq_id: _Optional[str] = ..., next_indexes: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class Unfollow(_message.Message):
+    __slots__ = ("seq_id",)
+    SEQ_ID_FIELD_NUMBER: _ClassVar[int]
+    seq_id: str
+    def __init__(self, seq_id: _Optional[str] = ...) -> None: ...
+
+class StepResult(_message.Message):
+    __slots__ = ("step_id", "incarnation", "items", "unknown_seq_ids", "num_branches", "num_tokens")
+    STEP_ID_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    ITEMS_FIELD_NUMBER: _ClassVar[int]
+    UNKNOWN_SEQ_IDS_FIELD_NUMBER: _ClassVar[int]
+    NUM_BRANCHES_FIELD_NUMBER: _ClassVar[int]
+    NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    step_id: int
+    incarnation: str
+    items: _containers.RepeatedCompositeFieldContainer[StepItem]
+    unknown_seq_ids: _containers.RepeatedScalarFieldContainer[str]
+    num_branches: int
+    num_tokens: int
+    def __init__(self, step_id: _Optional[int] = ..., incarnation: _Optional[str] = ..., items: _Optional[_Iterable[_Union[StepItem, _Mapping]]] = ..., unknown_seq_ids: _Optional[_Iterable[str]] = ..., num_branches: _Optional[int] = ..., num_tokens: _Optional[int] = ...) -> None: ...
+
+class StepItem(_message.Message):
+    __slots__ = ("seq_id", "epoch", "branch", "first_index", "token_ids", "chain", "logprobs", "finish_reason", "failure", "cumulative_logprob", "prompt_logprobs", "cached_tokens")
+    SEQ_ID_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    BRANCH_FIELD_NUMBER: _ClassVar[int]
+    FIRST_INDEX_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    CHAIN_FIELD_NUMBER: _ClassVar[int]
+    LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    FINISH_REASON_FIELD_NUMBER: _ClassVar[int]
+    FAILURE_FIELD_NUMBER: _ClassVar[int]
+    CUMULATIVE_LOGPROB_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    seq_id: str
+    epoch: int
+    branch: int
+    first_index: int
+    token_ids: _containers.RepeatedScalarFieldContainer[int]
+    chain: int
+    logprobs: _containers.RepeatedCompositeFieldContainer[_types_pb2.Logprobs]
+    finish_reason: _types_pb2.FinishReason
+    failure: _types_pb2.Failure
+    cumulative_logprob: float
+    prompt_logprobs: _containers.RepeatedCompositeFieldContainer[_types_pb2.Logprobs]
+    cached_tokens: int
+    def __init__(self, seq_id: _Optional[str] = ..., epoch: _Optional[int] = ..., branch: _Optional[int] = ..., first_index: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., chain: _Optional[int] = ..., logprobs: _Optional[_Iterable[_Union[_types_pb2.Logprobs, _Mapping]]] = ..., finish_reason: _Optional[_Union[_types_pb2.FinishReason, str]] = ..., failure: _Optional[_Union[_types_pb2.Failure, _Mapping]] = ..., cumulative_logprob: _Optional[float] = ..., prompt_logprobs: _Optional[_Iterable[_Union[_types_pb2.Logprobs, _Mapping]]] = ..., cached_tokens: _Optional[int] = ...) -> None: ...
+
+class SwapItem(_message.Message):
+    __slots__ = ("seq_id", "epoch", "operation")
+    SEQ_ID_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    OPERATION_FIELD_NUMBER: _ClassVar[int]
+    seq_id: str
+    epoch: int
+    operation: SwapOperation
+    def __init__(self, seq_id: _Optional[str] = ..., epoch: _Optional[int] = ..., operation: _Optional[_Union[SwapOperation, str]] = ...) -> None: ...
+
+class SwapRequest(_message.Message):
+    __slots__ = ("items",)
+    ITEMS_FIELD_NUMBER: _ClassVar[int]
+    items: _containers.RepeatedCompositeFieldContainer[SwapItem]
+    def __init__(self, items: _Optional[_Iterable[_Union[SwapItem, _Mapping]]] = ...) -> None: ...
+
+class SwapResult(_message.Message):
+    __slots__ = ("seq_id", "num_blocks", "failure")
+    SEQ_ID_FIELD_NUMBER: _ClassVar[int]
+    NUM_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    FAILURE_FIELD_NUMBER: _ClassVar[int]
+    seq_id: str
+    num_blocks: int
+    failure: _types_pb2.Failure
+    def __init__(self, seq_id: _Optional[str] = ..., num_blocks: _Optional[int] = ..., failure: _Optional[_Union[_types_pb2.Failure, _Mapping]] = ...) -> None: ...
+
+class SwapResponse(_message.Message):
+    __slots__ = ("results",)
+    RESULTS_FIELD_NUMBER: _ClassVar[int]
+    results: _containers.RepeatedCompositeFieldContainer[SwapResult]
+    def __init__(self, results: _Optional[_Iterable[_Union[SwapResult, _Mapping]]] = ...) -> None: ...
+
+class WorkerCancelRequest(_message.Message):
+    __slots__ = ("sequences",)
+    SEQUENCES_FIELD_NUMBER: _ClassVar[int]
+    sequences: _containers.RepeatedCompositeFieldContainer[SequenceEpoch]
+    def __init__(self, sequences: _Optional[_Iterable[_Union[SequenceEpoch, _Mapping]]] = ...) -> None: ...
+
+class SequenceEpoch(_message.Message):
+    __slots__ = ("seq_id", "epoch")
+    SEQ_ID_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    seq_id: str
+    epoch: int
+    def __init__(self, seq_id: _Optional[str] = ..., epoch: _Optional[int] = ...) -> None: ...
+
+class WorkerCancelResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class WatchRequest(_message.Message):
+    __slots__ = ("interval_ms",)
+    INTERVAL_MS_FIELD_NUMBER: _ClassVar[int]
+    interval_ms: int
+    def __init__(self, interval_ms: _Optional[int] = ...) -> None: ...
+
+class WatchResponse(_message.Message):
+    __slots__ = ("incarnation", "event_seq", "load", "snapshot", "events", "digest")
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    EVENT_SEQ_FIELD_NUMBER: _ClassVar[int]
+    LOAD_FIELD_NUMBER: _ClassVar[int]
+    SNAPSHOT_FIELD_NUMBER: _ClassVar[int]
+    EVENTS_FIELD_NUMBER: _ClassVar[int]
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
+    incarnation: str
+    event_seq: int
+    load: Load
+    snapshot: KvSnapshot
+    events: _containers.RepeatedCompositeFieldContainer[KvEvent]
+    digest: int
+    def __init__(self, incarnation: _Optional[str] = ..., event_seq: _Optional[int] = ..., load: _Optional[_Union[Load, _Mapping]] = ..., snapshot: _Optional[_Union[KvSnapshot, _Mapping]] = ..., events: _Optional[_Iterable[_Union[KvEvent, _Mapping]]] = ..., digest: _Optional[int] = ...) -> None: ...
+
+class Load(_message.Message):
+    __slots__ = ("num_running", "num_waiting", "num_swapped", "num_free_blocks", "num_cached_blocks", "num_used_blocks", "num_prefill_tokens", "step_ms", "num_steps", "draining", "num_sequences", "prefill_tokens_per_s", "num_free_host_blocks", "num_preempted_swap", "num_preempted_recompute")
+    NUM_RUNNING_FIELD_NUMBER: _ClassVar[int]
+    NUM_WAITING_FIELD_NUMBER: _ClassVar[int]
+    NUM_SWAPPED_FIELD_NUMBER: _ClassVar[int]
+    NUM_FREE_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    NUM_CACHED_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    NUM_USED_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    NUM_PREFILL_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    STEP_MS_FIELD_NUMBER: _ClassVar[int]
+    NUM_STEPS_FIELD_NUMBER: _ClassVar[int]
+    DRAINING_FIELD_NUMBER: _ClassVar[int]
+    NUM_SEQUENCES_FIELD_NUMBER: _ClassVar[int]
+    PREFILL_TOKENS_PER_S_FIELD_NUMBER: _ClassVar[int]
+    NUM_FREE_HOST_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    NUM_PREEMPTED_SWAP_FIELD_NUMBER: _ClassVar[int]
+    NUM_PREEMPTED_RECOMPUTE_FIELD_NUMBER: _ClassVar[int]
+    num_running: int
+    num_waiting: int
+    num_swapped: int
+    num_free_blocks: int
+    num_cached_blocks: int
+    num_used_blocks: int
+    num_prefill_tokens: int
+    step_ms: float
+    num_steps: int
+    draining: bool
+    num_sequences: int
+    prefill_tokens_per_s: float
+    num_free_host_blocks: int
+    num_preempted_swap: int
+    num_preempted_recompute: int
+    def __init__(self, num_running: _Optional[int] = ..., num_waiting: _Optional[int] = ..., num_swapped: _Optional[int] = ..., num_free_blocks: _Optional[int] = ..., num_cached_blocks: _Optional[int] = ..., num_used_blocks: _Optional[int] = ..., num_prefill_tokens: _Optional[int] = ..., step_ms: _Optional[float] = ..., num_steps: _Optional[int] = ..., draining: bool = ..., num_sequences: _Optional[int] = ..., prefill_tokens_per_s: _Optional[float] = ..., num_free_host_blocks: _Optional[int] = ..., num_preempted_swap: _Optional[int] = ..., num_preempted_recompute: _Optional[int] = ...) -> None: ...
+
+class KvSnapshot(_message.Message):
+    __slots__ = ("device_hashes", "host_hashes")
+    DEVICE_HASHES_FIELD_NUMBER: _ClassVar[int]
+    HOST_HASHES_FIELD_NUMBER: _ClassVar[int]
+    device_hashes: bytes
+    host_hashes: bytes
+    def __init__(self, device_hashes: _Optional[bytes] = ..., host_hashes: _Optional[bytes] = ...) -> None: ...
+
+class KvEvent(_message.Message):
+    __slots__ = ("stored", "removed", "cleared")
+    STORED_FIELD_NUMBER: _ClassVar[int]
+    REMOVED_FIELD_NUMBER: _ClassVar[int]
+    CLEARED_FIELD_NUMBER: _ClassVar[int]
+    stored: bytes
+    removed: bytes
+    cleared: bool
+    def __init__(self, stored: _Optional[bytes] = ..., removed: _Optional[bytes] = ..., cleared: bool = ...) -> None: ...
+
+class DrainRequest(_message.Message):
+    __slots__ = ("grace_ms",)
+    GRACE_MS_FIELD_NUMBER: _ClassVar[int]
+    grace_ms: int
+    def __init__(self, grace_ms: _Optional[int] = ...) -> None: ...
+
+class DrainResponse(_message.Message):
+    __slots__ = ("num_left", "num_migrated", "num_released")
+    NUM_LEFT_FIELD_NUMBER: _ClassVar[int]
+    NUM_MIGRATED_FIELD_NUMBER: _ClassVar[int]
+    NUM_RELEASED_FIELD_NUMBER: _ClassVar[int]
+    num_left: int
+    num_migrated: int
+    num_released: int
+    def __init__(self, num_left: _Optional[int] = ..., num_migrated: _Optional[int] = ..., num_released: _Optional[int] = ...) -> None: ...
