@@ -1,11 +1,13 @@
 """The one tree of errors. Each class names its status code, its reason, and whether trying again can help.
 
-`octavo.rpc` turns them into statuses with google.rpc.ErrorInfo on the way out and back into these classes on the way in.
+`octavo.rpc` turns them into statuses with google.rpc.ErrorInfo on the way out, and into these classes on the way in.
 """
 
 import json
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from enum import IntEnum
+from functools import cache
 from typing import ClassVar
 
 
@@ -28,7 +30,7 @@ class Code(IntEnum):
 
 
 class ServingError(Exception):
-    """The root. `message` says what, where and what next."""
+    """The root, and what an error that nobody foresaw becomes. `message` says what, where and what next."""
 
     code: ClassVar[Code] = Code.INTERNAL
     reason: ClassVar[str] = "INTERNAL"
@@ -39,6 +41,16 @@ class ServingError(Exception):
         self.message = message
         self.retry_after_ms = retry_after_ms
         self.metadata = metadata
+
+    @classmethod
+    def restore(
+        cls, message: str, retry_after_ms: int = 0, metadata: Mapping[str, str] | None = None
+    ) -> "ServingError":
+        """The error again from what was sent or stored of it, whatever the constructor of its class takes."""
+        error = cls.__new__(cls)
+        ServingError.__init__(error, message, retry_after_ms=retry_after_ms)
+        error.metadata = dict(metadata or {})
+        return error
 
     def failure(self) -> "Failure":
         return Failure(int(self.code), self.reason, self.message, self.retryable)
@@ -52,6 +64,10 @@ class Failure:
     reason: str
     message: str
     retryable: bool
+
+    def error(self) -> ServingError:
+        """The error this was; the root if a newer process has a reason that is not known here."""
+        return class_of(self.reason).restore(self.message)
 
     def to_json(self) -> str:
         return json.dumps(asdict(self))
@@ -69,7 +85,10 @@ class InvalidArgument(ServingError):
 
     def __init__(self, field: str, message: str) -> None:
         super().__init__(f"{field}: {message}", field=field)
-        self.field = field
+
+    @property
+    def field(self) -> str:
+        return self.metadata.get("field", "")
 
 
 class NotFound(ServingError):
@@ -110,6 +129,13 @@ class TooManyStreams(ServingError):
     retryable = True
 
 
+class MessageTooLarge(ServingError):
+    """One message is larger than the limit of the connection. Send less; the same again cannot succeed."""
+
+    code = Code.RESOURCE_EXHAUSTED
+    reason = "MESSAGE_TOO_LARGE"
+
+
 class TooLarge(ServingError):
     """The sequence can never fit any worker."""
 
@@ -138,6 +164,14 @@ class Draining(ServingError):
 
     code = Code.UNAVAILABLE
     reason = "DRAINING"
+    retryable = True
+
+
+class Unreachable(ServingError):
+    """The process at the other end cannot be reached, or the connection to it was lost: it may have died."""
+
+    code = Code.UNAVAILABLE
+    reason = "UNREACHABLE"
     retryable = True
 
 
@@ -195,3 +229,20 @@ class Unimplemented(ServingError):
 
     code = Code.UNIMPLEMENTED
     reason = "UNIMPLEMENTED"
+
+
+def all_classes(root: type[ServingError] = ServingError) -> Iterator[type[ServingError]]:
+    """The whole tree, the root first."""
+    yield root
+    for child in root.__subclasses__():
+        yield from all_classes(child)
+
+
+@cache
+def _classes_by_reason() -> dict[str, type[ServingError]]:
+    return {cls.reason: cls for cls in all_classes() if cls.__module__ == __name__}
+
+
+def class_of(reason: str) -> type[ServingError]:
+    """The class with this reason; the root if there is none."""
+    return _classes_by_reason().get(reason, ServingError)

@@ -1,0 +1,312 @@
+"""The one validator, used where requests enter a router and where admissions enter a worker.
+
+Every function passes or raises errors.InvalidArgument with the field, what is wrong, and what would be right; for any
+value whatever it raises nothing else. What passes cannot raise inside the engine. Comparisons are written positively
+(`low <= value <= high`), so that NaN fails them. Messages never quote a prompt or a stop string.
+"""
+
+import re
+from array import array
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
+from types import MappingProxyType
+from typing import Any
+
+from octavo import limits
+from octavo.errors import InvalidArgument
+from octavo.ids import RequestId
+from octavo.limits import Range
+from octavo.sampling import SamplingParams
+
+_REQUEST_ID = re.compile(rf"[ -~]{{1,{limits.MAX_REQUEST_ID_CHARS}}}")
+_SEQUENCE_ID = re.compile(r"[0-9a-f]{32}")
+
+
+# Sampling parameters
+
+
+def validate_sampling(
+    params: SamplingParams, *, vocab_size: int, context_tokens: int, eos_token_ids: Collection[int] = ()
+) -> None:
+    """Checks everything about `params` that does not depend on the prompt.
+
+    With `eos_token_ids` it also refuses parameters under which no token at all may be generated before min_tokens.
+    """
+    for field, allowed in limits.NUMBERS.items():
+        _check_number(field, getattr(params, field), allowed)
+    for field in limits.FLAGS:
+        if type(getattr(params, field)) is not bool:
+            raise InvalidArgument(field, "must be true or false")
+    if params.stop:
+        _check_stop(params.stop)
+    for field in ("stop_token_ids", "allowed_token_ids", "banned_token_ids"):
+        if getattr(params, field) != ():
+            check_count(field, _listed(field, getattr(params, field)))
+            _check_token_ids(field, getattr(params, field), vocab_size)
+    _check_logit_bias(params.logit_bias, vocab_size)
+    _check_together(params, context_tokens)
+    if params.beam_width:
+        _check_beams(params)
+    _check_some_token_is_left(params, vocab_size, eos_token_ids)
+
+
+def check_count(field: str, values: Collection[object]) -> None:
+    """Refuses a list that is longer than its limit; cheap, so that it can run before the list is copied."""
+    if not len(values) <= limits.COUNTS[field]:
+        raise InvalidArgument(field, f"{len(values)} entries are too many; at most {limits.COUNTS[field]}")
+
+
+def _check_number(field: str, value: object, allowed: Range) -> None:
+    if value is None and allowed.optional:
+        return
+    if type(value) is int or (type(value) is float and not allowed.integer):
+        if value in allowed:
+            return
+        raise InvalidArgument(field, f"{_shown(value)} is out of range; allowed is {allowed}")
+    raise InvalidArgument(field, f"must be {'a whole number' if allowed.integer else 'a number'}, {allowed}")
+
+
+def _check_stop(stop: object) -> None:
+    values = _listed("stop", stop)
+    check_count("stop", values)
+    for i, text in enumerate(values):
+        if type(text) is not str or not text:
+            raise InvalidArgument("stop", f"entry {i} must be a string that is not empty")
+        try:
+            num_bytes = len(text.encode())
+        except UnicodeEncodeError:
+            raise InvalidArgument("stop", f"entry {i} has no UTF-8 form") from None
+        if not num_bytes <= limits.MAX_STOP_BYTES:
+            raise InvalidArgument("stop", f"entry {i} has {num_bytes} bytes; at most {limits.MAX_STOP_BYTES}")
+
+
+def _check_logit_bias(bias: object, vocab_size: int) -> None:
+    if not isinstance(bias, (dict, MappingProxyType)):
+        raise InvalidArgument("logit_bias", "must map token ids to numbers")
+    if not bias:
+        return
+    check_count("logit_bias", bias)
+    _check_token_ids("logit_bias", list(bias), vocab_size)
+    allowed = Range(-limits.MAX_LOGIT_BIAS_VALUE, limits.MAX_LOGIT_BIAS_VALUE)
+    for token_id, value in bias.items():
+        if not (type(value) in (float, int) and value in allowed):
+            raise InvalidArgument("logit_bias", f"the value for token {token_id} must be a number, {allowed}")
+
+
+def _check_together(params: SamplingParams, context_tokens: int) -> None:
+    if params.best_of and not params.n <= params.best_of:
+        raise InvalidArgument("best_of", f"{params.best_of} is less than n ({params.n}); raise it or leave it out")
+    if params.max_tokens is not None and not params.max_tokens <= context_tokens:
+        raise InvalidArgument("max_tokens", f"{params.max_tokens} exceeds this model's context of {context_tokens}")
+    if not params.min_tokens <= (context_tokens if params.max_tokens is None else params.max_tokens):
+        name = "this model's context" if params.max_tokens is None else "max_tokens"
+        bound = context_tokens if params.max_tokens is None else params.max_tokens
+        raise InvalidArgument("min_tokens", f"{params.min_tokens} exceeds {name} of {bound}")
+
+
+def _check_beams(params: SamplingParams) -> None:
+    if not params.beam_width >= limits.MIN_BEAM_WIDTH:
+        low, high = limits.MIN_BEAM_WIDTH, limits.MAX_BEAM_WIDTH
+        raise InvalidArgument(
+            "beam_width", f"{params.beam_width} is not a width; allowed is {low} to {high}, or 0 for none"
+        )
+    if not params.n <= params.beam_width:
+        raise InvalidArgument("beam_width", f"{params.beam_width} is less than n ({params.n}); raise it")
+    if params.best_of not in (0, params.n):
+        raise InvalidArgument("best_of", "not allowed beside beam_width, which ranks already; leave it out")
+    for field, default in limits.WITHOUT_BEAMS.items():
+        if getattr(params, field) != default:
+            raise InvalidArgument(field, "not allowed beside beam_width, which does not sample; leave it out")
+
+
+def _check_some_token_is_left(params: SamplingParams, vocab_size: int, eos_token_ids: Collection[int]) -> None:
+    """A row of logits that are all minus infinity is an error inside the engine, so it must not begin."""
+    refused = set(params.banned_token_ids)
+    _check_not_all_refused(params, refused, vocab_size, "banned_token_ids", "leaves no token that may be generated")
+    if params.min_tokens:
+        refused.update(params.stop_token_ids)
+        if not params.ignore_eos:
+            refused.update(eos_token_ids)
+        _check_not_all_refused(params, refused, vocab_size, "min_tokens", "leaves no token that may come before it")
+
+
+def _check_not_all_refused(params: SamplingParams, refused: set[int], vocab_size: int, field: str, what: str) -> None:
+    if params.allowed_token_ids:
+        left = not refused.issuperset(params.allowed_token_ids)
+    else:
+        left = len(refused) < vocab_size
+    if not left:
+        raise InvalidArgument(field, f"{what}; allow others")
+
+
+# Prompts
+
+
+def validate_prompt(
+    token_ids: Sequence[int],
+    params: SamplingParams,
+    *,
+    vocab_size: int,
+    context_tokens: int,
+    field: str = "token_ids",
+) -> None:
+    """Checks a prompt, and that it fits the context together with what `params` (validated) ask for."""
+    num_prompt = len(token_ids)
+    if not num_prompt:
+        raise InvalidArgument(field, "the prompt is empty; at least one token is needed")
+    if not num_prompt < context_tokens:
+        raise InvalidArgument(
+            field, f"a prompt of {num_prompt} leaves no room in this model's context of {context_tokens}; shorten it"
+        )
+    _check_token_ids(field, token_ids, vocab_size)
+    room = context_tokens - num_prompt
+    if params.max_tokens is not None and not params.max_tokens <= room:
+        raise InvalidArgument(
+            "max_tokens",
+            f"{params.max_tokens} + prompt {num_prompt} exceeds this model's context of {context_tokens}",
+        )
+    default = min(limits.DEFAULT_MAX_TOKENS, room)
+    if params.max_tokens is None and not params.min_tokens <= default:
+        raise InvalidArgument(
+            "min_tokens", f"{params.min_tokens} exceeds the default max_tokens of {default}; set both"
+        )
+
+
+def resolve(
+    params: SamplingParams, *, prompt_len: int, context_tokens: int, seed_source: Callable[[], int]
+) -> SamplingParams:
+    """`params` (validated with their prompt) with max_tokens, best_of and seed made concrete."""
+    max_tokens = params.max_tokens
+    if max_tokens is None:
+        max_tokens = min(limits.DEFAULT_MAX_TOKENS, context_tokens - prompt_len)
+    seed = params.seed if params.seed is not None else seed_source() & limits.U64_MAX
+    return replace(params, max_tokens=max_tokens, best_of=params.best_of or params.n, seed=seed)
+
+
+def validate_text(data: bytes, field: str, *, context_tokens: int, allow_empty: bool = False) -> str:
+    """The text of `data`. Far too long data is refused before any work is spent on it."""
+    if type(data) is not bytes:
+        raise InvalidArgument(field, "must be bytes of UTF-8")
+    max_bytes = limits.MAX_TEXT_BYTES_PER_CONTEXT_TOKEN * context_tokens
+    if not len(data) <= max_bytes:
+        raise InvalidArgument(field, f"{len(data)} bytes cannot fit this model's context; at most {max_bytes}")
+    if not (data or allow_empty):
+        raise InvalidArgument(field, "is empty; give some text")
+    try:
+        return data.decode()
+    except UnicodeDecodeError as error:
+        raise InvalidArgument(field, f"is not UTF-8 at byte {error.start}") from None
+
+
+def validate_chat(messages: Sequence[tuple[str, bytes]], *, context_tokens: int) -> list[dict[str, str]]:
+    """The turns (role, content) as a chat template takes them: [{"role": ..., "content": ...}, ...]."""
+    if not 1 <= len(messages) <= limits.MAX_CHAT_MESSAGES:
+        raise InvalidArgument("chat.messages", f"{len(messages)} messages; allowed is 1 to {limits.MAX_CHAT_MESSAGES}")
+    max_bytes = limits.MAX_TEXT_BYTES_PER_CONTEXT_TOKEN * context_tokens
+    num_bytes = sum(len(content) for _, content in messages)
+    if not num_bytes <= max_bytes:
+        raise InvalidArgument(
+            "chat.messages", f"{num_bytes} bytes cannot fit this model's context; at most {max_bytes}"
+        )
+    turns = []
+    for i, (role, content) in enumerate(messages):
+        if not (
+            type(role) is str and 1 <= len(role) <= limits.MAX_ROLE_BYTES and role.isascii() and role.isprintable()
+        ):
+            raise InvalidArgument(f"chat.messages[{i}].role", "must be a short name such as system, user or assistant")
+        name = f"chat.messages[{i}].content"
+        turns.append(
+            {"role": role, "content": validate_text(content, name, context_tokens=context_tokens, allow_empty=True)}
+        )
+    return turns
+
+
+def validate_request_id(request_id: str) -> RequestId:
+    if not (type(request_id) is str and _REQUEST_ID.fullmatch(request_id)):
+        raise InvalidArgument("request_id", f"must be 1 to {limits.MAX_REQUEST_ID_CHARS} printable ASCII characters")
+    return RequestId(request_id)
+
+
+# Admissions
+
+
+def validate_admission(
+    *,
+    seq_id: str,
+    epoch: int,
+    prompt: Sequence[int],
+    params: SamplingParams,
+    outputs: Sequence[Sequence[int]],
+    finished_branches: Sequence[int],
+    salt: str,
+    priority: int,
+    deadline_in_ms: int,
+    vocab_size: int,
+    context_tokens: int,
+    eos_token_ids: Collection[int] = (),
+) -> None:
+    """Checks one item of Worker.Schedule. The parameters must have been resolved."""
+    if not (type(seq_id) is str and _SEQUENCE_ID.fullmatch(seq_id)):
+        raise InvalidArgument("seq_id", "must be 32 hex digits")
+    _check_number("epoch", epoch, Range(1, limits.U64_MAX, integer=True))
+    _check_number("priority", priority, Range(1, 4, integer=True))
+    _check_number("deadline_in_ms", deadline_in_ms, Range(0, limits.MAX_DEADLINE_MS, integer=True))
+    if not (type(salt) is str and len(salt) <= limits.MAX_SALT_BYTES and salt.isascii()):
+        raise InvalidArgument("salt", f"must be ASCII, at most {limits.MAX_SALT_BYTES} bytes")
+    validate_sampling(params, vocab_size=vocab_size, context_tokens=context_tokens, eos_token_ids=eos_token_ids)
+    for field in ("max_tokens", "seed"):
+        if getattr(params, field) is None:
+            raise InvalidArgument(f"sampling.{field}", "must be concrete in an admission; the router resolves it")
+    validate_prompt(prompt, params, vocab_size=vocab_size, context_tokens=context_tokens, field="prompt")
+    _check_outputs(outputs, finished_branches, params, vocab_size)
+
+
+def _check_outputs(
+    outputs: Sequence[Sequence[int]], finished_branches: Sequence[int], params: SamplingParams, vocab_size: int
+) -> None:
+    num_branches = params.num_branches
+    if len(outputs) not in (0, num_branches):
+        raise InvalidArgument("outputs", f"{len(outputs)} lists for {num_branches} branches; send none or one for each")
+    for branch, token_ids in enumerate(outputs):
+        if params.max_tokens is None or not len(token_ids) <= params.max_tokens:
+            raise InvalidArgument(
+                f"outputs[{branch}]", f"{len(token_ids)} tokens exceed max_tokens ({params.max_tokens})"
+            )
+        _check_token_ids(f"outputs[{branch}]", token_ids, vocab_size)
+    branches = _listed("finished_branches", finished_branches)
+    _check_token_ids("finished_branches", branches, num_branches, what="branch")
+    if len(set(branches)) != len(branches):
+        raise InvalidArgument("finished_branches", "names a branch twice")
+
+
+# Shared
+
+
+def _check_token_ids(field: str, token_ids: Sequence[int], below: int, *, what: str = "token id") -> None:
+    """All in [0, below). Runs at C speed, because prompts are long; looks for the culprit only if there is one."""
+    try:
+        if not token_ids or max(array("I", token_ids)) < below:
+            return
+    except (TypeError, OverflowError):
+        pass
+    for i, token_id in enumerate(token_ids):
+        if not (isinstance(token_id, int) and 0 <= token_id < below):
+            raise InvalidArgument(
+                field, f"{what} {_shown(token_id)} at position {i} is not one; they are below {below}"
+            )
+    raise InvalidArgument(field, f"must be a list of numbers below {below}")
+
+
+def _listed(field: str, values: object) -> Sequence[Any]:
+    if not isinstance(values, (tuple, list)):
+        raise InvalidArgument(field, "must be a list")
+    return values
+
+
+def _shown(value: object) -> str:
+    """A number as it may stand in a message: short, and never a text somebody sent."""
+    if type(value) is float:
+        return f"{value:g}"
+    if isinstance(value, int) and -(2**64) < value < 2**64:
+        return str(int(value))
+    return f"a {'huge ' if isinstance(value, int) else ''}{type(value).__name__}"
