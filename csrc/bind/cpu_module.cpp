@@ -1,0 +1,37 @@
+// gpu_worker._C_cpu: the CPU half of the extension. Only gpu_worker/ops/native.py imports it.
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+
+#include "octavo/isa.h"
+
+namespace py = pybind11;
+
+#if defined(__clang__)
+#define OCTAVO_COMPILER "clang " __clang_version__
+#else
+#define OCTAVO_COMPILER "gcc " __VERSION__
+#endif
+
+namespace {
+
+py::dict build_info() {
+    py::dict info;
+    info["version"] = OCTAVO_VERSION;
+    info["compiler"] = OCTAVO_COMPILER;
+    info["build_type"] = OCTAVO_BUILD_TYPE;
+    info["sanitizers"] = OCTAVO_SANITIZE;
+    info["isa"] = octavo::isa_name(octavo::best_isa());
+    info["cpu_features"] = octavo::cpu_features();
+    return info;
+}
+
+}  // namespace
+
+PYBIND11_MODULE(_C_cpu, module) {
+    module.doc() = "octavo's native CPU code";
+    module.def("version", [] { return OCTAVO_VERSION; }, "The version of octavo this was built from.");
+    module.def(
+        "isa", [] { return octavo::isa_name(octavo::best_isa()); },
+        "The instruction set kernels are chosen for: generic, avx2 or avx512.");
+    module.def("build_info", &build_info, "How and for what this was built, as `octavo doctor` prints it.");
+}

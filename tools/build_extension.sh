@@ -1,0 +1,28 @@
+#!/usr/bin/env bash
+# Builds gpu_worker/_C_cpu*.so in place, incrementally. Where no compiler or no Python headers are there, it says so and
+# succeeds: octavo runs without its extension, only slower. CMAKE_ARGS adds options, for example -DOCTAVO_WERROR=OFF.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+bin=${1:-$PWD/.venv}/bin
+python=$bin/python
+
+without() {
+    echo "note: no native extension: $1. octavo works without it, only slower." >&2
+    exit 0
+}
+
+command -v "${CXX:-c++}" >/dev/null || without "there is no C++ compiler (Debian and Ubuntu: apt install g++)"
+read -r abi headers < <("$python" -c 'import sys, sysconfig; print(sys.implementation.cache_tag, sysconfig.get_path("include"))')
+[ -f "$headers/Python.h" ] || without "Python's headers are missing (Debian and Ubuntu: apt install python3-dev)"
+
+build=build/csrc-$abi
+cached() { grep -qxF "CMAKE_HOME_DIRECTORY:INTERNAL=$PWD/csrc" "$build/CMakeCache.txt" 2>/dev/null; }
+if [ -n "${CMAKE_ARGS:-}" ] || ! { cached && [ -f "$build/build.ninja" ]; }; then
+    cached || rm -rf "$build"
+    # shellcheck disable=SC2086  # CMAKE_ARGS is a list
+    "$bin/cmake" -S csrc -B "$build" -G Ninja -DCMAKE_MAKE_PROGRAM="$bin/ninja" -DPython_EXECUTABLE="$python" \
+        -Dpybind11_DIR="$("$python" -m pybind11 --cmakedir)" ${CMAKE_ARGS:-}
+fi
+"$bin/cmake" --build "$build"
+"$bin/cmake" --install "$build" --prefix . >/dev/null
