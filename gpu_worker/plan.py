@@ -22,14 +22,23 @@ class Chunk:
     start: int
     length: int
     samples: tuple[Branch, ...] = ()
-    # Score positions [score_from, start + length) of the branch: the log probability of each token given those before it,
-    # for prompt_logprobs and for cumulative_logprob after a replay. -1: none. Needs position >= 1.
+    # Score positions [score_from, score_end) of the branch: the log probability of each token given those before it, for
+    # prompt_logprobs and for cumulative_logprob after a replay. -1: none. Position p needs row p - 1, which is in this
+    # chunk: score_from > start.
     score_from: int = -1
+
+    @property
+    def score_end(self) -> int:
+        """One past the last position to score: the chunk's last row scores the token after it, if that is known."""
+        return min(self.start + self.length + 1, len(self.branch.tokens))
 
 
 @dataclass(slots=True, eq=False)
 class StepPlan:
-    """In this order: swap out, swap in, copy, then run the chunks. Decodes (length 1) come first."""
+    """In this order: swap out, poison, swap in, copy, then run the chunks. Decodes (length 1) come first.
+
+    Chunks of decodes are reused: after the step's commit they belong to the next plan.
+    """
 
     step_id: int
     chunks: list[Chunk] = field(default_factory=list)
@@ -37,6 +46,9 @@ class StepPlan:
     swap_in: list[tuple[HostBlockId, BlockId]] = field(default_factory=list)
     copies: list[tuple[BlockId, BlockId]] = field(default_factory=list)  # copy on write: (from, to)
     num_tokens: int = 0
+    num_branches: int = 0  # rows that sample, at most SchedulerConfig.max_batch_sequences
+    num_decodes: int = 0  # leading chunks with length 1 and one sample, the branch itself
+    poison: list[BlockId] = field(default_factory=list)  # debug: freed blocks to be filled with NaN
 
     @property
     def empty(self) -> bool:

@@ -10,11 +10,19 @@ A branch's tokens are the prompt and then its output. For each branch, half-open
 A branch decodes when all but its last token are computed.
 """
 
+import sys
+from collections.abc import Iterable
+from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, field
 from enum import IntEnum
+from typing import TYPE_CHECKING
 
 from octavo.ids import BlockHash, BlockId, HostBlockId, SequenceId
 from octavo.sampling import FinishReason, SamplingParams
+
+if TYPE_CHECKING:
+    from gpu_worker.beam import BeamSearch
+    from gpu_worker.plan import TokenScore
 
 
 class BranchState(IntEnum):
@@ -38,10 +46,16 @@ class Branch:
     num_computed: int = 0
     blocks: list[BlockId] = field(default_factory=list)
     host_blocks: list[HostBlockId] = field(default_factory=list)
-    hashes: list[BlockHash] = field(default_factory=list)  # of the full, hashed blocks, from the first on
+    hashes: list[BlockHash] = field(default_factory=list)  # of full blocks of `tokens`, from the first on, as far as known
     finish: FinishReason = FinishReason.NONE
     failure: str = ""  # JSON of octavo.errors.Failure, with FinishReason.ERROR
     cumulative_logprob: float = 0.0
+    num_sealed: int = 0  # leading blocks that have been offered to the prefix cache
+    num_scored: int = sys.maxsize  # the first position whose score is still wanted of a prefill
+    stops: frozenset[int] = frozenset()  # tokens that need a second look: stop tokens and BAD_LOGITS
+    last: int = sys.maxsize  # position of the last token it may have: max_tokens or the end of the context
+    slots_end: int = 0  # while num_computed is below, the next token has a slot that is this branch's alone
+    scores: "list[TokenScore] | None" = None  # beams only, when log probabilities are asked for
 
     @property
     def num_output(self) -> int:
@@ -65,10 +79,57 @@ class Sequence:
     deadline: float | None = None  # of the worker's monotonic clock
     arrival: float = 0.0
     alone: bool = False
-    branches: list[Branch] = field(default_factory=list)
+    branches: list[Branch] = field(default_factory=list)  # with beam search: the live beams
     num_preempted: int = 0
     last_preempted: float = float("-inf")
+    # The scheduler's own:
+    order: int = 0  # counts admissions
+    queued: bool = False  # in the waiting queue: some branch is WAITING and to be started
+    fan_out: bool = False  # branch 0 computes the prompt for all; the others start by forking from it
+    beams: "BeamSearch | None" = None
+    hold_until: float = float("-inf")  # swapped out on request: not brought back before
+    suspect: bool = False  # was in a step that failed: runs alone until it has had a step that did not
+    cached_tokens: int | None = None  # prompt tokens found in the prefix cache when it first started
+    reported: bool = False  # its first delta has been sent
+    prompt_scores: "list[TokenScore]" = field(default_factory=list)
 
     @property
     def finished(self) -> bool:
         return all(branch.state == BranchState.FINISHED for branch in self.branches)
+
+    @property
+    def rank(self) -> tuple[int, int]:
+        """Who keeps blocks when they are short: lower first. Never changes, so somebody is always first."""
+        return (self.priority, self.order)
+
+    @property
+    def lonely(self) -> bool:
+        return self.alone or self.suspect
+
+
+def new_sequence(
+    seq_id: SequenceId,
+    epoch: int,
+    prompt: SequenceOf[int],
+    params: SamplingParams,
+    root: bytes,
+    *,
+    outputs: SequenceOf[SequenceOf[int]] = (),
+    finished_branches: Iterable[int] = (),
+    priority: int = 3,
+    deadline: float | None = None,
+    arrival: float = 0.0,
+    alone: bool = False,
+) -> Sequence:
+    """A sequence with a branch per journalled branch; `outputs` and `finished_branches` are what a replay brings."""
+    sequence = Sequence(
+        seq_id, epoch, list(prompt), params, root, priority, deadline=deadline, arrival=arrival, alone=alone
+    )
+    done = frozenset(finished_branches)
+    for index in range(params.num_branches):
+        output = outputs[index] if index < len(outputs) else ()
+        branch = Branch(sequence, index, [*prompt, *output], len(prompt), num_journalled_at_start=len(output))
+        if index in done:
+            branch.state = BranchState.FINISHED
+        sequence.branches.append(branch)
+    return sequence
