@@ -1,0 +1,64 @@
+"""grpc.health.v1 for asyncio servers.
+
+The servicer in grpcio-health-checking forgets a service's other watchers when one of them leaves: they are not told of
+a change again. Here every watcher waits by itself.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Iterable
+from typing import Any
+
+from grpc_health.v1 import health_pb2
+
+from octavo.errors import NotFound
+
+NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
+SERVING = health_pb2.HealthCheckResponse.SERVING
+SERVICE_UNKNOWN = health_pb2.HealthCheckResponse.SERVICE_UNKNOWN
+ALL = ""  # the name that stands for the whole server
+
+
+class Health:
+    """Whether each service serves. None does until `set` or `set_all` says so, nor ever again after `shut_down`."""
+
+    def __init__(self, service_names: Iterable[str]) -> None:
+        self._statuses = dict.fromkeys((ALL, *service_names), NOT_SERVING)
+        self._changed = asyncio.Event()
+        self._ended = False
+
+    def set(self, service_name: str, serving: bool) -> None:
+        if self._ended:
+            return
+        self._statuses[service_name] = SERVING if serving else NOT_SERVING
+        self._changed.set()  # wakes all who wait now; those who come later wait on the next one
+        self._changed = asyncio.Event()
+
+    def set_all(self, serving: bool) -> None:
+        for name in list(self._statuses):
+            self.set(name, serving)
+
+    def shut_down(self) -> None:
+        """NOT_SERVING for good: call it when draining begins, before anything else."""
+        self.set_all(False)
+        self._ended = True
+
+    async def Check(self, request: Any, context: Any) -> Any:
+        status = self._statuses.get(request.service)
+        if status is None:
+            raise NotFound(f"no service {request.service!r} here")
+        return health_pb2.HealthCheckResponse(status=status)
+
+    async def List(self, request: Any, context: Any) -> Any:
+        statuses = {name: health_pb2.HealthCheckResponse(status=status) for name, status in self._statuses.items()}
+        return health_pb2.HealthListResponse(statuses=statuses)
+
+    async def Watch(self, request: Any, context: Any) -> AsyncIterator[Any]:
+        sent = None
+        while True:
+            changed = self._changed
+            status = self._statuses.get(request.service, SERVICE_UNKNOWN)
+            if status != sent:
+                sent = status
+                yield health_pb2.HealthCheckResponse(status=status)
+            else:
+                await changed.wait()

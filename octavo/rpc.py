@@ -1,0 +1,291 @@
+"""gRPC plumbing: ServingErrors out as rich statuses and in again; servers and channels with one set of options.
+
+    server = rpc.server()                      # servicers raise ServingErrors and know nothing of statuses
+    health = rpc.add_standard_services(server, ["octavo.v1.Inference"])
+
+    async with rpc.channel(endpoint) as channel:
+        with rpc.serving_errors():             # and so do calls
+            await stub.Complete(request)
+
+What gRPC refuses before a handler is found, no interceptor sees, and it has no google.rpc.ErrorInfo. `error_from` names
+it by its code: an oversized message (RESOURCE_EXHAUSTED) is MessageTooLarge, a lost connection (UNAVAILABLE) is
+Unreachable, an unknown method is Unimplemented.
+"""
+
+import logging
+import secrets
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
+from contextlib import aclosing, contextmanager
+from inspect import isasyncgenfunction, iscoroutinefunction
+from typing import Any, NoReturn, cast
+
+import grpc
+import grpc.aio
+from google.protobuf.any_pb2 import Any as AnyMessage
+from google.protobuf.duration_pb2 import Duration
+from google.protobuf.message import DecodeError
+from google.rpc.error_details_pb2 import ErrorInfo, RetryInfo
+from google.rpc.status_pb2 import Status
+from grpc_channelz.v1 import channelz
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+
+from octavo import errors, limits, telemetry
+from octavo.errors import ServingError
+from octavo.health import Health
+
+DOMAIN = "octavo"
+STATUS_KEY = "grpc-status-details-bin"
+MAX_DETAIL_BYTES = 1024  # of a message, and 256 of each metadata value: trailers are limited to 8 KiB
+
+_log = logging.getLogger(__name__)
+_CODES = {code.value[0]: code for code in grpc.StatusCode}
+
+Options = list[tuple[str, Any]]
+
+
+# Errors to statuses and back
+
+
+def status_of(error: ServingError) -> Status:
+    """The status that carries everything `error_from` needs to make the same error again."""
+    status = Status(code=int(error.code), message=_clip(error.message, MAX_DETAIL_BYTES))
+    metadata = {_clip(key, 64): _clip(value, 256) for key, value in error.metadata.items()}
+    _pack(status, ErrorInfo(reason=error.reason, domain=DOMAIN, metadata=metadata))
+    if error.retry_after_ms:
+        _pack(status, RetryInfo(retry_delay=_duration(error.retry_after_ms)))
+    return status
+
+
+def error_from(rpc_error: grpc.RpcError) -> ServingError:
+    """The error behind a failed call: of the class its ErrorInfo names, else of the class that fits its code."""
+    call = cast(grpc.Call, rpc_error)
+    for key, value in call.trailing_metadata() or ():
+        if key == STATUS_KEY:
+            error = _error_of(value)
+            if error is not None:
+                return error
+    return _error_without_info(call.code(), call.details() or "")
+
+
+@contextmanager
+def serving_errors() -> Iterator[None]:
+    """Calls made inside raise ServingErrors instead of grpc.RpcError. Works around `await` and `async for` too."""
+    try:
+        yield
+    except grpc.RpcError as error:
+        raise error_from(error) from error
+
+
+def _pack(status: Status, detail: ErrorInfo | RetryInfo) -> None:
+    packed = AnyMessage()
+    packed.Pack(detail)
+    status.details.append(packed)
+
+
+def _duration(ms: int) -> Duration:
+    return Duration(seconds=ms // 1000, nanos=ms % 1000 * 1_000_000)
+
+
+def _clip(text: object, max_bytes: int) -> str:
+    return str(text).encode(errors="replace")[:max_bytes].decode(errors="ignore")
+
+
+def _error_of(data: bytes | str) -> ServingError | None:
+    """None if the details are not ours or cannot be read: a proxy may have written them."""
+    info, retry = ErrorInfo(), RetryInfo()
+    try:
+        status = Status.FromString(data if isinstance(data, bytes) else data.encode("latin-1"))
+        for detail in status.details:
+            detail.Unpack(info)
+            detail.Unpack(retry)
+    except (DecodeError, UnicodeEncodeError):
+        return None
+    if info.domain != DOMAIN:
+        return None
+    delay_ms = retry.retry_delay.seconds * 1000 + retry.retry_delay.nanos // 1_000_000
+    return errors.class_of(info.reason).restore(status.message, delay_ms, info.metadata)
+
+
+_CLASS_OF_CODE: dict[grpc.StatusCode, type[ServingError]] = {
+    grpc.StatusCode.CANCELLED: errors.Cancelled,
+    grpc.StatusCode.INVALID_ARGUMENT: errors.InvalidArgument,
+    grpc.StatusCode.DEADLINE_EXCEEDED: errors.DeadlineExceeded,
+    grpc.StatusCode.NOT_FOUND: errors.NotFound,
+    grpc.StatusCode.ALREADY_EXISTS: errors.RequestExists,
+    grpc.StatusCode.RESOURCE_EXHAUSTED: errors.TooManyStreams,
+    grpc.StatusCode.FAILED_PRECONDITION: errors.Mismatch,
+    grpc.StatusCode.UNIMPLEMENTED: errors.Unimplemented,
+    grpc.StatusCode.UNAVAILABLE: errors.Unreachable,
+    grpc.StatusCode.DATA_LOSS: errors.HistoryLost,
+}
+
+
+def _error_without_info(code: grpc.StatusCode, details: str) -> ServingError:
+    cls = _CLASS_OF_CODE.get(code, ServingError)
+    if code is grpc.StatusCode.RESOURCE_EXHAUSTED and "larger than max" in details:
+        cls = errors.MessageTooLarge
+    return cls.restore(details if cls is not ServingError else f"{code.name}: {details}")
+
+
+# The server's side
+
+
+async def abort(context: grpc.aio.ServicerContext[Any, Any], error: ServingError) -> NoReturn:
+    """Ends a call with the status of `error`."""
+    status = status_of(error)
+    trailers = ((STATUS_KEY, status.SerializeToString()),)
+    await context.abort(_CODES[status.code], status.message, trailers)
+
+
+class ServerErrors(grpc.aio.ServerInterceptor):
+    """Turns what handlers raise into statuses.
+
+    ServingErrors become their own. Cancellation and aborts pass. Anything else becomes INTERNAL with an id, under which
+    the log has the stack, but neither the request nor the exception's text. A unary request that cannot be parsed (a
+    `string` that is not UTF-8) becomes INVALID_ARGUMENT; gRPC alone would call it INTERNAL.
+    """
+
+    async def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Any]],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> Any:
+        handler = await continuation(handler_call_details)
+        if handler is None:
+            return None
+        return _wrapped(handler, handler_call_details.method)
+
+
+def _wrapped(handler: Any, method: str) -> Any:
+    name = f"{'stream' if handler.request_streaming else 'unary'}_{'stream' if handler.response_streaming else 'unary'}"
+    behaviour = getattr(handler, name)
+    parse = None if handler.request_streaming else handler.request_deserializer
+    if isasyncgenfunction(behaviour):
+        behaviour = _guarded_generator(behaviour, method, parse)
+    elif iscoroutinefunction(behaviour):
+        behaviour = _guarded_coroutine(behaviour, method, parse)
+    else:  # a blocking handler, which gRPC runs in a thread: none of ours is one
+        return handler
+    make = getattr(grpc, f"{name}_rpc_method_handler")
+    deserializer = None if parse else handler.request_deserializer
+    return make(behaviour, request_deserializer=deserializer, response_serializer=handler.response_serializer)
+
+
+def _guarded_coroutine(behaviour: Callable[..., Awaitable[Any]], method: str, parse: Any) -> Any:
+    async def guarded(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> Any:
+        try:
+            return await behaviour(_parsed(parse, request), context)
+        except Exception as error:
+            await _end(context, method, error)
+
+    return guarded
+
+
+def _guarded_generator(behaviour: Callable[..., Any], method: str, parse: Any) -> Any:
+    async def guarded(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> AsyncIterator[Any]:
+        try:
+            async with aclosing(behaviour(_parsed(parse, request), context)) as replies:
+                async for reply in replies:
+                    yield reply
+        except Exception as error:
+            await _end(context, method, error)
+
+    return guarded
+
+
+def _parsed(parse: Callable[[bytes], Any] | None, request: Any) -> Any:
+    if parse is None:
+        return request
+    try:
+        return parse(request)
+    except DecodeError:
+        raise errors.InvalidArgument("request", "cannot be parsed; is every string in it UTF-8?") from None
+
+
+async def _end(context: grpc.aio.ServicerContext[Any, Any], method: str, error: Exception) -> NoReturn:
+    if isinstance(error, grpc.aio.AbortError):
+        raise error
+    if not isinstance(error, ServingError):
+        error_id = secrets.token_hex(4)
+        _log.error("internal error %s in %s\n%s", error_id, method, telemetry.stack_of(error))
+        error = ServingError(f"internal error {error_id}; the server's log says more under this id", id=error_id)
+    await abort(context, error)
+
+
+def server(
+    *,
+    internal: bool = False,
+    interceptors: Sequence[grpc.aio.ServerInterceptor] = (),
+    max_concurrent_rpcs: int | None = None,
+    max_connection_age_ms: int | None = None,
+    max_connection_age_grace_ms: int = 600_000,
+) -> grpc.aio.Server:
+    """A server whose handlers raise ServingErrors. `internal` is for connections between routers and workers."""
+    options: Options = [
+        *_message_options(internal),
+        *_keepalive_options(),
+        ("grpc.http2.min_recv_ping_interval_without_data_ms", 5_000),
+        ("grpc.max_concurrent_streams", 256),
+        ("grpc.max_metadata_size", limits.MAX_METADATA_BYTES),
+        ("grpc.so_reuseport", 0),
+        ("grpc.enable_channelz", 1),
+    ]
+    if max_connection_age_ms is not None:
+        options += [
+            ("grpc.max_connection_age_ms", max_connection_age_ms),
+            ("grpc.max_connection_age_grace_ms", max_connection_age_grace_ms),
+        ]
+    chain = [*interceptors, ServerErrors()]
+    return grpc.aio.server(interceptors=chain, options=options, maximum_concurrent_rpcs=max_concurrent_rpcs)
+
+
+def add_standard_services(server: grpc.aio.Server, service_names: Iterable[str]) -> Health:
+    """Adds health (all NOT_SERVING until told), reflection and channelz. Call it before the server starts."""
+    names = list(service_names)
+    health = Health(names)
+    health_pb2_grpc.add_HealthServicer_to_server(health, server)
+    channelz.add_channelz_servicer(server)
+    standard = [health_pb2.DESCRIPTOR.services_by_name["Health"].full_name, "grpc.channelz.v1.Channelz"]
+    reflection.enable_server_reflection([*names, *standard, reflection.SERVICE_NAME], server)
+    return health
+
+
+# The client's side
+
+
+def channel(
+    endpoint: str, *, internal: bool = False, credentials: grpc.ChannelCredentials | None = None
+) -> grpc.aio.Channel:
+    """A channel that notices a dead peer within 13 s and a returned one within 1 s."""
+    options = channel_options(internal=internal)
+    if credentials is not None:
+        return grpc.aio.secure_channel(endpoint, credentials, options=options)
+    return grpc.aio.insecure_channel(endpoint, options=options)
+
+
+def channel_options(*, internal: bool = False) -> Options:
+    """The same for blocking channels: grpc.insecure_channel(endpoint, options=rpc.channel_options())."""
+    return [
+        *_message_options(internal),
+        *_keepalive_options(),
+        ("grpc.http2.max_pings_without_data", 0),
+        ("grpc.initial_reconnect_backoff_ms", 100),
+        ("grpc.min_reconnect_backoff_ms", 100),
+        ("grpc.max_reconnect_backoff_ms", 1_000),
+        ("grpc.max_metadata_size", 2 * limits.MAX_METADATA_BYTES),
+        ("grpc.enable_http_proxy", 0),  # an http_proxy variable is meant for the web, and would capture 127.0.0.1 too
+    ]
+
+
+def _message_options(internal: bool) -> Options:
+    size = limits.MAX_INTERNAL_MESSAGE_BYTES if internal else limits.MAX_MESSAGE_BYTES
+    return [("grpc.max_receive_message_length", size), ("grpc.max_send_message_length", size)]
+
+
+def _keepalive_options() -> Options:
+    return [
+        ("grpc.keepalive_time_ms", 10_000),
+        ("grpc.keepalive_timeout_ms", 3_000),
+        ("grpc.keepalive_permit_without_calls", 1),
+    ]

@@ -1,0 +1,94 @@
+"""Logs: one line per event, for people or as JSON, each with the request, sequence and epoch it is about.
+
+Never a prompt, never a token, never the text of an exception, which may hold either.
+"""
+
+import json
+import logging
+import sys
+import time
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import TextIO
+
+FORMATS = ("human", "json")
+LEVELS = ("debug", "info", "warning", "error")
+
+_context: ContextVar[dict[str, str | int] | None] = ContextVar("octavo_log_context", default=None)
+
+
+@contextmanager
+def about(**context: str | int) -> Iterator[None]:
+    """Every line logged inside, in this task and those it starts, carries these: about(request=..., epoch=...)."""
+    token = _context.set({**(_context.get() or {}), **context})
+    try:
+        yield
+    finally:
+        _context.reset(token)
+
+
+def configure(program: str, *, form: str = "human", level: str = "info", stream: TextIO | None = None) -> None:
+    """Sends the logs of this process to `stream` (stderr). Calling it again replaces what was there."""
+    handler = logging.StreamHandler(stream if stream is not None else sys.stderr)
+    handler.setFormatter(JsonFormatter(program) if form == "json" else HumanFormatter(program))
+    root = logging.getLogger()
+    root.handlers[:] = [handler]
+    root.setLevel(level.upper())
+
+
+def stack_of(error: BaseException) -> str:
+    """Where an error came from and its class, with that of its causes, but not what it says."""
+    lines: list[str] = []
+    seen: set[int] = set()
+    current: BaseException | None = error
+    while current is not None and id(current) not in seen:
+        seen.add(id(current))
+        lines[:0] = [
+            *traceback.format_tb(current.__traceback__),
+            f"{type(current).__module__}.{type(current).__qualname__}\n",
+        ]
+        current = current.__cause__ or (None if current.__suppress_context__ else current.__context__)
+    return "".join(lines).rstrip()
+
+
+class JsonFormatter(logging.Formatter):
+    """One JSON object per line: time, level, program, logger, message, the context, and `stack` after an error."""
+
+    def __init__(self, program: str) -> None:
+        super().__init__()
+        self._program = program
+
+    def format(self, record: logging.LogRecord) -> str:
+        fields: dict[str, object] = {
+            "time": _utc(record.created),
+            "level": record.levelname.lower(),
+            "program": self._program,
+            "logger": record.name,
+            "message": record.getMessage(),
+            **(_context.get() or {}),
+        }
+        if record.exc_info and record.exc_info[1]:
+            fields["stack"] = stack_of(record.exc_info[1])
+        return json.dumps(fields, default=str)
+
+
+class HumanFormatter(logging.Formatter):
+    """`12:34:56.789 router  info  message  seq=... epoch=...`, and the stack below if there was an error."""
+
+    def __init__(self, program: str) -> None:
+        super().__init__()
+        self._program = program
+
+    def format(self, record: logging.LogRecord) -> str:
+        clock = time.strftime("%H:%M:%S", time.localtime(record.created))
+        head = f"{clock}.{int(record.msecs):03d} {self._program} {record.levelname.lower():7} {record.getMessage()}"
+        line = "  ".join([head, *(f"{key}={value}" for key, value in (_context.get() or {}).items())])
+        if record.exc_info and record.exc_info[1]:
+            line += "\n" + stack_of(record.exc_info[1])
+        return line
+
+
+def _utc(seconds: float) -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(seconds)) + f".{int(seconds % 1 * 1000):03d}Z"

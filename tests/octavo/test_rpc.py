@@ -1,0 +1,330 @@
+"""Errors cross a real connection unchanged; what is not ours becomes INTERNAL; the options do what they say."""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import grpc
+import grpc.aio
+import pytest
+from google.rpc import error_details_pb2, status_pb2
+from grpc_channelz.v1 import channelz_pb2, channelz_pb2_grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+from hypothesis import given
+from hypothesis import strategies as st
+
+from octavo import errors, limits, rpc
+from octavo.errors import ServingError
+
+SERVICE = "octavo.test.Echo"
+CANARY = "xyzzy-canary"
+ALL = list(errors.all_classes())
+
+
+class Echo:
+    """Raises what it is given, in all four kinds of call; otherwise says back what it hears."""
+
+    def __init__(self, error: BaseException | None = None) -> None:
+        self.error = error
+        self.cancelled = asyncio.Event()
+
+    async def unary_unary(self, request: bytes, context: object) -> bytes:
+        return await self._answer(request)
+
+    async def unary_stream(self, request: bytes, context: object) -> AsyncIterator[bytes]:
+        yield b"first"
+        yield await self._answer(request)
+
+    async def stream_unary(self, requests: AsyncIterator[bytes], context: object) -> bytes:
+        return await self._answer(b"".join([request async for request in requests]))
+
+    async def stream_stream(self, requests: AsyncIterator[bytes], context: object) -> AsyncIterator[bytes]:
+        async for request in requests:
+            yield await self._answer(request)
+
+    async def unary_write(self, request: bytes, context: grpc.aio.ServicerContext) -> None:
+        await context.write(b"first")
+        await context.write(await self._answer(request))
+
+    async def _answer(self, request: bytes) -> bytes:
+        if request == b"hang":
+            try:
+                await asyncio.Event().wait()
+            except asyncio.CancelledError:
+                self.cancelled.set()
+                raise
+        if self.error is not None:
+            raise self.error
+        return request
+
+    def handlers(self) -> grpc.GenericRpcHandler:
+        kinds = ("unary_unary", "unary_stream", "stream_unary", "stream_stream")
+        methods = {kind: getattr(grpc, f"{kind}_rpc_method_handler")(getattr(self, kind)) for kind in kinds}
+        methods["unary_write"] = grpc.unary_stream_rpc_method_handler(self.unary_write)
+        methods["parsed"] = grpc.unary_unary_rpc_method_handler(
+            self.unary_unary,
+            request_deserializer=health_pb2.HealthCheckRequest.FromString,
+            response_serializer=health_pb2.HealthCheckRequest.SerializeToString,
+        )
+        return grpc.method_handlers_generic_handler(SERVICE, methods)
+
+
+@asynccontextmanager
+async def serving(echo: Echo, **options: object) -> AsyncIterator[str]:
+    server = rpc.server(**options)
+    server.add_generic_rpc_handlers((echo.handlers(),))
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    try:
+        yield f"127.0.0.1:{port}"
+    finally:
+        await server.stop(None)
+
+
+@asynccontextmanager
+async def served(echo: Echo, **options: object) -> AsyncIterator[grpc.aio.Channel]:
+    async with serving(echo, **options) as endpoint, rpc.channel(endpoint) as channel:
+        yield channel
+
+
+async def call(channel: grpc.aio.Channel, kind: str, request: bytes = b"hello") -> list[bytes]:
+    path = f"/{SERVICE}/{kind}"
+    if kind == "unary_unary":
+        return [await channel.unary_unary(path)(request)]
+    if kind == "stream_unary":
+        return [await channel.stream_unary(path)(iter([request]))]
+    if kind == "stream_stream":
+        return [reply async for reply in channel.stream_stream(path)(iter([request]))]
+    return [reply async for reply in channel.unary_stream(path)(request)]
+
+
+KINDS = ["unary_unary", "unary_stream", "stream_unary", "stream_stream", "unary_write"]
+
+
+def made(cls: type[ServingError]) -> ServingError:
+    return cls.restore("field: what, where and what next; ünïcode\nand a line", 1234, {"field": "n", "detail": "x"})
+
+
+async def test_every_error_of_the_tree_crosses_unary_and_stream_calls_unchanged():
+    echo = Echo()
+    async with served(echo) as channel:
+        for cls in ALL:
+            for kind in KINDS:
+                echo.error = sent = made(cls)
+                with pytest.raises(ServingError) as caught, rpc.serving_errors():
+                    await call(channel, kind)
+                got = caught.value
+                assert type(got) is cls
+                assert got.message == sent.message
+                assert got.metadata == sent.metadata
+                assert got.retry_after_ms == 1234
+                status = caught.value.__cause__
+                assert status.code().value[0] == cls.code
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_without_an_error_nothing_changes(kind):
+    async with served(Echo()) as channel:
+        expected = [b"first", b"hello"] if kind in ("unary_stream", "unary_write") else [b"hello"]
+        assert await call(channel, kind) == expected
+
+
+async def test_replies_before_the_error_arrive():
+    got = []
+    async with served(Echo(errors.HistoryLost("gone"))) as channel:
+        with pytest.raises(errors.HistoryLost), rpc.serving_errors():
+            async for reply in channel.unary_stream(f"/{SERVICE}/unary_stream")(b"x"):
+                got.append(reply)
+    assert got == [b"first"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_other_exceptions_become_internal_and_are_logged_without_what_they_say(kind, caplog):
+    async with served(Echo(KeyError(CANARY))) as channel:
+        with caplog.at_level(logging.DEBUG), pytest.raises(ServingError) as caught, rpc.serving_errors():
+            await call(channel, kind, b"request " + CANARY.encode())
+    assert type(caught.value) is ServingError
+    error_id = caught.value.metadata["id"]
+    ours = [record for record in caplog.records if record.name == "octavo.rpc"]
+    assert len(ours) == 1
+    assert error_id in ours[0].getMessage()
+    assert "KeyError" in ours[0].getMessage()
+    assert "_answer" in ours[0].getMessage()
+    assert CANARY not in caplog.text
+    assert CANARY not in str(caught.value)
+
+
+@pytest.mark.parametrize("kind", ["unary_unary", "unary_stream", "stream_unary", "stream_stream"])
+async def test_cancellation_reaches_the_handler(kind, caplog):
+    echo = Echo()
+    async with served(echo) as channel:
+        task = asyncio.create_task(call(channel, kind, b"hang"))
+        await asyncio.sleep(0.1)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        await asyncio.wait_for(echo.cancelled.wait(), 5)
+    assert not [record for record in caplog.records if record.name == "octavo.rpc"]
+
+
+async def test_an_abort_by_the_handler_is_left_as_it_is():
+    class Aborting(Echo):
+        async def unary_unary(self, request, context):
+            await context.abort(grpc.StatusCode.OUT_OF_RANGE, "by hand")
+
+    async with served(Aborting()) as channel:
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await call(channel, "unary_unary")
+    assert caught.value.code() is grpc.StatusCode.OUT_OF_RANGE
+    assert type(rpc.error_from(caught.value)) is ServingError
+
+
+async def test_a_string_that_is_not_utf8_is_the_callers_mistake():
+    async with served(Echo()) as channel:
+        with pytest.raises(errors.InvalidArgument) as caught, rpc.serving_errors():
+            await channel.unary_unary(f"/{SERVICE}/parsed")(b"\x0a\x01\xff")
+        assert caught.value.field == "request"
+        assert await channel.unary_unary(f"/{SERVICE}/parsed")(b"\x0a\x01a") == b"\x0a\x01a"
+
+
+async def test_errors_before_any_handler_still_have_a_class():
+    unlimited = [("grpc.max_send_message_length", -1), ("grpc.max_receive_message_length", -1)]
+    async with serving(Echo()) as endpoint:
+        async with rpc.channel(endpoint) as channel:
+            with pytest.raises(errors.Unimplemented), rpc.serving_errors():
+                await call(channel, "no_such_method")
+        async with grpc.aio.insecure_channel(endpoint, options=unlimited) as big:
+            with pytest.raises(errors.MessageTooLarge), rpc.serving_errors():
+                await call(big, "unary_unary", b"x" * (limits.MAX_MESSAGE_BYTES + 1))
+            assert len((await call(big, "unary_unary", b"x" * limits.MAX_MESSAGE_BYTES))[0]) == limits.MAX_MESSAGE_BYTES
+    async with rpc.channel("127.0.0.1:1") as nobody:
+        with pytest.raises(errors.Unreachable), rpc.serving_errors():
+            await call(nobody, "unary_unary")
+
+
+async def test_internal_connections_carry_larger_messages():
+    size = limits.MAX_MESSAGE_BYTES + 1
+    async with serving(Echo(), internal=True) as endpoint, rpc.channel(endpoint, internal=True) as channel:
+        assert len((await call(channel, "unary_unary", b"x" * size))[0]) == size
+
+
+async def test_too_many_calls_at_once():
+    async with served(Echo(), max_concurrent_rpcs=1) as channel:
+        hanging = asyncio.create_task(call(channel, "unary_unary", b"hang"))
+        await asyncio.sleep(0.1)
+        with pytest.raises(errors.TooManyStreams), rpc.serving_errors():
+            await call(channel, "unary_unary")
+        hanging.cancel()
+
+
+async def test_a_deadline_is_a_deadline():
+    async with served(Echo()) as channel:
+        with pytest.raises(errors.DeadlineExceeded), rpc.serving_errors():
+            await channel.unary_unary(f"/{SERVICE}/unary_unary")(b"hang", timeout=0.05)
+
+
+@given(
+    message=st.text(max_size=5000),
+    metadata=st.dictionaries(st.text(max_size=100), st.text(max_size=1000), max_size=4),
+    retry_ms=st.integers(0, 10**9),
+)
+def test_status_of_is_total_and_fits_the_trailers(message, metadata, retry_ms):
+    error = errors.QueueFull.restore(message, retry_ms, metadata)
+    status = rpc.status_of(error)
+    assert status.code == errors.Code.RESOURCE_EXHAUSTED
+    assert 3 * len(status.message.encode()) + 4 / 3 * status.ByteSize() < limits.MAX_METADATA_BYTES
+
+
+class Failed(grpc.RpcError):
+    """A failed call as gRPC would describe it."""
+
+    def __init__(self, trailers, code=grpc.StatusCode.UNAVAILABLE):
+        self._trailers, self._code = trailers, code
+
+    def trailing_metadata(self):
+        return self._trailers
+
+    def code(self):
+        return self._code
+
+    def details(self):
+        return "details"
+
+
+@given(st.binary(max_size=200))
+def test_details_that_are_not_ours_are_not_believed(data):
+    error = rpc.error_from(Failed([(rpc.STATUS_KEY, data)]))
+    assert isinstance(error, errors.Unreachable)
+
+
+def test_details_of_another_domain_are_not_believed():
+    status = status_pb2.Status(code=3)
+    status.details.add().Pack(error_details_pb2.ErrorInfo(reason="STALE_EPOCH", domain="elsewhere"))
+    error = rpc.error_from(Failed([(rpc.STATUS_KEY, status.SerializeToString())]))
+    assert type(error) is errors.Unreachable
+
+
+@pytest.mark.parametrize("code", list(grpc.StatusCode))
+def test_every_code_has_an_error(code):
+    error = rpc.error_from(Failed(None, code))
+    assert error.message
+    assert type(error) is ServingError or error.code == code.value[0]
+
+
+async def test_standard_services_answer():
+    server = rpc.server()
+    server.add_generic_rpc_handlers((Echo().handlers(),))
+    health = rpc.add_standard_services(server, [SERVICE])
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    async with rpc.channel(f"127.0.0.1:{port}") as channel:
+        check = health_pb2_grpc.HealthStub(channel).Check
+        for name in ("", SERVICE):
+            assert (
+                await check(health_pb2.HealthCheckRequest(service=name))
+            ).status == health_pb2.HealthCheckResponse.NOT_SERVING
+            health.set(name, True)
+            assert (
+                await check(health_pb2.HealthCheckRequest(service=name))
+            ).status == health_pb2.HealthCheckResponse.SERVING
+        with pytest.raises(errors.NotFound), rpc.serving_errors():
+            await check(health_pb2.HealthCheckRequest(service="nobody"))
+        listed = await health_pb2_grpc.HealthStub(channel).List(health_pb2.HealthListRequest())
+        assert set(listed.statuses) == {"", SERVICE}
+
+        stream = reflection_pb2_grpc.ServerReflectionStub(channel).ServerReflectionInfo(
+            iter([reflection_pb2.ServerReflectionRequest(list_services="")])
+        )
+        names = {entry.name for reply in [await stream.read()] for entry in reply.list_services_response.service}
+        assert {SERVICE, "grpc.health.v1.Health", "grpc.channelz.v1.Channelz"} <= names
+
+        await call(channel, "unary_unary")
+        servers = await channelz_pb2_grpc.ChannelzStub(channel).GetServers(channelz_pb2.GetServersRequest())
+        assert sum(entry.data.calls_started for entry in servers.server) > 0
+    await server.stop(None)
+
+
+async def test_every_watcher_of_health_sees_every_change():
+    server = rpc.server()
+    health = rpc.add_standard_services(server, [SERVICE])
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    serving, not_serving = health_pb2.HealthCheckResponse.SERVING, health_pb2.HealthCheckResponse.NOT_SERVING
+    async with rpc.channel(f"127.0.0.1:{port}") as channel:
+        watch = health_pb2_grpc.HealthStub(channel).Watch
+        request = health_pb2.HealthCheckRequest(service=SERVICE)
+        leaver, stayer = watch(request), watch(request)
+        assert (await leaver.read()).status == (await stayer.read()).status == not_serving
+        leaver.cancel()
+        await asyncio.sleep(0.05)
+        health.set_all(True)
+        assert (await asyncio.wait_for(stayer.read(), 5)).status == serving
+        health.shut_down()
+        assert (await asyncio.wait_for(stayer.read(), 5)).status == not_serving
+        health.set_all(True)
+        check = health_pb2_grpc.HealthStub(channel).Check
+        assert (await check(request)).status == not_serving
+        stayer.cancel()
+    await server.stop(None)
