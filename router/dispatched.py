@@ -1,0 +1,45 @@
+"""What this router has sent to one worker and the worker has not reported yet.
+
+A dispatch counts from the moment of the decision, or ten requests at once would all see the same idle worker. It stops
+counting when a report can be relied on to contain it: the first one received after the worker has answered ADMITTED.
+Results and reports of one worker share a connection, so that report was written after the admission. Between admission
+and that report a dispatch may count twice, for one reporting interval; it is never not counted.
+"""
+
+from collections.abc import Hashable
+
+
+class Dispatched:
+    """Dispatches to one worker, by any key; `num_tokens` and `num_sequences` are what placement adds."""
+
+    __slots__ = ("_admitted", "_sent", "num_tokens")
+
+    def __init__(self) -> None:
+        self._sent: dict[Hashable, int] = {}
+        self._admitted: list[Hashable] = []
+        self.num_tokens = 0
+
+    @property
+    def num_sequences(self) -> int:
+        return len(self._sent)
+
+    def sent(self, key: Hashable, num_tokens: int) -> None:
+        """A request was given to the worker, with this many tokens to compute."""
+        self.refused(key)
+        self._sent[key] = num_tokens
+        self.num_tokens += num_tokens
+
+    def admitted(self, key: Hashable) -> None:
+        """The worker took it: the next report counts it."""
+        if key in self._sent:
+            self._admitted.append(key)
+
+    def refused(self, key: Hashable) -> None:
+        """The worker did not take it, or it has ended; unknown is fine."""
+        self.num_tokens -= self._sent.pop(key, 0)
+
+    def reported(self) -> None:
+        """A load report came."""
+        for key in self._admitted:
+            self.refused(key)
+        self._admitted.clear()

@@ -1,0 +1,182 @@
+"""Where a request should run: a pure function of snapshots, with one cost per worker, counted in tokens.
+
+    prefill   prompt tokens left to compute, after credit for blocks the worker has
+    load      tokens that go before: queued and in flight, and the batch it would join
+    pressure  tokens that others would compute again because this request takes their blocks
+
+The weights and the reasons for them are in router/README.md.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
+
+from octavo.ids import Incarnation
+
+HOST_CREDIT = 0.75  # of a token computed already: a block in the host pool has to be copied
+BRANCH_TOKENS = 32  # what a branch in the batch costs a newcomer
+OVERFLOW_TOKENS = 256  # what waiting for a branch to end costs, when the batch is full
+EVICTED_SHARE = 0.25  # of evicted prefix tokens that somebody will want again
+PREEMPTED_SHARE = 2.0  # tokens computed again per token of room that is missing
+SLOW_RATIO = 2.0  # how much slower than the fastest a worker must be before its speed counts
+FREE_SHARE = 0.02  # of a worker's blocks that must be free or evictable to take another request
+
+NO_HITS: tuple[int, int] = (0, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerView:
+    """A worker at a moment: what it reported last, and what this router has dispatched since."""
+
+    incarnation: Incarnation
+    worker_id: str
+    available: bool
+    reason_unavailable: str  # empty if available
+    queued_tokens: int  # prompt tokens it reported as still to compute
+    num_running: int  # branches in its batch
+    num_waiting: int  # sequences admitted and waiting, or in host memory
+    dispatched_tokens: int  # prompt tokens sent there that no report can have counted yet
+    num_dispatched: int  # sequences sent there that no report can have counted yet
+    num_free_blocks: int
+    num_cached_blocks: int  # nobody uses them, but they hold a prefix
+    num_blocks: int
+    block_size: int
+    max_batch_sequences: int
+    context_tokens: int
+    prefill_tokens_per_s: float = 0.0  # 0: not known yet
+    recent_picks: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """The score of one worker: octavo.v1.Candidate."""
+
+    worker: WorkerView
+    eligible: bool
+    reason: str  # why not; empty if eligible
+    device_hit_tokens: int
+    host_hit_tokens: int
+    prefill_cost: float
+    load_cost: float
+    pressure_cost: float
+    total_cost: float
+
+    @property
+    def worker_id(self) -> str:
+        return self.worker.worker_id
+
+    @property
+    def recent_picks(self) -> int:
+        return self.worker.recent_picks
+
+
+class _Costs(NamedTuple):
+    prefill: float
+    load: float
+    pressure: float
+
+
+@dataclass(frozen=True)
+class Decision:
+    """The best worker for a prompt, and how every other one compares."""
+
+    prompt_tokens: int
+    hits: Mapping[Incarnation, tuple[int, int]]
+    workers: Sequence[WorkerView]
+    worker: WorkerView | None  # None: nobody can take it
+
+    @cached_property
+    def candidates(self) -> list[Candidate]:
+        """All of them: the cheapest first, those that cannot take it last. Worked out when asked for."""
+        fastest = _fastest(self.workers)
+        scored = [_candidate(view, self.prompt_tokens, self.hits, fastest) for view in self.workers]
+        return sorted(scored, key=lambda c: (not c.eligible, c.total_cost, c.recent_picks, c.worker_id))
+
+
+def place(
+    prompt_tokens: int, hits: Mapping[Incarnation, tuple[int, int]], workers: Sequence[WorkerView]
+) -> Decision:
+    """Picks the eligible worker of the lowest cost; equal ones by the fewest recent picks, then by name.
+
+    `hits` says, by incarnation, how many leading prompt tokens are in a worker's device cache and its host pool.
+    """
+    fastest = _fastest(workers)
+    best: WorkerView | None = None
+    best_rank: tuple[float, int, str] | None = None
+    for view in workers:
+        if not view.available or _refusal(view, prompt_tokens):
+            continue
+        rank = (sum(_costs(view, prompt_tokens, hits, fastest)), view.recent_picks, view.worker_id)
+        if best_rank is None or rank < best_rank:
+            best, best_rank = view, rank
+    return Decision(prompt_tokens, hits, workers, best)
+
+
+def has_room(view: WorkerView) -> bool:
+    """Whether the worker should be given more now, or whether a request does better to stay in the shared queue, where it
+    keeps its rank and can still go anywhere."""
+    if not view.available:
+        return False
+    num_coming = view.num_waiting + view.num_dispatched
+    if view.num_running + num_coming == 0:
+        return True  # whatever its blocks hold, nobody needs it more
+    if num_coming >= lookahead(view) or view.num_running + num_coming >= view.max_batch_sequences:
+        return False
+    return view.num_free_blocks + view.num_cached_blocks > FREE_SHARE * view.num_blocks
+
+
+def lookahead(view: WorkerView) -> int:
+    """Sequences that may wait at a worker, so that its next step never starts short."""
+    return max(2, view.max_batch_sequences // 4)
+
+
+def _refusal(view: WorkerView, prompt_tokens: int) -> str:
+    """Why the worker can never take the prompt; empty if it can."""
+    if prompt_tokens >= view.context_tokens:
+        return f"prompt of {prompt_tokens} tokens leaves no room in its context of {view.context_tokens}"
+    if prompt_tokens >= view.num_blocks * view.block_size:
+        return f"prompt of {prompt_tokens} tokens does not fit its {view.num_blocks} blocks of {view.block_size}"
+    return ""
+
+
+def _fastest(workers: Sequence[WorkerView]) -> float:
+    return max((view.prefill_tokens_per_s for view in workers if view.available), default=0.0)
+
+
+def _costs(
+    view: WorkerView, prompt_tokens: int, hits: Mapping[Incarnation, tuple[int, int]], fastest: float
+) -> _Costs:
+    on_device, in_host = hits.get(view.incarnation, NO_HITS)
+    num_coming = view.num_waiting + view.num_dispatched
+    prefill = max(1.0, prompt_tokens - on_device - HOST_CREDIT * in_host)  # one token is always computed
+    load = float(view.queued_tokens + view.dispatched_tokens + BRANCH_TOKENS * (view.num_running + num_coming))
+    overflow = view.num_running + num_coming + 1 - view.max_batch_sequences
+    if overflow > 0:
+        load += OVERFLOW_TOKENS * overflow
+    speed = view.prefill_tokens_per_s
+    if speed and fastest > SLOW_RATIO * speed:
+        prefill *= fastest / speed
+        load *= fastest / speed
+    pressure = 0.0
+    num_needed = (prompt_tokens - on_device) // view.block_size + 1  # and the block its output begins in
+    if num_needed > view.num_free_blocks:
+        pressure = _pressure(view, num_needed, on_device // view.block_size)
+    return _Costs(prefill, load, pressure)
+
+
+def _pressure(view: WorkerView, num_needed: int, num_hit: int) -> float:
+    """Blocks that are hit may be among the cached ones; they are kept, so they cannot make room."""
+    evictable = max(0, view.num_cached_blocks - num_hit)
+    missing = num_needed - view.num_free_blocks
+    evicted = min(missing, evictable)
+    return view.block_size * (EVICTED_SHARE * evicted + PREEMPTED_SHARE * (missing - evicted))
+
+
+def _candidate(
+    view: WorkerView, prompt_tokens: int, hits: Mapping[Incarnation, tuple[int, int]], fastest: float
+) -> Candidate:
+    costs = _costs(view, prompt_tokens, hits, fastest)
+    reason = _refusal(view, prompt_tokens) if view.available else view.reason_unavailable or "unavailable"
+    on_device, in_host = hits.get(view.incarnation, NO_HITS)
+    return Candidate(view, not reason, reason, on_device, in_host, *costs, total_cost=sum(costs))

@@ -1,0 +1,221 @@
+"""Stop strings in a stream of text, and which token each piece of text belongs to.
+
+A match ends the stream at the character that completes it: of several stop strings completed by the same character the
+longest counts. That depends on the text alone, not on how it was cut into pieces.
+"""
+
+import re
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+from octavo.errors import HistoryLost
+from router.detokenizer import Detokenizer
+
+
+class _Automaton:
+    """Aho-Corasick over the stop strings.
+
+    A state is the longest end of the text that begins some stop string: its depth is what may have to be held back.
+    """
+
+    def __init__(self, stops: Sequence[str]) -> None:
+        self.next: list[dict[str, int]] = [{}]
+        self.fail = [0]
+        self.matched = [""]  # the longest stop string that ends here, if any
+        self.held = [0]  # characters of the longest end of the text that is a proper prefix of a stop string
+        self._insert(stops)
+        self._link()
+        firsts = "".join(re.escape(char) for char in self.next[0])
+        self.first = re.compile(f"[{firsts}]")  # the root is left only at one of these
+
+    def _insert(self, stops: Sequence[str]) -> None:
+        for stop in stops:
+            state = 0
+            for char in stop:
+                if char not in self.next[state]:
+                    self.next[state][char] = len(self.next)
+                    self.next.append({})
+                    self.fail.append(0)
+                    self.matched.append("")
+                    self.held.append(0)
+                state = self.next[state][char]
+            self.matched[state] = stop
+
+    def _link(self) -> None:
+        depth = 0
+        level = [0]
+        while level:
+            below = []
+            for state in level:
+                self.held[state] = depth if self.next[state] else self.held[self.fail[state]]
+                self.matched[state] = self.matched[state] or self.matched[self.fail[state]]
+                for char, child in self.next[state].items():
+                    self.fail[child] = self.step(self.fail[state], char) if state else 0
+                    below.append(child)
+            level, depth = below, depth + 1
+
+    def step(self, state: int, char: str) -> int:
+        while True:
+            following = self.next[state].get(char)
+            if following is not None:
+                return following
+            if state == 0:
+                return 0
+            state = self.fail[state]
+
+
+class StopMatcher:
+    """Passes text through until a stop string is complete, and holds back what may yet become one.
+
+    After a match `stopped` is true, `matched` is the stop string, and nothing more comes out.
+    """
+
+    __slots__ = ("_automaton", "_held", "_include", "_state", "matched", "stopped")
+
+    def __init__(self, stops: Sequence[str], include: bool = False) -> None:
+        """`stops` are not empty strings; with `include` the stop string itself comes out, too."""
+        if not all(stops):
+            raise ValueError("a stop string is empty")
+        self.stopped = False
+        self.matched = ""
+        self._include = include
+        self._automaton = _Automaton(stops) if stops else None
+        self._state = 0
+        self._held = ""
+
+    def push(self, text: str, armed: bool = True) -> str:
+        """The text that is certain to come out. Unless `armed`, a stop string that is completed here is just text."""
+        if self.stopped:
+            return ""
+        if self._automaton is None:
+            return text
+        end = self._scan(self._automaton, text, armed)
+        if end is not None:
+            return self._stop(self._automaton.matched[self._state], self._held + text[:end])
+        text = self._held + text
+        cut = len(text) if self._include else len(text) - self._automaton.held[self._state]
+        self._held = text[cut:]
+        return text[:cut]
+
+    def flush(self) -> str:
+        """What was held back: the stream has ended without its stop string."""
+        held, self._held = self._held, ""
+        self._state = 0
+        return held
+
+    def _scan(self, automaton: _Automaton, text: str, armed: bool) -> int | None:
+        """Follows the text to its end, or to the character that completes a stop string: then the position after it."""
+        state, position, length = self._state, 0, len(text)
+        end = None
+        while position < length and end is None:
+            if state == 0:
+                found = automaton.first.search(text, position)
+                if found is None:
+                    break
+                position = found.start()
+            state = automaton.step(state, text[position])
+            position += 1
+            if armed and automaton.matched[state]:
+                end = position
+        self._state = state
+        return end
+
+    def _stop(self, matched: str, text: str) -> str:
+        self.stopped = True
+        self.matched = matched
+        self._held = ""
+        return text if self._include else text[: -len(matched)]
+
+
+@dataclass(frozen=True, slots=True)
+class TextDelta:
+    """What some tokens added to a branch's text."""
+
+    text: str
+    num_tokens_used: int  # of all tokens so far; the one that completed a stop string is the last that counts
+    stopped: bool  # a stop string is complete
+
+
+class TextStream:
+    """The text of one branch. A pure function of its tokens, so any router can rebuild it from the journal.
+
+    Without `stops` nothing ends it. A stop string completed before `min_tokens` tokens is just text. Tokens among
+    `hidden_ids` (those that end a branch) count but have no text.
+    """
+
+    __slots__ = ("_detokenizer", "_has_stops", "_hidden_ids", "_matcher", "_min_tokens", "_num_tokens", "_skip_bytes")
+
+    def __init__(
+        self,
+        detokenizer: Detokenizer,
+        *,
+        stops: Sequence[str] = (),
+        include_stop: bool = False,
+        min_tokens: int = 0,
+        hidden_ids: Collection[int] = (),
+    ) -> None:
+        """`detokenizer` is fresh and belongs to this stream."""
+        self._detokenizer = detokenizer
+        self._matcher = StopMatcher(stops, include_stop)
+        self._min_tokens = min_tokens
+        self._hidden_ids = frozenset(hidden_ids)
+        self._has_stops = bool(stops)
+        self._num_tokens = 0
+        self._skip_bytes = 0  # of the text to come: delivered before this stream was rebuilt
+
+    def push(self, ids: Sequence[int]) -> TextDelta:
+        """The text that has become certain. After a stop: none."""
+        if self._has_stops:
+            return self._delta(self._push_singly(ids))
+        self._num_tokens += len(ids)
+        return self._delta(self._detokenizer.push(self._visible(ids)))
+
+    def finish(self) -> TextDelta:
+        """What was held back; the branch has ended. HistoryLost if more had been delivered than there is."""
+        text = ""
+        if not self._matcher.stopped:
+            text = self._matcher.push(self._detokenizer.flush(), self._num_tokens >= self._min_tokens)
+            text += self._matcher.flush()
+        delta = self._delta(text)
+        if self._skip_bytes:
+            raise HistoryLost(f"{self._skip_bytes} more bytes of text were delivered than the journal has")
+        return delta
+
+    def resume(self, ids: Sequence[int], delivered_bytes: int) -> TextDelta:
+        """Rebuilds a new stream from all tokens of the branch so far: what of their text has not been delivered yet.
+
+        `delivered_bytes` counts UTF-8 from the start of the branch. HistoryLost if it ends within a character.
+        """
+        self._skip_bytes = delivered_bytes
+        return self.push(ids)
+
+    def _push_singly(self, ids: Sequence[int]) -> str:
+        """Token by token, to know which one completes a stop string."""
+        pieces = []
+        for token_id in ids:
+            if self._matcher.stopped:
+                break
+            self._num_tokens += 1
+            if token_id not in self._hidden_ids:
+                text = self._detokenizer.push((token_id,))
+                pieces.append(self._matcher.push(text, self._num_tokens >= self._min_tokens))
+        return "".join(pieces)
+
+    def _visible(self, ids: Sequence[int]) -> Sequence[int]:
+        if self._hidden_ids.isdisjoint(ids):
+            return ids
+        return [token_id for token_id in ids if token_id not in self._hidden_ids]
+
+    def _delta(self, text: str) -> TextDelta:
+        if self._skip_bytes and text:
+            text = self._skip(text)
+        return TextDelta(text, self._num_tokens, self._matcher.stopped)
+
+    def _skip(self, text: str) -> str:
+        data = text.encode()
+        skipped = min(self._skip_bytes, len(data))
+        self._skip_bytes -= skipped
+        try:
+            return data[skipped:].decode()
+        except UnicodeDecodeError:
+            raise HistoryLost("the text delivered before ends within a character of the journal's text") from None

@@ -1,0 +1,66 @@
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from octavo.errors import Mismatch
+from router.detokenizer import Detokenizer, Pieces, build_pieces
+
+PARTS = [b"a", b" b", b"  ", b" ", b"", b"\xc3", b"\xa9", b"\xf0\x9f", b"\x98", b"\x80", b"\xff", "é你".encode(), b"\xed\xa0"]
+IDS = st.lists(st.integers(0, len(PARTS) + 2), max_size=40)
+RULES = st.sampled_from([Pieces(PARTS), Pieces(PARTS, strip=1), Pieces(PARTS, strip=3), Pieces(PARTS, bare_first=True)])
+
+
+def whole(pieces: Pieces, ids: list[int]) -> str:
+    """The slow, obvious definition."""
+    parts = [PARTS[i] if i < len(PARTS) else b"" for i in ids]
+    if pieces.bare_first and parts:
+        parts[0] = parts[0].replace(b" ", b"")
+    data = b"".join(parts)
+    dropped = min(len(data) - len(data.lstrip(b" ")), pieces.strip)
+    return data[dropped:].decode(errors="replace")
+
+
+@given(RULES, IDS, st.data())
+def test_any_chunking_joins_to_the_whole(pieces: Pieces, ids: list[int], data: st.DataObject) -> None:
+    detokenizer, text, start = Detokenizer(pieces), "", 0
+    while start < len(ids):
+        size = data.draw(st.integers(0, 5))
+        text += detokenizer.push(ids[start : start + size])
+        start += size
+        # Nothing that has come out is ever taken back, and only an unfinished character is missing.
+        assert whole(pieces, ids).startswith(text)
+        certain = whole(pieces, ids[:start])
+        assert certain.startswith(text) and not certain[len(text) :].strip("\ufffd")
+    assert text + detokenizer.flush() == whole(pieces, ids)
+
+
+@given(st.text(st.characters(exclude_categories=["Cs"])))
+def test_valid_text_never_comes_out_broken(text: str) -> None:
+    detokenizer = Detokenizer(Pieces([bytes([byte]) for byte in range(256)]))
+    shown = ""
+    for byte in text.encode():
+        shown += detokenizer.push([byte])
+        assert text.startswith(shown)
+    assert shown == text and detokenizer.flush() == ""
+
+
+def test_byte_level_pieces_are_bytes_and_added_tokens_are_as_written() -> None:
+    pieces = build_pieces({"type": "ByteLevel"}, ["Ġhi", "Ċ", "ð", "<|end of text|>", None])
+    assert list(pieces.table) == [b" hi", b"\n", b"\xf0", b"<|end of text|>", b""]
+
+
+def test_sentencepiece_pieces() -> None:
+    steps = [
+        {"type": "Replace", "pattern": {"String": "▁"}, "content": " "},
+        {"type": "ByteFallback"},
+        {"type": "Fuse"},
+        {"type": "Strip", "content": " ", "start": 1, "stop": 0},
+    ]
+    pieces = build_pieces({"type": "Sequence", "decoders": steps}, ["▁a", "<0xE4>", "<0xZZ>", "▁▁"])
+    assert (list(pieces.table), pieces.strip) == ([b" a", b"\xe4", b"<0xZZ>", b"  "], 1)
+
+
+@pytest.mark.parametrize("decoder", [None, {"type": "WordPiece"}, {"type": "Sequence", "decoders": [{"type": "CTC"}]}])
+def test_a_decoder_that_cannot_be_streamed_is_refused(decoder: dict[str, object] | None) -> None:
+    with pytest.raises(Mismatch):
+        build_pieces(decoder, ["a"])

@@ -1,0 +1,163 @@
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from octavo.errors import HistoryLost
+from router.detokenizer import Detokenizer, Pieces
+from router.stop import StopMatcher, TextDelta, TextStream
+
+ALPHABET = "abc"
+STOPS = st.lists(st.text(ALPHABET, min_size=1, max_size=5), max_size=4)
+CHUNKS = st.lists(st.text(ALPHABET, max_size=6), max_size=12)
+# Whole tokens, parts of characters, an end token, a token without text.
+PIECES = Pieces([b"a", b"b", b"c", b"ab", b"bca", b"\xe4\xbd", b"\xa0", b"\xff", b"<end>", b""])
+TOKENS = st.lists(st.integers(0, len(PIECES.table) - 1), max_size=25)
+
+
+def first_match(text: str, stops: Sequence[str]) -> tuple[int, str] | None:
+    """The slow, obvious definition: where the first completed stop string ends, and which it is."""
+    for end in range(1, len(text) + 1):
+        found = [stop for stop in stops if text[:end].endswith(stop)]
+        if found:
+            return end, max(found, key=len)
+    return None
+
+
+def proper_prefix_at_end(text: str, stops: Sequence[str]) -> int:
+    prefixes = {stop[:length] for stop in stops for length in range(1, len(stop))}
+    return max((length for length in range(1, len(text) + 1) if text[-length:] in prefixes), default=0)
+
+
+@given(STOPS, CHUNKS, st.booleans())
+def test_matches_the_definition_for_any_chunking(stops: list[str], chunks: list[str], include: bool) -> None:
+    matcher = StopMatcher(stops, include)
+    shown = "".join(matcher.push(chunk) for chunk in chunks) + matcher.flush()
+    text = "".join(chunks)
+    match = first_match(text, stops)
+    if match is None:
+        assert (shown, matcher.stopped, matcher.matched) == (text, False, "")
+    else:
+        end, stop = match
+        assert matcher.stopped and matcher.matched == stop
+        assert shown == (text[:end] if include else text[: end - len(stop)])
+
+
+@given(STOPS, CHUNKS)
+def test_holds_back_exactly_what_may_become_a_stop_string(stops: list[str], chunks: list[str]) -> None:
+    matcher = StopMatcher(stops)
+    text, shown = "", ""
+    for chunk in chunks:
+        text += chunk
+        shown += matcher.push(chunk)
+        if matcher.stopped:
+            break
+        assert shown == text[: len(text) - proper_prefix_at_end(text, stops)]
+
+
+@given(STOPS, st.lists(st.tuples(st.text(ALPHABET, max_size=3), st.booleans()), max_size=12))
+def test_unarmed_completions_are_text(stops: list[str], chunks: list[tuple[str, bool]]) -> None:
+    matcher = StopMatcher(stops)
+    shown = "".join(matcher.push(chunk, armed) for chunk, armed in chunks) + matcher.flush()
+    text, expected, position = "".join(chunk for chunk, _ in chunks), None, 0
+    for chunk, armed in chunks:
+        for position in range(position + 1, position + len(chunk) + 1):
+            found = [stop for stop in stops if text[:position].endswith(stop)]
+            if found and armed and expected is None:
+                expected = text[: position - max(map(len, found))]
+    assert shown == (text if expected is None else expected)
+
+
+def test_regex_characters_in_stop_strings_are_plain() -> None:
+    for stop in ("]", "^", "\\", "-", ".*", "[a]"):
+        matcher = StopMatcher([stop, "^-]"])
+        assert matcher.push(f"xa{stop}y") == "xa"
+        assert matcher.matched == stop
+
+
+def test_an_empty_stop_string_is_refused() -> None:
+    with pytest.raises(ValueError, match="empty"):
+        StopMatcher(["a", ""])
+
+
+def stream_of(stops: Sequence[str] = (), **options: object) -> TextStream:
+    return TextStream(Detokenizer(PIECES), stops=stops, **options)  # type: ignore[arg-type]
+
+
+def chunked(data: st.DataObject, ids: list[int]) -> list[list[int]]:
+    chunks, start = [], 0
+    while start < len(ids):
+        size = data.draw(st.integers(1, len(ids) - start))
+        chunks.append(ids[start : start + size])
+        start += size
+    return chunks
+
+
+@given(STOPS, TOKENS, st.booleans(), st.integers(0, 8), st.sets(st.sampled_from([1, 8])), st.data())
+def test_text_stream_is_the_same_for_any_chunking(
+    stops: list[str], ids: list[int], include: bool, min_tokens: int, hidden: set[int], data: st.DataObject
+) -> None:
+    options = {"include_stop": include, "min_tokens": min_tokens, "hidden_ids": hidden}
+    whole, parts = stream_of(stops, **options), stream_of(stops, **options)
+    expected = "".join(delta.text for delta in (whole.push(ids), whole.finish()))
+    deltas = [parts.push(chunk) for chunk in chunked(data, ids)] + [parts.finish()]
+    assert "".join(delta.text for delta in deltas) == expected
+    last = whole.finish()
+    assert (deltas[-1].num_tokens_used, deltas[-1].stopped) == (last.num_tokens_used, last.stopped)
+
+
+@given(STOPS, TOKENS, st.integers(0, 8))
+def test_the_token_that_completes_the_stop_string_is_the_last_that_counts(
+    stops: list[str], ids: list[int], min_tokens: int
+) -> None:
+    stream = stream_of(stops, min_tokens=min_tokens)
+    delta = stream.push(ids)
+    if not delta.stopped:
+        assert delta.num_tokens_used == len(ids)
+        return
+    used = delta.num_tokens_used
+    assert used >= min_tokens
+    before = stream_of(stops, min_tokens=min_tokens)
+    assert not before.push(ids[: used - 1]).stopped
+    assert before.push(ids[used - 1 : used]).stopped
+    assert stream.push([0, 1, 2]) == TextDelta("", used, True)
+
+
+@given(TOKENS, st.sets(st.integers(0, 9)))
+def test_without_stop_strings_all_text_but_that_of_hidden_tokens_comes_out(ids: list[int], hidden: set[int]) -> None:
+    stream = stream_of(hidden_ids=hidden)
+    text = stream.push(ids).text + stream.finish().text
+    assert text == b"".join(PIECES.table[i] for i in ids if i not in hidden).decode(errors="replace")
+
+
+@given(STOPS, TOKENS, st.integers(0, 25), st.booleans())
+def test_a_resumed_stream_says_nothing_twice_and_leaves_nothing_out(
+    stops: list[str], ids: list[int], at: int, include: bool
+) -> None:
+    first = stream_of(stops, include_stop=include)
+    delivered = first.push(ids[:at]).text
+    rest = first.push(ids[at:]).text + first.finish().text
+    # The journal may have grown between delivery and resumption, or not.
+    for known in (ids[:at], ids):
+        second = stream_of(stops, include_stop=include)
+        again = second.resume(known, len(delivered.encode())).text
+        again += second.push(ids[len(known) :]).text + second.finish().text
+        assert again == rest
+
+
+def test_resuming_after_the_last_word_says_nothing() -> None:
+    first = stream_of()
+    text = first.push([0, 5]).text + first.finish().text  # ends in half a character
+    second = stream_of()
+    assert second.resume([0, 5], len(text.encode())).text == ""
+    assert second.finish().text == ""
+
+
+def test_a_delivery_that_the_journal_does_not_explain_is_history_lost() -> None:
+    stream = stream_of()
+    stream.resume([0], 7)
+    with pytest.raises(HistoryLost):
+        stream.finish()
+    with pytest.raises(HistoryLost):
+        stream_of().resume([5, 6], 1)
