@@ -1,0 +1,41 @@
+"""Random numbers without state: Philox4x32-10 (Salmon, Moraes, Dror, Shaw, 2011).
+
+A number is a pure function of its key and counter, so a draw needs no generator to keep, journal or migrate. Here the
+key is a request's seed and the counter is (branch, index of the output token, 0, 0).
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+_ROUNDS = 10
+_LOW = np.uint64(0xFFFFFFFF)
+_SHIFT = np.uint64(32)
+_MULTIPLIERS = np.array([[0xD2511F53], [0xCD9E8D57]], dtype=np.uint64)
+_KEY_STEPS = np.array([[0x9E3779B9], [0xBB67AE85]], dtype=np.uint64)
+
+
+def philox(counters: NDArray[np.uint64], keys: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """Four random 32-bit words for each column: `counters` is [4, n], `keys` is [2, n], the result [4, n].
+
+    All hold 32-bit words in 64 bits, so that the products of a round are exact.
+    """
+    even, odd, key = counters[0::2], counters[1::2], keys
+    for _ in range(_ROUNDS):
+        products = even * _MULTIPLIERS
+        even = (products[::-1] >> _SHIFT) ^ odd ^ key
+        odd = products[::-1] & _LOW
+        key = (key + _KEY_STEPS) & _LOW
+    return np.stack((even[0], odd[0], even[1], odd[1]))
+
+
+def uniforms(seeds: Sequence[int], branches: Sequence[int], indices: Sequence[int]) -> NDArray[np.float64]:
+    """A number in [0, 1), of 53 random bits, for each (seed of 64 bits, branch, index)."""
+    seed = np.array(seeds, dtype=np.uint64)
+    zeros = np.zeros(len(seed), dtype=np.uint64)
+    counters = np.stack((np.array(branches, dtype=np.uint64), np.array(indices, dtype=np.uint64), zeros, zeros))
+    words = philox(counters, np.stack((seed & _LOW, seed >> _SHIFT)))
+    bits = (words[0] | words[1] << _SHIFT) >> np.uint64(11)
+    numbers: NDArray[np.float64] = bits.astype(np.float64) * 2.0**-53
+    return numbers
