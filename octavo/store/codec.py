@@ -1,0 +1,113 @@
+"""Records and journals to and from what the functions take and give."""
+
+import struct
+from collections.abc import Sequence
+from typing import Any
+
+from octavo.ids import Incarnation, RequestId, SequenceId
+from octavo.record import Append, NewSequence, Notice, Record, State
+from octavo.sampling import FinishReason
+
+_ITEM = struct.Struct("<QHIIBI")  # epoch, branch, first index, tokens, finish, bytes of failure
+
+
+def pack_tokens(token_ids: Sequence[int]) -> bytes:
+    return struct.pack(f"<{len(token_ids)}I", *token_ids)
+
+
+def unpack_tokens(data: bytes) -> tuple[int, ...]:
+    return struct.unpack(f"<{len(data) // 4}I", data)
+
+
+def pack_items(items: Sequence[Append]) -> bytes:
+    parts: list[bytes] = []
+    for item in items:
+        failure = item.failure.encode()
+        count = len(item.token_ids)
+        parts.append(_ITEM.pack(item.epoch, item.branch, item.first_index, count, item.finish, len(failure)))
+        parts.append(struct.pack(f"<{count}I", *item.token_ids))
+        parts.append(failure)
+    return b"".join(parts)
+
+
+def fixed_fields(new: NewSequence) -> list[str | bytes | int]:
+    """What never changes after acceptance (but for the router), as field, value, field, value."""
+    fields: dict[str, str | bytes | int] = {
+        "request_id": new.request_id,
+        "body_hash": new.body_hash,
+        "model": new.model,
+        "layout": new.layout,
+        "sampling": new.sampling,
+        "prompt_len": len(new.prompt),
+        "prompt_chain": new.prompt_chain,
+        "max_tokens": new.max_tokens,
+        "tenant": new.tenant,
+        "salt": new.salt,
+        "priority": new.priority,
+        "keep_on_disconnect": int(new.keep_on_disconnect),
+        "router": new.router,
+    }
+    return [part for pair in fields.items() for part in pair]
+
+
+def queue_cost(new: NewSequence) -> int:
+    """What a waiting sequence counts for: the most tokens it can come to hold."""
+    return len(new.prompt) + new.max_tokens * new.num_branches
+
+
+def _timeline(text: str) -> tuple[tuple[int, str, str], ...]:
+    entries = (line.split(" ", 2) for line in text.split("\n") if line)
+    return tuple((int(at), what, detail) for at, what, detail in entries)
+
+
+def parse_record(seq_id: SequenceId, flat: Sequence[bytes], lengths: Sequence[int]) -> Record:
+    raw: dict[str, bytes] = {flat[i].decode(): flat[i + 1] for i in range(0, len(flat), 2)}
+    text: dict[str, str] = {
+        name: value.decode() for name, value in raw.items() if name not in ("body_hash", "sampling")
+    }
+    finishes = tuple(FinishReason(int(digit)) for digit in text["finishes"])
+    finals = tuple(int(text.get(f"length{branch}", length)) for branch, length in enumerate(lengths))
+    return Record(
+        seq_id=seq_id,
+        request_id=RequestId(text["request_id"]),
+        body_hash=raw["body_hash"],
+        state=State(text["state"]),
+        epoch=int(text["epoch"]),
+        owner=Incarnation(text["owner"]),
+        take_id=text["take_id"],
+        mig_id=text["mig_id"],
+        mig_to=text["mig_to"],
+        last_mig=text["last_mig"],
+        model=text["model"],
+        layout=text["layout"],
+        sampling=raw["sampling"],
+        prompt_len=int(text["prompt_len"]),
+        prompt_chain=int(text["prompt_chain"]),
+        num_branches=len(finishes),
+        max_tokens=int(text["max_tokens"]),
+        tenant=text["tenant"],
+        salt=text["salt"],
+        priority=int(text["priority"]),
+        deadline_ms=int(text["deadline_ms"]),
+        keep_on_disconnect=text["keep_on_disconnect"] == "1",
+        router=Incarnation(text["router"]),
+        detached_since_ms=int(text["detached_since_ms"]),
+        accepted_ms=int(text["accepted_ms"]),
+        crashes=int(text["crashes"]),
+        suspects=tuple(Incarnation(name) for name in text["suspects"].split(",") if name),
+        cancel=text["cancel"] == "1",
+        finishes=finishes,
+        num_tokens=tuple(lengths),
+        final_lengths=finals,
+        failure=text["failure"],
+        timeline=_timeline(text["timeline"]),
+    )
+
+
+def parse_notice(data: bytes) -> Notice:
+    seq_id, what, epoch, owner = data.decode().split(" ")
+    return Notice(SequenceId(seq_id), what, int(epoch), Incarnation(owner))
+
+
+def pairs(flat: Sequence[Any]) -> list[tuple[Any, Any]]:
+    return [(flat[i], flat[i + 1]) for i in range(0, len(flat), 2)]

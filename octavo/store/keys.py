@@ -1,0 +1,34 @@
+"""The names of everything in the store, in one place. No part of a key is ever chosen by a client.
+
+All keys of a sequence share the hash tag of its shard, so that each function touches one slot of a cluster. The
+functions derive a shard's other keys from its generation key (see lua/), so the two lists must agree.
+"""
+
+from octavo.ids import Incarnation, SequenceId
+
+MAX_SHARDS = 64
+QUEUED_CHANNEL = "octavo:queued"
+
+
+def shard_of(seq_id: SequenceId, num_shards: int) -> int:
+    return int(seq_id[:4], 16) % num_shards
+
+
+def prefix(shard: int) -> str:
+    return f"octavo:{{s{shard}}}:"
+
+
+def generation(shard: int) -> str:
+    return prefix(shard) + "gen"
+
+
+def record(shard: int, seq_id: SequenceId) -> str:
+    return f"{prefix(shard)}seq:{seq_id}"
+
+
+def lease(shard: int, member: Incarnation) -> str:
+    return f"{prefix(shard)}lease:{member}"
+
+
+def notice_channel(router: Incarnation) -> str:
+    return f"octavo:notice:{router}"

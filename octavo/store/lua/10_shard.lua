@@ -1,0 +1,117 @@
+-- What every function begins with, and the small things they share.
+--
+-- Calling convention of all functions:
+--   KEYS[1]  the shard's generation key, octavo:{s<k>}:gen; the shard's other keys are derived from it
+--   KEYS[2]  the sequence's record, octavo:{s<k>}:seq:<id>, where the function is about one sequence
+--   ARGV[1]  the generation the caller knows
+--   ARGV[2]  how long take-overs freeze after a restart, in ms
+--   ARGV[3]  how long ended sequences are kept, in ms
+--   ARGV[4]  and on: what the function's comment says, as a1, a2, ...
+--   reply    an array that starts with a status; {'STALE_GENERATION', generation} means that nothing was done
+
+local ALIVE_MS = 24 * 3600 * 1000            -- bound on every key of a live sequence; renewed by writes and sweeps
+local GENERATION_MS = 30 * 24 * 3600 * 1000  -- renewed by heartbeats
+local LEASE_LINGER_MS = 60 * 1000            -- a lease ends by the time written in it; the key goes later
+local CHECK_MS = 1000                        -- how often a sweep looks at a live sequence
+local QUARANTINE_MS = 60 * 1000              -- how long a worker counts as running one suspect alone
+local POISON_CRASHES = 3
+local PROOF_TOKENS = 16                      -- journalled since the last take: the sequence is no poison
+local MAX_SUSPECTS = 4
+local MAX_TIMELINE = 32
+local MAX_EXPIRED_PER_POP = 64
+
+local STOPPED = { CANCELLED = '3', DEADLINE = '4', ERROR = '5' }  -- of FinishReason; '0' is: still running
+
+-- The server process these functions run in, and the shards it has served: empty after every restart.
+local run_id
+local served = {}
+
+-- The shard, with its generation. Whoever comes first after the server's process has changed (a restart, a
+-- replica's promotion) begins a new generation. It starts from the clock, so that it grows even when all data is lost.
+local function enter(generation_key, args)
+  local raw = redis.call('GET', generation_key)
+  local shard = served[generation_key]
+  if not shard or shard.raw ~= raw then
+    run_id = run_id or string.match(redis.call('INFO', 'server'), 'run_id:(%x+)')
+    local generation, writer, frozen = string.match(raw or '', '^(%d+) (%x+) (%d+)$')
+    generation, frozen = tonumber(generation or 0), tonumber(frozen or 0)
+    if writer ~= run_id then
+      local now = now_ms()
+      frozen = generation > 0 and now + tonumber(args[2]) or 0
+      generation = math.max(generation + 1, math.floor(now / 1000))
+      raw = string.format('%.0f %s %.0f', generation, run_id, frozen)
+      redis.call('SET', generation_key, raw, 'PX', GENERATION_MS)
+    end
+    shard = {
+      raw = raw, generation = generation, frozen_until = frozen,
+      prefix = string.sub(generation_key, 1, -4),
+    }
+    served[generation_key] = shard
+  end
+  shard.retain_ms = tonumber(args[3])
+  return shard
+end
+
+-- Registers body(shard, keys, a1, a2, ...). Where memory is short, functions that free some still run.
+local function define(name, body, frees)
+  redis.register_function{
+    function_name = 'octavo1_' .. name,
+    flags = frees and { 'allow-oom' } or {},
+    callback = function(keys, args)
+      local shard = enter(keys[1], args)
+      if shard.generation ~= tonumber(args[1]) then return { 'STALE_GENERATION', shard.generation } end
+      return body(shard, keys, unpack(args, 4))
+    end,
+  }
+end
+
+local function record_key(shard, id) return shard.prefix .. 'seq:' .. id end
+local function id_of(key) return string.match(key, '([^:]+)$') end
+
+-- The record as a table of strings, or nil.
+local function fetch(key)
+  local flat = redis.call('HGETALL', key)
+  if #flat == 0 then return nil end
+  local rec = { key = key, id = id_of(key) }
+  for i = 1, #flat, 2 do rec[flat[i]] = flat[i + 1] end
+  return rec
+end
+
+-- Writes fields to the record and to the table alike.
+local function update(rec, fields)
+  local flat = {}
+  for name, value in pairs(fields) do
+    rec[name] = tostring(value)
+    flat[#flat + 1], flat[#flat + 2] = name, value
+  end
+  redis.call('HSET', rec.key, unpack(flat))
+end
+
+local function ended(rec) return rec.state ~= 'QUEUED' and rec.state ~= 'RUNNING' end
+
+local function journal_length(rec, branch) return redis.call('STRLEN', rec.key .. ':' .. branch) / 4 end
+
+local function expire_all(rec, ms)
+  redis.call('PEXPIRE', rec.key, ms)
+  redis.call('PEXPIRE', rec.key .. ':prompt', ms)
+  for branch = 0, #rec.finishes - 1 do redis.call('PEXPIRE', rec.key .. ':' .. branch, ms) end
+end
+
+-- One more line "<ms after acceptance> <what> <detail>"; the oldest go first.
+local function note(rec, now, what, detail)
+  local line = string.format('%.0f %s %s', now - tonumber(rec.accepted_ms), what, detail)
+  local lines = rec.timeline == '' and line or rec.timeline .. '\n' .. line
+  local _, breaks = string.gsub(lines, '\n', '')
+  if breaks >= MAX_TIMELINE then lines = string.match(lines, '^[^\n]*\n(.*)$') end
+  update(rec, { timeline = lines })
+end
+
+-- Tells the router whose client is attached. May get lost: whoever listens also looks now and then.
+local function notify(rec, what)
+  if rec.router == '' then return end
+  redis.call('PUBLISH', 'octavo:notice:' .. rec.router, table.concat({ rec.id, what, rec.epoch, rec.owner }, ' '))
+end
+
+local function lease_alive(shard, member, now)
+  return (tonumber(redis.call('GET', shard.prefix .. 'lease:' .. member) or 0)) > now
+end

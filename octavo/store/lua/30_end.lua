@@ -1,0 +1,50 @@
+-- How a sequence ends: branch by branch, and then as a whole, once and for ever.
+
+local function clear_quarantine(shard, rec)
+  local key = shard.prefix .. 'quarantine:' .. rec.owner
+  local mark = redis.call('GET', key)
+  if mark and string.match(mark, '^(%S+)') == rec.id then redis.call('DEL', key) end
+end
+
+local function close(shard, rec, now)
+  local state = 'DONE'
+  if string.find(rec.finishes, STOPPED.ERROR, 1, true) then state = 'FAILED'
+  elseif string.find(rec.finishes, STOPPED.CANCELLED, 1, true) then state = 'CANCELLED' end
+  update(rec, { state = state, mig_id = '', mig_to = '' })
+  note(rec, now, 'ended', state)
+  leave_queue(shard, rec)
+  redis.call('ZREM', shard.prefix .. 'live', rec.id)
+  if rec.crashes ~= '0' then clear_quarantine(shard, rec) end
+  expire_all(rec, shard.retain_ms)
+  notify(rec, 'ended')
+end
+
+-- Ends branch (-1: all that run) with a FinishReason's digit; `length` may be nil. The sequence ends with its last branch.
+local function finish(shard, rec, branch, reason, length, failure)
+  local first, last = branch, branch
+  if branch == -1 then first, last = 0, #rec.finishes - 1 end
+  local finishes = rec.finishes
+  local fields = {}
+  for b = first, last do
+    if string.sub(finishes, b + 1, b + 1) == '0' then
+      finishes = string.sub(finishes, 1, b) .. reason .. string.sub(finishes, b + 2)
+      if length then fields['length' .. b] = length end
+    end
+  end
+  fields.finishes = finishes
+  if failure ~= '' and rec.failure == '' then fields.failure = failure end
+  update(rec, fields)
+  if not string.find(finishes, '0', 1, true) then close(shard, rec, now_ms()) end
+end
+
+-- KEYS: generation, record.  a: branch or -1, reason digit, delivered length or '', failure JSON or ''
+-- Reply: {'OK', 1} if the branch (one of them, for -1) ends for this reason now or did before; else {'OK', 0}.
+define('finish', function(shard, keys, branch, reason, length, failure)
+  local rec = fetch(keys[2])
+  branch, length = tonumber(branch), tonumber(length)
+  if not rec or branch >= #rec.finishes then return { 'OK', 0 } end
+  if length and length > journal_length(rec, branch) then return { 'OK', 0 } end
+  if not ended(rec) then finish(shard, rec, branch, reason, length, failure) end
+  local finishes = branch == -1 and rec.finishes or string.sub(rec.finishes, branch + 1, branch + 1)
+  return { 'OK', string.find(finishes, reason, 1, true) and 1 or 0 }
+end, true)

@@ -1,0 +1,69 @@
+-- The journal: one string of packed little-endian u32 per branch. Its length is the number of committed tokens.
+
+local OK, OK_CANCEL, DUP, FENCED, CLOSED, GAP, CONFLICT, GONE = 0, 1, 2, 3, 4, 5, 6, 7
+
+-- A sequence with crashes behind it has shown that it can run.
+local function count_proof(shard, key, tokens)
+  if redis.call('HINCRBY', key, 'proof', tokens) < PROOF_TOKENS then return end
+  local rec = fetch(key)
+  clear_quarantine(shard, rec)
+  update(rec, { crashes = 0, suspects = '' })
+  note(rec, now_ms(), 'proved', rec.owner)
+end
+
+local function finish_appended(shard, key, branch, reason, failure)
+  finish(shard, fetch(key), branch, tostring(reason), nil, failure)
+end
+
+-- One item; returns the status and the journal's length. The record's owner at this epoch may only add at the end;
+-- what it sent before it may send again.
+local function append(shard, key, epoch, branch, first, count, reason, tokens, failure)
+  local rec = redis.call('HMGET', key, 'epoch', 'state', 'finishes', 'cancel', 'crashes', 'max_tokens')
+  if not rec[1] then return GONE, 0 end
+  local state, finishes = rec[2], rec[3]
+  if branch >= #finishes then return CONFLICT, 0 end
+  local journal = key .. ':' .. branch
+  local length = redis.call('STRLEN', journal) / 4
+  if tonumber(rec[1]) ~= epoch or state == 'QUEUED' then return FENCED, length end
+
+  local done = string.byte(finishes, branch + 1) - 48
+  local open = state == 'RUNNING' and done == 0
+  local stop = first + count
+  if first > length then return open and GAP or CLOSED, length end
+  if count > 0 and first < length then
+    local known = math.min(stop, length)
+    local written = redis.call('GETRANGE', journal, 4 * first, 4 * known - 1)
+    if written ~= string.sub(tokens, 1, 4 * (known - first)) then return CONFLICT, length end
+  end
+
+  local fresh = stop - length
+  if fresh <= 0 and reason == 0 and count > 0 then return DUP, length end
+  if fresh == 0 and reason ~= 0 and done == reason then return DUP, length end
+  if not open then return CLOSED, length end
+  if stop > tonumber(rec[6]) or (fresh < 0 and reason ~= 0) then return CONFLICT, length end
+  if fresh > 0 then
+    length = redis.call('APPEND', journal, fresh == count and tokens or string.sub(tokens, -4 * fresh)) / 4
+    if rec[5] ~= '0' then count_proof(shard, key, fresh) end
+  end
+  if reason ~= 0 then finish_appended(shard, key, branch, reason, failure) end
+  return rec[4] == '1' and OK_CANCEL or OK, length
+end
+
+-- KEYS: generation, then the record of each item.
+-- a: per item <u64 epoch><u16 branch><u32 first><u32 count><u8 reason><u32 failure bytes><tokens><failure>, packed.
+-- Reply: {'OK', then per item: status + 8 * journal length}.
+define('append_batch', function(shard, keys, blob)
+  local unpack_head, sub = struct.unpack, string.sub
+  local reply, at = { 'OK' }, 1
+  for i = 2, #keys do
+    local epoch, branch, first, count, reason, size
+    epoch, branch, first, count, reason, size, at = unpack_head('<I8HI4I4BI4', blob, at)
+    local tokens_end = at + 4 * count
+    local failure = size > 0 and sub(blob, tokens_end, tokens_end + size - 1) or ''
+    local tokens = sub(blob, at, tokens_end - 1)
+    local status, length = append(shard, keys[i], epoch, branch, first, count, reason, tokens, failure)
+    reply[i] = status + 8 * length
+    at = tokens_end + size
+  end
+  return reply
+end)

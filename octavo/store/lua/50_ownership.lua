@@ -1,0 +1,135 @@
+-- Who may run a sequence: take-over, and the two sides of a migration.
+
+-- Gives the sequence to a new owner at the next epoch.
+local function hand_over(shard, rec, owner, fields)
+  fields.state, fields.owner, fields.epoch = 'RUNNING', owner, tonumber(rec.epoch) + 1
+  fields.mig_id, fields.mig_to = '', ''
+  update(rec, fields)
+  expire_all(rec, ALIVE_MS)
+  if tonumber(rec.crashes) >= POISON_CRASHES - 1 then
+    local mark = string.format('%s %.0f', rec.id, now_ms() + QUARANTINE_MS)
+    redis.call('SET', shard.prefix .. 'quarantine:' .. owner, mark, 'PX', QUARANTINE_MS + LEASE_LINGER_MS)
+  end
+  notify(rec, 'taken')
+end
+
+-- Whether the owner died running another sequence that was suspected already: then that one bears the blame.
+local function excused(shard, rec, now)
+  local mark = redis.call('GET', shard.prefix .. 'quarantine:' .. rec.owner)
+  if not mark then return false end
+  local id, stop = string.match(mark, '^(%S+) (%d+)$')
+  return id ~= rec.id and tonumber(stop) > now
+end
+
+-- Counts a crash of the owner; true when it was one too many.
+local function count_crash(shard, rec, now)
+  if excused(shard, rec, now) then return false end
+  local suspects = {}
+  for suspect in string.gmatch(rec.suspects, '[^,]+') do suspects[#suspects + 1] = suspect end
+  suspects[#suspects + 1] = rec.owner
+  if #suspects > MAX_SUSPECTS then table.remove(suspects, 1) end
+  update(rec, { crashes = tonumber(rec.crashes) + 1, suspects = table.concat(suspects, ',') })
+  return tonumber(rec.crashes) >= POISON_CRASHES
+end
+
+-- The answer of a take that was done before, or nil.
+local function answered(rec, expected, take_id)
+  if rec.take_id ~= take_id then return nil end
+  if tonumber(rec.epoch) == expected + 1 then return { 'SAME', rec.epoch, rec.crashes, 0 } end
+  if tonumber(rec.epoch) == expected and rec.state == 'FAILED' then return { 'POISON', rec.epoch, rec.crashes, 0 } end
+  return nil
+end
+
+-- Why it cannot be taken on this ground, or nil.
+local function refusal(shard, rec, why, now)
+  if (rec.state == 'QUEUED') ~= (why == 'queued') then return { 'FENCED', rec.epoch, rec.crashes, 0 } end
+  if why ~= 'lease' and why ~= 'connection' then return nil end
+  if shard.frozen_until > now then return { 'FROZEN', rec.epoch, rec.crashes, shard.frozen_until - now } end
+  if why == 'lease' and lease_alive(shard, rec.owner, now) then return { 'ALIVE', rec.epoch, rec.crashes, 0 } end
+  return nil
+end
+
+-- KEYS: generation, record.  a: expected epoch, new owner, take id, why, failure JSON for poison
+-- Reply: {status, epoch, crashes, retry ms}
+define('take', function(shard, keys, expected, owner, take_id, why, poison)
+  local rec = fetch(keys[2])
+  if not rec then return { 'GONE', 0, 0, 0 } end
+  expected = tonumber(expected)
+  local before = answered(rec, expected, take_id)
+  if before then return before end
+  if ended(rec) then return { 'CLOSED', rec.epoch, rec.crashes, 0 } end
+  if tonumber(rec.epoch) ~= expected then return { 'FENCED', rec.epoch, rec.crashes, 0 } end
+  local now = now_ms()
+  local refused = refusal(shard, rec, why, now)
+  if refused then return refused end
+
+  local deadline = tonumber(rec.deadline_ms)
+  if rec.cancel == '1' or (deadline > 0 and deadline <= now) then
+    finish(shard, rec, -1, rec.cancel == '1' and STOPPED.CANCELLED or STOPPED.DEADLINE, nil, '')
+    return { 'CLOSED', rec.epoch, rec.crashes, 0 }
+  end
+  if (why == 'lease' or why == 'connection') and rec.owner ~= owner and count_crash(shard, rec, now) then
+    update(rec, { take_id = take_id })
+    finish(shard, rec, -1, STOPPED.ERROR, nil, poison)
+    return { 'POISON', rec.epoch, rec.crashes, 0 }
+  end
+  leave_queue(shard, rec)
+  note(rec, now, 'taken', owner .. ' ' .. why)
+  hand_over(shard, rec, owner, { take_id = take_id, proof = 0 })
+  return { 'OK', rec.epoch, rec.crashes, 0 }
+end, true)
+
+-- Marks a worker of which another shard's sequence is being run alone.
+-- KEYS: generation.  a: owner, sequence id.  Reply: {'OK'}
+define('quarantine', function(shard, keys, owner, id)
+  local mark = string.format('%s %.0f', id, now_ms() + QUARANTINE_MS)
+  redis.call('SET', shard.prefix .. 'quarantine:' .. owner, mark, 'PX', QUARANTINE_MS + LEASE_LINGER_MS)
+  return { 'OK' }
+end, true)
+
+-- KEYS: generation, record.  a: epoch, migration id, target.  Reply: {status, epoch}
+define('mig_begin', function(shard, keys, epoch, mig_id, target)
+  local rec = fetch(keys[2])
+  if not rec then return { 'GONE', 0 } end
+  if rec.epoch ~= epoch or rec.state == 'QUEUED' then return { 'FENCED', rec.epoch } end
+  if ended(rec) then return { 'CLOSED', rec.epoch } end
+  if rec.mig_id ~= '' then return { rec.mig_id == mig_id and rec.mig_to == target and 'SAME' or 'BUSY', rec.epoch } end
+  update(rec, { mig_id = mig_id, mig_to = target })
+  note(rec, now_ms(), 'migrating', target)
+  return { 'OK', rec.epoch }
+end)
+
+-- By the destination, when it holds everything.
+-- KEYS: generation, record.  a: epoch, migration id, target, journal length of each branch.  Reply: {status, epoch}
+define('mig_commit', function(shard, keys, epoch, mig_id, target, ...)
+  local rec = fetch(keys[2])
+  if not rec then return { 'GONE', 0 } end
+  if tonumber(rec.epoch) == tonumber(epoch) + 1 and rec.last_mig == mig_id then return { 'SAME', rec.epoch } end
+  if rec.epoch ~= epoch or rec.state == 'QUEUED' then return { 'FENCED', rec.epoch } end
+  if ended(rec) then return { 'CLOSED', rec.epoch } end
+  if rec.mig_id ~= mig_id or rec.mig_to ~= target then return { 'NO_MIGRATION', rec.epoch } end
+  local lengths = { ... }
+  if #lengths ~= #rec.finishes then return { 'GAP', rec.epoch } end
+  for i, length in ipairs(lengths) do
+    if journal_length(rec, i - 1) ~= tonumber(length) then return { 'GAP', rec.epoch } end
+  end
+  note(rec, now_ms(), 'migrated', target)
+  hand_over(shard, rec, target, { take_id = '', last_mig = mig_id })
+  return { 'OK', rec.epoch }
+end)
+
+-- By the source. Exactly one of commit and abort wins.
+-- KEYS: generation, record.  a: epoch, migration id.  Reply: {status, epoch}
+define('mig_abort', function(shard, keys, epoch, mig_id)
+  local rec = fetch(keys[2])
+  if not rec then return { 'GONE', 0 } end
+  if rec.last_mig == mig_id then return { 'COMMITTED', rec.epoch } end
+  if rec.epoch ~= epoch or rec.state == 'QUEUED' then return { 'FENCED', rec.epoch } end
+  if ended(rec) then return { 'CLOSED', rec.epoch } end
+  if rec.mig_id ~= '' and rec.mig_id ~= mig_id then return { 'NO_MIGRATION', rec.epoch } end
+  if rec.mig_id == mig_id then
+    update(rec, { mig_id = '', mig_to = '' })
+    note(rec, now_ms(), 'stayed', rec.owner)
+  end
+  return { 'ABORTED', rec.epoch }
+end, true)

@@ -1,0 +1,140 @@
+-- Acceptance, waiting, reading, and what the client's side does to a sequence.
+
+-- KEYS: generation, record.
+-- a: cost, max requests, max tokens, deadline in ms or 0, branches, prompt (packed u32), then the record's fixed fields
+-- and values, pairwise.
+-- Reply: {OK | EXISTS | MISMATCH | FULL, number waiting, their tokens}
+define('accept', function(shard, keys, cost, max_requests, max_tokens, deadline_in, branches, prompt, ...)
+  local rec = { key = keys[2], id = id_of(keys[2]), cost = cost, state = 'QUEUED', epoch = '0', owner = '' }
+  local fixed = { ... }
+  for i = 1, #fixed, 2 do rec[fixed[i]] = fixed[i + 1] end
+  local count, tokens = depth(shard)
+  local known = redis.call('HGET', rec.key, 'body_hash')
+  if known then return { known == rec.body_hash and 'EXISTS' or 'MISMATCH', count, tokens } end
+  if count >= tonumber(max_requests) or (count > 0 and tokens + tonumber(cost) > tonumber(max_tokens)) then
+    return { 'FULL', count, tokens }
+  end
+
+  local now = now_ms()
+  local deadline = tonumber(deadline_in)
+  if deadline > 0 then deadline = deadline + now end
+  redis.call('HSET', rec.key, unpack(fixed))
+  update(rec, {
+    state = 'QUEUED', epoch = 0, owner = '', take_id = '', mig_id = '', mig_to = '', last_mig = '',
+    deadline_ms = deadline, detached_since_ms = 0, accepted_ms = now, crashes = 0, suspects = '', cancel = 0,
+    finishes = string.rep('0', tonumber(branches)), failure = '', timeline = '0 queued ' .. rec.router, proof = 0,
+    cost = cost, score = score_of(shard, rec),
+  })
+  redis.call('SET', rec.key .. ':prompt', prompt)
+  for branch = 0, tonumber(branches) - 1 do redis.call('SET', rec.key .. ':' .. branch, '') end
+  expire_all(rec, ALIVE_MS)
+  enter_queue(shard, rec)
+  redis.call('ZADD', shard.prefix .. 'live', now + CHECK_MS, rec.id)
+  redis.call('PEXPIRE', shard.prefix .. 'live', ALIVE_MS)
+  return { 'OK', depth(shard) }
+end)
+
+-- KEYS: generation.  a: count, claim ms.  Reply: {'OK', id, epoch, id, epoch, ...}
+define('pop', function(shard, keys, count, claim_ms)
+  local reply, now = { 'OK' }, now_ms()
+  local queue, claims = shard.prefix .. 'queue', shard.prefix .. 'claims'
+  for _ = 1, tonumber(count) + MAX_EXPIRED_PER_POP do
+    local id = redis.call('ZRANGE', queue, 0, 0)[1]
+    if not id or #reply > 2 * tonumber(count) then break end
+    local rec = fetch(record_key(shard, id))
+    if not rec then
+      redis.call('ZREM', queue, id)
+      settle_tokens(shard)
+    elseif rec.deadline_ms ~= '0' and tonumber(rec.deadline_ms) <= now then
+      finish(shard, rec, -1, STOPPED.DEADLINE, nil, '')
+    else
+      redis.call('ZREM', queue, id)
+      redis.call('ZADD', claims, now + tonumber(claim_ms), id)
+      redis.call('PEXPIRE', claims, ALIVE_MS)
+      reply[#reply + 1], reply[#reply + 2] = id, rec.epoch
+    end
+  end
+  return reply
+end, true)
+
+-- Back to the queue, where it was. A running sequence leaves its owner behind at the old epoch; one that was
+-- cancelled ends instead.
+-- KEYS: generation, record.  a: epoch.  Reply: {'OK', 1 if it waits now, else 0}
+define('requeue', function(shard, keys, epoch)
+  local rec = fetch(keys[2])
+  if not rec or ended(rec) then return { 'OK', 0 } end
+  local ahead = tonumber(rec.epoch) - tonumber(epoch)
+  if rec.state == 'QUEUED' and (ahead == 0 or ahead == 1) then
+    if redis.call('ZREM', shard.prefix .. 'claims', rec.id) == 1 then put_in_queue(shard, rec) end
+    return { 'OK', 1 }
+  end
+  if ahead ~= 0 then return { 'OK', 0 } end
+  if rec.cancel == '1' then
+    finish(shard, rec, -1, STOPPED.CANCELLED, nil, '')
+    return { 'OK', 0 }
+  end
+  local now, left = now_ms(), rec.owner
+  if rec.crashes ~= '0' then clear_quarantine(shard, rec) end
+  update(rec, { state = 'QUEUED', epoch = tonumber(rec.epoch) + 1, owner = '', take_id = '', mig_id = '', mig_to = '' })
+  note(rec, now, 'requeued', left)
+  enter_queue(shard, rec)
+  expire_all(rec, ALIVE_MS)
+  return { 'OK', 1 }
+end, true)
+
+-- {'OK', the record's fields and values, the journals' lengths}
+local function described(rec)
+  local flat, lengths = redis.call('HGETALL', rec.key), {}
+  for branch = 0, #rec.finishes - 1 do lengths[branch + 1] = journal_length(rec, branch) end
+  return { 'OK', flat, lengths }
+end
+
+-- KEYS: generation, record.  a: 1 for the prompt, then the first index wanted of each branch (none: no journals)
+-- Reply: {'GONE'} or {'OK', fields, lengths, now, prompt, journal, journal, ...}
+define('read', function(shard, keys, want_prompt, ...)
+  local rec = fetch(keys[2])
+  if not rec then return { 'GONE' } end
+  local reply = described(rec)
+  reply[4] = now_ms()
+  reply[5] = want_prompt == '1' and redis.call('GET', rec.key .. ':prompt') or ''
+  for i, first in ipairs({ ... }) do
+    reply[5 + i] = redis.call('GETRANGE', rec.key .. ':' .. (i - 1), 4 * tonumber(first), -1)
+  end
+  return reply
+end, true)
+
+-- A waiting sequence ends; a running one is told at its next append.
+local function cancel(shard, rec)
+  if rec.state == 'QUEUED' then
+    finish(shard, rec, -1, STOPPED.CANCELLED, nil, '')
+  elseif rec.state == 'RUNNING' and rec.cancel == '0' then
+    update(rec, { cancel = 1 })
+    note(rec, now_ms(), 'cancelled', rec.owner)
+    notify(rec, 'cancelled')
+  end
+end
+
+-- KEYS: generation, record.  Reply: {'GONE'} or {'OK', fields, lengths}
+define('cancel', function(shard, keys)
+  local rec = fetch(keys[2])
+  if not rec then return { 'GONE' } end
+  cancel(shard, rec)
+  return described(rec)
+end, true)
+
+-- KEYS: generation, record.  a: router.  Reply: {'GONE'} or {'OK', fields, lengths}
+define('attach', function(shard, keys, router)
+  local rec = fetch(keys[2])
+  if not rec then return { 'GONE' } end
+  update(rec, { router = router, detached_since_ms = 0 })
+  return described(rec)
+end, true)
+
+-- Only by the router that is attached. KEYS: generation, record.  a: router.  Reply: {'OK'}
+define('detach', function(shard, keys, router)
+  local rec = fetch(keys[2])
+  if rec and rec.router == router and router ~= '' then
+    update(rec, { router = '', detached_since_ms = now_ms() })
+  end
+  return { 'OK' }
+end, true)

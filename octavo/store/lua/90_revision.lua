@@ -1,0 +1,2 @@
+-- KEYS: none.  Reply: the revision of this library's text; see library.py.
+redis.register_function{ function_name = 'octavo1_revision', callback = function() return REVISION end, flags = { 'no-writes' } }

@@ -1,0 +1,348 @@
+"""The store on a Redis or Valkey server. The only file that knows the client library."""
+
+import asyncio
+import secrets
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import redis.asyncio as client
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
+from redis.exceptions import ConnectionError as ConnectionLost
+from redis.exceptions import RedisError, ResponseError
+
+from octavo.errors import PoisonSuspected, StoreUnavailable
+from octavo.ids import Incarnation, SequenceId
+from octavo.record import (
+    Accepted,
+    AcceptStatus,
+    Append,
+    Appended,
+    AppendStatus,
+    Member,
+    Migrated,
+    MigrateStatus,
+    NewSequence,
+    Notice,
+    Popped,
+    QueueLimits,
+    Record,
+    Snapshot,
+    Swept,
+    Taken,
+    TakeStatus,
+    Why,
+)
+from octavo.sampling import FinishReason
+from octavo.store import codec, keys, library
+
+T = TypeVar("T")
+APPEND_STATUSES = tuple(AppendStatus)  # in the order of the numbers in lua/40_journal.lua
+LIST_CHUNK = 256
+MAX_BATCH = 4096
+QUARANTINED_CRASHES = 2
+MAX_GENERATIONS_PER_CALL = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RedisOptions:
+    """How long to wait for what, and how many shards the records are spread over (the same for every process)."""
+
+    num_shards: int = 1
+    connect_timeout_s: float = 1.0
+    call_timeout_s: float = 2.0
+    freeze_ms: int = 3000
+    retain_ms: int = 600_000
+    max_connections: int = 64
+
+
+class RedisStore:
+    """See Store. `on_generation` is called with the new generation whenever the store has restarted."""
+
+    def __init__(
+        self,
+        url: str,
+        options: RedisOptions | None = None,
+        on_generation: Callable[[int], None] | None = None,
+        source: str | None = None,
+    ) -> None:
+        self._url = url
+        self._options = options or RedisOptions()
+        if not 1 <= self._options.num_shards <= keys.MAX_SHARDS:
+            raise ValueError(f"num_shards: {self._options.num_shards} is not within 1..{keys.MAX_SHARDS}")
+        self._on_generation = on_generation
+        self._source = source or library.source()
+        self._generations = [0] * self._options.num_shards
+        self._redis = self._connect(self._options.call_timeout_s)
+
+    def _connect(self, timeout_s: float | None) -> Any:
+        return client.Redis.from_url(
+            self._url,
+            protocol=2,
+            socket_connect_timeout=self._options.connect_timeout_s,
+            socket_timeout=timeout_s,
+            max_connections=self._options.max_connections,
+            retry=Retry(NoBackoff(), 1, supported_errors=(ConnectionLost,)),  # type: ignore[no-untyped-call]
+        )
+
+    # Talking to the server
+
+    @property
+    def generation(self) -> int:
+        """Grows whenever a shard's does."""
+        return sum(self._generations)
+
+    async def open(self) -> None:
+        """Loads the function library where it is missing or old, and learns the generation."""
+        await self._guard(self._load_library)
+        await self._each_shard("depth")
+
+    async def close(self) -> None:
+        await self._redis.aclose()
+
+    async def _load_library(self) -> None:
+        try:
+            current = await self._redis.fcall("octavo1_revision", 0)
+        except ResponseError as error:
+            if "Function not found" not in str(error):
+                raise
+            current = 0
+        if current < library.REVISION:
+            await self._redis.function_load(self._source, replace=True)
+
+    async def _guard(self, operation: Callable[..., Awaitable[T]], *args: Any) -> T:
+        """Turns what can go wrong with a connection or a server into StoreUnavailable."""
+        try:
+            return await operation(*args)
+        except (RedisError, OSError, TimeoutError) as error:
+            raise StoreUnavailable(f"the store does not answer ({type(error).__name__}: {error})") from error
+
+    async def _fcall(self, name: str, names: Sequence[str], args: Sequence[Any]) -> Any:
+        try:
+            return await self._redis.fcall(name, len(names), *names, *args)
+        except ResponseError as error:
+            if "Function not found" not in str(error):
+                raise
+            await self._load_library()  # the server lost it: FUNCTION FLUSH, or an empty replacement
+            return await self._redis.fcall(name, len(names), *names, *args)
+
+    async def _call(self, shard: int, name: str, *args: Any, records: Sequence[str] = ()) -> list[Any]:
+        """One function call; a new generation is picked up and the call repeated."""
+        options = self._options
+        names = [keys.generation(shard), *records]
+        for _ in range(MAX_GENERATIONS_PER_CALL):
+            header = (self._generations[shard], options.freeze_ms, options.retain_ms)
+            reply: list[Any] = await self._guard(self._fcall, f"octavo1_{name}", names, [*header, *args])
+            if reply[0] != b"STALE_GENERATION":
+                return reply
+            self._learn_generation(shard, int(reply[1]))
+        raise StoreUnavailable("the store restarts again and again")
+
+    def _learn_generation(self, shard: int, generation: int) -> None:
+        first = self._generations[shard] == 0
+        self._generations[shard] = generation
+        if self._on_generation is not None and not first:
+            self._on_generation(self.generation)
+
+    async def _each_shard(self, name: str, *args: Any) -> list[list[Any]]:
+        return await asyncio.gather(*(self._call(shard, name, *args) for shard in range(self._options.num_shards)))
+
+    async def _on(self, seq_id: SequenceId, name: str, *args: Any) -> list[Any]:
+        shard = self._shard(seq_id)
+        return await self._call(shard, name, *args, records=[keys.record(shard, seq_id)])
+
+    def _shard(self, seq_id: SequenceId) -> int:
+        return keys.shard_of(seq_id, self._options.num_shards)
+
+    # A sequence's life
+
+    async def accept(self, new: NewSequence, limits: QueueLimits) -> Accepted:
+        num_shards = self._options.num_shards
+        reply = await self._on(
+            new.seq_id,
+            "accept",
+            codec.queue_cost(new),
+            -(-limits.max_requests // num_shards),
+            -(-limits.max_tokens // num_shards),
+            new.deadline_in_ms,
+            new.num_branches,
+            codec.pack_tokens(new.prompt),
+            *codec.fixed_fields(new),
+        )
+        return Accepted(AcceptStatus(reply[0].decode()), reply[1], reply[2])
+
+    async def pop(self, router: Incarnation, count: int, claim_ms: int) -> list[Popped]:
+        """From all shards in turn, beginning anywhere, until there are enough."""
+        popped: list[Popped] = []
+        num_shards = self._options.num_shards
+        start = secrets.randbelow(num_shards)
+        for shard in range(start, start + num_shards):
+            if len(popped) >= count:
+                break
+            reply = await self._call(shard % num_shards, "pop", count - len(popped), claim_ms)
+            popped += [Popped(SequenceId(seq.decode()), int(epoch)) for seq, epoch in codec.pairs(reply[1:])]
+        return popped
+
+    async def requeue(self, seq_id: SequenceId, epoch: int) -> bool:
+        reply = await self._on(seq_id, "requeue", epoch)
+        return reply[1] == 1
+
+    async def take(
+        self, seq_id: SequenceId, expected_epoch: int, new_owner: Incarnation, take_id: str, why: Why
+    ) -> Taken:
+        reply = await self._on(seq_id, "take", expected_epoch, new_owner, take_id, why, _poison(seq_id))
+        taken = Taken(TakeStatus(reply[0].decode()), int(reply[1]), int(reply[2]), int(reply[3]))
+        running = taken.status in (TakeStatus.OK, TakeStatus.SAME)
+        if running and taken.crashes >= QUARANTINED_CRASHES and self._options.num_shards > 1:
+            await self._each_shard("quarantine", new_owner, seq_id)
+        return taken
+
+    async def append_batch(self, items: Sequence[Append]) -> list[Appended]:
+        shards: dict[int, list[int]] = {}
+        for position, item in enumerate(items):
+            shards.setdefault(self._shard(item.seq_id), []).append(position)
+        results: list[Appended] = [Appended(AppendStatus.GONE)] * len(items)
+        chunks = [
+            (shard, positions[start : start + MAX_BATCH])
+            for shard, positions in shards.items()
+            for start in range(0, len(positions), MAX_BATCH)
+        ]
+        replies = await asyncio.gather(
+            *(self._append(shard, [items[position] for position in positions]) for shard, positions in chunks)
+        )
+        for (_, positions), reply in zip(chunks, replies, strict=True):
+            for position, appended in zip(positions, reply, strict=True):
+                results[position] = appended
+        return results
+
+    async def _append(self, shard: int, items: Sequence[Append]) -> list[Appended]:
+        records = [keys.record(shard, item.seq_id) for item in items]
+        reply = await self._call(shard, "append_batch", codec.pack_items(items), records=records)
+        return [Appended(APPEND_STATUSES[code & 7], code >> 3) for code in reply[1:]]
+
+    async def finish(
+        self, seq_id: SequenceId, branch: int, reason: FinishReason, length: int | None, failure: str = ""
+    ) -> bool:
+        delivered: int | str = "" if length is None else length
+        reply = await self._on(seq_id, "finish", branch, int(reason), delivered, failure)
+        return reply[1] == 1
+
+    async def read(
+        self, seq_id: SequenceId, *, prompt: bool = False, from_indexes: Sequence[int] | None = None
+    ) -> Snapshot | None:
+        reply = await self._on(seq_id, "read", int(prompt), *(from_indexes or ()))
+        if reply[0] == b"GONE":
+            return None
+        record = codec.parse_record(seq_id, reply[1], reply[2])
+        outputs = tuple(codec.unpack_tokens(journal) for journal in reply[5:])
+        return Snapshot(record, codec.unpack_tokens(reply[4]), outputs, int(reply[3]))
+
+    async def cancel(self, seq_id: SequenceId) -> Record | None:
+        return _record(seq_id, await self._on(seq_id, "cancel"))
+
+    async def attach(self, seq_id: SequenceId, router: Incarnation) -> Record | None:
+        return _record(seq_id, await self._on(seq_id, "attach", router))
+
+    async def detach(self, seq_id: SequenceId, router: Incarnation) -> None:
+        await self._on(seq_id, "detach", router)
+
+    # Migration
+
+    async def mig_begin(self, seq_id: SequenceId, epoch: int, mig_id: str, target: Incarnation) -> Migrated:
+        return _migrated(await self._on(seq_id, "mig_begin", epoch, mig_id, target))
+
+    async def mig_commit(
+        self, seq_id: SequenceId, epoch: int, mig_id: str, target: Incarnation, num_tokens: Sequence[int]
+    ) -> Migrated:
+        return _migrated(await self._on(seq_id, "mig_commit", epoch, mig_id, target, *num_tokens))
+
+    async def mig_abort(self, seq_id: SequenceId, epoch: int, mig_id: str) -> Migrated:
+        return _migrated(await self._on(seq_id, "mig_abort", epoch, mig_id))
+
+    # Members and housekeeping
+
+    async def heartbeat(self, member: Member, lease_ms: int) -> None:
+        """A lease in every shard; the description in the first."""
+        described = [(member.kind, member.info)] + [("", b"")] * (self._options.num_shards - 1)
+        await asyncio.gather(
+            *(
+                self._call(shard, "heartbeat", member.id, lease_ms, kind, info)
+                for shard, (kind, info) in enumerate(described)
+            )
+        )
+
+    async def leave(self, member: Member) -> None:
+        await self._each_shard("leave", member.id, member.kind)
+
+    async def members(self, kind: str) -> list[Member]:
+        reply = await self._call(0, "members", kind)
+        return [Member(kind, Incarnation(name.decode()), info) for name, info in codec.pairs(reply[1:])]
+
+    async def sweep(self, limit: int, grace_ms: int) -> Swept:
+        swept = Swept()
+        for _, orphans, requeued, cancelled, expired in await self._each_shard("sweep", limit, grace_ms):
+            swept.orphans += [(SequenceId(seq.decode()), int(epoch)) for seq, epoch in codec.pairs(orphans)]
+            swept.requeued += _ids(requeued)
+            swept.cancelled += _ids(cancelled)
+            swept.expired += _ids(expired)
+        return swept
+
+    async def list_sequences(self, owner: Incarnation | None, limit: int) -> list[Record]:
+        """Live sequences, in no order; not a snapshot, but every one that lives throughout is in it (limit permitting)."""
+        found: dict[SequenceId, Record] = {}
+        for shard in range(self._options.num_shards):
+            first, more = 0, True
+            while more and len(found) < limit:
+                reply = await self._call(shard, "list", first, LIST_CHUNK, owner or "")
+                for seq_id, flat, lengths in reply[2:]:
+                    record = codec.parse_record(SequenceId(seq_id.decode()), flat, lengths)
+                    found[record.seq_id] = record
+                first, more = first + LIST_CHUNK, reply[1] == 1
+        return list(found.values())[:limit]
+
+    async def queue_depth(self) -> tuple[int, int]:
+        depths = await self._each_shard("depth")
+        return sum(reply[1] for reply in depths), sum(reply[2] for reply in depths)
+
+    async def secret(self, name: str) -> bytes:
+        reply = await self._call(0, "secret", name, secrets.token_bytes(32))
+        return bytes(reply[1])
+
+    async def notices(self, router: Incarnation) -> AsyncIterator[Notice]:
+        """Notices for this router and wake-ups of the queue, until cancelled.
+
+        What is said while the connection is down is lost: whoever listens also looks now and then.
+        """
+        pause_s = 0.05
+        while True:
+            connection = self._connect(None)
+            subscriber = connection.pubsub(ignore_subscribe_messages=True)
+            try:
+                await subscriber.subscribe(keys.notice_channel(router), keys.QUEUED_CHANNEL)
+                pause_s = 0.05
+                async for message in subscriber.listen():
+                    yield codec.parse_notice(message["data"])
+            except (RedisError, OSError, TimeoutError):
+                await asyncio.sleep(pause_s)
+                pause_s = min(2 * pause_s, 1.0)
+            finally:
+                await subscriber.aclose()
+                await connection.aclose()
+
+
+def _poison(seq_id: SequenceId) -> str:
+    message = f"sequence {seq_id}: three workers died while running it; it will not be tried again"
+    return PoisonSuspected(message).failure().to_json()
+
+
+def _record(seq_id: SequenceId, reply: list[Any]) -> Record | None:
+    return None if reply[0] == b"GONE" else codec.parse_record(seq_id, reply[1], reply[2])
+
+
+def _migrated(reply: list[Any]) -> Migrated:
+    return Migrated(MigrateStatus(reply[0].decode()), int(reply[1]))
+
+
+def _ids(raw: Sequence[bytes]) -> list[SequenceId]:
+    return [SequenceId(seq_id.decode()) for seq_id in raw]
