@@ -1,0 +1,37 @@
+"""The Python SDK: `Client` for threads, `AsyncClient` for asyncio. Streams survive the death of any server process."""
+
+from octavo.client.aio import AsyncClient
+from octavo.client.events import (
+    Completion,
+    Event,
+    Finished,
+    Logprobs,
+    Model,
+    Output,
+    RequestStatus,
+    TokenLogprob,
+    Usage,
+)
+from octavo.client.retry import RetryPolicy
+from octavo.client.stream import AsyncStream
+from octavo.client.sync import Client, Stream
+from octavo.sampling import FinishReason, SamplingParams
+
+__all__ = [
+    "AsyncClient",
+    "AsyncStream",
+    "Client",
+    "Completion",
+    "Event",
+    "FinishReason",
+    "Finished",
+    "Logprobs",
+    "Model",
+    "Output",
+    "RequestStatus",
+    "RetryPolicy",
+    "SamplingParams",
+    "Stream",
+    "TokenLogprob",
+    "Usage",
+]

@@ -1,0 +1,154 @@
+"""The client, for asyncio. `octavo.client.sync` is the same for everybody else."""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
+from typing import Any, Self, TypeVar
+
+import grpc
+
+from octavo import errors, ids
+from octavo.client import convert
+from octavo.client.convert import Messages, Prompt
+from octavo.client.delivery import Delivery
+from octavo.client.endpoints import Endpoints, typed
+from octavo.client.events import Completion, Model, RequestStatus
+from octavo.client.retry import Recovery, RetryBudget, RetryPolicy
+from octavo.client.stream import AsyncStream, collect
+from octavo.sampling import SamplingParams
+from octavo.v1 import inference_pb2
+
+UNARY_TIMEOUT_S = 30.0
+
+Reply = TypeVar("Reply")
+
+
+class AsyncClient:
+    """Talks to any of several routers of one deployment.
+
+    Every call retries what can be retried; a stream that breaks is attached again, on the next router. All errors are
+    octavo.errors.ServingError. Belongs to the event loop it is first used in; close it, or use `async with`.
+    """
+
+    def __init__(self, endpoints: str | Sequence[str], *, policy: RetryPolicy = RetryPolicy()) -> None:  # noqa: B008
+        self._endpoints = Endpoints(endpoints)
+        self._policy = policy
+        self._budget = RetryBudget(policy.retry_ratio, policy.min_retries)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        await self._endpoints.close()
+
+    def generate(
+        self,
+        prompt: Prompt,
+        sampling: SamplingParams | None = None,
+        *,
+        model: str | None = None,
+        request_id: str | None = None,
+        deadline_s: float | None = None,
+        priority: str = "",
+        keep_on_disconnect: bool = False,
+        **parameters: Any,
+    ) -> AsyncStream:
+        """Continues `prompt`: text, token ids, or chat messages as (role, content) pairs.
+
+        `parameters` are fields of SamplingParams, on top of `sampling`. The request starts with the first `anext`.
+        """
+        sampling = make_sampling(sampling, parameters)
+        request = convert.generate_request(
+            prompt,
+            sampling,
+            request_id=request_id or ids.new_request_id(),
+            model=model,
+            priority=priority,
+            keep=keep_on_disconnect,
+        )
+        return AsyncStream(self._endpoints, request, Delivery(num_branches=sampling.n), self._recovery(deadline_s))
+
+    async def complete(self, prompt: Prompt, sampling: SamplingParams | None = None, **options: Any) -> Completion:
+        """The whole answer to what `generate` would stream; takes what that takes."""
+        return await collect(self.generate(prompt, sampling, **options))
+
+    def attach(
+        self,
+        request_id: str | None = None,
+        *,
+        next_indexes: Sequence[int] = (),
+        resume_token: bytes = b"",
+        deadline_s: float | None = None,
+    ) -> AsyncStream:
+        """Joins the stream of an accepted request, at the next indexes (one per branch) or at a resume token."""
+        if bool(request_id) == bool(resume_token):
+            raise errors.InvalidArgument("request_id", "give either a request id or a resume token")
+        if resume_token:
+            opening = inference_pb2.AttachRequest(resume_token=resume_token)
+        else:
+            opening = inference_pb2.AttachRequest(request_id=request_id, next_indexes=next_indexes)
+        delivery = Delivery(None if resume_token else tuple(next_indexes))
+        return AsyncStream(self._endpoints, opening, delivery, self._recovery(deadline_s))
+
+    async def cancel(self, request_id: str) -> None:
+        """Stops a request; one that has already ended is success."""
+        await self._call("Cancel", inference_pb2.CancelRequest(request_id=request_id), _nothing)
+
+    async def get(self, request_id: str) -> RequestStatus:
+        """The record of a request."""
+        return await self._call("Get", inference_pb2.GetRequest(request_id=request_id), convert.request_status)
+
+    async def tokenize(self, text: str | bytes | Messages, *, model: str | None = None) -> list[int]:
+        """The token ids of a text, or of the prompt that the chat template makes of messages."""
+        request = inference_pb2.TokenizeRequest(model=model)
+        convert.fill_prompt(request, text)
+        return await self._call("Tokenize", request, lambda reply: list(reply.token_ids))
+
+    async def detokenize(
+        self, token_ids: Sequence[int], *, model: str | None = None, skip_special_tokens: bool = True
+    ) -> str:
+        """The text of token ids; bytes that are not UTF-8 become U+FFFD."""
+        request = convert.detokenize_request(token_ids, model, skip_special_tokens)
+        return await self._call("Detokenize", request, lambda reply: str(reply.text))
+
+    async def models(self) -> list[Model]:
+        """The models served."""
+        return await self._call(
+            "ListModels", inference_pb2.ListModelsRequest(), lambda reply: list(map(convert.model, reply.models))
+        )
+
+    def _recovery(self, deadline_s: float | None) -> Recovery:
+        self._budget.deposit()
+        deadline = None if deadline_s is None else time.monotonic() + deadline_s
+        return Recovery(self._policy, self._budget, deadline)
+
+    async def _call(self, method: str, request: Any, convert_reply: Callable[[Any], Reply]) -> Reply:
+        """A unary call; all of them are idempotent."""
+        recovery = self._recovery(UNARY_TIMEOUT_S)
+        endpoint = self._endpoints.first()
+        while True:
+            try:
+                stub_call: Callable[..., Awaitable[Any]] = getattr(self._endpoints.stub(endpoint), method)
+                return convert_reply(await stub_call(request, timeout=UNARY_TIMEOUT_S))
+            except grpc.RpcError as error:
+                delay = recovery.delay_s(typed(error))
+            endpoint = self._endpoints.after(endpoint)
+            await asyncio.sleep(delay)
+
+
+def make_sampling(sampling: SamplingParams | None, parameters: dict[str, Any]) -> SamplingParams:
+    """`sampling` with some fields replaced; a single stop string is as good as a list of one."""
+    if isinstance(parameters.get("stop"), str):
+        parameters["stop"] = (parameters["stop"],)
+    try:
+        return replace(sampling or SamplingParams(), **parameters)
+    except TypeError as error:
+        raise errors.InvalidArgument("sampling", str(error)) from None
+
+
+def _nothing(_: object) -> None:
+    return None

@@ -1,0 +1,148 @@
+"""Between the SDK's values and the wire's messages."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import fields, replace
+from typing import TYPE_CHECKING, cast
+
+from octavo import errors, wire
+from octavo.client import events
+from octavo.sampling import SamplingParams
+from octavo.v1 import inference_pb2, types_pb2
+
+if TYPE_CHECKING:
+    from google.protobuf.internal.containers import RepeatedScalarFieldContainer
+
+Messages = Sequence[tuple[str, str]]
+Prompt = str | bytes | Sequence[int] | Messages
+PRIORITIES = {
+    "": inference_pb2.PRIORITY_UNSPECIFIED,
+    "system": inference_pb2.PRIORITY_SYSTEM,
+    "interactive": inference_pb2.PRIORITY_INTERACTIVE,
+    "default": inference_pb2.PRIORITY_DEFAULT,
+    "bulk": inference_pb2.PRIORITY_BULK,
+}
+
+
+def generate_request(
+    prompt: Prompt, sampling: SamplingParams, *, request_id: str, model: str | None, priority: str, keep: bool
+) -> inference_pb2.GenerateRequest:
+    """The request. What cannot even be written down raises errors.InvalidArgument; the rest the router judges."""
+    if priority not in PRIORITIES:
+        raise errors.InvalidArgument("priority", f"{priority!r} is none of {', '.join(filter(None, PRIORITIES))}")
+    request = inference_pb2.GenerateRequest(request_id=request_id, model=model, priority=PRIORITIES[priority])
+    if keep:
+        request.on_disconnect = inference_pb2.ON_DISCONNECT_KEEP
+    request.sampling.CopyFrom(sampling_message(sampling))
+    fill_prompt(request, prompt)
+    return request
+
+
+def sampling_message(sampling: SamplingParams) -> types_pb2.SamplingParams:
+    """As sent. A value that its field cannot even hold raises errors.InvalidArgument with the field's name."""
+    try:
+        return wire.sampling_to_wire(sampling)
+    except (ValueError, TypeError, AttributeError):
+        for field in fields(sampling):
+            try:
+                wire.sampling_to_wire(replace(SamplingParams(), **{field.name: getattr(sampling, field.name)}))
+            except (ValueError, TypeError, AttributeError) as error:
+                raise errors.InvalidArgument(field.name, str(error)) from None
+        raise
+
+
+def fill_prompt(request: inference_pb2.GenerateRequest | inference_pb2.TokenizeRequest, prompt: Prompt) -> None:
+    """Sets `text`, `token_ids` or `chat`, by the type of `prompt`."""
+    if isinstance(prompt, str | bytes):
+        request.text = _utf8(prompt, "text")
+    elif prompt and isinstance(prompt[0], tuple):
+        for role, content in cast("Messages", prompt):
+            request.chat.messages.add(role=role, content=_utf8(content, "chat"))
+    elif isinstance(request, inference_pb2.GenerateRequest):
+        request.token_ids.SetInParent()
+        _extend(request.token_ids.ids, cast("Sequence[int]", prompt))
+    else:
+        raise errors.InvalidArgument("prompt", "token ids need no tokenizing")
+
+
+def detokenize_request(
+    token_ids: Sequence[int], model_name: str | None, skip_special_tokens: bool
+) -> inference_pb2.DetokenizeRequest:
+    request = inference_pb2.DetokenizeRequest(model=model_name, skip_special_tokens=skip_special_tokens)
+    _extend(request.token_ids, token_ids)
+    return request
+
+
+def _extend(ids: "RepeatedScalarFieldContainer[int]", token_ids: Iterable[int]) -> None:
+    try:
+        ids.extend(token_ids)
+    except (ValueError, TypeError) as error:
+        raise errors.InvalidArgument("token_ids", str(error)) from None
+
+
+def _utf8(text: str | bytes, field: str) -> bytes:
+    try:
+        return text if isinstance(text, bytes) else text.encode()
+    except UnicodeEncodeError as error:
+        raise errors.InvalidArgument(field, f"not valid Unicode at character {error.start}") from None
+
+
+def event(message: inference_pb2.GenerateEvent) -> events.Event:
+    return events.Event(
+        request_id=message.request_id,
+        branch=message.branch,
+        first_index=message.first_index,
+        token_ids=tuple(message.token_ids),
+        text=message.text,
+        logprobs=_logprobs(message.logprobs),
+        prompt_logprobs=_logprobs(message.prompt_logprobs),
+        finish_reason=wire.finish_from_wire(message.finish_reason),
+        finished=_finished(message.finished) if message.HasField("finished") else None,
+        resume_token=message.resume_token,
+    )
+
+
+def _finished(message: inference_pb2.Finished) -> events.Finished:
+    return events.Finished(_usage(message.usage), _failure(message))
+
+
+def _failure(message: inference_pb2.Finished | inference_pb2.GetResponse) -> errors.Failure | None:
+    return wire.failure_from_wire(message.failure) if message.HasField("failure") else None
+
+
+def _usage(message: types_pb2.Usage) -> events.Usage:
+    return events.Usage(message.prompt_tokens, message.output_tokens, message.cached_tokens)
+
+
+def _logprobs(messages: Iterable[types_pb2.Logprobs]) -> tuple[events.Logprobs, ...]:
+    return tuple(events.Logprobs(_candidate(item.chosen), tuple(map(_candidate, item.top))) for item in messages)
+
+
+def _candidate(message: types_pb2.TokenLogprob) -> events.TokenLogprob:
+    return events.TokenLogprob(message.token_id, message.logprob)
+
+
+def request_status(message: inference_pb2.GetResponse) -> events.RequestStatus:
+    state = inference_pb2.RequestState.Name(message.state).removeprefix("REQUEST_STATE_")
+    return events.RequestStatus(
+        request_id=message.request_id,
+        state=state,
+        epoch=message.epoch,
+        owner=message.owner,
+        num_tokens=tuple(message.num_tokens),
+        finish_reasons=tuple(map(wire.finish_from_wire, message.finish_reasons)),
+        usage=_usage(message.usage),
+        timeline=tuple(events.TimelineEntry(item.after_ms, item.what, item.detail) for item in message.timeline),
+        failure=_failure(message),
+    )
+
+
+def model(message: inference_pb2.Model) -> events.Model:
+    return events.Model(
+        name=message.name,
+        fingerprint=message.fingerprint,
+        context_tokens=message.context_tokens,
+        vocab_size=message.vocab_size,
+        has_chat_template=message.has_chat_template,
+        num_workers=message.num_workers,
+        defaults=wire.sampling_from_wire(message.defaults),
+    )

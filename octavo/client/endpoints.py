@@ -1,0 +1,69 @@
+"""The routers a client may talk to: one channel each, opened when first needed."""
+
+import time
+from collections.abc import Sequence
+
+import grpc
+
+from octavo import errors, rpc
+from octavo.v1 import inference_pb2_grpc
+
+STRANGE = (
+    grpc.StatusCode.UNAVAILABLE,
+    grpc.StatusCode.CANCELLED,
+    grpc.StatusCode.INTERNAL,
+    grpc.StatusCode.UNKNOWN,
+)
+AVOID_S = 2.0  # how long an endpoint that failed comes after the others
+
+
+class Endpoints:
+    """Hands out endpoints: calls start round robin, and go on to the next one when an endpoint fails.
+
+    Belongs to one event loop.
+    """
+
+    def __init__(self, endpoints: str | Sequence[str]) -> None:
+        parts = endpoints.split(",") if isinstance(endpoints, str) else endpoints
+        self.names = tuple(part.strip() for part in parts if part.strip())
+        if not self.names:
+            raise errors.InvalidArgument("endpoints", "at least one host:port is needed")
+        self._channels: dict[str, grpc.aio.Channel] = {}
+        self._failed_at: dict[str, float] = {}
+        self._turn = 0
+
+    def first(self) -> str:
+        """Where a new call starts."""
+        name = self._best(self._turn)
+        self._turn += 1
+        return name
+
+    def after(self, failed: str) -> str:
+        """Where a call goes on that failed at `failed`."""
+        self._failed_at[failed] = time.monotonic()
+        return self._best(self.names.index(failed) + 1)
+
+    def _best(self, turn: int) -> str:
+        in_turn = [self.names[(turn + offset) % len(self.names)] for offset in range(len(self.names))]
+        now = time.monotonic()
+        return next((name for name in in_turn if now - self._failed_at.get(name, -AVOID_S) >= AVOID_S), in_turn[0])
+
+    def stub(self, name: str) -> inference_pb2_grpc.InferenceStub:
+        if name not in self._channels:
+            self._channels[name] = rpc.channel(name)
+        return inference_pb2_grpc.InferenceStub(self._channels[name])
+
+    async def close(self) -> None:
+        channels, self._channels = self._channels, {}
+        for channel in channels.values():
+            await channel.close()
+
+
+def typed(error: grpc.RpcError) -> errors.ServingError:
+    """The error of a failed call. What is not from octavo itself, but from a dying process, a transport or a proxy in
+    between, has no google.rpc.ErrorInfo: it is Unreachable, whichever code they chose for it."""
+    if isinstance(error, grpc.aio.AioRpcError) and error.code() in STRANGE:
+        keys = {key for key, _ in error.trailing_metadata() or ()}
+        if rpc.STATUS_KEY not in keys:
+            return errors.Unreachable(error.details() or error.code().name)
+    return rpc.error_from(error)

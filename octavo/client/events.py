@@ -1,0 +1,133 @@
+"""What the SDK gives to its callers: plain, frozen values. No protobuf class leaves the client."""
+
+from dataclasses import dataclass, field
+
+from octavo.errors import Failure
+from octavo.sampling import FinishReason, SamplingParams
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """One candidate token and its natural-log probability."""
+
+    token_id: int
+    logprob: float
+
+
+@dataclass(frozen=True, slots=True)
+class Logprobs:
+    """The log probabilities that belong to one token: its own, and those of the likeliest candidates."""
+
+    chosen: TokenLogprob
+    top: tuple[TokenLogprob, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """What a request used."""
+
+    prompt_tokens: int = 0
+    output_tokens: int = 0
+    cached_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """The end of a stream."""
+
+    usage: Usage = Usage()
+    failure: Failure | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """The next piece of one branch: nothing in it was delivered before, nothing before it was left out.
+
+    `first_index` is the index of the first of `token_ids`, and the next index where there are none. `text` may lag
+    behind the tokens. `resume_token` is where another process can go on after this event.
+    """
+
+    request_id: str
+    branch: int = 0
+    first_index: int = 0
+    token_ids: tuple[int, ...] = ()
+    text: str = ""
+    logprobs: tuple[Logprobs, ...] = ()
+    prompt_logprobs: tuple[Logprobs, ...] = ()
+    finish_reason: FinishReason = FinishReason.NONE
+    finished: Finished | None = None
+    resume_token: bytes = field(default=b"", repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """One finished branch."""
+
+    index: int
+    text: str
+    token_ids: tuple[int, ...]
+    finish_reason: FinishReason
+    logprobs: tuple[Logprobs, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """A whole answer."""
+
+    request_id: str
+    outputs: tuple[Output, ...]
+    usage: Usage
+    prompt_logprobs: tuple[Logprobs, ...] = ()
+    num_reattaches: int = 0
+
+    @property
+    def text(self) -> str:
+        """The text of the first branch."""
+        return self.outputs[0].text
+
+    @property
+    def token_ids(self) -> tuple[int, ...]:
+        """The tokens of the first branch."""
+        return self.outputs[0].token_ids
+
+    @property
+    def finish_reason(self) -> FinishReason:
+        """Why the first branch ended."""
+        return self.outputs[0].finish_reason
+
+
+@dataclass(frozen=True, slots=True)
+class TimelineEntry:
+    """One thing that happened to a request, in milliseconds after it was accepted."""
+
+    after_ms: int
+    what: str
+    detail: str
+
+
+@dataclass(frozen=True, slots=True)
+class RequestStatus:
+    """The record of a request, as `get` finds it."""
+
+    request_id: str
+    state: str  # QUEUED, RUNNING, DONE, FAILED or CANCELLED
+    epoch: int
+    owner: str
+    num_tokens: tuple[int, ...]
+    finish_reasons: tuple[FinishReason, ...]
+    usage: Usage
+    timeline: tuple[TimelineEntry, ...]
+    failure: Failure | None
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """A model that is served, with the defaults that apply to fields a request leaves out."""
+
+    name: str
+    fingerprint: str
+    context_tokens: int
+    vocab_size: int
+    has_chat_template: bool
+    num_workers: int
+    defaults: SamplingParams

@@ -1,0 +1,159 @@
+"""One request's stream, across as many connections as it takes."""
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing
+from typing import Self, TypeAlias, cast
+
+import grpc
+
+from octavo import errors
+from octavo.client import convert
+from octavo.client.delivery import BrokenStreamError, Delivery
+from octavo.client.endpoints import Endpoints, typed
+from octavo.client.events import Completion, Event, Finished, Logprobs, Output
+from octavo.client.retry import Recovery
+from octavo.sampling import FinishReason
+from octavo.v1 import inference_pb2
+
+Opening = inference_pb2.GenerateRequest | inference_pb2.AttachRequest
+Call: TypeAlias = "grpc.aio.UnaryStreamCall[Opening, inference_pb2.GenerateEvent]"
+
+
+class AsyncStream(AsyncIterator[Event]):
+    """Events of one request, each exactly once and in order, whichever processes die meanwhile.
+
+    Ends after the terminal event; if that carries a failure, its error is raised after the event has been delivered.
+    Leaving it early (`aclose`, or `async with`) disconnects, which by default cancels the request after a grace time.
+    """
+
+    def __init__(self, endpoints: Endpoints, opening: Opening, delivery: Delivery, recovery: Recovery) -> None:
+        self.request_id = opening.request_id
+        self.num_reattaches = 0
+        self._endpoints = endpoints
+        self._opening = opening
+        self._delivery = delivery
+        self._recovery = recovery
+        self._endpoint = endpoints.first()
+        self._broken = False
+        self._past_deadline = False
+        self._events = self._run()
+
+    async def __anext__(self) -> Event:
+        return await anext(self._events)
+
+    async def aclose(self) -> None:
+        await self._events.aclose()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.aclose()
+
+    @property
+    def resume_token(self) -> bytes:
+        """Where another process can go on, after what has been delivered here."""
+        return self._delivery.resume_token
+
+    async def _run(self) -> AsyncGenerator[Event, None]:
+        while not self._delivery.done:
+            opened = time.monotonic()
+            try:
+                async with aclosing(self._connect()) as connection:
+                    async for event in connection:
+                        self.request_id = event.request_id or self.request_id
+                        new = self._delivery.accept(event)
+                        if new is not None:
+                            self._recovery.progress()
+                            yield new
+                        if event.finished and event.finished.failure:
+                            raise event.finished.failure.error()
+                if not self._delivery.done:
+                    raise BrokenStreamError("the stream ended without its terminal event")
+            except (errors.ServingError, BrokenStreamError) as error:
+                if self._delivery.done:
+                    raise
+                self._recovery.was_open_for(time.monotonic() - opened)
+                await self._recover(error)
+
+    async def _connect(self) -> AsyncGenerator[Event, None]:
+        """The events of one connection. Leaving it ends the call."""
+        call = self._call()
+        try:
+            async for message in call:
+                if self._broken:
+                    self.num_reattaches += 1
+                    self._broken = False
+                yield convert.event(message)
+        except grpc.RpcError as error:
+            raise typed(error) from None
+        finally:
+            call.cancel()
+
+    def _call(self) -> Call:
+        attach = inference_pb2.AttachRequest
+        stub = self._endpoints.stub(self._endpoint)
+        timeout = self._remaining_s()
+        if self._delivery.resume_token:
+            self._delivery.resume()
+            call = stub.Attach(attach(resume_token=self._delivery.resume_token), timeout=timeout)
+        else:
+            self._delivery.restart()
+            if isinstance(self._opening, attach):
+                call = stub.Attach(self._opening, timeout=timeout)
+            elif self._past_deadline:
+                call = stub.Attach(attach(request_id=self.request_id), timeout=timeout)
+            else:
+                call = stub.Generate(self._opening, timeout=timeout)
+        return cast("Call", call)
+
+    def _remaining_s(self) -> float | None:
+        deadline = self._recovery.deadline
+        return None if deadline is None else max(deadline - time.monotonic(), 0.001)
+
+    async def _recover(self, error: errors.ServingError | BrokenStreamError) -> None:
+        """Sleeps until the next connection is due. Raises when there is to be none."""
+        if isinstance(error, errors.DeadlineExceeded):
+            self._fetch_the_rest(error)
+            return
+        if isinstance(error, errors.NotFound) and self._past_deadline:
+            raise errors.DeadlineExceeded("the deadline passed before the request was accepted") from error
+        delay = self._recovery.delay_s(error)
+        self._broken |= isinstance(error, errors.Unreachable | BrokenStreamError)
+        self._endpoint = self._endpoints.after(self._endpoint)
+        await asyncio.sleep(delay)
+
+    def _fetch_the_rest(self, error: errors.DeadlineExceeded) -> None:
+        """The deadline ends the call here as it ends the request there: the last tokens are still to be fetched."""
+        if self._past_deadline:
+            raise error
+        self._past_deadline = True
+        self._recovery.deadline = time.monotonic() + self._recovery.policy.deadline_grace_s
+
+
+async def collect(stream: AsyncStream) -> Completion:
+    """The whole answer of a stream. Raises the typed error if a branch failed."""
+    branches: dict[int, list[Event]] = {}
+    prompt_logprobs: tuple[Logprobs, ...] = ()
+    finished: Finished | None = None
+    async with stream:
+        async for event in stream:
+            branches.setdefault(event.branch, []).append(event)
+            prompt_logprobs = event.prompt_logprobs or prompt_logprobs
+            finished = event.finished or finished
+    if finished is None:
+        raise errors.HistoryLost("the stream ended without its terminal event")
+    outputs = tuple(_output(branch, parts) for branch, parts in sorted(branches.items()))
+    return Completion(stream.request_id, outputs, finished.usage, prompt_logprobs, stream.num_reattaches)
+
+
+def _output(branch: int, parts: list[Event]) -> Output:
+    return Output(
+        index=branch,
+        text="".join(part.text for part in parts),
+        token_ids=tuple(token for part in parts for token in part.token_ids),
+        finish_reason=next((part.finish_reason for part in parts if part.finish_reason), FinishReason.NONE),
+        logprobs=tuple(item for part in parts for item in part.logprobs),
+    )

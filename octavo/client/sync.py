@@ -1,0 +1,143 @@
+"""The client for code without asyncio: the same client, on an event loop in a thread of its own."""
+
+import asyncio
+import threading
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from typing import Any, Self, TypeVar
+
+from octavo.client.aio import AsyncClient
+from octavo.client.convert import Messages, Prompt
+from octavo.client.events import Completion, Event, Model, RequestStatus
+from octavo.client.retry import RetryPolicy
+from octavo.client.stream import AsyncStream
+from octavo.sampling import SamplingParams
+
+Result = TypeVar("Result")
+
+
+class Client:
+    """AsyncClient for threads: the same methods with the same arguments, blocking. Any thread may call it.
+
+    Close it, or use `with`. A stream is a plain iterator; closing it early disconnects.
+    """
+
+    def __init__(self, endpoints: str | Sequence[str], *, policy: RetryPolicy = RetryPolicy()) -> None:  # noqa: B008
+        self._client = AsyncClient(endpoints, policy=policy)
+        self._loop = _LoopThread()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        if self._loop.running:
+            self._loop.wait_for(self._client.close())
+            self._loop.stop()
+
+    def generate(self, prompt: Prompt, sampling: SamplingParams | None = None, **options: Any) -> "Stream":
+        """Continues `prompt`; options as AsyncClient.generate."""
+        return self._stream(lambda: self._client.generate(prompt, sampling, **options))
+
+    def complete(self, prompt: Prompt, sampling: SamplingParams | None = None, **options: Any) -> Completion:
+        """The whole answer; options as AsyncClient.generate."""
+        return self._loop.wait_for(self._client.complete(prompt, sampling, **options))
+
+    def attach(self, request_id: str | None = None, **options: Any) -> "Stream":
+        """Joins the stream of an accepted request; options as AsyncClient.attach."""
+        return self._stream(lambda: self._client.attach(request_id, **options))
+
+    def cancel(self, request_id: str) -> None:
+        """Stops a request; one that has already ended is success."""
+        self._loop.wait_for(self._client.cancel(request_id))
+
+    def get(self, request_id: str) -> RequestStatus:
+        """The record of a request."""
+        return self._loop.wait_for(self._client.get(request_id))
+
+    def tokenize(self, text: str | bytes | Messages, *, model: str | None = None) -> list[int]:
+        """The token ids of a text, or of the prompt that the chat template makes of messages."""
+        return self._loop.wait_for(self._client.tokenize(text, model=model))
+
+    def detokenize(self, token_ids: Sequence[int], **options: Any) -> str:
+        """The text of token ids; options as AsyncClient.detokenize."""
+        return self._loop.wait_for(self._client.detokenize(token_ids, **options))
+
+    def models(self) -> list[Model]:
+        """The models served."""
+        return self._loop.wait_for(self._client.models())
+
+    def _stream(self, make: Callable[[], AsyncStream]) -> "Stream":
+        async def make_in_loop() -> AsyncStream:
+            return make()
+
+        return Stream(self._loop.wait_for(make_in_loop()), self._loop)
+
+
+class Stream(Iterator[Event]):
+    """AsyncStream for threads: events of one request, each exactly once and in order."""
+
+    def __init__(self, stream: AsyncStream, loop: "_LoopThread") -> None:
+        self._stream = stream
+        self._loop = loop
+
+    @property
+    def request_id(self) -> str:
+        return self._stream.request_id
+
+    @property
+    def num_reattaches(self) -> int:
+        return self._stream.num_reattaches
+
+    @property
+    def resume_token(self) -> bytes:
+        """Where another process can go on, after what has been delivered here."""
+        return self._stream.resume_token
+
+    def __next__(self) -> Event:
+        event = self._loop.wait_for(self._next())
+        if event is None:
+            raise StopIteration
+        return event
+
+    async def _next(self) -> Event | None:
+        return await anext(self._stream, None)
+
+    def close(self) -> None:
+        """Disconnects. What becomes of the request is its `keep_on_disconnect`."""
+        if self._loop.running:
+            self._loop.wait_for(self._stream.aclose())
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class _LoopThread:
+    """An event loop that runs in a daemon thread until stopped."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="octavo-client", daemon=True)
+        self._thread.start()
+
+    @property
+    def running(self) -> bool:
+        return self._thread.is_alive()
+
+    def wait_for(self, work: Coroutine[Any, Any, Result]) -> Result:
+        """The result of `work`, run in the loop. An interrupt of the waiting thread cancels the work."""
+        future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        try:
+            return future.result()
+        except BaseException:
+            future.cancel()
+            raise
+
+    def stop(self) -> None:
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()

@@ -1,0 +1,178 @@
+"""A router that follows a script: what it generates is an oracle, how it delivers it is the test's choice."""
+
+import asyncio
+import contextlib
+import json
+from collections import deque
+from dataclasses import dataclass, field
+
+import grpc
+import pytest
+
+from octavo import errors, rpc
+from octavo.v1 import inference_pb2, inference_pb2_grpc, types_pb2
+
+NUM_TOKENS = 24
+
+
+def token_text(index):
+    return f"{index}é" * (index % 3)  # some have none
+
+
+@dataclass
+class Script:
+    """What happens to one connection: `fault` before event number `at`."""
+
+    at: int = 10**6
+    fault: str = ""
+    chunk: int = 2
+    lag: int = 1  # text comes this many tokens after its token
+    error: errors.ServingError | None = None  # refuse
+    starts: list[str] = field(default_factory=list)
+
+
+class FakeRouter(inference_pb2_grpc.InferenceServicer):
+    """One request of NUM_TOKENS tokens. Each call takes the next script; when there is none left, all goes well."""
+
+    def __init__(self):
+        self.scripts = deque()
+        self.calls = []  # (method, request)
+        self.accepted = set()
+        self.cancelled = []
+        self.failure = None
+        self.finish_reason = types_pb2.FINISH_REASON_LENGTH
+        self.delay_s = 0.0
+
+    @property
+    def oracle(self):
+        tokens = list(range(100, 100 + NUM_TOKENS))
+        return tokens, "".join(map(token_text, range(NUM_TOKENS)))
+
+    def events(self, request_id, index, chars, script):
+        text = "".join(map(token_text, range(NUM_TOKENS)))
+        while True:
+            end = min(index + script.chunk, NUM_TOKENS)
+            ended = end == NUM_TOKENS
+            visible = len(text) if ended else len("".join(map(token_text, range(max(end - script.lag, 0)))))
+            visible = max(visible, chars)
+            event = inference_pb2.GenerateEvent(
+                request_id=request_id,
+                first_index=index,
+                token_ids=range(100 + index, 100 + end),
+                text=text[chars:visible],
+                resume_token=json.dumps([request_id, end, visible]).encode(),
+            )
+            if ended:
+                event.finish_reason = self.finish_reason
+                event.finished.usage.prompt_tokens = 3
+                event.finished.usage.output_tokens = NUM_TOKENS
+                if self.failure:
+                    event.finished.failure.CopyFrom(self.failure)
+            yield event
+            if ended:
+                return
+            index, chars = end, visible
+
+    async def play(self, context, request_id, index, chars):
+        script = self.scripts.popleft() if self.scripts else Script()
+        if script.error:
+            raise script.error
+        self.accepted.add(request_id)
+        events = list(self.events(request_id, index, chars, script))
+        at, fault = script.at, script.fault
+        if at < len(events):
+            if fault == "skip":
+                del events[at]
+            elif fault == "twice":
+                events.insert(at, events[at])
+            elif fault == "swap":
+                events[at : at + 2] = events[at : at + 2][::-1]
+            elif fault == "old":
+                events[at:at] = events[: at // 2 + 1]
+        for number, event in enumerate(events):
+            if number == at and fault == "end":
+                return
+            if number == at and fault in grpc.StatusCode.__members__:
+                await context.abort(grpc.StatusCode[fault], "as the script says")
+            if number == at and fault == "hang":
+                await asyncio.sleep(3600)
+            await asyncio.sleep(self.delay_s)
+            yield event
+
+    async def Generate(self, request, context):
+        self.calls.append(("Generate", request))
+        async for event in self.play(context, request.request_id, 0, 0):
+            yield event
+
+    async def Attach(self, request, context):
+        self.calls.append(("Attach", request))
+        if request.resume_token:
+            request_id, index, chars = json.loads(request.resume_token)
+        else:
+            request_id = request.request_id
+            index = request.next_indexes[0] if request.next_indexes else 0
+            chars = len("".join(map(token_text, range(index))))
+        if request_id not in self.accepted:
+            raise errors.NotFound("no such request")
+        async for event in self.play(context, request_id, index, chars):
+            yield event
+
+    async def unary(self, name, request):
+        self.calls.append((name, request))
+        script = self.scripts.popleft() if self.scripts else Script()
+        if script.error:
+            raise script.error
+
+    async def Cancel(self, request, context):
+        await self.unary("Cancel", request)
+        self.cancelled.append(request.request_id)
+        return inference_pb2.CancelResponse()
+
+    async def Get(self, request, context):
+        await self.unary("Get", request)
+        return inference_pb2.GetResponse(request_id=request.request_id, state=inference_pb2.REQUEST_STATE_RUNNING)
+
+    async def Tokenize(self, request, context):
+        await self.unary("Tokenize", request)
+        return inference_pb2.TokenizeResponse(token_ids=request.text)
+
+    async def Detokenize(self, request, context):
+        await self.unary("Detokenize", request)
+        return inference_pb2.DetokenizeResponse(text=bytes(request.token_ids).decode())
+
+    async def ListModels(self, request, context):
+        await self.unary("ListModels", request)
+        return inference_pb2.ListModelsResponse(models=[inference_pb2.Model(name="m", vocab_size=7)])
+
+
+@pytest.fixture
+def script():
+    return Script
+
+
+@pytest.fixture
+def serve():
+    """A context manager: FakeRouter on a free port of this machine -> "host:port"."""
+
+    @contextlib.asynccontextmanager
+    async def serving(router, port=0):
+        server = rpc.server()
+        inference_pb2_grpc.add_InferenceServicer_to_server(router, server)
+        port = server.add_insecure_port(f"127.0.0.1:{port}")
+        await server.start()
+        try:
+            yield f"127.0.0.1:{port}"
+        finally:
+            await server.stop(None)
+
+    return serving
+
+
+@pytest.fixture
+def router():
+    return FakeRouter()
+
+
+@pytest.fixture
+def make_router():
+    return FakeRouter

@@ -1,0 +1,167 @@
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from octavo.client.delivery import BrokenStreamError, Delivery
+from octavo.client.events import Event, Finished
+from octavo.sampling import FinishReason
+
+# The oracle: token i of branch b has this text. Lengths differ, some are empty, none is like its neighbour.
+
+
+def words(branch: int, length: int) -> list[str]:
+    return [f"{branch}.{index}," * (index % 3) for index in range(length)]
+
+
+def router_stream(lengths, place, chunks, lag):
+    """What a router sends from `place` on, {branch: (index, chars)}; text lags `lag` tokens behind its tokens."""
+    place = dict(place)
+    left = list(range(len(lengths)))
+    turn = 0
+    while left:
+        branch = left[turn % len(left)]
+        index, chars = place[branch]
+        count = min(chunks[turn % len(chunks)], lengths[branch] - index)
+        turn += 1
+        end = index + count
+        ended = end == lengths[branch]
+        text = "".join(words(branch, lengths[branch])[: end if ended else max(end - lag, 0)])
+        place[branch] = (end, max(len(text), chars))
+        if ended:
+            left.remove(branch)
+        yield Event(
+            request_id="r",
+            branch=branch,
+            first_index=index,
+            token_ids=tuple(range(1000 * branch + index, 1000 * branch + end)),
+            text=text[chars:],
+            finish_reason=FinishReason.LENGTH if ended else FinishReason.NONE,
+            finished=None if left else Finished(),
+            resume_token=repr(sorted(place.items())).encode(),
+        )
+
+
+FAULTS = st.sampled_from(["cut", "skip", "twice", "swap", "old"])
+CONNECTION = st.tuples(
+    st.lists(st.tuples(st.integers(0, 12), FAULTS), max_size=3),
+    st.booleans(),  # begins at the start, as after an expired token
+    st.lists(st.integers(1, 4), min_size=1, max_size=3),
+)
+
+
+def disturbed(events, faults):
+    for position, fault in faults:
+        if position >= len(events):
+            continue
+        if fault == "cut":
+            events = events[:position]
+        elif fault == "skip":
+            events = events[:position] + events[position + 1 :]
+        elif fault == "twice":
+            events = events[: position + 1] + events[position:]
+        elif fault == "swap":
+            events = events[:position] + events[position : position + 2][::-1] + events[position + 2 :]
+        elif fault == "old":
+            events = events[:position] + events[: position // 2] + events[position:]
+    return events
+
+
+@given(
+    lengths=st.lists(st.integers(1, 20), min_size=1, max_size=3),
+    lag=st.integers(0, 3),
+    connections=st.lists(CONNECTION, max_size=6),
+)
+@settings(max_examples=300, deadline=None)
+def test_everything_is_delivered_exactly_once_whatever_connections_do(lengths, lag, connections):
+    delivery = Delivery(num_branches=len(lengths))
+    tokens = [[] for _ in lengths]
+    texts = ["" for _ in lengths]
+    finishes = []
+    for faults, from_start, chunks in [*connections, ([], False, [2])]:
+        place = dict.fromkeys(range(len(lengths)), (0, 0))
+        if delivery.resume_token and not from_start:
+            place = dict(eval(delivery.resume_token))  # noqa: S307
+            delivery.resume()
+        else:
+            delivery.restart()
+        for event in disturbed(list(router_stream(lengths, place, chunks, lag)), faults):
+            try:
+                new = delivery.accept(event)
+            except BrokenStreamError:
+                break
+            if new is None:
+                continue
+            assert new.first_index == len(tokens[new.branch])
+            tokens[new.branch] += new.token_ids
+            texts[new.branch] += new.text
+            finishes += [new.branch] * bool(new.finish_reason)
+        if delivery.done:
+            break
+    assert tokens == [list(range(1000 * branch, 1000 * branch + length)) for branch, length in enumerate(lengths)]
+    assert texts == ["".join(words(branch, length)) for branch, length in enumerate(lengths)]
+    assert sorted(finishes) == list(range(len(lengths)))
+
+
+def event(first_index, *token_ids, **rest):
+    return Event(request_id="r", first_index=first_index, token_ids=token_ids, **rest)
+
+
+def test_a_gap_is_never_delivered():
+    delivery = Delivery()
+    delivery.accept(event(0, 7))
+    with pytest.raises(BrokenStreamError, match="expected index 1, got 2"):
+        delivery.accept(event(2, 9))
+
+
+def test_a_branch_that_begins_late_has_a_gap():
+    with pytest.raises(BrokenStreamError):
+        Delivery().accept(event(1, 9))
+
+
+def test_a_repeated_event_is_dropped_with_its_text():
+    delivery = Delivery()
+    first = event(0, 7, 8, text="ab")
+    assert delivery.accept(first) == first
+    assert delivery.accept(first) is None
+
+
+def test_half_an_overlap_has_text_nobody_can_divide():
+    delivery = Delivery()
+    delivery.accept(event(0, 7, 8, text="ab"))
+    with pytest.raises(BrokenStreamError):
+        delivery.accept(event(1, 8, 9, text="bc"))
+
+
+def test_text_alone_is_told_from_its_repetition_by_the_resume_token():
+    delivery = Delivery()
+    delivery.accept(event(0, 7, resume_token=b"1"))
+    late = event(1, text="a", resume_token=b"2")
+    assert delivery.accept(late) == late
+    assert delivery.accept(late) is None
+
+
+def test_starts_are_where_the_caller_said():
+    delivery = Delivery([5])
+    assert delivery.accept(event(5, 1)).first_index == 5
+    with pytest.raises(BrokenStreamError):
+        Delivery([5]).accept(event(6, 1))
+
+
+def test_an_unknown_start_is_taken_from_the_first_event():
+    delivery = Delivery(None)
+    assert delivery.accept(event(5, 1)).first_index == 5
+    with pytest.raises(BrokenStreamError):
+        delivery.accept(event(7, 1))
+
+
+def test_prompt_logprobs_and_finish_reasons_come_once():
+    delivery = Delivery()
+    first = event(0, 7, prompt_logprobs=(object(),), finish_reason=FinishReason.STOP)
+    assert delivery.accept(first) == first
+    delivery.restart()
+    assert delivery.accept(first) is None
+    ended = delivery.accept(event(1, finish_reason=FinishReason.STOP, finished=Finished()))
+    assert ended == replace(event(1), finished=Finished())
+    assert delivery.done
