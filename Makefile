@@ -58,7 +58,7 @@ run: install  ## serve the demo model: store, router, 2 workers; Ctrl-C ends it 
 
 .PHONY: bench
 bench: install  ## benchmarks, by hand on a quiet machine; results belong in tests/bench/README.md
-	@shopt -s nullglob; for script in tests/bench/bench_*.py; do echo ">> $$script"; $(BIN)/python "$$script" $(ARGS); done
+	@shopt -s nullglob; for script in tests/bench/[^_]*.py; do echo ">> $$script"; $(BIN)/python "$$script" $(ARGS); done
 
 # ---- check ---------------------------------------------------------------------------------------------------------
 

@@ -1,0 +1,63 @@
+"""The extension as gpu_worker sees it: what it says of itself, and life without it."""
+
+import platform
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from gpu_worker.ops import native
+
+LEVELS = {
+    "avx512": {"avx512f", "avx512bw", "avx512dq", "avx512vl"},
+    "avx2": {"avx2", "fma", "f16c"},
+    "generic": set(),
+}
+
+
+@pytest.fixture
+def extension() -> ModuleType:
+    module = native.load()
+    if module is None:
+        pytest.skip("the extension was not built")
+    return module
+
+
+@pytest.fixture
+def kernel_flags() -> set[str]:
+    """What the kernel of this machine says its CPU can do."""
+    cpuinfo = Path("/proc/cpuinfo")
+    if platform.machine() != "x86_64" or not cpuinfo.exists():
+        pytest.skip("not Linux on x86-64")
+    flags = next(line for line in cpuinfo.read_text().splitlines() if line.startswith("flags"))
+    return set(flags.split(":")[1].split())
+
+
+def test_it_was_built_from_this_version(extension: ModuleType, root: Path) -> None:
+    stated = tomllib.loads((root / "pyproject.toml").read_text())["project"]["version"]
+    assert extension.version() == extension.build_info()["version"] == stated
+
+
+def test_features_are_those_the_kernel_sees(extension: ModuleType, kernel_flags: set[str]) -> None:
+    known = {"avx2", "fma", "f16c", "avx512f", "avx512dq", "avx512bw", "avx512vl", "avx512_vnni"}
+    assert set(extension.build_info()["cpu_features"]) & known == kernel_flags & known
+
+
+def test_the_level_is_the_best_that_is_there(extension: ModuleType, kernel_flags: set[str]) -> None:
+    best = next(level for level, needs in LEVELS.items() if needs | LEVELS["avx2"] <= kernel_flags or not needs)
+    assert extension.isa() == extension.build_info()["isa"] == best
+
+
+def test_without_the_extension_there_is_none_and_no_error(tmp_path: Path, root: Path) -> None:
+    """A source tree, or a pure-Python wheel, where nothing was built."""
+    ops = tmp_path / "gpu_worker" / "ops"
+    ops.mkdir(parents=True)
+    (ops / "native.py").write_text((root / "gpu_worker" / "ops" / "native.py").read_text())
+    script = "from gpu_worker.ops import native; print(native.load())"
+    done = subprocess.run(
+        [sys.executable, "-S", "-c", script], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert (done.stdout.strip(), done.stderr) == ("None", "")

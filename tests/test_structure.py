@@ -1,0 +1,252 @@
+"""Rules about the code itself that no linter checks; import-linter (pyproject.toml) and ruff check the others."""
+
+import ast
+import re
+import subprocess
+import sys
+import tomllib
+from collections.abc import Callable, Iterator
+from fnmatch import fnmatch
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+PACKAGES = ("octavo", "router", "gpu_worker")
+PROGRAM_WIRE_FILES = ("server", "session", "workers", "migration", "transfer", "admin")
+WIRE_FILES = (
+    "octavo/wire.py",
+    "octavo/rpc.py",
+    "octavo/client/*",
+    "octavo/cli/*",
+    *(f"{package}/{stem}.py" for package in ("router", "gpu_worker") for stem in PROGRAM_WIRE_FILES),
+)
+UNSAFE_MODULES = {"pickle", "cPickle", "_pickle", "cloudpickle", "dill", "marshal", "shelve"}
+UNSAFE_CALLS = {"eval", "exec", "torch.load", "yaml.load", "yaml.unsafe_load", "numpy.load", "np.load"}
+# Which distribution brings a module, where the names differ.
+DISTRIBUTIONS = {
+    "google": "protobuf",
+    "grpc": "grpcio",
+    "grpc_channelz": "grpcio-channelz",
+    "grpc_health": "grpcio-health-checking",
+    "grpc_reflection": "grpcio-reflection",
+    "grpc_status": "grpcio-status",
+}
+
+Violations = Iterator[str]
+
+
+def sources() -> list[tuple[str, str]]:
+    """Every hand-written Python file of the packages: its path from the root, and its text."""
+    paths = [path for package in PACKAGES for path in sorted((ROOT / package).rglob("*.py"))]
+    names = [(path.relative_to(ROOT).as_posix(), path) for path in paths]
+    return [(name, path.read_text()) for name, path in names if not name.startswith("octavo/v1/")]
+
+
+def imports(tree: ast.AST) -> Iterator[tuple[str, int]]:
+    """Every imported name, dotted in full (`from a import b` is both a and a.b), with its line."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from ((alias.name, node.lineno) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            yield node.module, node.lineno
+            yield from ((f"{node.module}.{alias.name}", node.lineno) for alias in node.names)
+
+
+def wire_types(name: str, tree: ast.AST) -> Violations:
+    """Generated types stay at the edge; inside are plain dataclasses."""
+    if not any(fnmatch(name, pattern) for pattern in WIRE_FILES):
+        found = {line for module, line in imports(tree) if module.startswith("octavo.v1")}
+        yield from (f"line {line}: imports wire types" for line in sorted(found))
+
+
+def environment(name: str, tree: ast.AST) -> Violations:
+    """One file reads the environment, so that --print-config can tell where a value came from."""
+    if name == "octavo/settings.py":
+        return
+    names = {"environ", "environb", "getenv", "getenvb"}
+    used = {(node.attr, node.lineno) for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
+    imported = {(module.removeprefix("os."), line) for module, line in imports(tree) if module.startswith("os.")}
+    yield from (f"line {line}: os.{name}" for name, line in sorted(used | imported) if name in names)
+
+
+def unsafe_loading(name: str, tree: ast.AST) -> Violations:
+    """Nothing that runs what it reads: protobuf, JSON, safetensors and GGUF only."""
+    for module, line in imports(tree):
+        if module.split(".")[0] in UNSAFE_MODULES:
+            yield f"line {line}: imports {module}"
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and ast.unparse(node.func) in UNSAFE_CALLS:
+            yield f"line {node.lineno}: calls {ast.unparse(node.func)}"
+
+
+def asserts(name: str, tree: ast.AST) -> Violations:
+    """`python -O` removes assert: a check that matters raises."""
+    yield from (f"line {node.lineno}: assert" for node in ast.walk(tree) if isinstance(node, ast.Assert))
+
+
+def extension(name: str, tree: ast.AST) -> Violations:
+    """One file loads the extension and knows what to do without it."""
+    if name == "gpu_worker/ops/native.py":
+        return
+    for module, line in imports(tree):
+        if re.search(r"\b_C_(cpu|cuda)\b", module):
+            yield f"line {line}: imports the extension"
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and "import_module" in ast.unparse(node.func) and "_C_c" in ast.unparse(node):
+            yield f"line {node.lineno}: imports the extension"
+
+
+RULES: list[Callable[[str, ast.AST], Violations]] = [wire_types, environment, unsafe_loading, asserts, extension]
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.__name__)
+def test_code_follows(rule: Callable[[str, ast.AST], Violations]) -> None:
+    found = [f"{name}: {what}" for name, text in sources() for what in rule(name, ast.parse(text))]
+    assert not found, f"{rule.__doc__}\n" + "\n".join(found)
+
+
+@pytest.mark.parametrize(
+    ("rule", "name", "text"),
+    [
+        (wire_types, "router/queue.py", "from octavo.v1 import inference_pb2"),
+        (wire_types, "router/queue.py", "import octavo.v1.inference_pb2 as pb"),
+        (wire_types, "gpu_worker/models/server.py", "from octavo.v1.types_pb2 import TokenIds"),
+        (environment, "router/queue.py", "import os\nhome = os.environ['HOME']"),
+        (environment, "router/queue.py", "from os import getenv"),
+        (unsafe_loading, "router/queue.py", "def f():\n    import pickle"),
+        (unsafe_loading, "router/queue.py", "torch.load('x')"),
+        (unsafe_loading, "router/queue.py", "eval('1')"),
+        (asserts, "router/queue.py", "def f(x):\n    assert x"),
+        (extension, "gpu_worker/engine.py", "from gpu_worker import _C_cpu"),
+        (extension, "gpu_worker/engine.py", "importlib.import_module('gpu_worker._C_cpu')"),
+    ],
+)
+def test_a_rule_sees_what_breaks_it(rule: Callable[[str, ast.AST], Violations], name: str, text: str) -> None:
+    assert list(rule(name, ast.parse(text)))
+
+
+def requirements(*extras: str) -> set[str]:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    listed = project["dependencies"] + [line for extra in extras for line in project["optional-dependencies"][extra]]
+    return {re.split(r"[\[<>=! ]", line)[0].lower() for line in listed}
+
+
+@pytest.mark.parametrize(("package", "extras"), [("octavo", ()), ("router", ("router",)), ("gpu_worker", ("worker",))])
+def test_a_package_imports_only_what_it_declares(package: str, extras: tuple[str, ...]) -> None:
+    """What is imported at the top of a module must be installed; what is imported inside a function may be optional."""
+    declared = requirements(*extras) | set(PACKAGES) | set(sys.stdlib_module_names)
+    for name, text in sources():
+        if name.startswith(package + "/"):
+            at_top = ast.Module([node for node in ast.parse(text).body if not _is_type_checking(node)], [])
+            for node in at_top.body:
+                if isinstance(node, ast.Import | ast.ImportFrom):
+                    for module, line in imports(ast.Module([node], [])):
+                        top = module.split(".")[0]
+                        assert DISTRIBUTIONS.get(top, top) in declared, f"{name}:{line} imports {top}, not a dependency"
+
+
+def _is_type_checking(node: ast.AST) -> bool:
+    return isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
+
+
+def test_a_router_loads_neither_torch_nor_numpy() -> None:
+    """import-linter sees our own imports; this sees those of the libraries, too."""
+    script = """
+import importlib, pkgutil, sys
+import router
+for module in pkgutil.walk_packages(router.__path__, "router."):
+    if not module.name.endswith("__main__"):
+        importlib.import_module(module.name)
+print(*sorted({"torch", "numpy", "transformers"} & sys.modules.keys()))
+"""
+    done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == []
+
+
+def test_the_floors_are_those_of_the_stubs() -> None:
+    """protoc writes into each stub what it needs at least; pyproject.toml promises exactly that."""
+    stubs = "\n".join(path.read_text() for path in (ROOT / "octavo" / "v1").glob("*_pb2*.py"))
+    grpc = set(re.findall(r"GRPC_GENERATED_VERSION = '([\d.]+)'", stubs))
+    protobuf = set(re.findall(r"# Protobuf Python Version: ([\d.]+)", stubs))
+    dependencies = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
+    assert {f"grpcio>={version}" for version in grpc} <= set(dependencies)
+    assert {f"protobuf>={version},<8" for version in protobuf} <= set(dependencies)
+    assert len(grpc) == len(protobuf) == 1
+
+
+def test_tests_are_not_packages() -> None:
+    """tests/router/__init__.py would shadow `router`."""
+    assert not list((ROOT / "tests").rglob("__init__.py"))
+
+
+# ---- documents -----------------------------------------------------------------------------------------------------
+
+
+def documents() -> list[Path]:
+    listed = subprocess.run(["git", "ls-files", "*.md"], cwd=ROOT, capture_output=True, text=True, check=False).stdout
+    return [ROOT / line for line in listed.splitlines()] or sorted(ROOT.glob("*.md"))
+
+
+def anchors(text: str) -> set[str]:
+    """The anchors GitHub gives to the headings of a document."""
+    headings = re.findall(r"^#+ +(.+?) *$", re.sub(r"^```.*?^```", "", text, flags=re.M | re.S), flags=re.M)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def broken_links(document: Path) -> list[str]:
+    """The links of a document that lead nowhere inside the repository. Links to elsewhere are not followed."""
+    prose = re.sub(r"^```.*?^```|`[^`\n]*`", "", document.read_text(), flags=re.M | re.S)
+    broken = []
+    for link in re.findall(r"\]\(([^)\s]+)\)", prose):
+        if re.match(r"[a-z]+:", link):
+            continue
+        path, _, anchor = link.partition("#")
+        target = (document.parent / path).resolve() if path else document
+        missing_anchor = (
+            anchor and target.suffix == ".md" and target.exists() and anchor not in anchors(target.read_text())
+        )
+        if not target.exists() or missing_anchor:
+            broken.append(link)
+    return broken
+
+
+def test_links_resolve() -> None:
+    assert len(documents()) > 1
+    broken = {str(document.relative_to(ROOT)): broken_links(document) for document in documents()}
+    assert not {name: links for name, links in broken.items() if links}
+
+
+def test_a_broken_link_is_seen(tmp_path: Path) -> None:
+    document = tmp_path / "a.md"
+    document.write_text("# Two words\n[a](#two-words) [b](#nowhere) [c](gone.md) [d](a.md#two-words) `[e](f.md)`\n")
+    assert broken_links(document) == ["#nowhere", "gone.md"]
+
+
+@pytest.mark.parametrize("folder", ["protos", *PACKAGES, "csrc", "k8s", "tests", "tests/bench"])
+def test_a_folder_says_what_lives_there(folder: str) -> None:
+    assert (ROOT / folder / "README.md").exists()
+
+
+# ---- protos --------------------------------------------------------------------------------------------------------
+
+DECLARATION = re.compile(r"^\s*(service|rpc|message|enum)\s+(\w+)")
+
+
+def uncommented(proto: str) -> list[str]:
+    """The services, RPCs, messages and enums of a .proto text with no comment right above them."""
+    lines = proto.splitlines()
+    pairs = zip(["", *lines], lines, strict=False)
+    found = ((DECLARATION.match(line), above) for above, line in pairs)
+    return [match[2] for match, above in found if match and not above.lstrip().startswith("//")]
+
+
+def test_every_declaration_of_the_contract_is_explained() -> None:
+    protos = sorted((ROOT / "protos").rglob("*.proto"))
+    assert protos
+    assert not {path.name: names for path in protos if (names := uncommented(path.read_text()))}
+
+
+def test_a_missing_comment_is_seen() -> None:
+    assert uncommented("// A.\nmessage A {\n  int32 x = 1;\n  enum E {\n  }\n}\nservice S {}\n") == ["E", "S"]
