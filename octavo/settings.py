@@ -1,0 +1,181 @@
+"""The settings of each program, declared once. The only file that reads the environment.
+
+    settings = parse(RouterSettings)        # flags > OCTAVO_ROUTER_* > [router] of --config FILE > defaults
+
+`--print-config` prints what is in effect and where each value came from, and ends the program.
+"""
+
+import argparse
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar, TypeVar
+
+from octavo import telemetry
+from octavo.options import (
+    SettingsClass,
+    SettingsError,
+    add_arguments,
+    arguments_of,
+    closest,
+    describe,
+    effective,
+    environment_of,
+    load,
+    option,
+    parse_size,
+)
+
+__all__ = [
+    "UP_DECIDES",
+    "RouterSettings",
+    "SettingsError",
+    "UpSettings",
+    "WorkerSettings",
+    "add_arguments",
+    "arguments_of",
+    "environment_of",
+    "load",
+    "option",
+    "parse",
+    "parse_size",
+]
+
+CONFIG_VARIABLE = "OCTAVO_CONFIG"
+_STORE_HELP = "URL of the store: redis://, rediss:// or unix://, or memory:// within one process"
+_JOURNAL_HELP = "strict: a token is delivered once the journal has it; off: at once, for benchmarks only"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RouterSettings:
+    """A router."""
+
+    program: ClassVar[str] = "router"
+
+    listen: str = option("127.0.0.1:50051", "where clients call")
+    admin_listen: str = option("127.0.0.1:51051", "where operators call; empty: nowhere")
+    store: str = option("redis://127.0.0.1:6379/0", _STORE_HELP, secret=True)
+    router_id: str = option("", "name of this router in logs and status; empty: made from host and port")
+    model: str = option("", "the model to serve; empty: those the workers have")
+    model_aliases: tuple[str, ...] = option((), "further names clients may use, as alias=model, separated by commas")
+    tokenizer: str = option("", "path or name of the tokenizer; empty: what the workers say")
+    max_queued_requests: int = option(4096, "requests that may wait, over all routers", low=1)
+    max_queued_tokens: int = option(8_000_000, "tokens that may wait, over all routers", low=1)
+    max_streams: int = option(1024, "calls this router carries at once", low=1)
+    lease_ms: int = option(3000, "a router or worker silent for this long is taken for dead", low=100)
+    grace_ms: int = option(10_000, "how long a request outlives its last client", low=0)
+    journal: str = option("strict", _JOURNAL_HELP, choices=("strict", "off"))
+    max_connection_age_ms: int = option(0, "ends connections of this age, so that load spreads; 0: never", low=0)
+    log_format: str = option("human", "one line for people, or JSON", choices=telemetry.FORMATS)
+    log_level: str = option("info", "what to log", choices=telemetry.LEVELS)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerSettings:
+    """A worker."""
+
+    program: ClassVar[str] = "worker"
+
+    listen: str = option("127.0.0.1:50061", "where routers call")
+    worker_id: str = option("", "stable name of this worker, such as its pod's; empty: made from host and port")
+    store: str = option("redis://127.0.0.1:6379/0", _STORE_HELP, secret=True)
+    model: str = option("smollm2", "a directory, a GGUF file, a hub name, or smollm2, the demo model")
+    model_name: str = option("", "name requests use for the model; empty: made from `model`")
+    runner: str = option(
+        "model",
+        "what computes tokens: the model, or a hash of the prefix for tests",
+        choices=("model", "fake", "witness"),
+    )
+    step_delay_ms: float = option(0.0, "slows the steps of the fake and witness runners down", low=0, high=60_000)
+    device: str = option("auto", "auto, cpu, cuda or cuda:N")
+    dtype: str = option("auto", "data type of weights and cache", choices=("auto", "float32", "bfloat16", "float16"))
+    threads: int = option(0, "CPU threads of the model; 0: one per core", low=0, high=1024)
+    block_size: int = option(16, "token slots of a block", choices=(8, 16, 32, 64, 128))
+    kv_cache_bytes: int = option(0, "memory for blocks; 0: sized by a profiling run", size=True, low=0)
+    swap_bytes: int = option(256 * 1024**2, "host memory for blocks that are swapped out", size=True, low=0)
+    context_tokens: int = option(0, "prompt and output together, at most; 0: what the model was made for", low=0)
+    max_batch_tokens: int = option(2048, "tokens one step may run", low=1)
+    max_batch_sequences: int = option(64, "branches one step may run", low=1)
+    prefix_caching: bool = option(True, "keeps full blocks for requests that begin alike")
+    chunked_prefill: bool = option(True, "mixes pieces of prompts with decoding; else prompts run first and whole")
+    max_partial_prefills: int = option(4, "prompts that may be in pieces at once", low=1)
+    max_long_partial_prefills: int = option(1, "long ones among them", low=1)
+    long_prefill_threshold: int = option(
+        0, "tokens from which a prompt is long; 0: a twenty-fifth of the context", low=0
+    )
+    preemption: str = option(
+        "auto", "what happens to blocks that must make room; auto: the cheaper", choices=("auto", "swap", "recompute")
+    )
+    policy: str = option("fcfs", "who runs first", choices=("fcfs", "priority"))
+    stream_interval: int = option(1, "steps whose tokens are sent together", low=1)
+    journal: str = option("strict", _JOURNAL_HELP, choices=("strict", "off"))
+    lease_ms: int = option(3000, "how long the store believes this worker alive after its last step", low=100)
+    log_format: str = option("human", "one line for people, or JSON", choices=telemetry.FORMATS)
+    log_level: str = option("info", "what to log", choices=telemetry.LEVELS)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UpSettings:
+    """Everything on one machine. Its routers and workers take their own settings too, but for UP_DECIDES."""
+
+    program: ClassVar[str] = "up"
+
+    model: str = option("smollm2", "a directory, a GGUF file, a hub name, or smollm2, the demo model")
+    workers: int = option(2, "worker processes", low=0, high=1024)
+    routers: int = option(1, "router processes, on consecutive ports", low=1, high=1024)
+    grpc_port: int = option(50051, "port of the first router; 0: any free ones", low=0, high=65535)
+    state_dir: str = option(".octavo", "directory of logs and the store's append-only file")
+    device: str = option("auto", "auto, cpu, cuda or cuda:N")
+    store: str = option("", "URL of a store; empty: a private one is started", secret=True)
+    restart: bool = option(True, "starts a process again that has died")
+    log_format: str = option("human", "one line for people, or JSON", choices=telemetry.FORMATS)
+    log_level: str = option("info", "what to log", choices=telemetry.LEVELS)
+
+
+# What `octavo up` decides for each process by itself, so that it offers no flag for it.
+UP_DECIDES = ("listen", "admin_listen", "worker_id", "router_id")
+
+S = TypeVar("S", bound=SettingsClass)
+
+
+def parse(cls: type[S], argv: Sequence[str] | None = None, *, environ: Mapping[str, str] | None = None) -> S:
+    """The settings of a program that has no other flags. Ends it with a message and status 2 if one is wrong."""
+    parser = argparse.ArgumentParser(prog=f"octavo {cls.program}", description=cls.__doc__, allow_abbrev=False)
+    add_common_arguments(parser)
+    add_arguments(parser, cls)
+    args, unknown = parser.parse_known_args(argv)
+    if unknown:
+        flags = [text for action in parser._actions for text in action.option_strings]
+        parser.error(f"no such argument: {unknown[0]}{closest(unknown[0].split('=')[0], flags)}")
+    try:
+        return from_args(cls, args, environ=environ)
+    except SettingsError as error:
+        parser.error(str(error))
+
+
+def add_common_arguments(parser: argparse.ArgumentParser) -> None:
+    """--config and --print-config."""
+    parser.add_argument("--config", type=Path, metavar="FILE", help=f"a TOML file with settings [${CONFIG_VARIABLE}]")
+    parser.add_argument(
+        "--print-config", action="store_true", help="print the settings and where they came from, and end"
+    )
+
+
+def from_args(cls: type[S], args: argparse.Namespace, *, environ: Mapping[str, str] | None = None) -> S:
+    """The settings from flags, environment and file. Prints them and ends the program if --print-config is there."""
+    variables = os.environ if environ is None else environ
+    file = config_file(args, variables)
+    variables = {name: value for name, value in variables.items() if name != CONFIG_VARIABLE}
+    if getattr(args, "print_config", False):
+        load(cls, args, variables, file)
+        print(describe(cls, effective(cls, args, variables, file)))
+        sys.exit(0)
+    return load(cls, args, variables, file)
+
+
+def config_file(args: argparse.Namespace, environ: Mapping[str, str]) -> Path | None:
+    if getattr(args, "config", None) is not None:
+        return Path(args.config)
+    return Path(environ[CONFIG_VARIABLE]) if environ.get(CONFIG_VARIABLE) else None
