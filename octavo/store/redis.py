@@ -83,7 +83,7 @@ class RedisStore:
             socket_connect_timeout=self._options.connect_timeout_s,
             socket_timeout=timeout_s,
             max_connections=self._options.max_connections,
-            retry=Retry(NoBackoff(), 1, supported_errors=(ConnectionLost,)),  # type: ignore[no-untyped-call]
+            retry=Retry(NoBackoff(), 1, supported_errors=(ConnectionLost,)),
         )
 
     # Talking to the server
@@ -186,7 +186,7 @@ class RedisStore:
 
     async def requeue(self, seq_id: SequenceId, epoch: int) -> bool:
         reply = await self._on(seq_id, "requeue", epoch)
-        return reply[1] == 1
+        return bool(reply[1])
 
     async def take(
         self, seq_id: SequenceId, expected_epoch: int, new_owner: Incarnation, take_id: str, why: Why
@@ -226,7 +226,7 @@ class RedisStore:
     ) -> bool:
         delivered: int | str = "" if length is None else length
         reply = await self._on(seq_id, "finish", branch, int(reason), delivered, failure)
-        return reply[1] == 1
+        return bool(reply[1])
 
     async def read(
         self, seq_id: SequenceId, *, prompt: bool = False, from_indexes: Sequence[int] | None = None
@@ -289,7 +289,7 @@ class RedisStore:
         return swept
 
     async def list_sequences(self, owner: Incarnation | None, limit: int) -> list[Record]:
-        """Live sequences, in no order; not a snapshot, but every one that lives throughout is in it (limit permitting)."""
+        """Live sequences in no order; not a snapshot, as others go on writing."""
         found: dict[SequenceId, Record] = {}
         for shard in range(self._options.num_shards):
             first, more = 0, True
