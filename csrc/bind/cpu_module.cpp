@@ -19,7 +19,7 @@ py::dict build_info() {
     info["version"] = OCTAVO_VERSION;
     info["compiler"] = OCTAVO_COMPILER;
     info["build_type"] = OCTAVO_BUILD_TYPE;
-    info["sanitizers"] = OCTAVO_SANITIZE;
+    info["sanitizers"] = OCTAVO_SANITIZERS;
     info["isa"] = octavo::isa_name(octavo::best_isa());
     info["cpu_features"] = octavo::cpu_features();
     return info;
