@@ -109,15 +109,15 @@ class Adjustments:
         self._histories = new
         if places:
             index, factor = self._tensor(places), self._tensor(factors)
-            values = flat[index]
+            values = flat.take(index)
             values = torch.where(values > 0, values / factor, values * factor) - self._tensor(costs)
-            flat.index_copy_(0, index, values)
+            flat.scatter_(0, index, values)
 
     def _bias(self, flat: Tensor, rows: Sequence[int], fixed: Sequence[_Fixed]) -> None:
         biased = [(row, entry) for row, entry in zip(rows, fixed, strict=True) if len(entry.bias)]
         if biased:
             index = self._tensor([entry.bias_ids + row * self.vocab_size for row, entry in biased])
-            flat.index_copy_(0, index, flat[index] + self._tensor([entry.bias for _, entry in biased]))
+            flat.scatter_add_(0, index, self._tensor([entry.bias for _, entry in biased]))
 
     def _mask(self, logits: Tensor, rows: Sequence[int], branches: Sequence[Branch], fixed: Sequence[_Fixed]) -> None:
         flat = logits.view(-1)
@@ -128,9 +128,9 @@ class Adjustments:
         ]
         if confined:
             index = self._tensor([entry.allowed + row * self.vocab_size for row, entry in confined])
-            kept = flat[index]
+            kept = flat.take(index)
             logits[[row for row, _ in confined]] = -torch.inf
-            flat.index_copy_(0, index, kept)
+            flat.scatter_(0, index, kept)
         banned: list[Ids] = []
         for row, branch, entry in zip(rows, branches, fixed, strict=True):
             banned.append(entry.banned + row * self.vocab_size)

@@ -25,6 +25,8 @@ Ids = NDArray[np.int64]
 _BLOCK = 256  # probabilities that are summed as one
 _NUM_CANDIDATES = 256  # looked at first when top_k does not say
 _MAX_CANDIDATES = 1024  # beyond this many, cutting the whole row is cheaper
+_SLAB = 1 << 26  # probabilities held at once: bounds what a step needs beside the logits
+_CPU_SLAB = 1 << 20  # less, so that they stay in the cache
 _MIN_TEMPERATURE = 1e-30  # below, float32 would divide 0 by 0
 
 
@@ -59,8 +61,9 @@ def draw(logits: Tensor, filters: Filters, numbers: Floats) -> Ids:
     few = np.flatnonzero(filtered & (limits <= _MAX_CANDIDATES))
     if len(few):
         tokens[few] = _draw_from_few(_rows(logits, few), filters[few], numbers[few], limits[few])
-    many = np.flatnonzero(tokens < 0)
-    if len(many):
+    remaining = np.flatnonzero(tokens < 0)
+    at_once = max(1, (_CPU_SLAB if logits.device.type == "cpu" else _SLAB) // vocab_size)
+    for many in np.split(remaining, range(at_once, len(remaining), at_once)) if len(remaining) else ():
         weights = probabilities(_rows(logits, many), filters.temperature[many])
         cut(weights, filters[many])
         tokens[many] = _draw_by_id(weights, numbers[many])
@@ -138,27 +141,29 @@ def cut(weights: Tensor, filters: Filters) -> None:
 def _keep(weights: Tensor, rows: Ids, target: Tensor, *, count: bool) -> None:
     """Keeps the shortest prefix (by falling weight, rising id) of `target` tokens, or of this share of the mass."""
     part = _rows(weights, rows)
-    amounts = torch.ones((), device=part.device) if count else part
+    kept = torch.empty_like(part)
 
-    def amount(kept: Tensor) -> Tensor:
-        blocks = torch.where(kept, amounts, 0.0).unflatten(1, (-1, _BLOCK)).sum(dim=-1)
-        sums: Tensor = blocks.double().sum(dim=-1, keepdim=True)
+    def amount(least: Tensor) -> Tensor:
+        torch.ge(part, least, out=kept)  # as 0.0 and 1.0: many times cheaper than torch.where on a CPU
+        if not count:
+            kept.mul_(part)
+        sums: Tensor = kept.unflatten(1, (-1, _BLOCK)).sum(dim=-1).double().sum(dim=-1, keepdim=True)
         return sums
 
     target = target.to(part.device).unsqueeze(1)
     if not count:
-        target = target * amount(part >= 0)
+        target = target * amount(torch.zeros_like(target, dtype=torch.float32))
     # [low, high) brackets the least weight kept: amount(>= low) reaches the target, amount(>= high) does not.
     low = torch.zeros_like(target, dtype=torch.int32)
     high = part.amax(dim=-1, keepdim=True).view(torch.int32) + 1
     for _ in range(31):
         middle = low + (high - low) // 2
-        reached = amount(part >= middle.view(torch.float32)) >= target
+        reached = amount(middle.view(torch.float32)) >= target
         low, high = torch.where(reached, middle, low), torch.where(reached, high, middle)
     least = low.view(torch.float32)
     equal = part == least
     unit = torch.ones_like(target) if count else least.double().clamp(min=1e-300)
-    num_equal = ((target - amount(part > least)) / unit).ceil().clamp(min=1.0)
+    num_equal = ((target - amount(high.view(torch.float32))) / unit).ceil().clamp(min=1.0)
     dropped = (part < least) | (equal & (equal.cumsum(dim=-1) > num_equal))
     part = part.masked_fill(dropped, 0.0)
     weights[torch.from_numpy(rows).to(weights.device)] = part

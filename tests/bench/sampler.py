@@ -1,4 +1,7 @@
-"""What sampling costs: microseconds per row for each kind of request. Run: OMP_NUM_THREADS=2 python tests/bench/sampler.py"""
+"""What sampling costs: microseconds per row for each kind of request.
+
+Run: PYTHONPATH=. OMP_NUM_THREADS=2 python tests/bench/sampler.py
+"""
 
 import argparse
 import time
@@ -56,7 +59,7 @@ def main() -> None:
     )
     for shape, flatness in (("peaked", 1.0), ("flat", 8.0)):
         for num_rows in options.rows:
-            # A Zipf-like fall with noise: at 1.0 about what a small model gives in running text, at 8.0 close to uniform.
+            # A Zipf-like fall with noise: at 1.0 like a small model in running text, at 8.0 close to uniform.
             ranks = torch.rand(num_rows, options.vocab_size, generator=generator).argsort(dim=-1).float()
             logits = -1.5 * torch.log1p(ranks) / flatness
             for name, params in KINDS.items():

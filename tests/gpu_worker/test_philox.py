@@ -1,4 +1,4 @@
-"""Philox against the vectors its authors published (Random123, kat_vectors) and a scalar twin written from the paper."""
+"""Philox against the vectors its authors published (Random123, kat_vectors) and a scalar twin from the paper."""
 
 import numpy as np
 import pytest
