@@ -16,7 +16,7 @@ class Dispatched:
 
     def __init__(self) -> None:
         self._sent: dict[Hashable, int] = {}
-        self._admitted: list[Hashable] = []
+        self._admitted: set[Hashable] = set()
         self.num_tokens = 0
 
     @property
@@ -32,14 +32,14 @@ class Dispatched:
     def admitted(self, key: Hashable) -> None:
         """The worker took it: the next report counts it."""
         if key in self._sent:
-            self._admitted.append(key)
+            self._admitted.add(key)
 
     def refused(self, key: Hashable) -> None:
         """The worker did not take it, or it has ended; unknown is fine."""
         self.num_tokens -= self._sent.pop(key, 0)
+        self._admitted.discard(key)
 
     def reported(self) -> None:
         """A load report came."""
-        for key in self._admitted:
+        for key in list(self._admitted):
             self.refused(key)
-        self._admitted.clear()

@@ -1,0 +1,117 @@
+"""The tokenizer in a model's folder: tokenizer.json, and what its companions add to it."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import tokenizers
+from tokenizers import AddedToken
+
+from octavo.errors import Mismatch
+from router.tokenizer import TokenizerParts
+
+_NAMED = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+
+
+def read_folder(path: Path) -> TokenizerParts:
+    """Mismatch if a file is broken."""
+    try:
+        backend = tokenizers.Tokenizer.from_file(str(path / "tokenizer.json"))
+    except Exception as error:  # the package raises nothing more specific
+        raise Mismatch(f"{path.name}/tokenizer.json cannot be read: {error}") from error
+    backend.no_truncation()
+    backend.no_padding()
+    config = _read_json(path / "special_tokens_map.json") | _read_json(path / "tokenizer_config.json")
+    variables = {name: text for name in _NAMED if (text := _text(config.get(name)))}
+    eos_token_ids = _eos_token_ids(path, backend, variables)
+    special = _promote(backend, variables, eos_token_ids)
+    return TokenizerParts(
+        backend=backend,
+        tokens=_tokens(backend),
+        special_ids=frozenset(special),
+        prefix_ids=_prefix_ids(backend, config, variables),
+        eos_token_ids=eos_token_ids,
+        template=_template(path, config),
+        template_variables=variables,
+    )
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        return {}
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise Mismatch(f"{path.parent.name}/{path.name} is not JSON: {error}") from error
+    return content if isinstance(content, dict) else {}
+
+
+def _text(token: object) -> str | None:
+    """A token is written as its text, or as an object that has it."""
+    content = token.get("content") if isinstance(token, dict) else token
+    return content if isinstance(content, str) else None
+
+
+def _tokens(backend: tokenizers.Tokenizer) -> list[str | None]:
+    vocab = backend.get_vocab(with_added_tokens=True)
+    tokens: list[str | None] = [None] * (max(vocab.values(), default=-1) + 1)
+    for token, token_id in vocab.items():
+        tokens[token_id] = token
+    return tokens
+
+
+def _eos_token_ids(path: Path, backend: tokenizers.Tokenizer, variables: Mapping[str, str]) -> tuple[int, ...]:
+    """What ends a generation: generation_config.json says so best, then config.json; the tokenizer's own always counts."""
+    ids: list[int] = []
+    for name in ("generation_config.json", "config.json"):
+        named = _read_json(path / name).get("eos_token_id")
+        if named is not None:
+            ids += named if isinstance(named, list) else [named]
+            break
+    own = backend.token_to_id(variables["eos_token"]) if "eos_token" in variables else None
+    return tuple(dict.fromkeys([*ids, *([] if own is None else [own])]))
+
+
+def _promote(
+    backend: tokenizers.Tokenizer, variables: Mapping[str, str], eos_token_ids: tuple[int, ...]
+) -> set[int]:
+    """The special ids: those marked so, and those with a role, which some files forget to mark."""
+    added = backend.get_added_tokens_decoder()
+    special = {token_id for token_id, token in added.items() if token.special}
+    with_role = {backend.token_to_id(text) for text in variables.values()} | set(eos_token_ids)
+    for token_id in with_role - {None}:
+        content = backend.id_to_token(token_id)
+        if content is None:
+            continue
+        if token_id not in added:
+            backend.add_special_tokens([AddedToken(content, normalized=False, special=True)])
+        special.add(token_id)
+    return special
+
+
+def _prefix_ids(
+    backend: tokenizers.Tokenizer, config: Mapping[str, Any], variables: Mapping[str, str]
+) -> tuple[int, ...]:
+    """An explicit add_bos_token wins; else what tokenizer.json puts before a text."""
+    if "add_bos_token" in config or "add_eos_token" in config:
+        bos = backend.token_to_id(variables["bos_token"]) if "bos_token" in variables else None
+        return (bos,) if config.get("add_bos_token") and bos is not None else ()
+    bare = backend.encode("a", add_special_tokens=False).ids
+    framed = backend.encode("a", add_special_tokens=True).ids
+    for length in range(len(framed) - len(bare) + 1):
+        if framed[length : length + len(bare)] == bare:
+            return tuple(framed[:length])
+    return ()
+
+
+def _template(path: Path, config: Mapping[str, Any]) -> str | None:
+    """A file of its own wins; the configuration has one, or several by name."""
+    own = path / "chat_template.jinja"
+    if own.is_file():
+        return own.read_text(encoding="utf-8")
+    template = config.get("chat_template")
+    if isinstance(template, list):
+        by_name = {entry.get("name"): entry.get("template") for entry in template if isinstance(entry, dict)}
+        template = by_name.get("default")
+    return template if isinstance(template, str) else None

@@ -1,0 +1,184 @@
+"""The tokenizer in a GGUF file's metadata.
+
+The file names its kind in tokenizer.ggml.model and, for byte-level vocabularies, how text is split before merging in
+tokenizer.ggml.pre. Both are llama.cpp's names and mean what they mean there.
+"""
+
+from collections.abc import Mapping, Sequence
+from enum import IntEnum
+from pathlib import Path
+
+import tokenizers
+from tokenizers import AddedToken, Regex, decoders, models, pre_tokenizers
+
+from octavo.errors import Mismatch
+from octavo.gguf import GgufFile, Metadata
+from router.tokenizer import TokenizerParts
+
+SPACE = "▁"
+
+_LLAMA3 = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+_QWEN2 = _LLAMA3.replace(r"\p{N}{1,3}", r"\p{N}")
+_LLAMA3_NAMES = ("llama3", "llama-v3", "llama-bpe", "falcon3", "pixtral")
+
+
+class TokenType(IntEnum):
+    """tokenizer.ggml.token_type."""
+
+    NORMAL = 1
+    UNKNOWN = 2
+    CONTROL = 3
+    USER_DEFINED = 4  # found whole in any text, but not special
+    UNUSED = 5
+    BYTE = 6
+
+
+def _words() -> pre_tokenizers.PreTokenizer:
+    return pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
+
+
+def _digits_and_words() -> pre_tokenizers.PreTokenizer:
+    return pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), _words()])
+
+
+def _split(pattern: str) -> pre_tokenizers.PreTokenizer:
+    return pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(pattern), behavior="isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+
+
+_PRE_TOKENIZERS = {
+    **dict.fromkeys(("default", "gpt-2", "gpt2", "mpt", "olmo"), _words),
+    **dict.fromkeys(("smollm", "starcoder", "refact", "command-r", "codeshell"), _digits_and_words),
+    **dict.fromkeys(_LLAMA3_NAMES, lambda: _split(_LLAMA3)),
+    **dict.fromkeys(("qwen2", "deepseek-r1-qwen", "stablelm2"), lambda: _split(_QWEN2)),
+}
+
+
+def read_gguf(path: Path) -> TokenizerParts:
+    """Mismatch if the kind of vocabulary is not supported; MalformedGguf if the file is broken."""
+    with GgufFile(path) as file:
+        return _read(file.metadata, path.name)
+
+
+def _read(metadata: Metadata, name: str) -> TokenizerParts:
+    kind = metadata.string("tokenizer.ggml.model")
+    tokens = metadata.strings("tokenizer.ggml.tokens")
+    types = metadata.integers("tokenizer.ggml.token_type") if "tokenizer.ggml.token_type" in metadata else []
+    if kind == "gpt2":
+        backend = _byte_level(metadata, tokens, name)
+        add_bos = _pre(metadata) in _LLAMA3_NAMES
+    elif kind == "llama" and not metadata.string("general.architecture", "").startswith("gemma"):
+        backend = _sentencepiece(metadata, tokens, types)
+        add_bos = True
+    else:
+        raise Mismatch(f"{name}: tokenizer {kind!r} of this architecture is not supported; use a folder with tokenizer.json")
+    special = _add_tokens(backend, tokens, types, _ids(metadata, "bos", "eos", "eot", "eom"))
+    if "tokenizer.ggml.add_bos_token" in metadata:
+        add_bos = bool(metadata["tokenizer.ggml.add_bos_token"])
+    bos = _ids(metadata, "bos")
+    return TokenizerParts(
+        backend=backend,
+        tokens=tokens,
+        special_ids=frozenset(special),
+        prefix_ids=bos if add_bos else (),
+        eos_token_ids=_ids(metadata, "eos", "eot", "eom"),
+        template=metadata.string("tokenizer.chat_template", "") or None,
+        template_variables=_variables(metadata, tokens),
+    )
+
+
+def _pre(metadata: Metadata) -> str:
+    return metadata.string("tokenizer.ggml.pre", "default")
+
+
+def _byte_level(metadata: Metadata, tokens: Sequence[str], name: str) -> tokenizers.Tokenizer:
+    pre = _pre(metadata)
+    if pre not in _PRE_TOKENIZERS:
+        raise Mismatch(f"{name}: tokenizer.ggml.pre {pre!r} is not supported; use a folder with tokenizer.json")
+    merges = [_pair(merge) for merge in metadata.strings("tokenizer.ggml.merges")]
+    vocab = {token: index for index, token in enumerate(tokens)}
+    # Llama 3 takes a word that is in the vocabulary whole, whatever the merges say.
+    backend = tokenizers.Tokenizer(models.BPE(vocab, merges, ignore_merges=pre in _LLAMA3_NAMES))
+    backend.pre_tokenizer = _PRE_TOKENIZERS[pre]()
+    backend.decoder = decoders.ByteLevel()
+    return backend
+
+
+def _pair(merge: str) -> tuple[str, str]:
+    left, _, right = merge.partition(" ")
+    return left, right
+
+
+def _sentencepiece(metadata: Metadata, tokens: Sequence[str], types: Sequence[int]) -> tokenizers.Tokenizer:
+    vocab = {token: index for index, token in enumerate(tokens)}
+    if "tokenizer.ggml.merges" in metadata:
+        merges = [_pair(merge) for merge in metadata.strings("tokenizer.ggml.merges")]
+    else:
+        merges = merges_by_score(_mergeable(tokens, types), _scores(metadata, len(tokens)), vocab)
+    unknown = next((tokens[i] for i, kind in enumerate(types) if kind == TokenType.UNKNOWN), None)
+    model = models.BPE(vocab, merges, unk_token=unknown, fuse_unk=True, byte_fallback=True)
+    backend = tokenizers.Tokenizer(model)
+    prefix = bool(metadata.get("tokenizer.ggml.add_space_prefix", True))
+    backend.pre_tokenizer = pre_tokenizers.Metaspace(SPACE, "first" if prefix else "never", split=False)
+    steps = [decoders.Replace(SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
+    backend.decoder = decoders.Sequence([*steps, decoders.Strip(" ", 1, 0)] if prefix else steps)
+    return backend
+
+
+def _mergeable(tokens: Sequence[str], types: Sequence[int]) -> dict[str, int]:
+    """Only ordinary tokens are made by merging: a control token spelled out in a text must not come about."""
+    ordinary = (TokenType.NORMAL, TokenType.UNUSED)
+    return {token: i for i, token in enumerate(tokens) if not types or types[i] in ordinary}
+
+
+def _scores(metadata: Metadata, count: int) -> Sequence[float]:
+    scores = metadata.get("tokenizer.ggml.scores")
+    if not isinstance(scores, list) or len(scores) != count:
+        raise Mismatch("the tokenizer has neither merges nor a score for each token")
+    return [float(score) for score in scores]  # type: ignore[arg-type]
+
+
+def merges_by_score(
+    mergeable: Mapping[str, int], scores: Sequence[float], vocab: Mapping[str, int]
+) -> list[tuple[str, str]]:
+    """The merges that lead to the same pieces as sentencepiece: the pair whose union scores highest goes first."""
+    found = []
+    for token, index in mergeable.items():
+        for cut in range(1, len(token)):
+            left, right = token[:cut], token[cut:]
+            if left in mergeable and right in mergeable:
+                found.append((-scores[index], len(left), len(right), vocab[left], vocab[right], left, right))
+    found.sort(key=lambda merge: merge[:5])
+    return [merge[5:] for merge in found]
+
+
+def _add_tokens(
+    backend: tokenizers.Tokenizer, tokens: Sequence[str], types: Sequence[int], named: Sequence[int]
+) -> set[int]:
+    """Adds what is found whole in text; returns the special ids among them."""
+    special = {i for i, kind in enumerate(types) if kind == TokenType.CONTROL} | set(named)
+    user_defined = {i for i, kind in enumerate(types) if kind == TokenType.USER_DEFINED} - special
+    backend.add_tokens(
+        [AddedToken(tokens[i], normalized=False, special=i in special) for i in sorted(special | user_defined)]
+    )
+    return special
+
+
+def _ids(metadata: Metadata, *names: str) -> tuple[int, ...]:
+    """Named token ids that the file has, each once."""
+    count = len(metadata.strings("tokenizer.ggml.tokens"))
+    keys = [f"tokenizer.ggml.{name}_token_id" for name in names]
+    ids = [metadata.integer(key) for key in keys if key in metadata]
+    return tuple(dict.fromkeys(i for i in ids if 0 <= i < count))
+
+
+def _variables(metadata: Metadata, tokens: Sequence[str]) -> dict[str, str]:
+    names = {"bos": "bos_token", "eos": "eos_token", "unknown": "unk_token", "padding": "pad_token"}
+    return {variable: tokens[ids[0]] for name, variable in names.items() if (ids := _ids(metadata, name))}
