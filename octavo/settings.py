@@ -126,7 +126,7 @@ class UpSettings:
     workers: int = option(2, "worker processes", low=0, high=1024)
     routers: int = option(1, "router processes, on consecutive ports", low=1, high=1024)
     grpc_port: int = option(50051, "port of the first router; 0: any free ones", low=0, high=65535)
-    state_dir: str = option(".octavo", "directory of logs and the store's append-only file")
+    state_dir: str = option("", "directory of state, logs and the store's file; empty: ~/.local/state/octavo")
     device: str = option("auto", "auto, cpu, cuda or cuda:N")
     store: str = option("", "URL of a store; empty: a private one is started", secret=True)
     restart: bool = option(True, "starts a process again that has died")

@@ -1,0 +1,90 @@
+"""`octavo chat`: a conversation. Answers stream, and go on when a router or worker dies. Ctrl-C ends an answer,
+Ctrl-D the conversation; /reset forgets it."""
+
+import argparse
+import sys
+
+from octavo.cli import output, sampling, target
+from octavo.client import Client
+from octavo.errors import ServingError
+from octavo.sampling import SamplingParams
+
+Turns = list[tuple[str, str]]
+
+
+def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    parser = commands.add_parser("chat", help="talk to the model", description=__doc__)
+    target.add_arguments(parser)
+    parser.add_argument("--system", metavar="TEXT", help="a system message to begin with")
+    parser.add_argument("--model", metavar="NAME", help="which model, where there are several")
+    sampling.add_arguments(parser)
+    parser.add_argument("--json", action="store_true", help="print one object per answer")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    start: Turns = [("system", args.system)] if args.system else []
+    turns = list(start)
+    _enable_line_editing()
+    with Client(target.endpoints(args)) as client:
+        while (line := _read_line()) is not None:
+            if line == "/reset":
+                turns = list(start)
+            elif line in ("/exit", "/quit"):
+                break
+            elif line:
+                turns.append(("user", line))
+                turns = _answer(client, turns, args)
+    return 0
+
+
+def _answer(client: Client, turns: Turns, args: argparse.Namespace) -> Turns:
+    """The turns with the answer; an answer that failed is forgotten with its question, one cut short is kept."""
+    try:
+        params = sampling.from_args(args)
+        text = (
+            _as_json(client, turns, params, args.model) if args.json else _streamed(client, turns, params, args.model)
+        )
+    except ServingError as error:
+        output.print_error("chat", error.message)
+        return turns[:-1]
+    return [*turns, ("assistant", text)]
+
+
+def _streamed(client: Client, turns: Turns, params: SamplingParams, model: str | None) -> str:
+    text = ""
+    stream = client.generate(turns, params, model=model)
+    try:
+        for event in stream:
+            text += event.text
+            print(event.text, end="", flush=True)
+    except KeyboardInterrupt:
+        client.cancel(stream.request_id)
+        print(" …", end="")
+    print(flush=True)
+    return text
+
+
+def _as_json(client: Client, turns: Turns, params: SamplingParams, model: str | None) -> str:
+    completion = client.complete(turns, params, model=model)
+    output.print_json(output.completion_json(completion))
+    return completion.text
+
+
+def _read_line() -> str | None:
+    """None at the end of the input. Ctrl-C at the prompt drops what was typed."""
+    while True:
+        try:
+            return input("> " if sys.stdin.isatty() else "").strip()
+        except EOFError:
+            return None
+        except KeyboardInterrupt:
+            print()
+
+
+def _enable_line_editing() -> None:
+    if sys.stdin.isatty():
+        try:
+            import readline  # noqa: F401  importing it is what gives input() a history
+        except ImportError:
+            pass

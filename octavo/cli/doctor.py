@@ -1,0 +1,37 @@
+"""`octavo doctor`: looks for what `octavo up` needs on this machine, and says what to do about what is missing."""
+
+import argparse
+import asyncio
+from dataclasses import asdict
+
+from octavo import settings
+from octavo.cli import checks, output, state
+
+MARKS = {"ok": "ok  ", "note": "note", "bad": "BAD "}
+
+
+def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    parser = commands.add_parser("doctor", help="check this machine, and say what to fix", description=__doc__)
+    settings.add_common_arguments(parser)
+    settings.add_arguments(parser, settings.UpSettings, skip=("restart", "log_format", "log_level"))
+    parser.add_argument("--json", action="store_true", help="print one object")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    try:
+        up = settings.from_args(settings.UpSettings, args)
+    except settings.SettingsError as error:
+        output.print_error("doctor", str(error))
+        return 2
+    found = asyncio.run(checks.all_checks(up, state.read(checks.state_directory(up))))
+    healthy = all(check.result != "bad" for check in found)
+    if args.json:
+        output.print_json({"healthy": healthy, "checks": [asdict(check) for check in found]})
+    else:
+        for check in found:
+            print(f"{MARKS[check.result]} {check.name:12} {check.detail}")
+            if check.fix:
+                print(f"     {'':12} -> {check.fix}")
+        print("\nnothing is missing" if healthy else "\nfix what is marked BAD, then run it again")
+    return 0 if healthy else 1

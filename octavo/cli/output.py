@@ -1,0 +1,59 @@
+"""What commands print."""
+
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+from octavo.client import Completion, Logprobs
+
+
+def print_json(data: Any) -> None:
+    print(json.dumps(data, ensure_ascii=False, indent=2), flush=True)
+
+
+def print_error(command: str, message: str) -> None:
+    print(f"octavo {command}: {message}", file=sys.stderr, flush=True)
+
+
+def table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
+    """Columns as wide as they need; numbers to the right."""
+    cells = [[str(cell) for cell in row] for row in rows]
+    widths = [max(len(row[column]) for row in [list(header), *cells]) for column in range(len(header))]
+    numeric = [all(isinstance(row[column], int | float) for row in rows) for column in range(len(header))]
+    lines = []
+    for row in [list(header), *cells]:
+        parts = [
+            cell.rjust(width) if right else cell.ljust(width)
+            for cell, width, right in zip(row, widths, numeric, strict=True)
+        ]
+        lines.append("  ".join(parts).rstrip())
+    return "\n".join(lines)
+
+
+def completion_json(completion: Completion) -> dict[str, Any]:
+    """One object; the first branch on top, all of them in `outputs`."""
+    outputs = [
+        {
+            "index": output.index,
+            "text": output.text,
+            "token_ids": list(output.token_ids),
+            "finish_reason": output.finish_reason.name,
+            **({"logprobs": [_logprobs(item) for item in output.logprobs]} if output.logprobs else {}),
+        }
+        for output in completion.outputs
+    ]
+    return {
+        "request_id": completion.request_id,
+        "text": completion.text,
+        "token_ids": list(completion.token_ids),
+        "finish_reason": completion.finish_reason.name,
+        "usage": asdict(completion.usage),
+        "num_reattaches": completion.num_reattaches,
+        "outputs": outputs,
+    }
+
+
+def _logprobs(item: Logprobs) -> dict[str, Any]:
+    return {"chosen": asdict(item.chosen), "top": [asdict(candidate) for candidate in item.top]}

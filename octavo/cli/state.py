@@ -1,0 +1,116 @@
+"""What `octavo up` writes down about what it runs, for the other commands: STATE_DIR/state.json."""
+
+import contextlib
+import fcntl
+import json
+import os
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+FILE = "state.json"
+LOCK = "up.lock"
+
+
+@dataclass(slots=True)
+class RouterState:
+    router_id: str
+    pid: int | None
+    endpoint: str
+    admin_endpoint: str
+
+
+@dataclass(slots=True)
+class WorkerState:
+    worker_id: str
+    pid: int | None
+    endpoint: str
+
+
+@dataclass(slots=True)
+class StoreState:
+    url: str
+    pid: int | None
+    embedded: bool
+
+
+@dataclass(slots=True)
+class State:
+    """A running `octavo up`. A pid is None while its process is being started again."""
+
+    pid: int
+    model: str
+    state_dir: str
+    store: StoreState
+    routers: list[RouterState] = field(default_factory=list)
+    workers: list[WorkerState] = field(default_factory=list)
+    ready: bool = False
+
+    @property
+    def endpoints(self) -> list[str]:
+        return [router.endpoint for router in self.routers]
+
+    def to_json(self) -> dict[str, Any]:
+        return {**asdict(self), "endpoints": self.endpoints}
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> "State":
+        return cls(
+            pid=data["pid"],
+            model=data["model"],
+            state_dir=data["state_dir"],
+            store=StoreState(**data["store"]),
+            routers=[RouterState(**router) for router in data["routers"]],
+            workers=[WorkerState(**worker) for worker in data["workers"]],
+            ready=data["ready"],
+        )
+
+
+class AlreadyRunningError(Exception):
+    """Another `octavo up` uses the state directory."""
+
+
+def default_directory() -> Path:
+    return Path.home() / ".local" / "state" / "octavo"
+
+
+@contextlib.contextmanager
+def locked(directory: Path) -> Iterator[None]:
+    """Holds the directory for one `octavo up`; the kernel lets go when the process ends, however it does."""
+    directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+    with (directory / LOCK).open("a+") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise AlreadyRunningError(
+                f"another `octavo up` uses {directory}: end it, or give this one its own --state-dir"
+            ) from None
+        yield
+
+
+def write(directory: Path, state: State) -> None:
+    """Replaces the file in one step: a reader sees the old state or the new one."""
+    temporary = directory / f"{FILE}.{os.getpid()}"
+    temporary.write_text(json.dumps(state.to_json(), indent=2) + "\n")
+    temporary.replace(directory / FILE)
+
+
+def remove(directory: Path) -> None:
+    (directory / FILE).unlink(missing_ok=True)
+
+
+def read(directory: Path) -> State | None:
+    """The state of the `octavo up` that runs on this directory; None if none does."""
+    try:
+        with (directory / LOCK).open("r+") as lock:
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            return None
+    except FileNotFoundError:
+        return None
+    except OSError:
+        pass  # held: it runs
+    try:
+        return State.from_json(json.loads((directory / FILE).read_text()))
+    except (OSError, ValueError, KeyError, TypeError):
+        return None

@@ -1,0 +1,170 @@
+"""`octavo status`: routers, workers and store of the `octavo up` on this machine, or of any admin endpoints."""
+
+import argparse
+import asyncio
+from dataclasses import asdict
+from typing import Any
+
+import grpc
+
+from octavo import rpc
+from octavo.cli import output, target
+from octavo.cli.state import RouterState, State
+from octavo.errors import StoreUnavailable
+from octavo.options import masked
+from octavo.store import open_store
+from octavo.v1 import admin_pb2, admin_pb2_grpc
+
+TIMEOUT_S = 2.0
+
+
+def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    parser = commands.add_parser("status", help="show routers, workers and store", description=__doc__)
+    target.add_state_dir(parser)
+    parser.add_argument("--admin-endpoint", metavar="HOST:PORT[,...]", help="routers' admin listeners to ask instead")
+    parser.add_argument("--json", action="store_true", help="print one object")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    if args.admin_endpoint:
+        names = [part.strip() for part in args.admin_endpoint.split(",") if part.strip()]
+        status = asyncio.run(collect([RouterState("", None, "", name) for name in names], None))
+    else:
+        state = target.running(args)
+        status = asyncio.run(collect(state.routers, state))
+    if args.json:
+        output.print_json(status)
+    else:
+        print(_text(status))
+    return 0 if any(router["serving"] for router in status["routers"]) else 1
+
+
+async def collect(routers: list[RouterState], state: State | None) -> dict[str, Any]:
+    """What can be learnt by asking everybody; what does not answer says so."""
+    answers = await asyncio.gather(*(_list_workers(router.admin_endpoint) for router in routers))
+    store = await _store(state) if state else None
+    return {
+        "up": {"pid": state.pid, "ready": state.ready, "model": state.model, "state_dir": state.state_dir}
+        if state
+        else None,
+        "routers": [_router(known, answer) for known, answer in zip(routers, answers, strict=True)],
+        "workers": _workers(state, [answer for answer in answers if answer is not None]),
+        "store": store,
+    }
+
+
+async def _list_workers(endpoint: str) -> admin_pb2.ListWorkersResponse | None:
+    async with rpc.channel(endpoint) as channel:
+        try:
+            reply: admin_pb2.ListWorkersResponse = await admin_pb2_grpc.AdminStub(channel).ListWorkers(
+                admin_pb2.ListWorkersRequest(), timeout=TIMEOUT_S
+            )
+        except grpc.RpcError:
+            return None
+    return reply
+
+
+async def _store(state: State) -> dict[str, Any]:
+    store = open_store(state.store.url)
+    try:
+        await asyncio.wait_for(store.open(), TIMEOUT_S)
+        num_queued, queued_tokens = await asyncio.wait_for(store.queue_depth(), TIMEOUT_S)
+        found: dict[str, Any] = {"serving": True, "num_queued": num_queued, "queued_tokens": queued_tokens}
+    except (StoreUnavailable, TimeoutError):
+        found = {"serving": False}
+    finally:
+        await store.close()
+    return {**asdict(state.store), "url": masked(state.store.url), **found}
+
+
+def _router(known: RouterState, answer: admin_pb2.ListWorkersResponse | None) -> dict[str, Any]:
+    found = asdict(known)
+    if answer is None:
+        return {**found, "serving": False}
+    return {**found, "router_id": answer.router_id or known.router_id, "serving": True, "num_queued": answer.num_queued}
+
+
+def _workers(state: State | None, answers: list[admin_pb2.ListWorkersResponse]) -> list[dict[str, Any]]:
+    """By worker_id; the freshest word of all routers on each, and those no router has met."""
+    found: dict[str, admin_pb2.WorkerStatus] = {}
+    for answer in answers:
+        for worker in answer.workers:
+            best = found.get(worker.hello.worker_id)
+            if best is None or (worker.available, -worker.load_age_ms) > (best.available, -best.load_age_ms):
+                found[worker.hello.worker_id] = worker
+    known = {worker.worker_id: worker for worker in state.workers} if state else {}
+    rows = {name: _worker(status) for name, status in found.items()}
+    for name, written in known.items():
+        if name in rows:
+            rows[name]["pid"] = rows[name]["pid"] or written.pid
+        else:
+            rows[name] = {**asdict(written), **_EMPTY}
+    return [rows[name] for name in sorted(rows)]
+
+
+_EMPTY = {
+    "incarnation": "",
+    "available": False,
+    "reason": "no router has met it",
+    "model": "",
+    "device": "",
+    "num_sequences": 0,
+    "num_running": 0,
+    "num_waiting": 0,
+    "blocks": {"free": 0, "used": 0, "cached": 0, "total": 0},
+}
+
+
+def _worker(status: admin_pb2.WorkerStatus) -> dict[str, Any]:
+    hello, load = status.hello, status.load
+    return {
+        "worker_id": hello.worker_id,
+        "incarnation": hello.incarnation,
+        "pid": status.pid or None,
+        "endpoint": status.endpoint,
+        "available": status.available,
+        "reason": status.reason,
+        "model": hello.model,
+        "device": hello.device,
+        "num_sequences": load.num_sequences,
+        "num_running": load.num_running,
+        "num_waiting": load.num_waiting,
+        "blocks": {
+            "free": load.num_free_blocks,
+            "used": load.num_used_blocks,
+            "cached": load.num_cached_blocks,
+            "total": hello.num_blocks,
+        },
+    }
+
+
+def _text(status: dict[str, Any]) -> str:
+    parts = []
+    if status["up"]:
+        parts.append(f"octavo up: pid {status['up']['pid']}, {status['up']['model']}, {status['up']['state_dir']}")
+    routers = [
+        [row["router_id"], row["pid"] or "-", row["endpoint"], row["admin_endpoint"], _yes(row["serving"])]
+        for row in status["routers"]
+    ]
+    parts.append(output.table(["router", "pid", "endpoint", "admin", "serving"], routers))
+    workers = [
+        [
+            *(row["worker_id"], row["pid"] or "-", row["endpoint"], row["incarnation"] or "-", row["num_sequences"]),
+            *(row["blocks"][kind] for kind in ("free", "used", "cached")),
+            "yes" if row["available"] else row["reason"] or "no",
+        ]
+        for row in status["workers"]
+    ]
+    header = ["worker", "pid", "endpoint", "incarnation", "sequences", "free", "used", "cached", "available"]
+    parts.append(output.table(header, workers))
+    if status["store"]:
+        store = status["store"]
+        parts.append(
+            output.table(["store", "pid", "serving"], [[store["url"], store["pid"] or "-", _yes(store["serving"])]])
+        )
+    return "\n\n".join(parts)
+
+
+def _yes(flag: bool) -> str:
+    return "yes" if flag else "no"

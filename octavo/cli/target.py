@@ -1,0 +1,41 @@
+"""Which deployment a command talks to: --endpoint, or the `octavo up` that runs on the state directory."""
+
+import argparse
+from pathlib import Path
+
+from octavo.cli import state
+
+
+class NoTargetError(Exception):
+    """Nothing to talk to. The message says what to do."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--endpoint", metavar="HOST:PORT[,...]", help="routers to call [those of the `octavo up` that runs here]"
+    )
+    add_state_dir(parser)
+
+
+def add_state_dir(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--state-dir", metavar="DIR", help="the state directory of `octavo up` [~/.local/state/octavo]")
+
+
+def directory(args: argparse.Namespace) -> Path:
+    return Path(args.state_dir).absolute() if args.state_dir else state.default_directory()
+
+
+def running(args: argparse.Namespace) -> state.State:
+    found = state.read(directory(args))
+    if found is None:
+        raise NoTargetError(f"no `octavo up` runs on {directory(args)}: start one, or say where with --state-dir")
+    return found
+
+
+def endpoints(args: argparse.Namespace) -> list[str]:
+    if args.endpoint:
+        return [part.strip() for part in str(args.endpoint).split(",") if part.strip()]
+    try:
+        return running(args).endpoints
+    except NoTargetError as error:
+        raise NoTargetError(f"{error}, or name routers with --endpoint") from None

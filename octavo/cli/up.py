@@ -1,0 +1,151 @@
+"""`octavo up`: a store, routers and workers on this machine, kept alive until Ctrl-C."""
+
+import argparse
+import asyncio
+import base64
+import json
+import shutil
+import signal
+import sys
+from pathlib import Path
+
+from octavo import settings
+from octavo.cli import state
+from octavo.cli.cluster import Cluster, Wanted
+from octavo.cli.ports import PortInUseError
+from octavo.cli.supervisor import StartError, Supervisor
+from octavo.client import AsyncClient, Completion
+from octavo.errors import ServingError
+
+START_TIMEOUT_S = 600.0  # a large model takes its time; a process that ends is noticed at once
+GRACE_S = 10.0
+SAMPLE_PROMPT = "The capital of France is"
+SAMPLE_TIMEOUT_S = 60.0
+
+
+def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    parser = commands.add_parser("up", help="serve a model on this machine until Ctrl-C", description=__doc__)
+    settings.add_common_arguments(parser)
+    settings.add_arguments(parser, settings.UpSettings)
+    settings.add_arguments(parser, settings.RouterSettings, skip=settings.UP_DECIDES)
+    settings.add_arguments(parser, settings.WorkerSettings, skip=settings.UP_DECIDES)
+    parser.add_argument("--json", action="store_true", help="print the state as JSON when everything is ready")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    try:
+        wanted = _wanted(args)
+        with state.locked(wanted.state_dir):
+            return asyncio.run(_Up(wanted, args.json).run())
+    except (settings.SettingsError, state.AlreadyRunningError, PortInUseError, StartError) as error:
+        print(f"octavo up: {error}", file=sys.stderr)
+        return 2 if isinstance(error, settings.SettingsError) else 1
+
+
+def _wanted(args: argparse.Namespace) -> Wanted:
+    up = settings.from_args(settings.UpSettings, args)
+    return Wanted(
+        up=up,
+        router=settings.from_args(settings.RouterSettings, args),
+        worker=settings.from_args(settings.WorkerSettings, args),
+        state_dir=Path(up.state_dir).absolute() if up.state_dir else state.default_directory(),
+    )
+
+
+class _Up:
+    """One run of the command."""
+
+    def __init__(self, wanted: Wanted, as_json: bool) -> None:
+        self._wanted = wanted
+        self._as_json = as_json
+        self._cluster = Cluster(wanted)
+        self._ready = False
+        self._supervisor = Supervisor(self._say, self._write_state, restart=wanted.up.restart)
+
+    async def run(self) -> int:
+        """Starts, serves, ends. The exit code is 0 when it was asked to end."""
+        asked = asyncio.Event()
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            loop.add_signal_handler(number, asked.set)
+        serving = asyncio.create_task(self._serve())
+        ending = asyncio.create_task(asked.wait())
+        try:
+            await asyncio.wait([serving, ending], return_when=asyncio.FIRST_COMPLETED)
+            if serving.done():
+                serving.result()  # raises what went wrong
+            return 0
+        finally:
+            serving.cancel()
+            ending.cancel()
+            await asyncio.gather(serving, ending, return_exceptions=True)
+            self._say("ending")
+            await self._supervisor.stop(GRACE_S)
+            state.remove(self._wanted.state_dir)
+
+    async def _serve(self) -> None:
+        up = self._wanted.up
+        self._say(f"state and logs are in {self._wanted.state_dir}")
+        await self._supervisor.start(self._cluster.store_services, START_TIMEOUT_S)
+        self._say(f"starting {up.routers} router(s), and {up.workers} worker(s) that load {up.model}")
+        await self._supervisor.start(self._cluster.services, START_TIMEOUT_S)
+        self._ready = True
+        self._write_state()
+        await self._introduce()
+        await self._supervisor.watch()
+
+    async def _introduce(self) -> None:
+        current = self._cluster.state(ready=True)
+        if self._as_json:
+            print(json.dumps(current.to_json()), flush=True)
+            return
+        print(_banner(current), flush=True)
+        if not current.workers:
+            return
+        try:
+            completion = await self._sample(current)
+        except ServingError as error:
+            self._say(f"the sample request failed: {error.message}")
+            return
+        print(f"  sample      {SAMPLE_PROMPT}{completion.text!r}\n\nCtrl-C ends everything.", flush=True)
+
+    async def _sample(self, current: state.State) -> Completion:
+        async with AsyncClient(current.endpoints) as client:
+            return await client.complete(SAMPLE_PROMPT, max_tokens=16, temperature=0.0, deadline_s=SAMPLE_TIMEOUT_S)
+
+    def _write_state(self) -> None:
+        state.write(self._wanted.state_dir, self._cluster.state(self._ready))
+
+    def _say(self, text: str) -> None:
+        print(text, file=sys.stderr, flush=True)
+
+
+def _banner(current: state.State) -> str:
+    workers = ", ".join(f"{worker.worker_id} {worker.endpoint}" for worker in current.workers)
+    return "\n".join(
+        [
+            "",
+            f"octavo serves {current.model}",
+            f"  endpoints   {', '.join(current.endpoints)}",
+            f"  admin       {', '.join(router.admin_endpoint for router in current.routers)}",
+            f"  workers     {workers or 'none'}",
+            "",
+            f"  {grpcurl_line(current.endpoints[0])}",
+            f"  octavo generate --endpoint {','.join(current.endpoints)} --prompt '{SAMPLE_PROMPT}' --max-tokens 16",
+            "",
+        ]
+    )
+
+
+def grpcurl_line(endpoint: str) -> str:
+    """Ready to paste. `text` is of type bytes, which is base64 in JSON."""
+    beside = Path(sys.executable).with_name("grpcurl")
+    program = str(beside) if beside.exists() else shutil.which("grpcurl") or "grpcurl"
+    request = {
+        "request": {
+            "text": base64.b64encode(SAMPLE_PROMPT.encode()).decode(),
+            "sampling": {"max_tokens": 16, "temperature": 0},
+        }
+    }
+    return f"{program} -plaintext -d '{json.dumps(request)}' {endpoint} octavo.v1.Inference/Complete"
