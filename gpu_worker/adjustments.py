@@ -45,7 +45,7 @@ class _Fixed:
         params = sequence.params
         bias = {token: value for token, value in params.logit_bias.items() if 0 <= token < vocab_size}
         ends = params.stop_token_ids + (() if params.ignore_eos else eos_token_ids)
-        self.sequence = sequence
+        self.sequence = sequence  # held, so that its id() stays its own while this is cached
         self.bias_ids = np.array(list(bias), dtype=np.int64)
         self.bias = np.array(list(bias.values()), dtype=np.float32)
         self.allowed = _known(params.allowed_token_ids, vocab_size)
@@ -80,7 +80,7 @@ class Adjustments:
         for branch in branches:
             sequence = branch.sequence
             entry = old.get(id(sequence)) or new.get(id(sequence))
-            if entry is None or entry.sequence is not sequence:
+            if entry is None:
                 entry = _Fixed(sequence, self.vocab_size, self.eos_token_ids)
             new[id(sequence)] = entry
         self._fixed = new
@@ -97,7 +97,7 @@ class Adjustments:
             if not penalized(params):
                 continue
             history = old.get(id(branch))
-            if history is None or history.branch is not branch:
+            if history is None:
                 history = History(branch, self.vocab_size, with_prompt=params.repetition_penalty != 1.0)
             history.update()
             new[id(branch)] = history

@@ -101,9 +101,8 @@ def _draw_from_few(logits: Tensor, filters: Filters, numbers: Floats, limits: Id
     within &= weights >= filters.min_p[:, None]
     num_kept = np.maximum(within.sum(axis=1), 1)
     last = values[rows, limits - 1]
-    # All that is kept is here, and so is all that equals the last kept.
-    apart = (values[rows, num_kept - 1] > last) | np.isneginf(last)
-    complete = (limits == vocab_size) | ((num_kept < limits) & apart)
+    # Complete if something less likely than all that is kept is here too: then so is all that equals the last kept.
+    complete = (limits == vocab_size) | (values[rows, num_kept - 1] > last) | np.isneginf(last)
     targets = numbers * sums[rows, num_kept - 1]
     places = np.minimum((sums <= targets[:, None]).sum(axis=1), num_kept - 1)
     return np.where(complete, ids[rows, places], -1)
@@ -162,8 +161,8 @@ def _keep(weights: Tensor, rows: Ids, target: Tensor, *, count: bool) -> None:
         low, high = torch.where(reached, middle, low), torch.where(reached, high, middle)
     least = low.view(torch.float32)
     equal = part == least
-    unit = torch.ones_like(target) if count else least.double().clamp(min=1e-300)
-    num_equal = ((target - amount(high.view(torch.float32))) / unit).ceil().clamp(min=1.0)
+    unit = torch.ones_like(target) if count else least.double()
+    num_equal = ((target - amount(high.view(torch.float32))) / unit).ceil()
     dropped = (part < least) | (equal & (equal.cumsum(dim=-1) > num_equal))
     part = part.masked_fill(dropped, 0.0)
     weights[torch.from_numpy(rows).to(weights.device)] = part

@@ -34,8 +34,9 @@ def reference(logits, params, top_p):
             mass += weights[i]
         ids = kept
     ids = [i for i in ids if weights[i] >= params.min_p * weights[ids[0]]]
-    total = sum(weights[i] for i in ids)
-    return np.array([weights[i] / total if i in ids else 0.0 for i in range(len(logits))])
+    probabilities = np.zeros(len(logits))
+    probabilities[ids] = [weights[i] for i in ids]
+    return probabilities / probabilities.sum()
 
 
 def frequencies(logits, params):
@@ -92,6 +93,21 @@ def test_the_extreme_numbers_draw_possible_tokens():
     logits[:, 300:310] = 0.0
     tokens = draw(logits, Filters.of([SamplingParams()] * 2, 1000), np.array([0.0, 1 - 2.0**-53]))
     assert tokens.tolist() == [300, 309]
+
+
+def test_rounding_never_leads_past_the_last_possible_token():
+    logits = torch.randn(500, 700, generator=torch.Generator().manual_seed(1))
+    logits[:, 600:] = float("-inf")
+    tokens = draw(logits, Filters.of([SamplingParams()] * 500, 700), np.full(500, 1 - 2.0**-53))
+    assert set(tokens.tolist()) == {599}
+
+
+@pytest.mark.parametrize("params", [SamplingParams(top_k=3), SamplingParams(top_p=3 / 20_000 - 1e-9)])
+def test_of_more_equals_than_are_looked_at_the_lowest_ids_are_kept(params):
+    logits, numbers = torch.zeros(1, 20_000), np.array([0.1, 0.5, 0.9])
+    logits[0, 0] = -1.0
+    tokens = draw(logits.expand(3, -1), Filters.of([params] * 3, 20_000), numbers)
+    assert tokens.tolist() == [1, 2, 3]
 
 
 tied_rows = st.integers(1, 300).flatmap(

@@ -60,8 +60,7 @@ def mixed_branches():
     ]
 
 
-@pytest.mark.parametrize("vocab_size", [101, 4096, 50_257])
-@pytest.mark.parametrize("num_threads", [1, 2])
+@pytest.mark.parametrize(("vocab_size", "num_threads"), [(101, 1), (4096, 1), (40_001, 1), (40_001, 2)])
 def test_a_branch_is_sampled_alike_in_any_company(vocab_size, num_threads):
     branches, logits = mixed_branches(), logits_of(len(MIXED) * 2, vocab_size)
     torch.set_num_threads(num_threads)
@@ -71,7 +70,7 @@ def test_a_branch_is_sampled_alike_in_any_company(vocab_size, num_threads):
             alone, alone_scores = sample(logits[i : i + 1], [branch])
             assert (alone[0], alone_scores.get(0)) == (tokens[i], scores.get(i))
         sampler = Sampler(vocab_size, "cpu", EOS)
-        for seed in range(3):  # in another order, some twice, from rows that stay where they are
+        for seed in range(2):  # in another order, some twice, from rows that stay where they are
             order = random.Random(seed).choices(range(len(branches)), k=30)
             again, again_scores = sampler.sample(logits, order, [branches[i] for i in order])
             assert again == [tokens[i] for i in order]
