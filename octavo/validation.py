@@ -42,7 +42,7 @@ def validate_sampling(
     for field in ("stop_token_ids", "allowed_token_ids", "banned_token_ids"):
         if getattr(params, field) != ():
             check_count(field, _listed(field, getattr(params, field)))
-            _check_token_ids(field, getattr(params, field), vocab_size)
+            check_token_ids(field, getattr(params, field), vocab_size)
     _check_logit_bias(params.logit_bias, vocab_size)
     _check_together(params, context_tokens)
     if params.beam_width:
@@ -86,7 +86,7 @@ def _check_logit_bias(bias: object, vocab_size: int) -> None:
     if not bias:
         return
     check_count("logit_bias", bias)
-    _check_token_ids("logit_bias", list(bias), vocab_size)
+    check_token_ids("logit_bias", list(bias), vocab_size)
     allowed = Range(-limits.MAX_LOGIT_BIAS_VALUE, limits.MAX_LOGIT_BIAS_VALUE)
     for token_id, value in bias.items():
         if not (type(value) in (float, int) and value in allowed):
@@ -158,7 +158,7 @@ def validate_prompt(
         raise InvalidArgument(
             field, f"a prompt of {num_prompt} leaves no room in this model's context of {context_tokens}; shorten it"
         )
-    _check_token_ids(field, token_ids, vocab_size)
+    check_token_ids(field, token_ids, vocab_size)
     room = context_tokens - num_prompt
     if params.max_tokens is not None and not params.max_tokens <= room:
         raise InvalidArgument(
@@ -272,9 +272,9 @@ def _check_outputs(
             raise InvalidArgument(
                 f"outputs[{branch}]", f"{len(token_ids)} tokens exceed max_tokens ({params.max_tokens})"
             )
-        _check_token_ids(f"outputs[{branch}]", token_ids, vocab_size)
+        check_token_ids(f"outputs[{branch}]", token_ids, vocab_size)
     branches = _listed("finished_branches", finished_branches)
-    _check_token_ids("finished_branches", branches, num_branches, what="branch")
+    check_token_ids("finished_branches", branches, num_branches, what="branch")
     if len(set(branches)) != len(branches):
         raise InvalidArgument("finished_branches", "names a branch twice")
 
@@ -282,7 +282,7 @@ def _check_outputs(
 # Shared
 
 
-def _check_token_ids(field: str, token_ids: Sequence[int], below: int, *, what: str = "token id") -> None:
+def check_token_ids(field: str, token_ids: Sequence[int], below: int, *, what: str = "token id") -> None:
     """All in [0, below). Runs at C speed, because prompts are long; looks for the culprit only if there is one."""
     try:
         if not token_ids or max(array("I", token_ids)) < below:
@@ -290,10 +290,10 @@ def _check_token_ids(field: str, token_ids: Sequence[int], below: int, *, what: 
     except (TypeError, OverflowError):
         pass
     for i, token_id in enumerate(token_ids):
-        if not (isinstance(token_id, int) and 0 <= token_id < below):
-            raise InvalidArgument(
-                field, f"{what} {_shown(token_id)} at position {i} is not one; they are below {below}"
-            )
+        if not isinstance(token_id, int):
+            raise InvalidArgument(field, f"a {type(token_id).__name__} at position {i} is no {what}")
+        if not 0 <= token_id < below:
+            raise InvalidArgument(field, f"{what} {_shown(token_id)} at position {i} is not below {below}")
     raise InvalidArgument(field, f"must be a list of numbers below {below}")
 
 

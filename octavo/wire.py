@@ -37,6 +37,27 @@ def sampling_from_wire(message: types_pb2.SamplingParams) -> SamplingParams:
 
 def sampling_to_wire(params: SamplingParams) -> types_pb2.SamplingParams:
     """Every value is written out, defaults too: the receiver may be of another version, with other defaults."""
+    message = _without_bias(params)
+    for token_id, bias in params.logit_bias.items():
+        message.logit_bias[token_id] = bias + 0.0
+    return message
+
+
+def sampling_bytes(params: SamplingParams) -> bytes:
+    """The canonical form: equal parameters have equal bytes, whoever wrote them and in whatever order.
+
+    Protobuf's own deterministic mode orders maps downwards in one implementation and upwards in another. So the map is
+    appended here, by rising token id: messages may be concatenated.
+    """
+    parts = [_without_bias(params).SerializeToString(deterministic=True)]
+    for token_id in sorted(params.logit_bias):
+        entry = types_pb2.SamplingParams()
+        entry.logit_bias[token_id] = params.logit_bias[token_id] + 0.0
+        parts.append(entry.SerializeToString())
+    return b"".join(parts)
+
+
+def _without_bias(params: SamplingParams) -> types_pb2.SamplingParams:
     message = types_pb2.SamplingParams()
     for name in _SCALARS:
         value = getattr(params, name)
@@ -45,14 +66,7 @@ def sampling_to_wire(params: SamplingParams) -> types_pb2.SamplingParams:
         setattr(message, name, value + 0.0 if type(value) is float else value)  # + 0.0 makes -0.0 plain 0.0
     for name in _LISTS:
         getattr(message, name).extend(getattr(params, name))
-    for token_id, bias in params.logit_bias.items():
-        message.logit_bias[token_id] = bias + 0.0
     return message
-
-
-def sampling_bytes(params: SamplingParams) -> bytes:
-    """The canonical form: equal parameters have equal bytes, whoever wrote them and in whatever order."""
-    return sampling_to_wire(params).SerializeToString(deterministic=True)
 
 
 def sampling_from_bytes(data: bytes) -> SamplingParams:

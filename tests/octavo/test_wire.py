@@ -1,0 +1,180 @@
+"""Plain values cross the wire unchanged, and one value has one canonical form."""
+
+import dataclasses
+import math
+import os
+import subprocess
+import sys
+from types import MappingProxyType
+
+import pytest
+from google.protobuf.descriptor import FieldDescriptor
+from hypothesis import given
+from hypothesis import strategies as st
+
+from octavo import errors, limits, wire
+from octavo.errors import Failure
+from octavo.sampling import FinishReason, SamplingParams
+from octavo.v1 import inference_pb2, types_pb2
+
+FIELDS = types_pb2.SamplingParams.DESCRIPTOR.fields_by_name
+U32 = st.integers(0, 2**32 - 1)
+
+
+def numbers(allowed):
+    if allowed.integer:
+        values = st.integers(int(allowed.low), int(allowed.high))
+    else:
+        values = st.floats(allowed.low, allowed.high, width=32, exclude_min=allowed.above)
+    return st.none() | values if allowed.optional else values
+
+
+params = st.builds(
+    SamplingParams,
+    **{name: numbers(allowed) for name, allowed in limits.NUMBERS.items()},
+    **dict.fromkeys(limits.FLAGS, st.booleans()),
+    stop=st.lists(st.text(min_size=1, max_size=9), max_size=4).map(tuple),
+    **{
+        name: st.lists(U32, max_size=5).map(tuple)
+        for name in ("stop_token_ids", "allowed_token_ids", "banned_token_ids")
+    },
+    logit_bias=st.dictionaries(U32, st.floats(-100, 100, width=32), max_size=5).map(MappingProxyType),
+)
+
+
+@given(params)
+def test_parameters_come_back_as_they_went(value):
+    message = wire.sampling_to_wire(value)
+    assert wire.sampling_from_wire(message) == value
+    again = types_pb2.SamplingParams.FromString(message.SerializeToString())
+    assert wire.sampling_from_wire(again) == value
+    assert wire.sampling_from_bytes(wire.sampling_bytes(value)) == value
+
+
+@given(params, params, st.randoms())
+def test_equal_parameters_have_equal_bytes_and_others_do_not(one, other, rng):
+    items = list(one.logit_bias.items())
+    rng.shuffle(items)
+    shuffled = dataclasses.replace(one, logit_bias=dict(items))
+    assert wire.sampling_bytes(shuffled) == wire.sampling_bytes(one)
+    assert (wire.sampling_bytes(one) == wire.sampling_bytes(other)) == (one == other)
+
+
+def test_zero_has_one_sign():
+    negative = SamplingParams(temperature=-0.0, presence_penalty=-0.0, logit_bias={1: -0.0})
+    assert wire.sampling_bytes(negative) == wire.sampling_bytes(SamplingParams(temperature=0.0, logit_bias={1: 0.0}))
+
+
+KNOWN = SamplingParams(temperature=0.5, max_tokens=7, seed=9, stop=("a",), logit_bias={5: 1.0, 2: -1.0})
+KNOWN_BYTES = (
+    "0d0000003f150000803f180025000000002801380740004a0161580060006d0000803f75000000007d00000000980109b00100bd010000803f"
+    "c00101820107080215000080bf8201070805150000803f"
+)
+
+
+def test_bytes_of_a_known_value():
+    """Records outlive processes: a change here is a change of the store's schema."""
+    assert wire.sampling_bytes(KNOWN).hex() == KNOWN_BYTES
+
+
+def test_bytes_do_not_depend_on_the_implementation_of_protobuf(root):
+    """Its own deterministic mode does: one sorts maps downwards, the other upwards."""
+    script = (
+        "from google.protobuf.internal import api_implementation as a; from octavo import wire;"
+        f"from octavo.sampling import SamplingParams; print(a.Type(), wire.sampling_bytes({KNOWN!r}).hex())"
+    ).replace("mappingproxy(", "dict(")
+    environ = {**os.environ, "PROTOCOL_BUFFERS_PYTHON_IMPLEMENTATION": "python"}
+    command = [sys.executable, "-c", script]
+    done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=60, check=True, cwd=root)
+    assert done.stdout.split() == ["python", KNOWN_BYTES]
+
+
+def test_every_field_of_the_message_is_a_field_of_the_parameters():
+    assert sorted(FIELDS) == sorted(field.name for field in dataclasses.fields(SamplingParams))
+
+
+@pytest.mark.parametrize("name", sorted(FIELDS))
+def test_every_field_is_carried_both_ways(name):
+    field = FIELDS[name]
+    message = types_pb2.SamplingParams()
+    if name == "logit_bias":
+        message.logit_bias[3] = 1.5
+    elif field.is_repeated:
+        getattr(message, name).extend(["x"] if field.type == FieldDescriptor.TYPE_STRING else [3])
+    else:
+        setattr(message, name, not getattr(SamplingParams(), name) if name in limits.FLAGS else 3)
+    value = getattr(wire.sampling_from_wire(message), name)
+    assert value != getattr(SamplingParams(), name)
+    back = wire.sampling_to_wire(dataclasses.replace(SamplingParams(), **{name: value}))
+    assert getattr(back, name) == getattr(message, name)
+
+
+def test_what_is_left_out_is_the_default_and_zero_is_zero():
+    assert wire.sampling_from_wire(types_pb2.SamplingParams()) == SamplingParams()
+    zeros = wire.sampling_from_wire(types_pb2.SamplingParams(temperature=0, max_tokens=0, seed=0, logprobs=0, top_p=0))
+    assert (zeros.temperature, zeros.max_tokens, zeros.seed, zeros.logprobs, zeros.top_p) == (0, 0, 0, 0, 0)
+
+
+def test_defaults_are_written_out():
+    """A receiver of another version may have other defaults."""
+    message = wire.defaults_to_wire()
+    unset = {name for name, field in FIELDS.items() if field.has_presence and not message.HasField(name)}
+    assert unset == {name for name, allowed in limits.NUMBERS.items() if allowed.optional} | {"best_of"}
+
+
+@pytest.mark.parametrize("name", sorted(limits.COUNTS))
+def test_a_list_over_its_limit_is_refused_before_it_is_copied(name):
+    message = types_pb2.SamplingParams()
+    for i in range(limits.COUNTS[name] + 1):
+        if name == "logit_bias":
+            message.logit_bias[i] = 1.0
+        else:
+            getattr(message, name).append("x" if name == "stop" else i)
+    with pytest.raises(errors.InvalidArgument) as caught:
+        wire.sampling_from_wire(message)
+    assert caught.value.field == name
+
+
+def test_parameters_in_a_record_that_cannot_be_read():
+    with pytest.raises(errors.HistoryLost):
+        wire.sampling_from_bytes(b"\xff\xff")
+
+
+@given(st.integers(0, 16), st.text(), st.text(), st.booleans())
+def test_failures(code, reason, message, retryable):
+    failure = Failure(code, reason, message, retryable)
+    assert wire.failure_from_wire(wire.failure_to_wire(failure)) == failure
+
+
+def test_finish_reasons_have_the_numbers_and_names_of_the_wire():
+    for name, number in types_pb2.FinishReason.items():
+        reason = wire.finish_from_wire(number)
+        assert reason == number
+        assert wire.finish_to_wire(reason) == number
+        assert name == f"FINISH_REASON_{'UNSPECIFIED' if reason is FinishReason.NONE else reason.name}"
+    assert len(FinishReason) == len(types_pb2.FinishReason.items())
+    assert wire.finish_from_wire(99) is FinishReason.ERROR
+
+
+logprobs = st.floats(max_value=0, width=32) | st.just(-math.inf)
+
+
+@given(U32, logprobs, st.lists(st.tuples(U32, logprobs), max_size=5).map(tuple))
+def test_scores(token_id, logprob, top):
+    assert wire.score_from_wire(wire.score_to_wire(token_id, logprob, top)) == (token_id, logprob, top)
+
+
+@given(U32, U32, U32)
+def test_usage(prompt, output, cached):
+    assert wire.usage_from_wire(wire.usage_to_wire(prompt, output, cached)) == (prompt, output, cached)
+
+
+def test_chats():
+    chat = inference_pb2.Chat(messages=[inference_pb2.ChatMessage(role="user", content=b"hi")])
+    assert wire.chat_from_wire(chat) == ([("user", b"hi")], True)
+    chat.add_generation_prompt = False
+    assert wire.chat_from_wire(chat)[1] is False
+
+
+def test_limits_are_all_reported():
+    assert len(wire.limits_to_wire().ListFields()) == len(inference_pb2.Limits.DESCRIPTOR.fields)
