@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from gpu_worker import draw as module
 from gpu_worker.candidates import peaks, top
-from gpu_worker.draw import Filters, draw
+from gpu_worker.draw import Filters, cut, draw, probabilities
 from octavo.sampling import SamplingParams
 
 torch.set_num_threads(1)
@@ -140,3 +140,22 @@ def test_peaks_take_the_lowest_id(rows):
     values, ids = peaks(torch.tensor(rows))
     assert values.tolist() == [max(row) for row in rows]
     assert ids.tolist() == [row.index(max(row)) for row in rows]
+
+
+@pytest.mark.parametrize("num_threads", [1, 2])
+def test_probabilities_have_the_same_bits_in_any_batch(num_threads):
+    """Tokens would hide a difference in the last bits until a random number falls between."""
+    logits = torch.randn(5, 40_001, generator=torch.Generator().manual_seed(2)) * 4
+    temperature = np.array([0.3, 1.0, 1.0, 0.7, 2.0])
+    torch.set_num_threads(num_threads)
+    try:
+        together = probabilities(logits, temperature)
+        for i in range(5):
+            alone = probabilities(logits[i : i + 1], temperature[i : i + 1])
+            assert torch.equal(alone[0], together[i])
+            cut(alone, Filters.of([SamplingParams(top_p=0.97)], 40_001))
+            pair = together[[i - 1, i]]
+            cut(pair, Filters.of([SamplingParams(top_p=0.97)] * 2, 40_001))
+            assert torch.equal(pair[1], alone[0])
+    finally:
+        torch.set_num_threads(1)
