@@ -1,8 +1,8 @@
 """Reads GGUF files (versions 2 and 3) with nothing but the standard library.
 
-The file is memory-mapped; opening it walks the header once and decodes no arrays, so a vocabulary costs nothing until it
-is asked for. Every count, length and offset is checked against the file's size before it is used: a malformed file raises
-MalformedGguf and never allocates more than the file could hold.
+The file is memory-mapped; opening it walks the header once and decodes no arrays, so a vocabulary costs nothing until
+it is asked for. Every count, length and offset is checked against the file's size before it is used: a malformed file
+raises MalformedGguf and never allocates more than the file could hold.
 """
 
 import mmap

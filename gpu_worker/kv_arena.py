@@ -1,0 +1,74 @@
+"""The memory that blocks live in: one tensor on the device, one of the same form on the host for swapped blocks.
+
+Layout `hnd`, layer by layer: [num_layers, num_blocks, num_kv_heads, 2, block_size, head_dim]. A page of one head is
+one run of memory, and device and host agree byte for byte, so swapping and migrating never rearrange.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from gpu_worker.ops import Ops
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KvShape:
+    """The form of a block."""
+
+    num_layers: int
+    num_kv_heads: int
+    block_size: int
+    head_dim: int
+    dtype: torch.dtype
+
+    @property
+    def bytes_per_block(self) -> int:
+        values = self.num_layers * self.num_kv_heads * 2 * self.block_size * self.head_dim
+        return values * self.dtype.itemsize
+
+    @property
+    def dtype_name(self) -> str:
+        return str(self.dtype).removeprefix("torch.")
+
+    @property
+    def layout(self) -> str:
+        """Equal for two arenas exactly if a block's bytes mean the same in both."""
+        return f"hnd.{self.dtype_name}.l{self.num_layers}.h{self.num_kv_heads}.b{self.block_size}.d{self.head_dim}"
+
+    def arena(self, num_blocks: int, device: torch.device, pinned: bool = False) -> Tensor:
+        """Zeroed memory of `num_blocks` blocks; on the host, the system hands it out when it is first written."""
+        shape = (self.num_layers, num_blocks, self.num_kv_heads, 2, self.block_size, self.head_dim)
+        return torch.zeros(shape, dtype=self.dtype, device=device, pin_memory=pinned)
+
+
+class KvArena:
+    """Blocks on the device and on the host. Moves them; who uses which is the block manager's business."""
+
+    def __init__(self, shape: KvShape, num_blocks: int, num_host_blocks: int, device: torch.device, ops: Ops) -> None:
+        self.shape = shape
+        self.num_blocks = num_blocks
+        self.num_host_blocks = num_host_blocks
+        self._ops = ops
+        self._device = shape.arena(num_blocks, device)
+        self._host = shape.arena(num_host_blocks, torch.device("cpu"), pinned=device.type == "cuda")
+        self.layers: list[Tensor] = list(self._device.unbind(0))
+
+    def swap_out(self, pairs: Sequence[tuple[int, int]]) -> None:
+        """Device blocks to host blocks; done when it returns."""
+        self._ops.swap_blocks(self._device, self._host, pairs)
+
+    def swap_in(self, pairs: Sequence[tuple[int, int]]) -> None:
+        """Host blocks to device blocks."""
+        self._ops.swap_blocks(self._host, self._device, pairs)
+
+    def copy(self, pairs: Sequence[tuple[int, int]]) -> None:
+        """Device blocks to device blocks; all are read before one is written."""
+        self._ops.copy_blocks(self._device, pairs)
+
+    def poison(self, block_ids: Sequence[int]) -> None:
+        """Fills blocks with NaN: whoever reads them before writing them shows it."""
+        if block_ids:
+            index = torch.tensor(block_ids, dtype=torch.int64, device=self._device.device)
+            self._device.index_fill_(1, index, float("nan"))

@@ -1,0 +1,146 @@
+"""Runs plans on a model: moves blocks, lays the step out as tensors, computes it, and samples.
+
+Logits are made only for rows that are sampled or scored. Everything a sequence needs is in its branch and its blocks,
+so a runner keeps nothing from step to step.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from gpu_worker.kv_arena import KvArena
+from gpu_worker.models.decoder import Decoder
+from gpu_worker.ops import Batch, make_batch
+from gpu_worker.plan import Chunk, RunnerInfo, StepOutput, StepPlan, TokenScore
+from gpu_worker.sampler import Sampler
+from gpu_worker.sequence import Branch
+
+ROWS_SCORED_AT_ONCE = 256  # bounds the logits of a long prompt's log probabilities
+
+
+@dataclass(slots=True)
+class _Rows:
+    """Which of the step's tokens need logits: first those that are sampled, then those that are scored."""
+
+    rows: list[int] = field(default_factory=list)
+    num_sampled: int = 0
+    sampled: list[int] = field(default_factory=list)  # per branch: its place in `rows`
+    branches: list[Branch] = field(default_factory=list)
+    scored: list[tuple[int, Chunk]] = field(default_factory=list)  # (position in plan.chunks, the chunk)
+
+
+class ModelRunner:
+    """A Runner over a real model. Not thread-safe."""
+
+    def __init__(
+        self,
+        info: RunnerInfo,
+        decoder: Decoder,
+        arena: KvArena,
+        sampler: Sampler,
+        device: torch.device,
+        *,
+        poison: bool = False,
+    ) -> None:
+        """`poison` is for debugging: blocks a step is about to fill are NaN before it."""
+        self._info = info
+        self._decoder = decoder
+        self._arena = arena
+        self._sampler = sampler
+        self._device = device
+        self._poison = poison
+
+    @property
+    def info(self) -> RunnerInfo:
+        return self._info
+
+    @torch.inference_mode()
+    def run(self, plan: StepPlan) -> StepOutput:
+        self._arena.swap_out(plan.swap_out)
+        self._arena.swap_in(plan.swap_in)
+        self._arena.copy(plan.copies)
+        if not plan.chunks:
+            return StepOutput([])
+        if self._poison:
+            self._arena.poison(_fresh_blocks(plan.chunks, self._info.block_size))
+        batch = lay_out(plan.chunks, self._info.block_size, self._device)
+        wanted = _wanted_rows(plan.chunks)
+        rows = torch.tensor(wanted.rows, dtype=torch.int64, device=self._device)
+        hidden = self._decoder.forward(batch, self._arena.layers, rows)
+        output = StepOutput([])
+        if wanted.branches:
+            logits = self._decoder.logits(hidden[: wanted.num_sampled])
+            output.token_ids, output.scores = self._sampler.sample(logits, wanted.sampled, wanted.branches)
+        if wanted.scored:
+            output.scored = self._score(hidden[wanted.num_sampled :], wanted.scored)
+        return output
+
+    def close(self) -> None:
+        """Gives the blocks' memory back."""
+        self._arena.layers.clear()
+        del self._arena, self._decoder
+
+    def _score(self, hidden: Tensor, scored: Sequence[tuple[int, Chunk]]) -> dict[int, list[TokenScore]]:
+        result: dict[int, list[TokenScore]] = {}
+        start = 0
+        for index, chunk in scored:
+            targets = chunk.branch.tokens[chunk.score_from : chunk.start + chunk.length]
+            num_top = chunk.branch.sequence.params.prompt_logprobs or 0
+            result[index] = []
+            for first in range(0, len(targets), ROWS_SCORED_AT_ONCE):
+                some = targets[first : first + ROWS_SCORED_AT_ONCE]
+                logits = self._decoder.logits(hidden[start + first : start + first + len(some)])
+                result[index] += self._sampler.score(logits, some, num_top)
+            start += len(targets)
+        return result
+
+
+def lay_out(chunks: Sequence[Chunk], block_size: int, device: torch.device) -> Batch:
+    """The chunks as one flat batch; token i of the plan is row i."""
+    token_ids: list[int] = []
+    positions: list[int] = []
+    slots: list[int] = []
+    tables: list[list[int]] = []
+    for chunk in chunks:
+        blocks, end = chunk.branch.blocks, chunk.start + chunk.length
+        token_ids += chunk.branch.tokens[chunk.start : end]
+        positions += range(chunk.start, end)
+        slots += [blocks[p // block_size] * block_size + p % block_size for p in range(chunk.start, end)]
+        tables.append([*blocks[: (end - 1) // block_size + 1]])
+    lengths = [chunk.length for chunk in chunks]
+    ends = [chunk.start + chunk.length for chunk in chunks]
+    return make_batch(token_ids, positions, slots, lengths, ends, tables, device)
+
+
+def _wanted_rows(chunks: Sequence[Chunk]) -> _Rows:
+    wanted = _Rows()
+    scored_rows: list[int] = []
+    first = 0
+    for index, chunk in enumerate(chunks):
+        if chunk.samples:
+            wanted.sampled += [len(wanted.rows)] * len(chunk.samples)
+            wanted.branches += chunk.samples
+            wanted.rows.append(first + chunk.length - 1)
+        if chunk.score_from >= 0:
+            # The token at position p is predicted by the row before it, which must be in this chunk.
+            if chunk.score_from <= chunk.start:
+                raise ValueError(f"cannot score position {chunk.score_from} in a chunk that starts at {chunk.start}")
+            scored_rows += range(first + chunk.score_from - 1 - chunk.start, first + chunk.length - 1)
+            wanted.scored.append((index, chunk))
+        first += chunk.length
+    wanted.num_sampled = len(wanted.rows)
+    wanted.rows += scored_rows
+    return wanted
+
+
+def _fresh_blocks(chunks: Sequence[Chunk], block_size: int) -> list[int]:
+    """Blocks whose first slot this step writes: nothing in them is of use."""
+    return [
+        block
+        for chunk in chunks
+        for block in chunk.branch.blocks[
+            -(-chunk.start // block_size) : (chunk.start + chunk.length - 1) // block_size + 1
+        ]
+    ]

@@ -1,0 +1,91 @@
+"""The configuration of a Llama-like decoder, read from a Transformers configuration."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from gpu_worker.models import rope
+from gpu_worker.models.decoder import BadModel
+from gpu_worker.models.rope import Rope
+
+LLAMA_LIKE = ("llama", "mistral", "qwen2", "qwen3", "smollm3")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LlamaConfig:
+    """Sizes and variations. Biases, query norms and key norms are there if the checkpoint has them."""
+
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    context_tokens: int
+    norm_eps: float
+    rope: Rope
+    windows: tuple[int, ...]  # per layer; 0: sees everything
+    rotated: tuple[bool, ...]  # per layer: whether positions are encoded at all
+    tied: bool  # the output projection is the embedding
+
+    @classmethod
+    def from_dict(cls, config: Mapping[str, Any]) -> "LlamaConfig":
+        """From config.json's content. Missing or contradictory: BadModel."""
+        try:
+            return cls._read(config)
+        except (KeyError, TypeError, ValueError, ZeroDivisionError) as error:
+            raise BadModel(f"config.json: {type(error).__name__}: {error}") from error
+
+    @classmethod
+    def _read(cls, config: Mapping[str, Any]) -> "LlamaConfig":
+        num_layers, num_heads = int(config["num_hidden_layers"]), int(config["num_attention_heads"])
+        head_dim = int(config.get("head_dim") or config["hidden_size"] // num_heads)
+        num_kv_heads = int(config.get("num_key_value_heads") or num_heads)
+        if min(num_layers, num_heads, head_dim, num_kv_heads) < 1 or num_heads % num_kv_heads:
+            raise BadModel(f"config.json: {num_heads} heads do not share {num_kv_heads} key-value heads")
+        no_rope = config.get("no_rope_layers") or [1] * num_layers
+        windows = tuple(_window(config, layer) for layer in range(num_layers))
+        return cls(
+            vocab_size=int(config["vocab_size"]),
+            hidden_size=int(config["hidden_size"]),
+            intermediate_size=int(config["intermediate_size"]),
+            num_layers=num_layers,
+            num_heads=num_heads,
+            num_kv_heads=num_kv_heads,
+            head_dim=head_dim,
+            context_tokens=int(config["max_position_embeddings"]),
+            norm_eps=float(config["rms_norm_eps"]),
+            rope=Rope.from_config(config, head_dim),
+            windows=windows,
+            rotated=tuple(bool(no_rope[layer]) for layer in range(num_layers)),
+            tied=bool(config.get("tie_word_embeddings", False)),
+        )
+
+
+def is_llama_like(config: Mapping[str, Any]) -> bool:
+    """Whether our own decoder computes what this configuration means, every setting of it included."""
+    scaling = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    return (
+        config.get("model_type") in LLAMA_LIKE
+        and config.get("hidden_act", "silu") in ("silu", "swish")
+        and (scaling.get("rope_type") or scaling.get("type") or "default") in rope.KINDS
+        and "quantization_config" not in config
+    )
+
+
+def _window(config: Mapping[str, Any], layer: int) -> int:
+    """Keys a query of `layer` sees; 0: all. Each family has its own switch for it."""
+    window = int(config.get("sliding_window") or 0)
+    family = config.get("model_type")
+    if family == "llama" or not config.get("use_sliding_window", family == "mistral"):
+        return 0
+    kinds = config.get("layer_types")
+    if family == "mistral":
+        return window
+    if kinds:
+        return window if kinds[layer] == "sliding_attention" else 0
+    if family == "smollm3":
+        no_rope = config.get("no_rope_layers")
+        return window if no_rope and not no_rope[layer] else 0
+    return window if layer >= int(config.get("max_window_layers", 0)) else 0

@@ -1,0 +1,38 @@
+"""What the model runner asks of a model."""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from torch import Tensor
+
+from gpu_worker.ops import Batch
+from octavo.errors import Code, ServingError
+
+
+class BadModel(ServingError):
+    """The model's files are incomplete, contradictory, or of a kind that is not supported; the message says which."""
+
+    code = Code.FAILED_PRECONDITION
+    reason = "BAD_MODEL"
+
+
+class Decoder(Protocol):
+    """A model on its device. All layers have keys and values of one shape."""
+
+    name: str  # of the implementation, for the log
+    vocab_size: int
+    context_tokens: int  # positions the model was made for
+    num_layers: int
+    num_kv_heads: int
+    head_dim: int
+
+    def forward(self, batch: Batch, kv: Sequence[Tensor], rows: Tensor) -> Tensor:
+        """Runs all tokens of the batch, writing keys and values into `kv` (one tensor per layer).
+
+        The result has one row for each of `rows` (int64, tokens of the batch) and is what `logits` takes.
+        """
+        ...
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Scores [num_rows, vocab_size] of the next token."""
+        ...

@@ -1,0 +1,138 @@
+"""GPT-2: learned positions, layer norms with biases, matrices stored transposed, one head per query."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from gpu_worker.models.decoder import BadModel
+from gpu_worker.models.llama import Progress
+from gpu_worker.models.weights import Taker, WeightSource
+from gpu_worker.ops import AttentionOptions, Batch, Ops
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gpt2Config:
+    """Sizes, and the two variations of the attention's scale."""
+
+    vocab_size: int
+    context_tokens: int
+    hidden_size: int
+    intermediate_size: int
+    num_layers: int
+    num_heads: int
+    norm_eps: float
+    scaled: bool
+    scaled_by_layer: bool
+    tied: bool
+
+    @classmethod
+    def from_dict(cls, config: Mapping[str, Any]) -> "Gpt2Config":
+        """From config.json's content. Missing or contradictory: BadModel."""
+        try:
+            hidden, num_heads = int(config["n_embd"]), int(config["n_head"])
+            if hidden % num_heads:
+                raise BadModel(f"config.json: n_embd {hidden} is no multiple of n_head {num_heads}")
+            return cls(
+                vocab_size=int(config["vocab_size"]),
+                context_tokens=int(config["n_positions"]),
+                hidden_size=hidden,
+                intermediate_size=int(config.get("n_inner") or 4 * hidden),
+                num_layers=int(config["n_layer"]),
+                num_heads=num_heads,
+                norm_eps=float(config["layer_norm_epsilon"]),
+                scaled=bool(config.get("scale_attn_weights", True)),
+                scaled_by_layer=bool(config.get("scale_attn_by_inverse_layer_idx", False)),
+                tied=bool(config.get("tie_word_embeddings", True)),
+            )
+        except (KeyError, TypeError, ValueError, ZeroDivisionError) as error:
+            raise BadModel(f"config.json: {type(error).__name__}: {error}") from error
+
+
+def is_gpt2(config: Mapping[str, Any]) -> bool:
+    """Whether our own decoder computes what this configuration means."""
+    return (
+        config.get("model_type") == "gpt2"
+        and config.get("activation_function", "gelu_new") in ("gelu_new", "gelu_pytorch_tanh")
+        and not config.get("add_cross_attention")
+        and "quantization_config" not in config
+    )
+
+
+def prepare(source: WeightSource, config: Gpt2Config, dtype: torch.dtype, on_tensor: Progress) -> dict[str, Tensor]:
+    """The decoder's tensors, matrices turned to [out, in]."""
+    taker = Taker(source, dtype, on_tensor)
+    root = "transformer." if "transformer.wte.weight" in taker else ""
+    hidden, inner = config.hidden_size, config.intermediate_size
+    tensors = {
+        "embedding": taker.take(f"{root}wte.weight", (config.vocab_size, hidden)),
+        "positions": taker.take(f"{root}wpe.weight", (config.context_tokens, hidden)),
+        "norm": taker.take(f"{root}ln_f.weight", (hidden,)),
+        "norm_bias": taker.take(f"{root}ln_f.bias", (hidden,)),
+    }
+    matrices = {
+        "qkv": ("attn.c_attn", hidden, 3 * hidden),
+        "out": ("attn.c_proj", hidden, hidden),
+        "up": ("mlp.c_fc", hidden, inner),
+        "down": ("mlp.c_proj", inner, hidden),
+    }
+    for layer in range(config.num_layers):
+        prefix = f"{root}h.{layer}."
+        for name, (stored, columns, rows) in matrices.items():
+            tensors[f"{layer}.{name}"] = taker.take(f"{prefix}{stored}.weight", (columns, rows)).T.contiguous()
+            tensors[f"{layer}.{name}_bias"] = taker.take(f"{prefix}{stored}.bias", (rows,))
+        for name, norm in {"input_norm": "ln_1", "mlp_norm": "ln_2"}.items():
+            tensors[f"{layer}.{name}"] = taker.take(f"{prefix}{norm}.weight", (hidden,))
+            tensors[f"{layer}.{name}_bias"] = taker.take(f"{prefix}{norm}.bias", (hidden,))
+    if not config.tied:
+        tensors["head"] = taker.take("lm_head.weight", (config.vocab_size, hidden))
+    taker.finish(lambda name: name.endswith((".attn.bias", ".attn.masked_bias")) or name == "lm_head.weight")
+    return tensors
+
+
+class Gpt2Decoder:
+    """A Decoder."""
+
+    name = "gpt2"
+
+    def __init__(self, config: Gpt2Config, tensors: Mapping[str, Tensor], ops: Ops, device: torch.device) -> None:
+        self.config = config
+        self.vocab_size = config.vocab_size
+        self.context_tokens = config.context_tokens
+        self.num_layers = config.num_layers
+        self.num_kv_heads = config.num_heads
+        self.head_dim = config.hidden_size // config.num_heads
+        self._ops = ops
+        self._tensors = {name: tensor.to(device) for name, tensor in tensors.items()}
+        self._head = self._tensors.get("head", self._tensors["embedding"])
+        base = self.head_dim**-0.5 if config.scaled else 1.0
+        scales = [base / (layer + 1 if config.scaled_by_layer else 1) for layer in range(config.num_layers)]
+        self._options = [AttentionOptions(scale=scale) for scale in scales]
+
+    def forward(self, batch: Batch, kv: Sequence[Tensor], rows: Tensor) -> Tensor:
+        x = self._tensors["embedding"][batch.token_ids] + self._tensors["positions"][batch.positions]
+        for layer in range(self.num_layers):
+            x = x + self._attend(layer, self._layer_norm(x, f"{layer}.input_norm"), kv[layer], batch)
+            inner = self._linear(self._layer_norm(x, f"{layer}.mlp_norm"), f"{layer}.up")
+            x = x + self._linear(functional.gelu(inner, approximate="tanh"), f"{layer}.down")
+        return self._layer_norm(x[rows], "norm")
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        return self._ops.linear(hidden, self._head)
+
+    def _attend(self, layer: int, x: Tensor, kv: Tensor, batch: Batch) -> Tensor:
+        heads = self._linear(x, f"{layer}.qkv").view(x.shape[0], 3 * self.num_kv_heads, self.head_dim)
+        queries, keys, values = heads.chunk(3, dim=1)
+        self._ops.cache_write(kv, keys, values, batch)
+        attended = self._ops.paged_attention(queries, kv, batch, self._options[layer])
+        return self._linear(attended.reshape(x.shape), f"{layer}.out")
+
+    def _linear(self, x: Tensor, name: str) -> Tensor:
+        return self._ops.linear(x, self._tensors[name], self._tensors[f"{name}_bias"])
+
+    def _layer_norm(self, x: Tensor, name: str) -> Tensor:
+        weight = self._tensors[name]
+        return functional.layer_norm(x, weight.shape, weight, self._tensors[f"{name}_bias"], self.config.norm_eps)

@@ -1,0 +1,138 @@
+"""Decoders of the Llama family (Llama, Mistral, Qwen2, Qwen3, SmolLM).
+
+RMS norms, rotary positions, grouped heads, gated MLP.
+
+`prepare` brings a checkpoint into the form `LlamaDecoder` runs: query, key and value projections in one matrix, gate
+and up in another. That form is what models/cache.py keeps, so that it can be mapped from disk and shared by workers.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from gpu_worker.models.config import LlamaConfig
+from gpu_worker.models.weights import Taker, WeightSource
+from gpu_worker.ops import AttentionOptions, Batch, Ops
+
+Progress = Callable[[int, int], None]
+
+
+def prepare(source: WeightSource, config: LlamaConfig, dtype: torch.dtype, on_tensor: Progress) -> dict[str, Tensor]:
+    """The decoder's tensors by our names, in `dtype`. The checkpoint must have exactly what the configuration says."""
+    taker = Taker(source, dtype, on_tensor)
+    hidden, vocab = config.hidden_size, config.vocab_size
+    tensors = {
+        "embedding": taker.take("model.embed_tokens.weight", (vocab, hidden)),
+        "norm": taker.take("model.norm.weight", (hidden,)),
+    }
+    for layer in range(config.num_layers):
+        tensors |= {f"{layer}.{name}": tensor for name, tensor in _layer(taker, config, layer).items()}
+    if not config.tied:
+        tensors["head"] = taker.take("lm_head.weight", (vocab, hidden))
+    taker.finish(lambda name: "rotary_emb" in name or name == "lm_head.weight")
+    return tensors
+
+
+def _layer(taker: Taker, config: LlamaConfig, layer: int) -> dict[str, Tensor]:
+    prefix = f"model.layers.{layer}."
+    hidden, inner = config.hidden_size, config.intermediate_size
+    queries, keys = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
+    parts = {
+        "qkv": ([f"self_attn.{x}_proj" for x in "qkv"], [queries, keys, keys], hidden),
+        "out": (["self_attn.o_proj"], [hidden], queries),
+        "gate_up": (["mlp.gate_proj", "mlp.up_proj"], [inner, inner], hidden),
+        "down": (["mlp.down_proj"], [hidden], inner),
+    }
+    tensors: dict[str, Tensor] = {}
+    for name, (sources, rows, columns) in parts.items():
+        tensors[name] = taker.stack([f"{prefix}{s}.weight" for s in sources], [(r, columns) for r in rows])
+        if f"{prefix}{sources[0]}.bias" in taker:
+            tensors[f"{name}_bias"] = taker.stack([f"{prefix}{s}.bias" for s in sources], [(r,) for r in rows])
+    norms = {"input_norm": "input_layernorm", "mlp_norm": "post_attention_layernorm"}
+    for name, norm in norms.items():
+        tensors[name] = taker.take(f"{prefix}{norm}.weight", (hidden,))
+    for name in ("q_norm", "k_norm"):
+        if f"{prefix}self_attn.{name}.weight" in taker:
+            tensors[name] = taker.take(f"{prefix}self_attn.{name}.weight", (config.head_dim,))
+    return tensors
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class Layer:
+    """One layer's tensors; weights are [out, in]."""
+
+    input_norm: Tensor  # [hidden]
+    qkv: Tensor  # [(num_heads + 2 * num_kv_heads) * head_dim, hidden]
+    out: Tensor  # [hidden, num_heads * head_dim]
+    mlp_norm: Tensor  # [hidden]
+    gate_up: Tensor  # [2 * intermediate, hidden]
+    down: Tensor  # [hidden, intermediate]
+    qkv_bias: Tensor | None = None
+    out_bias: Tensor | None = None
+    gate_up_bias: Tensor | None = None
+    down_bias: Tensor | None = None
+    q_norm: Tensor | None = None  # [head_dim]
+    k_norm: Tensor | None = None  # [head_dim]
+
+
+class LlamaDecoder:
+    """A Decoder; see the module's docstring."""
+
+    name = "llama"
+
+    def __init__(self, config: LlamaConfig, tensors: Mapping[str, Tensor], ops: Ops, device: torch.device) -> None:
+        on_device = {name: tensor.to(device) for name, tensor in tensors.items()}
+        self.config = config
+        self.vocab_size = config.vocab_size
+        self.context_tokens = config.context_tokens
+        self.num_layers = config.num_layers
+        self.num_kv_heads = config.num_kv_heads
+        self.head_dim = config.head_dim
+        self._ops = ops
+        self._embedding = on_device["embedding"]
+        self._norm = on_device["norm"]
+        self._head = on_device.get("head", self._embedding)
+        self._layers = [_take_layer(on_device, layer) for layer in range(config.num_layers)]
+        cos, sin = config.rope.table(config.context_tokens)
+        self._cos, self._sin = cos.to(device, self._norm.dtype), sin.to(device, self._norm.dtype)
+        scale = config.head_dim**-0.5
+        kinds = {window: AttentionOptions(scale=scale, window=window) for window in set(config.windows)}
+        self._options = [kinds[window] for window in config.windows]
+
+    def forward(self, batch: Batch, kv: Sequence[Tensor], rows: Tensor) -> Tensor:
+        norm, eps = self._ops.rms_norm, self.config.norm_eps
+        cos, sin = self._cos[batch.positions], self._sin[batch.positions]
+        x = self._embedding[batch.token_ids]
+        for index, layer in enumerate(self._layers):
+            x = x + self._attend(index, norm(x, layer.input_norm, eps), kv[index], batch, cos, sin)
+            x = x + self._mlp(layer, norm(x, layer.mlp_norm, eps))
+        return norm(x[rows], self._norm, eps)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        return self._ops.linear(hidden, self._head)
+
+    def _attend(self, index: int, x: Tensor, kv: Tensor, batch: Batch, cos: Tensor, sin: Tensor) -> Tensor:
+        layer, config, ops = self._layers[index], self.config, self._ops
+        heads = ops.linear(x, layer.qkv, layer.qkv_bias).view(x.shape[0], -1, config.head_dim)
+        turning, values = heads.split((config.num_heads + config.num_kv_heads, config.num_kv_heads), dim=1)
+        if layer.q_norm is not None and layer.k_norm is not None:
+            queries, keys = turning.split((config.num_heads, config.num_kv_heads), dim=1)
+            queries = ops.rms_norm(queries, layer.q_norm, config.norm_eps)
+            turning = torch.cat((queries, ops.rms_norm(keys, layer.k_norm, config.norm_eps)), dim=1)
+        if config.rotated[index]:
+            turning = ops.rotary(turning, cos, sin)
+        queries, keys = turning.split((config.num_heads, config.num_kv_heads), dim=1)
+        ops.cache_write(kv, keys, values, batch)
+        attended = ops.paged_attention(queries, kv, batch, self._options[index])
+        return ops.linear(attended.reshape(x.shape[0], -1), layer.out, layer.out_bias)
+
+    def _mlp(self, layer: Layer, x: Tensor) -> Tensor:
+        inner = self._ops.silu_and_mul(self._ops.linear(x, layer.gate_up, layer.gate_up_bias))
+        return self._ops.linear(inner, layer.down, layer.down_bias)
+
+
+def _take_layer(tensors: Mapping[str, Tensor], layer: int) -> Layer:
+    prefix = f"{layer}."
+    return Layer(**{name.removeprefix(prefix): x for name, x in tensors.items() if name.startswith(prefix)})

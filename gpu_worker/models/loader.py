@@ -1,0 +1,180 @@
+"""From a model's name to a model on its device, with what the rest of the worker needs to know of it."""
+
+import json
+import logging
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from gpu_worker.models import gpt2, llama
+from gpu_worker.models.cache import PreparedCache
+from gpu_worker.models.config import LlamaConfig, is_llama_like
+from gpu_worker.models.decoder import BadModel, Decoder
+from gpu_worker.models.fingerprint import CONTENT_FILES, model_fingerprint, sample_file
+from gpu_worker.models.gguf_tensors import GgufSource, read_config
+from gpu_worker.models.locate import locate
+from gpu_worker.models.weights import SafetensorsSource, WeightSource, weight_files
+from gpu_worker.ops import Ops
+from octavo.gguf import GgufFile
+
+log = logging.getLogger(__name__)
+CACHE_VERSION = 1  # of what `prepare` makes and dequantization computes
+
+Progress = Callable[[int, int], None]  # (tensors done, tensors in all)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadedModel:
+    """A model, ready to run."""
+
+    name: str
+    decoder: Decoder
+    dtype: torch.dtype
+    fingerprint: str
+    eos_token_ids: tuple[int, ...]
+    tokenizer: str  # see RunnerInfo
+
+
+def load_model(
+    model: str,
+    *,
+    device: torch.device,
+    dtype: torch.dtype | None,
+    ops: Ops,
+    cache_dir: Path | None = None,
+    on_progress: Progress | None = None,
+) -> LoadedModel:
+    """Loads a GGUF file, a directory, `smollm2`, or a name on the hub.
+
+    `dtype` None: float32 on a CPU, the file's on a GPU.     Raises NotFound if there is no such model, BadModel or
+    MalformedGguf if it cannot be used. Converted GGUF weights are kept in `cache_dir`; None keeps nothing.
+    """
+    started = time.monotonic()
+    found = locate(model)
+    progress = on_progress or _LogProgress(found.name)
+    load = _load_gguf if found.path.is_file() else _load_directory
+    loaded = load(found.name, found.path, device, dtype, ops, cache_dir, progress)
+    seconds = time.monotonic() - started
+    log.info("model %s (%s, %s) loaded in %.1f s", found.name, loaded.decoder.name, loaded.dtype, seconds)
+    return loaded
+
+
+class _LogProgress:
+    """A line in the log every few seconds."""
+
+    EVERY_S = 2.0
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._next = time.monotonic() + self.EVERY_S
+
+    def __call__(self, done: int, total: int) -> None:
+        now = time.monotonic()
+        if now >= self._next:
+            self._next = now + self.EVERY_S
+            log.info("loading %s: %d of %d tensors", self._name, done, total)
+
+
+def _load_gguf(
+    name: str,
+    path: Path,
+    device: torch.device,
+    dtype: torch.dtype | None,
+    ops: Ops,
+    cache_dir: Path | None,
+    progress: Progress,
+) -> LoadedModel:
+    dtype = dtype or (torch.float32 if device.type == "cpu" else torch.bfloat16)
+    with GgufFile(path) as file:
+        content = read_config(file)
+        config = LlamaConfig.from_dict(content)
+        cache = PreparedCache(cache_dir) if cache_dir else None
+        key = _cache_key(path, dtype)
+        tensors = cache.load(path.stem, key) if cache else None
+        if tensors is None:
+            tensors = llama.prepare(GgufSource(file), config, dtype, progress)
+            if cache and cache.store(path.stem, key, tensors):
+                # What was just converted is private memory; the file's pages are shared by all workers of the machine.
+                tensors = cache.load(path.stem, key) or tensors
+    return LoadedModel(
+        name=name,
+        decoder=llama.LlamaDecoder(config, tensors, ops, device),
+        dtype=dtype,
+        fingerprint=model_fingerprint([], [path]),
+        eos_token_ids=tuple(content["eos_token_id"]),
+        tokenizer=str(path),
+    )
+
+
+def _cache_key(path: Path, dtype: torch.dtype) -> str:
+    """Changes with the file's content (as far as samples and times tell) and with what we make of it."""
+    stat = path.stat()
+    dtype_name = str(dtype).removeprefix("torch.")
+    return f"{sample_file(path).hex()[:16]}-{stat.st_size:x}-{stat.st_mtime_ns:x}-{dtype_name}-v{CACHE_VERSION}"
+
+
+def _load_directory(
+    name: str,
+    path: Path,
+    device: torch.device,
+    dtype: torch.dtype | None,
+    ops: Ops,
+    cache_dir: Path | None,
+    progress: Progress,
+) -> LoadedModel:
+    content = _read_json(path / "config.json")
+    dtype = dtype or (torch.float32 if device.type == "cpu" else _stored_dtype(content))
+    small = [path / file for file in CONTENT_FILES if (path / file).exists()]
+    return LoadedModel(
+        name=name,
+        decoder=_decoder(path, content, device, dtype, ops, progress),
+        dtype=dtype,
+        fingerprint=model_fingerprint(small, weight_files(path)),
+        eos_token_ids=_end_tokens(path, content),
+        tokenizer=str(path) if (path / "tokenizer.json").exists() else "",
+    )
+
+
+def _decoder(
+    path: Path, content: Mapping[str, Any], device: torch.device, dtype: torch.dtype, ops: Ops, progress: Progress
+) -> Decoder:
+    """Our own decoder if it computes what the configuration says, else the model's own code."""
+    if is_llama_like(content):
+        config = LlamaConfig.from_dict(content)
+        source: WeightSource = SafetensorsSource(path)
+        return llama.LlamaDecoder(config, llama.prepare(source, config, dtype, progress), ops, device)
+    if gpt2.is_gpt2(content):
+        sizes = gpt2.Gpt2Config.from_dict(content)
+        return gpt2.Gpt2Decoder(sizes, gpt2.prepare(SafetensorsSource(path), sizes, dtype, progress), ops, device)
+    from gpu_worker.models.transformers_any import TransformersDecoder  # seconds of imports that the others do not need
+
+    return TransformersDecoder.load(path, dtype, ops, device)
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(path.read_bytes())
+    except (OSError, ValueError) as error:
+        raise BadModel(f"{path.name}: {error}") from error
+    if not isinstance(content, dict):
+        raise BadModel(f"{path.name}: not an object")
+    return content
+
+
+def _end_tokens(path: Path, content: Mapping[str, Any]) -> tuple[int, ...]:
+    """Of generation_config.json, which lists more of them, or of config.json."""
+    generation = path / "generation_config.json"
+    found = _read_json(generation).get("eos_token_id") if generation.exists() else None
+    ids = found if found is not None else content.get("eos_token_id")
+    ids = [] if ids is None else ids if isinstance(ids, list) else [ids]
+    return tuple(sorted({int(i) for i in ids}))
+
+
+def _stored_dtype(content: Mapping[str, Any]) -> torch.dtype:
+    name = content.get("dtype") or content.get("torch_dtype") or "bfloat16"
+    known = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
+    return known.get(str(name), torch.bfloat16)

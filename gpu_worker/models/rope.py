@@ -1,0 +1,126 @@
+"""Rotary position embedding: the cosines and sines of every position, for the scalings models are published with."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gpu_worker.models.decoder import BadModel
+
+KINDS = ("default", "linear", "dynamic", "llama3", "yarn", "factors")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rope:
+    """How positions turn into angles. Parameters a kind does not use are ignored."""
+
+    dim: int  # dimensions of a head that are rotated
+    theta: float = 10000.0
+    kind: str = "default"
+    factor: float = 1.0
+    original_context: int = 0  # positions of the model before it was scaled
+    low_freq_factor: float = 1.0
+    high_freq_factor: float = 4.0
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    attention_factor: float | None = None
+    mscale: float = 0.0
+    mscale_all_dim: float = 0.0
+    truncate: bool = True
+    factors: tuple[float, ...] = ()  # of kind "factors": what each frequency is divided by, as GGUF files list them
+
+    @classmethod
+    def from_config(cls, config: Mapping[str, Any], head_dim: int) -> "Rope":
+        """From a Transformers configuration, of version 5 (rope_parameters) or before (rope_theta, rope_scaling)."""
+        scaling = config.get("rope_parameters") or config.get("rope_scaling") or {}
+        kind = scaling.get("rope_type") or scaling.get("type") or "default"
+        partial = scaling.get("partial_rotary_factor") or config.get("partial_rotary_factor") or 1.0
+        context = int(config.get("max_position_embeddings") or 0)
+        given = {name: scaling[name] for name in cls.__dataclass_fields__ if scaling.get(name) is not None}
+        return cls(
+            **given
+            | {
+                "dim": int(head_dim * partial),
+                "theta": float(scaling.get("rope_theta") or config.get("rope_theta") or 10000.0),
+                "kind": kind,
+                "original_context": int(scaling.get("original_max_position_embeddings") or context),
+            }
+        )
+
+    def table(self, num_positions: int) -> tuple[Tensor, Tensor]:
+        """Cosines and sines, float32 [num_positions, dim], both halves alike."""
+        positions = torch.arange(num_positions, dtype=torch.float32)
+        angles = self._angles(positions)
+        angles = torch.cat((angles, angles), dim=-1)
+        scale = self._attention_scale()
+        return angles.cos() * scale, angles.sin() * scale
+
+    def _frequencies(self, theta: float | Tensor) -> Tensor:
+        steps = torch.arange(0, self.dim, 2, dtype=torch.int64).float() / self.dim
+        return 1.0 / (theta**steps)
+
+    def _angles(self, positions: Tensor) -> Tensor:
+        if self.kind == "dynamic":
+            return positions[:, None] * self._dynamic(positions)
+        plain = self._frequencies(self.theta)
+        if self.kind == "linear":
+            plain = plain / self.factor
+        elif self.kind == "llama3":
+            plain = self._llama3(plain)
+        elif self.kind == "yarn":
+            plain = self._yarn(plain)
+        elif self.kind == "factors":
+            plain = plain / torch.tensor(self.factors, dtype=torch.float32)
+        elif self.kind != "default":
+            raise BadModel(f"rope_type: {self.kind!r} is not one of {', '.join(KINDS)}")
+        return torch.outer(positions, plain)
+
+    def _dynamic(self, positions: Tensor) -> Tensor:
+        """NTK scaling by length: each position turns as if it were the last, so cached keys never have to change."""
+        length = (positions + 1).clamp(min=self.original_context)
+        stretch = self.factor * length / self.original_context - (self.factor - 1)
+        return self._frequencies((self.theta * stretch ** (self.dim / (self.dim - 2)))[:, None])
+
+    def _llama3(self, plain: Tensor) -> Tensor:
+        """Long waves are stretched, short ones stay, those between are mixed."""
+        wavelength = 2 * math.pi / plain
+        low = self.original_context / self.low_freq_factor
+        high = self.original_context / self.high_freq_factor
+        share = (self.original_context / wavelength - self.low_freq_factor) / (
+            self.high_freq_factor - self.low_freq_factor
+        )
+        mixed = (1 - share) * plain / self.factor + share * plain
+        stretched = torch.where(wavelength > low, plain / self.factor, plain)
+        between = (wavelength >= high) & (wavelength <= low)
+        return torch.where(between, mixed, stretched)
+
+    def _yarn(self, plain: Tensor) -> Tensor:
+        """Dimensions that turn often keep their frequency, those that turn seldom are interpolated; a ramp between."""
+
+        def dimension(rotations: float) -> float:
+            span = self.original_context / (rotations * 2 * math.pi)
+            return self.dim * math.log(span) / (2 * math.log(self.theta))
+
+        low, high = dimension(self.beta_fast), dimension(self.beta_slow)
+        if self.truncate:
+            low, high = math.floor(low), math.ceil(high)
+        low, high = max(low, 0), min(high, self.dim - 1)
+        high = high + 0.001 if low == high else high
+        ramp = ((torch.arange(self.dim // 2, dtype=torch.float32) - low) / (high - low)).clamp(0, 1)
+        return plain / self.factor * ramp + plain * (1 - ramp)
+
+    def _attention_scale(self) -> float:
+        if self.kind != "yarn":
+            return 1.0
+        if self.attention_factor is not None:
+            return self.attention_factor
+
+        def grow(weight: float) -> float:
+            return 0.1 * weight * math.log(self.factor) + 1.0 if self.factor > 1 else 1.0
+
+        if self.mscale and self.mscale_all_dim:
+            return grow(self.mscale) / grow(self.mscale_all_dim)
+        return grow(1.0)

@@ -1,0 +1,206 @@
+"""Any other Transformers decoder: its own code, with our paged attention in place of its attention.
+
+Transformers calls the registered attention function with one sequence of all the step's tokens; which pages each token
+belongs to is in the step that is being run. That a model keeps nothing else between steps (a recurrence, a
+convolution, a mask of its own kind) is not taken on trust: `verify` runs a prompt in pieces through the pages and
+compares with the model's own attention.
+"""
+
+import inspect
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import AutoModelForCausalLM
+from transformers.masking_utils import AttentionMaskInterface
+from transformers.modeling_utils import AttentionInterface
+
+from gpu_worker.kv_arena import KvShape
+from gpu_worker.models.decoder import BadModel
+from gpu_worker.ops import AttentionOptions, Batch, Ops, make_batch
+
+IMPLEMENTATION = "octavo_paged"
+CHECK_PIECES = (7, 4, 1)  # tokens of each piece of the prompt that `verify` runs
+CHECK_TOLERANCE = 0.05  # of the largest logit: an error of a kind, not of rounding, in any dtype
+
+
+@dataclass(slots=True)
+class _Step:
+    """What the attention function needs beyond its arguments."""
+
+    ops: Ops
+    batch: Batch
+    kv: Sequence[Tensor]
+    options: dict[Any, AttentionOptions]
+    windows: dict[int, int] = field(default_factory=dict)  # by layer: what the model asked for
+    shapes: dict[int, tuple[int, int]] = field(default_factory=dict)  # by layer: (num_kv_heads, head_dim)
+
+
+_current: _Step | None = None  # runners are not thread-safe, and one process runs one step at a time
+
+
+def _attend(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    s_aux: Tensor | None = None,
+    **others: Any,
+) -> tuple[Tensor, None]:
+    """The attention function: [1, num_heads, num_tokens, head_dim] in, [1, num_tokens, num_heads, head_dim] out."""
+    step, layer = _current, getattr(module, "layer_idx", None)
+    if step is None or layer is None:
+        raise BadModel("paged attention was called outside a step or by a module without layer_idx")
+    queries, keys, values = (x[0].transpose(0, 1) for x in (query, key, value))
+    if not step.kv:  # a probe: only the shapes count
+        step.shapes[layer] = (keys.shape[1], keys.shape[2])
+        step.windows[layer] = sliding_window or 0
+        return torch.zeros_like(queries).unsqueeze(0), None
+    scale = queries.shape[-1] ** -0.5 if scaling is None else float(scaling)
+    kind = (scale, sliding_window or 0, softcap or 0.0, id(s_aux))
+    if kind not in step.options:
+        step.options[kind] = AttentionOptions(scale, sliding_window or 0, softcap or 0.0, sinks=s_aux)
+    step.ops.cache_write(step.kv[layer], keys, values, step.batch)
+    attended = step.ops.paged_attention(queries.contiguous(), step.kv[layer], step.batch, step.options[kind])
+    return attended.unsqueeze(0), None
+
+
+def _no_mask(*_: Any, **__: Any) -> None:
+    """Pages need none."""
+
+
+AttentionInterface.register(IMPLEMENTATION, _attend)
+AttentionMaskInterface.register(IMPLEMENTATION, _no_mask)
+
+
+class TransformersDecoder:
+    """A Decoder around a Transformers model whose attention goes through its attention interface."""
+
+    def __init__(self, model: nn.Module, ops: Ops, device: torch.device) -> None:
+        self._model = model
+        self._ops = ops
+        self._device = device
+        self._options: dict[Any, AttentionOptions] = {}
+        accepted = inspect.signature(model.forward).parameters
+        if "position_ids" not in accepted:
+            raise BadModel(f"{type(model).__name__} takes no positions (ALiBi models are not run this way)")
+        self._selects_rows = "logits_to_keep" in accepted
+        config = model.config.get_text_config()  # type: ignore[operator, union-attr]
+        self.name = f"transformers:{config.model_type}"
+        self.vocab_size = int(config.vocab_size)
+        self.context_tokens = int(config.max_position_embeddings)
+        self.num_layers, self.num_kv_heads, self.head_dim = self._probe(config)
+
+    @classmethod
+    def load(cls, directory: Path, dtype: torch.dtype, ops: Ops, device: torch.device) -> "TransformersDecoder":
+        """From safetensors in `directory`, with no code from it; verified. BadModel says why a model cannot be run."""
+        try:
+            model = AutoModelForCausalLM.from_pretrained(
+                directory,
+                dtype=dtype,
+                attn_implementation=IMPLEMENTATION,
+                trust_remote_code=False,
+                use_safetensors=True,
+                local_files_only=True,
+            )
+        except (ValueError, OSError, KeyError, ImportError, NotImplementedError) as error:
+            raise BadModel(f"{directory.name}: {error}") from error
+        decoder = cls(model.eval().to(device), ops, device)
+        decoder.verify()
+        return decoder
+
+    def forward(self, batch: Batch, kv: Sequence[Tensor], rows: Tensor) -> Tensor:
+        with self._step(batch, kv):
+            return self._logits(batch.token_ids, batch.positions, rows)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        return hidden
+
+    @torch.inference_mode()
+    def verify(self) -> None:
+        """Compares a prompt in pieces through pages with the model's own attention; BadModel if they differ."""
+        num_tokens, block_size = sum(CHECK_PIECES), 8
+        tokens = [(i * 7919 + 13) % self.vocab_size for i in range(num_tokens)]
+        shape = KvShape(
+            num_layers=self.num_layers,
+            num_kv_heads=self.num_kv_heads,
+            block_size=block_size,
+            head_dim=self.head_dim,
+            dtype=next(self._model.parameters()).dtype,
+        )
+        table = list(range(-(-num_tokens // block_size)))[::-1]
+        kv = list(shape.arena(len(table), self._device).unbind(0))
+        start = 0
+        for length in CHECK_PIECES:
+            end = start + length
+            slots = [table[p // block_size] * block_size + p % block_size for p in range(start, end)]
+            positions = list(range(start, end))
+            batch = make_batch(tokens[start:end], positions, slots, [length], [end], [table], self._device)
+            last = self.forward(batch, kv, torch.tensor([length - 1], device=self._device))
+            start = end
+        expected = self._own_logits(tokens)
+        error = float((last.float() - expected).abs().max() / expected.abs().max())
+        if not error <= CHECK_TOLERANCE:
+            raise BadModel(
+                f"{self.name}: through pages its logits differ by {error:.3g} of the largest; it cannot be served"
+            )
+
+    def _own_logits(self, tokens: list[int]) -> Tensor:
+        """Of the last token, by the model's eager attention."""
+        ids = torch.tensor(tokens, device=self._device)
+        self._model.set_attn_implementation("eager")  # type: ignore[operator]
+        try:
+            rows = torch.tensor([len(tokens) - 1], device=self._device)
+            return self._logits(ids, torch.arange(len(tokens), device=self._device), rows).float()
+        finally:
+            self._model.set_attn_implementation(IMPLEMENTATION)  # type: ignore[operator]
+
+    def _logits(self, token_ids: Tensor, positions: Tensor, rows: Tensor) -> Tensor:
+        options: dict[str, Any] = {"logits_to_keep": rows} if self._selects_rows else {}
+        result = self._model(
+            input_ids=token_ids.unsqueeze(0), position_ids=positions.unsqueeze(0), use_cache=False, **options
+        )
+        logits: Tensor = result.logits[0]
+        return logits if self._selects_rows else logits[rows]
+
+    @contextmanager
+    def _step(self, batch: Batch, kv: Sequence[Tensor]) -> Iterator[_Step]:
+        global _current
+        _current = _Step(self._ops, batch, kv, self._options)
+        try:
+            yield _current
+        finally:
+            _current = None
+
+    @torch.inference_mode()
+    def _probe(self, config: Any) -> tuple[int, int, int]:
+        """Layers, key-value heads and head size, from what really reaches the attention function."""
+        batch = make_batch([0, 0], [0, 1], [-1, -1], [2], [2], [[0]], self._device)
+        with self._step(batch, []) as step:
+            self._logits(batch.token_ids, batch.positions, torch.tensor([1], device=self._device))
+        num_layers = int(config.num_hidden_layers)
+        if sorted(step.shapes) != list(range(num_layers)):
+            raise BadModel(f"{self.name}: {len(step.shapes)} of {num_layers} layers use the attention interface")
+        if len(set(step.shapes.values())) != 1:
+            raise BadModel(f"{self.name}: layers have keys of different shapes: {sorted(set(step.shapes.values()))}")
+        _check_windows(self.name, config, step.windows)
+        return num_layers, *step.shapes[0]
+
+
+def _check_windows(name: str, config: Any, windows: dict[int, int]) -> None:
+    """A layer that the configuration windows must ask for its window: its mask, which would have one, is not used."""
+    kinds = getattr(config, "layer_types", None) or ["full_attention"] * len(windows)
+    strange = set(kinds) - {"full_attention", "sliding_attention"}
+    if strange:
+        raise BadModel(f"{name}: layers of kind {', '.join(sorted(strange))} cannot be paged")
+    for layer, kind in enumerate(kinds):
+        if kind == "sliding_attention" and not windows[layer]:
+            raise BadModel(f"{name}: layer {layer} is windowed, but its attention is not told so")

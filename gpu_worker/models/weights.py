@@ -1,0 +1,113 @@
+"""Where weights come from: a source knows tensors by the names of Transformers checkpoints and reads one when asked."""
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Protocol
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from gpu_worker.models.decoder import BadModel
+
+
+class WeightSource(Protocol):
+    """Tensors by name, on the CPU, in the type they are stored in; read lazily."""
+
+    def names(self) -> set[str]: ...
+
+    def get(self, name: str) -> Tensor:
+        """The tensor; BadModel if there is none of this name."""
+        ...
+
+
+class SafetensorsSource:
+    """The *.safetensors of a directory, memory-mapped: one file, or the shards an index lists."""
+
+    def __init__(self, directory: Path) -> None:
+        self._files: dict[Path, safe_open] = {}
+        self._places = {name: directory / file for name, file in _shards(directory)}
+
+    def names(self) -> set[str]:
+        return set(self._places)
+
+    def get(self, name: str) -> Tensor:
+        if name not in self._places:
+            raise BadModel(f"the checkpoint has no tensor {name!r}")
+        path = self._places[name]
+        try:
+            if path not in self._files:
+                self._files[path] = safe_open(path, framework="pt")
+            tensor: Tensor = self._files[path].get_tensor(name)
+        except (SafetensorError, OSError) as error:
+            raise BadModel(f"{path.name}: {error}") from error
+        return tensor
+
+
+def weight_files(directory: Path) -> list[Path]:
+    """The files SafetensorsSource reads, sorted. None: BadModel."""
+    return sorted({directory / file for _, file in _shards(directory)})
+
+
+def _shards(directory: Path) -> Iterator[tuple[str, str]]:
+    """(tensor, file) pairs. Files are named without a path, so that an index cannot lead elsewhere."""
+    index = directory / "model.safetensors.index.json"
+    if not index.exists():
+        yield from _whole(directory)
+        return
+    try:
+        places = json.loads(index.read_bytes())["weight_map"].items()
+    except (ValueError, KeyError, AttributeError, TypeError) as error:
+        raise BadModel(f"{index.name}: {type(error).__name__}: {error}") from error
+    for name, file in places:
+        if not isinstance(file, str) or Path(file).name != file:
+            raise BadModel(f"{index.name}: {file!r} is not the name of a file beside it")
+        yield name, file
+
+
+def _whole(directory: Path) -> Iterator[tuple[str, str]]:
+    path = directory / "model.safetensors"
+    if not path.exists():
+        raise BadModel(f"{directory.name} has no model.safetensors (other formats of weights are not read)")
+    try:
+        with safe_open(path, framework="pt") as file:
+            for name in file.keys():  # noqa: SIM118 - not a mapping
+                yield name, path.name
+    except (SafetensorError, OSError) as error:
+        raise BadModel(f"{path.name}: {error}") from error
+
+
+class Taker:
+    """Takes tensors from a source, checks their shapes, and knows what nobody took."""
+
+    def __init__(self, source: WeightSource, dtype: torch.dtype, on_tensor: Callable[[int, int], None]) -> None:
+        self._source = source
+        self._dtype = dtype
+        self._names = source.names()
+        self._left = set(self._names)
+        self._on_tensor = on_tensor
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._names
+
+    def take(self, name: str, shape: tuple[int, ...]) -> Tensor:
+        """The tensor in the model's dtype. Missing, or of another shape: BadModel."""
+        tensor = self._source.get(name)
+        if tuple(tensor.shape) != shape:
+            raise BadModel(f"tensor {name!r} is {tuple(tensor.shape)}, the configuration says {shape}")
+        if not tensor.dtype.is_floating_point:
+            raise BadModel(f"tensor {name!r} is {tensor.dtype}: quantized checkpoints of this kind are not read")
+        self._left.discard(name)
+        self._on_tensor(len(self._names) - len(self._left), len(self._names))
+        return tensor.to(self._dtype)
+
+    def stack(self, names: list[str], shapes: list[tuple[int, ...]]) -> Tensor:
+        """Several tensors, one below the other: one product instead of many."""
+        return torch.cat([self.take(name, shape) for name, shape in zip(names, shapes, strict=True)])
+
+    def finish(self, ignored: Callable[[str], bool]) -> None:
+        """Tensors nobody took mean that the model is not what its configuration says: BadModel."""
+        left = sorted(name for name in self._left if not ignored(name))
+        if left:
+            raise BadModel(f"{len(left)} tensors of the checkpoint have no place in the model: {', '.join(left[:5])} …")

@@ -1,0 +1,78 @@
+"""What models compute with: one `Ops` object per device; the reference in plain torch defines each op."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from gpu_worker.ops.batch import Batch, make_batch
+
+__all__ = ["AttentionOptions", "Batch", "Ops", "choose_ops", "make_batch"]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class AttentionOptions:
+    """How scores are made. One object per kind of layer, kept from step to step."""
+
+    scale: float
+    window: int = 0  # keys a query sees, its own included; 0: all before it
+    soft_cap: float = 0.0  # scores become cap * tanh(score / cap); 0: they stay
+    alibi: Tensor | None = None  # float32 [num_heads]: slope * (key position - query position) is added
+    sinks: Tensor | None = None  # float32 [num_heads]: a score without a value, that takes part in the softmax
+
+
+class Ops(Protocol):
+    """Shapes: `kv` is one layer of the arena, [num_blocks, num_kv_heads, 2, block_size, head_dim], keys before values.
+
+    Activations keep the dtype they come in; sums are made in float32. Nothing an op is not told to read is read: a
+    block no table names, or a slot past a sequence's end, may hold NaN.
+    """
+
+    name: str
+
+    def cache_write(self, kv: Tensor, keys: Tensor, values: Tensor, batch: Batch) -> None:
+        """Stores keys and values [num_tokens, num_kv_heads, head_dim] at batch.slots; slot -1 is skipped."""
+        ...
+
+    def paged_attention(self, queries: Tensor, kv: Tensor, batch: Batch, options: AttentionOptions) -> Tensor:
+        """Causal attention of queries [num_tokens, num_heads, head_dim] to the pages; the result has their shape.
+
+        Query head h reads key-value head h // (num_heads / num_kv_heads).
+        """
+        ...
+
+    def rotary(self, heads: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        """Rotates the first cos.shape[-1] dimensions of heads [num_tokens, num_heads, head_dim].
+
+        Dimension i turns with dimension i + half; `cos`, `sin`: [num_tokens, rotated dimensions], both halves alike.
+        """
+        ...
+
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        """x / sqrt(mean(x²) + eps) * weight over the last dimension."""
+        ...
+
+    def silu_and_mul(self, x: Tensor) -> Tensor:
+        """silu(first half) * second half of the last dimension."""
+        ...
+
+    def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        """x · weightᵀ + bias, weight: [out, in]."""
+        ...
+
+    def copy_blocks(self, arena: Tensor, pairs: Sequence[tuple[int, int]]) -> None:
+        """Copies blocks (from, to) in all layers of `arena` [num_layers, num_blocks, ...]; reads all, then writes."""
+        ...
+
+    def swap_blocks(self, source: Tensor, target: Tensor, pairs: Sequence[tuple[int, int]]) -> None:
+        """As copy_blocks, from one arena to another, which may be on another device. Done when it returns."""
+        ...
+
+
+def choose_ops(device: torch.device) -> Ops:
+    """The fastest ops there are for `device`; their name is logged at start."""
+    from gpu_worker.ops.reference import ReferenceOps  # imports this package's types
+
+    return ReferenceOps()

@@ -1,0 +1,62 @@
+"""One step as tensors: flat tokens and, per sequence, where its keys and values lie."""
+
+from dataclasses import dataclass, field
+from itertools import accumulate
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+
+@dataclass(slots=True, eq=False)
+class Batch:
+    """`sequences` here are rows of the step's chunks; their tokens follow each other without padding.
+
+    Query j of sequence i is token cu_q[i] + j; its position is kv_lens[i] - q_lens[i] + j, and it sees the keys of
+    positions up to its own. The keys and values of position p lie in block block_tables[i, p // block_size]; entries
+    past the last block in use are garbage and never followed.
+    """
+
+    token_ids: Tensor  # int64 [num_tokens]
+    positions: Tensor  # int64 [num_tokens]
+    slots: (
+        Tensor  # int64 [num_tokens]: block * block_size + place in the block; -1: keep no key and value of this token
+    )
+    cu_q: Tensor  # int32 [num_sequences + 1]
+    seq_lens: Tensor  # int32 [num_sequences]: keys, those of this step included
+    block_tables: Tensor  # int32 [num_sequences, >= blocks of the longest]
+    q_lens: list[int]  # the differences of cu_q, on the host
+    kv_lens: list[int]  # seq_lens on the host
+    # What ops work out once per step and use in every layer. Theirs alone.
+    scratch: dict[Any, Any] = field(default_factory=dict)
+
+    @property
+    def num_tokens(self) -> int:
+        return self.token_ids.shape[0]
+
+
+def make_batch(
+    token_ids: list[int],
+    positions: list[int],
+    slots: list[int],
+    q_lens: list[int],
+    kv_lens: list[int],
+    block_tables: list[list[int]],
+    device: torch.device,
+) -> Batch:
+    """A Batch on `device`; tables may be of different lengths."""
+    tables = np.zeros((len(block_tables), max(map(len, block_tables), default=0)), dtype=np.int32)
+    for row, table in zip(tables, block_tables, strict=True):
+        row[: len(table)] = table
+    flat = torch.tensor([token_ids, positions, slots], dtype=torch.int64).to(device)
+    return Batch(
+        token_ids=flat[0],
+        positions=flat[1],
+        slots=flat[2],
+        cu_q=torch.tensor([0, *accumulate(q_lens)], dtype=torch.int32, device=device),
+        seq_lens=torch.tensor(kv_lens, dtype=torch.int32, device=device),
+        block_tables=torch.from_numpy(tables).to(device),
+        q_lens=q_lens,
+        kv_lens=kv_lens,
+    )

@@ -1,0 +1,75 @@
+"""Every op in plain torch: the definition that native kernels are tested against, on any device."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from gpu_worker.ops import AttentionOptions, Batch
+from gpu_worker.ops.reference_attention import paged_attention
+
+
+class ReferenceOps:
+    """Correct first; no loop over tokens."""
+
+    name = "reference"
+
+    def cache_write(self, kv: Tensor, keys: Tensor, values: Tensor, batch: Batch) -> None:
+        places = batch.scratch.get("places")
+        if places is None:
+            places = batch.scratch["places"] = _Places(batch.slots, kv.shape[3])
+        places.write(kv, keys, values)
+
+    def paged_attention(self, queries: Tensor, kv: Tensor, batch: Batch, options: AttentionOptions) -> Tensor:
+        return paged_attention(queries, kv, batch, options)
+
+    def rotary(self, heads: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        size = cos.shape[-1]
+        turned = heads if size == heads.shape[-1] else heads[..., :size]
+        left, right = turned.chunk(2, dim=-1)
+        swapped = torch.cat((-right, left), dim=-1)
+        turned = torch.addcmul(turned * cos.unsqueeze(1), swapped, sin.unsqueeze(1))
+        return turned if size == heads.shape[-1] else torch.cat((turned, heads[..., size:]), dim=-1)
+
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        if x.dtype == torch.float32:
+            return functional.rms_norm(x, (x.shape[-1],), weight, eps)
+        wide = x.float()
+        wide = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
+        return wide.to(x.dtype) * weight
+
+    def silu_and_mul(self, x: Tensor) -> Tensor:
+        gate, up = x.chunk(2, dim=-1)
+        return functional.silu(gate).mul_(up)
+
+    def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        return functional.linear(x, weight, bias)
+
+    def copy_blocks(self, arena: Tensor, pairs: Sequence[tuple[int, int]]) -> None:
+        self.swap_blocks(arena, arena, pairs)
+
+    def swap_blocks(self, source: Tensor, target: Tensor, pairs: Sequence[tuple[int, int]]) -> None:
+        if not pairs:
+            return
+        index = torch.tensor(pairs, dtype=torch.int64)
+        taken = source.index_select(1, index[:, 0].to(source.device))
+        target.index_copy_(1, index[:, 1].to(target.device), taken.to(target.device))
+
+
+class _Places:
+    """Where a step's keys and values go: the same in every layer."""
+
+    def __init__(self, slots: Tensor, block_size: int) -> None:
+        kept = slots >= 0
+        self.kept: Tensor | None = None if bool(kept.all()) else kept
+        if self.kept is not None:
+            slots = slots[self.kept]
+        self.blocks = slots // block_size
+        self.offsets = slots % block_size
+
+    def write(self, kv: Tensor, keys: Tensor, values: Tensor) -> None:
+        if self.kept is not None:
+            keys, values = keys[self.kept], values[self.kept]
+        kv[self.blocks, :, 0, self.offsets] = keys.to(kv.dtype)
+        kv[self.blocks, :, 1, self.offsets] = values.to(kv.dtype)
