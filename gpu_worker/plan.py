@@ -22,9 +22,9 @@ class Chunk:
     start: int
     length: int
     samples: tuple[Branch, ...] = ()
-    # Score positions [score_from, score_end) of the branch: the log probability of each token given those before it, for
-    # prompt_logprobs and for cumulative_logprob after a replay. -1: none. Position p needs row p - 1, which is in this
-    # chunk: score_from > start.
+    # Score positions [score_from, score_end) of the branch: the log probability of each token given those before it,
+    # for prompt_logprobs and for cumulative_logprob after a replay. -1: none. Position p needs row p - 1, which is in
+    # this chunk: score_from > start.
     score_from: int = -1
 
     @property
@@ -72,7 +72,8 @@ class StepOutput:
     """`token_ids` has one entry per sampled branch, in the order of plan.chunks and chunk.samples.
 
     BAD_LOGITS marks a branch whose logits were not finite. `scores` (keyed by position in token_ids) is there for those
-    branches whose parameters ask for logprobs, are ranked, or search beams (`top` then holds 2 * beam_width candidates).
+    branches whose parameters ask for logprobs, are ranked, or search beams (`top` then holds 2 * beam_width
+    candidates).
     `scored` (keyed by position in plan.chunks) holds what score_from asked for.
     """
 

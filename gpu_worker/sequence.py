@@ -46,7 +46,7 @@ class Branch:
     num_computed: int = 0
     blocks: list[BlockId] = field(default_factory=list)
     host_blocks: list[HostBlockId] = field(default_factory=list)
-    hashes: list[BlockHash] = field(default_factory=list)  # of full blocks of `tokens`, from the first on, as far as known
+    hashes: list[BlockHash] = field(default_factory=list)  # of full blocks of `tokens`, from the first on, where known
     finish: FinishReason = FinishReason.NONE
     failure: str = ""  # JSON of octavo.errors.Failure, with FinishReason.ERROR
     cumulative_logprob: float = 0.0
@@ -85,8 +85,11 @@ class Sequence:
     # The scheduler's own:
     order: int = 0  # counts admissions
     queued: bool = False  # in the waiting queue: some branch is WAITING and to be started
+    swapped: bool = False  # in the queue of those whose blocks are in the host pool
     fan_out: bool = False  # branch 0 computes the prompt for all; the others start by forking from it
     beams: "BeamSearch | None" = None
+    starved: bool = False  # must run alone and has found no room: nobody else is let in before it
+    last_shed: float = float("-inf")  # when a branch last had to give way to an earlier one
     hold_until: float = float("-inf")  # swapped out on request: not brought back before
     suspect: bool = False  # was in a step that failed: runs alone until it has had a step that did not
     cached_tokens: int | None = None  # prompt tokens found in the prefix cache when it first started
@@ -106,30 +109,29 @@ class Sequence:
     def lonely(self) -> bool:
         return self.alone or self.suspect
 
-
-def new_sequence(
-    seq_id: SequenceId,
-    epoch: int,
-    prompt: SequenceOf[int],
-    params: SamplingParams,
-    root: bytes,
-    *,
-    outputs: SequenceOf[SequenceOf[int]] = (),
-    finished_branches: Iterable[int] = (),
-    priority: int = 3,
-    deadline: float | None = None,
-    arrival: float = 0.0,
-    alone: bool = False,
-) -> Sequence:
-    """A sequence with a branch per journalled branch; `outputs` and `finished_branches` are what a replay brings."""
-    sequence = Sequence(
-        seq_id, epoch, list(prompt), params, root, priority, deadline=deadline, arrival=arrival, alone=alone
-    )
-    done = frozenset(finished_branches)
-    for index in range(params.num_branches):
-        output = outputs[index] if index < len(outputs) else ()
-        branch = Branch(sequence, index, [*prompt, *output], len(prompt), num_journalled_at_start=len(output))
-        if index in done:
-            branch.state = BranchState.FINISHED
-        sequence.branches.append(branch)
-    return sequence
+    @classmethod
+    def from_admission(
+        cls,
+        *,
+        seq_id: SequenceId,
+        epoch: int,
+        prompt: SequenceOf[int],
+        params: SamplingParams,
+        root: bytes,
+        outputs: SequenceOf[SequenceOf[int]] = (),
+        finished_branches: Iterable[int] = (),
+        priority: int = 3,
+        deadline: float | None = None,
+        arrival: float = 0.0,
+        alone: bool = False,
+    ) -> "Sequence":
+        """A sequence with a branch per branch of the record; a replay brings `outputs` and `finished_branches`."""
+        sequence = cls(seq_id, epoch, list(prompt), params, root, priority, deadline, arrival, alone)
+        done = frozenset(finished_branches)
+        for index in range(params.num_branches):
+            output = outputs[index] if index < len(outputs) else ()
+            branch = Branch(sequence, index, [*prompt, *output], len(prompt), num_journalled_at_start=len(output))
+            if index in done:
+                branch.state = BranchState.FINISHED
+            sequence.branches.append(branch)
+        return sequence

@@ -1,0 +1,126 @@
+"""Which blocks hold which prefixes, and in what order those nobody uses are given up.
+
+A block is *known* once it is full and its hash is registered; a known block is immutable. While somebody uses it, it
+can be shared; when nobody does, it is *idle*: still there to be hit, and taken when a free block is needed. Idle blocks
+go in the order they became idle. A release hands over a table's last block first, so the deepest blocks of a prefix go
+before those that more prompts have in common.
+
+The same content may be computed twice at the same time. The first block registered stays the one that is hit; the other
+is never known and becomes plainly free after use.
+"""
+
+from collections import OrderedDict
+from collections.abc import Iterable
+
+from octavo.ids import BlockHash, BlockId
+
+STORED, REMOVED, CLEARED = "stored", "removed", "cleared"
+Event = tuple[str, BlockHash]
+
+
+class PrefixCache:
+    """Hash to block, the eviction order, and the events a KV index elsewhere needs to follow both."""
+
+    def __init__(self, *, enabled: bool = True) -> None:
+        self.enabled = enabled
+        self.digest = 0  # XOR of the first 8 bytes (little endian) of all hashes held
+        self.num_hits = 0
+        self.num_lookups = 0
+        self._blocks: dict[BlockHash, BlockId] = {}
+        self._hashes: dict[BlockId, BlockHash] = {}
+        self._idle: OrderedDict[BlockId, None] = OrderedDict()
+        self._events: list[Event] = []
+
+    def __len__(self) -> int:
+        return len(self._blocks)
+
+    @property
+    def num_idle(self) -> int:
+        return len(self._idle)
+
+    def find(self, block_hash: BlockHash) -> BlockId | None:
+        return self._blocks.get(block_hash)
+
+    def match(self, hashes: Iterable[BlockHash]) -> list[BlockId]:
+        """The blocks of the longest known prefix."""
+        found: list[BlockId] = []
+        for block_hash in hashes:
+            block = self._blocks.get(block_hash)
+            if block is None:
+                break
+            found.append(block)
+        return found
+
+    def knows(self, block: BlockId) -> bool:
+        return block in self._hashes
+
+    def idle(self, block: BlockId) -> bool:
+        return block in self._idle
+
+    def insert(self, block_hash: BlockHash, block: BlockId) -> bool:
+        """Registers a full block that is in use; False if that content is known already, or nothing is kept at all."""
+        if not self.enabled or block_hash in self._blocks or block in self._hashes:
+            return False
+        self._blocks[block_hash] = block
+        self._hashes[block] = block_hash
+        self.digest ^= int.from_bytes(block_hash[:8], "little")
+        self._events.append((STORED, block_hash))
+        return True
+
+    def park(self, block: BlockId) -> bool:
+        """Nobody uses the block any more; False if it is not known and so just free."""
+        if block not in self._hashes:
+            return False
+        self._idle[block] = None
+        return True
+
+    def revive(self, block: BlockId) -> None:
+        """An idle block is used again."""
+        del self._idle[block]
+
+    def evict(self) -> BlockId:
+        """Forgets the idle block that is due and hands it over."""
+        block, _ = self._idle.popitem(last=False)
+        self._forget(block)
+        return block
+
+    def clear(self) -> list[BlockId]:
+        """Forgets everything; the idle blocks, which are free now. Blocks in use are merely not known any more."""
+        idle = list(self._idle)
+        self._idle.clear()
+        self._blocks.clear()
+        self._hashes.clear()
+        self.digest = 0
+        self._events.append((CLEARED, BlockHash(b"")))
+        return idle
+
+    def take_events(self) -> list[Event]:
+        """What changed since the last call, in order."""
+        events, self._events = self._events, []
+        return events
+
+    def snapshot(self) -> tuple[list[BlockHash], list[BlockHash]]:
+        """All hashes on the device, and those in the host pool: none, since that holds swapped sequences only."""
+        return list(self._blocks), []
+
+    def check(self, refs: list[int]) -> None:
+        """Recounts everything; raises AssertionError with what is wrong."""
+        digest = 0
+        for block_hash in self._blocks:
+            digest ^= int.from_bytes(block_hash[:8], "little")
+        problems = [
+            ("a hash and its block disagree", any(self._hashes.get(b) != h for h, b in self._blocks.items())),
+            ("blocks and hashes differ in number", len(self._blocks) != len(self._hashes)),
+            ("the digest is wrong", digest != self.digest),
+            ("an idle block is in use or unknown", any(refs[b] or b not in self._hashes for b in self._idle)),
+            ("a known block is neither idle nor used", any(not refs[b] and b not in self._idle for b in self._hashes)),
+        ]
+        for problem, found in problems:
+            if found:
+                raise AssertionError(f"prefix cache: {problem}")
+
+    def _forget(self, block: BlockId) -> None:
+        block_hash = self._hashes.pop(block)
+        del self._blocks[block_hash]
+        self.digest ^= int.from_bytes(block_hash[:8], "little")
+        self._events.append((REMOVED, block_hash))

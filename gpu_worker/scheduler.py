@@ -1,0 +1,320 @@
+"""Who runs: sequences are admitted, planned into steps, and what steps bring is committed. Pure Python, one thread.
+
+    admit ─▶ waiting ─▶ running ◀─▶ swapped        plan() moves sequences along these arrows
+                ▲          │
+                └──────────┘ recompute              commit() appends, finishes, frees
+
+`plan` and `commit` (or `abort_step`) alternate; everything else may be called at any time between two calls of this
+thread. While a step is in flight, cancel and drop take effect when it is committed.
+"""
+
+import heapq
+import time
+from collections.abc import Callable
+from typing import Literal
+
+from gpu_worker.admission import Admitter
+from gpu_worker.committer import Committer
+from gpu_worker.plan import RunnerInfo, StepOutput, StepPlan
+from gpu_worker.planner import Planner
+from gpu_worker.policy import SchedulerConfig
+from gpu_worker.preemption import Preemption
+from gpu_worker.prefix_cache import PrefixCache
+from gpu_worker.results import Admission, Delta, Load, Outcome, StepResult
+from gpu_worker.sequence import Branch, Sequence
+from gpu_worker.swap import CostModel
+from gpu_worker.workload import RUNNING, WAITING, Workload, prefill_end, prepare
+from octavo.errors import NotFound, OutOfBlocks, StaleEpoch
+from octavo.ids import SequenceId
+from octavo.sampling import FinishReason
+
+__all__ = ["Admission", "Delta", "Load", "Outcome", "Scheduler", "SchedulerConfig", "StepResult"]
+
+
+class Scheduler:
+    """Owns the sequences of a worker and their blocks; see the module."""
+
+    def __init__(self, config: SchedulerConfig, info: RunnerInfo, clock: Callable[[], float] = time.monotonic) -> None:
+        if info.block_size < 1 or info.block_size & (info.block_size - 1):
+            raise ValueError(f"block_size: {info.block_size} is not a power of two")
+        self.config = config
+        self.info = info
+        self._work = Workload(config, info, clock)
+        self._preemption = Preemption(self._work)
+        self._planner = Planner(self._work, self._preemption)
+        self._committer = Committer(self._work)
+        self._admitter = Admitter(self._work, self._preemption)
+        self._clock = clock
+        self._deadlines: list[tuple[float, int, Sequence]] = []
+        self._num_admitted = 0
+        self._num_steps = 0
+        self._in_flight: StepPlan | None = None
+        self._ending: dict[Sequence, FinishReason | None] = {}  # when the step in flight is over; None: without a word
+
+    @property
+    def sequences(self) -> dict[SequenceId, Sequence]:
+        return self._work.sequences
+
+    @property
+    def cache(self) -> PrefixCache:
+        return self._work.cache
+
+    @property
+    def costs(self) -> CostModel:
+        """What preemption weighs; whoever measures calls its `observe_*`."""
+        return self._work.costs
+
+    @property
+    def workload(self) -> Workload:
+        """The blocks and lists themselves, for transfer and tests."""
+        return self._work
+
+    @property
+    def has_work(self) -> bool:
+        """Whether a step would bring anything now."""
+        work = self._work
+        if work.active or work.waiting or work.pending:
+            return True
+        now = self._clock()
+        due = self._deadlines and self._deadlines[0][0] <= now
+        return bool(due) or any(sequence.hold_until <= now for sequence in work.swapped)
+
+    # Sequences come and go
+
+    def admit(self, sequence: Sequence) -> Admission:
+        """Puts a sequence into the waiting queue, or says why not. The same epoch again is OK and changes nothing.
+
+        A newer epoch replaces the older one without a word. Raises StaleEpoch if a newer one is here.
+        """
+        known = self.sequences.get(sequence.seq_id)
+        if known is not None and known.epoch > sequence.epoch:
+            raise StaleEpoch(f"sequence {sequence.seq_id} runs here at epoch {known.epoch}, not {sequence.epoch}")
+        if known is not None and known.epoch == sequence.epoch:
+            return Admission(Outcome.OK)
+        prepare(sequence, self.info)
+        if refusal := self._too_large(sequence):
+            return Admission(Outcome.NEVER, refusal)
+        if len(self._work.waiting) >= self.config.max_waiting:
+            return Admission(Outcome.LATER, f"{len(self._work.waiting)} sequences are waiting already")
+        if known is not None:
+            self.drop(known.seq_id)
+        self._accept(sequence)
+        return Admission(Outcome.OK)
+
+    def _accept(self, sequence: Sequence) -> None:
+        work = self._work
+        sequence.order = self._num_admitted
+        self._num_admitted += 1
+        if sequence.fan_out and len(sequence.branches) > self.config.max_batch_sequences:
+            sequence.fan_out = False
+        self.sequences[sequence.seq_id] = sequence
+        if sequence.deadline is not None:
+            heapq.heappush(self._deadlines, (sequence.deadline, sequence.order, sequence))
+        if sequence.lonely:
+            work.loners.append(sequence)
+        for branch in sequence.branches:
+            if branch.state is WAITING and (reason := ended_before(branch)):
+                work.pending.append(work.delta(branch, (), reason))
+                work.finish(branch, reason)
+        if sequence.beams is not None and all(sequence.beams.done):
+            work.drop(sequence)
+        elif sequence.finished:
+            work.forget(sequence)
+        else:
+            work.enqueue(sequence)
+
+    def _too_large(self, sequence: Sequence) -> str:
+        """Why the sequence can never run here, with the numbers; empty if it can."""
+        info, width = self.info, sequence.params.beam_width
+        longest = max(len(branch.tokens) for branch in sequence.branches)
+        if len(sequence.prompt) >= info.context_tokens:
+            return f"prompt of {len(sequence.prompt)} tokens leaves no room in the context of {info.context_tokens}"
+        needed = self._work.blocks.blocks_for(longest + self.config.lookahead_slots)
+        if width:
+            needed = longest // info.block_size + width
+        if needed > info.num_blocks:
+            return (
+                f"{longest} tokens need {needed} blocks of {info.block_size} tokens; this worker has {info.num_blocks}"
+            )
+        if width > self.config.max_batch_sequences:
+            return f"beam_width: {width} is more than the {self.config.max_batch_sequences} branches a step can hold"
+        return ""
+
+    def cancel(self, seq_id: SequenceId, reason: FinishReason = FinishReason.CANCELLED) -> bool:
+        """Ends a sequence with what it has; its terminal deltas come with the next step. False if it is not here."""
+        sequence = self.sequences.get(seq_id)
+        if sequence is None:
+            return False
+        if self._in_flight is not None:
+            self._ending.setdefault(sequence, reason)
+        else:
+            self._work.pending += self._work.end(sequence, reason)
+        return True
+
+    def drop(self, seq_id: SequenceId) -> None:
+        """Forgets a sequence that has another owner: at once, without a delta. Unknown is fine."""
+        sequence = self.sequences.pop(seq_id, None)
+        if sequence is None:
+            return
+        if self._in_flight is not None:
+            self._ending[sequence] = None
+        else:
+            self._work.drop(sequence)
+
+    # Steps
+
+    def plan(self) -> StepPlan:
+        """What the next step runs, with the blocks for it taken."""
+        if self._in_flight is not None:
+            raise RuntimeError(f"step {self._in_flight.step_id} has not been committed")
+        now = self._clock()
+        while self._deadlines and self._deadlines[0][0] <= now:
+            _, _, sequence = heapq.heappop(self._deadlines)
+            if self.sequences.get(sequence.seq_id) is sequence:
+                self._work.pending += self._work.end(sequence, FinishReason.DEADLINE)
+        self._num_steps += 1
+        plan = StepPlan(self._num_steps)
+        self._planner.fill(plan, now)
+        if self.config.debug:
+            self._check()
+        self._in_flight = plan
+        return plan
+
+    def commit(self, plan: StepPlan, output: StepOutput) -> StepResult:
+        """Takes in what the step brought."""
+        result = self._settle(plan)
+        self._committer.apply(plan, output, result)
+        for sequence in [loner for loner in self._work.loners if loner.suspect]:
+            if any(chunk.branch.sequence is sequence for chunk in plan.chunks):
+                sequence.suspect = False
+                if not sequence.alone:
+                    self._work.loners.remove(sequence)
+        if self.config.debug:
+            self._check()
+        return result
+
+    def abort_step(self, plan: StepPlan, failure: str) -> StepResult:
+        """The runner raised: nothing of the step counts, and what it was to write is computed again.
+
+        Each sequence of the step then runs alone once, so only one that fails by itself ends with `failure`
+        (JSON of octavo.errors.Failure), and no other is lost with it.
+        """
+        work = self._work
+        moved = work.protected | work.moved_out
+        result = self._settle(plan)
+        ran = {chunk.branch.sequence: None for chunk in plan.chunks}
+        for sequence in [*ran, *moved]:
+            if self.sequences.get(sequence.seq_id) is not sequence:
+                continue
+            if sequence.suspect and len(ran) == 1 and sequence in ran:
+                result.deltas += work.end(sequence, FinishReason.ERROR, failure)
+                continue
+            self._preemption.recompute(sequence)
+            if sequence in ran:
+                sequence.suspect = True
+                if sequence not in work.loners:
+                    work.loners.append(sequence)
+        if self.config.debug:
+            self._check()
+        return result
+
+    def _settle(self, plan: StepPlan) -> StepResult:
+        """The step is over: what waited for that happens."""
+        if self._in_flight is not plan:
+            raise RuntimeError(f"step {plan.step_id} is not the one in flight")
+        self._in_flight = None
+        work = self._work
+        work.end_step()
+        result = StepResult(plan.step_id, work.pending, plan.num_branches, plan.num_tokens)
+        work.pending = []
+        ending, self._ending = self._ending, {}
+        for sequence, reason in ending.items():
+            if reason is None:
+                work.drop(sequence)
+            elif self.sequences.get(sequence.seq_id) is sequence:
+                result.deltas += work.end(sequence, reason)
+        return result
+
+    # Blocks
+
+    def swap(self, seq_id: SequenceId, epoch: int, operation: Literal["out", "in", "drop"]) -> int:
+        """Moves a sequence's blocks between steps; how many moved or were freed, 0 if it was so already.
+
+        A sequence moved out stays there for `min_preempt_interval_s`, or until it is moved in. Raises NotFound,
+        StaleEpoch, or OutOfBlocks when the other side has no room for it now.
+        """
+        if self._in_flight is not None:
+            raise RuntimeError("blocks move between steps only")
+        work = self._work
+        sequence = self.sequences.get(seq_id)
+        if sequence is None:
+            raise NotFound(f"sequence {seq_id} is not on this worker")
+        if sequence.epoch != epoch:
+            raise StaleEpoch(f"sequence {seq_id} runs here at epoch {sequence.epoch}, not {epoch}")
+        if operation == "drop":
+            return self._preemption.recompute(sequence) if sequence in work.active or sequence.swapped else 0
+        if operation == "in":
+            return self._swap_in(sequence)
+        if sequence not in work.active:
+            return 0
+        used = {block for b in sequence.branches for block in b.blocks[: work.blocks.blocks_for(b.num_computed)]}
+        if not self._preemption.swap_out(sequence):
+            raise OutOfBlocks(
+                f"sequence {seq_id}: {len(used)} computed blocks cannot move to the host pool now "
+                f"({work.host.num_free} blocks free there)"
+            )
+        sequence.hold_until = self._clock() + self.config.min_preempt_interval_s
+        return len(used)
+
+    def _swap_in(self, sequence: Sequence) -> int:
+        work = self._work
+        if not sequence.swapped:
+            return 0
+        num_blocks = len({block for branch in sequence.branches for block in branch.host_blocks})
+        sequence.hold_until = float("-inf")
+        if sequence in work.moved_out:  # the copy out is still to be made: the next step brings it back
+            return num_blocks
+        if not self._admitter.bring_in(sequence):
+            raise OutOfBlocks(
+                f"sequence {sequence.seq_id}: {num_blocks} blocks needed, {work.blocks.num_available} to be had; "
+                "it comes back when there is room"
+            )
+        return num_blocks
+
+    # State
+
+    def load(self) -> Load:
+        """How busy it is now."""
+        work = self._work
+        waiting = (b for s in work.waiting for b in s.branches[: 1 if s.fan_out else None] if b.state is WAITING)
+        to_compute: list[Branch] = [*waiting, *work.prefilling]
+        return Load(
+            num_running=sum(b.state is RUNNING for s in work.active for b in s.branches),
+            num_waiting=len(work.waiting),
+            num_swapped=len(work.swapped),
+            num_sequences=len(self.sequences),
+            num_free_blocks=work.blocks.num_free,
+            num_cached_blocks=work.blocks.num_cached,
+            num_used_blocks=work.blocks.num_used,
+            num_free_host_blocks=work.host.num_free,
+            num_prefill_tokens=sum(prefill_end(branch) - branch.num_computed for branch in to_compute),
+            num_preempted_swap=work.num_preempted_swap,
+            num_preempted_recompute=work.num_preempted_recompute,
+        )
+
+    def check(self) -> None:
+        """Recounts blocks, tables and lists from scratch; raises AssertionError with what is wrong."""
+        if self._in_flight is None:
+            self._check()
+
+    def _check(self) -> None:
+        self._work.check()
+
+
+def ended_before(branch: Branch) -> FinishReason:
+    """Whether a replayed branch had reached its end although its journal does not say so."""
+    if not branch.num_output:
+        return FinishReason.NONE
+    if branch.tokens[-1] in branch.stops and branch.num_output > branch.sequence.params.min_tokens:
+        return FinishReason.STOP
+    return FinishReason.LENGTH if len(branch.tokens) > branch.last else FinishReason.NONE
