@@ -1,0 +1,161 @@
+"""Private servers to test on: Valkey from its wheel always, redis-server 7 where it is installed."""
+
+import asyncio
+import shutil
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from octavo.ids import Incarnation, RequestId, sequence_id
+from octavo.record import NewSequence
+from octavo.store import library
+from octavo.store.embedded import EmbeddedStore
+from octavo.store.memory import MemoryStore
+from octavo.store.memory_state import MemoryState
+from octavo.store.redis import RedisOptions, RedisStore
+
+CLOCK_KEY = "octavo:{s0}:test-clock"
+CLOCK = f"local function now_ms() return tonumber(redis.call('GET', '{CLOCK_KEY}')) end"
+START_MS = 1_000_000_000_000
+
+# With hand-set time: every shard reads the one key, which a real cluster would refuse and a single server allows.
+TEST_SOURCE = library.join({**library.parts(), "00_clock.lua": CLOCK})
+
+
+def redis_binary() -> Path | None:
+    found = shutil.which("redis-server")
+    return Path(found) if found else None
+
+
+@pytest.fixture(scope="session")
+def runner() -> Iterator[asyncio.Runner]:
+    """The event loop of what outlives a test: servers, and state machines, which are not asynchronous themselves."""
+    with asyncio.Runner() as runner:
+        yield runner
+
+
+@pytest.fixture(scope="session")
+def servers(
+    runner: asyncio.Runner, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Callable[[str], EmbeddedStore]]:
+    """Starts a server of a kind at its first use."""
+    running: dict[str, EmbeddedStore] = {}
+
+    def get(kind: str) -> EmbeddedStore:
+        if kind not in running:
+            binary = redis_binary() if kind == "redis" else None
+            if kind == "redis" and binary is None:
+                pytest.skip("redis-server is not installed")
+            embedded = EmbeddedStore(tmp_path_factory.mktemp(kind), binary=binary)
+            runner.run(embedded.start())
+            running[kind] = embedded
+        return running[kind]
+
+    yield get
+    for embedded in running.values():
+        runner.run(embedded.stop())
+
+
+class Clock:
+    now_ms = START_MS
+
+
+class Bench:
+    """A store to test with a clock to turn and a server to restart, whichever kind it is."""
+
+    def __init__(self, clock: Clock, store: MemoryStore | RedisStore, another: Callable[[], Any]) -> None:
+        self.clock = clock
+        self.store = store
+        self.another = another  # one more process on the same server
+
+    async def advance(self, ms: int) -> None:
+        self.clock.now_ms += ms
+        if isinstance(self.store, RedisStore):
+            await self.store._redis.set(CLOCK_KEY, self.clock.now_ms, ex=3600)
+
+    async def restart(self) -> None:
+        """As another server process would find the data; a real restart is tested in test_durability.py."""
+        if isinstance(self.store, MemoryStore):
+            self.store.shared.restart()
+            return
+        for key in await self.store._redis.keys("octavo:*:gen"):
+            generation, _, frozen = (await self.store._redis.get(key)).split()
+            await self.store._redis.set(key, b"%s %s %s" % (generation, b"0" * 40, frozen), ex=3600)
+
+
+def memory_bench() -> Bench:
+    clock = Clock()
+    state = MemoryState(lambda: clock.now_ms)
+    return Bench(clock, MemoryStore(state), lambda: MemoryStore(state))
+
+
+async def redis_bench(url: str, num_shards: int = 1) -> Bench:
+    """An empty store with hand-set time."""
+
+    def another() -> RedisStore:
+        return RedisStore(url, RedisOptions(num_shards=num_shards), source=TEST_SOURCE)
+
+    store = another()
+    await store._redis.flushall()
+    bench = Bench(Clock(), store, another)
+    await bench.advance(0)
+    await store.open()
+    return bench
+
+
+@pytest.fixture
+def make_memory_bench() -> Callable[[], Bench]:
+    return memory_bench
+
+
+@pytest.fixture
+def make_redis_bench() -> Callable[..., Any]:
+    return redis_bench
+
+
+KINDS = {"memory": ("", 0), "valkey": ("valkey", 1), "valkey-3-shards": ("valkey", 3), "redis": ("redis", 1)}
+
+
+@pytest.fixture(params=list(KINDS))
+def place(request: pytest.FixtureRequest, servers: Callable[[str], EmbeddedStore]) -> tuple[str, int]:
+    """The URL and the number of shards; no URL for memory. (Not async: a server is started outside the test's loop.)"""
+    kind, num_shards = KINDS[request.param]
+    return (servers(kind).url if kind else "", num_shards)
+
+
+@pytest.fixture
+async def bench(place: tuple[str, int]) -> AsyncIterator[Bench]:
+    url, num_shards = place
+    bench = await redis_bench(url, num_shards) if url else memory_bench()
+    yield bench
+    await bench.store.close()
+
+
+@pytest.fixture(scope="session")
+def new() -> Callable[..., NewSequence]:
+    """A small request; keyword arguments change it."""
+
+    def make(name: str = "a", **changes: Any) -> NewSequence:
+        fields: dict[str, Any] = {
+            "seq_id": sequence_id("tenant", RequestId(name)),
+            "request_id": RequestId(name),
+            "body_hash": b"\x00\xff body",
+            "tenant": "tenant",
+            "salt": "salt",
+            "model": "model",
+            "layout": "layout",
+            "sampling": b"\x08\x01\xff",
+            "prompt": (1, 2**32 - 1, 0),
+            "prompt_chain": 2**64 - 1,
+            "num_branches": 1,
+            "max_tokens": 64,
+            "priority": 3,
+            "deadline_in_ms": 0,
+            "keep_on_disconnect": False,
+            "router": Incarnation("router1"),
+        }
+        return NewSequence(**fields | changes)
+
+    return make

@@ -1,0 +1,309 @@
+"""Random operations over a tiny alphabet on MemoryStore and a real server at once: replies and state must be equal.
+
+Along the way the invariants of design/protocol.md §8 that a store can break are asserted.
+"""
+
+import asyncio
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
+
+from octavo.ids import Incarnation, RequestId, SequenceId, sequence_id
+from octavo.record import Append, AppendStatus, Member, NewSequence, QueueLimits, Snapshot, Why
+from octavo.sampling import FinishReason
+
+NAMES = {"a": 1, "b": 2, "c": 1}  # sequences and their branches; an ended one gets a successor of the same name
+LIMITS = QueueLimits(max_requests=3, max_tokens=170)
+NAME = st.sampled_from(sorted(NAMES))
+LAG = st.sampled_from([0, 0, 0, 0, 0, 0, -1, 1])  # of the epoch that is named behind the true one
+ROUTER = st.sampled_from([Incarnation("router1"), Incarnation("router2")])
+WORKER = st.sampled_from([Incarnation("worker1"), Incarnation("worker2"), Incarnation("worker3")])
+OPERATION = st.sampled_from(["x", "y", "z"])
+SOME = st.lists(st.integers(0, 1), min_size=1, max_size=3)
+MANY = st.lists(st.integers(0, 1), min_size=16, max_size=16)
+WRITTEN = st.just(None)  # the tokens that are there already
+REASON = st.sampled_from([reason for reason in FinishReason if reason is not FinishReason.NONE])
+MAYBE_REASON = st.one_of(st.just(FinishReason.NONE), st.just(FinishReason.NONE), REASON)
+BRANCH = st.sampled_from([0, 0, 0, 1, 1, 2])
+GOOD = st.tuples(NAME, st.just(0), st.sampled_from([0, 0, 1]), st.just(0), SOME | MANY, st.just(FinishReason.NONE))
+WILD = st.tuples(NAME, LAG, BRANCH, st.integers(-2, 1), st.just([]) | SOME | MANY | WRITTEN, MAYBE_REASON)
+TIMES = [1, 1, 10, 10, 50, 1000, 3000, 61_000]
+
+
+class Differential(RuleBasedStateMachine):
+    """`reference` and `real` get the same operations and the same time."""
+
+    runner: ClassVar[asyncio.Runner]
+    make_reference: ClassVar[Callable[[], Any]]
+    make_real: ClassVar[Callable[[], Any]]
+    new: ClassVar[Callable[..., NewSequence]]
+    seq_ids: dict[str, SequenceId]
+    last: dict[str, Snapshot]
+
+    @initialize(
+        begun=st.tuples(*[st.sampled_from(["running", "running", "queued", "not yet"])] * len(NAMES)),
+        leases=st.tuples(*[st.booleans()] * 2),
+    )
+    def begin(self, begun: tuple[str, ...], leases: tuple[bool, ...]) -> None:
+        cls = type(self)
+        self.reference = cls.make_reference()
+        self.real = cls.runner.run(cls.make_real())
+        self.seq_ids = {name: sequence_id("tenant", RequestId(name)) for name in NAMES}
+        self.last = {}
+        self.generation = 0
+        for name, how in zip(NAMES, begun, strict=True):
+            if how != "not yet":
+                self.accept(name, Incarnation("router1"), 0, name == "a", b"1", 3)
+            if how == "running":
+                self.place(name, Incarnation("worker1"), "x")
+            self.equal()
+        for member, alive in zip(("router1", "worker1"), leases, strict=True):
+            if alive:
+                self.member(Incarnation(member), 100_000, b"")
+
+    def teardown(self) -> None:
+        if hasattr(self, "real"):
+            self.runner.run(self.real.store.close())
+
+    def both(self, method: str, *args: Any, **kwargs: Any) -> Any:
+        """The reply, which both must give."""
+        expected = self.runner.run(getattr(self.reference.store, method)(*args, **kwargs))
+        actual = self.runner.run(getattr(self.real.store, method)(*args, **kwargs))
+        assert actual == expected
+        return actual
+
+    def epoch(self, name: str, lag: int) -> int:
+        snapshot = self.last.get(name)
+        return max(0, snapshot.record.epoch - lag) if snapshot else 0
+
+    # Operations
+
+    @rule(
+        name=NAME,
+        router=ROUTER,
+        deadline=st.sampled_from([0, 0, 50]),
+        keep=st.booleans(),
+        body=st.sampled_from([b"1", b"1", b"2"]),
+        priority=st.integers(2, 3),
+    )
+    def accept(self, name: str, router: Incarnation, deadline: int, keep: bool, body: bytes, priority: int) -> None:
+        before = self.last.get(name)
+        if before is not None and before.record.state.ended and priority == 2:
+            self.seq_ids[name] = sequence_id("tenant", RequestId(self.seq_ids[name]))
+            del self.last[name]
+        request = type(self).new(
+            name, seq_id=self.seq_ids[name], router=router, deadline_in_ms=deadline, keep_on_disconnect=keep,
+            body_hash=body, priority=priority, num_branches=NAMES[name], max_tokens=40,
+        )  # fmt: skip
+        self.both("accept", request, LIMITS)
+
+    @rule(router=ROUTER, count=st.integers(1, 2))
+    def pop(self, router: Incarnation, count: int) -> None:
+        self.both("pop", router, count, 30)
+
+    @rule(name=NAME, lag=LAG)
+    def requeue(self, name: str, lag: int) -> None:
+        self.both("requeue", self.seq_ids[name], self.epoch(name, lag))
+
+    @rule(name=NAME, lag=LAG, worker=WORKER, take_id=OPERATION, why=st.sampled_from(Why))
+    def take(self, name: str, lag: int, worker: Incarnation, take_id: str, why: Why) -> None:
+        self.both("take", self.seq_ids[name], self.epoch(name, lag), worker, take_id, why)
+
+    @rule(name=NAME, worker=WORKER, take_id=OPERATION)
+    def place(self, name: str, worker: Incarnation, take_id: str) -> None:
+        self.both("take", self.seq_ids[name], self.epoch(name, 0), worker, take_id, Why.QUEUED)
+
+    @rule(name=NAME, worker=WORKER, take_id=OPERATION, why=st.sampled_from([Why.CONNECTION, Why.LEASE]))
+    def rescue(self, name: str, worker: Incarnation, take_id: str, why: Why) -> None:
+        self.both("take", self.seq_ids[name], self.epoch(name, 0), worker, take_id, why)
+
+    @rule(
+        name=NAME,
+        workers=st.permutations(["worker1", "worker2", "worker3"]),
+        spared=st.sampled_from([0, 1, 2, 2, 2, 2]),
+    )
+    def crash_again_and_again(self, name: str, workers: list[str], spared: int) -> None:
+        for worker in workers[spared:]:
+            self.equal()
+            epoch = self.epoch(name, 0)
+            self.both("take", self.seq_ids[name], epoch, Incarnation(worker), f"t{epoch}", Why.CONNECTION)
+
+    @rule(items=st.lists(GOOD, min_size=1, max_size=3))
+    def append(self, items: list[tuple[str, int, int, int, list[int] | None, FinishReason]]) -> None:
+        self.append_all(items)
+
+    @rule(items=st.lists(WILD, min_size=1, max_size=3))
+    def append_anything(self, items: list[tuple[str, int, int, int, list[int] | None, FinishReason]]) -> None:
+        self.append_all(items)
+
+    def append_all(self, items: list[tuple[str, int, int, int, list[int] | None, FinishReason]]) -> None:
+        appends = [self.item(*item) for item in items]
+        replies = self.both("append_batch", appends)
+        for item, reply in zip(appends, replies, strict=True):
+            name = next(name for name, seq_id in self.seq_ids.items() if seq_id == item.seq_id)
+            if reply.status in (AppendStatus.OK, AppendStatus.OK_CANCEL):
+                assert item.epoch == self.last[name].record.epoch  # I6
+
+    def item(
+        self, name: str, lag: int, branch: int, offset: int, tokens: list[int] | None, finish: FinishReason
+    ) -> Append:
+        """At or near the journal's end; tokens None: those that are there already."""
+        snapshot = self.last.get(name)
+        journal = snapshot.outputs[branch] if snapshot and branch < len(snapshot.outputs) else ()
+        first = max(0, len(journal) + offset)
+        token_ids = list(journal[first:]) if tokens is None else tokens
+        failure = "boom" if finish is FinishReason.ERROR else ""
+        return Append(self.seq_ids[name], self.epoch(name, lag), branch, first, token_ids, finish, failure)
+
+    @rule(
+        name=NAME,
+        how=st.sampled_from(["cancel", "finish", "neither"]),
+        branch=st.sampled_from([-1, 0, 0, 1]),
+        reason=REASON,
+        length=st.sampled_from([None, None, 0, 1, 20]),
+    )
+    def end(self, name: str, how: str, branch: int, reason: FinishReason, length: int | None) -> None:
+        if how == "cancel":
+            self.both("cancel", self.seq_ids[name])
+        elif how == "finish":
+            self.both("finish", self.seq_ids[name], branch, reason, length if branch >= 0 else None, "why not")
+
+    @rule(name=NAME, router=ROUTER, how=st.sampled_from(["attach", "detach"]))
+    def client(self, name: str, router: Incarnation, how: str) -> None:
+        self.both(how, self.seq_ids[name], router)
+
+    @rule(
+        name=NAME,
+        lag=LAG,
+        how=st.sampled_from(["begin", "commit", "abort"]),
+        mig_id=st.none() | OPERATION,
+        worker=st.none() | WORKER,
+        behind=st.sampled_from([0, 0, 0, 1]),
+    )
+    def migrate(
+        self, name: str, lag: int, how: str, mig_id: str | None, worker: Incarnation | None, behind: int
+    ) -> None:
+        """None: the migration that is going on, and its target."""
+        record = self.last[name].record if name in self.last else None
+        target = worker or Incarnation(record.mig_to if record else "worker1")
+        operation = [self.seq_ids[name], self.epoch(name, lag), mig_id or (record.mig_id if record else "") or "x"]
+        if how == "begin":
+            self.both("mig_begin", *operation, target or Incarnation("worker1"))
+        elif how == "commit":
+            self.both("mig_commit", *operation, target, [n + behind for n in record.num_tokens] if record else [0])
+        else:
+            self.both("mig_abort", *operation)
+
+    @rule(name=NAME, worker=WORKER, again=st.booleans(), behind=st.sampled_from([0, 0, 0, 1]), late=st.booleans())
+    def migrate_through(self, name: str, worker: Incarnation, again: bool, behind: int, late: bool) -> None:
+        self.migrate(name, 0, "begin", "m", worker, 0)
+        for _ in range(1 + again):
+            self.migrate(name, 0, "commit", "m", worker, behind)
+        if late:
+            self.migrate(name, 0, "abort", "m", worker, 0)
+        self.equal()
+
+    @rule(member=ROUTER | WORKER, lease_ms=st.sampled_from([20, 2000, 100_000, 0]), info=st.binary(max_size=2))
+    def member(self, member: Incarnation, lease_ms: int, info: bytes) -> None:
+        """Lease 0: it leaves."""
+        described = Member(member[:6], member, info)
+        if lease_ms:
+            self.both("heartbeat", described, lease_ms)
+        else:
+            self.both("leave", described)
+
+    @rule(ms=st.sampled_from(TIMES), limit=st.sampled_from([1, 10, 10]), grace_ms=st.sampled_from([0, 40, 3000]))
+    def sweep(self, ms: int, limit: int, grace_ms: int) -> None:
+        self.advance(ms)
+        self.both("sweep", limit, grace_ms)
+
+    @rule(ms=st.sampled_from(TIMES))
+    def advance(self, ms: int) -> None:
+        self.runner.run(self.reference.advance(ms))
+        self.runner.run(self.real.advance(ms))
+
+    @rule(ms=st.sampled_from([1, 10, 50, 3000]))
+    def restart(self, ms: int) -> None:
+        self.runner.run(self.reference.restart())
+        self.runner.run(self.real.restart())
+        self.both("queue_depth")  # the first call after a restart begins the new generation
+        self.advance(ms)
+
+    # What must be equal, and what must hold
+
+    @invariant()
+    def equal(self) -> None:
+        if not hasattr(self, "real"):
+            return
+        expected, actual = (self.runner.run(self.state(bench)) for bench in (self.reference, self.real))
+        assert actual == expected
+        for name, snapshot in zip(NAMES, actual[0], strict=True):
+            if snapshot is not None:
+                self.holds(self.last.get(name), snapshot)
+                self.last[name] = snapshot
+            else:
+                assert name not in self.last  # nothing vanishes before its time
+        assert self.real.store.generation == self.reference.store.generation >= self.generation  # I7
+        self.generation = self.real.store.generation
+
+    async def state(self, bench: Any) -> tuple[Any, ...]:
+        """All there is to see of a store."""
+        store = bench.store
+        reads = [
+            store.read(self.seq_ids[name], prompt=True, from_indexes=[0] * branches) for name, branches in NAMES.items()
+        ]
+        snapshots = await asyncio.gather(*reads)
+        live = sorted(await store.list_sequences(None, 10), key=lambda record: record.seq_id)
+        members = [await store.members(kind) for kind in ("worker", "router")]
+        return snapshots, live, members, await store.queue_depth()
+
+    def holds(self, before: Snapshot | None, now: Snapshot) -> None:
+        record = now.record
+        assert all(length <= record.max_tokens for length in record.num_tokens)  # I12
+        assert record.num_tokens == tuple(len(output) for output in now.outputs)  # I12
+        assert all(cut <= length for cut, length in zip(record.final_lengths, record.num_tokens, strict=True))
+        assert record.state.ended == (FinishReason.NONE not in record.finishes)  # I11: ended as a whole, or not at all
+        assert (record.owner != "") or record.state != "RUNNING"
+        assert len(record.timeline) <= 32
+        if before is None:
+            return
+        for old, new in zip(before.outputs, now.outputs, strict=True):
+            assert new[: len(old)] == old  # I1, I4
+        assert record.epoch >= before.record.epoch  # I7
+        if record.epoch == before.record.epoch and before.record.state == "RUNNING":
+            assert record.owner == before.record.owner  # I5
+        for old_reason, new_reason in zip(before.record.finishes, record.finishes, strict=True):
+            assert old_reason in (FinishReason.NONE, new_reason)  # I11: an end is final
+        if before.record.state.ended:
+            assert (record.state, now.outputs) == (before.record.state, before.outputs)
+
+
+@pytest.mark.parametrize("kind", ["valkey", "redis"])
+def test_the_server_does_what_the_reference_does(
+    kind: str,
+    servers: Callable[[str], Any],
+    runner: asyncio.Runner,
+    make_memory_bench: Callable[[], Any],
+    make_redis_bench: Callable[..., Any],
+    new: Callable[..., NewSequence],
+) -> None:
+    url = servers(kind).url
+
+    class Machine(Differential):
+        pass
+
+    Machine.runner = runner
+    Machine.make_reference, Machine.new = staticmethod(make_memory_bench), staticmethod(new)
+    Machine.make_real = staticmethod(lambda: make_redis_bench(url))
+    current = settings()
+    chosen = settings(
+        max_examples=min(40, current.max_examples) if current.max_examples <= 100 else current.max_examples,
+        stateful_step_count=60,
+        deadline=None,
+        suppress_health_check=list(HealthCheck),
+    )
+    run_state_machine_as_test(Machine, settings=chosen)
