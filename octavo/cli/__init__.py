@@ -1,45 +1,5 @@
-"""The command line: `octavo up | generate | chat | status | doctor | completion`.
+"""The command line. `main` is the program `octavo`."""
 
-Exit codes: 0 done, 1 it failed, 2 it was asked for wrongly (also by the server: INVALID_ARGUMENT), 130 interrupted.
-"""
+from octavo.cli.commands import main
 
-import argparse
-import os
-import sys
-from collections.abc import Sequence
-
-from octavo.cli import chat, completion, doctor, generate, status, up
-from octavo.cli.output import print_error
-from octavo.cli.target import NoTargetError
-from octavo.errors import InvalidArgument, ServingError
-
-COMMANDS = (up, generate, chat, status, doctor, completion)
-
-
-def parser() -> argparse.ArgumentParser:
-    """The parser of all commands."""
-    root = argparse.ArgumentParser(prog="octavo", description="Serves language models over gRPC.", allow_abbrev=False)
-    commands = root.add_subparsers(dest="command", metavar="COMMAND", required=True)
-    for command in COMMANDS:
-        command.add_parser(commands)
-    return root
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Runs a command and returns its exit code."""
-    try:
-        args = parser().parse_args(argv)
-    except SystemExit as error:  # argparse has printed why
-        return int(error.code or 0)
-    try:
-        return int(args.run(args))
-    except NoTargetError as error:
-        print_error(args.command, str(error))
-    except ServingError as error:
-        print_error(args.command, error.message)
-        return 2 if isinstance(error, InvalidArgument) else 1
-    except KeyboardInterrupt:
-        return 130
-    except BrokenPipeError:  # the reader of our output has enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    return 1
+__all__ = ["main"]

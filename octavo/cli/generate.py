@@ -14,7 +14,7 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     target.add_arguments(parser)
     source = parser.add_mutually_exclusive_group(required=True)
     source.add_argument("--prompt", metavar="TEXT", help="the text to continue; - reads it from stdin")
-    source.add_argument("--token-ids", metavar="ID[,...]", help="the prompt as token ids")
+    source.add_argument("--token-ids", type=_ids, metavar="ID[,...]", help="the prompt as token ids")
     parser.add_argument("--chat", action="store_true", help="the prompt is a user's message to answer")
     parser.add_argument("--system", metavar="TEXT", help="a system message before it; means --chat")
     sampling.add_arguments(parser)
@@ -50,12 +50,16 @@ def run(args: argparse.Namespace) -> int:
 
 def _prompt(args: argparse.Namespace) -> Prompt:
     if args.token_ids is not None:
-        return [int(part) for part in args.token_ids.split(",") if part.strip()]
+        return list(args.token_ids)
     text: bytes | str = sys.stdin.buffer.read() if args.prompt == "-" else args.prompt
     if args.chat or args.system:
-        text = text.decode() if isinstance(text, bytes) else text
+        text = text.decode(errors="surrogateescape") if isinstance(text, bytes) else text
         return [*([("system", args.system)] if args.system else []), ("user", text)]
     return text
+
+
+def _ids(text: str) -> list[int]:
+    return [int(part) for part in text.split(",") if part.strip()]
 
 
 def _print_whole(completion: Completion, as_json: bool) -> None:

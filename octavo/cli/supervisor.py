@@ -85,9 +85,13 @@ class Supervisor:
         try:
             while not await service.ready():
                 if ended.done():
-                    raise StartError(f"{unit.name} ended with code {ended.result()}:\n{tail(unit.log)}")
+                    raise StartError(
+                        f"{unit.name} ended with {_how(ended.result())}; the end of {unit.log}:\n{tail(unit.log)}"
+                    )
                 if time.monotonic() - began > timeout_s:
-                    raise StartError(f"{unit.name} was not ready after {timeout_s:.0f} s:\n{tail(unit.log)}")
+                    raise StartError(
+                        f"{unit.name} was not ready after {timeout_s:.0f} s; the end of {unit.log}:\n{tail(unit.log)}"
+                    )
                 await asyncio.wait([ended], timeout=POLL_S)
         finally:
             ended.cancel()

@@ -52,7 +52,7 @@ def test_everything_else_blocks_too(router, endpoint):
         assert client.get("r").request_id == "r"
         assert [model.name for model in client.models()] == ["m"]
         client.cancel("r")
-        assert list(client.attach(completion.request_id))[0].first_index == 0
+        assert next(client.attach(completion.request_id)).first_index == 0
     assert router.cancelled == ["r"]
 
 

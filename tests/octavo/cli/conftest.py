@@ -1,0 +1,100 @@
+"""A router for commands to talk to, on an event loop in another thread."""
+
+import asyncio
+import threading
+
+import pytest
+
+from octavo import errors, rpc
+from octavo.v1 import admin_pb2, admin_pb2_grpc, inference_pb2, inference_pb2_grpc, types_pb2
+
+WORDS = ["Paris", ", the", " capital", "."]
+
+
+class Router(inference_pb2_grpc.InferenceServicer, admin_pb2_grpc.AdminServicer):
+    """Says WORDS to everything, in n branches; breaks the first `breaks` connections in the middle."""
+
+    def __init__(self):
+        self.requests = []
+        self.attached = 0
+        self.cancelled = []
+        self.breaks = 0
+        self.hang = threading.Event()
+
+    async def Generate(self, request, context):
+        self.requests.append(request)
+        if request.sampling.temperature > 10:
+            raise errors.InvalidArgument("temperature", "at most 10")
+        async for event in self.play(request.request_id, 0, request.sampling.n):
+            yield event
+
+    async def Attach(self, request, context):
+        self.attached += 1
+        request_id, index = request.resume_token.decode().split()
+        async for event in self.play(request_id, int(index), 1):
+            yield event
+
+    async def play(self, request_id, start, n):
+        for branch in range(n):
+            for index in range(start, len(WORDS)):
+                if index == 2 and self.breaks:
+                    self.breaks -= 1
+                    return
+                while index == 2 and self.hang.is_set():
+                    await asyncio.sleep(0.01)
+                last = index == len(WORDS) - 1
+                event = inference_pb2.GenerateEvent(
+                    request_id=request_id,
+                    branch=branch,
+                    first_index=index,
+                    token_ids=[index],
+                    text=WORDS[index],
+                    resume_token=f"{request_id} {index + 1}".encode(),
+                    finish_reason=types_pb2.FINISH_REASON_STOP if last else 0,
+                )
+                if last and branch == n - 1:
+                    event.finished.usage.prompt_tokens = 5
+                    event.finished.usage.output_tokens = len(WORDS) * n
+                yield event
+
+    async def Cancel(self, request, context):
+        self.cancelled.append(request.request_id)
+        return inference_pb2.CancelResponse()
+
+    async def ListWorkers(self, request, context):
+        reply = admin_pb2.ListWorkersResponse(router_id="router-0", num_queued=4)
+        worker = reply.workers.add(endpoint="127.0.0.1:9", available=True, pid=77)
+        worker.hello.worker_id = "worker-0"
+        worker.hello.incarnation = "abc"
+        worker.load.num_sequences = 3
+        worker.load.num_free_blocks, worker.load.num_used_blocks, worker.load.num_cached_blocks = 10, 20, 30
+        return reply
+
+
+@pytest.fixture
+def router():
+    return Router()
+
+
+@pytest.fixture
+def endpoint(router):
+    address, stop, started = [], [], threading.Event()
+
+    async def main():
+        loop, ended = asyncio.get_running_loop(), asyncio.Event()
+        stop.append(lambda: loop.call_soon_threadsafe(ended.set))
+        server = rpc.server()
+        inference_pb2_grpc.add_InferenceServicer_to_server(router, server)
+        admin_pb2_grpc.add_AdminServicer_to_server(router, server)
+        address.append(f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}")
+        await server.start()
+        started.set()
+        await ended.wait()
+        await server.stop(None)
+
+    thread = threading.Thread(target=asyncio.run, args=(main(),))
+    thread.start()
+    assert started.wait(10)
+    yield address[0]
+    stop[0]()
+    thread.join(10)

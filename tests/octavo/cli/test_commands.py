@@ -1,0 +1,215 @@
+import base64
+import io
+import json
+import re
+import shlex
+import socket
+import subprocess
+
+import pytest
+
+from octavo.cli import checks, main, state, up
+from octavo.cli.output import table
+from octavo.cli.state import RouterState, State, StoreState, WorkerState
+from octavo.settings import UpSettings
+
+ANSWER = "Paris, the capital."
+
+
+def test_generate_prints_one_object(router, endpoint, capsys):
+    arguments = "--prompt hi --max-tokens 9 --temperature 0 --seed 7 --stop a --stop b --json".split()
+    assert main(["generate", "--endpoint", endpoint, *arguments]) == 0
+    answer = json.loads(capsys.readouterr().out)
+    assert answer["text"] == ANSWER
+    assert answer["token_ids"] == [0, 1, 2, 3]
+    assert answer["finish_reason"] == "STOP"
+    assert answer["usage"] == {"prompt_tokens": 5, "output_tokens": 4, "cached_tokens": 0}
+    assert answer["num_reattaches"] == 0
+    (request,) = router.requests
+    assert answer["request_id"] == request.request_id
+    sampling = request.sampling
+    assert (request.text, sampling.max_tokens, sampling.temperature, sampling.seed) == (b"hi", 9, 0.0, 7)
+    assert list(sampling.stop) == ["a", "b"]
+
+
+def test_generate_streams_text_and_survives_a_break(router, endpoint, capsys):
+    router.breaks = 1
+    assert main(["generate", "--endpoint", f"{endpoint},127.0.0.1:1", "--prompt", "hi"]) == 0
+    assert capsys.readouterr().out == ANSWER + "\n"
+    assert router.attached == 1
+
+
+def test_generate_counts_reattaches(router, endpoint, capsys):
+    router.breaks = 2  # the second breaks the re-attached stream before its first event: that one brought nothing
+    assert main(["generate", "--endpoint", endpoint, "--prompt", "hi", "--json"]) == 0
+    answer = json.loads(capsys.readouterr().out)
+    assert (answer["text"], answer["num_reattaches"], router.attached) == (ANSWER, 1, 2)
+
+
+def test_generate_takes_messages_ids_and_stdin(router, endpoint, capsys, monkeypatch):
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"from stdin")))
+    assert main(["generate", "--endpoint", endpoint, "--prompt", "hi", "--system", "be brief"]) == 0
+    assert main(["generate", "--endpoint", endpoint, "--token-ids", "1,2"]) == 0
+    assert main(["generate", "--endpoint", endpoint, "--prompt", "-", "--n", "2"]) == 0
+    chat, ids, stdin = router.requests
+    assert [(turn.role, turn.content) for turn in chat.chat.messages] == [("system", b"be brief"), ("user", b"hi")]
+    assert list(ids.token_ids.ids) == [1, 2]
+    assert stdin.text == b"from stdin"
+    assert capsys.readouterr().out.endswith(f"--- 0: STOP\n{ANSWER}\n--- 1: STOP\n{ANSWER}\n")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (["--prompt", "hi", "--temperature", "11"], 2, "temperature: at most 10"),
+        (["--prompt", "hi", "--max-tokens", "-1"], 2, "max_tokens"),
+        (["--prompt", "hi", "--max-tokens", "x"], 2, "--max-tokens"),
+        (["--token-ids", "1,x"], 2, "--token-ids"),
+        ([], 2, "--prompt"),
+    ],
+)
+def test_generate_says_what_is_wrong(endpoint, capsys, arguments, code, message):
+    assert main(["generate", "--endpoint", endpoint, *arguments]) == code
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert message in captured.err
+
+
+def test_without_an_endpoint_the_running_up_is_asked(router, endpoint, capsys, tmp_path):
+    assert main(["generate", "--prompt", "hi", "--state-dir", str(tmp_path)]) == 1
+    assert "--endpoint" in capsys.readouterr().err
+    with state.locked(tmp_path):
+        state.write(tmp_path, example(endpoint, tmp_path))
+        assert main(["generate", "--prompt", "hi", "--state-dir", str(tmp_path)]) == 0
+    assert capsys.readouterr().out == ANSWER + "\n"
+
+
+def test_chat_remembers_resets_and_ends(router, endpoint, capsys, monkeypatch):
+    monkeypatch.setattr("sys.stdin", io.StringIO("one\ntwo\n/reset\nthree\n/exit\nfour\n"))
+    assert main(["chat", "--endpoint", endpoint, "--system", "s"]) == 0
+    assert capsys.readouterr().out == (ANSWER + "\n") * 3
+    turns = [[turn.content.decode() for turn in request.chat.messages] for request in router.requests]
+    assert turns == [["s", "one"], ["s", "one", ANSWER, "two"], ["s", "three"]]
+
+
+def test_chat_forgets_a_question_that_failed(router, endpoint, capsys, monkeypatch):
+    monkeypatch.setattr("sys.stdin", io.StringIO("one\n"))
+    assert main(["chat", "--endpoint", endpoint, "--temperature", "11"]) == 0
+    assert "temperature" in capsys.readouterr().err
+
+
+def test_status_joins_what_is_written_with_what_is_answered(endpoint, capsys, tmp_path):
+    with state.locked(tmp_path):
+        state.write(tmp_path, example(endpoint, tmp_path))
+        assert main(["status", "--json", "--state-dir", str(tmp_path)]) == 0
+        status = json.loads(capsys.readouterr().out)
+        assert main(["status", "--state-dir", str(tmp_path)]) == 0
+    worker, missing = status["workers"]
+    assert (worker["worker_id"], worker["incarnation"], worker["pid"]) == ("worker-0", "abc", 77)
+    assert (worker["endpoint"], worker["num_sequences"]) == ("127.0.0.1:9", 3)
+    assert worker["blocks"] == {"free": 10, "used": 20, "cached": 30, "total": 0}
+    assert (missing["worker_id"], missing["pid"], missing["available"]) == ("worker-1", 12, False)
+    (router,) = status["routers"]
+    assert (router["router_id"], router["pid"], router["serving"], router["num_queued"]) == ("router-0", 10, True, 4)
+    assert (status["store"]["pid"], status["store"]["serving"]) == (9, False)
+    text = capsys.readouterr().out
+    assert re.search(r"worker-1 .*no router has met it", text)
+
+
+def test_status_asks_any_admin_endpoint(endpoint, capsys):
+    assert main(["status", "--admin-endpoint", endpoint, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["workers"][0]["worker_id"] == "worker-0"
+    assert main(["status", "--admin-endpoint", "127.0.0.1:1"]) == 1
+
+
+def test_up_names_a_port_in_use_and_the_remedy(capsys, tmp_path):
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = str(taken.getsockname()[1])
+        assert main(["up", "--grpc-port", port, "--state-dir", str(tmp_path)]) == 1
+    message = capsys.readouterr().err
+    assert port in message
+    assert "--grpc-port" in message
+
+
+def test_up_refuses_a_directory_in_use_and_settings_nobody_knows(capsys, tmp_path):
+    with state.locked(tmp_path):
+        assert main(["up", "--grpc-port", "0", "--state-dir", str(tmp_path)]) == 1
+    assert "--state-dir" in capsys.readouterr().err
+    assert main(["up", "--workers", "-1"]) == 2
+    assert "workers" in capsys.readouterr().err
+    assert main(["up", "--no-such-flag"]) == 2
+
+
+def test_the_grpcurl_line_can_be_pasted():
+    words = shlex.split(up.grpcurl_line("127.0.0.1:50051"))
+    assert words[1:3] == ["-plaintext", "-d"]
+    assert words[4:] == ["127.0.0.1:50051", "octavo.v1.Inference/Complete"]
+    assert base64.b64decode(json.loads(words[3])["request"]["text"]).decode() == up.SAMPLE_PROMPT
+
+
+def test_doctor_says_what_to_fix(capsys, tmp_path):
+    assert main(["doctor", "--json", "--model", "nope", "--state-dir", str(tmp_path), "--grpc-port", "0"]) == 1
+    found = {check["name"]: check for check in json.loads(capsys.readouterr().out)["checks"]}
+    assert found["model"]["result"] == "bad"
+    assert "--model" in found["model"]["fix"]
+    assert found["python"]["result"] == found["state"]["result"] == "ok"
+    assert main(["doctor", "--workers", "x"]) == 2
+
+
+async def test_doctor_tells_a_store_that_does_not_answer_without_its_password(tmp_path):
+    check = await checks.store(UpSettings(store="redis://me:secret@127.0.0.1:1/0"))
+    assert check.result == "bad"
+    assert "secret" not in check.detail
+
+
+def test_doctor_knows_its_own_ports(tmp_path):
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        settings = UpSettings(grpc_port=port)
+        assert [check.result for check in checks.port_checks(settings, None)] == ["bad"]
+        own = example(f"127.0.0.1:{port}", tmp_path)
+        assert [check.result for check in checks.port_checks(settings, own)] == ["ok"]
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_completion_knows_commands_and_flags(capsys, shell):
+    assert main(["completion", shell]) == 0
+    script = capsys.readouterr().out
+    for word in ("generate", "max-tokens", "grpc-port", "doctor"):
+        assert word in script
+
+
+def test_bash_completes(capsys):
+    main(["completion", "bash"])
+    script = (
+        capsys.readouterr().out + '\nCOMP_WORDS=(octavo generate --max); COMP_CWORD=2; _octavo; echo "${COMPREPLY[@]}"'
+    )
+    done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["--max-tokens"]
+
+
+def test_help_is_there_for_every_command(capsys):
+    assert main([]) == 2
+    for command in ("up", "generate", "chat", "status", "doctor", "completion"):
+        assert main([command, "--help"]) == 0
+    assert "--endpoint" in capsys.readouterr().out
+
+
+def test_a_table_aligns_numbers_to_the_right():
+    assert table(["a", "n"], [["x", 1], ["yy", 22]]) == "a    n\nx    1\nyy  22"
+
+
+def example(endpoint, directory):
+    return State(
+        pid=8,
+        model="m",
+        state_dir=str(directory),
+        store=StoreState(f"unix://{directory}/no.sock", 9, True),
+        routers=[RouterState("router-0", 10, endpoint, endpoint)],
+        workers=[WorkerState("worker-0", 11, "127.0.0.1:9"), WorkerState("worker-1", 12, "127.0.0.1:8")],
+        ready=True,
+    )

@@ -1,0 +1,75 @@
+import json
+import socket
+import subprocess
+import sys
+
+import pytest
+
+from octavo.cli import ports, state
+from octavo.cli.state import RouterState, State, StoreState, WorkerState
+
+
+@pytest.fixture
+def example(tmp_path):
+    return State(
+        pid=1,
+        model="m",
+        state_dir=str(tmp_path),
+        store=StoreState("unix:///s", 2, True),
+        routers=[RouterState("router-0", 3, "127.0.0.1:1", "127.0.0.1:2")],
+        workers=[WorkerState("worker-0", None, "127.0.0.1:3")],
+        ready=True,
+    )
+
+
+def test_a_state_is_read_back_while_its_owner_runs(tmp_path, example):
+    with state.locked(tmp_path):
+        state.write(tmp_path, example)
+        assert state.read(tmp_path) == example
+        assert json.loads((tmp_path / state.FILE).read_text())["endpoints"] == ["127.0.0.1:1"]
+        assert list(tmp_path.glob("*.json*")) == [tmp_path / state.FILE]
+    assert state.read(tmp_path) is None  # what is left behind by a killed owner counts for nothing
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", "nonsense"])
+def test_a_file_that_is_no_state_is_none(tmp_path, text):
+    assert state.read(tmp_path / "nowhere") is None
+    with state.locked(tmp_path):
+        assert state.read(tmp_path) is None
+        (tmp_path / state.FILE).write_text(text)
+        assert state.read(tmp_path) is None
+
+
+def test_a_directory_has_one_owner(tmp_path):
+    code = f"""
+from pathlib import Path
+from octavo.cli import state
+try:
+    with state.locked(Path({str(tmp_path)!r})):
+        print("locked")
+except state.AlreadyRunningError as error:
+    print(error)
+"""
+
+    def other_process():
+        return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+
+    with state.locked(tmp_path):
+        assert "--state-dir" in other_process()
+    assert other_process() == "locked\n"
+
+
+def test_a_port_in_use_is_named_with_the_remedy():
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        with pytest.raises(ports.PortInUseError, match=rf"port {port} .* --grpc-port"):
+            ports.require_free("127.0.0.1", port, "--grpc-port")
+    ports.require_free("127.0.0.1", port, "--grpc-port")
+
+
+def test_picked_ports_are_free_different_and_not_given_to_clients():
+    picked = ports.pick(20)
+    assert len(set(picked)) == 20
+    assert all(port in ports.RANGE and ports.is_free("127.0.0.1", port) for port in picked)
