@@ -4,18 +4,28 @@ Logits are made only for rows that are sampled or scored. Everything a sequence 
 so a runner keeps nothing from step to step.
 """
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from gpu_worker.kv_arena import KvArena
+from gpu_worker.kv_arena import KvArena, KvShape
 from gpu_worker.models.decoder import Decoder
-from gpu_worker.ops import Batch, make_batch
+from gpu_worker.models.loader import LoadedModel, Progress, load_model
+from gpu_worker.ops import Batch, Ops, choose_ops, make_batch
 from gpu_worker.plan import Chunk, RunnerInfo, StepOutput, StepPlan, TokenScore
 from gpu_worker.sampler import Sampler
 from gpu_worker.sequence import Branch
+from gpu_worker.sizing import choose_device, host_bytes, kv_bytes
+from octavo.errors import InvalidArgument
+
+log = logging.getLogger(__name__)
+
+DTYPES = {"auto": None, "float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+GPU_SWAP_BYTES = 4 << 30
 
 ROWS_SCORED_AT_ONCE = 256  # bounds the logits of a long prompt's log probabilities
 
@@ -41,16 +51,12 @@ class ModelRunner:
         arena: KvArena,
         sampler: Sampler,
         device: torch.device,
-        *,
-        poison: bool = False,
     ) -> None:
-        """`poison` is for debugging: blocks a step is about to fill are NaN before it."""
         self._info = info
         self._decoder = decoder
         self._arena = arena
         self._sampler = sampler
         self._device = device
-        self._poison = poison
 
     @property
     def info(self) -> RunnerInfo:
@@ -59,12 +65,11 @@ class ModelRunner:
     @torch.inference_mode()
     def run(self, plan: StepPlan) -> StepOutput:
         self._arena.swap_out(plan.swap_out)
+        self._arena.poison(plan.poison)
         self._arena.swap_in(plan.swap_in)
         self._arena.copy(plan.copies)
         if not plan.chunks:
             return StepOutput([])
-        if self._poison:
-            self._arena.poison(_fresh_blocks(plan.chunks, self._info.block_size))
         batch = lay_out(plan.chunks, self._info.block_size, self._device)
         wanted = _wanted_rows(plan.chunks)
         rows = torch.tensor(wanted.rows, dtype=torch.int64, device=self._device)
@@ -86,7 +91,7 @@ class ModelRunner:
         result: dict[int, list[TokenScore]] = {}
         start = 0
         for index, chunk in scored:
-            targets = chunk.branch.tokens[chunk.score_from : chunk.start + chunk.length]
+            targets = chunk.branch.tokens[chunk.score_from : chunk.score_end]
             num_top = chunk.branch.sequence.params.prompt_logprobs or 0
             result[index] = []
             for first in range(0, len(targets), ROWS_SCORED_AT_ONCE):
@@ -127,7 +132,7 @@ def _wanted_rows(chunks: Sequence[Chunk]) -> _Rows:
             # The token at position p is predicted by the row before it, which must be in this chunk.
             if chunk.score_from <= chunk.start:
                 raise ValueError(f"cannot score position {chunk.score_from} in a chunk that starts at {chunk.start}")
-            scored_rows += range(first + chunk.score_from - 1 - chunk.start, first + chunk.length - 1)
+            scored_rows += range(first + chunk.score_from - 1 - chunk.start, first + chunk.score_end - 1 - chunk.start)
             wanted.scored.append((index, chunk))
         first += chunk.length
     wanted.num_sampled = len(wanted.rows)
@@ -135,12 +140,83 @@ def _wanted_rows(chunks: Sequence[Chunk]) -> _Rows:
     return wanted
 
 
-def _fresh_blocks(chunks: Sequence[Chunk], block_size: int) -> list[int]:
-    """Blocks whose first slot this step writes: nothing in them is of use."""
-    return [
-        block
-        for chunk in chunks
-        for block in chunk.branch.blocks[
-            -(-chunk.start // block_size) : (chunk.start + chunk.length - 1) // block_size + 1
-        ]
-    ]
+def load_runner(
+    model: str,
+    *,
+    device: str = "cpu",
+    dtype: str = "auto",
+    block_size: int = 16,
+    kv_cache_bytes: int | None = None,
+    swap_bytes: int | None = None,
+    max_batch_tokens: int = 2048,
+    max_batch_sequences: int = 64,
+    context_tokens: int | None = None,
+    cache_dir: Path | str | None = None,
+    threads: int | None = None,
+    name: str | None = None,
+    on_progress: Progress | None = None,
+) -> ModelRunner:
+    """A runner for `model` (`smollm2`, a .gguf file, a directory, owner/name on the hub) with its blocks allocated.
+
+    `device` is cpu, cuda, cuda:N or auto. `kv_cache_bytes` None: what is left on a GPU after the largest step, up to 1
+    GiB on a CPU. `cache_dir` None: ~/.cache/octavo. `name` is what requests call the model.
+    """
+    if dtype not in DTYPES:
+        raise InvalidArgument("dtype", f"{dtype!r} is not one of {', '.join(DTYPES)}")
+    if not 8 <= block_size <= 128 or block_size & (block_size - 1):
+        raise InvalidArgument("block_size", f"{block_size} is not a power of two from 8 to 128")
+    if threads:
+        torch.set_num_threads(threads)
+    where = choose_device(device)
+    ops = choose_ops(where)
+    cache = Path(cache_dir) if cache_dir else Path.home() / ".cache" / "octavo"
+    loaded = load_model(model, device=where, dtype=DTYPES[dtype], ops=ops, cache_dir=cache, on_progress=on_progress)
+    decoder = loaded.decoder
+    shape = KvShape(
+        num_layers=decoder.num_layers,
+        num_kv_heads=decoder.num_kv_heads,
+        block_size=block_size,
+        head_dim=decoder.head_dim,
+        dtype=loaded.dtype,
+    )
+    if kv_cache_bytes is None:
+        kv_cache_bytes = kv_bytes(where, decoder, shape, max_batch_tokens, max_batch_sequences)
+    num_blocks = kv_cache_bytes // shape.bytes_per_block
+    if num_blocks < 1:
+        raise InvalidArgument(
+            "kv_cache_bytes", f"{kv_cache_bytes} do not hold a block of {shape.bytes_per_block} bytes"
+        )
+    if swap_bytes is None:
+        swap_bytes = kv_cache_bytes // 2 if where.type == "cpu" else min(GPU_SWAP_BYTES, host_bytes() // 4)
+    arena = KvArena(shape, num_blocks, swap_bytes // shape.bytes_per_block, where, ops)
+    context = min(decoder.context_tokens, context_tokens or decoder.context_tokens, num_blocks * block_size)
+    info = _info(loaded, arena, where, context, name)
+    _log_start(info, ops, decoder)
+    sampler = Sampler(decoder.vocab_size, where, loaded.eos_token_ids)
+    return ModelRunner(info, decoder, arena, sampler, where)
+
+
+def _info(loaded: LoadedModel, arena: KvArena, device: torch.device, context: int, name: str | None) -> RunnerInfo:
+    return RunnerInfo(
+        model=name or loaded.name,
+        fingerprint=loaded.fingerprint,
+        layout=arena.shape.layout,
+        kv_dtype=arena.shape.dtype_name,
+        device=str(device),
+        vocab_size=loaded.decoder.vocab_size,
+        context_tokens=context,
+        eos_token_ids=loaded.eos_token_ids,
+        block_size=arena.shape.block_size,
+        num_blocks=arena.num_blocks,
+        num_host_blocks=arena.num_host_blocks,
+        bytes_per_block=arena.shape.bytes_per_block,
+        tokenizer=loaded.tokenizer,
+    )
+
+
+def _log_start(info: RunnerInfo, ops: Ops, decoder: Decoder) -> None:
+    log.info(
+        "%s on %s: decoder %s, %s ops, %d blocks of %d tokens (%.2f GiB, %s), %d host blocks",
+        *(info.model, info.device, decoder.name, ops.name, info.num_blocks, info.block_size),
+        *(info.num_blocks * info.bytes_per_block / 2**30, info.layout, info.num_host_blocks),
+    )

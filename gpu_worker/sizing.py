@@ -1,0 +1,63 @@
+"""Which device there is, and how much of its memory blocks may take."""
+
+import os
+
+import torch
+
+from gpu_worker.kv_arena import KvShape
+from gpu_worker.models.decoder import Decoder
+from gpu_worker.ops import make_batch
+from octavo.errors import InvalidArgument
+
+CPU_KV_BYTES = 1 << 30  # unless said otherwise, at most this and a quarter of what is free
+GPU_MEMORY_SHARE = 0.9
+
+
+def choose_device(name: str) -> torch.device:
+    """The device; `auto` takes a GPU if there is one."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise InvalidArgument("device", f"{name!r} is not a device") from error
+    if device.type not in ("cpu", "cuda"):
+        raise InvalidArgument("device", f"{name!r}: only cpu and cuda are supported")
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise InvalidArgument("device", f"{name!r}: no CUDA device is usable here; try --device cpu")
+    return device
+
+
+def host_bytes() -> int:
+    """Memory of this machine that nobody uses."""
+    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def kv_bytes(
+    device: torch.device, decoder: Decoder, shape: KvShape, max_batch_tokens: int, max_batch_sequences: int
+) -> int:
+    """What blocks may take: on a GPU its share less weights and the largest step, measured by running it."""
+    if device.type == "cpu":
+        return max(shape.bytes_per_block, min(CPU_KV_BYTES, host_bytes() // 4))
+    torch.cuda.reset_peak_memory_stats(device)
+    before = torch.cuda.memory_allocated(device)
+    _run_largest_step(device, decoder, shape, max_batch_tokens, max_batch_sequences)
+    activations = torch.cuda.max_memory_allocated(device) - before
+    torch.cuda.empty_cache()
+    free, total = torch.cuda.mem_get_info(device)
+    return int(free - (1 - GPU_MEMORY_SHARE) * total - activations)
+
+
+@torch.inference_mode()
+def _run_largest_step(
+    device: torch.device, decoder: Decoder, shape: KvShape, max_batch_tokens: int, max_batch_sequences: int
+) -> None:
+    """One sequence with most of the budget, the others with one token each, and logits for all of them."""
+    others = min(max_batch_sequences, max_batch_tokens) - 1
+    lengths = [1] * others + [min(max_batch_tokens - others, decoder.context_tokens)]
+    num_tokens = sum(lengths)
+    positions = [position for length in lengths for position in range(length)]
+    tables = [[0] * (-(-length // shape.block_size)) for length in lengths]
+    batch = make_batch([0] * num_tokens, positions, [-1] * num_tokens, lengths, lengths, tables, device)
+    rows = torch.arange(num_tokens - len(lengths), num_tokens, device=device)
+    decoder.logits(decoder.forward(batch, list(shape.arena(1, device).unbind(0)), rows)).float()
