@@ -141,6 +141,8 @@ class RedisStore:
 
     def _learn_generation(self, shard: int, generation: int) -> None:
         first = self._generations[shard] == 0
+        if generation <= self._generations[shard]:  # another call was told before
+            return
         self._generations[shard] = generation
         if self._on_generation is not None and not first:
             self._on_generation(self.generation)

@@ -68,7 +68,17 @@ class Bench:
     def __init__(self, clock: Clock, store: MemoryStore | RedisStore, another: Callable[[], Any]) -> None:
         self.clock = clock
         self.store = store
-        self.another = another  # one more process on the same server
+        self._make = another
+        self._opened = [store]
+
+    def another(self) -> Any:
+        """One more process on the same server."""
+        self._opened.append(self._make())
+        return self._opened[-1]
+
+    async def close(self) -> None:
+        for store in self._opened:
+            await store.close()
 
     async def advance(self, ms: int) -> None:
         self.clock.now_ms += ms
@@ -130,7 +140,7 @@ async def bench(place: tuple[str, int]) -> AsyncIterator[Bench]:
     url, num_shards = place
     bench = await redis_bench(url, num_shards) if url else memory_bench()
     yield bench
-    await bench.store.close()
+    await bench.close()
 
 
 @pytest.fixture(scope="session")

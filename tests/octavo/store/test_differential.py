@@ -67,7 +67,7 @@ class Differential(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         if hasattr(self, "real"):
-            self.runner.run(self.real.store.close())
+            self.runner.run(self.real.close())
 
     def both(self, method: str, *args: Any, **kwargs: Any) -> Any:
         """The reply, which both must give."""
