@@ -28,8 +28,10 @@ class ChatTemplate:
     """A compiled template."""
 
     def __init__(self, source: str, variables: Mapping[str, str]) -> None:
-        """`variables` are what templates expect beside the messages: bos_token, eos_token, … InvalidArgument if the source
-        does not compile."""
+        """`variables` are what templates expect beside the messages: bos_token, eos_token, …
+
+        InvalidArgument if the source does not compile.
+        """
         try:
             self._template = _environment().from_string(source)
         except TemplateError as error:
@@ -79,22 +81,27 @@ class Guard:
         spelled = "|".join(re.escape(token) for token in special_tokens if token)
         self._spelled = re.compile(f"(?={spelled})") if spelled else None  # looks ahead, so that overlaps count
 
+    def disarm_all(self, messages: Sequence[Message]) -> list[Message]:
+        """The messages, changed only where a content spells a special token."""
+        disarmed = [(role, self.disarm(content)) for role, content in messages]
+        if disarmed != list(messages) and not all(self._marks.isdisjoint(content) for _, content in messages):
+            raise InvalidArgument(FIELD, "a special token and a Unicode noncharacter in one conversation")
+        return disarmed
+
     def disarm(self, content: str) -> str:
-        """The content, changed only where it spells a special token."""
+        """One content; it must have no stand-ins of its own if it, or any beside it, is changed."""
         if self._spelled is None:
             return content
         starts = {found.start() for found in self._spelled.finditer(content)} | self._begun(content)
         if not starts:
             return content
-        if not self._marks.isdisjoint(content):
-            raise InvalidArgument(FIELD, "a special token and a Unicode noncharacter in one message")
         characters = list(content)
         for start in starts:
             characters[start] = self.stand_ins[characters[start]]
         return "".join(characters)
 
     def _begun(self, content: str) -> set[int]:
-        """Where the end of the content, as it is or trimmed, begins a special token that what follows might complete."""
+        """Where the content's end, as it is or trimmed, begins a special token that what follows might complete."""
         starts = set()
         for text in {content, content.rstrip()}:
             for start in range(max(0, len(text) - self._longest), len(text)):
@@ -111,7 +118,7 @@ def _noncharacters() -> Sequence[str]:
 class _Generation(Extension):
     """{% generation %} marks, for training, what the assistant said. It changes nothing about the text."""
 
-    tags = {"generation"}
+    tags = {"generation"}  # noqa: RUF012 - as jinja2 declares it
 
     def parse(self, parser: Parser) -> list[nodes.Node]:
         next(parser.stream)

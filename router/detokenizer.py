@@ -30,8 +30,11 @@ class Pieces:
 
 
 class Detokenizer:
-    """The text of one stream of tokens. A pure function of the ids: the pieces of push, and flush, join to the same text
-    for any division into pushes. An id outside the vocabulary has no text."""
+    """The text of one stream of tokens.
+
+    A pure function of the ids: what push and flush return joins to the same text for any division into pushes. An id
+    outside the vocabulary has no text.
+    """
 
     __slots__ = ("_bare_first", "_decoder", "_pending", "_pieces", "_strip")
 
@@ -81,7 +84,7 @@ class Detokenizer:
 
 
 def build_pieces(decoder: Mapping[str, Any] | None, tokens: Sequence[str | None]) -> Pieces:
-    """The bytes of each token as the `decoder` of a tokenizer.json spells them; Mismatch if it is of an unknown kind."""
+    """The bytes of each token as the `decoder` of a tokenizer.json spells them; Mismatch if its kind is unknown."""
     steps = list(_flatten(decoder))
     if [step["type"] for step in steps] == ["ByteLevel"]:
         return Pieces([b"" if token is None else _from_byte_alphabet(token) for token in tokens])
@@ -151,4 +154,3 @@ def _from_byte_alphabet(token: str) -> bytes:
         return bytes(map(_BYTES.__getitem__, token))
     except KeyError:
         return token.encode()  # an added token, written as it is
-

@@ -1,8 +1,8 @@
 """Which worker can be hit by which prefix blocks, as far as the workers' events tell.
 
-One dictionary from block hash to a bit mask of workers answers a lookup for all workers at once: the workers that still
-have the whole prefix are an `and` of masks, and each worker leaves that set once. A second dictionary, nearly always much
-smaller, does the same for host pools. A set per worker makes forgetting it cheap and checks its digest.
+One dictionary from block hash to a bit mask of workers answers a lookup for all workers at once: the workers that
+still have the whole prefix are an `and` of masks, and each worker leaves that set once. A second dictionary, nearly
+always much smaller, does the same for host pools. A set per worker makes forgetting it cheap.
 
 A wrong entry costs a prefill, never a wrong token: the worker matches its own cache again.
 """
@@ -10,6 +10,8 @@ A wrong entry costs a prefill, never a wrong token: the worker matches its own c
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
+from itertools import accumulate, compress, count, islice, repeat
+from operator import and_, invert, ne, or_
 from typing import NamedTuple
 
 from octavo.ids import BlockHash, Incarnation
@@ -42,7 +44,6 @@ class Applied(Enum):
 @dataclass(slots=True)
 class _Worker:
     bit: int
-    incarnation: Incarnation
     event_seq: int
     digest: int = 0  # XOR of the hashes (first 8 bytes, little endian) in either set, each once
     device: set[bytes] = field(default_factory=set)
@@ -54,8 +55,7 @@ class KvIndex:
 
     def __init__(self) -> None:
         self._workers: dict[Incarnation, _Worker] = {}
-        self._by_bit: dict[int, _Worker] = {}
-        self._all_bits = 0
+        self._names: list[Incarnation] = []  # by number of the bit; stale where nobody has it
         self._device: dict[bytes, int] = {}
         self._host: dict[bytes, int] = {}
 
@@ -72,10 +72,7 @@ class KvIndex:
     ) -> None:
         """Replaces all that is known of a worker. `event_seq` is the number of the last event in the snapshot."""
         self.drop(incarnation)
-        bit = self._free_bit()
-        worker = _Worker(bit, incarnation, event_seq)
-        self._workers[incarnation] = self._by_bit[bit] = worker
-        self._all_bits |= bit
+        worker = self._workers[incarnation] = _Worker(self._free_bit(incarnation), event_seq)
         for block in _split(host_hashes):
             self._add(worker, block, worker.host, self._host)
         self._store(worker, device_hashes)
@@ -102,44 +99,62 @@ class KvIndex:
         worker = self._workers.pop(incarnation, None)
         if worker is not None:
             self._clear(worker)
-            del self._by_bit[worker.bit]
-            self._all_bits ^= worker.bit
 
-    def hits(self, hashes: Sequence[BlockHash]) -> dict[Incarnation, tuple[int, int]]:
-        """For each worker that has the first block: how many blocks of its longest leading run are on the device, and how
-        many in the host pool alone."""
+    def hits(self, hashes: Sequence[BlockHash], block_size: int = 1) -> dict[Incarnation, tuple[int, int]]:
+        """For each worker that has the first block: how much of its longest leading run is on the device, and how much
+        in the host pool alone. Counted in blocks, or in tokens if told that a block has `block_size` of them."""
+        on_device = list(map(self._device.get, hashes, repeat(0)))
+        in_host = list(map(self._host.get, hashes, repeat(0))) if self._host else []
+        if not any(in_host):
+            return self._runs(list(accumulate(on_device, and_)), block_size)
+        alive = list(accumulate(map(or_, on_device, in_host), and_))
+        runs = self._runs(alive, block_size)
+        host_only = map(and_, alive, map(and_, in_host, map(invert, on_device)))
+        for name, num_host in self._lengths(list(host_only)).items():
+            length = runs[name][0]
+            runs[name] = (length - num_host * block_size, num_host * block_size)
+        return runs
+
+    def _runs(self, alive: list[int], unit: int) -> dict[Incarnation, tuple[int, int]]:
+        """Where each worker leaves masks that it cannot enter again, times `unit`. Comparing masks runs in C; Python
+        sees only the places where workers leave."""
+        alive.append(0)
+        names = self._names
         found: dict[Incarnation, tuple[int, int]] = {}
-        host_blocks: dict[int, int] = {}  # by bit; a worker whose run is in the host pool now counts from -start
-        device, host = self._device.get, self._host.get
-        alive, host_only = self._all_bits, 0
-        for position, block in enumerate(hashes):
-            on_device = alive & device(block, 0)
-            if on_device == alive and not host_only:
-                continue
-            in_host = alive & ~on_device & host(block, 0)
-            left = alive ^ on_device ^ in_host
-            if in_host == host_only and not left:
-                continue
-            for bit in _bits(host_only & ~in_host):
-                host_blocks[bit] += position
-            for bit in _bits(in_host & ~host_only):
-                host_blocks[bit] = host_blocks.get(bit, 0) - position
-            for bit in _bits(left) if position else ():
-                num_host = host_blocks.get(bit, 0)
-                found[self._by_bit[bit].incarnation] = (position - num_host, num_host)
-            alive, host_only = on_device | in_host, in_host
-            if not alive:
-                return found
-        for bit in _bits(alive) if hashes else ():
-            num_host = host_blocks.get(bit, 0) + (len(hashes) if bit & host_only else 0)
-            found[self._by_bit[bit].incarnation] = (len(hashes) - num_host, num_host)
+        for position in compress(count(1), map(ne, alive, islice(alive, 1, None))):
+            left = alive[position - 1] ^ alive[position]
+            hit = (position * unit, 0)
+            if left & (left - 1):
+                for name in self._named(left):
+                    found[name] = hit
+            else:
+                found[names[left.bit_length() - 1]] = hit
         return found
 
-    def _free_bit(self) -> int:
-        bit = 1
-        while bit in self._by_bit:
-            bit <<= 1
-        return bit
+    def _lengths(self, masks: list[int]) -> dict[Incarnation, int]:
+        """How many masks each worker is in: the sum of where its stretches end less where they begin."""
+        lengths: dict[Incarnation, int] = {}
+        masks = [0, *masks, 0]
+        for position in compress(count(), map(ne, masks, islice(masks, 1, None))):
+            before, after = masks[position], masks[position + 1]
+            for name in self._named(after & ~before):
+                lengths[name] = lengths.get(name, 0) - position
+            for name in self._named(before & ~after):
+                lengths[name] += position
+        return lengths
+
+    def _named(self, mask: int) -> Iterable[Incarnation]:
+        """The workers whose bits are set."""
+        if mask & (mask - 1) == 0:
+            return (self._names[mask.bit_length() - 1],) if mask else ()
+        return compress(self._names, map(int, bin(mask)[:1:-1]))
+
+    def _free_bit(self, incarnation: Incarnation) -> int:
+        """The lowest bit that no worker has, named after this one from now on."""
+        taken = {worker.bit for worker in self._workers.values()}
+        number = next(number for number in count() if 1 << number not in taken)
+        self._names[number : number + 1] = [incarnation]
+        return 1 << number
 
     def _apply_one(self, worker: _Worker, event: KvEvent) -> None:
         if event.change is KvChange.STORED:
@@ -202,10 +217,3 @@ def _short(block: bytes) -> int:
 
 def _split(hashes: bytes) -> Iterator[bytes]:
     return (hashes[start : start + HASH_BYTES] for start in range(0, len(hashes), HASH_BYTES))
-
-
-def _bits(mask: int) -> Iterator[int]:
-    while mask:
-        bit = mask & -mask
-        yield bit
-        mask ^= bit

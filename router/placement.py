@@ -8,9 +8,9 @@ The weights and the reasons for them are in router/README.md.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
-from typing import NamedTuple
+from math import inf
 
 from octavo.ids import Incarnation
 
@@ -46,6 +46,19 @@ class WorkerView:
     context_tokens: int
     prefill_tokens_per_s: float = 0.0  # 0: not known yet
     recent_picks: int = 0
+    # Worked out once per view, because a view outlives many placements.
+    num_coming: int = field(init=False)  # sequences on their way into its batch
+    load_cost: float = field(init=False)  # at its own speed
+    prompt_limit: int = field(init=False)  # prompts must be shorter
+
+    def __post_init__(self) -> None:
+        num_coming = self.num_waiting + self.num_dispatched
+        num_branches = self.num_running + num_coming
+        overflow = max(0, num_branches + 1 - self.max_batch_sequences)
+        load = self.queued_tokens + self.dispatched_tokens + BRANCH_TOKENS * num_branches + OVERFLOW_TOKENS * overflow
+        object.__setattr__(self, "num_coming", num_coming)
+        object.__setattr__(self, "load_cost", float(load))
+        object.__setattr__(self, "prompt_limit", min(self.context_tokens, self.num_blocks * self.block_size))
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,12 +84,6 @@ class Candidate:
         return self.worker.recent_picks
 
 
-class _Costs(NamedTuple):
-    prefill: float
-    load: float
-    pressure: float
-
-
 @dataclass(frozen=True)
 class Decision:
     """The best worker for a prompt, and how every other one compares."""
@@ -89,39 +96,43 @@ class Decision:
     @cached_property
     def candidates(self) -> list[Candidate]:
         """All of them: the cheapest first, those that cannot take it last. Worked out when asked for."""
-        fastest = _fastest(self.workers)
-        scored = [_candidate(view, self.prompt_tokens, self.hits, fastest) for view in self.workers]
+        slow = _fastest(self.workers) / SLOW_RATIO
+        scored = [_candidate(view, self.prompt_tokens, self.hits, slow) for view in self.workers]
         return sorted(scored, key=lambda c: (not c.eligible, c.total_cost, c.recent_picks, c.worker_id))
 
 
-def place(
-    prompt_tokens: int, hits: Mapping[Incarnation, tuple[int, int]], workers: Sequence[WorkerView]
-) -> Decision:
+def place(prompt_tokens: int, hits: Mapping[Incarnation, tuple[int, int]], workers: Sequence[WorkerView]) -> Decision:
     """Picks the eligible worker of the lowest cost; equal ones by the fewest recent picks, then by name.
 
     `hits` says, by incarnation, how many leading prompt tokens are in a worker's device cache and its host pool.
     """
-    fastest = _fastest(workers)
+    slow = _fastest(workers) / SLOW_RATIO
     best: WorkerView | None = None
-    best_rank: tuple[float, int, str] | None = None
+    lowest = inf
     for view in workers:
-        if not view.available or _refusal(view, prompt_tokens):
+        if not view.available or prompt_tokens >= view.prompt_limit:
             continue
-        rank = (sum(_costs(view, prompt_tokens, hits, fastest)), view.recent_picks, view.worker_id)
-        if best_rank is None or rank < best_rank:
-            best, best_rank = view, rank
+        if view.load_cost > lowest:
+            continue  # more is ahead of it there than the best one costs in all
+        on_device, in_host = hits.get(view.incarnation, NO_HITS)
+        total = sum(_costs(view, prompt_tokens, on_device, in_host, slow))
+        if total < lowest or (total == lowest and best is not None and _order(view) < _order(best)):
+            best, lowest = view, total
     return Decision(prompt_tokens, hits, workers, best)
 
 
+def _order(view: WorkerView) -> tuple[int, str]:
+    return view.recent_picks, view.worker_id
+
+
 def has_room(view: WorkerView) -> bool:
-    """Whether the worker should be given more now, or whether a request does better to stay in the shared queue, where it
+    """Whether the worker should be given more now. If not, a request does better to stay in the shared queue, where it
     keeps its rank and can still go anywhere."""
     if not view.available:
         return False
-    num_coming = view.num_waiting + view.num_dispatched
-    if view.num_running + num_coming == 0:
+    if view.num_running + view.num_coming == 0:
         return True  # whatever its blocks hold, nobody needs it more
-    if num_coming >= lookahead(view) or view.num_running + num_coming >= view.max_batch_sequences:
+    if view.num_coming >= lookahead(view) or view.num_running + view.num_coming >= view.max_batch_sequences:
         return False
     return view.num_free_blocks + view.num_cached_blocks > FREE_SHARE * view.num_blocks
 
@@ -133,36 +144,32 @@ def lookahead(view: WorkerView) -> int:
 
 def _refusal(view: WorkerView, prompt_tokens: int) -> str:
     """Why the worker can never take the prompt; empty if it can."""
+    if prompt_tokens < view.prompt_limit:
+        return ""
     if prompt_tokens >= view.context_tokens:
         return f"prompt of {prompt_tokens} tokens leaves no room in its context of {view.context_tokens}"
-    if prompt_tokens >= view.num_blocks * view.block_size:
-        return f"prompt of {prompt_tokens} tokens does not fit its {view.num_blocks} blocks of {view.block_size}"
-    return ""
+    return f"prompt of {prompt_tokens} tokens does not fit its {view.num_blocks} blocks of {view.block_size}"
 
 
 def _fastest(workers: Sequence[WorkerView]) -> float:
-    return max((view.prefill_tokens_per_s for view in workers if view.available), default=0.0)
+    return max([view.prefill_tokens_per_s for view in workers if view.available], default=0.0)
 
 
 def _costs(
-    view: WorkerView, prompt_tokens: int, hits: Mapping[Incarnation, tuple[int, int]], fastest: float
-) -> _Costs:
-    on_device, in_host = hits.get(view.incarnation, NO_HITS)
-    num_coming = view.num_waiting + view.num_dispatched
-    prefill = max(1.0, prompt_tokens - on_device - HOST_CREDIT * in_host)  # one token is always computed
-    load = float(view.queued_tokens + view.dispatched_tokens + BRANCH_TOKENS * (view.num_running + num_coming))
-    overflow = view.num_running + num_coming + 1 - view.max_batch_sequences
-    if overflow > 0:
-        load += OVERFLOW_TOKENS * overflow
-    speed = view.prefill_tokens_per_s
-    if speed and fastest > SLOW_RATIO * speed:
-        prefill *= fastest / speed
-        load *= fastest / speed
-    pressure = 0.0
+    view: WorkerView, prompt_tokens: int, on_device: int, in_host: int, slow: float
+) -> tuple[float, float, float]:
+    """Prefill, load and pressure. A worker slower than `slow` pays in proportion."""
+    prefill = prompt_tokens - on_device - HOST_CREDIT * in_host
+    if prefill < 1.0:
+        prefill = 1.0  # one token is always computed
+    load = view.load_cost
+    if 0.0 < view.prefill_tokens_per_s < slow:
+        factor = slow * SLOW_RATIO / view.prefill_tokens_per_s
+        prefill, load = prefill * factor, load * factor
     num_needed = (prompt_tokens - on_device) // view.block_size + 1  # and the block its output begins in
-    if num_needed > view.num_free_blocks:
-        pressure = _pressure(view, num_needed, on_device // view.block_size)
-    return _Costs(prefill, load, pressure)
+    if num_needed <= view.num_free_blocks:
+        return prefill, load, 0.0
+    return prefill, load, _pressure(view, num_needed, on_device // view.block_size)
 
 
 def _pressure(view: WorkerView, num_needed: int, num_hit: int) -> float:
@@ -174,9 +181,9 @@ def _pressure(view: WorkerView, num_needed: int, num_hit: int) -> float:
 
 
 def _candidate(
-    view: WorkerView, prompt_tokens: int, hits: Mapping[Incarnation, tuple[int, int]], fastest: float
+    view: WorkerView, prompt_tokens: int, hits: Mapping[Incarnation, tuple[int, int]], slow: float
 ) -> Candidate:
-    costs = _costs(view, prompt_tokens, hits, fastest)
-    reason = _refusal(view, prompt_tokens) if view.available else view.reason_unavailable or "unavailable"
     on_device, in_host = hits.get(view.incarnation, NO_HITS)
+    costs = _costs(view, prompt_tokens, on_device, in_host, slow)
+    reason = _refusal(view, prompt_tokens) if view.available else view.reason_unavailable or "unavailable"
     return Candidate(view, not reason, reason, on_device, in_host, *costs, total_cost=sum(costs))

@@ -72,17 +72,17 @@ class Tokenizer:
         return self._chat is not None
 
     def encode(self, text: str) -> list[int]:
-        """The ids of a text. Special tokens spelled in it are text; the beginning-of-sequence token is added if the model
-        wants one."""
+        """The ids of a text. A special token spelled in it is text; the beginning-of-sequence token is added if the
+        model wants one."""
         return [*self._parts.prefix_ids, *self._plain.encode(text, add_special_tokens=False).ids]
 
     def apply_chat(self, messages: Sequence[Message], add_generation_prompt: bool = True) -> list[int]:
-        """The ids of a conversation of (role, content). Special tokens come from the model's template alone: one spelled
-        in a message is text."""
+        """The ids of a conversation of (role, content). Special tokens come from the model's template alone: one that
+        a message spells is text."""
         if self._chat is None:
             raise InvalidArgument("chat", "this model has no chat template; send text or token ids")
         check_messages(messages)
-        disarmed = [(role, self._guard.disarm(content)) for role, content in messages]
+        disarmed = self._guard.disarm_all(messages)
         text = self._chat.render(disarmed, add_generation_prompt)
         backend = self._parts.backend if disarmed == list(messages) else self._guarded
         ids: list[int] = backend.encode(text, add_special_tokens=False).ids
@@ -110,7 +110,9 @@ class Tokenizer:
         return backend
 
 
-def _copy(backend: tokenizers.Tokenizer, special_ids: frozenset[int], raw_special: bool = False) -> tokenizers.Tokenizer:
+def _copy(
+    backend: tokenizers.Tokenizer, special_ids: frozenset[int], raw_special: bool = False
+) -> tokenizers.Tokenizer:
     """Another tokenizer on the same model, which is shared, in which exactly `special_ids` are special."""
     copy = tokenizers.Tokenizer(backend.model)
     for part in ("normalizer", "pre_tokenizer", "post_processor", "decoder"):

@@ -62,7 +62,7 @@ def _tokens(backend: tokenizers.Tokenizer) -> list[str | None]:
 
 
 def _eos_token_ids(path: Path, backend: tokenizers.Tokenizer, variables: Mapping[str, str]) -> tuple[int, ...]:
-    """What ends a generation: generation_config.json says so best, then config.json; the tokenizer's own always counts."""
+    """What ends a generation: generation_config.json knows best, else config.json; the tokenizer's own counts, too."""
     ids: list[int] = []
     for name in ("generation_config.json", "config.json"):
         named = _read_json(path / name).get("eos_token_id")
@@ -73,14 +73,12 @@ def _eos_token_ids(path: Path, backend: tokenizers.Tokenizer, variables: Mapping
     return tuple(dict.fromkeys([*ids, *([] if own is None else [own])]))
 
 
-def _promote(
-    backend: tokenizers.Tokenizer, variables: Mapping[str, str], eos_token_ids: tuple[int, ...]
-) -> set[int]:
+def _promote(backend: tokenizers.Tokenizer, variables: Mapping[str, str], eos_token_ids: tuple[int, ...]) -> set[int]:
     """The special ids: those marked so, and those with a role, which some files forget to mark."""
     added = backend.get_added_tokens_decoder()
     special = {token_id for token_id, token in added.items() if token.special}
-    with_role = {backend.token_to_id(text) for text in variables.values()} | set(eos_token_ids)
-    for token_id in with_role - {None}:
+    named = (backend.token_to_id(text) for text in variables.values())
+    for token_id in {token_id for token_id in named if token_id is not None} | set(eos_token_ids):
         content = backend.id_to_token(token_id)
         if content is None:
             continue

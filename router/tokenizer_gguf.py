@@ -78,7 +78,7 @@ def _read(metadata: Metadata, name: str) -> TokenizerParts:
         backend = _sentencepiece(metadata, tokens, types)
         add_bos = True
     else:
-        raise Mismatch(f"{name}: tokenizer {kind!r} of this architecture is not supported; use a folder with tokenizer.json")
+        raise Mismatch(f"{name}: tokenizer {kind!r} is not supported here; use a folder with tokenizer.json")
     special = _add_tokens(backend, tokens, types, _ids(metadata, "bos", "eos", "eot", "eom"))
     if "tokenizer.ggml.add_bos_token" in metadata:
         add_bos = bool(metadata["tokenizer.ggml.add_bos_token"])

@@ -1,8 +1,7 @@
 """Times one placement, index lookup included: python tests/bench/placement.py [--workers 256] [--blocks 512]
 
-Goal (design/quality.md §1): at most 200 microseconds for 256 workers and a prompt of 8k tokens. Printed for several shapes
-of cache, because they cost differently: nobody has the prefix, everybody has all of it, everybody has a part, and some of
-every part in host pools.
+Goal: at most 200 microseconds for 256 workers and a prompt of 8k tokens. Printed for several shapes of cache, because
+they cost differently.
 """
 
 import argparse
@@ -82,14 +81,10 @@ def main() -> None:
         index = build(options.workers, hashes, runs)
 
         def decide(index: KvIndex = index) -> object:
-            hits = {
-                incarnation: (device * BLOCK_SIZE, host * BLOCK_SIZE)
-                for incarnation, (device, host) in index.hits(hashes).items()
-            }
-            return place(prompt_tokens, hits, workers)
+            return place(prompt_tokens, index.hits(hashes, BLOCK_SIZE), workers)
 
-        found = {key: (d * BLOCK_SIZE, h * BLOCK_SIZE) for key, (d, h) in index.hits(hashes).items()}
-        lookup = time_it(lambda index=index: index.hits(hashes))  # type: ignore[misc]
+        found = index.hits(hashes, BLOCK_SIZE)
+        lookup = time_it(lambda index=index: index.hits(hashes, BLOCK_SIZE))  # type: ignore[misc]
         placing = time_it(lambda found=found: place(prompt_tokens, found, workers))  # type: ignore[misc]
         both = time_it(decide)
         cells = (f"{median:6.0f} ({p99:5.0f})" for median, p99 in (lookup, placing, both))

@@ -5,7 +5,21 @@ from hypothesis import strategies as st
 from octavo.errors import Mismatch
 from router.detokenizer import Detokenizer, Pieces, build_pieces
 
-PARTS = [b"a", b" b", b"  ", b" ", b"", b"\xc3", b"\xa9", b"\xf0\x9f", b"\x98", b"\x80", b"\xff", "é你".encode(), b"\xed\xa0"]
+PARTS = [
+    b"a",
+    b" b",
+    b"  ",
+    b" ",
+    b"",
+    b"\xc3",
+    b"\xa9",
+    b"\xf0\x9f",
+    b"\x98",
+    b"\x80",
+    b"\xff",
+    "é你".encode(),
+    b"\xed\xa0",
+]
 IDS = st.lists(st.integers(0, len(PARTS) + 2), max_size=40)
 RULES = st.sampled_from([Pieces(PARTS), Pieces(PARTS, strip=1), Pieces(PARTS, strip=3), Pieces(PARTS, bare_first=True)])
 

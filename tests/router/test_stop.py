@@ -60,13 +60,14 @@ def test_holds_back_exactly_what_may_become_a_stop_string(stops: list[str], chun
 def test_unarmed_completions_are_text(stops: list[str], chunks: list[tuple[str, bool]]) -> None:
     matcher = StopMatcher(stops)
     shown = "".join(matcher.push(chunk, armed) for chunk, armed in chunks) + matcher.flush()
-    text, expected, position = "".join(chunk for chunk, _ in chunks), None, 0
-    for chunk, armed in chunks:
-        for position in range(position + 1, position + len(chunk) + 1):
-            found = [stop for stop in stops if text[:position].endswith(stop)]
-            if found and armed and expected is None:
-                expected = text[: position - max(map(len, found))]
-    assert shown == (text if expected is None else expected)
+    text, is_armed = "", [armed for chunk, armed in chunks for _ in chunk]
+    for end, char in enumerate("".join(chunk for chunk, _ in chunks), 1):
+        text += char
+        found = [stop for stop in stops if text.endswith(stop)]
+        if found and is_armed[end - 1]:
+            text = text[: end - max(map(len, found))]
+            break
+    assert shown == text
 
 
 def test_regex_characters_in_stop_strings_are_plain() -> None:

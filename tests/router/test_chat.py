@@ -1,0 +1,75 @@
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from octavo.errors import InvalidArgument
+from router.chat import ChatTemplate, Guard, check_messages
+
+TOKENS = ["ab", "bab", "aab", "c", "abca"]  # overlapping, one a single character
+TEXT = st.text("abcx ", max_size=12)
+
+
+def occurrences(text: str) -> list[int]:
+    return [start for start in range(len(text)) if any(text.startswith(token, start) for token in TOKENS)]
+
+
+@given(TEXT, TEXT, TEXT, st.sampled_from(["", " "]))
+def test_no_special_token_begins_in_a_disarmed_message(before: str, content: str, after: str, trimmed: str) -> None:
+    guard = Guard(TOKENS)
+    disarmed = guard.disarm(content + trimmed)
+    for shown in (disarmed, disarmed.strip()):  # templates trim
+        start = len(before)
+        assert not [at for at in occurrences(before + shown + after) if start <= at < start + len(shown)]
+    restored = disarmed
+    for char, mark in guard.stand_ins.items():
+        restored = restored.replace(mark, char)
+    assert restored == content + trimmed
+
+
+@given(st.text("xyz <|>", max_size=20))
+def test_a_message_that_spells_no_token_is_left_alone(content: str) -> None:
+    assert Guard(["[INST]", "</s>"]).disarm(content + "x") == content + "x"
+
+
+def test_renders_as_published_templates_expect() -> None:
+    source = (
+        "{%- for message in messages %}\n"
+        "    {%- if message.role == 'skip' %}{% continue %}{% endif %}\n"
+        "    {% generation %}{{ bos_token + message['content'] | trim }}{% endgeneration %}\n"
+        "{%- endfor %}{{ {'é': 1} | tojson }}{{ tools is none }}{{ strftime_now('%%') }}{{ add_generation_prompt }}"
+    )
+    template = ChatTemplate(source, {"bos_token": "<s>"})
+    assert template.render([("user", " a "), ("skip", "b")], True) == '<s>a{"é": 1}True%True'
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{{ raise_exception('roles must alternate') }}",
+        "{{ messages[7].content }}",
+        "{{ 1 // 0 }}",
+        "{{ messages[0].content + 1 }}",
+        "{{ ''.__class__.__mro__ }}",
+        "{{ messages.append(1) }}",
+    ],
+)
+def test_what_a_template_refuses_is_the_callers_error(source: str) -> None:
+    with pytest.raises(InvalidArgument) as caught:
+        ChatTemplate(source, {}).render([("user", "hi")], True)
+    assert caught.value.field == "chat.messages"
+
+
+def test_a_message_is_never_a_template() -> None:
+    template = ChatTemplate("{{ messages[0].content }}", {})
+    assert template.render([("user", "{{ 7 * 7 }}{% raw %}")], False) == "{{ 7 * 7 }}{% raw %}"
+
+
+@pytest.mark.parametrize("role", ["", "a b", "user|>", "<|x|>", "user\n", "é", "x" * 65])
+def test_a_role_is_a_name(role: str) -> None:
+    with pytest.raises(InvalidArgument, match="role"):
+        check_messages([("user", "hi"), (role, "hi")])
+
+
+def test_a_broken_template_is_refused() -> None:
+    with pytest.raises(InvalidArgument, match="does not compile"):
+        ChatTemplate("{% if %}", {})
