@@ -49,12 +49,12 @@ class Record:
     request_id: RequestId
     body_hash: bytes
     state: State
-    epoch: int
-    owner: Incarnation  # empty if none
-    take_id: str
-    mig_id: str
-    mig_to: str
-    last_mig: str
+    epoch: int = 0
+    owner: Incarnation = Incarnation("")  # empty if none
+    take_id: str = ""
+    mig_id: str = ""
+    mig_to: str = ""
+    last_mig: str = ""
     model: str
     layout: str
     sampling: bytes
@@ -65,18 +65,19 @@ class Record:
     tenant: str
     salt: str
     priority: int
-    deadline_ms: int  # 0: none
+    deadline_ms: int = 0  # 0: none
     keep_on_disconnect: bool
     router: Incarnation  # the router that is told of changes; empty if detached
-    detached_since_ms: int  # 0: attached
-    accepted_ms: int
-    crashes: int
-    suspects: tuple[Incarnation, ...]
-    cancel: bool
-    finishes: tuple[FinishReason, ...]  # one per branch
-    num_tokens: tuple[int, ...]  # journalled, one per branch
-    final_lengths: tuple[int, ...]  # delivered, where a stop string cut; else as journalled
-    failure: str  # JSON of octavo.errors.Failure; empty if none
+    detached_since_ms: int = 0  # 0: attached
+    accepted_ms: int = 0
+    crashes: int = 0
+    suspects: tuple[Incarnation, ...] = ()
+    cancel: bool = False
+    finishes: tuple[FinishReason, ...] = ()  # one per branch
+    num_tokens: tuple[int, ...] = ()  # journalled, one per branch
+    final_lengths: tuple[int, ...] = ()  # delivered, where a stop string cut; else as journalled
+    scores: tuple[float | None, ...] = ()  # sums of log probabilities of ended branches, where branches are ranked
+    failure: str = ""  # JSON of octavo.errors.Failure; empty if none
     timeline: tuple[tuple[int, str, str], ...] = ()  # (ms after acceptance, what, detail)
 
 
@@ -162,6 +163,7 @@ class Append:
     token_ids: tuple[int, ...] | list[int]
     finish: FinishReason = FinishReason.NONE
     failure: str = ""
+    score: float | None = None  # with finish, where branches are ranked
 
 
 @dataclass(frozen=True, slots=True)

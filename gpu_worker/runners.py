@@ -1,0 +1,33 @@
+"""Which runner a worker has: the model, or one of the two test doubles of design/engine.md §6."""
+
+from gpu_worker.plan import Runner
+from octavo.settings import WorkerSettings
+
+CPU_BATCH_TOKENS = 256  # a step on two cores must end well within a lease
+
+
+def build_runner(settings: WorkerSettings) -> Runner:
+    """Takes as long as the model takes to load. Torch is imported only if it is needed."""
+    if settings.runner == "fake":
+        from gpu_worker.fake_runner import FakeRunner
+
+        return FakeRunner(step_s=settings.step_delay_ms / 1000, block_size=settings.block_size)
+    if settings.runner == "witness":
+        from gpu_worker.witness_runner import WitnessRunner
+
+        return WitnessRunner(step_s=settings.step_delay_ms / 1000, block_size=settings.block_size)
+    from gpu_worker.model_runner import load_runner
+
+    return load_runner(
+        settings.model,
+        name=settings.model_name or None,
+        device=settings.device,
+        dtype=settings.dtype,
+        threads=settings.threads,
+        block_size=settings.block_size,
+        kv_cache_bytes=settings.kv_cache_bytes or None,
+        swap_bytes=settings.swap_bytes,
+        max_batch_tokens=settings.max_batch_tokens,
+        max_batch_sequences=settings.max_batch_sequences,
+        context_tokens=settings.context_tokens or None,
+    )

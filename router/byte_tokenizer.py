@@ -1,0 +1,29 @@
+"""The tokenizer of workers that have none (the fake and witness runners): a token below 256 is a byte of UTF-8."""
+
+from collections.abc import Sequence
+
+from octavo.errors import InvalidArgument
+from router.detokenizer import Detokenizer, Pieces
+
+PIECES = Pieces([bytes([value]) for value in range(256)])
+
+
+class ByteTokenizer:
+    """Has the interface of router.tokenizer.Tokenizer. Ids above 255 have no text."""
+
+    vocab_size = 256
+    eos_token_ids: tuple[int, ...] = ()
+    has_chat_template = False
+
+    def encode(self, text: str) -> list[int]:
+        return list(text.encode())
+
+    def apply_chat(self, messages: object, add_generation_prompt: bool = True) -> list[int]:
+        raise InvalidArgument("chat", "this model has no chat template: send text")
+
+    def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+        detokenizer = self.detokenizer()
+        return detokenizer.push(ids) + detokenizer.flush()
+
+    def detokenizer(self, skip_special_tokens: bool = True) -> Detokenizer:
+        return Detokenizer(PIECES)

@@ -1,0 +1,108 @@
+"""The models this router serves: what their workers said of them, and their tokenizers."""
+
+import asyncio
+import logging
+from dataclasses import dataclass, field
+
+from octavo.errors import InvalidArgument, NotFound, NoWorkers
+from octavo.ids import Incarnation
+from router.byte_tokenizer import ByteTokenizer
+from router.tokenizer import Tokenizer, load_tokenizer
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerHello:
+    """What does not change while a worker process lives."""
+
+    worker_id: str
+    incarnation: Incarnation
+    model: str
+    fingerprint: str
+    layout: str
+    block_size: int
+    num_blocks: int
+    context_tokens: int
+    vocab_size: int
+    tokenizer: str
+    eos_token_ids: tuple[int, ...]
+    max_batch_tokens: int
+    max_batch_sequences: int
+    device: str
+
+
+@dataclass(slots=True, eq=False)
+class Model:
+    """One model name: every worker that serves it has the same fingerprint and layout."""
+
+    name: str
+    fingerprint: str
+    layout: str
+    block_size: int
+    context_tokens: int
+    vocab_size: int
+    eos_token_ids: tuple[int, ...]
+    tokenizer: Tokenizer | ByteTokenizer
+    workers: set[Incarnation] = field(default_factory=set)
+
+
+class Models:
+    """Known models by name. A worker whose model differs from the one known under its name is refused."""
+
+    def __init__(self) -> None:
+        self._models: dict[str, Model] = {}
+        self._loading = asyncio.Lock()
+
+    async def meet(self, hello: WorkerHello) -> str:
+        """Takes a worker in; returns why not, or an empty string."""
+        async with self._loading:
+            model = self._models.get(hello.model)
+            if model is None or (not model.workers and model.fingerprint != hello.fingerprint):
+                try:
+                    tokenizer = await asyncio.to_thread(load, hello.tokenizer)
+                except Exception as error:  # an unreadable tokenizer must not take the router down
+                    log.error("worker %s: tokenizer %s: %s", hello.worker_id, hello.tokenizer, error)
+                    return f"its tokenizer cannot be loaded here: {error}"
+                model = self._models[hello.model] = Model(
+                    hello.model,
+                    hello.fingerprint,
+                    hello.layout,
+                    hello.block_size,
+                    hello.context_tokens,
+                    hello.vocab_size,
+                    hello.eos_token_ids,
+                    tokenizer,
+                )
+        for name in ("fingerprint", "layout", "block_size", "context_tokens", "vocab_size"):
+            mine, theirs = getattr(model, name), getattr(hello, name)
+            if mine != theirs:
+                return f"{name} {theirs} differs from {mine} of model {hello.model}"
+        model.workers.add(hello.incarnation)
+        return ""
+
+    def leave(self, incarnation: Incarnation) -> None:
+        for model in self._models.values():
+            model.workers.discard(incarnation)
+
+    def find(self, name: str | None) -> Model:
+        """The model of that name, or the only one there is."""
+        if not self._models:
+            raise NoWorkers("no worker has been met yet: retry, or start one", retry_after_ms=500)
+        if name is None:
+            if len(self._models) > 1:
+                raise InvalidArgument("model", f"name one of {', '.join(sorted(self._models))}")
+            return next(iter(self._models.values()))
+        if name not in self._models:
+            raise NotFound(f"model: no model {name[:64]!r} here; there is {', '.join(sorted(self._models))}")
+        return self._models[name]
+
+    def by_fingerprint(self, fingerprint: str) -> Model | None:
+        return next((model for model in self._models.values() if model.fingerprint == fingerprint), None)
+
+    def all(self) -> list[Model]:
+        return sorted(self._models.values(), key=lambda model: model.name)
+
+
+def load(source: str) -> Tokenizer | ByteTokenizer:
+    return load_tokenizer(source) if source else ByteTokenizer()

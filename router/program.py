@@ -1,0 +1,152 @@
+"""Puts a router together, and takes it down: store, workers, queue, services, lease."""
+
+import asyncio
+import json
+import logging
+import os
+import signal
+
+from octavo import rpc
+from octavo.errors import StoreUnavailable
+from octavo.ids import Incarnation, new_incarnation
+from octavo.record import Member, QueueLimits
+from octavo.settings import RouterSettings
+from octavo.store import open_store
+from octavo.store.base import Store
+from octavo.v1 import admin_pb2_grpc, inference_pb2_grpc
+from router.admin import AdminService
+from router.hub import Hub
+from router.models import Models
+from router.placer import Placer
+from router.queue import Dispatcher
+from router.resume import ResumeTokens
+from router.server import InferenceService
+from router.session import Services
+from router.workers import WorkerPool
+
+log = logging.getLogger(__name__)
+
+INFERENCE = "octavo.v1.Inference"
+ADMIN = "octavo.v1.Admin"
+STOP_GRACE_S = 2.0
+
+
+class Router:
+    """One router process life. Everything it knows, the store and the workers can tell it again."""
+
+    def __init__(self, settings: RouterSettings, store: Store, secret: bytes, incarnation: Incarnation) -> None:
+        self._settings = settings
+        self._store = store
+        self.incarnation = incarnation
+        self.hub = Hub()
+        self.models = Models()
+        self.pool = WorkerPool(store, incarnation, self.hub, self.models, self._lost)
+        self.placer = Placer(store, self.pool, self.hub, self.models)
+        self.dispatcher = Dispatcher(store, incarnation, self.pool, self.placer, self.hub, settings.grace_ms)
+        self.services = Services(store, incarnation, self.hub, self.pool, self.dispatcher, ResumeTokens(secret))
+        limits = QueueLimits(settings.max_queued_requests, settings.max_queued_tokens)
+        self.inference = InferenceService(self.services, self.models, limits, settings.max_streams)
+        self.admin = AdminService(self.services, self.placer, self.inference)
+        self._tasks: list[asyncio.Task[None]] = []
+
+    async def start(self) -> None:
+        settings = self._settings
+        self._public = rpc.server(max_connection_age_ms=settings.max_connection_age_ms or None)
+        self._public_health = rpc.add_standard_services(self._public, [INFERENCE])
+        inference_pb2_grpc.add_InferenceServicer_to_server(self.inference, self._public)
+        port = self._public.add_insecure_port(settings.listen)
+        self.endpoint = f"{settings.listen.rsplit(':', 1)[0]}:{port}"
+        self._operators = rpc.server()
+        self._operators_health = rpc.add_standard_services(self._operators, [ADMIN])
+        admin_pb2_grpc.add_AdminServicer_to_server(self.admin, self._operators)
+        admin_port = self._operators.add_insecure_port(settings.admin_listen) if settings.admin_listen else 0
+        info = {
+            "router_id": settings.router_id or f"router-{self.endpoint.replace(':', '-')}",
+            "endpoint": self.endpoint,
+            "admin_endpoint": f"{settings.admin_listen.rsplit(':', 1)[0]}:{admin_port}" if admin_port else "",
+            "pid": os.getpid(),
+        }
+        self._member = Member("router", self.incarnation, json.dumps(info).encode())
+        loops = (self.pool.run(), self.dispatcher.run(), self._lease(), self._health())
+        self._tasks = [asyncio.create_task(loop) for loop in loops]
+        await self._public.start()
+        await self._operators.start()
+        log.info("%s (%s) listens on %s", info["router_id"], self.incarnation, self.endpoint)
+
+    async def stop(self) -> None:
+        """Ends its streams; clients attach elsewhere, and the workers go on."""
+        self._public_health.shut_down()
+        self._operators_health.shut_down()
+        await self._public.stop(STOP_GRACE_S)
+        await self._operators.stop(0)
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self.pool.close()
+        try:
+            await self._store.leave(self._member)
+        except StoreUnavailable:
+            pass  # its lease ends by itself
+
+    async def failed(self) -> None:
+        """Returns, or raises, when one of the loops ends, which none ever should."""
+        await asyncio.wait(self._tasks, return_when=asyncio.FIRST_COMPLETED)
+        for task in self._tasks:
+            if task.done():
+                task.result()
+
+    async def _lost(self, incarnation: Incarnation) -> None:
+        await self.dispatcher.recover_all(incarnation)
+
+    async def _lease(self) -> None:
+        while True:
+            try:
+                await self._store.heartbeat(self._member, self._settings.lease_ms)
+            except StoreUnavailable as error:
+                log.warning("lease not renewed: %s", error)
+            await asyncio.sleep(self._settings.lease_ms / 3000)
+
+    async def _health(self) -> None:
+        """Serving means: the store answers, and some worker has been met."""
+        while True:
+            try:
+                await self._store.queue_depth()
+                answers = True
+            except StoreUnavailable:
+                answers = False
+            met = any(link.view().available for link in self.pool.links.values())
+            self._public_health.set_all(answers and met)
+            self._operators_health.set_all(True)
+            await asyncio.sleep(0.25)
+
+
+async def serve(settings: RouterSettings) -> int:
+    """Runs until SIGTERM or SIGINT. Returns the exit status."""
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for name in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(name, stop.set)
+    store = open_store(settings.store)
+    secret = await open_patiently(store)
+    router = Router(settings, store, secret, new_incarnation())
+    await router.start()
+    failed = asyncio.create_task(router.failed())
+    stopping = asyncio.create_task(stop.wait())
+    await asyncio.wait([failed, stopping], return_when=asyncio.FIRST_COMPLETED)
+    await router.stop()
+    await store.close()
+    if failed.done() and not stop.is_set():
+        log.error("a loop of the router ended: %s", failed.exception())
+        return 1
+    return 0
+
+
+async def open_patiently(store: Store) -> bytes:
+    """Opens the store however long that takes; returns the key of resume tokens."""
+    while True:
+        try:
+            await store.open()
+            return await store.secret("resume")
+        except StoreUnavailable as error:
+            log.warning("waiting for the store: %s", error)
+            await asyncio.sleep(0.5)

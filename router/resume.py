@@ -1,0 +1,47 @@
+"""Resume tokens: a place in a stream, signed, good on any router of the same store. Layout in protos/README.md."""
+
+import hmac
+import struct
+from dataclasses import dataclass
+
+from octavo.errors import InvalidArgument
+from octavo.ids import RequestId
+
+VERSION = 1
+MAC_BYTES = 16
+HEAD = struct.Struct("<BBB")  # version, bytes of the request id, branches
+PLACE = struct.Struct("<IQI")  # next index, chain there, bytes of text delivered
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """How far a client is in one branch."""
+
+    next_index: int
+    chain: int
+    text_bytes: int
+
+
+class ResumeTokens:
+    """Makes and reads resume tokens with a key that all routers share."""
+
+    def __init__(self, key: bytes) -> None:
+        self._key = key
+
+    def make(self, request_id: bytes, places: "list[tuple[int, int, int]]") -> bytes:
+        """`places` are (next_index, chain, text_bytes), one per returned branch."""
+        body = HEAD.pack(VERSION, len(request_id), len(places)) + request_id
+        for place in places:
+            body += PLACE.pack(*place)
+        return body + hmac.digest(self._key, body, "sha256")[:MAC_BYTES]
+
+    def read(self, token: bytes) -> tuple[RequestId, list[Place]]:
+        body, mac = token[:-MAC_BYTES], token[-MAC_BYTES:]
+        if not hmac.compare_digest(mac, hmac.digest(self._key, body, "sha256")[:MAC_BYTES]):
+            raise InvalidArgument("resume_token", "not one of ours: send the one of the last event, unchanged")
+        version, id_bytes, num_places = HEAD.unpack_from(body)
+        if version != VERSION:
+            raise InvalidArgument("resume_token", f"version {version} is not known to this router")
+        start = HEAD.size + id_bytes
+        places = [Place(*PLACE.unpack_from(body, start + i * PLACE.size)) for i in range(num_places)]
+        return RequestId(body[HEAD.size : start].decode()), places

@@ -1,0 +1,352 @@
+"""The Inference service: validates and tokenizes what clients send, and gives them their streams."""
+
+import asyncio
+import hashlib
+import secrets
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from octavo import hashing, validation, wire
+from octavo.errors import (
+    DeadlineExceeded,
+    Failure,
+    InvalidArgument,
+    NotFound,
+    NoWorkers,
+    QueueFull,
+    RequestExists,
+    TooManyStreams,
+)
+from octavo.ids import RequestId, SequenceId, new_request_id, sequence_id
+from octavo.record import Accepted, AcceptStatus, NewSequence, QueueLimits, Record, State
+from octavo.sampling import SamplingParams
+from octavo.v1 import inference_pb2, inference_pb2_grpc, types_pb2
+from router.models import Model, Models
+from router.session import Services, Session, Start
+
+if TYPE_CHECKING:
+    import grpc
+
+    Context = grpc.aio.ServicerContext[object, object]
+
+SCHEMA_REVISION = 1
+TENANT = ""  # until requests are authenticated, all clients are one
+DEADLINE_MARGIN_MS = 100  # before the caller's own, so that what was generated reaches it
+DRAIN_TOKENS_PER_S = 200.0  # a guess for the retry delay while no worker has been measured
+
+STATES = {
+    State.QUEUED: inference_pb2.REQUEST_STATE_QUEUED,
+    State.RUNNING: inference_pb2.REQUEST_STATE_RUNNING,
+    State.DONE: inference_pb2.REQUEST_STATE_DONE,
+    State.FAILED: inference_pb2.REQUEST_STATE_FAILED,
+    State.CANCELLED: inference_pb2.REQUEST_STATE_CANCELLED,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A request that has passed every check."""
+
+    new: NewSequence
+    model: Model
+    params: SamplingParams
+
+
+class InferenceService(inference_pb2_grpc.InferenceServicer):
+    """What clients call. Nothing here outlives a call."""
+
+    def __init__(self, services: Services, models: Models, limits: QueueLimits, max_streams: int) -> None:
+        self._services = services
+        self._models = models
+        self._limits = limits
+        self._max_streams = max_streams
+        self._num_streams = 0
+
+    # Streams
+
+    async def Generate(self, request: inference_pb2.GenerateRequest, context: "Context") -> AsyncIterator[
+        inference_pb2.GenerateEvent
+    ]:
+        async with self._counted(), self._generate(request, context) as session:
+            async for event in session.events():
+                yield event
+
+    async def Complete(
+        self, request: inference_pb2.CompleteRequest, context: "Context"
+    ) -> inference_pb2.CompleteResponse:
+        response = inference_pb2.CompleteResponse()
+        outputs: dict[int, inference_pb2.Output] = {}
+        async with self._counted(), self._generate(request.request, context) as session:
+            async for event in session.events():
+                collect(event, outputs, response)
+            ranked = session.ranked_scores()
+        for returned, index in enumerate(sorted(outputs)):
+            if ranked is not None and (score := ranked[returned]) is not None:
+                outputs[index].score = score
+            response.outputs.append(outputs[index])
+        return response
+
+    async def Attach(self, request: inference_pb2.AttachRequest, context: "Context") -> AsyncIterator[
+        inference_pb2.GenerateEvent
+    ]:
+        async with self._counted():
+            request_id, start = self._place(request)
+            record = await self._services.store.attach(sequence_id(TENANT, request_id), self._services.router_id)
+            if record is None:
+                raise unknown_request(request_id)
+            async with self._session(record, start) as session:
+                async for event in session.events():
+                    yield event
+
+    def _place(self, request: inference_pb2.AttachRequest) -> tuple[RequestId, Start]:
+        match request.WhichOneof("at"):
+            case "resume_token":
+                request_id, places = self._services.tokens.read(request.resume_token)
+                return request_id, Start(places=places)
+            case "request_id":
+                return validation.validate_request_id(request.request_id), Start(next_indexes=request.next_indexes)
+        raise InvalidArgument("at", "send a resume_token or a request_id")
+
+    @asynccontextmanager
+    async def _generate(
+        self, request: inference_pb2.GenerateRequest, context: "Context"
+    ) -> AsyncIterator[Session]:
+        prepared = self.prepare(request, deadline_of(context))
+        seq_id = prepared.new.seq_id
+        accepted = await self._services.store.accept(prepared.new, self._limits)
+        if accepted.status == AcceptStatus.OK:
+            session = Session(
+                self._services, prepared.model, as_record(prepared.new), prepared.params, Start(fresh=True)
+            )
+            session.limit(prepared.new.deadline_in_ms)
+            async with session:
+                self._services.dispatcher.wake()
+                yield session
+            return
+        if accepted.status == AcceptStatus.FULL:
+            raise self._queue_full(accepted)
+        if accepted.status == AcceptStatus.MISMATCH:
+            raise RequestExists("request_id: used before with a different body; choose another")
+        record = await self._services.store.attach(seq_id, self._services.router_id)
+        if record is None:
+            raise unknown_request(prepared.new.request_id)
+        async with self._session(record, Start()) as session:
+            yield session
+
+    def _session(self, record: Record, start: Start) -> Session:
+        model = self._models.by_fingerprint(record.model)
+        if model is None:
+            raise NoWorkers("no worker has been met that serves this request's model: retry", retry_after_ms=500)
+        return Session(self._services, model, record, wire.sampling_from_bytes(record.sampling), start)
+
+    @asynccontextmanager
+    async def _counted(self) -> AsyncIterator[None]:
+        if self._num_streams >= self._max_streams:
+            raise TooManyStreams(
+                f"this router carries {self._max_streams} calls already: retry, or call another", retry_after_ms=1000
+            )
+        self._num_streams += 1
+        try:
+            yield
+        finally:
+            self._num_streams -= 1
+
+    def _queue_full(self, accepted: Accepted) -> QueueFull:
+        rate = sum(link.load.prefill_tokens_per_s for link in self._services.pool.links.values()) or DRAIN_TOKENS_PER_S
+        retry_ms = int(min(30_000.0, max(100.0, 1000 * accepted.queued_tokens / rate / 8)))
+        return QueueFull(
+            f"{accepted.num_queued} requests with {accepted.queued_tokens} tokens are waiting: retry later",
+            retry_after_ms=retry_ms,
+        )
+
+    # From wire to values
+
+    def prepare(self, request: inference_pb2.GenerateRequest, deadline_in_ms: int = 0) -> Prepared:
+        model = self._models.find(request.model if request.HasField("model") else None)
+        request_id = (
+            validation.validate_request_id(request.request_id) if request.HasField("request_id") else new_request_id()
+        )
+        params = wire.sampling_from_wire(request.sampling)
+        context, vocab, eos = model.context_tokens, model.vocab_size, model.eos_token_ids
+        validation.validate_sampling(params, vocab_size=vocab, context_tokens=context, eos_token_ids=eos)
+        prompt, field = self._prompt(request, model)
+        validation.validate_prompt(prompt, params, vocab_size=vocab, context_tokens=context, field=field)
+        params = validation.resolve(
+            params, prompt_len=len(prompt), context_tokens=context, seed_source=lambda: secrets.randbits(63)
+        )
+        new = NewSequence(
+            seq_id=sequence_id(TENANT, request_id),
+            request_id=request_id,
+            body_hash=hashlib.blake2b(request.SerializeToString(deterministic=True), digest_size=16).digest(),
+            tenant=TENANT,
+            salt=TENANT,
+            model=model.fingerprint,
+            layout=model.layout,
+            sampling=wire.sampling_bytes(params),
+            prompt=prompt,
+            prompt_chain=hashing.prompt_chain(prompt),
+            num_branches=params.num_branches,
+            max_tokens=params.max_tokens or 0,
+            priority=priority_of(request.priority),
+            deadline_in_ms=deadline_in_ms,
+            keep_on_disconnect=request.on_disconnect == inference_pb2.ON_DISCONNECT_KEEP,
+            router=self._services.router_id,
+        )
+        return Prepared(new, model, params)
+
+    def _prompt(self, request: "inference_pb2.GenerateRequest | inference_pb2.TokenizeRequest", model: Model) -> tuple[
+        list[int], str
+    ]:
+        """The prompt's tokens, and the field they came from."""
+        match request.WhichOneof("input"):
+            case "token_ids":
+                return list(request.token_ids.ids), "token_ids"  # type: ignore[union-attr]
+            case "text":
+                text = validation.validate_text(request.text, "text", context_tokens=model.context_tokens)
+                return model.tokenizer.encode(text), "text"
+            case "chat":
+                turns, begin_answer = wire.chat_from_wire(request.chat)
+                messages = validation.validate_chat(turns, context_tokens=model.context_tokens)
+                return model.tokenizer.apply_chat(
+                    [(message["role"], message["content"]) for message in messages], begin_answer
+                ), "chat"
+        raise InvalidArgument("input", "send text, token_ids or chat")
+
+    # Requests
+
+    async def Cancel(self, request: inference_pb2.CancelRequest, context: "Context") -> inference_pb2.CancelResponse:
+        seq_id = sequence_id(TENANT, validation.validate_request_id(request.request_id))
+        record = await self._services.store.cancel(seq_id)
+        if record is None:
+            raise unknown_request(request.request_id)
+        link = self._services.pool.find(record.owner)
+        if link is not None and record.state == State.RUNNING:
+            await link.cancel(seq_id, record.epoch)
+        self._services.hub.check([seq_id])
+        return inference_pb2.CancelResponse()
+
+    async def Get(self, request: inference_pb2.GetRequest, context: "Context") -> inference_pb2.GetResponse:
+        seq_id = sequence_id(TENANT, validation.validate_request_id(request.request_id))
+        snapshot = await self._services.store.read(seq_id)
+        if snapshot is None:
+            raise unknown_request(request.request_id)
+        record = snapshot.record
+        output_tokens = sum(record.final_lengths)
+        response = inference_pb2.GetResponse(
+            request_id=record.request_id,
+            state=STATES[record.state],
+            epoch=record.epoch,
+            owner=record.owner,
+            num_tokens=record.num_tokens,
+            finish_reasons=[wire.finish_to_wire(finish) for finish in record.finishes],
+            usage=wire.usage_to_wire(record.prompt_len, output_tokens, 0),
+            timeline=[
+                inference_pb2.TimelineEntry(after_ms=after_ms, what=what, detail=detail)
+                for after_ms, what, detail in record.timeline
+            ],
+        )
+        if record.failure:
+            response.failure.CopyFrom(wire.failure_to_wire(Failure.from_json(record.failure)))
+        return response
+
+    # Text
+
+    async def Tokenize(
+        self, request: inference_pb2.TokenizeRequest, context: "Context"
+    ) -> inference_pb2.TokenizeResponse:
+        model = self._models.find(request.model if request.HasField("model") else None)
+        return inference_pb2.TokenizeResponse(token_ids=self._prompt(request, model)[0])
+
+    async def Detokenize(
+        self, request: inference_pb2.DetokenizeRequest, context: "Context"
+    ) -> inference_pb2.DetokenizeResponse:
+        model = self._models.find(request.model if request.HasField("model") else None)
+        validation.check_token_ids("token_ids", request.token_ids, model.vocab_size)
+        skip = request.skip_special_tokens if request.HasField("skip_special_tokens") else True
+        return inference_pb2.DetokenizeResponse(text=model.tokenizer.decode(request.token_ids, skip))
+
+    async def ListModels(
+        self, request: inference_pb2.ListModelsRequest, context: "Context"
+    ) -> inference_pb2.ListModelsResponse:
+        models = [
+            inference_pb2.Model(
+                name=model.name,
+                fingerprint=model.fingerprint,
+                context_tokens=model.context_tokens,
+                vocab_size=model.vocab_size,
+                defaults=wire.defaults_to_wire(),
+                limits=wire.limits_to_wire(),
+                has_chat_template=model.tokenizer.has_chat_template,
+                num_workers=len(model.workers),
+            )
+            for model in self._models.all()
+        ]
+        if not models:
+            raise NoWorkers("no worker has been met yet: retry, or start one", retry_after_ms=500)
+        return inference_pb2.ListModelsResponse(models=models, schema_revision=SCHEMA_REVISION)
+
+
+def deadline_of(context: "Context") -> int:
+    """Milliseconds the request has, 0 for no limit."""
+    remaining = context.time_remaining()
+    if remaining is None or remaining > 365 * 86400:
+        return 0
+    remaining_ms = int(remaining * 1000)
+    deadline_in_ms = remaining_ms - min(DEADLINE_MARGIN_MS, remaining_ms // 10)
+    if deadline_in_ms <= 0:
+        raise DeadlineExceeded("the deadline passed before the request was accepted")
+    return deadline_in_ms
+
+
+def priority_of(value: "inference_pb2.Priority") -> int:
+    if value not in inference_pb2.Priority.values():
+        raise InvalidArgument("priority", f"no class {int(value)}; use one of SYSTEM, INTERACTIVE, DEFAULT, BULK")
+    return int(value) or int(inference_pb2.PRIORITY_DEFAULT)
+
+
+def unknown_request(request_id: str) -> NotFound:
+    return NotFound(f"request_id: no request {request_id!r}; it was never accepted, or ended longer ago than records are kept")
+
+
+def as_record(new: NewSequence) -> Record:
+    """The record of a sequence that has just been accepted."""
+    return Record(
+        seq_id=new.seq_id,
+        request_id=new.request_id,
+        body_hash=new.body_hash,
+        state=State.QUEUED,
+        model=new.model,
+        layout=new.layout,
+        sampling=new.sampling,
+        prompt_len=len(new.prompt),
+        prompt_chain=new.prompt_chain,
+        num_branches=new.num_branches,
+        max_tokens=new.max_tokens,
+        tenant=new.tenant,
+        salt=new.salt,
+        priority=new.priority,
+        keep_on_disconnect=new.keep_on_disconnect,
+        router=new.router,
+    )
+
+
+def collect(
+    event: inference_pb2.GenerateEvent,
+    outputs: dict[int, inference_pb2.Output],
+    response: inference_pb2.CompleteResponse,
+) -> None:
+    """Adds an event to a whole answer. Raises the failure of a failed request."""
+    output = outputs.setdefault(event.branch, inference_pb2.Output(index=event.branch))
+    output.text += event.text
+    output.token_ids.extend(event.token_ids)
+    output.logprobs.extend(event.logprobs)
+    response.prompt_logprobs.extend(event.prompt_logprobs)
+    response.request_id = event.request_id
+    if event.finish_reason:
+        output.finish_reason = event.finish_reason
+    if event.HasField("finished"):
+        if event.finished.HasField("failure"):
+            raise wire.failure_from_wire(event.finished.failure).error()
+        response.usage.CopyFrom(event.finished.usage)
