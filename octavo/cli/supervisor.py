@@ -85,13 +85,9 @@ class Supervisor:
         try:
             while not await service.ready():
                 if ended.done():
-                    raise StartError(
-                        f"{unit.name} ended with {_how(ended.result())}; the end of {unit.log}:\n{tail(unit.log)}"
-                    )
+                    raise StartError(_story(unit, f"ended with {_how(ended.result())}"))
                 if time.monotonic() - began > timeout_s:
-                    raise StartError(
-                        f"{unit.name} was not ready after {timeout_s:.0f} s; the end of {unit.log}:\n{tail(unit.log)}"
-                    )
+                    raise StartError(_story(unit, f"was not ready after {timeout_s:.0f} s"))
                 await asyncio.wait([ended], timeout=POLL_S)
         finally:
             ended.cancel()
@@ -127,6 +123,10 @@ class Supervisor:
             for service in self._services:
                 trim_log(service.unit.log)
             await asyncio.sleep(TRIM_INTERVAL_S)
+
+
+def _story(unit: Unit, what: str) -> str:
+    return f"{unit.name} {what}. The end of {unit.log}:\n{tail(unit.log)}"
 
 
 def _how(code: int) -> str:

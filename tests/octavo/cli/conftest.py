@@ -40,7 +40,7 @@ class Router(inference_pb2_grpc.InferenceServicer, admin_pb2_grpc.AdminServicer)
                 if index == 2 and self.breaks:
                     self.breaks -= 1
                     return
-                while index == 2 and self.hang.is_set():
+                while index == 2 and self.hang.is_set():  # noqa: ASYNC110  by another thread
                     await asyncio.sleep(0.01)
                 last = index == len(WORDS) - 1
                 event = inference_pb2.GenerateEvent(

@@ -1,10 +1,14 @@
 import base64
 import io
 import json
+import os
 import re
 import shlex
+import signal
 import socket
 import subprocess
+import sys
+import time
 
 import pytest
 
@@ -17,8 +21,8 @@ ANSWER = "Paris, the capital."
 
 
 def test_generate_prints_one_object(router, endpoint, capsys):
-    arguments = "--prompt hi --max-tokens 9 --temperature 0 --seed 7 --stop a --stop b --json".split()
-    assert main(["generate", "--endpoint", endpoint, *arguments]) == 0
+    sampling = ["--max-tokens", "9", "--temperature", "0", "--seed", "7", "--stop", "a", "--stop", "b"]
+    assert main(["generate", "--endpoint", endpoint, "--prompt", "hi", *sampling, "--json"]) == 0
     answer = json.loads(capsys.readouterr().out)
     assert answer["text"] == ANSWER
     assert answer["token_ids"] == [0, 1, 2, 3]
@@ -90,6 +94,25 @@ def test_chat_remembers_resets_and_ends(router, endpoint, capsys, monkeypatch):
     assert capsys.readouterr().out == (ANSWER + "\n") * 3
     turns = [[turn.content.decode() for turn in request.chat.messages] for request in router.requests]
     assert turns == [["s", "one"], ["s", "one", ANSWER, "two"], ["s", "three"]]
+
+
+def test_ctrl_c_cancels_the_answer_and_not_the_chat(router, endpoint):
+    router.hang.set()
+    command = [sys.executable, "-m", "octavo.cli", "chat", "--endpoint", endpoint]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as chat:
+        chat.stdin.write(b"one\n")
+        chat.stdin.flush()
+        assert os.read(chat.stdout.fileno(), 5) == b"Paris"
+        chat.send_signal(signal.SIGINT)
+        while not router.cancelled:
+            assert chat.poll() is None
+            time.sleep(0.01)
+        router.hang.clear()
+        rest, _ = chat.communicate(b"two\n", timeout=10)
+    assert rest.decode().endswith(f" …\n{ANSWER}\n")
+    assert chat.returncode == 0
+    assert router.cancelled == [router.requests[0].request_id]
+    assert [turn.role for turn in router.requests[1].chat.messages] == ["user", "assistant", "user"]
 
 
 def test_chat_forgets_a_question_that_failed(router, endpoint, capsys, monkeypatch):

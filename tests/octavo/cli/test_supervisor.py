@@ -131,12 +131,12 @@ async def main():
     await asyncio.sleep(3600)
 asyncio.run(main())
 """
-    supervisor = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True)
-    with supervisor:
-        pids = list(map(int, supervisor.stdout.readline().split()))
-        assert len(pids) == 3
-        assert all(map(alive, pids))
-        supervisor.kill()
+    supervisor = await asyncio.create_subprocess_exec(sys.executable, "-c", program, stdout=subprocess.PIPE)
+    pids = list(map(int, (await supervisor.stdout.readline()).split()))
+    assert len(pids) == 3
+    assert all(map(alive, pids))
+    supervisor.kill()
+    await supervisor.wait()
     await until(lambda: not any(map(alive, pids)), "the children to die")
 
 
