@@ -3,6 +3,7 @@
 A float on the wire has 32 bits, so `sampling_from_wire(sampling_to_wire(params))` equals `params` rounded to float32.
 """
 
+import hashlib
 from collections.abc import Iterable, Sequence
 from types import MappingProxyType
 from typing import Any, cast
@@ -17,6 +18,9 @@ from octavo.validation import check_count
 
 # A token's score: (token_id, logprob, ((token_id, logprob) of the likeliest, ...)), as in a worker's TokenScore.
 Score = tuple[int, float, tuple[tuple[int, float], ...]]
+
+# Grows by one with each change of protos/ that a peer could notice.
+SCHEMA_REVISION = 1
 
 _DEFAULTS = SamplingParams()
 _LISTS = ("stop", "stop_token_ids", "allowed_token_ids", "banned_token_ids")
@@ -77,6 +81,16 @@ def sampling_from_bytes(data: bytes) -> SamplingParams:
         raise HistoryLost(
             "the record's sampling parameters cannot be read; start again with a new request id"
         ) from error
+
+
+def request_hash(request: inference_pb2.GenerateRequest) -> bytes:
+    """Tells a retry of a request from another body under the same id, on whatever router. The request must be valid."""
+    rest = inference_pb2.GenerateRequest()
+    rest.CopyFrom(request)
+    rest.ClearField("sampling")
+    sampling = sampling_bytes(sampling_from_wire(request.sampling))
+    body = len(sampling).to_bytes(4, "little") + sampling + rest.SerializeToString(deterministic=True)
+    return hashlib.blake2b(body, digest_size=16).digest()
 
 
 def failure_to_wire(failure: Failure) -> types_pb2.Failure:

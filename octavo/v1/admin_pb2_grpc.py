@@ -72,7 +72,7 @@ class AdminServicer(object):
     """
 
     def ListWorkers(self, request, context):
-        """Lists the workers this router knows, with their load. Reads only.
+        """Lists the workers this router knows, with their load. Reads only. No errors of its own.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

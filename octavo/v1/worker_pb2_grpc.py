@@ -138,7 +138,7 @@ class WorkerServicer(object):
     def Cancel(self, request, context):
         """Stops sequences; their blocks are free within two steps. An unknown sequence is success.
 
-        Idempotent. A sequence at a newer epoch than the one named is left alone.
+        Idempotent. A sequence at a newer epoch than the one named is left alone. No errors of its own.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -148,7 +148,7 @@ class WorkerServicer(object):
         """Streams load, and which prefix blocks the cache gains and loses.
 
         The first message is a snapshot with its sequence number; each later one continues it. A gap in the numbers, or a
-        digest that does not match, means the caller should call again. Load comes at least every interval.
+        digest that does not match, means the caller should call again. Load comes at least every interval. No errors of its own.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -140,6 +140,21 @@ def test_parameters_in_a_record_that_cannot_be_read():
         wire.sampling_from_bytes(b"\xff\xff")
 
 
+def test_a_retry_is_told_from_another_body():
+    def request(**values):
+        bias = values.pop("bias", {})
+        message = inference_pb2.GenerateRequest(**{"request_id": "r", "text": b"x", **values})
+        for token_id, value in bias.items():
+            message.sampling.logit_bias[token_id] = value
+        return message
+
+    same = request(bias={1: 1.0, 2: 2.0})
+    assert wire.request_hash(same) == wire.request_hash(request(bias={2: 2.0, 1: 1.0}))
+    assert wire.request_hash(request()) == wire.request_hash(request(sampling=types_pb2.SamplingParams(temperature=1)))
+    others = [request(), request(text=b"y"), request(priority=4), request(bias={1: 1.0}), request(model="m"), same]
+    assert len({wire.request_hash(other) for other in others}) == len(others)
+
+
 @given(st.integers(0, 16), st.text(), st.text(), st.booleans())
 def test_failures(code, reason, message, retryable):
     failure = Failure(code, reason, message, retryable)

@@ -1,0 +1,129 @@
+"""What the .proto files promise beyond what buf checks."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from google.protobuf.descriptor import FieldDescriptor
+
+from octavo.errors import Code
+from octavo.sampling import SamplingParams
+from octavo.v1 import admin_pb2, inference_pb2, transfer_pb2, types_pb2, worker_pb2
+
+ROOT = Path(__file__).resolve().parents[2]
+PROTOS = ROOT / "protos"
+FILES = sorted(PROTOS.glob("octavo/v1/*.proto"))
+MODULES = {
+    "types": types_pb2,
+    "inference": inference_pb2,
+    "admin": admin_pb2,
+    "worker": worker_pb2,
+    "transfer": transfer_pb2,
+}
+RPC = re.compile(r"((?:^ *//.*\n)*)^ *rpc (\w+)\(", re.MULTILINE)
+ROW = re.compile(r"^\* ([A-Z_]+): (.+)", re.MULTILINE)
+CODES = {code.name for code in Code}
+NO_TABLE = ("No errors of its own.", "Statuses as Generate")
+
+
+def comment_of(lines):
+    return "\n".join(line.strip().removeprefix("//").removeprefix(" ") for line in lines.splitlines())
+
+
+def rpcs():
+    for path in FILES:
+        for match in RPC.finditer(path.read_text(encoding="utf-8")):
+            yield pytest.param(comment_of(match[1]), id=f"{path.stem}.{match[2]}")
+
+
+def buf(*arguments):
+    binary = Path(sys.executable).with_name("buf")
+    if not binary.exists():
+        pytest.skip("buf is not installed")
+    return subprocess.run([binary, *arguments], cwd=PROTOS, capture_output=True, text=True, timeout=60, check=False)
+
+
+def test_the_files_are_those_the_stubs_come_from():
+    assert [path.stem for path in FILES] == sorted(MODULES)
+    names = [
+        method.name
+        for module in MODULES.values()
+        for s in module.DESCRIPTOR.services_by_name.values()
+        for method in s.methods
+    ]
+    assert len(names) == len(list(rpcs()))
+
+
+def test_buf_lint_is_clean():
+    done = buf("lint")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+def test_buf_format_is_clean():
+    done = buf("format", "--diff", "--exit-code")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_old_protoc_can_read_it(path):
+    text = path.read_text(encoding="utf-8")
+    code = re.sub(r"//.*", "", text)
+    assert re.search(r'^syntax = "proto3";$', code, re.MULTILINE)
+    assert not re.search(r"\b(edition|export|local)\b\s*[=\w]", re.sub(r'"[^"]*"', "", code))
+    for names in re.findall(r"\breserved\s+([^;]+);", code):
+        assert re.fullmatch(r'[\d\s,]+|[\d\s,]*to[\s\d]+|("\w+"[\s,]*)+', names), names
+
+
+@pytest.mark.parametrize("comment", list(rpcs()))
+def test_every_rpc_says_what_can_go_wrong_and_what_to_do(comment):
+    assert re.match(r"[A-Z][a-z]+s ", comment), "begins with a verb: what it does"
+    rows = ROW.findall(comment)
+    assert rows or any(text in comment for text in NO_TABLE)
+    for code, text in rows:
+        assert code in CODES
+        assert text
+
+
+def test_enums_begin_with_unspecified():
+    for module in MODULES.values():
+        for enum in module.DESCRIPTOR.enum_types_by_name.values():
+            prefix = re.sub(r"(?<!^)(?=[A-Z])", "_", enum.name).upper()
+            assert enum.values_by_number[0].name == f"{prefix}_UNSPECIFIED"
+
+
+def test_every_scalar_of_the_sampling_parameters_can_be_left_out():
+    """So a scalar whose default is not zero is told from a zero that was sent."""
+    for field in types_pb2.SamplingParams.DESCRIPTOR.fields:
+        default = getattr(SamplingParams(), field.name)
+        assert field.has_presence or field.is_repeated
+        assert field.has_presence or not default
+
+
+def test_scalars_with_another_default_than_zero_are_optional():
+    """The default is read from the comment: "default 1", "Default true"."""
+    found = 0
+    for path in FILES:
+        text = path.read_text(encoding="utf-8")
+        fields = re.findall(r"((?:^ *//.*\n)+)^ *((?:optional )?[a-z]\w+ \w+) = \d+;$", text, re.MULTILINE)
+        for lines, declaration in fields:
+            default = re.search(r"\b[Dd]efault:? (\w+)", comment_of(lines))
+            if default and default[1] not in ("0", "false"):
+                found += 1
+                assert declaration.startswith("optional "), (path.name, declaration)
+    assert found >= 8
+
+
+def test_text_that_clients_send_is_bytes():
+    for message, name in (("GenerateRequest", "text"), ("TokenizeRequest", "text"), ("ChatMessage", "content")):
+        field = inference_pb2.DESCRIPTOR.message_types_by_name[message].fields_by_name[name]
+        assert field.type == FieldDescriptor.TYPE_BYTES
+
+
+def test_no_message_has_a_field_that_a_status_should_be():
+    for module in MODULES.values():
+        for message in module.DESCRIPTOR.message_types_by_name.values():
+            names = set(message.fields_by_name)
+            assert "success" not in names
+            assert "message" not in names or message.name == "Failure"

@@ -1,0 +1,80 @@
+"""protos/README.md says what the code does: limits, hashes, the resume token, the revision."""
+
+import re
+import struct
+
+import pytest
+
+from octavo import hashing, limits, wire
+from octavo.sampling import SamplingParams
+
+MEANINGS = {"best_of": "n", "max_tokens": f"what is left of the context, at most {limits.DEFAULT_MAX_TOKENS}"}
+MEANINGS |= {
+    "seed": "the router draws one",
+    "logprobs": "none",
+    "prompt_logprobs": "none",
+    "beam_width": "0, no beam search",
+}
+
+
+@pytest.fixture(scope="module")
+def text(root):
+    return (root / "protos/README.md").read_text(encoding="utf-8")
+
+
+def limits_table():
+    """The table as it should stand in the text."""
+    rows = ["| SamplingParams | allowed | left out |", "|---|---|---|"]
+    for name, allowed in limits.NUMBERS.items():
+        left_out = MEANINGS[name] if name in MEANINGS else f"{getattr(SamplingParams(), name):g}"
+        rows.append(f"| {name} | {allowed} | {left_out} |")
+    sizes = {"stop": f" of 1 to {limits.MAX_STOP_BYTES} bytes"}
+    sizes["logit_bias"] = f", values {-limits.MAX_LOGIT_BIAS_VALUE:g} to {limits.MAX_LOGIT_BIAS_VALUE:g}"
+    rows += [f"| {name} | at most {count}{sizes.get(name, '')} | none |" for name, count in limits.COUNTS.items()]
+    rows += [f"| {name} | true or false | {str(getattr(SamplingParams(), name)).lower()} |" for name in limits.FLAGS]
+    rows += ["", "| elsewhere | allowed |", "|---|---|"]
+    others = {
+        "a message to or from a client": f"at most {limits.MAX_MESSAGE_BYTES} bytes",
+        "a message between routers and workers": f"at most {limits.MAX_INTERNAL_MESSAGE_BYTES} bytes",
+        "headers of a call": f"at most {limits.MAX_METADATA_BYTES} bytes",
+        "request_id": f"1 to {limits.MAX_REQUEST_ID_CHARS} printable ASCII characters",
+        "text of a prompt": f"1 to {limits.MAX_TEXT_BYTES_PER_CONTEXT_TOKEN} bytes per token of the context, UTF-8",
+        "messages of a chat": f"1 to {limits.MAX_CHAT_MESSAGES}; together as long as a text",
+        "role of a chat message": f"1 to {limits.MAX_ROLE_BYTES} printable ASCII characters",
+        "items of Worker.Schedule and Swap": f"at most {limits.MAX_BATCH_ITEMS}",
+        "Admission.salt": f"at most {limits.MAX_SALT_BYTES} ASCII characters",
+        "Admission.deadline_in_ms": f"at most {limits.MAX_DEADLINE_MS}",
+    }
+    return [*rows, *(f"| {what} | {allowed} |" for what, allowed in others.items())]
+
+
+def test_the_limits_are_those_of_the_code(text):
+    written = text.split("<!-- limits -->\n")[1].split("\n<!-- end of limits -->")[0]
+    assert written == "\n".join(limits_table())
+
+
+def test_the_revision_is_that_of_the_code(text):
+    assert f"It is {wire.SCHEMA_REVISION}." in text
+
+
+def test_the_person_strings_are_those_of_the_code(text, root):
+    code = (root / "octavo/hashing.py").read_text() + (root / "octavo/ids.py").read_text()
+    persons = set(re.findall(r'person=b"([^"]+)"', code))
+    assert persons == set(re.findall(r'person = "([^"]+)"', text))
+    assert len(hashing.root_key("a", "b")) == 32
+
+
+def test_the_resume_token_is_as_written(text):
+    resume = pytest.importorskip("router.resume")
+    section = text.split("<!-- resume token")[1].split("<!-- end of resume token")[0]
+    assert f"first {resume.MAC_BYTES} bytes" in section
+    assert f"version = {resume.VERSION}" in section
+    sizes = {"u8": 1, "u32": 4, "u64": 8}
+    head, place = section.split("body  =")[1].split("place =")
+    assert [*map(sizes.get, re.findall(r"u\d+(?=\()", head))] == field_sizes(resume.HEAD)
+    assert [*map(sizes.get, re.findall(r"u\d+(?=\()", place))] == field_sizes(resume.PLACE)
+
+
+def field_sizes(packed: struct.Struct):
+    assert packed.format.startswith("<")
+    return [struct.calcsize("<" + letter) for letter in packed.format[1:]]
