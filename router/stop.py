@@ -6,7 +6,7 @@ longest counts. That depends on the text alone, not on how it was cut into piece
 
 import re
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from octavo.errors import HistoryLost
 from router.detokenizer import Detokenizer
@@ -87,13 +87,14 @@ class StopMatcher:
         """The text that is certain to come out. Unless `armed`, a stop string that is completed here is just text."""
         if self.stopped:
             return ""
-        if self._automaton is None:
-            return text
-        end = self._scan(self._automaton, text, armed)
+        automaton = self._automaton
+        if automaton is None or (self._state == 0 and not automaton.first.search(text)):
+            return text  # by far the most frequent case
+        end = self._scan(automaton, text, armed)
         if end is not None:
-            return self._stop(self._automaton.matched[self._state], self._held + text[:end])
+            return self._stop(automaton.matched[self._state], self._held + text[:end])
         text = self._held + text
-        cut = len(text) if self._include else len(text) - self._automaton.held[self._state]
+        cut = len(text) if self._include else len(text) - automaton.held[self._state]
         self._held = text[cut:]
         return text[:cut]
 
@@ -127,8 +128,7 @@ class StopMatcher:
         return text if self._include else text[: -len(matched)]
 
 
-@dataclass(frozen=True, slots=True)
-class TextDelta:
+class TextDelta(NamedTuple):
     """What some tokens added to a branch's text."""
 
     text: str
@@ -168,7 +168,9 @@ class TextStream:
         if self._has_stops:
             return self._delta(self._push_singly(ids))
         self._num_tokens += len(ids)
-        return self._delta(self._detokenizer.push(self._visible(ids)))
+        if not self._hidden_ids.isdisjoint(ids):
+            ids = [token_id for token_id in ids if token_id not in self._hidden_ids]
+        return self._delta(self._detokenizer.push(ids))
 
     def finish(self) -> TextDelta:
         """What was held back; the branch has ended. HistoryLost if more had been delivered than there is."""
@@ -191,20 +193,15 @@ class TextStream:
 
     def _push_singly(self, ids: Sequence[int]) -> str:
         """Token by token, to know which one completes a stop string."""
-        pieces = []
+        detokenizer, matcher, hidden_ids = self._detokenizer, self._matcher, self._hidden_ids
+        shown = ""
         for token_id in ids:
-            if self._matcher.stopped:
+            if matcher.stopped:
                 break
             self._num_tokens += 1
-            if token_id not in self._hidden_ids:
-                text = self._detokenizer.push((token_id,))
-                pieces.append(self._matcher.push(text, self._num_tokens >= self._min_tokens))
-        return "".join(pieces)
-
-    def _visible(self, ids: Sequence[int]) -> Sequence[int]:
-        if self._hidden_ids.isdisjoint(ids):
-            return ids
-        return [token_id for token_id in ids if token_id not in self._hidden_ids]
+            if token_id not in hidden_ids and (text := detokenizer.push((token_id,))):
+                shown += matcher.push(text, self._num_tokens >= self._min_tokens)
+        return shown
 
     def _delta(self, text: str) -> TextDelta:
         if self._skip_bytes and text:
