@@ -54,7 +54,7 @@ class RedisOptions:
     call_timeout_s: float = 2.0
     freeze_ms: int = 3000
     retain_ms: int = 600_000
-    max_connections: int = 64
+    max_connections: int = 16
 
 
 class RedisStore:
@@ -77,14 +77,18 @@ class RedisStore:
         self._redis = self._connect(self._options.call_timeout_s)
 
     def _connect(self, timeout_s: float | None) -> Any:
-        return client.Redis.from_url(
+        pool = client.BlockingConnectionPool.from_url(
             self._url,
             protocol=2,
+            timeout=self._options.call_timeout_s,  # for a free connection
             socket_connect_timeout=self._options.connect_timeout_s,
             socket_timeout=timeout_s,
             max_connections=self._options.max_connections,
-            retry=Retry(NoBackoff(), 1, supported_errors=(ConnectionLost,)),
+            retry=Retry(
+                NoBackoff(), 1, supported_errors=(ConnectionLost,)
+            ),  # a pooled connection may be dead: once more
         )
+        return client.Redis.from_pool(pool)
 
     # Talking to the server
 
@@ -205,17 +209,14 @@ class RedisStore:
         for position, item in enumerate(items):
             shards.setdefault(self._shard(item.seq_id), []).append(position)
         results: list[Appended] = [Appended(AppendStatus.GONE)] * len(items)
-        chunks = [
-            (shard, positions[start : start + MAX_BATCH])
-            for shard, positions in shards.items()
-            for start in range(0, len(positions), MAX_BATCH)
-        ]
-        replies = await asyncio.gather(
-            *(self._append(shard, [items[position] for position in positions]) for shard, positions in chunks)
-        )
-        for (_, positions), reply in zip(chunks, replies, strict=True):
-            for position, appended in zip(positions, reply, strict=True):
-                results[position] = appended
+
+        async def append_to(shard: int, positions: list[int]) -> None:
+            for start in range(0, len(positions), MAX_BATCH):  # one after the other: items of a branch stay in order
+                chunk = positions[start : start + MAX_BATCH]
+                for position, appended in zip(chunk, await self._append(shard, [items[i] for i in chunk]), strict=True):
+                    results[position] = appended
+
+        await asyncio.gather(*(append_to(shard, positions) for shard, positions in shards.items()))
         return results
 
     async def _append(self, shard: int, items: Sequence[Append]) -> list[Appended]:

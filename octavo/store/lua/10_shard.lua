@@ -26,21 +26,26 @@ local STOPPED = { CANCELLED = '3', DEADLINE = '4', ERROR = '5' }  -- of FinishRe
 local run_id
 local served = {}
 
--- The shard, with its generation. Whoever comes first after the server's process has changed (a restart, a
--- replica's promotion) begins a new generation. It starts from the clock, so that it grows even when all data is lost.
+-- Begins a generation above `floor`. It starts from the clock, so that it grows even when all data is lost.
+local function begin_generation(generation_key, floor, frozen)
+  local generation = math.max(floor + 1, math.floor(now_ms() / 1000))
+  local raw = string.format('%.0f %s %.0f', generation, run_id, frozen)
+  redis.call('SET', generation_key, raw, 'PX', GENERATION_MS)
+  return generation, raw
+end
+
+-- The shard, with its generation. A new one is begun by whoever comes first after the server's process has changed (a
+-- restart, a replica's promotion), or who knows a newer one than the data do (they are from before: a lost failover).
 local function enter(generation_key, args)
   local raw = redis.call('GET', generation_key)
-  local shard = served[generation_key]
-  if not shard or shard.raw ~= raw then
+  local shard, told = served[generation_key], tonumber(args[1])
+  if not shard or shard.raw ~= raw or told > shard.generation then
     run_id = run_id or string.match(redis.call('INFO', 'server'), 'run_id:(%x+)')
     local generation, writer, frozen = string.match(raw or '', '^(%d+) (%x+) (%d+)$')
     generation, frozen = tonumber(generation or 0), tonumber(frozen or 0)
-    if writer ~= run_id then
-      local now = now_ms()
-      frozen = generation > 0 and now + tonumber(args[2]) or 0
-      generation = math.max(generation + 1, math.floor(now / 1000))
-      raw = string.format('%.0f %s %.0f', generation, run_id, frozen)
-      redis.call('SET', generation_key, raw, 'PX', GENERATION_MS)
+    if writer ~= run_id or told > generation then
+      frozen = generation > 0 and now_ms() + tonumber(args[2]) or 0
+      generation, raw = begin_generation(generation_key, math.max(generation, told), frozen)
     end
     shard = {
       raw = raw, generation = generation, frozen_until = frozen,

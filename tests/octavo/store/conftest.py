@@ -2,6 +2,7 @@
 
 import asyncio
 import shutil
+import socket
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -141,6 +142,12 @@ async def bench(place: tuple[str, int]) -> AsyncIterator[Bench]:
     bench = await redis_bench(url, num_shards) if url else memory_bench()
     yield bench
     await bench.close()
+
+
+@pytest.fixture
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        return int(listener.getsockname()[1])
 
 
 @pytest.fixture(scope="session")

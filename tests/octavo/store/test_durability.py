@@ -1,0 +1,134 @@
+"""The embedded server: what it holds survives its death, and it survives nobody else's."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from octavo.errors import StoreUnavailable
+from octavo.ids import Incarnation
+from octavo.record import Append, AppendStatus, NewSequence, QueueLimits, TakeStatus, Why
+from octavo.store import open_store
+from octavo.store.embedded import MAX_SOCKET_PATH, EmbeddedStore
+
+ROUTER, W1, W2 = Incarnation("router1"), Incarnation("worker1"), Incarnation("worker2")
+LIMITS = QueueLimits()
+New = Callable[..., NewSequence]
+
+
+async def test_killing_the_server_loses_nothing(tmp_path: Path, new: New) -> None:
+    """Appends go on until the kill; all that were answered are there, and the generation has moved on."""
+    server = EmbeddedStore(tmp_path)
+    await server.start()
+    store: Any = open_store(server.url)
+    await store.open()
+    seq_id, answered = new().seq_id, 0
+    await store.accept(new(max_tokens=10**6), LIMITS)
+    await store.take(seq_id, 0, W1, "t", Why.QUEUED)
+    for round_ in range(3):
+        generation = store.generation
+        killer = asyncio.ensure_future(_later(0.1, server.kill))
+        with pytest.raises(StoreUnavailable):
+            while True:
+                [reply] = await store.append_batch([Append(seq_id, 1, 0, answered, [answered])])
+                assert reply.status in (AppendStatus.OK, AppendStatus.DUP)
+                answered += 1
+        await killer
+        await server.start()
+        snapshot = await store.read(seq_id, prompt=True, from_indexes=[0])
+        written = snapshot.outputs[0]
+        assert written[:answered] == tuple(range(answered)), round_
+        assert len(written) - answered in (0, 1)  # the last one may be written and not answered
+        assert snapshot.prompt == new().prompt
+        assert store.generation > generation
+        assert (await store.take(seq_id, 1, W2, "u", Why.CONNECTION)).status is TakeStatus.FROZEN
+    assert answered > 100
+    await store.close()
+    await server.stop()
+
+
+async def _later(seconds: float, act: Callable[[], Any]) -> None:
+    await asyncio.sleep(seconds)
+    await act()
+
+
+async def test_notices_come_back_after_a_restart(tmp_path: Path, new: New) -> None:
+    server = EmbeddedStore(tmp_path)
+    await server.start()
+    store: Any = open_store(server.url)
+    await store.open()
+    stream = store.notices(ROUTER)
+    waiting = asyncio.ensure_future(anext(stream))
+    await asyncio.sleep(0.05)
+    await server.kill()
+    await server.start()
+    async with asyncio.timeout(10):
+        for i in range(200):  # notices may get lost while nobody listens
+            await store.accept(new(str(i)), LIMITS)
+            done, _ = await asyncio.wait([waiting], timeout=0.05)
+            if done:
+                break
+        assert (await waiting).what == "queued"
+    await stream.aclose()
+    await store.close()
+    await server.stop()
+
+
+async def test_it_is_reached_through_a_short_socket_path_and_a_port(tmp_path: Path, free_port: int) -> None:
+    deep = tmp_path / ("x" * MAX_SOCKET_PATH)
+    server = EmbeddedStore(deep, port=free_port)
+    await server.start()
+    for url in (server.url, server.tcp_url):
+        store = open_store(str(url))
+        await store.open()
+        await store.close()
+    socket_path = Path(server.url.removeprefix("unix://"))
+    await server.stop()
+    await server.stop()
+    assert not socket_path.parent.exists()
+
+
+async def test_a_server_that_cannot_start_says_so(tmp_path: Path) -> None:
+    server = EmbeddedStore(tmp_path, binary=Path("/bin/false"))
+    with pytest.raises(StoreUnavailable, match=r"store\.log"):
+        await server.start()
+
+
+def test_the_server_does_not_outlive_a_killed_parent(tmp_path: Path) -> None:
+    program = f"""
+import asyncio, pathlib
+from octavo.store.embedded import EmbeddedStore
+async def main():
+    server = EmbeddedStore(pathlib.Path({str(tmp_path)!r}))
+    await server.start()
+    print(server.pid, flush=True)
+    await asyncio.sleep(60)
+asyncio.run(main())
+"""
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(entry for entry in sys.path if entry)}
+    parent = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True, env=environment)
+    assert parent.stdout is not None
+    pid = int(parent.stdout.readline())
+    os.kill(pid, 0)
+    parent.send_signal(signal.SIGKILL)
+    parent.wait()
+    parent.stdout.close()
+    _wait_until_gone(pid)
+
+
+def _wait_until_gone(pid: int) -> None:
+    """Gone, or a zombie that nobody here can reap."""
+    for _ in range(500):
+        try:
+            if " Z " in Path(f"/proc/{pid}/stat").read_text():
+                return
+        except (FileNotFoundError, ProcessLookupError):
+            return
+        signal.sigtimedwait([], 0.01)
+    pytest.fail(f"the server (pid {pid}) outlived its parent")

@@ -1,0 +1,161 @@
+"""What only a real server can get wrong: expiry, reloading, failing, and many at once."""
+
+import asyncio
+import hashlib
+import socket
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import pytest
+
+from octavo.errors import StoreUnavailable
+from octavo.ids import Incarnation
+from octavo.record import Append, AppendStatus, Member, NewSequence, QueueLimits, State, Why
+from octavo.sampling import FinishReason
+from octavo.store import library, open_store
+from octavo.store.embedded import EmbeddedStore
+from octavo.store.redis import RedisOptions, RedisStore
+
+ROUTER, W1, W2 = Incarnation("router1"), Incarnation("worker1"), Incarnation("worker2")
+LIMITS = QueueLimits()
+New = Callable[..., NewSequence]
+
+# Changed the text? Then raise library.REVISION, or running servers keep the old one; and put both here.
+KNOWN_TEXT = (1, "")
+
+
+@pytest.fixture(params=["valkey", "redis"])
+def server(request: pytest.FixtureRequest, servers: Callable[[str], EmbeddedStore]) -> EmbeddedStore:
+    return servers(request.param)
+
+
+@pytest.fixture
+async def bench(server: EmbeddedStore, make_redis_bench: Callable[..., Any]) -> AsyncIterator[Any]:
+    bench = await make_redis_bench(server.url)
+    yield bench
+    await bench.close()
+
+
+def test_a_changed_library_has_a_new_revision() -> None:
+    text = "".join(library.parts().values())
+    assert (library.REVISION, hashlib.sha256(text.encode()).hexdigest()[:16]) == KNOWN_TEXT
+
+
+async def test_every_key_expires(bench: Any, new: New) -> None:
+    store = bench.store
+    for member in (Member("worker", W1, b"w"), Member("router", ROUTER, b"r")):
+        await store.heartbeat(member, 1000)
+    for name in ("waits", "claimed", "runs", "ends", "suspect", "cancelled"):
+        await store.accept(new(name, num_branches=2, priority=3 - (name == "claimed")), LIMITS)
+    await store.pop(ROUTER, 1, 1000)
+    for name in ("runs", "ends", "suspect"):
+        await store.take(new(name).seq_id, 0, W1, "t", Why.QUEUED)
+        await store.append_batch([Append(new(name).seq_id, 1, branch, 0, [1, 2]) for branch in (0, 1)])
+    for epoch in (1, 2):
+        await store.take(new("suspect").seq_id, epoch, W2, f"t{epoch}", Why.CONNECTION)
+        await store.heartbeat(Member("worker", W2, b"w"), 1000)
+    await store.finish(new("ends").seq_id, -1, FinishReason.STOP, None)
+    await store.cancel(new("cancelled").seq_id)
+    await store.secret("resume")
+    await store.sweep(10, 1000)
+    keys = [key.decode() for key in await store._redis.keys("*")]
+    ttls = {key: await store._redis.pttl(key) for key in keys}
+    kinds = {key.split("}:")[1].split(":")[0] for key in keys}
+    assert kinds >= {"gen", "seq", "queue", "claims", "queue-tokens", "arrivals", "live", "lease", "member", "members",
+                     "secret", "test-clock"}  # fmt: skip
+    assert all(ttl > 0 for ttl in ttls.values()), {key: ttl for key, ttl in ttls.items() if ttl <= 0}
+    for name, bound in (("ends", 600_000), ("cancelled", 600_000), ("runs", 24 * 3600 * 1000)):
+        of_this = [ttl for key, ttl in ttls.items() if new(name).seq_id in key]
+        assert len(of_this) == 4  # record, prompt, two journals
+        assert all(bound - 60_000 < ttl <= bound for ttl in of_this)
+
+
+async def test_no_key_has_a_part_the_client_chose(bench: Any, new: New) -> None:
+    await bench.store.accept(new("{s1}:*\n", tenant="{tenant}"), LIMITS)
+    keys = b" ".join(await bench.store._redis.keys("*"))
+    assert b"tenant" not in keys
+    assert b"\n" not in keys
+
+
+async def test_a_lost_library_is_loaded_again(bench: Any, new: New) -> None:
+    await bench.store.accept(new(), LIMITS)
+    await bench.store._redis.function_flush()
+    assert (await bench.store.read(new().seq_id)).record.state is State.QUEUED
+
+
+async def test_losing_all_data_is_a_new_generation(bench: Any, new: New) -> None:
+    await bench.store.accept(new(), LIMITS)
+    before = bench.store.generation
+    await bench.store._redis.flushall()
+    await bench.advance(0)
+    assert await bench.store.read(new().seq_id) is None
+    assert bench.store.generation > before
+
+
+async def test_data_from_before_are_a_new_generation(bench: Any, new: New) -> None:
+    """A promoted replica that lagged: its generation is below what the callers know."""
+    await bench.store.accept(new(), LIMITS)
+    bench.store._generations[0] += 10
+    before = bench.store.generation
+    assert (await bench.store.read(new().seq_id)).record.state is State.QUEUED
+    assert bench.store.generation > before
+
+
+async def test_an_older_library_is_replaced_and_a_newer_one_kept(bench: Any) -> None:
+    store = bench.store
+    for revision, expected in ((0, library.REVISION), (library.REVISION + 1, library.REVISION + 1)):
+        text = store._source.replace(f"local REVISION = {library.REVISION}", f"local REVISION = {revision}")
+        await store._redis.function_load(text, replace=True)
+        await store.open()
+        assert await store._redis.fcall("octavo1_revision", 0) == expected
+    await store._redis.function_load(store._source, replace=True)
+
+
+async def test_many_calls_at_once_wait_for_a_connection(bench: Any, new: New) -> None:
+    names = [str(i) for i in range(200)]
+    await asyncio.gather(*(bench.store.accept(new(name), LIMITS) for name in names))
+    assert (await bench.store.queue_depth())[0] == 200
+
+
+async def test_big_prompts_and_batches(bench: Any, new: New) -> None:
+    prompt = list(range(200_000))
+    request = new(prompt=prompt, max_tokens=100_000, num_branches=16)
+    await bench.store.accept(request, QueueLimits(10, 10**9))
+    await bench.store.take(request.seq_id, 0, W1, "t", Why.QUEUED)
+    items = [Append(request.seq_id, 1, i % 16, 2 * (i // 16), [i, i]) for i in range(10_000)]
+    assert {reply.status for reply in await bench.store.append_batch(items)} == {AppendStatus.OK}
+    snapshot = await bench.store.read(request.seq_id, prompt=True, from_indexes=[0] * 16)
+    assert list(snapshot.prompt) == prompt
+    assert sum(snapshot.record.num_tokens) == 20_000
+
+
+async def test_a_silent_server_is_unavailable_in_bounded_time() -> None:
+    """It accepts connections and never answers."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+        options = RedisOptions(connect_timeout_s=0.05, call_timeout_s=0.05)
+        store = RedisStore(f"redis://127.0.0.1:{port}", options)
+        async with asyncio.timeout(5):
+            with pytest.raises(StoreUnavailable):
+                await store.open()
+        await store.close()
+
+
+@pytest.mark.parametrize("scheme", ["redis", "rediss"])
+async def test_no_server_is_unavailable(scheme: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+    store = open_store(f"{scheme}://127.0.0.1:{port}", call_timeout_s=0.2)
+    with pytest.raises(StoreUnavailable):
+        await store.open()
+    await store.close()
+
+
+async def test_open_store_knows_its_schemes(server: EmbeddedStore) -> None:
+    store = open_store("memory://")
+    await store.open()
+    assert await store.queue_depth() == (0, 0)
+    with pytest.raises(ValueError, match="scheme"):
+        open_store("http://localhost")
+    with pytest.raises(ValueError, match="num_shards"):
+        open_store(server.url, num_shards=65)
