@@ -1,5 +1,7 @@
 """Taking in what a step brought: append, hash full blocks, fork, finish, free."""
 
+import sys
+
 from gpu_worker.beam import Candidate, Hypothesis, expand
 from gpu_worker.plan import BAD_LOGITS, Chunk, StepOutput, StepPlan, TokenScore
 from gpu_worker.results import Delta, StepResult
@@ -121,7 +123,8 @@ class Committer:
             else:
                 branch.cumulative_logprob += score.logprob
         if scored:
-            branch.num_scored = chunk.score_end
+            known = len(branch.tokens)  # from here on, sampling scores what it adds
+            branch.num_scored = chunk.score_end if chunk.score_end < known else sys.maxsize
         if branch.num_computed == prefill_end(branch) and branch in self._work.prefilling:
             self._work.prefilling.remove(branch)
 

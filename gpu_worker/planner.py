@@ -21,6 +21,7 @@ class Planner:
         self._slots = Slots(work, preemption)
         self._admitter = Admitter(work, preemption)
         self._turn = 0
+        self._secured: set[Sequence] = set()  # searches with slots for the next token of all beams
 
     def fill(self, plan: StepPlan, now: float) -> None:
         """Decides what the step runs and takes the blocks for it."""
@@ -49,6 +50,7 @@ class Planner:
         work, config = self._work, self._work.config
         stalled: list[Branch] = []
         prefills: list[Chunk] = []
+        self._secured.clear()
         if not config.chunked_prefill:
             prefills = self._prefills(only, config.max_batch_tokens, stalled, now)
         if not prefills:
@@ -88,7 +90,11 @@ class Planner:
             elif not slots.secure(branch, now):
                 stalled.append(branch)
         for sequence in list(work.beams):
-            if self._mine(sequence, only) and in_lockstep(sequence) and not slots.secure_beams(sequence, now):
+            if not (self._mine(sequence, only) and in_lockstep(sequence)):
+                continue
+            if slots.secure_beams(sequence, now):
+                self._secured.add(sequence)
+            else:
                 stalled.append(sequence.branches[0])
         stalled = [branch for branch in stalled if branch.state is RUNNING]
         left = others + [branch for branch in stalled if branch.sequence.beams is None]
@@ -100,8 +106,7 @@ class Planner:
         rows = len(work.decodes)
         if work.loners:
             rows = sum(self._mine(chunk.branch.sequence, only) for chunk in work.decodes)
-        lockstep = (s for s in work.beams if self._mine(s, only) and in_lockstep(s))
-        return rows + sum(len(sequence.branches) for sequence in lockstep)
+        return rows + sum(len(sequence.branches) for sequence in self._secured)
 
     def _add_decodes(self, plan: StepPlan, only: Sequence | None, stalled: list[Branch]) -> None:
         work = self._work
@@ -116,7 +121,7 @@ class Planner:
             plan.chunks = work.decodes.copy()
         plan.num_decodes = len(plan.chunks)
         for sequence in work.beams:
-            if self._mine(sequence, only) and in_lockstep(sequence) and sequence.branches[0] not in waiting:
+            if sequence in self._secured:
                 plan.chunks += [Chunk(branch, branch.num_computed, 1, (branch,)) for branch in sequence.branches]
 
     # Prompts
@@ -175,6 +180,7 @@ class Planner:
             self._preemption.unstick(first, now)
         elif first.sequence.beams is not None:
             if self._slots.secure_beams(first.sequence, now, forced=True):
+                self._secured.add(first.sequence)
                 self._add_decodes(plan, only, others)
         elif self._slots.secure(first, now, forced=True):
             work.needy = [branch for branch in work.needy if branch is not first and branch.state is RUNNING]

@@ -153,6 +153,8 @@ class Scheduler:
 
     def drop(self, seq_id: SequenceId) -> None:
         """Forgets a sequence that has another owner: at once, without a delta. Unknown is fine."""
+        pending = self._work.pending
+        self._work.pending = [delta for delta in pending if delta.sequence.seq_id != seq_id]
         sequence = self.sequences.pop(seq_id, None)
         if sequence is None:
             return

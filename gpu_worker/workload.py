@@ -8,6 +8,7 @@ A sequence is in `waiting` while it has branches to start, in `active` while a b
     beams        (whole sequences) beam search goes on in lockstep, once all beams are computed
 """
 
+import sys
 import time
 from collections.abc import Callable
 
@@ -158,7 +159,7 @@ class Workload:
         """The delta after `token_ids` have been appended to the branch."""
         sequence = branch.sequence
         delta = Delta(sequence, branch.index, branch.num_output - len(token_ids), token_ids, finish, failure)
-        if sequence.params.ranked:
+        if sequence.params.ranked and branch.num_scored == sys.maxsize:  # else a replay has not scored it all yet
             delta.cumulative_logprob = branch.cumulative_logprob
         self.decorate(delta)
         return delta
