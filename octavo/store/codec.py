@@ -8,7 +8,8 @@ from octavo.ids import Incarnation, RequestId, SequenceId
 from octavo.record import Append, NewSequence, Notice, Record, State
 from octavo.sampling import FinishReason
 
-_ITEM = struct.Struct("<QHIIBI")  # epoch, branch, first index, tokens, finish, bytes of failure
+_ITEM = struct.Struct("<QHIIBId")  # epoch, branch, first index, tokens, finish, bytes of failure, score
+_NO_SCORE = float("nan")
 
 
 def pack_tokens(token_ids: Sequence[int]) -> bytes:
@@ -24,7 +25,8 @@ def pack_items(items: Sequence[Append]) -> bytes:
     for item in items:
         failure = item.failure.encode()
         count = len(item.token_ids)
-        parts.append(_ITEM.pack(item.epoch, item.branch, item.first_index, count, item.finish, len(failure)))
+        score = _NO_SCORE if item.score is None else item.score
+        parts.append(_ITEM.pack(item.epoch, item.branch, item.first_index, count, item.finish, len(failure), score))
         parts.append(struct.pack(f"<{count}I", *item.token_ids))
         parts.append(failure)
     return b"".join(parts)
@@ -53,6 +55,10 @@ def fixed_fields(new: NewSequence) -> list[str | bytes | int]:
 def queue_cost(new: NewSequence) -> int:
     """What a waiting sequence counts for: the most tokens it can come to hold."""
     return len(new.prompt) + new.max_tokens * new.num_branches
+
+
+def _score(text: str | None) -> float | None:
+    return None if text is None else float(text)
 
 
 def _timeline(text: str) -> tuple[tuple[int, str, str], ...]:
@@ -99,6 +105,7 @@ def parse_record(seq_id: SequenceId, flat: Sequence[bytes], lengths: Sequence[in
         finishes=finishes,
         num_tokens=tuple(lengths),
         final_lengths=finals,
+        scores=tuple(_score(text.get(f"score{branch}")) for branch in range(len(finishes))),
         failure=text["failure"],
         timeline=_timeline(text["timeline"]),
     )

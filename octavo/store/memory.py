@@ -80,7 +80,7 @@ class MemoryStore:
                 prompt=tuple(new.prompt),
                 journals=[[] for _ in range(new.num_branches)],
                 cost=cost,
-                score=state.next_arrival(new.priority),
+                place=state.next_arrival(new.priority),
                 expires_ms=now + ALIVE_MS,
             )
         )
@@ -223,7 +223,8 @@ class MemoryStore:
         if record.crashes and fresh:
             self._count_proof(entry, len(fresh))
         if item.finish:
-            state.finish(entry, item.branch, item.finish, failure=item.failure)
+            score = None if item.score is None or item.score != item.score else item.score  # NaN is none
+            state.finish(entry, item.branch, item.finish, failure=item.failure, score=score)
         return Appended(AppendStatus.OK_CANCEL if record.cancel else AppendStatus.OK, len(journal))
 
     def _count_proof(self, entry: Entry, num_tokens: int) -> None:
@@ -449,12 +450,6 @@ def _first_record(new: NewSequence, now_ms: int) -> Record:
         request_id=new.request_id,
         body_hash=new.body_hash,
         state=State.QUEUED,
-        epoch=0,
-        owner=Incarnation(""),
-        take_id="",
-        mig_id="",
-        mig_to="",
-        last_mig="",
         model=new.model,
         layout=new.layout,
         sampling=new.sampling,
@@ -468,14 +463,8 @@ def _first_record(new: NewSequence, now_ms: int) -> Record:
         deadline_ms=now_ms + new.deadline_in_ms if new.deadline_in_ms else 0,
         keep_on_disconnect=new.keep_on_disconnect,
         router=new.router,
-        detached_since_ms=0,
         accepted_ms=now_ms,
-        crashes=0,
-        suspects=(),
-        cancel=False,
         finishes=(FinishReason.NONE,) * new.num_branches,
-        num_tokens=(0,) * new.num_branches,
-        final_lengths=(0,) * new.num_branches,
-        failure="",
+        scores=(None,) * new.num_branches,
         timeline=((0, "queued", new.router),),
     )

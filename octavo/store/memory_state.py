@@ -27,7 +27,7 @@ class Entry:
     prompt: tuple[int, ...]
     journals: list[list[int]]
     cost: int
-    score: int
+    place: int  # in the queue
     expires_ms: int
     proof: int = 0  # tokens journalled since the last take
     cuts: dict[int, int] = field(default_factory=dict)  # branch: delivered length, where a stop string cut
@@ -125,7 +125,7 @@ class MemoryState:
     def first_waiting(self) -> SequenceId | None:
         def order(seq_id: SequenceId) -> tuple[int, SequenceId]:
             entry = self.get(seq_id)
-            return (entry.score if entry else 0, seq_id)
+            return (entry.place if entry else 0, seq_id)
 
         return min(self.queue, key=order, default=None)
 
@@ -137,17 +137,23 @@ class MemoryState:
     # Ends
 
     def finish(
-        self, entry: Entry, branch: int, reason: FinishReason, length: int | None = None, failure: str = ""
+        self,
+        entry: Entry,
+        branch: int,
+        reason: FinishReason,
+        length: int | None = None,
+        failure: str = "",
+        score: float | None = None,
     ) -> None:
         """Ends a branch, or all that run (-1); the sequence ends with its last branch."""
         record = entry.record
-        finishes = list(record.finishes)
+        finishes, scores = list(record.finishes), list(record.scores)
         for each in range(record.num_branches) if branch == -1 else [branch]:
             if finishes[each] == FinishReason.NONE:
-                finishes[each] = reason
+                finishes[each], scores[each] = reason, score
                 if length is not None:
                     entry.cuts[each] = length
-        record.finishes = tuple(finishes)
+        record.finishes, record.scores = tuple(finishes), tuple(scores)
         record.failure = record.failure or failure
         if FinishReason.NONE not in finishes:
             self._close(entry)

@@ -1,7 +1,7 @@
 -- The queue of a shard: two sorted sets, `queue` (waiting, by score) and `claims` (popped, by the time the claim
--- ends), and `queue-tokens`, the sum of the costs in both. The order is decided by score_of alone.
+-- ends), and `queue-tokens`, the sum of the costs in both. The order is decided by place_of alone.
 
-local function score_of(shard, rec)
+local function place_of(shard, rec)
   local arrival = redis.call('INCR', shard.prefix .. 'arrivals')
   redis.call('PEXPIRE', shard.prefix .. 'arrivals', GENERATION_MS)
   return tonumber(rec.priority) * 2 ^ 40 + arrival
@@ -13,7 +13,7 @@ local function depth(shard)
 end
 
 local function put_in_queue(shard, rec)
-  redis.call('ZADD', shard.prefix .. 'queue', rec.score, rec.id)
+  redis.call('ZADD', shard.prefix .. 'queue', rec.place, rec.id)
   redis.call('PEXPIRE', shard.prefix .. 'queue', ALIVE_MS)
   redis.call('PUBLISH', 'octavo:queued', table.concat({ rec.id, 'queued', rec.epoch, '' }, ' '))
 end

@@ -19,8 +19,9 @@ local function close(shard, rec, now)
   notify(rec, 'ended')
 end
 
--- Ends branch (-1: all that run) with a FinishReason's digit; `length` may be nil. The sequence ends with its last branch.
-local function finish(shard, rec, branch, reason, length, failure)
+-- Ends branch (-1: all that run) with a FinishReason's digit; `length` and `score` may be nil. The sequence ends with
+-- its last branch.
+local function finish(shard, rec, branch, reason, length, failure, score)
   local first, last = branch, branch
   if branch == -1 then first, last = 0, #rec.finishes - 1 end
   local finishes = rec.finishes
@@ -29,6 +30,7 @@ local function finish(shard, rec, branch, reason, length, failure)
     if string.sub(finishes, b + 1, b + 1) == '0' then
       finishes = string.sub(finishes, 1, b) .. reason .. string.sub(finishes, b + 2)
       if length then fields['length' .. b] = length end
+      if score then fields['score' .. b] = string.format('%.17g', score) end
     end
   end
   fields.finishes = finishes

@@ -11,13 +11,13 @@ local function count_proof(shard, key, tokens)
   note(rec, now_ms(), 'proved', rec.owner)
 end
 
-local function finish_appended(shard, key, branch, reason, failure)
-  finish(shard, fetch(key), branch, tostring(reason), nil, failure)
+local function finish_appended(shard, key, branch, reason, failure, score)
+  finish(shard, fetch(key), branch, tostring(reason), nil, failure, score == score and score or nil)
 end
 
 -- One item; returns the status and the journal's length. The record's owner at this epoch may only add at the end;
 -- what it sent before it may send again.
-local function append(shard, key, epoch, branch, first, count, reason, tokens, failure)
+local function append(shard, key, epoch, branch, first, count, reason, tokens, failure, score)
   local rec = redis.call('HMGET', key, 'epoch', 'state', 'finishes', 'cancel', 'crashes', 'max_tokens')
   if not rec[1] then return GONE, 0 end
   local state, finishes = rec[2], rec[3]
@@ -45,23 +45,24 @@ local function append(shard, key, epoch, branch, first, count, reason, tokens, f
     length = redis.call('APPEND', journal, fresh == count and tokens or string.sub(tokens, -4 * fresh)) / 4
     if rec[5] ~= '0' then count_proof(shard, key, fresh) end
   end
-  if reason ~= 0 then finish_appended(shard, key, branch, reason, failure) end
+  if reason ~= 0 then finish_appended(shard, key, branch, reason, failure, score) end
   return rec[4] == '1' and OK_CANCEL or OK, length
 end
 
 -- KEYS: generation, then the record of each item.
--- a: per item <u64 epoch><u16 branch><u32 first><u32 count><u8 reason><u32 failure bytes><tokens><failure>, packed.
+-- a: per item <u64 epoch><u16 branch><u32 first><u32 count><u8 reason><u32 failure bytes><f64 score, NaN: none><tokens>
+-- <failure>, packed.
 -- Reply: {'OK', then per item: status + 8 * journal length}.
 define('append_batch', function(shard, keys, blob)
   local unpack_head, sub = struct.unpack, string.sub
   local reply, at = { 'OK' }, 1
   for i = 2, #keys do
-    local epoch, branch, first, count, reason, size
-    epoch, branch, first, count, reason, size, at = unpack_head('<I8HI4I4BI4', blob, at)
+    local epoch, branch, first, count, reason, size, score
+    epoch, branch, first, count, reason, size, score, at = unpack_head('<I8HI4I4BI4d', blob, at)
     local tokens_end = at + 4 * count
     local failure = size > 0 and sub(blob, tokens_end, tokens_end + size - 1) or ''
     local tokens = sub(blob, at, tokens_end - 1)
-    local status, length = append(shard, keys[i], epoch, branch, first, count, reason, tokens, failure)
+    local status, length = append(shard, keys[i], epoch, branch, first, count, reason, tokens, failure, score)
     reply[i] = status + 8 * length
     at = tokens_end + size
   end

@@ -23,7 +23,7 @@ define('accept', function(shard, keys, cost, max_requests, max_tokens, deadline_
     state = 'QUEUED', epoch = 0, owner = '', take_id = '', mig_id = '', mig_to = '', last_mig = '',
     deadline_ms = deadline, detached_since_ms = 0, accepted_ms = now, crashes = 0, suspects = '', cancel = 0,
     finishes = string.rep('0', tonumber(branches)), failure = '', timeline = '0 queued ' .. rec.router, proof = 0,
-    cost = cost, score = score_of(shard, rec),
+    cost = cost, place = place_of(shard, rec),
   })
   redis.call('SET', rec.key .. ':prompt', prompt)
   for branch = 0, tonumber(branches) - 1 do redis.call('SET', rec.key .. ':' .. branch, '') end

@@ -17,7 +17,7 @@ from octavo.record import Append, AppendStatus, Member, NewSequence, QueueLimits
 from octavo.sampling import FinishReason
 
 NAMES = {"a": 1, "b": 2, "c": 1}  # sequences and their branches; an ended one gets a successor of the same name
-LIMITS = QueueLimits(max_requests=3, max_tokens=170)
+LIMITS = QueueLimits(max_requests=3, max_tokens=160)
 NAME = st.sampled_from(sorted(NAMES))
 LAG = st.sampled_from([0, 0, 0, 0, 0, 0, -1, 1])  # of the epoch that is named behind the true one
 ROUTER = st.sampled_from([Incarnation("router1"), Incarnation("router2")])
@@ -157,7 +157,8 @@ class Differential(RuleBasedStateMachine):
         first = max(0, len(journal) + offset)
         token_ids = list(journal[first:]) if tokens is None else tokens
         failure = "boom" if finish is FinishReason.ERROR else ""
-        return Append(self.seq_ids[name], self.epoch(name, lag), branch, first, token_ids, finish, failure)
+        score = -0.1 * len(journal) if finish is FinishReason.LENGTH else None
+        return Append(self.seq_ids[name], self.epoch(name, lag), branch, first, token_ids, finish, failure, score)
 
     @rule(
         name=NAME,
