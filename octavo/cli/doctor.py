@@ -27,7 +27,7 @@ def run(args: argparse.Namespace) -> int:
     found = asyncio.run(checks.all_checks(up, state.read(checks.state_directory(up))))
     healthy = all(check.result != "bad" for check in found)
     if args.json:
-        output.print_json({"healthy": healthy, "checks": [asdict(check) for check in found]})
+        output.print_json({"healthy": healthy, "checks": [asdict(check) for check in found]}, indent=2)
     else:
         for check in found:
             print(f"{MARKS[check.result]} {check.name:12} {check.detail}")

@@ -9,8 +9,8 @@ from typing import Any
 from octavo.client import Completion, Logprobs
 
 
-def print_json(data: Any) -> None:
-    print(json.dumps(data, ensure_ascii=False, indent=2), flush=True)
+def print_json(data: Any, indent: int | None = None) -> None:
+    print(json.dumps(data, ensure_ascii=False, indent=indent), flush=True)
 
 
 def print_error(command: str, message: str) -> None:
@@ -33,7 +33,7 @@ def table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
 
 
 def completion_json(completion: Completion) -> dict[str, Any]:
-    """One object; the first branch on top, all of them in `outputs`."""
+    """One object; the first branch on top, and all of them in `outputs` if there are several."""
     outputs = [
         {
             "index": output.index,
@@ -46,12 +46,10 @@ def completion_json(completion: Completion) -> dict[str, Any]:
     ]
     return {
         "request_id": completion.request_id,
-        "text": completion.text,
-        "token_ids": list(completion.token_ids),
-        "finish_reason": completion.finish_reason.name,
+        **{name: value for name, value in outputs[0].items() if name != "index"},
         "usage": asdict(completion.usage),
         "num_reattaches": completion.num_reattaches,
-        "outputs": outputs,
+        **({"outputs": outputs} if len(outputs) > 1 else {}),
     }
 
 

@@ -92,6 +92,7 @@ def locked(directory: Path) -> Iterator[None]:
 def write(directory: Path, state: State) -> None:
     """Replaces the file in one step: a reader sees the old state or the new one."""
     temporary = directory / f"{FILE}.{os.getpid()}"
+    temporary.touch(mode=0o600)  # the store's URL may hold a password
     temporary.write_text(json.dumps(state.to_json(), indent=2) + "\n")
     temporary.replace(directory / FILE)
 

@@ -34,7 +34,7 @@ def run(args: argparse.Namespace) -> int:
         state = target.running(args)
         status = asyncio.run(collect(state.routers, state))
     if args.json:
-        output.print_json(status)
+        output.print_json(status, indent=2)
     else:
         print(_text(status))
     return 0 if any(router["serving"] for router in status["routers"]) else 1
@@ -81,8 +81,15 @@ async def _store(state: State) -> dict[str, Any]:
 def _router(known: RouterState, answer: admin_pb2.ListWorkersResponse | None) -> dict[str, Any]:
     found = asdict(known)
     if answer is None:
-        return {**found, "serving": False}
-    return {**found, "router_id": answer.router_id or known.router_id, "serving": True, "num_queued": answer.num_queued}
+        return {**found, "incarnation": "", "serving": False, "num_queued": 0}
+    incarnation = answer.router_id
+    return {
+        **found,
+        "router_id": known.router_id or incarnation,
+        "incarnation": incarnation,
+        "serving": True,
+        "num_queued": answer.num_queued,
+    }
 
 
 def _workers(state: State | None, answers: list[admin_pb2.ListWorkersResponse]) -> list[dict[str, Any]]:

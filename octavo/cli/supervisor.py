@@ -12,7 +12,8 @@ FIRST_DELAY_S = 0.1
 MAX_DELAY_S = 10.0
 STABLE_S = 30.0  # a life this long makes the next restart quick again
 TRIM_INTERVAL_S = 5.0
-POLL_S = 0.05
+POLL_S = 0.1
+WORD_S = 10.0  # how often a person hears that something is still starting
 
 
 class StartError(Exception):
@@ -78,16 +79,20 @@ class Supervisor:
         unit, began = service.unit, time.monotonic()
         try:
             await unit.start()
-        except ServingError as error:
-            raise StartError(f"{unit.name}: {error.message}") from error
+        except (ServingError, OSError) as error:
+            raise StartError(f"{unit.name}: {error}") from error
         self._changed()
         ended = asyncio.ensure_future(unit.wait())
+        next_word = began + WORD_S
         try:
             while not await service.ready():
                 if ended.done():
                     raise StartError(_story(unit, f"ended with {_how(ended.result())}"))
                 if time.monotonic() - began > timeout_s:
                     raise StartError(_story(unit, f"was not ready after {timeout_s:.0f} s"))
+                if time.monotonic() >= next_word:
+                    self._say(f"{unit.name}: not ready yet after {next_word - began:.0f} s; see {unit.log}")
+                    next_word += WORD_S
                 await asyncio.wait([ended], timeout=POLL_S)
         finally:
             ended.cancel()

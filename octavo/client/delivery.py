@@ -43,16 +43,19 @@ class Delivery:
         self._last_token = b""
         self._finished_branches: set[int] = set()
         self._seen_prompt_logprobs = False
+        self._caught_up = True  # every cursor stands where its branch has been delivered to
 
     def restart(self) -> None:
         """A new connection begins at `starts`."""
         self._cursor = {}
         self._last_token = b""
+        self._caught_up = not self._delivered
 
     def resume(self) -> None:
         """A new connection begins after the event that brought `resume_token`."""
         self._cursor = {branch: replace(place) for branch, place in self._delivered.items()}
         self._last_token = self.resume_token
+        self._caught_up = True
 
     def accept(self, event: Event) -> Event | None:
         """What is new in `event`, or None if nothing is. Raises BrokenStreamError on a gap."""
@@ -64,6 +67,9 @@ class Delivery:
             raise
 
     def _accept(self, event: Event) -> Event | None:
+        if self._is_plain(event):
+            self._advance(event, self._cursor[event.branch], False)
+            return event
         cursor = self._cursor.setdefault(event.branch, _Place(self._start(event)))
         if event.first_index > cursor.index:
             raise BrokenStreamError(f"branch {event.branch}: expected index {cursor.index}, got {event.first_index}")
@@ -80,6 +86,19 @@ class Delivery:
         self._advance(event, cursor, repeated)
         self.done |= event.finished is not None
         return replace(new, resume_token=self.resume_token) if _says_something(new) else None
+
+    def _is_plain(self, event: Event) -> bool:
+        """Whether it is new as a whole, as nearly every event is: then there is nothing to cut."""
+        cursor = self._cursor.get(event.branch)
+        return (
+            self._caught_up
+            and cursor is not None
+            and cursor.index == event.first_index
+            and bool(event.token_ids)
+            and event.resume_token != self._last_token
+            and not (event.finish_reason or event.prompt_logprobs)
+            and event.finished is None
+        )
 
     def _check_all_ended(self, last: Event) -> None:
         """A branch whose last events are missing shows no gap in its indexes."""
@@ -121,7 +140,8 @@ class Delivery:
         self._seen_prompt_logprobs |= bool(event.prompt_logprobs)
         if not repeated:
             self._last_token = event.resume_token
-            if event.resume_token and self._cursor == self._delivered:
+            self._caught_up = self._caught_up or self._cursor == self._delivered
+            if event.resume_token and self._caught_up:
                 self.resume_token = event.resume_token
 
 
