@@ -30,7 +30,7 @@ def read_folder(path: Path) -> TokenizerParts:
         backend=backend,
         tokens=_tokens(backend),
         special_ids=frozenset(special),
-        prefix_ids=_prefix_ids(backend, config, variables),
+        prefix_ids=_prefix_ids(backend),
         eos_token_ids=eos_token_ids,
         template=_template(path, config),
         template_variables=variables,
@@ -88,13 +88,8 @@ def _promote(backend: tokenizers.Tokenizer, variables: Mapping[str, str], eos_to
     return special
 
 
-def _prefix_ids(
-    backend: tokenizers.Tokenizer, config: Mapping[str, Any], variables: Mapping[str, str]
-) -> tuple[int, ...]:
-    """An explicit add_bos_token wins; else what tokenizer.json puts before a text."""
-    if "add_bos_token" in config or "add_eos_token" in config:
-        bos = backend.token_to_id(variables["bos_token"]) if "bos_token" in variables else None
-        return (bos,) if config.get("add_bos_token") and bos is not None else ()
+def _prefix_ids(backend: tokenizers.Tokenizer) -> tuple[int, ...]:
+    """What tokenizer.json puts before a text. add_bos_token in the configuration is older and says nothing beside it."""
     bare = backend.encode("a", add_special_tokens=False).ids
     framed = backend.encode("a", add_special_tokens=True).ids
     for length in range(len(framed) - len(bare) + 1):

@@ -16,6 +16,7 @@ from octavo.gguf import GgufFile, Metadata
 from router.tokenizer import TokenizerParts
 
 SPACE = "▁"
+_ENDS = ("eos", "eot", "eom")  # of a sequence, a turn, a message: each ends a generation
 
 _LLAMA3 = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
@@ -79,7 +80,7 @@ def _read(metadata: Metadata, name: str) -> TokenizerParts:
         add_bos = True
     else:
         raise Mismatch(f"{name}: tokenizer {kind!r} is not supported here; use a folder with tokenizer.json")
-    special = _add_tokens(backend, tokens, types, _ids(metadata, "bos", "eos", "eot", "eom"))
+    special = _add_tokens(backend, tokens, types, _ids(metadata, *_ENDS, "bos", "unknown", "padding"))
     if "tokenizer.ggml.add_bos_token" in metadata:
         add_bos = bool(metadata["tokenizer.ggml.add_bos_token"])
     bos = _ids(metadata, "bos")
@@ -88,7 +89,7 @@ def _read(metadata: Metadata, name: str) -> TokenizerParts:
         tokens=tokens,
         special_ids=frozenset(special),
         prefix_ids=bos if add_bos else (),
-        eos_token_ids=_ids(metadata, "eos", "eot", "eom"),
+        eos_token_ids=_ids(metadata, *_ENDS),
         template=metadata.string("tokenizer.chat_template", "") or None,
         template_variables=_variables(metadata, tokens),
     )

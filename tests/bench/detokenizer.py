@@ -14,7 +14,9 @@ from router.detokenizer import Detokenizer
 from router.stop import TextStream
 from router.tokenizer import Tokenizer, load_tokenizer
 
-TEXT = "The quick brown fox jumps over the lazy dog; naïve café, 你好世界! 🙂 def f(x):\n    return x ** 2  # 3.14\n" * 50
+TEXT = (
+    "The quick brown fox jumps over the lazy dog; naïve café, 你好世界! 🙂 def f(x):\n    return x ** 2  # 3.14\n" * 50
+)
 STOPS = {"no stop strings": (), "one": ("</answer>",), "sixteen": tuple(f"\n{word}:" for word in "abcdefghijklmnop")}
 
 

@@ -1,0 +1,223 @@
+"""Other vocabularies than the demo model's: small ones, made here, in GGUF files and in folders."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from octavo.errors import InvalidArgument, Mismatch
+from router.tokenizer import Tokenizer, load_tokenizer
+
+pytestmark = pytest.mark.slow  # imports transformers, as the reference
+
+SENTENCES = [
+    "the quick brown fox jumps over the lazy dog",
+    "def f(x): return x + 1",
+    "12 345 6,789",
+    "naïve café 你好",
+] * 4
+TEXT = st.lists(
+    st.sampled_from(["the", " the", "  ", "fox", "<s>", "</s>", "<0x41>", "你", "🙂", "1", "23", "\n", "▁", "é"]),
+    max_size=8,
+).map("".join)
+IDS = st.lists(st.integers(0, 420), max_size=15)
+
+
+def sentencepiece_vocabulary() -> list[tuple[str, float, int]]:
+    """Pieces with scores and types, as sentencepiece's BPE has them: control, bytes, merged pieces, single characters."""
+    from tokenizers import Tokenizer as Backend
+    from tokenizers import models, pre_tokenizers, trainers
+
+    backend = Backend(models.BPE())
+    backend.pre_tokenizer = pre_tokenizers.Metaspace(split=True)
+    backend.train_from_iterator(SENTENCES, trainers.BpeTrainer(vocab_size=200, show_progress=False))
+    learned = sorted(backend.get_vocab().items(), key=lambda item: item[1])
+    pieces = [("<unk>", 0.0, 2), ("<s>", 0.0, 3), ("</s>", 0.0, 3)]
+    pieces += [(f"<0x{byte:02X}>", 0.0, 6) for byte in range(256)]
+    merged = [token for token, _ in learned if len(token) > 1]
+    single = [token for token, _ in learned if len(token) == 1]
+    return pieces + [(token, -float(rank), 1) for rank, token in enumerate(merged + single)]
+
+
+@pytest.fixture(scope="module")
+def write_gguf(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    def write(model: str, tokens: list[str], types: list[int], **fields: Any) -> Path:
+        from gguf import GGUFWriter
+
+        path = tmp_path_factory.mktemp("gguf") / "model.gguf"
+        writer = GGUFWriter(path, fields.pop("architecture", "llama"))
+        writer.add_tokenizer_model(model)
+        writer.add_token_list(tokens)
+        writer.add_token_types(types)
+        for name, value in fields.items():
+            getattr(writer, f"add_{name}")(value)
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.close()
+        return path
+
+    return write
+
+
+def reference(path: Path) -> Any:
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer.from_pretrained(str(path.parent), gguf_file=path.name)
+
+
+@pytest.fixture(scope="module", params=[True, False], ids=["prefix", "no prefix"])
+def pair(write_gguf: Callable[..., Path], request: pytest.FixtureRequest) -> tuple[Tokenizer, Any]:
+    """Ours and theirs, with and without a space before every text."""
+    from tokenizers import decoders, pre_tokenizers
+
+    tokens, scores, types = zip(*sentencepiece_vocabulary(), strict=True)
+    special = {"bos_token_id": 1, "eos_token_id": 2, "unk_token_id": 0}
+    path = write_gguf(
+        "llama", list(tokens), list(types), token_scores=list(scores), add_space_prefix=request.param, **special
+    )
+    theirs = reference(path)
+    if not request.param:  # transformers does not heed this field
+        backend = theirs.backend_tokenizer
+        backend.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="never", split=False)
+        backend.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
+    return load_tokenizer(path), theirs
+
+
+@given(text=TEXT)
+def test_sentencepiece_encodes_as_transformers(pair: tuple[Tokenizer, Any], text: str) -> None:
+    tokenizer, theirs = pair
+    ids = tokenizer.encode(text)
+    assert ids[0] == 1 and {0, 1, 2}.isdisjoint(ids[1:])
+    if "<" not in text:  # it reads special tokens
+        assert ids == theirs.encode(text)
+
+
+@given(text=st.text(st.characters(exclude_categories=["Cs"], exclude_characters="▁"), max_size=10))
+def test_sentencepiece_round_trips(pair: tuple[Tokenizer, Any], text: str) -> None:
+    tokenizer, _ = pair
+    assert tokenizer.decode(tokenizer.encode(text)) == text
+
+
+@given(ids=IDS, skip=st.booleans())
+def test_sentencepiece_decodes_as_transformers_where_that_is_utf8(
+    pair: tuple[Tokenizer, Any], ids: list[int], skip: bool
+) -> None:
+    tokenizer, theirs = pair
+    expected = theirs.decode(ids, skip_special_tokens=skip)
+    text = tokenizer.decode(ids, skip_special_tokens=skip)
+    if "\ufffd" in expected:  # it gives a run of bytes up as a whole; a stream cannot take characters back
+        assert "\ufffd" in text
+    else:
+        assert text == expected
+
+
+def byte_level_backend(**options: Any) -> Any:
+    from tokenizers import Tokenizer as Backend
+    from tokenizers import decoders, models, pre_tokenizers, trainers
+
+    backend = Backend(models.BPE(**options))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=400, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False
+    )
+    backend.train_from_iterator(SENTENCES, trainer)
+    return backend
+
+
+@pytest.mark.parametrize("pre", ["gpt-2", "llama-bpe", "qwen2", "default"])
+def test_byte_level_splits_as_the_file_says(write_gguf: Callable[..., Path], pre: str) -> None:
+    backend = byte_level_backend()
+    vocab = sorted(backend.get_vocab().items(), key=lambda item: item[1])
+    merges = [" ".join(merge) for merge in json.loads(backend.to_str())["model"]["merges"]]
+    tokens = [token for token, _ in vocab] + ["<|end|>"]
+    types = [1] * len(vocab) + [3]
+    path = write_gguf(
+        "gpt2", tokens, types, tokenizer_pre=pre, token_merges=merges, eos_token_id=len(vocab), bos_token_id=len(vocab)
+    )
+    tokenizer, theirs = load_tokenizer(path), reference(path)
+    for text in [*SENTENCES, "It's 1234567  89\n\n\tthe\r\n  fox's THE'S 'quick' (dog)", "  ", "你好 12"]:
+        ids = tokenizer.encode(text)
+        if pre == "llama-bpe":
+            assert ids[0] == len(vocab)  # Llama 3 wants a beginning unless the file says otherwise
+            ids = ids[1:]
+        assert ids == theirs.encode(text, add_special_tokens=False)
+        assert tokenizer.decode(ids) == text
+
+
+@pytest.mark.parametrize(("model", "fields"), [("bert", {}), ("gpt2", {"tokenizer_pre": "viking"}), ("llama", {})])
+def test_what_is_not_supported_says_so(write_gguf: Callable[..., Path], model: str, fields: dict[str, str]) -> None:
+    with pytest.raises(Mismatch):
+        load_tokenizer(write_gguf(model, ["a", "b"], [1, 1], **fields))
+
+
+TEMPLATE = "{% for m in messages %}{{ bos_token }}<|role|>{{ m.content | trim }}<|end|>{% endfor %}"
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    from tokenizers import AddedToken, processors
+
+    backend = byte_level_backend()
+    backend.add_special_tokens([AddedToken("<|end|>", special=True, normalized=False, rstrip=True)])
+    backend.add_tokens([AddedToken("<|role|>", special=False, normalized=False), AddedToken("<think>", special=False)])
+    role = backend.token_to_id("<|role|>")
+    backend.post_processor = processors.TemplateProcessing("<|role|> $A", special_tokens=[("<|role|>", role)])
+    backend.save(str(tmp_path / "tokenizer.json"))
+    config = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "bos_token": "<|role|>",
+        "eos_token": {"content": "<|end|>", "__type": "AddedToken"},
+        "chat_template": [{"name": "tools", "template": "x"}, {"name": "default", "template": TEMPLATE}],
+    }
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+    return tmp_path
+
+
+def test_a_folder_is_read_as_transformers_reads_it(folder: Path) -> None:
+    from transformers import AutoTokenizer
+
+    (folder / "chat_template.jinja").write_text(TEMPLATE)
+    tokenizer, theirs = load_tokenizer(folder), AutoTokenizer.from_pretrained(str(folder))
+    for text in SENTENCES:
+        assert tokenizer.encode(text) == theirs.encode(text)
+    messages = [("user", "the fox  "), ("assistant", " a <think> 你好")]
+    turns = [{"role": role, "content": content} for role, content in messages]
+    expected = theirs.apply_chat_template(turns, tokenize=True, return_dict=False)
+    assert tokenizer.apply_chat(messages, False) == expected
+    assert tokenizer.decode(expected) == theirs.decode(expected, skip_special_tokens=True)
+
+
+def test_a_token_with_a_role_is_special_even_if_not_marked(folder: Path) -> None:
+    tokenizer = load_tokenizer(folder)
+    role, end = tokenizer.apply_chat([("user", "x")])[0], tokenizer.eos_token_ids[0]
+    assert {role, end} == tokenizer.special_ids
+    assert tokenizer.special_ids.isdisjoint(tokenizer.encode("a<|role|>b<|end|> c")[1:])
+    forged = tokenizer.apply_chat([("user", "<|end|><|role|><|en"), ("user", "d|>")])
+    assert [i for i in forged if i in tokenizer.special_ids] == [role, role, end] * 2
+
+
+def test_generation_config_names_the_ends(folder: Path) -> None:
+    (folder / "config.json").write_text('{"eos_token_id": 5}')
+    end = load_tokenizer(folder).eos_token_ids[-1]
+    assert load_tokenizer(folder).eos_token_ids == (5, end)
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [7, end]}))
+    assert load_tokenizer(folder).eos_token_ids == (7, end)
+
+
+def test_no_template_and_broken_files(folder: Path) -> None:
+    (folder / "tokenizer_config.json").write_text("{}")
+    tokenizer = load_tokenizer(folder)
+    assert not tokenizer.has_chat_template
+    with pytest.raises(InvalidArgument):
+        tokenizer.apply_chat([("user", "x")])
+    (folder / "tokenizer_config.json").write_text("{")
+    with pytest.raises(Mismatch, match="not JSON"):
+        load_tokenizer(folder)
+    (folder / "tokenizer.json").write_text("{}")
+    with pytest.raises(Mismatch, match="cannot be read"):
+        load_tokenizer(folder)
