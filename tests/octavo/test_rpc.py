@@ -168,7 +168,7 @@ async def test_cancellation_reaches_the_handler(kind, caplog):
     assert not [record for record in caplog.records if record.name == "octavo.rpc"]
 
 
-async def test_an_abort_by_the_handler_is_left_as_it_is():
+async def test_an_abort_by_the_handler_is_left_as_it_is(caplog):
     class Aborting(Echo):
         async def unary_unary(self, request, context):
             await context.abort(grpc.StatusCode.OUT_OF_RANGE, "by hand")
@@ -178,6 +178,7 @@ async def test_an_abort_by_the_handler_is_left_as_it_is():
             await call(channel, "unary_unary")
     assert caught.value.code() is grpc.StatusCode.OUT_OF_RANGE
     assert type(rpc.error_from(caught.value)) is ServingError
+    assert not [record for record in caplog.records if record.name == "octavo.rpc"]
 
 
 async def test_a_string_that_is_not_utf8_is_the_callers_mistake():
