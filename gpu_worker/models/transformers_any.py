@@ -111,7 +111,9 @@ class TransformersDecoder:
                 use_safetensors=True,
                 local_files_only=True,
             )
-        except (ValueError, OSError, KeyError, ImportError, NotImplementedError) as error:
+        except KeyError as error:
+            raise BadModel(f"{directory.name}: this model's attention cannot be replaced ({error})") from error
+        except (ValueError, OSError, ImportError, NotImplementedError) as error:
             raise BadModel(f"{directory.name}: {error}") from error
         decoder = cls(model.eval().to(device), ops, device)
         decoder.verify()

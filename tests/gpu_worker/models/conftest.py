@@ -1,0 +1,176 @@
+"""Tiny random models, saved as anybody would save them, and a way to run them."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+
+from gpu_worker.model_runner import ModelRunner, load_runner
+from gpu_worker.plan import Chunk, StepPlan
+from gpu_worker.sequence import Branch, Sequence
+from octavo.sampling import SamplingParams
+
+torch.set_num_threads(1)
+transformers.logging.set_verbosity_error()
+transformers.logging.disable_progress_bar()
+
+SMALL = {
+    "vocab_size": 128,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 128,
+    "eos_token_id": None,
+    "bos_token_id": None,
+    "pad_token_id": None,
+}
+GPT = {"vocab_size": 128, "n_positions": 128, "n_embd": 32, "n_layer": 3, "n_head": 4}
+ENDS = {"eos_token_id": None, "bos_token_id": None}
+SCALED = {"rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 32}
+
+# A model per variation that could go wrong by itself.
+CONFIGS: dict[str, tuple[str, dict]] = {
+    "llama": ("Llama", SMALL),
+    "llama-llama3": (
+        "Llama",
+        {**SMALL, "rope_parameters": {**SCALED, "rope_type": "llama3", "low_freq_factor": 1.0, "high_freq_factor": 4.0}},
+    ),
+    "llama-yarn": ("Llama", {**SMALL, "rope_parameters": {**SCALED, "rope_type": "yarn"}}),
+    "llama-linear": ("Llama", {**SMALL, "rope_parameters": {"rope_theta": 1e4, "rope_type": "linear", "factor": 4.0}}),
+    "llama-dynamic": ("Llama", {**SMALL, "rope_parameters": {"rope_theta": 1e4, "rope_type": "dynamic", "factor": 4.0}}),
+    "llama-biases": ("Llama", {**SMALL, "attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True}),
+    "mistral": ("Mistral", {**SMALL, "sliding_window": 13, "head_dim": 16}),
+    "qwen2": ("Qwen2", {**SMALL, "use_sliding_window": True, "sliding_window": 9, "max_window_layers": 2}),
+    "qwen3": ("Qwen3", {**SMALL, "head_dim": 16}),
+    "smollm3": ("SmolLM3", SMALL),
+    "gpt2": ("GPT2", {**GPT, **ENDS}),
+    "gpt2-scaled-by-layer": ("GPT2", {**GPT, **ENDS, "scale_attn_by_inverse_layer_idx": True}),
+    "gpt2-relu": ("GPT2", {**GPT, **ENDS, "activation_function": "relu"}),
+    "opt": (
+        "OPT",
+        {
+            "vocab_size": 128,
+            "hidden_size": 32,
+            "word_embed_proj_dim": 32,
+            "ffn_dim": 48,
+            "num_hidden_layers": 3,
+            "num_attention_heads": 4,
+            "max_position_embeddings": 128,
+            **ENDS,
+            "pad_token_id": None,
+        },
+    ),
+    "gemma2": (
+        "Gemma2",
+        {
+            **SMALL,
+            "head_dim": 16,
+            "sliding_window": 11,
+            "query_pre_attn_scalar": 20,
+            "attn_logit_softcapping": 5.0,
+            "final_logit_softcapping": 3.0,
+            "tie_word_embeddings": False,
+        },
+    ),
+    "gemma3": ("Gemma3Text", {**SMALL, "head_dim": 16, "sliding_window": 11, "tie_word_embeddings": False}),
+    "gpt-neox": (
+        "GPTNeoX",
+        {
+            "vocab_size": 128,
+            "hidden_size": 32,
+            "intermediate_size": 48,
+            "num_hidden_layers": 3,
+            "num_attention_heads": 4,
+            "max_position_embeddings": 128,
+            **ENDS,
+        },
+    ),
+    "phi": ("Phi", SMALL),
+    "phi3": ("Phi3", {**SMALL, "sliding_window": 11}),
+    "gpt-oss": (
+        "GptOss",
+        {**SMALL, "head_dim": 16, "num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 11},
+    ),
+    "bloom": ("Bloom", {"vocab_size": 128, "hidden_size": 32, "n_layer": 2, "n_head": 4, **ENDS}),
+    "falcon": (
+        "Falcon",
+        {"vocab_size": 128, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, **ENDS},
+    ),
+    "mamba": (
+        "Mamba",
+        {"vocab_size": 128, "hidden_size": 32, "num_hidden_layers": 2, **ENDS, "pad_token_id": None},
+    ),
+}
+
+
+class Tiny:
+    """A random model: in memory for reference, on disk for us."""
+
+    def __init__(self, name: str, directory: Path) -> None:
+        kind, options = CONFIGS[name]
+        torch.manual_seed(len(name))
+        self.directory = directory / name
+        config = getattr(transformers, f"{kind}Config")(**options)
+        self.model = transformers.AutoModelForCausalLM.from_config(config).eval()
+        for parameter in self.model.parameters():
+            noise = torch.randn_like(parameter)
+            parameter.data = noise * 0.3 if parameter.dim() > 1 else parameter.data + 0.1 * noise
+        self.model.tie_weights()
+        self.model.save_pretrained(self.directory)
+
+    @torch.inference_mode()
+    def logits(self, tokens: list[int]) -> torch.Tensor:
+        """Of Transformers, for every position."""
+        return self.model(torch.tensor([tokens]), use_cache=False).logits[0]
+
+
+@pytest.fixture(scope="session")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Tiny]:
+    """Tiny models by name, each made once."""
+    directory = tmp_path_factory.mktemp("models")
+    made: dict[str, Tiny] = {}
+
+    def make(name: str) -> Tiny:
+        if name not in made:
+            made[name] = Tiny(name, directory)
+        return made[name]
+
+    return make
+
+
+@pytest.fixture
+def load(tmp_path: Path) -> Callable[..., ModelRunner]:
+    """A runner for a model, small, with a cache of its own."""
+
+    def load_small(model: Path | str, **options) -> ModelRunner:
+        defaults = {"kv_cache_bytes": 1 << 22, "swap_bytes": 1 << 20, "block_size": 8, "cache_dir": tmp_path / "cache"}
+        return load_runner(str(model), **{**defaults, **options})
+
+    return load_small
+
+
+@pytest.fixture(scope="session")
+def greedy() -> Callable[[ModelRunner, list[list[int]], int], list[list[int]]]:
+    """Greedy continuations of several prompts in one batch, with neither scheduler nor sharing."""
+
+    def run(runner: ModelRunner, prompts: list[list[int]], num_tokens: int) -> list[list[int]]:
+        free = iter(range(runner.info.num_blocks))
+        branches = []
+        for prompt in prompts:
+            params = SamplingParams(temperature=0.0, max_tokens=num_tokens)
+            branch = Branch(Sequence("0" * 32, 1, prompt, params, b""), 0, list(prompt), len(prompt))
+            branch.blocks = [next(free) for _ in range((len(prompt) + num_tokens) // runner.info.block_size + 1)]
+            branches.append(branch)
+        chunks = [Chunk(branch, 0, len(branch.tokens), (branch,)) for branch in branches]
+        for _ in range(num_tokens):
+            output = runner.run(StepPlan(0, chunks))
+            for branch, token in zip(branches, output.token_ids, strict=True):
+                branch.tokens.append(token)
+            chunks = [Chunk(branch, len(branch.tokens) - 1, 1, (branch,)) for branch in branches]
+        return [branch.output for branch in branches]
+
+    return run

@@ -1,0 +1,98 @@
+"""Every supported architecture computes what Transformers computes; the others are refused with a reason."""
+
+import pytest
+import torch
+
+from gpu_worker.models.decoder import BadModel
+from gpu_worker.ops import make_batch
+
+OURS = {
+    "llama": "llama",
+    "llama-llama3": "llama",
+    "llama-yarn": "llama",
+    "llama-linear": "llama",
+    "llama-dynamic": "llama",
+    "llama-biases": "llama",
+    "mistral": "llama",
+    "qwen2": "llama",
+    "qwen3": "llama",
+    "smollm3": "llama",
+    "gpt2": "gpt2",
+    "gpt2-scaled-by-layer": "gpt2",
+    "gpt2-relu": "transformers:gpt2",
+    "opt": "transformers:opt",
+    "gemma2": "transformers:gemma2",
+    "gemma3": "transformers:gemma3_text",
+    "gpt-neox": "transformers:gpt_neox",
+    "phi": "transformers:phi",
+    "phi3": "transformers:phi3",
+    "gpt-oss": "transformers:gpt_oss",
+}
+NUM_TOKENS = 64
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_greedy_tokens_are_those_of_transformers(name, tiny, load, greedy):
+    """A batch of prompts of different lengths, 64 tokens each: every one is the argmax of what Transformers computes.
+
+    One pass of Transformers over prompt and output is enough: if all tokens are its argmax given those before them, they
+    are what greedy generation yields.
+    """
+    model, runner = tiny(name), load(tiny(name).directory)
+    assert runner._decoder.name == OURS[name]
+    prompts = [[(i * 37 + j * 11) % 128 for j in range(length)] for i, length in enumerate((20, 1, 9))]
+    outputs = greedy(runner, prompts, NUM_TOKENS)
+    for prompt, output in zip(prompts, outputs, strict=True):
+        expected = model.logits(prompt + output)[len(prompt) - 1 : -1].argmax(-1)
+        assert output == expected.tolist()
+    assert len({token for output in outputs for token in output}) > 8, "a model that repeats itself tests little"
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_logits_are_within_1e4_of_transformers(name, tiny, load):
+    """Of all positions of a prompt; largest difference over largest logit."""
+    model, runner = tiny(name), load(tiny(name).directory)
+    tokens = [(7 * i + 3) % 128 for i in range(50)]
+    length = len(tokens)
+    table = list(range(10))[::-1]
+    slots = [table[p // 8] * 8 + p % 8 for p in range(length)]
+    batch = make_batch(tokens, list(range(length)), slots, [length], [length], [table], torch.device("cpu"))
+    decoder = runner._decoder
+    with torch.inference_mode():
+        logits = decoder.logits(decoder.forward(batch, runner._arena.layers, torch.arange(length)))
+    expected = model.logits(tokens)
+    assert float((logits - expected).abs().max() / expected.abs().max()) < 1e-4
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [("bloom", "takes no positions"), ("falcon", "cannot be replaced"), ("mamba", "takes no positions")],
+)
+def test_a_model_that_cannot_be_paged_is_refused(name, reason, tiny, load):
+    with pytest.raises(BadModel, match=reason):
+        load(tiny(name).directory)
+
+
+def test_a_model_that_keeps_something_between_steps_is_refused(tiny, load, monkeypatch):
+    """`verify` finds what neither configuration nor attention function tell."""
+    from gpu_worker.models import transformers_any
+
+    whole = transformers_any.TransformersDecoder._logits
+
+    def shifted(self, token_ids, positions, rows):  # as if positions were counted within the step
+        return whole(self, token_ids, positions - positions[0], rows)
+
+    monkeypatch.setattr(transformers_any.TransformersDecoder, "_logits", shifted)
+    with pytest.raises(BadModel, match="through pages its logits differ"):
+        load(tiny("opt").directory)
+
+
+def test_bfloat16_stays_close(tiny, load, greedy):
+    """Not equal: 8 bits of mantissa. The first token of a long prompt is that of float32 in this model."""
+    model = tiny("llama")
+    prompt = [(5 * i + 1) % 128 for i in range(30)]
+    runner = load(model.directory, dtype="bfloat16")
+    assert runner.info.kv_dtype == "bfloat16"
+    token = greedy(runner, [prompt], 1)[0][0]
+    logits = model.logits(prompt)[-1]
+    assert float(logits.max() - logits[token]) < 0.05 * float(logits.abs().max())
