@@ -89,7 +89,7 @@ def _promote(backend: tokenizers.Tokenizer, variables: Mapping[str, str], eos_to
 
 
 def _prefix_ids(backend: tokenizers.Tokenizer) -> tuple[int, ...]:
-    """What tokenizer.json puts before a text. add_bos_token in the configuration is older and says nothing beside it."""
+    """What tokenizer.json puts before a text. add_bos_token in the configuration has no say beside it."""
     bare = backend.encode("a", add_special_tokens=False).ids
     framed = backend.encode("a", add_special_tokens=True).ids
     for length in range(len(framed) - len(bare) + 1):

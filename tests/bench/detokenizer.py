@@ -1,7 +1,7 @@
 """Times detokenizing and stop matching, per token: python tests/bench/detokenizer.py FILE.gguf [--tokens 50000]
 
-Goal: at most 2 microseconds per token for text alone. Streams are pushed token by token, as a lone stream gets them, and
-in eights, as steps that were coalesced bring them. The whole is decoded by `tokenizers` itself for comparison.
+Goal: at most 2 microseconds per token for text alone. Streams are pushed token by token, as a lone stream gets them,
+and in eights, as steps that were coalesced bring them.
 """
 
 import argparse

@@ -1,6 +1,6 @@
 from collections.abc import Sequence
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
@@ -102,6 +102,7 @@ class KvIndexMachine(RuleBasedStateMachine):
 
 
 TestKvIndex = KvIndexMachine.TestCase
+TestKvIndex.settings = settings(stateful_step_count=25)
 
 
 @given(st.lists(st.tuples(st.integers(0, 20), st.integers(0, 20)), min_size=1, max_size=70))
