@@ -6,15 +6,14 @@ import logging
 import os
 import signal
 import time
-from typing import Literal, cast
 
 from gpu_worker.desk import Desk
 from gpu_worker.engine import Engine
 from gpu_worker.journal import Journal
 from gpu_worker.plan import Runner
 from gpu_worker.results import StepResult
-from gpu_worker.runners import build_runner
-from gpu_worker.scheduler import Scheduler, SchedulerConfig
+from gpu_worker.runners import build_runner, scheduler_config
+from gpu_worker.scheduler import Scheduler
 from gpu_worker.server import TransferService, WorkerService
 from gpu_worker.streams import Streams
 from octavo import rpc
@@ -70,20 +69,6 @@ class Lease:
             await self._store.leave(self._member)
         except StoreUnavailable:
             pass  # it ends by itself
-
-
-def scheduler_config(settings: WorkerSettings) -> SchedulerConfig:
-    return SchedulerConfig(
-        max_batch_tokens=settings.max_batch_tokens,
-        max_batch_sequences=min(settings.max_batch_sequences, settings.max_batch_tokens),
-        max_partial_prefills=settings.max_partial_prefills,
-        max_long_partial_prefills=settings.max_long_partial_prefills,
-        long_prefill_threshold=settings.long_prefill_threshold,
-        chunked_prefill=settings.chunked_prefill,
-        prefix_caching=settings.prefix_caching,
-        policy=cast("Literal['fcfs', 'priority']", settings.policy),
-        preemption=cast("Literal['auto', 'swap', 'recompute']", settings.preemption),
-    )
 
 
 async def serve(settings: WorkerSettings) -> int:

@@ -1,6 +1,9 @@
-"""Which runner a worker has: the model, or one of the two test doubles of design/engine.md §6."""
+"""What a worker's settings come to: its runner (the model, or a test double) and its scheduler's configuration."""
+
+from typing import Literal, cast
 
 from gpu_worker.plan import Runner
+from gpu_worker.policy import SchedulerConfig
 from octavo.settings import WorkerSettings
 
 CPU_BATCH_TOKENS = 256  # a step on two cores must end well within a lease
@@ -30,4 +33,18 @@ def build_runner(settings: WorkerSettings) -> Runner:
         max_batch_tokens=settings.max_batch_tokens,
         max_batch_sequences=settings.max_batch_sequences,
         context_tokens=settings.context_tokens or None,
+    )
+
+
+def scheduler_config(settings: WorkerSettings) -> SchedulerConfig:
+    return SchedulerConfig(
+        max_batch_tokens=settings.max_batch_tokens,
+        max_batch_sequences=min(settings.max_batch_sequences, settings.max_batch_tokens),
+        max_partial_prefills=settings.max_partial_prefills,
+        max_long_partial_prefills=settings.max_long_partial_prefills,
+        long_prefill_threshold=settings.long_prefill_threshold,
+        chunked_prefill=settings.chunked_prefill,
+        prefix_caching=settings.prefix_caching,
+        policy=cast("Literal['fcfs', 'priority']", settings.policy),
+        preemption=cast("Literal['auto', 'swap', 'recompute']", settings.preemption),
     )

@@ -82,6 +82,31 @@ def load(cls: type[S], args: argparse.Namespace, environ: Mapping[str, str], fil
     return cls(**{name: value.value for name, value in effective(cls, args, environ, file).items()})
 
 
+def from_values(cls: type[S], given: Mapping[str, Any]) -> S:
+    """Settings that a program gives by name, with types as in a file; the others have their defaults.
+
+    Raises SettingsError.
+    """
+    by_name = {item.name: item for item in fields(cls)}
+    for name in given:
+        if name not in by_name:
+            raise SettingsError(f"{cls.program} has no setting {name}{closest(name, by_name)}")
+    return cls(
+        **{name: _value(cls, by_name[name], value, "argument", typed=True).value for name, value in given.items()}
+    )
+
+
+def from_values(cls: type[S], values: Mapping[str, Any]) -> S:
+    """Settings from Python values, checked as those of a file are; the rest are defaults. Raises SettingsError."""
+    known = {item.name: item for item in fields(cls)}
+    for name in values:
+        if name not in known:
+            raise SettingsError(f"{cls.program} has no setting {name}{closest(name, known)}")
+    return cls(
+        **{name: _value(cls, known[name], value, "arguments", typed=True).value for name, value in values.items()}
+    )
+
+
 def effective(
     cls: type[S], args: argparse.Namespace, environ: Mapping[str, str], file: Path | None
 ) -> dict[str, Value]:
@@ -219,7 +244,7 @@ def _typed(kind: Any, item: Field[Any], given: Any) -> Any:
     """A value from a file, which has types of its own."""
     if item.metadata["size"] and isinstance(given, str):
         return parse_size(given)
-    if kind is tuple and isinstance(given, list) and all(isinstance(part, str) for part in given):
+    if kind is tuple and isinstance(given, (list, tuple)) and all(isinstance(part, str) for part in given):
         return tuple(given)
     if kind is float and type(given) is int:
         return float(given)
