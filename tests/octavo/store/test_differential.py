@@ -257,10 +257,14 @@ class Differential(RuleBasedStateMachine):
         reads = [
             store.read(self.seq_ids[name], prompt=True, from_indexes=[0] * branches) for name, branches in NAMES.items()
         ]
-        snapshots = await asyncio.gather(*reads)
-        live = sorted(await store.list_sequences(None, 10), key=lambda record: record.seq_id)
-        members = [await store.members(kind) for kind in ("worker", "router")]
-        return snapshots, live, members, await store.queue_depth()
+        snapshots, live, *rest = await asyncio.gather(
+            asyncio.gather(*reads),
+            store.list_sequences(None, 10),
+            store.members("worker"),
+            store.members("router"),
+            store.queue_depth(),
+        )
+        return snapshots, sorted(live, key=lambda record: record.seq_id), rest
 
     def holds(self, before: Snapshot | None, now: Snapshot) -> None:
         record = now.record
@@ -300,11 +304,14 @@ def test_the_server_does_what_the_reference_does(
     Machine.runner = runner
     Machine.make_reference, Machine.new = staticmethod(make_memory_bench), staticmethod(new)
     Machine.make_real = staticmethod(lambda: make_redis_bench(url))
-    current = settings()
-    chosen = settings(
-        max_examples=min(40, current.max_examples) if current.max_examples <= 100 else current.max_examples,
-        stateful_step_count=60,
-        deadline=None,
-        suppress_health_check=list(HealthCheck),
+    asked = settings().max_examples
+    few = 15 if kind == "valkey" else 8  # seconds; `--hypothesis-profile=nightly` for many
+    run_state_machine_as_test(
+        Machine,
+        settings=settings(
+            max_examples=asked if asked > 100 else few,
+            stateful_step_count=40,
+            deadline=None,
+            suppress_health_check=list(HealthCheck),
+        ),
     )
-    run_state_machine_as_test(Machine, settings=chosen)

@@ -2,8 +2,10 @@
 
 import asyncio
 import hashlib
+import re
 import socket
 from collections.abc import AsyncIterator, Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,7 +23,7 @@ LIMITS = QueueLimits()
 New = Callable[..., NewSequence]
 
 # Changed the text? Then raise library.REVISION, or running servers keep the old one; and put both here.
-KNOWN_TEXT = (1, "")
+KNOWN_TEXT = (2, "5d2464b0ac3d9f74")
 
 
 @pytest.fixture(params=["valkey", "redis"])
@@ -149,6 +151,45 @@ async def test_no_server_is_unavailable(scheme: str) -> None:
     with pytest.raises(StoreUnavailable):
         await store.open()
     await store.close()
+
+
+async def test_the_documented_acl_is_enough(bench: Any, server: EmbeddedStore, new: New, root: Path) -> None:
+    """The one in octavo/store/README.md, for a user who may do nothing else."""
+    text = (root / "octavo/store/README.md").read_text()
+    [block] = re.findall(r"An ACL for a process: (.*?)\n\n", text, re.DOTALL)
+    rules, commands = re.findall(r"`([^`]*)`", block)
+    rules += " " + " ".join("+" + command for command in commands.split())
+    await bench.store._redis.execute_command("ACL", "SETUSER", "member", "reset", "on", ">pass", *rules.split())
+    url = server.url.replace("unix://", "unix://member:pass@")
+    member = RedisStore(url, RedisOptions(), source=bench.store._source)
+    try:
+        await bench.store._redis.function_flush()
+        await member.open()
+        stream = member.notices(ROUTER)
+        waiting = asyncio.ensure_future(anext(stream))
+        await asyncio.sleep(0.1)
+        await member.heartbeat(Member("worker", W1, b""), 1000)
+        await member.accept(new(), LIMITS)
+        async with asyncio.timeout(5):
+            assert (await waiting).what == "queued"
+        await stream.aclose()
+        await member.pop(ROUTER, 1, 1000)
+        for epoch, why in ((0, Why.QUEUED), (1, Why.CONNECTION), (2, Why.CONNECTION)):
+            await member.take(new().seq_id, epoch, Incarnation(f"w{epoch}"), f"t{epoch}", why)
+        await member.append_batch([Append(new().seq_id, 3, 0, 0, [1])])
+        await member.append_batch([Append(new().seq_id, 3, 0, 0, [1] * 20)])
+        await bench.advance(5000)
+        await member.sweep(10, 1000)
+        await member.requeue(new().seq_id, 3)
+        await member.cancel(new().seq_id)
+        await member.secret("x")
+        await member.members("worker")
+        await member.list_sequences(None, 1)
+        await member.leave(Member("worker", W1, b""))
+        with pytest.raises(StoreUnavailable, match="permission"):
+            await member._guard(member._redis.flushall)
+    finally:
+        await member.close()
 
 
 async def test_open_store_knows_its_schemes(server: EmbeddedStore) -> None:
