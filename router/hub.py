@@ -1,10 +1,15 @@
 """Which sessions on this router wait for which sequence. What workers and the store say is handed on by seq_id."""
 
+import asyncio
+import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Protocol
 
 from octavo.ids import Incarnation, SequenceId
+
+
+TICK_S = 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,12 +31,26 @@ class Listener(Protocol):
         """Something changed: read the record."""
         ...
 
+    def tick(self, now: float) -> None:
+        """Time has passed."""
+        ...
+
 
 class Hub:
     """Sessions by sequence. Lives on the event loop."""
 
     def __init__(self) -> None:
         self._listeners: dict[SequenceId, list[Listener]] = {}
+        self.now = time.monotonic()  # as of the last tick: coarse, and cheaper than a timer per token
+
+    async def run(self) -> None:
+        """Tells all sessions the time, for as long as the router lives."""
+        while True:
+            await asyncio.sleep(TICK_S)
+            self.now = time.monotonic()
+            for listeners in list(self._listeners.values()):
+                for listener in list(listeners):
+                    listener.tick(self.now)
 
     def add(self, listener: Listener) -> None:
         self._listeners.setdefault(listener.seq_id, []).append(listener)

@@ -67,7 +67,7 @@ class Router:
             "pid": os.getpid(),
         }
         self._member = Member("router", self.incarnation, json.dumps(info).encode())
-        loops = (self.pool.run(), self.dispatcher.run(), self._lease(), self._health())
+        loops = (self.hub.run(), self.pool.run(), self.dispatcher.run(), self._lease(), self._health())
         self._tasks = [asyncio.create_task(loop) for loop in loops]
         await self._public.start()
         await self._operators.start()

@@ -1,5 +1,6 @@
 """Resume tokens: a place in a stream, signed, good on any router of the same store. Layout in protos/README.md."""
 
+import hashlib
 import hmac
 import struct
 from dataclasses import dataclass
@@ -33,11 +34,15 @@ class ResumeTokens:
         body = HEAD.pack(VERSION, len(request_id), len(places)) + request_id
         for place in places:
             body += PLACE.pack(*place)
-        return body + hmac.digest(self._key, body, "sha256")[:MAC_BYTES]
+        return body + self._mac(body)
+
+    def _mac(self, body: bytes) -> bytes:
+        """Keyed BLAKE2b is a MAC by itself, and a third of the price of HMAC at one per token."""
+        return hashlib.blake2b(body, digest_size=MAC_BYTES, key=self._key).digest()
 
     def read(self, token: bytes) -> tuple[RequestId, list[Place]]:
         body, mac = token[:-MAC_BYTES], token[-MAC_BYTES:]
-        if not hmac.compare_digest(mac, hmac.digest(self._key, body, "sha256")[:MAC_BYTES]):
+        if not hmac.compare_digest(mac, self._mac(body)):
             raise InvalidArgument("resume_token", "not one of ours: send the one of the last event, unchanged")
         version, id_bytes, num_places = HEAD.unpack_from(body)
         if version != VERSION:

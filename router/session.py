@@ -85,10 +85,13 @@ class Session:
         self._prompt_logprobs: Sequence[types_pb2.Logprobs] = ()
         self._failure: Failure | None = None
         self._deadline = float("inf")
+        self._heard = services.hub.now
+        self._num_going = record.num_branches
 
     # What the hub tells
 
     def deliver(self, item: object) -> None:
+        self._heard = self._services.hub.now
         if len(self._inbox) >= MAX_INBOX:
             self._inbox.clear()
             self._check = True
@@ -102,6 +105,12 @@ class Session:
     def check(self) -> None:
         self._check = True
         self._wake.set()
+
+    def tick(self, now: float) -> None:
+        """Time has passed: silence, and a deadline, are looked into."""
+        if now - self._heard > POLL_S or now >= self._deadline:
+            self._heard = now
+            self.check()
 
     # The stream
 
@@ -123,7 +132,7 @@ class Session:
 
     @property
     def ended(self) -> bool:
-        return all(reader.finish for reader in self._readers)
+        return self._num_going == 0
 
     def ranked_scores(self) -> list[float | None] | None:
         """The scores of the returned branches, once all have ended; None if they were not ranked."""
@@ -148,24 +157,20 @@ class Session:
             while self._inbox and not self._check:
                 for event in await self._take(self._inbox.popleft()):
                     yield event
-            if not self.ended and not self._check:
-                await self._wait()
-
-    async def _wait(self) -> None:
-        timeout = min(POLL_S, max(0.0, self._deadline - time.monotonic()))
-        try:
-            await asyncio.wait_for(self._wake.wait(), timeout)
-        except TimeoutError:
-            self._check = True
-            if time.monotonic() >= self._deadline:
-                self._deadline = float("inf")
+            if self._deadline <= time.monotonic():
                 await self._expire()
-        self._wake.clear()
+            elif not self.ended and not self._check:
+                await self._wake.wait()
+                self._wake.clear()
 
     async def _expire(self) -> None:
         """A running sequence is stopped by its worker; one that no worker has begun ends here."""
+        self._deadline = float("inf")
         if self._record.state == State.QUEUED:
-            await self._services.store.finish(self.seq_id, -1, FinishReason.DEADLINE, None)
+            try:
+                await self._services.store.finish(self.seq_id, -1, FinishReason.DEADLINE, None)
+            except StoreUnavailable:
+                pass  # no worker can begin it either
 
     async def _take(self, item: worker_pb2.StepItem) -> list[Event]:
         reader = self._readers[item.branch]
@@ -181,11 +186,12 @@ class Session:
         if item.finish_reason == types_pb2.FINISH_REASON_ERROR:
             self._failure = wire.failure_from_wire(item.failure)
         skip = reader.next_index - item.first_index
-        piece = reader.push(item.first_index, item.token_ids, item.chain, wire.finish_from_wire(item.finish_reason))
+        finish = wire.finish_from_wire(item.finish_reason) if item.finish_reason else FinishReason.NONE
+        piece = reader.push(item.first_index, item.token_ids, item.chain, finish)
         if piece is None:
             return []
         logprobs = item.logprobs[skip : skip + len(piece.token_ids)] if item.logprobs else ()
-        return await self._show(reader, piece, logprobs, stopped_here=bool(piece.finish and not item.finish_reason))
+        return await self._show(reader, piece, logprobs, stopped_here=bool(piece.finish and not finish))
 
     # The journal
 
@@ -264,6 +270,7 @@ class Session:
         self, reader: BranchReader, piece: Piece, logprobs: Sequence[types_pb2.Logprobs], stopped_here: bool
     ) -> list[Event]:
         """The events a piece leads to: itself, or once all branches have ended the best of them."""
+        self._num_going -= bool(piece.finish)
         if stopped_here:
             await self._stop(reader)
         if not self._ranked:
