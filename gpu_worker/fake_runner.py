@@ -15,6 +15,7 @@ from gpu_worker.sequence import Branch
 from octavo.sampling import SamplingParams
 
 GREEDY = SamplingParams(temperature=0.0)
+MASK = 2**64 - 1
 
 
 class FakeRunner:
@@ -118,7 +119,7 @@ class Chooser:
 
 def mix(*words: int) -> int:
     """64 bits of a few small numbers."""
-    return int.from_bytes(blake2b(struct.pack(f"<{len(words)}Q", *words), digest_size=8).digest(), "little")
+    return int.from_bytes(blake2b(struct.pack(f"<{len(words)}Q", *(word & MASK for word in words)), digest_size=8).digest(), "little")
 
 
 def fold(token_ids: Sequence[int]) -> int:
