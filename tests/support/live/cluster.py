@@ -1,0 +1,214 @@
+"""A store, routers and workers as real processes in a directory of their own."""
+
+import asyncio
+import json
+import socket
+import sys
+import threading
+from collections.abc import Coroutine, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from live.process import Process, state_of, wait_until
+
+from octavo import rpc
+from octavo.cli import ports
+from octavo.client import AsyncClient
+from octavo.store.embedded import EmbeddedStore
+from octavo.v1 import admin_pb2, admin_pb2_grpc, inference_pb2_grpc, worker_pb2_grpc
+
+ROOT = Path(__file__).resolve().parents[3]
+START_S = 90.0
+Result = TypeVar("Result")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shape:
+    """What a cluster consists of. Extra arguments go to every router or worker."""
+
+    routers: int = 2
+    workers: int = 2
+    runner: str = "witness"
+    step_delay_ms: float = 8
+    lease_ms: int = 2000
+    router_args: tuple[str, ...] = ()
+    worker_args: tuple[str, ...] = ()
+
+
+class StoreProcess:
+    """The embedded store. It dies with the thread that starts it, so it has one."""
+
+    name = "store"
+
+    def __init__(self, directory: Path) -> None:
+        self.log = directory / "store.log"
+        self._store = EmbeddedStore(directory)
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
+        self._thread.start()
+
+    @property
+    def url(self) -> str:
+        return self._store.url
+
+    @property
+    def pid(self) -> int:
+        pid = self._store.pid
+        assert pid is not None
+        return pid
+
+    def start(self) -> None:
+        self._run(self._store.start())
+
+    def kill(self) -> None:
+        pid = self.pid
+        self._run(self._store.kill())
+        assert not state_of(pid), "the store lives on"
+
+    def stop(self) -> None:
+        self._run(self._store.stop())
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(10)
+        self._loop.close()
+
+    def num_keys(self) -> int:
+        """DBSIZE."""
+        with socket.socket(socket.AF_UNIX) as connection:
+            connection.connect(self.url.removeprefix("unix://"))
+            connection.sendall(b"DBSIZE\r\n")
+            return int(connection.recv(64).strip().removeprefix(b":"))
+
+    def _run(self, work: Coroutine[Any, Any, Result]) -> Result:
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result(60)
+
+
+class Cluster:
+    """Started by `start`; processes are named store, r0, r1, …, w0, w1, …"""
+
+    def __init__(self, directory: Path, shape: Shape) -> None:
+        directory.mkdir(parents=True, exist_ok=True)
+        self.shape = shape
+        self.directory = directory
+        self.store = StoreProcess(directory / "store")
+        free = ports.pick(2 * shape.routers + shape.workers)
+        self.endpoints = [f"127.0.0.1:{port}" for port in free[: shape.routers]]
+        self.admin_endpoints = [f"127.0.0.1:{port}" for port in free[shape.routers : 2 * shape.routers]]
+        self.worker_endpoints = {f"w{i}": f"127.0.0.1:{port}" for i, port in enumerate(free[2 * shape.routers :])}
+        self.processes: dict[str, Process] = {}
+        self._channels: dict[str, grpc.Channel] = {}
+
+    # Life
+
+    def start(self) -> None:
+        self.store.start()
+        for name in [*(f"r{i}" for i in range(self.shape.routers)), *self.worker_endpoints]:
+            self.processes[name] = Process(name, self._command(name), self.directory / f"{name}.log", ROOT)
+            self.processes[name].start()
+        self.wait_ready()
+
+    def stop(self) -> dict[str, int]:
+        """Ends everything in order; the exit code of each process."""
+        codes = {name: process.stop() for name, process in self.processes.items()}
+        for channel in self._channels.values():
+            channel.close()
+        self.store.stop()
+        return codes
+
+    def kill(self, name: str) -> None:
+        """kill -9."""
+        (self.store if name == "store" else self.processes[name]).kill()
+
+    def spawn(self, name: str) -> None:
+        (self.store if name == "store" else self.processes[name]).start()
+
+    def pause(self, name: str) -> None:
+        self.processes[name].pause()
+
+    def resume(self, name: str) -> None:
+        self.processes[name].resume()
+
+    def revive(self) -> None:
+        """Starts whatever does not run, and waits until all are ready."""
+        if not state_of(self.store._store.pid or 0):
+            self.store.start()
+        for process in self.processes.values():
+            if not process.running:
+                process.start()
+            elif state_of(process.pid) == "T":
+                process.resume()
+        self.wait_ready()
+
+    def _command(self, name: str) -> list[str]:
+        shape, index = self.shape, int(name[1:])
+        common = ["--store", self.store.url, "--lease-ms", str(shape.lease_ms)]
+        if name.startswith("r"):
+            listen = ["--listen", self.endpoints[index], "--admin-listen", self.admin_endpoints[index]]
+            return [sys.executable, "-m", "router", *common, *listen, "--router-id", name, *shape.router_args]
+        listen = ["--listen", self.worker_endpoints[name], "--worker-id", name]
+        runner = ["--runner", shape.runner, "--step-delay-ms", str(shape.step_delay_ms)]
+        return [sys.executable, "-m", "gpu_worker", *common, *listen, *runner, *shape.worker_args]
+
+    # Looking at it
+
+    def channel(self, endpoint: str) -> grpc.Channel:
+        if endpoint not in self._channels:
+            self._channels[endpoint] = grpc.insecure_channel(endpoint, options=rpc.channel_options())
+        return self._channels[endpoint]
+
+    def inference(self, router: int = 0) -> inference_pb2_grpc.InferenceStub:
+        """Blocking; for asyncio see `client` and `rpc.channel`."""
+        return inference_pb2_grpc.InferenceStub(self.channel(self.endpoints[router]))
+
+    def admin(self, router: int = 0) -> admin_pb2_grpc.AdminStub:
+        return admin_pb2_grpc.AdminStub(self.channel(self.admin_endpoints[router]))
+
+    def worker(self, name: str) -> worker_pb2_grpc.WorkerStub:
+        return worker_pb2_grpc.WorkerStub(self.channel(self.worker_endpoints[name]))
+
+    def client(self, routers: Sequence[int] | None = None) -> AsyncClient:
+        chosen = range(self.shape.routers) if routers is None else routers
+        return AsyncClient([self.endpoints[index] for index in chosen])
+
+    def workers(self, router: int = 0) -> dict[str, admin_pb2.WorkerStatus]:
+        """The live processes among the workers this router knows, by name."""
+        reply = self.admin(router).ListWorkers(admin_pb2.ListWorkersRequest(), timeout=10)
+        pids = {name: process.pid for name, process in self.processes.items()}
+        return {w.hello.worker_id: w for w in reply.workers if pids.get(w.hello.worker_id) == w.pid}
+
+    def wait_ready(self, timeout_s: float = START_S) -> None:
+        """Every router serves and would place on every worker."""
+        wait_until(lambda: all(map(self.ready, range(self.shape.routers))), timeout_s, "the cluster is not ready")
+
+    def ready(self, router: int) -> bool:
+        for process in self.processes.values():
+            assert process.running, f"{process.name} has ended:\n{process.tail()}"
+        try:
+            health = health_pb2_grpc.HealthStub(self.channel(self.endpoints[router]))
+            status = health.Check(health_pb2.HealthCheckRequest(), timeout=2).status
+            workers = self.workers(router)
+        except grpc.RpcError:
+            return False
+        available = {name for name, worker in workers.items() if worker.available}
+        return status == health_pb2.HealthCheckResponse.SERVING and available == set(self.worker_endpoints)
+
+    def wait_idle(self, timeout_s: float = 30.0) -> None:
+        """Nothing runs, nothing waits, and every block is free or cached."""
+        wait_until(self._idle, timeout_s, "something still runs, or has left blocks behind")
+
+    def _idle(self) -> bool:
+        reply = self.admin().ListWorkers(admin_pb2.ListWorkersRequest(), timeout=10)
+        return not reply.num_queued and all(idle(worker) for worker in self.workers().values())
+
+    def report(self) -> str:
+        """The ends of all logs."""
+        parts = [f"--- {process.log}\n{process.tail()}" for process in self.processes.values()]
+        return json.dumps({name: p._popen and p._popen.poll() for name, p in self.processes.items()}) + "\n".join(parts)
+
+
+def idle(worker: admin_pb2.WorkerStatus) -> bool:
+    load = worker.load
+    clean = load.num_free_blocks + load.num_cached_blocks == worker.hello.num_blocks
+    return clean and not (load.num_sequences or load.num_running or load.num_used_blocks)

@@ -1,0 +1,47 @@
+"""Fixtures for real processes. A conftest that wants them imports them by name."""
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import pytest
+from live.cluster import Cluster, Shape
+from live.process import descendants, exists
+
+
+@contextmanager
+def running(directory: Path, shape: Shape) -> Iterator[Cluster]:
+    """A cluster, from ready to gone: every process ends in order, and none is left."""
+    cluster = Cluster(directory, shape)
+    with ExitStack() as stack:
+        stack.callback(cluster.stop)
+        cluster.start()
+        yield cluster
+        stack.pop_all()
+        pids = [process.pid for process in cluster.processes.values()]
+        pids += [below for pid in pids for below in descendants(pid)] + [cluster.store.pid]
+        codes = cluster.stop()
+        assert not any(codes.values()), f"exit codes {codes}\n{cluster.report()}"
+        assert not [pid for pid in pids if exists(pid)]
+
+
+@pytest.fixture(scope="session")
+def clusters(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[Shape], Cluster]]:
+    """Clusters by shape, each started when first asked for and kept until the end."""
+    started: dict[Shape, Cluster] = {}
+    with ExitStack() as stack:
+
+        def of(shape: Shape) -> Cluster:
+            if shape not in started:
+                started[shape] = stack.enter_context(running(tmp_path_factory.mktemp("cluster"), shape))
+            return started[shape]
+
+        yield of
+
+
+def whole(cluster: Cluster) -> Iterator[Cluster]:
+    """For a fixture's body: everything runs before the test, nothing is left after it."""
+    cluster.revive()
+    yield cluster
+    cluster.revive()
+    cluster.wait_idle()

@@ -1,0 +1,72 @@
+"""What the fake and witness runners make of a request, computed without a scheduler, a block, or a second process."""
+
+import codecs
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any, cast
+
+from gpu_worker.fake_runner import Chooser, FakeRunner, fold
+from gpu_worker.witness_runner import MASK, WitnessRunner, contribution, salt_of, settle
+from octavo import hashing
+from octavo.client import FinishReason, SamplingParams
+
+
+@dataclass(frozen=True, slots=True)
+class Expected:
+    """One returned branch."""
+
+    token_ids: tuple[int, ...]
+    text: str
+    finish_reason: FinishReason
+
+
+class Oracle:
+    """Of workers started with --runner `runner` and default settings."""
+
+    def __init__(self, runner: str) -> None:
+        self.info = (WitnessRunner() if runner == "witness" else FakeRunner()).info
+        self._witness = runner == "witness"
+        self._salt = salt_of(hashing.root_key(self.info.fingerprint, self.info.layout, salt=""))
+        self._chooser = Chooser(self.info)
+
+    def outputs(self, prompt: Sequence[int], params: SamplingParams) -> list[Expected]:
+        """All returned branches, in order. Not for beam search."""
+        branches = [self._branch(prompt, params, branch) for branch in range(params.num_branches)]
+        if params.num_branches > params.n:
+            branches = sorted(branches, key=lambda scored: -scored[1])[: params.n]
+        return [cut(tokens, params) for tokens, _ in branches]
+
+    def tokens(self, prompt: Sequence[int], num_tokens: int) -> list[int]:
+        """Greedy."""
+        return self._branch(prompt, SamplingParams(temperature=0, max_tokens=num_tokens), 0)[0]
+
+    def _branch(self, prompt: Sequence[int], params: SamplingParams, branch: int) -> tuple[list[int], float]:
+        tokens, score, total = list(prompt), 0.0, 0
+        asker = cast(Any, SimpleNamespace(sequence=SimpleNamespace(params=params)))
+        for position, token in enumerate(prompt):
+            total += contribution(token, position, self._salt)
+        for index in range(params.max_tokens or 0):
+            state = settle(total & MASK, len(tokens)) if self._witness else fold(tokens)
+            token = self._chooser.token(state, params, branch, index)
+            if params.ranked:
+                score += self._chooser.score(state, token, asker).logprob
+            total += contribution(token, len(tokens), self._salt)
+            tokens.append(token)
+        return tokens[len(prompt) :], score
+
+
+def cut(tokens: Sequence[int], params: SamplingParams) -> Expected:
+    """Ends a branch at the first stop string, found after the token that completes it."""
+    decoder, text = codecs.getincrementaldecoder("utf-8")("replace"), ""
+    for index, token in enumerate(tokens):
+        text += decoder.decode(bytes([token])) if token < 256 else ""
+        found = [text.index(stop) for stop in params.stop if stop in text]
+        if found:
+            return Expected(tuple(tokens[: index + 1]), text[: min(found)], FinishReason.STOP)
+    return Expected(tuple(tokens), text + decoder.decode(b"", final=True), FinishReason.LENGTH)
+
+
+def text_of(tokens: Iterable[int]) -> str:
+    """What the byte tokenizer makes of tokens."""
+    return bytes(token for token in tokens if token < 256).decode(errors="replace")

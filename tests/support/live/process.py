@@ -1,0 +1,110 @@
+"""One real process under test, and the faults that can happen to it. Every fault is verified: a test that only thinks
+it killed something proves nothing."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from octavo.cli import launcher
+
+TAIL_BYTES = 6000
+
+
+class Process:
+    """A program that dies with the test run, however that ends; its output goes to `log`."""
+
+    def __init__(self, name: str, command: Sequence[str], log: Path, cwd: Path) -> None:
+        self.name = name
+        self.log = log
+        self._command = list(command)
+        self._cwd = cwd
+        self._popen: subprocess.Popen[bytes] | None = None
+
+    @property
+    def pid(self) -> int:
+        assert self._popen is not None, f"{self.name} was not started"
+        return self._popen.pid
+
+    @property
+    def running(self) -> bool:
+        return self._popen is not None and self._popen.poll() is None
+
+    def start(self) -> None:
+        assert not self.running, f"{self.name} runs already"
+        start = [sys.executable, "-I", "-S", launcher.__file__, str(os.getpid()), *self._command]
+        with self.log.open("ab") as log:
+            self._popen = subprocess.Popen(
+                start, stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd=self._cwd, start_new_session=True
+            )
+
+    def kill(self) -> None:
+        """SIGKILL; returns when the process is gone."""
+        assert self.running, f"{self.name} had ended before it could be killed:\n{self.tail()}"
+        pid = self.pid
+        os.kill(pid, signal.SIGKILL)
+        assert self._popen is not None
+        assert self._popen.wait(10) == -signal.SIGKILL, f"{self.name} ended by itself"
+        assert not exists(pid)
+
+    def pause(self) -> None:
+        """SIGSTOP; returns when every thread has stopped."""
+        os.kill(self.pid, signal.SIGSTOP)
+        wait_until(lambda: state_of(self.pid) == "T", 10, f"{self.name} does not stop")
+
+    def resume(self) -> None:
+        assert state_of(self.pid) == "T", f"{self.name} was not stopped all the time"
+        os.kill(self.pid, signal.SIGCONT)
+        wait_until(lambda: state_of(self.pid) != "T", 10, f"{self.name} does not go on")
+
+    def stop(self, grace_s: float = 20.0) -> int:
+        """SIGTERM; the exit code. Killed if it does not end in time."""
+        if self._popen is None:
+            return 0
+        if self.running:
+            os.kill(self.pid, signal.SIGCONT)
+            os.kill(self.pid, signal.SIGTERM)
+        try:
+            return self._popen.wait(grace_s)
+        except subprocess.TimeoutExpired:
+            self._popen.kill()
+            return self._popen.wait()
+
+    def tail(self) -> str:
+        if not self.log.exists():
+            return ""
+        with self.log.open("rb") as file:
+            file.seek(max(0, self.log.stat().st_size - TAIL_BYTES))
+            return file.read().decode(errors="replace")
+
+
+def exists(pid: int) -> bool:
+    """Whether there is such a process that is not a zombie."""
+    return state_of(pid) not in ("", "Z", "X")
+
+
+def state_of(pid: int) -> str:
+    """The letter of proc(5): R, S, D, T, Z; empty if there is no such process."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
+        return ""
+
+
+def descendants(pid: int) -> list[int]:
+    """All processes below it."""
+    try:
+        children = [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    except (FileNotFoundError, ProcessLookupError):
+        return []
+    return [below for child in children for below in (child, *descendants(child))]
+
+
+def wait_until(condition: Callable[[], object], timeout_s: float, what: str) -> None:
+    until = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < until, f"{what} (waited {timeout_s:.0f} s)"
+        time.sleep(0.02)
