@@ -23,6 +23,7 @@ from octavo.options import (
     describe,
     effective,
     environment_of,
+    from_values,
     load,
     option,
     parse_size,
@@ -37,6 +38,7 @@ __all__ = [
     "add_arguments",
     "arguments_of",
     "environment_of",
+    "from_values",
     "load",
     "option",
     "parse",
@@ -163,16 +165,26 @@ def add_common_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def from_args(cls: type[S], args: argparse.Namespace, *, environ: Mapping[str, str] | None = None) -> S:
-    """The settings from flags, environment and file. Prints them and ends the program if --print-config is there."""
+def from_args(
+    cls: type[S],
+    args: argparse.Namespace,
+    *,
+    environ: Mapping[str, str] | None = None,
+    also_print: Sequence[type[SettingsClass]] = (),
+) -> S:
+    """The settings from flags, environment and file. Prints them and ends the program if --print-config is there.
+
+    `also_print` are the classes of a command that has several, so that what is printed is the whole file.
+    """
     variables = os.environ if environ is None else environ
     file = config_file(args, variables)
     variables = {name: value for name, value in variables.items() if name != CONFIG_VARIABLE}
+    loaded = load(cls, args, variables, file)
     if getattr(args, "print_config", False):
-        load(cls, args, variables, file)
-        print(describe(cls, effective(cls, args, variables, file)))
+        tables = [describe(each, effective(each, args, variables, file)) for each in (cls, *also_print)]
+        print("\n\n".join(tables))
         sys.exit(0)
-    return load(cls, args, variables, file)
+    return loaded
 
 
 def config_file(args: argparse.Namespace, environ: Mapping[str, str]) -> Path | None:

@@ -236,3 +236,26 @@ def test_the_environment_is_read_in_one_file(root):
         if any(name in path.read_text() for name in ("os.environ", "getenv", "from os import environ"))
     ]
     assert readers == ["octavo/settings.py"]
+
+
+def test_a_command_with_several_classes_prints_one_file(config, capsys):
+    parser = argparse.ArgumentParser()
+    settings.add_common_arguments(parser)
+    for cls in (UpSettings, RouterSettings, WorkerSettings):
+        options.add_arguments(parser, cls, skip=settings.UP_DECIDES)
+    args = parser.parse_args(["--print-config", "--threads=3"])
+    with pytest.raises(SystemExit):
+        settings.from_args(UpSettings, args, environ={}, also_print=(RouterSettings, WorkerSettings))
+    tables = tomllib.loads(capsys.readouterr().out)
+    assert set(tables) == {"up", "router", "worker"}
+    assert tables["worker"]["threads"] == 3
+
+
+def test_python_values_are_checked_too():
+    assert options.from_values(WorkerSettings, {"threads": 2, "swap_bytes": "1KiB"}) == WorkerSettings(
+        threads=2, swap_bytes=1024
+    )
+    assert options.from_values(RouterSettings, {"model_aliases": ("a=b",)}).model_aliases == ("a=b",)
+    for values, says in (({"thread": 2}, "threads"), ({"threads": "2"}, "type int"), ({"threads": -1}, "at least 0")):
+        with pytest.raises(SettingsError, match=says):
+            options.from_values(WorkerSettings, values)
