@@ -96,17 +96,6 @@ def from_values(cls: type[S], given: Mapping[str, Any]) -> S:
     )
 
 
-def from_values(cls: type[S], values: Mapping[str, Any]) -> S:
-    """Settings from Python values, checked as those of a file are; the rest are defaults. Raises SettingsError."""
-    known = {item.name: item for item in fields(cls)}
-    for name in values:
-        if name not in known:
-            raise SettingsError(f"{cls.program} has no setting {name}{closest(name, known)}")
-    return cls(
-        **{name: _value(cls, known[name], value, "arguments", typed=True).value for name, value in values.items()}
-    )
-
-
 def effective(
     cls: type[S], args: argparse.Namespace, environ: Mapping[str, str], file: Path | None
 ) -> dict[str, Value]:
