@@ -181,7 +181,8 @@ def from_args(
     variables = {name: value for name, value in variables.items() if name != CONFIG_VARIABLE}
     loaded = load(cls, args, variables, file)
     if getattr(args, "print_config", False):
-        tables = [describe(each, effective(each, args, variables, file)) for each in (cls, *also_print)]
+        classes: list[type[SettingsClass]] = [cls, *also_print]
+        tables = [describe(each, effective(each, args, variables, file)) for each in classes]
         print("\n\n".join(tables))
         sys.exit(0)
     return loaded
