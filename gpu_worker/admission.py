@@ -149,18 +149,22 @@ class Admitter:
             return branch
         if sequence.beams is None and now - sequence.last_shed < work.config.min_preempt_interval_s:
             return None
-        full = branch.num_prompt - branch.num_prompt % work.info.block_size if work.config.prefix_caching else 0
+        full = branch.num_prompt - branch.num_prompt % work.info.block_size
         if any(other.state is RUNNING and other.num_computed < full for other in sequence.branches):
             return None
         return branch
 
     def _hits(self, branch: Branch) -> list[BlockId]:
-        """Known blocks of its tokens: at least one token, and whatever is to be scored, is left to be computed."""
+        """Computed blocks of its tokens: at least one token, and whatever is to be scored, is left to be computed."""
         work = self._work
-        if not work.config.prefix_caching:
-            return []
         num_tokens = min(prefill_end(branch), len(branch.tokens) - 1, branch.num_scored - 1)
-        return work.cache.match(work.extend_hashes(branch, num_tokens // work.info.block_size))
+        num_blocks = num_tokens // work.info.block_size
+        hits = work.cache.match(work.extend_hashes(branch, num_blocks)) if work.config.prefix_caching else []
+        for other in branch.sequence.branches:  # the prompt that another branch has, whatever became of the cache
+            if other.state is RUNNING:
+                shared = min(num_blocks, min(other.num_computed, branch.num_prompt) // work.info.block_size)
+                hits = max(hits, other.blocks[:shared], key=len)
+        return hits
 
     def _first_length(self, left: int, budget: int, share: int) -> int:
         work = self._work

@@ -30,6 +30,7 @@ class Planner:
         for only in self._turns():
             self._compose(plan, only, now)
             if plan.chunks:
+                self._preemption.stuck = None
                 break
         plan.swap_out = [(block, host) for host, block in work.host.out.items()]
         plan.swap_in = [(host, block) for block, host in work.host.into.items()]

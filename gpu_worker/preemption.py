@@ -18,6 +18,7 @@ class Preemption:
     def __init__(self, work: Workload) -> None:
         self._work = work
         self.happened = False  # since the planner last looked
+        self.stuck: Sequence | None = None  # whom the last plan could not advance, with nobody else in the way
 
     def make_room(self, requester: Branch, num_blocks: int, now: float, *, forced: bool = False) -> bool:
         """Whether `num_blocks` can be had. False: the requester waits, or has itself been preempted or finished."""
@@ -99,8 +100,10 @@ class Preemption:
             self.preempt(victim, now)
         elif len(work.active) > 1 or work.blocks.num_reserved:
             return  # what they hold comes back
-        elif len(work.waiting) > 1 or len(work.swapped):
-            self.recompute(sequence)  # the others may be ahead of it
+        elif any(work.key(other) < work.key(sequence) for queue in (work.waiting, work.swapped) for other in queue):
+            self.recompute(sequence)  # they are ahead of it and may wait for its blocks
+        elif self.stuck is not sequence:
+            self.stuck = sequence  # alone by now, it has one more plan to start the others
         else:
             work.pending += work.end(sequence, FinishReason.LENGTH)
 

@@ -1,0 +1,80 @@
+"""Scheduler time per running branch and step in steady decode: plan + commit, no model. Goal: at most 5 microseconds.
+
+    python tests/bench/scheduler_step.py [--batch 48 128 256] [--steps 200] [--repeats 7]
+
+Prints the least of several repeats in CPU time, since a shared machine only ever adds.
+"""
+
+import argparse
+import gc
+import sys
+import time
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from gpu_worker.plan import StepOutput  # noqa: E402
+from gpu_worker.scheduler import Scheduler, SchedulerConfig  # noqa: E402
+from gpu_worker.sequence import Sequence  # noqa: E402
+from gpu_worker.fake_runner import FakeRunner  # noqa: E402
+from octavo.ids import SequenceId  # noqa: E402
+from octavo.sampling import SamplingParams  # noqa: E402
+
+
+def scheduler_with(batch: int, prefix_caching: bool = True) -> Scheduler:
+    """A scheduler whose `batch` sequences all decode."""
+    info = FakeRunner(num_blocks=batch * 400, block_size=16, context_tokens=8192).info
+    config = SchedulerConfig(max_batch_sequences=batch, max_batch_tokens=8192, prefix_caching=prefix_caching)
+    scheduler = Scheduler(config, info)
+    params = SamplingParams(temperature=0.0, max_tokens=6000)
+    for number in range(batch):
+        prompt = [1 + number % 900] * (20 + number % 16)
+        scheduler.admit(
+            Sequence.from_admission(
+                seq_id=SequenceId(str(number)), epoch=1, prompt=prompt, params=params, root=bytes(32)
+            )
+        )
+    while scheduler.load().num_prefill_tokens:
+        plan = scheduler.plan()
+        scheduler.commit(plan, StepOutput([7] * plan.num_branches))
+    return scheduler
+
+
+def measure(scheduler: Scheduler, steps: int) -> tuple[float, float]:
+    """Seconds of plan and of commit over `steps` steps."""
+    planning = committing = 0.0
+    clock = time.process_time
+    for step in range(steps):
+        began = clock()
+        plan = scheduler.plan()
+        planned = clock()
+        output = StepOutput([7 + step % 50] * plan.num_branches)
+        begun = clock()
+        scheduler.commit(plan, output)
+        committing += clock() - begun
+        planning += planned - began
+    scheduler.cache.take_events()
+    return planning, committing
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--batch", type=int, nargs="+", default=[1, 16, 48, 128, 256])
+    parser.add_argument("--steps", type=int, default=200)
+    parser.add_argument("--repeats", type=int, default=7)
+    options = parser.parse_args()
+    for batch in options.batch:
+        scheduler = scheduler_with(batch)
+        gc.collect()
+        gc.freeze()
+        runs = [measure(scheduler, options.steps) for _ in range(options.repeats)]
+        per = 1e6 / (options.steps * batch)
+        best = min(runs, key=sum)
+        print(
+            f"batch {batch:4d}: {sum(best) * per:6.2f} us per branch and step "
+            f"(plan {best[0] * per:.2f}, commit {best[1] * per:.2f}; worst repeat {sum(max(runs, key=sum)) * per:.2f})"
+        )
+
+
+if __name__ == "__main__":
+    main()

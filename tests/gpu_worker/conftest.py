@@ -1,0 +1,329 @@
+"""A small world for the scheduler: a real one, a WitnessRunner, random clients, a journal, and an oracle for every output."""
+
+import math
+import random
+from collections import Counter
+from dataclasses import dataclass, field
+
+import pytest
+
+from gpu_worker.fake_runner import Chooser
+from gpu_worker.plan import StepOutput
+from gpu_worker.scheduler import Scheduler, SchedulerConfig, StepResult
+from gpu_worker.sequence import Sequence
+from gpu_worker.witness_runner import MASK, WitnessRunner, contribution, salt_of, settle
+from octavo.errors import NotFound, OutOfBlocks
+from octavo.ids import SequenceId
+from octavo.sampling import FinishReason, SamplingParams
+
+CUT = (FinishReason.CANCELLED, FinishReason.DEADLINE, FinishReason.ERROR)
+ROOTS = (b"a" * 32, b"b" * 32)
+
+
+class Model:
+    """The WitnessRunner's model with neither runner nor blocks."""
+
+    def __init__(self, runner: WitnessRunner, generate_eos: bool) -> None:
+        self.info = runner.info
+        self.chooser = Chooser(runner.info, generate_eos=generate_eos)
+
+    def state(self, tokens: list[int], root: bytes) -> int:
+        salt = salt_of(root)
+        total = sum(contribution(token, position, salt) for position, token in enumerate(tokens))
+        return settle(total & MASK, len(tokens))
+
+    def stops(self, params: SamplingParams) -> set[int]:
+        return {*params.stop_token_ids, *(() if params.ignore_eos else self.info.eos_token_ids)}
+
+    def run(self, request: "Request", branch: int) -> tuple[list[int], FinishReason]:
+        """The undisturbed output of a branch."""
+        params, salt, total = request.params, salt_of(request.root), 0
+        for position, token in enumerate(request.prompt):
+            total += contribution(token, position, salt)
+        output: list[int] = []
+        room = self.info.context_tokens - len(request.prompt)
+        while len(output) < min(params.max_tokens, room):
+            position = len(request.prompt) + len(output)
+            token = self.chooser.token(settle(total & MASK, position), params, branch, len(output))
+            output.append(token)
+            total += contribution(token, position, salt)
+            if token in self.stops(params) and len(output) > params.min_tokens:
+                return output, FinishReason.STOP
+        return output, FinishReason.LENGTH
+
+    def logprob(self, request: "Request", output: list[int], count: int | None = None) -> float:
+        """The sum of the log probabilities of an output's first tokens."""
+        total = 0.0
+        for index, token in enumerate(output[:count]):
+            state = self.state(request.prompt + output[:index], request.root)
+            total += self._score(state, token)
+        return total
+
+    def prompt_logprobs(self, request: "Request") -> list[float]:
+        prompt = request.prompt
+        return [self._score(self.state(prompt[:p], request.root), prompt[p]) for p in range(1, len(prompt))]
+
+    def _score(self, state: int, token: int) -> float:
+        size, ids = len(self.chooser._ids), self.chooser._ids
+        rank = (ids.index(token) - state) % size if token in ids else size
+        return -(0.25 + (state >> 32) % 997 / 997) * math.log2(rank + 2)
+
+    def beams(self, request: "Request") -> list[tuple[list[int], float]]:
+        """Beam search without a shortcut: to the end, all hypotheses kept, the n best of them."""
+        params, stops = request.params, self.stops(request.params)
+        width, limit = params.beam_width, min(params.max_tokens, self.info.context_tokens - len(request.prompt))
+        live: list[tuple[list[int], float]] = [([], 0.0)]
+        complete: list[tuple[float, list[int], float]] = []
+        for length in range(1, limit + 1):
+            offers = []
+            for parent, (output, total) in enumerate(live):
+                for token, logprob in self.chooser.top(self.state(request.prompt + output, request.root), 2 * width):
+                    offers.append((-(total + logprob), parent, token))
+            offers.sort()
+            going = []
+            for place, (cost, parent, token) in enumerate(offers):
+                output = [*live[parent][0], token]
+                if token in stops and length > params.min_tokens:
+                    if place < width:
+                        complete.append((cost / length**params.length_penalty, output, -cost))
+                elif len(going) < width:
+                    going.append((output, -cost))
+            live = going
+        complete += [(-total / limit**params.length_penalty, output, total) for output, total in live]
+        complete.sort(key=lambda hypothesis: hypothesis[0])
+        return [(output, total) for _, output, total in complete[: params.n]]
+
+
+@dataclass
+class Request:
+    seq_id: SequenceId
+    prompt: list[int]
+    params: SamplingParams
+    root: bytes
+    priority: int
+    alone: bool
+    epoch: int = 1
+    outputs: list[list[int]] = field(default_factory=list)
+    finishes: dict[int, FinishReason] = field(default_factory=dict)
+    logprobs: dict[int, float] = field(default_factory=dict)
+    replayed: bool = False
+
+
+class World:
+    """Random clients of one scheduler. `seed` decides everything; every delta is checked as it comes."""
+
+    def __init__(self, seed: int, config: dict | None = None, runner: dict | None = None, *, eos: bool = True) -> None:
+        self.rng = random.Random(seed)
+        self.now = 100.0
+        self.eos = eos
+        sizes = {"block_size": 4, "num_blocks": 24, "num_host_blocks": 16, "vocab_size": 40, "context_tokens": 64}
+        self.runner_options = {**sizes, **(runner or {}), "generate_eos": eos}
+        self.config = SchedulerConfig(
+            **{"max_batch_tokens": 16, "max_batch_sequences": 8, "debug": True, **(config or {})}
+        )
+        self.requests: dict[SequenceId, Request] = {}
+        self.open: dict[SequenceId, Request] = {}
+        self.counts: Counter[str] = Counter()
+        self.start()
+        self.model = Model(self.runner, eos)
+
+    def start(self) -> None:
+        """A new worker: empty blocks, empty cache."""
+        self.runner = WitnessRunner(**self.runner_options)
+        self.scheduler = Scheduler(self.config, self.runner.info, clock=lambda: self.now)
+
+    # Clients
+
+    def params(self) -> SamplingParams:
+        rng = self.rng
+        beam_width = rng.choice([0, 0, 0, 0, 2, 3])
+        n = rng.choice([1, 1, 1, 2, 3]) if not beam_width else rng.randint(1, beam_width)
+        return SamplingParams(
+            temperature=rng.choice([0.0, 1.0]),
+            n=n,
+            best_of=0 if beam_width else rng.choice([0, 0, 0, n + 1]),
+            max_tokens=rng.randint(1, 16),
+            min_tokens=rng.choice([0, 0, 3]),
+            stop_token_ids=rng.choice([(), (5,), (6, 7)]),
+            ignore_eos=rng.random() < 0.3,
+            seed=rng.randrange(1000),
+            logprobs=rng.choice([None, None, 0, 2]),
+            prompt_logprobs=rng.choice([None, None, None, 0]),
+            beam_width=beam_width,
+            length_penalty=rng.choice([1.0, 0.5, 2.0, 0.0, -0.5]),
+        )
+
+    def submit(self, params: SamplingParams | None = None, prompt: list[int] | None = None) -> Request:
+        rng = self.rng
+        params = params or self.params()
+        if prompt is None:
+            longest = rng.choice([3, 12, 24, 38])
+            prompt = [rng.choice([1, 2]) for _ in range(rng.randint(1, longest))]
+        request = Request(
+            SequenceId(f"s{len(self.requests)}"),
+            prompt,
+            params,
+            rng.choice(ROOTS),
+            rng.choice([1, 3, 3, 4]),
+            rng.random() < 0.05,
+        )
+        request.outputs = [[] for _ in range(params.num_branches)]
+        self.requests[request.seq_id] = request
+        self.admit(request)
+        return request
+
+    def admit(self, request: Request) -> None:
+        deadline = self.now + self.rng.uniform(0.0, 3.0) if self.rng.random() < 0.05 else None
+        sequence = Sequence.from_admission(
+            seq_id=request.seq_id,
+            epoch=request.epoch,
+            prompt=request.prompt,
+            params=request.params,
+            root=request.root,
+            outputs=request.outputs,
+            finished_branches=tuple(request.finishes),
+            priority=request.priority,
+            alone=request.alone,
+            deadline=deadline,
+        )
+        admission = self.scheduler.admit(sequence)
+        if admission.ok:
+            self.open[request.seq_id] = request
+        self.counts[admission.outcome.value] += 1
+
+    def replay(self, request: Request) -> None:
+        """Another owner takes over from the journal."""
+        request.epoch += 1
+        request.replayed = True
+        self.counts["replay"] += 1
+        self.admit(request)
+
+    def crash(self) -> None:
+        """The worker dies with everything in it; all open requests are replayed on a new one."""
+        self.start()
+        self.counts["crash"] += 1
+        for request in list(self.open.values()):
+            self.replay(request)
+
+    # Time
+
+    def step(self, fail: bool = False) -> StepResult:
+        plan = self.scheduler.plan()
+        assert plan.num_tokens <= self.config.max_batch_tokens
+        assert plan.num_tokens == sum(chunk.length for chunk in plan.chunks)
+        assert sum(len(chunk.samples) for chunk in plan.chunks) <= self.config.max_batch_sequences
+        if any(chunk.branch.sequence.alone for chunk in plan.chunks):
+            assert len({chunk.branch.sequence for chunk in plan.chunks}) == 1
+        if fail:
+            self.runner.run(plan) if self.rng.random() < 0.5 else None
+            result = self.scheduler.abort_step(plan, '{"reason": "TEST"}')
+            self.counts["failed step"] += 1
+        else:
+            result = self.scheduler.commit(plan, self.output(plan))
+        assert not self.runner.mismatches, self.runner.first_mismatch
+        self.scheduler.check()
+        for delta in result.deltas:
+            self.deliver(delta)
+        self.now += self.rng.choice([0.001, 0.01, 0.3])
+        self.counts["step"] += 1
+        return result
+
+    def output(self, plan) -> StepOutput:
+        return self.runner.run(plan)
+
+    def deliver(self, delta) -> None:
+        """The journal: indexes without gap, one end per branch, every token as the oracle says."""
+        request = self.requests[delta.sequence.seq_id]
+        output = request.outputs[delta.branch_index]
+        assert delta.sequence.epoch == request.epoch
+        assert delta.branch_index not in request.finishes, "a delta after the end"
+        assert delta.first_index == len(output)
+        output += delta.token_ids
+        if request.params.logprobs is not None:
+            assert [score.token_id for score in delta.scores] == list(delta.token_ids)
+        if delta.prompt_scores:
+            assert [s.logprob for s in delta.prompt_scores] == pytest.approx(self.model.prompt_logprobs(request))
+            self.counts["prompt scores"] += 1
+        if delta.cumulative_logprob is not None:
+            request.logprobs[delta.branch_index] = delta.cumulative_logprob
+        if delta.finish:
+            self.counts[delta.finish.name] += 1
+            request.finishes[delta.branch_index] = delta.finish
+            if len(request.finishes) == len(request.outputs):
+                self.open.pop(request.seq_id, None)
+                self.verify(request)
+
+    def verify(self, request: Request) -> None:
+        cut = any(finish in CUT for finish in request.finishes.values())
+        if request.params.beam_width:
+            if not cut and self.fits(request):
+                best = self.model.beams(request)
+                assert request.outputs[: len(best)] == [output for output, _ in best], f"{request} {best}"
+                for branch, (_, total) in enumerate(best):
+                    if branch in request.logprobs:
+                        assert request.logprobs[branch] == pytest.approx(total)
+            return
+        for branch, finish in request.finishes.items():
+            expected, reason = self.model.run(request, branch)
+            got = request.outputs[branch]
+            if finish in CUT:
+                assert got == expected[: len(got)]
+            else:
+                assert (got, finish) == (expected, reason), f"{request}"
+            if request.params.ranked and got and branch in request.logprobs:
+                assert request.logprobs[branch] == pytest.approx(self.model.logprob(request, got))
+
+    def fits(self, request: Request) -> bool:
+        """Whether the beams of a search fit the worker's memory together, however little they share."""
+        size, longest = self.runner.info.block_size, len(request.prompt) + request.params.max_tokens
+        shared = len(request.prompt) // size
+        each = -(-(longest + self.config.lookahead_slots) // size) + 1 - shared
+        return shared + request.params.beam_width * each <= self.runner.info.num_blocks
+
+    # Chaos
+
+    def operate(self) -> None:
+        """One random operation."""
+        rng, scheduler = self.rng, self.scheduler
+        chance = rng.random()
+        request = rng.choice(list(self.open.values())) if self.open else None
+        if request is None or chance < 0.10 and len(self.open) < 12:
+            self.submit()
+        elif chance < 0.115:
+            assert scheduler.cancel(request.seq_id) or scheduler.has_work  # it may have been cancelled already
+        elif chance < 0.125:
+            scheduler.drop(request.seq_id)
+            self.replay(request)
+        elif chance < 0.13:
+            self.crash()
+        elif chance < 0.15:
+            self.move(request)
+        else:
+            self.step(fail=chance > 0.995)
+
+    def move(self, request: Request) -> None:
+        operation = self.rng.choice(["out", "in", "drop"])
+        try:
+            self.counts[operation] += self.scheduler.swap(request.seq_id, request.epoch, operation) > 0
+        except (OutOfBlocks, NotFound) as error:  # NotFound: cancelled, its end comes with the next step
+            self.counts[f"{operation} {error.reason}"] += 1
+        self.scheduler.check()
+
+    def drain(self, limit: int = 20000) -> None:
+        """Runs until nothing is left, and nothing is."""
+        for _ in range(limit):
+            if not self.open:
+                break
+            self.step()
+        assert not self.open, f"still open after {limit} steps: {self.scheduler.load()}"
+        while self.scheduler.has_work:
+            self.step()
+        load = self.scheduler.load()
+        assert load.num_sequences == load.num_used_blocks == 0
+        assert load.num_free_host_blocks == self.runner.info.num_host_blocks
+        assert not self.scheduler.workload.loners
+
+
+@pytest.fixture
+def make_world() -> type[World]:
+    return World
