@@ -73,7 +73,8 @@ class Delivery:
         cursor = self._cursor.setdefault(event.branch, _Place(self._start(event)))
         if event.first_index > cursor.index:
             raise BrokenStreamError(f"branch {event.branch}: expected index {cursor.index}, got {event.first_index}")
-        repeated = bool(event.resume_token) and event.resume_token == self._last_token
+        # Text alone has no index of its own; the place after it tells it from its repetition.
+        repeated = not event.token_ids and bool(event.resume_token) and event.resume_token == self._last_token
         if event.first_index < cursor.index:
             if event.first_index + len(event.token_ids) > cursor.index:
                 raise BrokenStreamError(f"branch {event.branch}: index {event.first_index} came again with more")
@@ -95,7 +96,6 @@ class Delivery:
             and cursor is not None
             and cursor.index == event.first_index
             and bool(event.token_ids)
-            and event.resume_token != self._last_token
             and not (event.finish_reason or event.prompt_logprobs)
             and event.finished is None
         )

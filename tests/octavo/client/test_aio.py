@@ -39,7 +39,7 @@ async def test_an_undisturbed_stream_is_the_oracle(router, serve):
         st.tuples(st.integers(0, 14), st.sampled_from(FAULTS), st.integers(1, 5), st.integers(0, 3)), max_size=4
     ),
 )
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_random_faults_change_nothing(faults, make_router, serve, script):
     async def run():
         router = make_router()
