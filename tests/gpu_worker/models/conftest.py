@@ -37,11 +37,17 @@ CONFIGS: dict[str, tuple[str, dict]] = {
     "llama": ("Llama", SMALL),
     "llama-llama3": (
         "Llama",
-        {**SMALL, "rope_parameters": {**SCALED, "rope_type": "llama3", "low_freq_factor": 1.0, "high_freq_factor": 4.0}},
+        {
+            **SMALL,
+            "rope_parameters": {**SCALED, "rope_type": "llama3", "low_freq_factor": 1.0, "high_freq_factor": 4.0},
+        },
     ),
     "llama-yarn": ("Llama", {**SMALL, "rope_parameters": {**SCALED, "rope_type": "yarn"}}),
     "llama-linear": ("Llama", {**SMALL, "rope_parameters": {"rope_theta": 1e4, "rope_type": "linear", "factor": 4.0}}),
-    "llama-dynamic": ("Llama", {**SMALL, "rope_parameters": {"rope_theta": 1e4, "rope_type": "dynamic", "factor": 4.0}}),
+    "llama-dynamic": (
+        "Llama",
+        {**SMALL, "rope_parameters": {"rope_theta": 1e4, "rope_type": "dynamic", "factor": 4.0}},
+    ),
     "llama-biases": ("Llama", {**SMALL, "attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True}),
     "mistral": ("Mistral", {**SMALL, "sliding_window": 13, "head_dim": 16}),
     "qwen2": ("Qwen2", {**SMALL, "use_sliding_window": True, "sliding_window": 9, "max_window_layers": 2}),
