@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-SCHEMA_REVISION = 1
 MAX_BATCH = 1024
 MAX_STREAMS = 256
 DEFAULT_WATCH_MS = 500
@@ -56,7 +55,7 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
         return worker_pb2.HelloResponse(
             worker_id=self._worker_id,
             incarnation=self._incarnation,
-            schema_revision=SCHEMA_REVISION,
+            schema_revision=wire.SCHEMA_REVISION,
             model=info.model,
             model_fingerprint=info.fingerprint,
             block_size=info.block_size,

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from octavo.errors import HistoryLost
 from octavo.hashing import extend_chain
 from octavo.sampling import FinishReason
-from router.stop import TextStream
+from octavo.text.stop import TextStream
 
 
 @dataclass(slots=True)
@@ -57,15 +57,17 @@ class BranchReader:
         if not new and not finish:
             return None
         first, self.next_index = self.next_index, self.next_index + len(new)
-        self.chain = extend_chain(self.chain, new)
+        before, self.chain = self.chain, extend_chain(self.chain, new)
         if chain is not None and chain != self.chain and first_index + len(token_ids) == self.next_index:
             raise HistoryLost(f"branch {self.index} differs from the journal before index {self.next_index}")
         delta = self._text.push(new)
         text = delta.text
         if delta.stopped:
             surplus = self.next_index - delta.num_tokens_used
-            new = new[: len(new) - surplus] if surplus else new
-            self.next_index -= surplus
+            if surplus:
+                new = new[:-surplus]
+                self.next_index -= surplus
+                self.chain = extend_chain(before, new)
             self.finish = FinishReason.STOP
         elif finish:
             self.finish = finish

@@ -1,14 +1,13 @@
 """The Inference service: validates and tokenizes what clients send, and gives them their streams."""
 
 import asyncio
-import hashlib
 import secrets
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from octavo import hashing, validation, wire
+from octavo import hashing, limits, validation, wire
 from octavo.errors import (
     DeadlineExceeded,
     Failure,
@@ -31,7 +30,6 @@ if TYPE_CHECKING:
 
     Context = grpc.aio.ServicerContext[object, object]
 
-SCHEMA_REVISION = 1
 TENANT = ""  # until requests are authenticated, all clients are one
 DEADLINE_MARGIN_MS = 100  # before the caller's own, so that what was generated reaches it
 DRAIN_TOKENS_PER_S = 200.0  # a guess for the retry delay while no worker has been measured
@@ -57,10 +55,10 @@ class Prepared:
 class InferenceService(inference_pb2_grpc.InferenceServicer):
     """What clients call. Nothing here outlives a call."""
 
-    def __init__(self, services: Services, models: Models, limits: QueueLimits, max_streams: int) -> None:
+    def __init__(self, services: Services, models: Models, queue_limits: QueueLimits, max_streams: int) -> None:
         self._services = services
         self._models = models
-        self._limits = limits
+        self._queue_limits = queue_limits
         self._max_streams = max_streams
         self._num_streams = 0
 
@@ -115,7 +113,7 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
     ) -> AsyncIterator[Session]:
         prepared = self.prepare(request, deadline_of(context))
         seq_id = prepared.new.seq_id
-        accepted = await self._services.store.accept(prepared.new, self._limits)
+        accepted = await self._services.store.accept(prepared.new, self._queue_limits)
         if accepted.status == AcceptStatus.OK:
             session = Session(
                 self._services, prepared.model, as_record(prepared.new), prepared.params, Start(fresh=True)
@@ -179,7 +177,7 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
         new = NewSequence(
             seq_id=sequence_id(TENANT, request_id),
             request_id=request_id,
-            body_hash=hashlib.blake2b(request.SerializeToString(deterministic=True), digest_size=16).digest(),
+            body_hash=wire.request_hash(request),
             tenant=TENANT,
             salt=TENANT,
             model=model.fingerprint,
@@ -285,13 +283,13 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
         ]
         if not models:
             raise NoWorkers("no worker has been met yet: retry, or start one", retry_after_ms=500)
-        return inference_pb2.ListModelsResponse(models=models, schema_revision=SCHEMA_REVISION)
+        return inference_pb2.ListModelsResponse(models=models, schema_revision=wire.SCHEMA_REVISION)
 
 
 def deadline_of(context: "Context") -> int:
     """Milliseconds the request has, 0 for no limit."""
     remaining = context.time_remaining()
-    if remaining is None or remaining > 365 * 86400:
+    if remaining is None or remaining * 1000 > limits.MAX_DEADLINE_MS:
         return 0
     remaining_ms = int(remaining * 1000)
     deadline_in_ms = remaining_ms - min(DEADLINE_MARGIN_MS, remaining_ms // 10)

@@ -31,7 +31,6 @@ from router.placement import WorkerView
 
 log = logging.getLogger(__name__)
 
-SCHEMA_REVISION = 1
 DISCOVER_S = 0.5
 PROBE_S = 0.5
 SCHEDULE_S = 5.0
@@ -193,7 +192,7 @@ class WorkerLink:
         await self._channel.close()
 
     def _hello_request(self) -> worker_pb2.HelloRequest:
-        return worker_pb2.HelloRequest(router_id=self._router_id, schema_revision=SCHEMA_REVISION)
+        return worker_pb2.HelloRequest(router_id=self._router_id, schema_revision=wire.SCHEMA_REVISION)
 
     async def _meet(self) -> bool:
         try:
@@ -205,8 +204,8 @@ class WorkerLink:
             self.reason = "another process listens at its endpoint"
             self.lost = True
             return False
-        if hello.schema_revision != SCHEMA_REVISION:
-            self.reason = f"speaks schema {hello.schema_revision}, this router {SCHEMA_REVISION}"
+        if hello.schema_revision != wire.SCHEMA_REVISION:
+            self.reason = f"speaks schema {hello.schema_revision}, this router {wire.SCHEMA_REVISION}"
             return False
         self.hello, self.facts = hello, facts_of(hello)
         self.reason = await self._models.meet(self.facts) or self.reason
