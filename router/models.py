@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 
 from octavo.errors import InvalidArgument, NotFound, NoWorkers
 from octavo.ids import Incarnation
-from router.byte_tokenizer import ByteTokenizer
-from router.tokenizer import Tokenizer, load_tokenizer
+from octavo.text.byte_tokenizer import ByteTokenizer
+from octavo.text.tokenizer import Tokenizer, load_tokenizer
 
 log = logging.getLogger(__name__)
 

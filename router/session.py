@@ -17,14 +17,14 @@ from octavo.ids import Incarnation
 from octavo.record import Record, Snapshot, State, Why
 from octavo.sampling import FinishReason, SamplingParams
 from octavo.store.base import Store
+from octavo.text.ranking import rank
+from octavo.text.stop import TextStream
 from octavo.v1 import inference_pb2, types_pb2, worker_pb2
 from router.branch import BranchReader, Piece
 from router.hub import Hub, Placed
 from router.models import Model
 from router.queue import Dispatcher
-from router.ranking import rank
 from router.resume import Place, ResumeTokens
-from router.stop import TextStream
 from router.workers import WorkerPool
 
 POLL_S = 1.0  # how long a session trusts silence
@@ -342,10 +342,6 @@ def place(reader: BranchReader) -> tuple[int, int, int]:
 
 
 def text_stream(model: Model, params: SamplingParams) -> TextStream:
-    return TextStream(
-        model.tokenizer.detokenizer(params.skip_special_tokens),
-        stops=params.stop,
-        include_stop=params.include_stop,
-        min_tokens=params.min_tokens,
-        hidden_ids={*model.eos_token_ids, *params.stop_token_ids},
+    return TextStream.of_branch(
+        model.tokenizer.detokenizer(params.skip_special_tokens), params, model.eos_token_ids
     )

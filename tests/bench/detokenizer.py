@@ -10,9 +10,9 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 
-from router.detokenizer import Detokenizer
-from router.stop import TextStream
-from router.tokenizer import Tokenizer, load_tokenizer
+from octavo.text.detokenizer import Detokenizer
+from octavo.text.stop import TextStream
+from octavo.text.tokenizer import Tokenizer, load_tokenizer
 
 TEXT = (
     "The quick brown fox jumps over the lazy dog; naïve café, 你好世界! 🙂 def f(x):\n    return x ** 2  # 3.14\n" * 50

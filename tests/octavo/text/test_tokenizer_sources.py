@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from octavo.errors import InvalidArgument, Mismatch
-from router.tokenizer import Tokenizer, load_tokenizer
+from octavo.text.tokenizer import Tokenizer, load_tokenizer
 
 pytestmark = pytest.mark.slow  # imports transformers, as the reference
 

@@ -13,7 +13,7 @@ from tokenizers import AddedToken, Regex, decoders, models, pre_tokenizers
 
 from octavo.errors import Mismatch
 from octavo.gguf import GgufFile, Metadata
-from router.tokenizer import TokenizerParts
+from octavo.text.tokenizer import TokenizerParts
 
 SPACE = "▁"
 _ENDS = ("eos", "eot", "eom")  # of a sequence, a turn, a message: each ends a generation

@@ -3,7 +3,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from octavo.errors import InvalidArgument
-from router.chat import ChatTemplate, Guard, check_messages
+from octavo.text.chat import ChatTemplate, Guard, check_messages
 
 TOKENS = ["ab", "bab", "aab", "c", "abca"]  # overlapping, one a single character
 TEXT = st.text("abcx ", max_size=12)

@@ -9,7 +9,8 @@ from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
 from octavo.errors import HistoryLost
-from router.detokenizer import Detokenizer
+from octavo.sampling import SamplingParams
+from octavo.text.detokenizer import Detokenizer
 
 
 class _Automaton:
@@ -162,6 +163,24 @@ class TextStream:
         self._has_stops = bool(stops)
         self._num_tokens = 0
         self._skip_bytes = 0  # of the text to come: delivered before this stream was rebuilt
+
+    @classmethod
+    def of_branch(
+        cls, detokenizer: Detokenizer, params: SamplingParams, eos_token_ids: Collection[int]
+    ) -> "TextStream":
+        """The stream of a branch that is generated with `params`."""
+        return cls(
+            detokenizer,
+            stops=params.stop,
+            include_stop=params.include_stop,
+            min_tokens=params.min_tokens,
+            hidden_ids={*eos_token_ids, *params.stop_token_ids},
+        )
+
+    @property
+    def matched(self) -> str:
+        """The stop string that ended it, empty if none has."""
+        return self._matcher.matched
 
     def push(self, ids: Sequence[int]) -> TextDelta:
         """The text that has become certain. After a stop: none."""

@@ -3,7 +3,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from octavo.errors import Mismatch
-from router.detokenizer import Detokenizer, Pieces, build_pieces
+from octavo.text.detokenizer import Detokenizer, Pieces, build_pieces
 
 PARTS = [
     b"a",

@@ -5,8 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from octavo.errors import HistoryLost
-from router.detokenizer import Detokenizer, Pieces
-from router.stop import StopMatcher, TextDelta, TextStream
+from octavo.text.detokenizer import Detokenizer, Pieces
+from octavo.text.stop import StopMatcher, TextDelta, TextStream
 
 ALPHABET = "abc"
 STOPS = st.lists(st.text(ALPHABET, min_size=1, max_size=5), max_size=4)

@@ -3,13 +3,13 @@
 from collections.abc import Sequence
 
 from octavo.errors import InvalidArgument
-from router.detokenizer import Detokenizer, Pieces
+from octavo.text.detokenizer import Detokenizer, Pieces
 
 PIECES = Pieces([bytes([value]) for value in range(256)])
 
 
 class ByteTokenizer:
-    """Has the interface of router.tokenizer.Tokenizer. Ids above 255 have no text."""
+    """Has the interface of octavo.text.tokenizer.Tokenizer. Ids above 255 have no text."""
 
     vocab_size = 256
     eos_token_ids: tuple[int, ...] = ()

@@ -5,5 +5,6 @@ from collections.abc import Sequence
 
 def rank(scores: Sequence[float | None], n: int) -> list[int]:
     """Branches by score, best first, the lower index on ties; those without a score last."""
-    order = sorted(range(len(scores)), key=lambda branch: (-(s if (s := scores[branch]) is not None else -1e300), branch))
+    worst = float("-inf")
+    order = sorted(range(len(scores)), key=lambda b: (-(worst if (score := scores[b]) is None else score), b))
     return order[:n]

@@ -15,8 +15,8 @@ import tokenizers
 from tokenizers import AddedToken, normalizers
 
 from octavo.errors import InvalidArgument, NotFound
-from router.chat import ChatTemplate, Guard, Message, check_messages
-from router.detokenizer import Detokenizer, build_pieces
+from octavo.text.chat import ChatTemplate, Guard, Message, check_messages
+from octavo.text.detokenizer import Detokenizer, build_pieces
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,8 +38,8 @@ def load_tokenizer(path: str | Path) -> "Tokenizer":
     NotFound if there is none; Mismatch if it is of a kind that octavo cannot run.
     """
     # Imported here: each loader builds TokenizerParts.
-    from router.tokenizer_folder import read_folder
-    from router.tokenizer_gguf import read_gguf
+    from octavo.text.tokenizer_folder import read_folder
+    from octavo.text.tokenizer_gguf import read_gguf
 
     path = Path(path)
     if path.is_dir() and (path / "tokenizer.json").is_file():
