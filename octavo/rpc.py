@@ -271,7 +271,7 @@ def channel_options(*, internal: bool = False) -> Options:
         *_keepalive_options(),
         ("grpc.http2.max_pings_without_data", 0),
         ("grpc.initial_reconnect_backoff_ms", 100),
-        ("grpc.min_reconnect_backoff_ms", 100),
+        ("grpc.min_reconnect_backoff_ms", 2_000),  # how long one attempt to connect may take; refused ones end at once
         ("grpc.max_reconnect_backoff_ms", 1_000),
         ("grpc.max_metadata_size", 2 * limits.MAX_METADATA_BYTES),
         ("grpc.enable_http_proxy", 0),  # an http_proxy variable is meant for the web, and would capture 127.0.0.1 too
