@@ -2,12 +2,12 @@ import dataclasses
 from collections import Counter
 from collections.abc import Sequence
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from octavo.ids import Incarnation
 from router.dispatched import Dispatched
-from router.placement import HOST_CREDIT, WorkerView, has_room, place
+from router.placement import EVICTED_SHARE, HOST_CREDIT, PREEMPTED_SHARE, WorkerView, has_room, place
 
 BLOCK_SIZE = 16
 IDLE = WorkerView(
@@ -141,6 +141,15 @@ def test_full_batches_and_missing_blocks_cost() -> None:
     assert [c.worker_id for c in place(100, {}, [cramped, evicting, free]).candidates] == ["c", "b", "a"]
 
 
+def test_a_block_that_is_hit_makes_no_room() -> None:
+    full = {"num_free_blocks": 2, "num_cached_blocks": 10}
+    hits = {Incarnation("i-a"): (10 * BLOCK_SIZE, 0)}
+    hit, other = place(15 * BLOCK_SIZE, hits, [idle("a", **full), idle("b", **full)]).candidates
+    # Six blocks are needed and two are free: four are missing, and the ten cached ones are those that were hit.
+    assert (hit.worker_id, hit.pressure_cost) == ("a", 4 * BLOCK_SIZE * PREEMPTED_SHARE)
+    assert other.pressure_cost == BLOCK_SIZE * (10 * EVICTED_SHARE + 4 * PREEMPTED_SHARE)
+
+
 def test_speeds_count_only_when_they_differ_a_lot() -> None:
     fast, similar = idle("b", prefill_tokens_per_s=1000.0), idle("a", prefill_tokens_per_s=700.0)
     assert place(100, {}, [fast, similar]).worker == similar
@@ -173,7 +182,8 @@ def test_an_idle_worker_always_has_room() -> None:
     assert not has_room(idle("a", num_running=1, num_free_blocks=0, num_cached_blocks=0))
 
 
-@given(st.lists(st.tuples(st.sampled_from(["sent", "admitted", "refused", "reported"]), st.integers(0, 3))))
+@settings(max_examples=300)
+@given(st.lists(st.tuples(st.sampled_from(["sent", "admitted", "refused", "reported"]), st.integers(0, 1)), min_size=4))
 def test_a_dispatch_counts_until_a_report_after_its_admission(steps: list[tuple[str, int]]) -> None:
     dispatched = Dispatched()
     waiting: dict[int, bool] = {}  # key: admitted

@@ -48,6 +48,13 @@ def test_any_chunking_joins_to_the_whole(pieces: Pieces, chunks: list[list[int]]
     assert text + detokenizer.flush() == whole(pieces, ids)
 
 
+@given(st.integers(0, 4), st.lists(st.sampled_from([0, 2, 3, 4]), max_size=6))
+def test_leading_spaces_are_counted_over_pushes(strip: int, ids: list[int]) -> None:
+    pieces = Pieces(PARTS, strip=strip)
+    detokenizer = Detokenizer(pieces)
+    assert "".join(detokenizer.push([i]) for i in ids) == whole(pieces, ids)
+
+
 @given(st.text(st.characters(exclude_categories=["Cs"])))
 def test_valid_text_never_comes_out_broken(text: str) -> None:
     detokenizer = Detokenizer(Pieces([bytes([byte]) for byte in range(256)]))

@@ -1,7 +1,7 @@
 from collections.abc import Sequence
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from octavo.errors import HistoryLost
@@ -56,7 +56,11 @@ def test_holds_back_exactly_what_may_become_a_stop_string(stops: list[str], chun
         assert shown == text[: len(text) - proper_prefix_at_end(text, stops)]
 
 
-@given(STOPS, st.lists(st.tuples(st.text(ALPHABET, max_size=3), st.booleans()), max_size=12))
+@settings(max_examples=300)
+@given(
+    st.lists(st.text("ab", min_size=1, max_size=3), max_size=3),
+    st.lists(st.tuples(st.text("ab", max_size=3), st.booleans()), max_size=8),
+)
 def test_unarmed_completions_are_text(stops: list[str], chunks: list[tuple[str, bool]]) -> None:
     matcher = StopMatcher(stops)
     shown = "".join(matcher.push(chunk, armed) for chunk, armed in chunks) + matcher.flush()
@@ -68,6 +72,12 @@ def test_unarmed_completions_are_text(stops: list[str], chunks: list[tuple[str, 
             text = text[: end - max(map(len, found))]
             break
     assert shown == text
+
+
+def test_a_stop_string_counts_from_the_last_token_that_has_to_come() -> None:
+    for min_tokens, used in ((0, 2), (2, 2), (3, 4)):
+        delta = stream_of(["b"], min_tokens=min_tokens).push([0, 1, 0, 1])
+        assert delta == TextDelta("aba"[: used - 1], used, True)
 
 
 def test_regex_characters_in_stop_strings_are_plain() -> None:
