@@ -108,7 +108,9 @@ class Journal:
             self._control.end_branch(entry.seq_id, entry.epoch, delta.branch_index)
             self._streams.end_branch(entry, delta.branch_index)
             return
-        self.num_fenced += reply.status == AppendStatus.FENCED
+        if reply.status == AppendStatus.FENCED:
+            self.num_fenced += 1
+            log.warning("sequence %s: refused at epoch %d: another worker owns it now", entry.seq_id, entry.epoch)
         if reply.status in (AppendStatus.CONFLICT, AppendStatus.GAP):
             log.error("journal of %s says %s: history cannot be trusted", entry.seq_id, reply.status)
             failure = HistoryLost("the journal does not continue what this worker computed").failure()

@@ -33,9 +33,10 @@ log = logging.getLogger(__name__)
 
 DISCOVER_S = 0.5
 PROBE_S = 0.5
-SCHEDULE_S = 5.0
+SCHEDULE_S = 2.5  # longer than any step; a worker that hangs costs its new sequences this much
 RECONNECT_S = 0.2
 WATCH_MS = 250
+SILENT_S = 2.0  # a worker that reports nothing for so long gets nothing new
 PICKS_REMEMBERED_S = 5.0
 KV_CHANGES = {"stored": KvChange.STORED, "removed": KvChange.REMOVED, "cleared": KvChange.CLEARED}
 
@@ -86,6 +87,7 @@ class WorkerLink:
         self.reason = "not met yet"  # why it is not available; empty when it is
         self.connected = False  # the Step stream is open
         self.lost = False
+        self.has_lease = True
         self._router_id = router_id
         self._hub = hub
         self._models = models
@@ -152,12 +154,12 @@ class WorkerLink:
         """A snapshot for placement."""
         now = time.monotonic()
         self._picks = [when for when in self._picks if now - when < PICKS_REMEMBERED_S]
-        load, facts = self.load, self.facts
+        load, facts, reason = self.load, self.facts, self._reason(now)
         return WorkerView(
             incarnation=self.incarnation,
             worker_id=self.worker_id,
-            available=facts is not None and not self.reason and self.connected,
-            reason_unavailable=self.reason,
+            available=not reason,
+            reason_unavailable=reason,
             queued_tokens=load.num_prefill_tokens,
             num_running=load.num_running,
             num_waiting=load.num_waiting + load.num_swapped,
@@ -172,6 +174,16 @@ class WorkerLink:
             prefill_tokens_per_s=load.prefill_tokens_per_s,
             recent_picks=len(self._picks),
         )
+
+    def _reason(self, now: float) -> str:
+        """Why nothing is to be placed there; empty if it may be. Its process may live while its engine hangs."""
+        if self.reason or self.facts is None:
+            return self.reason or "not met yet"
+        if not self.connected:
+            return "its streams are not open"
+        if not self.has_lease:
+            return "its lease has ended: its engine makes no progress"
+        return f"silent for {now - self.load_at:.0f} s" if now - self.load_at > SILENT_S else ""
 
     # Its life
 
@@ -323,6 +335,8 @@ class WorkerPool:
                 self._tasks[member.id] = asyncio.create_task(link.run(self._broken))
 
     async def _part_with_gone(self, present: set[Incarnation]) -> None:
+        for link in self.links.values():
+            link.has_lease = link.incarnation in present
         for incarnation in [id for id, link in self.links.items() if id not in present and not link.connected]:
             await self._part(incarnation)
 
