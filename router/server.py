@@ -163,6 +163,8 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
 
     def prepare(self, request: inference_pb2.GenerateRequest, deadline_in_ms: int = 0) -> Prepared:
         model = self._models.find(request.model if request.HasField("model") else None)
+        if not model.workers:
+            raise NoWorkers(f"no worker serves {model.name} now: retry, or start one", retry_after_ms=500)
         request_id = (
             validation.validate_request_id(request.request_id) if request.HasField("request_id") else new_request_id()
         )
