@@ -19,7 +19,7 @@ transformers.logging.disable_progress_bar()
 SMALL = {
     "vocab_size": 128,
     "hidden_size": 32,
-    "intermediate_size": 48,
+    "intermediate_size": 64,
     "num_hidden_layers": 4,
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
