@@ -1,7 +1,7 @@
 from collections.abc import Sequence
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from octavo.errors import HistoryLost
@@ -61,6 +61,7 @@ def test_holds_back_exactly_what_may_become_a_stop_string(stops: list[str], chun
     st.lists(st.text("ab", min_size=1, max_size=3), max_size=3),
     st.lists(st.tuples(st.text("ab", max_size=3), st.booleans()), max_size=8),
 )
+@example(["ab", "ba"], [("ab", False), ("a", True)])  # the end of one that did not count begins one that does
 def test_unarmed_completions_are_text(stops: list[str], chunks: list[tuple[str, bool]]) -> None:
     matcher = StopMatcher(stops)
     shown = "".join(matcher.push(chunk, armed) for chunk, armed in chunks) + matcher.flush()
