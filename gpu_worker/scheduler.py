@@ -5,7 +5,7 @@
                 └──────────┘ recompute              commit() appends, finishes, frees
 
 `plan` and `commit` (or `abort_step`) alternate; everything else may be called at any time between two calls of this
-thread. While a step is in flight, cancel and drop take effect when it is committed.
+thread. While a step is in flight, cancel, drop and end_branch take effect when it is committed.
 """
 
 import heapq
@@ -23,7 +23,7 @@ from gpu_worker.prefix_cache import PrefixCache
 from gpu_worker.results import Admission, Delta, Load, Outcome, StepResult
 from gpu_worker.sequence import Branch, Sequence
 from gpu_worker.swap import CostModel
-from gpu_worker.workload import RUNNING, WAITING, Workload, prefill_end, prepare
+from gpu_worker.workload import FINISHED, RUNNING, WAITING, Workload, prefill_end, prepare
 from octavo.errors import NotFound, OutOfBlocks, StaleEpoch
 from octavo.ids import SequenceId
 from octavo.sampling import FinishReason
@@ -50,6 +50,7 @@ class Scheduler:
         self._num_steps = 0
         self._in_flight: StepPlan | None = None
         self._ending: dict[Sequence, FinishReason | None] = {}  # when the step in flight is over; None: without a word
+        self._ending_branches: list[Branch] = []  # likewise
 
     @property
     def sequences(self) -> dict[SequenceId, Sequence]:
@@ -163,6 +164,32 @@ class Scheduler:
         else:
             self._work.drop(sequence)
 
+    def end_branch(self, seq_id: SequenceId, branch_index: int) -> bool:
+        """Runs one branch no further, without a delta: whoever reads its text has found its end. The others go on.
+
+        False if there is nothing to end. Beams compete until their search ends, so none of them can be ended alone.
+        """
+        sequence = self.sequences.get(seq_id)
+        if sequence is None or sequence.beams is not None or sequence.fan_out:
+            return False
+        branch = next((b for b in sequence.branches if b.index == branch_index and b.state is not FINISHED), None)
+        if branch is None:
+            return False
+        if self._in_flight is not None:
+            self._ending_branches.append(branch)
+        else:
+            self._end_branch(branch)
+        return True
+
+    def _end_branch(self, branch: Branch) -> None:
+        work, sequence = self._work, branch.sequence
+        if branch.state is FINISHED:
+            return
+        work.finish(branch, FinishReason.STOP)
+        if all(other.state is not WAITING for other in sequence.branches):
+            work.dequeue(sequence)
+        work.tidy()
+
     # Steps
 
     def plan(self) -> StepPlan:
@@ -229,6 +256,9 @@ class Scheduler:
         work.end_step()
         result = StepResult(plan.step_id, work.pending, plan.num_branches, plan.num_tokens)
         work.pending = []
+        branches, self._ending_branches = self._ending_branches, []
+        for branch in branches:
+            self._end_branch(branch)
         ending, self._ending = self._ending, {}
         for sequence, reason in ending.items():
             if reason is None:
