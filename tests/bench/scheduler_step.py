@@ -13,12 +13,12 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from gpu_worker.plan import StepOutput  # noqa: E402
-from gpu_worker.scheduler import Scheduler, SchedulerConfig  # noqa: E402
-from gpu_worker.sequence import Sequence  # noqa: E402
-from gpu_worker.fake_runner import FakeRunner  # noqa: E402
-from octavo.ids import SequenceId  # noqa: E402
-from octavo.sampling import SamplingParams  # noqa: E402
+from gpu_worker.fake_runner import FakeRunner
+from gpu_worker.plan import StepOutput
+from gpu_worker.scheduler import Scheduler, SchedulerConfig
+from gpu_worker.sequence import Sequence
+from octavo.ids import SequenceId
+from octavo.sampling import SamplingParams
 
 
 def scheduler_with(batch: int, prefix_caching: bool = True) -> Scheduler:

@@ -1,4 +1,4 @@
-"""A small world for the scheduler: a real one, a WitnessRunner, random clients, a journal, and an oracle for every output."""
+"""A small world for the scheduler: a real one, a WitnessRunner, random clients, a journal, an oracle for outputs."""
 
 import math
 import random
@@ -287,7 +287,7 @@ class World:
         rng, scheduler = self.rng, self.scheduler
         chance = rng.random()
         request = rng.choice(list(self.open.values())) if self.open else None
-        if request is None or chance < 0.10 and len(self.open) < 12:
+        if request is None or (chance < 0.10 and len(self.open) < 12):
             self.submit()
         elif chance < 0.115:
             assert scheduler.cancel(request.seq_id) or scheduler.has_work  # it may have been cancelled already
