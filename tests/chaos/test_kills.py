@@ -23,7 +23,9 @@ async def test_no_token_is_lost_doubled_or_changed(cluster, traffic, num_kills, 
         await asyncio.sleep(rng.choice([0.0, 0.2, 0.6]))
         await asyncio.to_thread(cluster.spawn, victim)
         await asyncio.to_thread(cluster.wait_ready)
-        print(f"{victim} killed; all ready {time.monotonic() - began:.1f} s later; {traffic.num_streams} streams so far")
+        print(
+            f"{victim} killed; all ready {time.monotonic() - began:.1f} s later; {traffic.num_streams} streams so far"
+        )
     await traffic.stop()
     assert traffic.num_streams > num_kills
     assert traffic.num_reattaches > 0  # the kills of routers were felt

@@ -61,5 +61,3 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
         for value in getattr(item, "funcargs", {}).values():
             if isinstance(value, Cluster):
                 report.sections.append((f"logs of {value.directory}", value.report()))
-
-
