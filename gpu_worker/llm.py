@@ -3,6 +3,8 @@
     llm = LLM("smollm2")
     for output in llm.generate(["The capital of France is"], SamplingParams(temperature=0, max_tokens=16)):
         print(output.outputs[0].text)
+
+Everything is checked before anything runs, so a long list of prompts does not fail in its middle for a typing error.
 """
 
 import random

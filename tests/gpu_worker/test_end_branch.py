@@ -14,7 +14,8 @@ class Small:
     """A scheduler that is short of blocks, and what came of it."""
 
     def __init__(self, num_blocks, **config):
-        self.runner = FakeRunner(vocab_size=50, block_size=4, num_blocks=num_blocks, num_host_blocks=8, context_tokens=64)
+        sizes = {"num_blocks": num_blocks, "num_host_blocks": 8, "context_tokens": 64}
+        self.runner = FakeRunner(vocab_size=50, block_size=4, **sizes)
         self.now = 0.0
         config = SchedulerConfig(**{"max_batch_tokens": 16, "max_batch_sequences": 8, "debug": True, **config})
         self.scheduler = Scheduler(config, self.runner.info, clock=lambda: self.now)
@@ -22,7 +23,8 @@ class Small:
         self.ended = set()
 
     def admit(self, name, prompt, params):
-        sequence = Sequence.from_admission(seq_id=SequenceId(name), epoch=1, prompt=prompt, params=params, root=b"r" * 32)
+        seq_id = SequenceId(name)
+        sequence = Sequence.from_admission(seq_id=seq_id, epoch=1, prompt=prompt, params=params, root=b"r" * 32)
         assert self.scheduler.admit(sequence).ok
         for branch in range(params.num_branches):
             self.outputs[name, branch] = []
