@@ -7,25 +7,18 @@ Both are measured in processor seconds of the server process, interleaved, so ot
 
 import argparse
 import asyncio
-import os
 import statistics
 import subprocess
 import sys
-import tempfile
-import time
 from collections.abc import AsyncIterator
-from pathlib import Path
 
 import grpc
 import psutil
+from _service import Service, describe_machine, load, processor_seconds, service
 
-from octavo.client import AsyncClient
-from octavo.errors import ServingError
-from octavo.sampling import SamplingParams
-from octavo.store.embedded import EmbeddedStore
 from octavo.v1 import inference_pb2
 
-ROUTER, WORKER, ECHO = "127.0.0.1:50951", "127.0.0.1:50961", "127.0.0.1:50971"
+ECHO = "127.0.0.1:50971"
 PATH = "/octavo.bench.Echo/Echo"
 
 
@@ -52,27 +45,11 @@ def main_echo() -> None:
     uvloop.run(serve_echo())
 
 
-def cpu(process: psutil.Process) -> float:
-    times = process.cpu_times()
-    return times.user + times.system
-
-
-async def relay_round(client: AsyncClient, router: psutil.Process, streams: int, tokens: int) -> tuple[float, list]:
-    """(tokens per processor second of the router, the events of one stream)"""
-    events: list[object] = []
-
-    async def one(i: int) -> int:
-        count = 0
-        params = SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True)
-        async for event in client.generate([1, 2, 3, i + 10], params):
-            count += len(event.token_ids)
-            if i == 0:
-                events.append(event)
-        return count
-
-    before = cpu(router)
-    counts = await asyncio.gather(*(one(i) for i in range(streams)))
-    return sum(counts) / (cpu(router) - before), events
+async def relay_round(service: Service, streams: int, tokens: int) -> float:
+    """Tokens per processor second of the router."""
+    before = processor_seconds(service.router)
+    result = await load(service.client, [[1, 2, 3, i + 10] for i in range(streams)], tokens)
+    return result.num_tokens / (processor_seconds(service.router) - before)
 
 
 async def echo_round(echo: psutil.Process, messages: list[bytes], streams: int) -> float:
@@ -88,21 +65,9 @@ async def echo_round(echo: psutil.Process, messages: list[bytes], streams: int) 
             await call.done_writing()
 
         await one()
-        before = cpu(echo)
+        before = processor_seconds(echo)
         await asyncio.gather(*(one() for _ in range(streams)))
-        return streams * len(messages) / (cpu(echo) - before)
-
-
-async def until_ready(client: AsyncClient) -> None:
-    until = time.monotonic() + 30
-    while True:
-        try:
-            await client.complete([1, 2], SamplingParams(temperature=0, max_tokens=1))
-            return
-        except ServingError:
-            if time.monotonic() > until:
-                raise
-            await asyncio.sleep(0.2)
+        return streams * len(messages) / (processor_seconds(echo) - before)
 
 
 def wire_events(tokens: int) -> list[bytes]:
@@ -116,36 +81,20 @@ def wire_events(tokens: int) -> list[bytes]:
 
 
 async def main(args: argparse.Namespace) -> None:
-    with tempfile.TemporaryDirectory() as folder:
-        store = EmbeddedStore(Path(folder))
-        await store.start()
-        common = ["--store", store.url, "--log-level", "warning"]
-        router = [sys.executable, "-m", "router", "--listen", ROUTER, "--admin-listen", "", *common]
-        worker = [sys.executable, "-m", "gpu_worker", "--listen", WORKER, "--runner", "fake", *common]
-        processes = [
-            subprocess.Popen(command)
-            for command in (router, [*worker, "--step-delay-ms", str(args.step_ms)], [sys.executable, __file__, "--echo"])
-        ]
-        try:
-            async with AsyncClient(ROUTER) as client:
-                await until_ready(client)
-                relays, echoes = [], []
-                for _ in range(args.rounds):
-                    relay, _ = await relay_round(client, psutil.Process(processes[0].pid), args.streams, args.tokens)
-                    relays.append(relay)
-                    echo = psutil.Process(processes[2].pid)
-                    echoes.append(await echo_round(echo, wire_events(args.tokens), args.streams))
-            relay, echo = statistics.median(relays), statistics.median(echoes)
-            print(f"{args.streams} streams, load average {os.getloadavg()[0]:.1f}")
-            print(f"router: {relay:8.0f} tokens per processor second   {[round(r) for r in relays]}")
-            print(f"echo:   {echo:8.0f} messages per processor second {[round(e) for e in echoes]}")
-            print(f"ratio:  {relay / echo:8.2f}")
-        finally:
-            for process in processes:
-                process.terminate()
-            for process in processes:
-                process.wait()
-            await store.stop()
+    print(describe_machine())
+    echo = psutil.Process(subprocess.Popen([sys.executable, __file__, "--echo"]).pid)
+    try:
+        async with service("--runner", "fake", "--step-delay-ms", str(args.step_ms)) as running:
+            relays, echoes = [], []
+            for _ in range(args.rounds):
+                relays.append(await relay_round(running, args.streams, args.tokens))
+                echoes.append(await echo_round(echo, wire_events(args.tokens), args.streams))
+    finally:
+        echo.terminate()
+    relayed, echoed = statistics.median(relays), statistics.median(echoes)
+    print(f"router: {relayed:8.0f} tokens per processor second   {[round(r) for r in relays]}")
+    print(f"echo:   {echoed:8.0f} messages per processor second {[round(e) for e in echoes]}")
+    print(f"ratio:  {relayed / echoed:8.2f} at {args.streams} streams")
 
 
 if __name__ == "__main__":

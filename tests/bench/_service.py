@@ -1,0 +1,140 @@
+"""What the benchmarks of the whole service share: one of each process, and figures about the machine."""
+
+import asyncio
+import os
+import platform
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+from octavo.client import AsyncClient
+from octavo.errors import ServingError
+from octavo.sampling import SamplingParams
+from octavo.store.embedded import EmbeddedStore
+
+
+@dataclass
+class Service:
+    """A store, a router and a worker, each a process of its own."""
+
+    client: AsyncClient
+    router: psutil.Process
+    worker: psutil.Process
+    store_url: str
+
+
+@dataclass
+class Load:
+    """What a closed loop of streams brought."""
+
+    num_tokens: int
+    seconds: float
+    gaps: list[float]  # seconds between tokens of a stream, all streams
+
+    @property
+    def tokens_per_s(self) -> float:
+        return self.num_tokens / self.seconds
+
+    def gap_ms(self, quantile: float) -> float:
+        return 1000 * sorted(self.gaps)[int(quantile * (len(self.gaps) - 1))]
+
+
+@asynccontextmanager
+async def service(*worker_args: str, ready_s: float = 120.0) -> AsyncIterator[Service]:
+    """Starts everything and waits until a request succeeds."""
+    with tempfile.TemporaryDirectory() as folder:
+        store = EmbeddedStore(Path(folder))
+        await store.start()
+        port = free_port()
+        common = ["--store", store.url, "--log-level", "warning"]
+        router = ["-m", "router", "--listen", f"127.0.0.1:{port}", "--admin-listen", "", *common]
+        worker = ["-m", "gpu_worker", "--listen", "127.0.0.1:0", *common, *worker_args]
+        processes = [subprocess.Popen([sys.executable, *command]) for command in (router, worker)]
+        try:
+            async with AsyncClient(f"127.0.0.1:{port}") as client:
+                await until_ready(client, ready_s)
+                yield Service(client, *(psutil.Process(process.pid) for process in processes), store.url)
+        finally:
+            for process in processes:
+                process.terminate()
+            for process in processes:
+                process.wait()
+            await store.stop()
+
+
+async def until_ready(client: AsyncClient, seconds: float) -> None:
+    until = time.monotonic() + seconds
+    while True:
+        try:
+            await client.complete([1, 2], SamplingParams(temperature=0, max_tokens=1))
+            return
+        except ServingError:
+            if time.monotonic() > until:
+                raise
+            await asyncio.sleep(0.2)
+
+
+async def load(client: AsyncClient, prompts: Sequence[Sequence[int]], num_tokens: int) -> Load:
+    """All prompts at once, greedy, each for that many tokens."""
+    params = SamplingParams(temperature=0, max_tokens=num_tokens, ignore_eos=True)
+    gaps: list[float] = []
+
+    async def one(prompt: Sequence[int]) -> int:
+        count, last = 0, 0.0
+        async for event in client.generate(list(prompt), params):
+            now = time.perf_counter()
+            if event.token_ids and count:
+                gaps.append(now - last)
+            count, last = count + len(event.token_ids), now
+        return count
+
+    began = time.perf_counter()
+    counts = await asyncio.gather(*(one(prompt) for prompt in prompts))
+    return Load(sum(counts), time.perf_counter() - began, gaps)
+
+
+def processor_seconds(process: psutil.Process) -> float:
+    times = process.cpu_times()
+    return float(times.user + times.system)
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def describe_machine() -> str:
+    """What stands beside every figure."""
+    cpu = next((line.split(":")[1].strip() for line in open("/proc/cpuinfo") if line.startswith("model name")), "?")
+    memory = psutil.virtual_memory().total / 2**30
+    return (
+        f"{cpu}, {os.cpu_count()} cores, {memory:.0f} GiB, Python {platform.python_version()}, "
+        f"load average {os.getloadavg()[0]:.1f}, read bandwidth {read_bandwidth():.1f} GB/s"
+    )
+
+
+def read_bandwidth() -> float:
+    """GB/s of reading memory that fits no cache, with all cores."""
+    import numpy as np
+    from concurrent.futures import ThreadPoolExecutor
+
+    cores = os.cpu_count() or 1
+    parts = [np.ones(2**27 // 8) for _ in range(cores)]  # 128 MiB each
+    with ThreadPoolExecutor(cores) as pool:
+        list(pool.map(np.sum, parts))
+        times = []
+        for _ in range(3):
+            began = time.perf_counter()
+            list(pool.map(np.sum, parts))
+            times.append(time.perf_counter() - began)
+    return sum(part.nbytes for part in parts) / statistics.median(times) / 1e9

@@ -1,0 +1,77 @@
+"""tokens/s of the whole service, client to client, beside `transformers` generate with the same weights and dtype.
+
+    python tests/bench/throughput.py [--streams 1 16 48] [--tokens 64] [--rounds 3] [--dtype float32]
+
+Greedy, 24-token prompts that differ. transformers gets its best case: one static batch, nothing over a network.
+"""
+
+import argparse
+import asyncio
+import statistics
+import time
+from typing import Any
+
+from _service import describe_machine, load, service
+
+from gpu_worker.models.demo import demo_file
+
+PROMPT_TOKENS = 24
+
+
+def prompts(count: int) -> list[list[int]]:
+    return [[(7919 * (i + 1) + 104729 * j) % 40000 + 100 for j in range(PROMPT_TOKENS)] for i in range(count)]
+
+
+class Peer:
+    """transformers, loaded from the same file."""
+
+    def __init__(self, dtype: str) -> None:
+        import torch
+        from transformers import AutoModelForCausalLM
+
+        path = demo_file()
+        self.torch = torch
+        self.model: Any = AutoModelForCausalLM.from_pretrained(
+            path.parent, gguf_file=path.name, dtype=getattr(torch, dtype)
+        )
+        self.model.eval()
+
+    def generate(self, batch: list[list[int]], num_tokens: int) -> float:
+        """tokens/s of one static batch."""
+        ids = self.torch.tensor(batch)
+        began = time.perf_counter()
+        with self.torch.inference_mode():
+            self.model.generate(
+                ids,
+                attention_mask=self.torch.ones_like(ids),
+                do_sample=False,
+                max_new_tokens=num_tokens,
+                min_new_tokens=num_tokens,
+                pad_token_id=0,
+            )
+        return len(batch) * num_tokens / (time.perf_counter() - began)
+
+
+async def main(args: argparse.Namespace) -> None:
+    print(describe_machine())
+    peer = Peer(args.dtype)
+    async with service("--model", "smollm2", "--device", "cpu", "--dtype", args.dtype) as running:
+        await load(running.client, prompts(2), 4)
+        peer.generate(prompts(2), 4)
+        for streams in args.streams:
+            ours, theirs = [], []
+            for _ in range(args.rounds):
+                ours.append((await load(running.client, prompts(streams), args.tokens)).tokens_per_s)
+                theirs.append(await asyncio.to_thread(peer.generate, prompts(streams), args.tokens))
+            us, them = statistics.median(ours), statistics.median(theirs)
+            ratio = statistics.median(a / b for a, b in zip(ours, theirs, strict=True))
+            print(f"{streams:3} streams: octavo {us:7.1f} tokens/s, transformers {them:7.1f}, ratio {ratio:5.2f}")
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--streams", type=int, nargs="+", default=[1, 16, 48])
+    parser.add_argument("--tokens", type=int, default=64)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--dtype", default="float32")
+    asyncio.run(main(parser.parse_args()))
