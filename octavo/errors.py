@@ -152,11 +152,14 @@ class NoWorkers(ServingError):
 
 
 class StoreUnavailable(ServingError):
-    """The store does not answer."""
+    """The store does not answer. `octavo up` starts one that has died again within a second."""
 
     code = Code.UNAVAILABLE
     reason = "STORE_UNAVAILABLE"
     retryable = True
+
+    def __init__(self, message: str, *, retry_after_ms: int = 500, **metadata: str) -> None:
+        super().__init__(message, retry_after_ms=retry_after_ms, **metadata)
 
 
 class Draining(ServingError):
