@@ -125,16 +125,18 @@ def _order(view: WorkerView) -> tuple[int, str]:
     return view.recent_picks, view.worker_id
 
 
-def has_room(view: WorkerView) -> bool:
-    """Whether the worker should be given more now. If not, a request does better to stay in the shared queue, where it
-    keeps its rank and can still go anywhere."""
+def room(view: WorkerView) -> int:
+    """How many more sequences the worker should be given now. What finds no room does better to stay in the shared queue,
+    where it keeps its rank and can still go anywhere."""
     if not view.available:
-        return False
+        return 0
+    rows = view.max_batch_sequences - view.num_running - view.num_coming
+    places = min(rows, lookahead(view) - view.num_coming)
     if view.num_running + view.num_coming == 0:
-        return True  # whatever its blocks hold, nobody needs it more
-    if view.num_coming >= lookahead(view) or view.num_running + view.num_coming >= view.max_batch_sequences:
-        return False
-    return view.num_free_blocks + view.num_cached_blocks > FREE_SHARE * view.num_blocks
+        return max(1, places)  # whatever its blocks hold, nobody needs it more
+    if view.num_free_blocks + view.num_cached_blocks <= FREE_SHARE * view.num_blocks:
+        return 0
+    return max(0, places)
 
 
 def lookahead(view: WorkerView) -> int:

@@ -40,7 +40,7 @@ class Router:
         self.incarnation = incarnation
         self.hub = Hub()
         self.models = Models()
-        self.pool = WorkerPool(store, incarnation, self.hub, self.models, self._lost)
+        self.pool = WorkerPool(store, incarnation, self.hub, self.models, self._lost, self._reported)
         self.placer = Placer(store, self.pool, self.hub, self.models)
         self.dispatcher = Dispatcher(store, incarnation, self.pool, self.placer, self.hub, settings.grace_ms)
         self.services = Services(store, incarnation, self.hub, self.pool, self.dispatcher, ResumeTokens(secret))
@@ -97,6 +97,9 @@ class Router:
 
     async def _lost(self, incarnation: Incarnation) -> None:
         await self.dispatcher.recover_all(incarnation)
+
+    def _reported(self) -> None:
+        self.dispatcher.reported()
 
     async def _lease(self) -> None:
         while True:

@@ -13,7 +13,7 @@ from octavo.ids import Incarnation, SequenceId
 from octavo.record import Notice, Why
 from octavo.store.base import Store
 from router.hub import Hub
-from router.placement import has_room
+from router.placement import room
 from router.placer import Placer
 from router.workers import WorkerPool
 
@@ -40,12 +40,18 @@ class Dispatcher:
         self._hub = hub
         self._grace_ms = grace_ms
         self._wake = asyncio.Event()
+        self._backlog = False  # when last looked at, more waited than there was room for
         self._tasks: set[asyncio.Task[None]] = set()
         self._recoveries = asyncio.Semaphore(RECOVERIES_AT_ONCE)
 
     def wake(self) -> None:
         """There may be something in the queue."""
         self._wake.set()
+
+    def reported(self) -> None:
+        """A worker has said how it is: there may be room again."""
+        if self._backlog:
+            self._wake.set()
 
     async def run(self) -> None:
         await asyncio.gather(self._pop_loop(), self._notice_loop(), self._sweep_loop())
@@ -81,14 +87,17 @@ class Dispatcher:
                 await asyncio.sleep(IDLE_POLL_S)
 
     async def _pop_while_room(self) -> None:
-        while any(has_room(link.view()) for link in self._pool.links.values()):
-            popped = await self._store.pop(self._router_id, POP_AT_ONCE, CLAIM_MS)
+        while places := sum(room(link.view()) for link in self._pool.links.values()):
+            count = min(places, POP_AT_ONCE)  # what is popped has lost its rank to whoever comes after it
+            popped = await self._store.pop(self._router_id, count, CLAIM_MS)
             starts = [self._placer.start(item.seq_id, item.epoch, Why.QUEUED) for item in popped]
             for error in await asyncio.gather(*starts, return_exceptions=True):
                 if isinstance(error, BaseException):
                     log.error("a start failed; its claim will end and it is queued again", exc_info=error)
-            if len(popped) < POP_AT_ONCE:
+            if len(popped) < count:
+                self._backlog = False
                 return
+        self._backlog = True
 
     async def _notice_loop(self) -> None:
         while True:
@@ -129,4 +138,9 @@ class Dispatcher:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()):
             level = logging.WARNING if isinstance(error, StoreUnavailable) else logging.ERROR
-            log.log(level, "recovery failed; the next sweep tries again: %s", error, exc_info=level == logging.ERROR and error)
+            log.log(
+                level,
+                "recovery failed; the next sweep tries again: %s",
+                error,
+                exc_info=level == logging.ERROR and error,
+            )

@@ -74,7 +74,15 @@ class LinkBroken(ServingError):
 class WorkerLink:
     """One worker process life. All methods are for the event loop."""
 
-    def __init__(self, member: Member, router_id: str, hub: Hub, models: Models, index: KvIndex) -> None:
+    def __init__(
+        self,
+        member: Member,
+        router_id: str,
+        hub: Hub,
+        models: Models,
+        index: KvIndex,
+        on_report: Callable[[], None] = lambda: None,
+    ) -> None:
         described = json.loads(member.info)
         self.incarnation = member.id
         self.worker_id: str = described["worker_id"]
@@ -92,6 +100,7 @@ class WorkerLink:
         self._hub = hub
         self._models = models
         self._index = index
+        self._on_report = on_report
         self._channel = rpc.channel(self.endpoint, internal=True)
         self._stub = worker_pb2_grpc.WorkerStub(self._channel)
         self._commands: asyncio.Queue[worker_pb2.StepRequest] = asyncio.Queue()
@@ -240,6 +249,7 @@ class WorkerLink:
             self.load, self.load_at = message.load, time.monotonic()
             self.dispatched.reported()
             self.reason = "draining" if message.load.draining else ""
+            self._on_report()
             if not self._update_index(message):
                 return  # a gap: a new stream brings a new snapshot
 
@@ -250,7 +260,9 @@ class WorkerLink:
                 self.incarnation, snapshot.device_hashes, snapshot.host_hashes, message.event_seq
             )
             return True
-        events = [KvEvent(KV_CHANGES[event.WhichOneof("event")], event.stored or event.removed) for event in message.events]
+        events = [
+            KvEvent(KV_CHANGES[event.WhichOneof("event")], event.stored or event.removed) for event in message.events
+        ]
         return self._index.apply(self.incarnation, events, message.event_seq, message.digest) is Applied.OK
 
     async def _step(self) -> None:
@@ -286,6 +298,7 @@ class WorkerPool:
         hub: Hub,
         models: Models,
         on_lost: Callable[[Incarnation], Awaitable[None]],
+        on_report: Callable[[], None],
     ) -> None:
         self.index = KvIndex()
         self.links: dict[Incarnation, WorkerLink] = {}
@@ -294,6 +307,7 @@ class WorkerPool:
         self._hub = hub
         self._models = models
         self._on_lost = on_lost
+        self._on_report = on_report
         self._tasks: dict[Incarnation, asyncio.Task[None]] = {}
         self._known_lost: OrderedDict[Incarnation, None] = OrderedDict()
 
@@ -329,7 +343,7 @@ class WorkerPool:
     def _meet_new(self, members: Sequence[Member]) -> None:
         for member in members:
             if member.id not in self.links and member.id not in self._known_lost:
-                link = WorkerLink(member, self._router_id, self._hub, self._models, self.index)
+                link = WorkerLink(member, self._router_id, self._hub, self._models, self.index, self._on_report)
                 log.info("met worker %s at %s (%s)", link.worker_id, link.endpoint, link.incarnation)
                 self.links[member.id] = link
                 self._tasks[member.id] = asyncio.create_task(link.run(self._broken))

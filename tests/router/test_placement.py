@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from octavo.ids import Incarnation
 from router.dispatched import Dispatched
-from router.placement import EVICTED_SHARE, HOST_CREDIT, PREEMPTED_SHARE, WorkerView, has_room, place
+from router.placement import EVICTED_SHARE, HOST_CREDIT, PREEMPTED_SHARE, WorkerView, place, room
 
 BLOCK_SIZE = 16
 IDLE = WorkerView(
@@ -168,18 +168,21 @@ def test_says_why_nobody_can_take_a_prompt() -> None:
 
 @given(A_VIEW)
 def test_room_shrinks_with_load(view: WorkerView) -> None:
-    if not view.available:
-        assert not has_room(view)
-    if has_room(view):
-        assert view.num_running + view.num_waiting + view.num_dispatched < view.max_batch_sequences
-        assert has_room(dataclasses.replace(view, num_running=max(0, view.num_running - 1)))
-    full = dataclasses.replace(view, num_running=view.max_batch_sequences)
-    assert not has_room(full)
+    places, coming = room(view), view.num_waiting + view.num_dispatched
+    assert places >= 0
+    if places:
+        assert view.available
+        assert view.num_running + coming + places <= max(1, view.max_batch_sequences)
+        given = dataclasses.replace(view, num_dispatched=view.num_dispatched + 1)
+        assert room(given) < places  # so that a burst ends where the room does
+    assert not room(dataclasses.replace(view, available=False))
+    assert not room(dataclasses.replace(view, num_running=view.max_batch_sequences))
 
 
 def test_an_idle_worker_always_has_room() -> None:
-    assert has_room(idle("a", num_free_blocks=0, num_cached_blocks=0))
-    assert not has_room(idle("a", num_running=1, num_free_blocks=0, num_cached_blocks=0))
+    assert room(idle("a", num_free_blocks=0, num_cached_blocks=0)) > 0
+    assert not room(idle("a", num_running=1, num_free_blocks=0, num_cached_blocks=0))
+    assert room(idle("a", max_batch_sequences=1)) == 1
 
 
 @settings(max_examples=300)
