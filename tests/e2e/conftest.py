@@ -1,4 +1,4 @@
-"""Clusters of real processes, shared by the tests of a session; each test finds them whole and leaves nothing behind."""
+"""Clusters of real processes, shared by the tests of a session; each test finds them whole and leaves nothing."""
 
 import random
 from collections.abc import Callable, Iterator
@@ -8,7 +8,6 @@ import pytest
 from live.cluster import Cluster, Shape
 from live.fixtures import clusters, whole
 from live.oracle import Oracle
-
 
 __all__ = ["clusters"]
 
