@@ -119,7 +119,9 @@ class Chooser:
 
 def mix(*words: int) -> int:
     """64 bits of a few small numbers."""
-    return int.from_bytes(blake2b(struct.pack(f"<{len(words)}Q", *(word & MASK for word in words)), digest_size=8).digest(), "little")
+    return int.from_bytes(
+        blake2b(struct.pack(f"<{len(words)}Q", *(word & MASK for word in words)), digest_size=8).digest(), "little"
+    )
 
 
 def fold(token_ids: Sequence[int]) -> int:
