@@ -133,6 +133,7 @@ async def test_appends_are_checked_for_epoch_index_and_content(bench: Any, new: 
     assert await append(2, [5], epoch - 1) == (AppendStatus.FENCED, 2)
     assert await append(1, [2**32 - 1, 9]) == (AppendStatus.OK, 3)  # what is new of an overlapping chunk
     assert await append(3, [1] * 62) == (AppendStatus.CONFLICT, 3)  # beyond max_tokens
+    assert await append(1, [], finish=FinishReason.STOP) == (AppendStatus.CONFLICT, 3)  # an end before the end
     await bench.store.cancel(seq_id)
     assert await append(3, [4]) == (AppendStatus.OK_CANCEL, 4)
     assert await append(4, [6], finish=FinishReason.STOP) == (AppendStatus.OK_CANCEL, 5)
@@ -226,6 +227,9 @@ async def test_an_innocent_sequence_is_not_blamed_for_a_suspect(bench: Any, new:
         await running(bench.store, new(name), W3)
         taken = await bench.store.take(new(name).seq_id, 1, W4, "t", Why.CONNECTION)
         assert (taken.status, taken.crashes) == (TakeStatus.OK, 0)
+    await running(bench.store, new("later"), W3)
+    await bench.advance(60_000)  # nobody runs alone for ever
+    assert (await bench.store.take(new("later").seq_id, 1, W4, "t", Why.CONNECTION)).crashes == 1
     assert (await crash(bench, suspect, epoch + 2, W4)).status is TakeStatus.POISON
 
 
