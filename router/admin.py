@@ -49,7 +49,9 @@ class AdminService(admin_pb2_grpc.AdminServicer):
         records = await self._services.store.list_sequences(
             Incarnation(request.owner) if request.owner else None, request.limit or DEFAULT_SEQUENCES
         )
-        now_ms = await self._services.store.now_ms()
+        records.sort(key=lambda record: record.accepted_ms)
+        newest = await self._services.store.read(records[-1].seq_id) if records else None
+        now_ms = newest.now_ms if newest else 0  # by the store's clock, as all times in records
         return admin_pb2.ListSequencesResponse(sequences=[sequence_status(record, now_ms) for record in records])
 
     async def ExplainPlacement(
