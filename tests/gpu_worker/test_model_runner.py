@@ -1,5 +1,6 @@
 """A real (tiny) model under the real scheduler: nothing about how a sequence is run may change what it says."""
 
+import resource
 from collections.abc import Callable
 from pathlib import Path
 
@@ -219,6 +220,22 @@ def test_sizes_follow_from_bytes(make, model):
     assert info.context_tokens == 9 * BLOCK, "no longer than what the blocks can hold"
     assert load_runner(str(model[0]), context_tokens=40).info.context_tokens == 40
     assert "float32" in info.layout and info.fingerprint == make().info.fingerprint
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_memory_for_blocks_is_zero_aligned_and_free_until_written(dtype):
+    shape = KvShape(num_layers=4, num_kv_heads=2, block_size=16, head_dim=64, dtype=dtype)
+    before = resident_bytes()
+    arena = shape.arena((1 << 28) // shape.bytes_per_block, torch.device("cpu"))
+    assert resident_bytes() - before < 1 << 26, "a quarter of a GiB was taken"
+    assert arena.numel() * dtype.itemsize == 1 << 28
+    assert arena.data_ptr() % 64 == 0 and arena.is_contiguous()
+    arena[:, 1] = 1
+    assert arena[:, 0].eq(0).all() and arena[:, 1].eq(1).all() and arena[:, 2].eq(0).all()
+
+
+def resident_bytes() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
 
 
 @pytest.mark.parametrize(
