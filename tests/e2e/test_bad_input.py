@@ -7,7 +7,7 @@ import grpc
 import pytest
 
 from octavo import errors, limits, rpc
-from octavo.v1 import inference_pb2, inference_pb2_grpc, worker_pb2
+from octavo.v1 import inference_pb2, inference_pb2_grpc
 
 NAN, INF = math.nan, math.inf
 U32, U64 = 2**32 - 1, 2**64 - 1
@@ -113,16 +113,12 @@ def untouched(cluster):
     """Afterwards the workers have run no step more, hold no sequence, and the store no key more."""
 
     def now():
-        loads = [watch(cluster, name) for name in cluster.worker_endpoints]
+        loads = [cluster.load(name) for name in cluster.worker_endpoints]
         return [(load.num_steps, load.num_sequences, load.num_used_blocks) for load in loads], cluster.store.num_keys()
 
     before = now()
     yield
     assert now() == before
-
-
-def watch(cluster, name):
-    return next(iter(cluster.worker(name).Watch(worker_pb2.WatchRequest(interval_ms=50), timeout=10))).load
 
 
 @pytest.mark.usefixtures("untouched")
