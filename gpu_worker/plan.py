@@ -80,6 +80,7 @@ class StepOutput:
     token_ids: list[int]
     scores: dict[int, TokenScore] = field(default_factory=dict)
     scored: dict[int, list[TokenScore]] = field(default_factory=dict)
+    copy_s: float = 0.0  # how long the swaps took, where that was measured
 
 
 @dataclass(slots=True, frozen=True, kw_only=True)

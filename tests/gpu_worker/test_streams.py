@@ -15,15 +15,16 @@ SEQ = SequenceId("s")
 
 
 def begin(streams: Streams, router: str = "", outputs: list[list[int]] | None = None):
-    return streams.begin(SEQ, 1, prompt_chain([1]), outputs or [[]], (), router)
+    params = SamplingParams(max_tokens=99, seed=1)
+    sequence = Sequence.from_admission(seq_id=SEQ, epoch=1, prompt=[1], params=params, root=b"r")
+    streams.begin(sequence, prompt_chain([1]), outputs or [[]], (), router)
+    return streams.logs[SEQ]
 
 
 def accept(streams: Streams, first: int, tokens: list[int], step_id: int = 1) -> None:
-    sequence = Sequence.from_admission(
-        seq_id=SEQ, epoch=1, prompt=[1], params=SamplingParams(max_tokens=99, seed=1), root=b"r"
-    )
-    delta = Delta(sequence, 0, first, tuple(tokens))
-    streams.accept(streams.logs[SEQ], delta)
+    entry = streams.logs[SEQ]
+    delta = Delta(entry.sequence, 0, first, tuple(tokens))
+    streams.accept(entry, delta)
     streams.flush(StepResult(step_id, [delta], 1, 1))
 
 
@@ -78,12 +79,14 @@ def test_an_unknown_sequence_is_said_to_be_unknown():
 
 
 def test_counted_steps_are_reported_one_by_one_even_when_idle():
-    streams, stream = Streams(), Stream(num_awaited=2)
-    streams.attach(stream)
-    for step_id in (1, 2, 3):
-        streams.flush(StepResult(step_id))
-    assert [step.step_id for step in stream.ready] == [1, 2]
-    assert stream.num_awaited == 0
+    streams, stream, other = Streams(), Stream(num_awaited=2), Stream(num_awaited=1)
+    for each in (stream, other):
+        streams.attach(each)
+    for step_id, whose in enumerate((None, stream, other, stream, None), 1):
+        streams.flush(StepResult(step_id, granted_by=whose))
+    assert [step.step_id for step in stream.ready] == [2, 4]
+    assert [step.step_id for step in other.ready] == [3]
+    assert stream.num_awaited == other.num_awaited == 0
 
 
 def test_a_second_stream_of_a_router_replaces_the_first():
