@@ -83,6 +83,23 @@ async def test_classes_then_arrival_and_requeued_ones_first(bench: Any, new: New
     assert again[1].epoch == epoch + 1  # whoever owned it is fenced
 
 
+async def test_a_requeue_can_be_repeated(bench: Any, new: New) -> None:
+    epoch = await running(bench.store, new())
+    for _ in range(2):
+        assert await bench.store.requeue(new().seq_id, epoch)
+    assert (await bench.store.queue_depth())[0] == 1
+    assert not await bench.store.requeue(new().seq_id, epoch - 1)
+
+
+async def test_the_timeline_keeps_the_last_entries(bench: Any, new: New) -> None:
+    epoch = await running(bench.store, new())
+    for i in range(40):
+        await bench.advance(1)
+        epoch = (await bench.store.take(new().seq_id, epoch, W1, str(i), Why.REFUSED)).epoch
+    timeline = (await bench.store.read(new().seq_id)).record.timeline
+    assert timeline == tuple((ms, "taken", f"{W1} refused") for ms in range(9, 41))
+
+
 async def test_a_claim_that_is_not_used_returns_to_the_queue(bench: Any, new: New) -> None:
     await bench.store.accept(new(), LIMITS)
     assert len(await bench.store.pop(ROUTER, 1, 100)) == 1
@@ -292,6 +309,18 @@ async def test_a_dead_router_detaches_and_a_living_one_does_not(bench: Any, new:
     await bench.advance(1500)
     assert (await bench.store.sweep(10, 1500)).cancelled == [new().seq_id]
     assert (await bench.store.read(new().seq_id)).record.state is State.CANCELLED
+
+
+async def test_a_router_that_comes_back_keeps_its_client(bench: Any, new: New) -> None:
+    await bench.store.accept(new(), LIMITS)
+    await bench.advance(1000)
+    await bench.store.sweep(10, 5000)
+    assert (await bench.store.read(new().seq_id)).record.detached_since_ms > 0
+    await bench.store.heartbeat(Member("router", ROUTER, b""), 100_000)
+    await bench.advance(6000)
+    assert (await bench.store.sweep(10, 5000)).cancelled == []
+    record = (await bench.store.read(new().seq_id)).record
+    assert (record.router, record.detached_since_ms) == (ROUTER, 0)
 
 
 async def test_attach_brings_a_client_back(bench: Any, new: New) -> None:

@@ -72,6 +72,13 @@ async def test_every_key_expires(bench: Any, new: New) -> None:
         assert all(bound - 60_000 < ttl <= bound for ttl in of_this)
 
 
+async def test_a_record_that_vanished_leaves_no_count_behind(bench: Any, new: New) -> None:
+    await bench.store.accept(new(), LIMITS)
+    await bench.store._redis.delete(f"octavo:{{s0}}:seq:{new().seq_id}")
+    assert await bench.store.pop(ROUTER, 1, 1000) == []
+    assert await bench.store.queue_depth() == (0, 0)
+
+
 async def test_no_key_has_a_part_the_client_chose(bench: Any, new: New) -> None:
     await bench.store.accept(new("{s1}:*\n", tenant="{tenant}"), LIMITS)
     keys = b" ".join(await bench.store._redis.keys("*"))
