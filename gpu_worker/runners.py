@@ -15,7 +15,9 @@ def build_runner(settings: WorkerSettings) -> Runner:
     if settings.runner == "fake":
         from gpu_worker.fake_runner import FakeRunner
 
-        return FakeRunner(step_s=settings.step_delay_ms / 1000, block_size=settings.block_size)
+        return FakeRunner(
+            step_s=settings.step_delay_ms / 1000, block_size=settings.block_size, die_on_token=settings.die_on_token
+        )
     if settings.runner == "witness":
         from gpu_worker.witness_runner import WitnessRunner
 

@@ -91,6 +91,9 @@ class WorkerSettings:
         choices=("model", "fake", "witness"),
     )
     step_delay_ms: float = option(0.0, "slows the steps of the fake and witness runners down", low=0, high=60_000)
+    die_on_token: int = option(
+        -1, "the fake runner kills its process when it has to compute this token; -1: none", low=-1
+    )
     device: str = option("auto", "auto, cpu, cuda or cuda:N")
     dtype: str = option("auto", "data type of weights and cache", choices=("auto", "float32", "bfloat16", "float16"))
     threads: int = option(0, "CPU threads of the model; 0: one per core", low=0, high=1024)
@@ -104,9 +107,7 @@ class WorkerSettings:
     chunked_prefill: bool = option(True, "mixes pieces of prompts with decoding; else prompts run first and whole")
     max_partial_prefills: int = option(4, "prompts that may be in pieces at once", low=1)
     max_long_partial_prefills: int = option(1, "long ones among them", low=1)
-    long_prefill_threshold: int = option(
-        0, "tokens from which a prompt is long; 0: what a step may run", low=0
-    )
+    long_prefill_threshold: int = option(0, "tokens from which a prompt is long; 0: what a step may run", low=0)
     preemption: str = option(
         "auto", "what happens to blocks that must make room; auto: the cheaper", choices=("auto", "swap", "recompute")
     )
