@@ -3,7 +3,7 @@
 import time
 from typing import TYPE_CHECKING, NoReturn, cast
 
-from octavo import validation, wire
+from octavo import validation
 from octavo.errors import InvalidArgument, NotFound, Unimplemented
 from octavo.ids import Incarnation, sequence_id
 from octavo.record import Record
@@ -32,6 +32,9 @@ class AdminService(admin_pb2_grpc.AdminServicer):
         self._placer = placer
         self._inference = inference
 
+    def serve_on(self, server: "grpc.aio.Server") -> None:
+        admin_pb2_grpc.add_AdminServicer_to_server(self, server)
+
     async def ListWorkers(
         self, request: admin_pb2.ListWorkersRequest, context: "Context"
     ) -> admin_pb2.ListWorkersResponse:
@@ -59,7 +62,8 @@ class AdminService(admin_pb2_grpc.AdminServicer):
     ) -> admin_pb2.ExplainPlacementResponse:
         match request.WhichOneof("what"):
             case "request_id":
-                decision = self._placer.decisions.get(sequence_id(TENANT, validation.validate_request_id(request.request_id)))
+                request_id = validation.validate_request_id(request.request_id)
+                decision = self._placer.decisions.get(sequence_id(TENANT, request_id))
                 if decision is None:
                     raise NotFound("request_id: this router did not place it, or has forgotten it; ask another router")
             case "hypothetical":

@@ -1,6 +1,5 @@
 """The Inference service: validates and tokenizes what clients send, and gives them their streams."""
 
-import asyncio
 import secrets
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -10,6 +9,7 @@ from typing import TYPE_CHECKING
 from octavo import hashing, limits, validation, wire
 from octavo.errors import (
     DeadlineExceeded,
+    Draining,
     Failure,
     InvalidArgument,
     NotFound,
@@ -18,12 +18,13 @@ from octavo.errors import (
     RequestExists,
     TooManyStreams,
 )
-from octavo.ids import RequestId, SequenceId, new_request_id, sequence_id
+from octavo.ids import RequestId, new_request_id, sequence_id
 from octavo.record import Accepted, AcceptStatus, NewSequence, QueueLimits, Record, State
 from octavo.sampling import SamplingParams
-from octavo.v1 import inference_pb2, inference_pb2_grpc, types_pb2
+from octavo.v1 import inference_pb2, inference_pb2_grpc
 from router.models import Model, Models
-from router.session import Services, Session, Start
+from router.resume import Place, Start
+from router.session import Services, Session
 
 if TYPE_CHECKING:
     import grpc
@@ -61,6 +62,10 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
         self._queue_limits = queue_limits
         self._max_streams = max_streams
         self._num_streams = 0
+        self._draining = False
+
+    def serve_on(self, server: "grpc.aio.Server") -> None:
+        inference_pb2_grpc.add_InferenceServicer_to_server(self, server)
 
     # Streams
 
@@ -68,8 +73,9 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
         inference_pb2.GenerateEvent
     ]:
         async with self._counted(), self._generate(request, context) as session:
-            async for event in session.events():
-                yield event
+            while events := await session.next_events():
+                for event in events:
+                    yield event
 
     async def Complete(
         self, request: inference_pb2.CompleteRequest, context: "Context"
@@ -77,8 +83,9 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
         response = inference_pb2.CompleteResponse()
         outputs: dict[int, inference_pb2.Output] = {}
         async with self._counted(), self._generate(request.request, context) as session:
-            async for event in session.events():
-                collect(event, outputs, response)
+            while events := await session.next_events():
+                for event in events:
+                    collect(event, outputs, response)
             ranked = session.ranked_scores()
         for returned, index in enumerate(sorted(outputs)):
             if ranked is not None and (score := ranked[returned]) is not None:
@@ -90,21 +97,23 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
         inference_pb2.GenerateEvent
     ]:
         async with self._counted():
-            request_id, start = self._place(request)
+            request_id, start = self._start(request)
             record = await self._services.store.attach(sequence_id(TENANT, request_id), self._services.router_id)
             if record is None:
                 raise unknown_request(request_id)
             async with self._session(record, start) as session:
-                async for event in session.events():
-                    yield event
+                while events := await session.next_events():
+                    for event in events:
+                        yield event
 
-    def _place(self, request: inference_pb2.AttachRequest) -> tuple[RequestId, Start]:
+    def _start(self, request: inference_pb2.AttachRequest) -> tuple[RequestId, Start]:
         match request.WhichOneof("at"):
             case "resume_token":
                 request_id, places = self._services.tokens.read(request.resume_token)
-                return request_id, Start(places=places)
+                return request_id, Start(places)
             case "request_id":
-                return validation.validate_request_id(request.request_id), Start(next_indexes=request.next_indexes)
+                places = [Place(next_index) for next_index in request.next_indexes]
+                return validation.validate_request_id(request.request_id), Start(places)
         raise InvalidArgument("at", "send a resume_token or a request_id")
 
     @asynccontextmanager
@@ -141,6 +150,8 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
 
     @asynccontextmanager
     async def _counted(self) -> AsyncIterator[None]:
+        if self._draining:
+            raise Draining("this router stops: call another one")
         if self._num_streams >= self._max_streams:
             raise TooManyStreams(
                 f"this router carries {self._max_streams} calls already: retry, or call another", retry_after_ms=1000
@@ -150,6 +161,11 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
             yield
         finally:
             self._num_streams -= 1
+
+    def close(self) -> None:
+        """Takes no more calls, and ends those there are: their clients attach elsewhere."""
+        self._draining = True
+        self._services.hub.end(Draining("this router stops: attach again, on another one"))
 
     def _queue_full(self, accepted: Accepted) -> QueueFull:
         rate = sum(link.load.prefill_tokens_per_s for link in self._services.pool.links.values()) or DRAIN_TOKENS_PER_S
@@ -218,13 +234,8 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
 
     async def Cancel(self, request: inference_pb2.CancelRequest, context: "Context") -> inference_pb2.CancelResponse:
         seq_id = sequence_id(TENANT, validation.validate_request_id(request.request_id))
-        record = await self._services.store.cancel(seq_id)
-        if record is None:
+        if await self._services.dispatcher.cancel(seq_id) is None:
             raise unknown_request(request.request_id)
-        link = self._services.pool.find(record.owner)
-        if link is not None and record.state == State.RUNNING:
-            await link.cancel(seq_id, record.epoch)
-        self._services.hub.check([seq_id])
         return inference_pb2.CancelResponse()
 
     async def Get(self, request: inference_pb2.GetRequest, context: "Context") -> inference_pb2.GetResponse:
@@ -307,7 +318,9 @@ def priority_of(value: "inference_pb2.Priority") -> int:
 
 
 def unknown_request(request_id: str) -> NotFound:
-    return NotFound(f"request_id: no request {request_id!r}; it was never accepted, or ended longer ago than records are kept")
+    return NotFound(
+        f"request_id: no request {request_id!r}; it was never accepted, or ended longer ago than records are kept"
+    )
 
 
 def as_record(new: NewSequence) -> Record:
