@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from typing import Generic, TypeVar
 
 from octavo.text.ranking import rank
-from router.branch import BranchReader, Piece
+from router.branch import BranchReader, Piece, PlaceValues
 from router.resume import Start
 
 Logprob = TypeVar("Logprob")
@@ -21,20 +21,20 @@ class RankedBranches(Generic[Logprob]):
     def add(self, branch: int, piece: Piece, logprobs: Sequence[Logprob]) -> None:
         self._pieces[branch].append((piece, logprobs))
 
-    def best(self, scores: Sequence[float | None], start: Start) -> list[tuple[int, Piece, Sequence[Logprob]]]:
-        """Each returned branch in one piece, from where the client begins."""
-        ranked = rank(scores, self._num_returned)
-        return [self._from(start, returned, self._pieces[branch]) for returned, branch in enumerate(ranked)]
-
-    def _from(
-        self, start: Start, returned: int, pieces: list[tuple[Piece, Sequence[Logprob]]]
-    ) -> tuple[int, Piece, Sequence[Logprob]]:
-        tokens = [token for piece, _ in pieces for token in piece.token_ids]
-        logprobs = [logprob for _, some in pieces for logprob in some]
-        reader, place = self._new_reader(returned), start.place(returned)
-        first = place.within(len(tokens))
-        reader.resume(tokens[:first], place.chain, place.text_bytes)
-        whole = reader.push(first, tokens[first:], None, pieces[-1][0].finish)
-        if whole is None:
-            raise ValueError("a branch that has ended has its end to show")
-        return returned, whole, logprobs[first:] if len(logprobs) == len(tokens) else ()
+    def best(
+        self, scores: Sequence[float | None], start: Start
+    ) -> tuple[list[PlaceValues], list[tuple[int, Piece, Sequence[Logprob]]]]:
+        """Where the client is in each returned branch, and the rest of each in one piece."""
+        places: list[PlaceValues] = []
+        shown: list[tuple[int, Piece, Sequence[Logprob]]] = []
+        for returned, branch in enumerate(rank(scores, self._num_returned)):
+            reader, place, pieces = self._new_reader(returned), start.place(returned), self._pieces[branch]
+            tokens = [token for piece, _ in pieces for token in piece.token_ids]
+            logprobs = [logprob for _, some in pieces for logprob in some]
+            first = place.within(len(tokens))
+            reader.resume(tokens[:first], place.chain, place.text_bytes)
+            places.append(reader.place)
+            piece = reader.push(first, tokens[first:], None, pieces[-1][0].finish)
+            if piece is not None:
+                shown.append((returned, piece, logprobs[first:] if len(logprobs) == len(tokens) else ()))
+        return places, shown

@@ -257,7 +257,7 @@ class Session:
             return
         if item.HasField("cached_tokens"):
             self.cached_tokens = item.cached_tokens
-        if item.HasField("cumulative_logprob"):
+        if item.HasField("cumulative_logprob") and not reader.finish:
             self.scores[item.branch] = item.cumulative_logprob
         if item.prompt_logprobs:
             self._prompt_logprobs = item.prompt_logprobs
@@ -423,7 +423,9 @@ class Session:
         if self._ranked is not None:
             for branch, piece, logprobs in shown:
                 self._ranked.add(branch, piece, logprobs)
-            shown = self._ranked.best(self.scores, self._start) if self.ended else []
+            shown = []
+            if self.ended:
+                self._places, shown = self._ranked.best(self.scores, self._start)
         events = [self._event(branch, piece, logprobs) for branch, piece, logprobs in shown]
         if self.ended:
             events[-1].finished.CopyFrom(self._finished())
