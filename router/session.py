@@ -84,7 +84,7 @@ class Session:
         self._num_going = record.num_branches
         ranked = record.num_branches > params.n
         self._ranked = RankedBranches[types_pb2.Logprobs](record.num_branches, params.n, new_reader) if ranked else None
-        self._places: list[PlaceValues] = [(0, record.prompt_chain, 0)] * params.n  # after the last event of each returned branch
+        self._places: list[PlaceValues] = [(0, record.prompt_chain, 0)] * params.n  # after each branch's last event
         self._prompt_logprobs: Logprobs = ()
         self._failure: Failure | None = None
         self._unsettled = False  # the client has its end, the record does not say so
@@ -173,9 +173,11 @@ class Session:
 
     async def __aexit__(self, *exc_info: object) -> None:
         services = self._services
+        link = services.pool.find(self._record.owner)
+        if self.ended and link is not None:
+            link.dispatched.refused(self.seq_id)  # what has ended is no load, whatever the next report says
         if not services.hub.remove(self) or (self.ended and not self._unsettled):
             return
-        link = services.pool.find(self._record.owner)
         if link is not None:
             link.unfollow(self.seq_id)
         if self._error is None:  # else the router ends, and its lease says the same
