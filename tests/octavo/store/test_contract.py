@@ -213,6 +213,22 @@ async def crash(bench: Any, seq_id: str, epoch: int, to: Incarnation) -> Any:
     return await bench.store.take(seq_id, epoch, to, f"crash{epoch}", Why.CONNECTION)
 
 
+async def test_two_suspects_never_share_a_worker(bench: Any, new: New) -> None:
+    """Else nobody could tell which of them kills it."""
+    first, second = new("first").seq_id, new("second").seq_id
+    epoch = await running(bench.store, new("first"))
+    await running(bench.store, new("second"))
+    for seq_id in (first, second):
+        assert (await crash(bench, seq_id, epoch, W2)).crashes == 1
+    assert (await crash(bench, first, epoch + 1, W3)).crashes == 2
+    refused = await crash(bench, second, epoch + 1, W3)
+    assert refused.status is TakeStatus.FROZEN
+    assert (refused.epoch, refused.crashes, refused.retry_ms > 0) == (epoch + 1, 1, True)
+    assert (await crash(bench, second, epoch + 1, W4)).status is TakeStatus.OK  # elsewhere, or when the first has ended
+    await bench.store.finish(first, -1, FinishReason.CANCELLED, None)
+    assert (await crash(bench, second, epoch + 2, W3)).status is TakeStatus.POISON
+
+
 async def test_the_third_crash_is_poison(bench: Any, new: New) -> None:
     seq_id, epoch = new().seq_id, await running(bench.store, new())
     assert (await crash(bench, seq_id, epoch, W2)).crashes == 1
