@@ -126,6 +126,9 @@ class Placer:
         if attempt.why in (Why.LEASE, Why.CONNECTION):
             await link.pace(attempt.num_to_compute)
         taken = await self._take(attempt, link)
+        if taken.status is TakeStatus.FROZEN:  # the worker died while this waited for it
+            attempt.excluded.add(link.incarnation)
+            return Outcome.LATER, None
         if taken.status not in (TakeStatus.OK, TakeStatus.SAME):
             return None, None
         fresh, attempt.epoch = attempt.why is Why.QUEUED, taken.epoch
@@ -134,10 +137,13 @@ class Placer:
         if not fresh and not await self._read_again(attempt):
             return None, None
         admission, follow = admission_of(attempt.snapshot, taken), attempt.record.seq_id in self.hub
+        was_alive = link.connected
         try:
             outcome, failure = await link.schedule(admission, follow)
         except LinkBroken as error:
             log.warning("%s", error)
+            if was_alive and await link.probe() is False:
+                attempt.why = Why.CONNECTION  # it may have begun, and died of it
             return Outcome.LATER, None
         return (None if outcome is Outcome.STALE_EPOCH else outcome), failure
 
@@ -147,7 +153,7 @@ class Placer:
             taken = await patiently(
                 lambda: self.store.take(seq_id, attempt.epoch, link.incarnation, take_id, attempt.why)
             )
-            if taken.status is not TakeStatus.FROZEN:
+            if taken.status is not TakeStatus.FROZEN or link.lost:
                 return taken
             await asyncio.sleep(taken.retry_ms / 1000)
 

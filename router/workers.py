@@ -122,6 +122,8 @@ class WorkerLink:
         except grpc.aio.AioRpcError as error:
             self._declined = True
             raise LinkBroken(f"worker {self.worker_id}: Schedule: {error.code().name}") from error
+        except grpc.aio.UsageError as error:  # this link has been closed: its worker is lost
+            raise LinkBroken(f"worker {self.worker_id}: Schedule: it is lost") from error
         result = response.results[0]
         outcome = Outcome(result.outcome)
         if outcome is Outcome.ADMITTED:
@@ -171,6 +173,8 @@ class WorkerLink:
             if error.code() == grpc.StatusCode.DEADLINE_EXCEEDED:
                 return None
             return error.code() != grpc.StatusCode.UNAVAILABLE  # any other status was sent by somebody alive
+        except grpc.aio.UsageError:  # this link has been closed
+            return False
         return bool(hello.incarnation == self.incarnation)
 
     def view(self) -> WorkerView:
