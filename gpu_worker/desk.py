@@ -92,10 +92,10 @@ class Desk:
         return answer
 
     async def _decide(self, request: AdmissionRequest, router_id: str) -> Answer:
-        entry = self.streams.logs.get(request.seq_id)
-        if entry is not None and entry.epoch == request.epoch:
+        known_epoch = self.streams.known_epoch(request.seq_id)
+        if known_epoch == request.epoch:  # also when it has ended since
             return Outcome.ADMITTED, None
-        if entry is not None and entry.epoch > request.epoch:
+        if known_epoch > request.epoch:
             return Outcome.STALE_EPOCH, None
         try:
             sequence = self._sequence(request)

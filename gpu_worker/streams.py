@@ -4,7 +4,7 @@ Lives on the event loop. Plain values only: server.py turns items into wire mess
 """
 
 import asyncio
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Iterable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field, replace
@@ -17,6 +17,7 @@ from octavo.ids import SequenceId
 from octavo.sampling import FinishReason
 
 MAX_PENDING_STEPS = 4096  # a reader this far behind is cut off; it reads the journal and follows again
+MAX_REMEMBERED = 4096  # sequences that have ended here, so that a late repetition does not run them again
 MAX_WITHHELD_S = 0.1  # how long tokens wait for those of further steps, when several are sent together
 
 
@@ -126,6 +127,7 @@ class Streams:
         self._interval = interval
         self._routers: dict[str, Stream] = {}
         self._observers: set[Stream] = set()  # open streams without a router id
+        self._past: OrderedDict[SequenceId, int] = OrderedDict()  # epochs of those that have ended here
         self._late: asyncio.TimerHandle | None = None
         self._last_step = 0
 
@@ -220,6 +222,11 @@ class Streams:
         if entry is not None and entry.epoch < epoch:
             self.forget(entry)
 
+    def known_epoch(self, seq_id: SequenceId) -> int:
+        """The newest epoch that runs here, or has ended here not long ago; 0 if there is none."""
+        entry = self.logs.get(seq_id)
+        return entry.epoch if entry is not None else self._past.get(seq_id, 0)
+
     def current(self, delta: Delta) -> SequenceLog | None:
         """The log a delta goes to; None if its sequence was dropped or replaced, or the branch has ended otherwise."""
         entry = self.logs.get(delta.sequence.seq_id)
@@ -271,6 +278,10 @@ class Streams:
     def _forget_if_ended(self, entry: SequenceLog) -> None:
         if all(branch.ended for branch in entry.branches):
             self.forget(entry)
+            self._past[entry.seq_id] = entry.epoch
+            self._past.move_to_end(entry.seq_id)
+            if len(self._past) > MAX_REMEMBERED:
+                self._past.popitem(last=False)
 
     def _tell(self, entry: SequenceLog, item: Item) -> None:
         for stream in entry.followers:
