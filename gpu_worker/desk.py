@@ -95,7 +95,7 @@ class Desk:
         known_epoch = self.streams.known_epoch(request.seq_id)
         if known_epoch == request.epoch:  # also when it has ended since
             return Outcome.ADMITTED, None
-        if known_epoch > request.epoch:
+        if known_epoch is not None and known_epoch > request.epoch:
             return Outcome.STALE_EPOCH, None
         try:
             sequence = self._sequence(request)

@@ -222,10 +222,10 @@ class Streams:
         if entry is not None and entry.epoch < epoch:
             self.forget(entry)
 
-    def known_epoch(self, seq_id: SequenceId) -> int:
-        """The newest epoch that runs here, or has ended here not long ago; 0 if there is none."""
+    def known_epoch(self, seq_id: SequenceId) -> int | None:
+        """The newest epoch that runs here, or has ended here not long ago."""
         entry = self.logs.get(seq_id)
-        return entry.epoch if entry is not None else self._past.get(seq_id, 0)
+        return entry.epoch if entry is not None else self._past.get(seq_id)
 
     def current(self, delta: Delta) -> SequenceLog | None:
         """The log a delta goes to; None if its sequence was dropped or replaced, or the branch has ended otherwise."""

@@ -128,6 +128,14 @@ async def test_a_repeated_admission_after_the_end_runs_nothing(world):
     assert world.engine.times.num_steps == steps
 
 
+async def test_a_bad_request_is_rejected_by_name(world):
+    for change in ({"epoch": 0}, {"prompt": []}, {"prompt": [10**6]}, {"seq_id": SequenceId("?")}, {"priority": 9}):
+        (outcome, failure), *_ = await world.desk.admit([request(1, **change)], "")
+        assert outcome is Outcome.REJECTED
+        assert failure.message.startswith(next(iter(change)))
+    assert not world.streams.logs
+
+
 async def test_a_refusal_is_told_to_everybody_who_asked_and_leaves_nothing():
     world = World(max_waiting=1)
     assert (await world.desk.admit([request(0)], ""))[0][0] is Outcome.ADMITTED
