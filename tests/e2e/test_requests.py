@@ -186,6 +186,7 @@ async def test_a_full_queue_says_when_to_come_back(tight):
 async def test_the_queue_is_served_by_class(tight):
     async with tight.client() as client:
         blocker = await begun(client)
+        await until(lambda: asyncio.to_thread(lambda: tight.workers()["w0"].load.num_running == 1))  # the router knows
         order = []
 
         async def one(priority):
