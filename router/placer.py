@@ -58,7 +58,7 @@ class Attempt:
         return [*self.snapshot.prompt, *(self.snapshot.outputs[0] if self.snapshot.outputs else ())]
 
 
-@dataclass(slots=True)
+@dataclass
 class Placer:
     """Starts sequences on workers. One attempt per sequence at a time on this router; others may try too."""
 

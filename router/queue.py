@@ -20,7 +20,7 @@ from router.pool import WorkerPool
 log = logging.getLogger(__name__)
 
 POP_AT_ONCE = 16
-CLAIM_MS = 10_000
+CLAIM_MS = 2000  # to take what was popped; a late take does no harm, so this only has to be longer than most
 IDLE_POLL_S = 0.5
 SWEEP_S = 1.0
 SWEEP_LIMIT = 256

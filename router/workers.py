@@ -204,8 +204,8 @@ class WorkerLink:
 
     def _unavailable(self, now: float) -> str:
         """Why nothing is to be placed there; empty if it may be. Its process may live while its engine hangs."""
-        if self.reason or self.facts is None:
-            return self.reason or "not met yet"
+        if self.lost or self.reason or self.facts is None:
+            return self.reason or ("lost" if self.lost else "not met yet")
         if not self.connected:
             return "its streams are not open"
         if not self.has_lease:

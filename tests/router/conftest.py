@@ -12,7 +12,6 @@ from gpu_worker.fake_runner import Chooser, FakeRunner, fold
 from gpu_worker.program import Door, Worker
 from octavo.client import AsyncClient
 from octavo.ids import new_incarnation
-from octavo.record import Member
 from octavo.sampling import FinishReason, SamplingParams
 from octavo.settings import RouterSettings, WorkerSettings
 from octavo.store.memory import MemoryStore
@@ -20,7 +19,7 @@ from octavo.store.memory_state import MemoryState
 from octavo.text.byte_tokenizer import ByteTokenizer
 from octavo.text.ranking import rank
 from octavo.text.stop import TextStream
-from router import pool, workers
+from router import pool, queue, workers
 from router.program import Router
 
 SECRET = b"s" * 32
@@ -184,6 +183,13 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pool, "DISCOVER_S", 0.02)
     monkeypatch.setattr(workers, "RECONNECT_S", 0.02)
     monkeypatch.setattr(workers, "WATCH_MS", 50)
+    monkeypatch.setattr(queue, "CLAIM_MS", 200)
+    monkeypatch.setattr(queue, "SWEEP_S", 0.1)
+
+
+@pytest.fixture
+def make_world() -> type[World]:
+    return World
 
 
 @pytest.fixture
@@ -191,8 +197,3 @@ async def world() -> AsyncIterator[World]:
     made = World()
     async with made.stack:
         yield made
-
-
-@pytest.fixture
-def member() -> Callable[..., Member]:
-    return lambda kind="worker", **info: Member(kind, new_incarnation(), repr(info).encode())
