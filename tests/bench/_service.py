@@ -116,7 +116,8 @@ def free_port() -> int:
 
 def describe_machine() -> str:
     """What stands beside every figure."""
-    cpu = next((line.split(":")[1].strip() for line in open("/proc/cpuinfo") if line.startswith("model name")), "?")
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    cpu = next((line.split(":")[1].strip() for line in lines if line.startswith("model name")), "?")
     memory = psutil.virtual_memory().total / 2**30
     return (
         f"{cpu}, {os.cpu_count()} cores, {memory:.0f} GiB, Python {platform.python_version()}, "
