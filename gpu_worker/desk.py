@@ -59,6 +59,16 @@ class AdmissionRequest:
     alone: bool
 
 
+@dataclass(frozen=True, slots=True)
+class Report:
+    """How busy the worker was at one moment between two steps, and how fast it has been."""
+
+    load: Load
+    num_steps: int
+    step_s: float
+    prefill_tokens_per_s: float
+
+
 class Desk:
     """Everything the Worker service and the journal ask of the engine."""
 
@@ -67,7 +77,7 @@ class Desk:
         self.info = info
         self.streams = streams
         self.watchers = Watchers()
-        self.load: Load = engine.scheduler.load()
+        self.report = self._report(engine.scheduler)
         self._loop = asyncio.get_running_loop()
         self._deciding: dict[tuple[SequenceId, int], asyncio.Task[Answer]] = {}
 
@@ -235,11 +245,14 @@ class Desk:
     def refresh(self, scheduler: Scheduler) -> None:
         """Tells watchers what the last steps changed. Runs on the engine's thread, between steps."""
         events = joined(scheduler.cache.take_events())
-        load, digest = scheduler.load(), scheduler.cache.digest
-        self._loop.call_soon_threadsafe(self._publish, load, events, digest)
+        self._loop.call_soon_threadsafe(self._publish, self._report(scheduler), events, scheduler.cache.digest)
 
-    def _publish(self, load: Load, events: Seq[Event], digest: int) -> None:
-        self.load = load
+    def _report(self, scheduler: Scheduler) -> Report:
+        times = self.engine.times
+        return Report(scheduler.load(), times.num_steps, times.step_s, times.prefill_tokens_per_s)
+
+    def _publish(self, report: Report, events: Seq[Event], digest: int) -> None:
+        self.report = report
         if events:
             self.watchers.publish(events, digest)
 

@@ -162,7 +162,8 @@ class Worker:
     def __init__(self, settings: WorkerSettings, door: Door, store: Store, runner: Runner) -> None:
         self._door = door
         self._loop = asyncio.get_running_loop()
-        self._refreshed = 0.0  # the engine's thread alone looks at it
+        self._refreshed = 0.0  # with _busy: the engine's thread alone looks at it
+        self._busy = False
         self._lease_s = settings.lease_ms / 1000
         scheduler = Scheduler(scheduler_config(settings, runner.info), runner.info)
         idle_round_s = min(IDLE_ROUND_S, self._lease_s / 4)
@@ -206,10 +207,11 @@ class Worker:
 
     def _on_progress(self) -> None:
         self.lease.beat()
-        now = time.monotonic()
-        if now - self._refreshed > LOAD_EVERY_S:
+        now, busy = time.monotonic(), self.engine.scheduler.has_work
+        if now - self._refreshed > LOAD_EVERY_S or (self._busy and not busy):  # what was last is told before it idles
             self._refreshed = now
             self.desk.refresh(self.engine.scheduler)
+        self._busy = busy
 
     # On the event loop
 

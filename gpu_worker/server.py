@@ -134,6 +134,8 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
 
     def _command(self, stream: Stream, request: worker_pb2.StepRequest) -> None:
         desk = self._desk
+        if not request.HasField("open"):  # which a router sends first, so that it is told of nothing else
+            desk.streams.observe(stream)
         match request.WhichOneof("command"):
             case "open":
                 desk.streams.name(stream, check_router_id(stream, request.open.router_id))
@@ -175,7 +177,8 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
             desk.watchers.close(watcher)
 
     def _watch_response(self, batch: Batch, snapshot: worker_pb2.KvSnapshot | None = None) -> worker_pb2.WatchResponse:
-        load, times = self._desk.load, self._desk.engine.times
+        report = self._desk.report
+        load = report.load
         return worker_pb2.WatchResponse(
             incarnation=self._incarnation,
             event_seq=batch.event_seq,
@@ -190,11 +193,11 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
                 num_cached_blocks=load.num_cached_blocks,
                 num_used_blocks=load.num_used_blocks,
                 num_prefill_tokens=load.num_prefill_tokens,
-                step_ms=times.step_s * 1000,
-                num_steps=times.num_steps,
+                step_ms=report.step_s * 1000,
+                num_steps=report.num_steps,
                 draining=self.draining,
                 num_sequences=load.num_sequences,
-                prefill_tokens_per_s=times.prefill_tokens_per_s,
+                prefill_tokens_per_s=report.prefill_tokens_per_s,
                 num_free_host_blocks=load.num_free_host_blocks,
                 num_preempted_swap=load.num_preempted_swap,
                 num_preempted_recompute=load.num_preempted_recompute,

@@ -91,12 +91,13 @@ class Stream:
     wake: asyncio.Event = field(default_factory=asyncio.Event)
     num_awaited: int = 0  # finite grants whose steps have not been reported yet
     closing: bool = False
-    overflowed: bool = False
+    overflowed: bool = False  # cut off: it gets an error when it reads again, and nothing is kept for it meanwhile
 
     def push(self, step: Step) -> None:
         if len(self.ready) >= MAX_PENDING_STEPS:
             self.overflowed = True
-        else:
+            self.ready.clear()
+        elif not self.overflowed:
             self.ready.append(step)
         self.wake.set()
 
@@ -135,6 +136,9 @@ class Streams:
 
     def attach(self, stream: Stream) -> None:
         self.open_streams.add(stream)
+
+    def observe(self, stream: Stream) -> None:
+        """It is told of every sequence, unless it is a router's."""
         if not stream.router_id:
             self._observers.add(stream)
 
@@ -307,6 +311,8 @@ class Streams:
                 stream.send(result.step_id, result.num_branches, result.num_tokens)
             else:
                 withheld = True
+        for stream in [stream for stream in self.open_streams if stream.overflowed]:
+            self.detach(stream)
         if withheld and self._late is None:
             self._late = asyncio.get_running_loop().call_later(MAX_WITHHELD_S, self._flush_late)
 

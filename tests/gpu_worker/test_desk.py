@@ -53,6 +53,7 @@ class World:
         self.task = asyncio.create_task(self.journal.run())
         self.observer = Stream()
         self.streams.attach(self.observer)
+        self.streams.observe(self.observer)
         self.engine.start()
 
     @property

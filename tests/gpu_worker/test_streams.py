@@ -66,6 +66,7 @@ def test_an_observer_sees_everything_and_a_router_only_what_it_follows():
     streams, observer, router = Streams(), Stream(), Stream()
     for stream in (observer, router):
         streams.attach(stream)
+        streams.observe(stream)
     streams.name(router, "r1")
     begin(streams, router="other")
     accept(streams, 0, [4])
@@ -106,11 +107,13 @@ def test_a_second_stream_of_a_router_replaces_the_first():
 def test_a_reader_that_does_not_read_is_cut_off_and_bounded():
     streams, stream = Streams(), Stream()
     streams.attach(stream)
+    streams.observe(stream)
     begin(streams)
     for index in range(MAX_PENDING_STEPS + 5):
         accept(streams, index, [1], index)
     assert stream.overflowed
-    assert len(stream.ready) == MAX_PENDING_STEPS
+    assert not stream.ready
+    assert not (streams.open_streams or streams._observers or streams.logs[SEQ].followers)
 
 
 @pytest.mark.parametrize("outputs", [[[]], [[7, 8]], [[7], [9]]])
@@ -122,6 +125,17 @@ def test_a_replayed_sequence_begins_where_its_journal_ends(outputs):
     assert [branch.chain for branch in entry.branches] == [extend_chain(prompt_chain([1]), out) for out in outputs]
     accept(streams, len(outputs[0]), [3])
     assert [item.first_index for item in stream.ready[0].items] == [len(outputs[0])]
+
+
+def test_a_stream_is_told_of_nothing_before_its_first_command():
+    streams, stream = Streams(), Stream()
+    streams.attach(stream)
+    begin(streams)
+    accept(streams, 0, [4])
+    streams.name(stream, "r1")
+    streams.observe(stream)  # a router's never observes
+    accept(streams, 1, [5], 2)
+    assert not stream.ready
 
 
 # Several steps sent together
@@ -141,6 +155,7 @@ def messages(stream: Stream) -> list[list[int]]:
 async def test_an_interval_sends_the_tokens_of_several_steps_as_one_item():
     streams, stream = Streams(interval=3), Stream()
     streams.attach(stream)
+    streams.observe(stream)
     begin(streams)
     for index in range(6):
         accept(streams, index, [index], index + 1)
@@ -152,6 +167,7 @@ async def test_an_interval_sends_the_tokens_of_several_steps_as_one_item():
 async def test_an_interval_delays_neither_first_tokens_nor_ends():
     streams, stream = Streams(interval=100), Stream()
     streams.attach(stream)
+    streams.observe(stream)
     entry = begin(streams)
     first = Delta(entry.sequence, 0, 0, (5,), cached_tokens=0)
     streams.accept(entry, first)
@@ -169,6 +185,7 @@ async def test_an_interval_delays_neither_first_tokens_nor_ends():
 async def test_withheld_tokens_go_when_no_further_step_comes():
     streams, stream = Streams(interval=100), Stream()
     streams.attach(stream)
+    streams.observe(stream)
     begin(streams)
     accept(streams, 0, [5], 1)
     assert not stream.ready
@@ -180,6 +197,7 @@ async def test_withheld_tokens_go_when_no_further_step_comes():
 async def test_a_counted_step_is_sent_at_once_whatever_the_interval():
     streams, stream = Streams(interval=100), Stream(num_awaited=1)
     streams.attach(stream)
+    streams.observe(stream)
     begin(streams)
     accept(streams, 0, [5], 1)
     entry = streams.logs[SEQ]
@@ -196,6 +214,7 @@ def test_joined_items_say_the_same_as_those_they_are_made_of(interval, runs):
     async def scenario() -> None:
         streams, stream = Streams(interval), Stream()
         streams.attach(stream)
+        streams.observe(stream)
         entry = begin(streams, outputs=[[], [], []])
         told: list[list[int]] = [[], [], []]
         for step_id, (branch, count) in enumerate(runs, 1):
@@ -221,6 +240,7 @@ def test_joined_items_say_the_same_as_those_they_are_made_of(interval, runs):
 def test_nothing_is_left_of_ten_thousand_sequences():
     streams, observer, router = Streams(), Stream(), Stream()
     streams.attach(observer)
+    streams.observe(observer)
     streams.attach(router)
     streams.name(router, "r1")
     for number in range(10_000):
