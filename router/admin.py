@@ -67,7 +67,7 @@ class AdminService(admin_pb2_grpc.AdminServicer):
                 if decision is None:
                     raise NotFound("request_id: this router did not place it, or has forgotten it; ask another router")
             case "hypothetical":
-                prepared = self._inference.prepare(request.hypothetical)
+                prepared = await self._inference.prepare(request.hypothetical)
                 decision = self._placer.explain(prepared.model, list(prepared.new.prompt), prepared.new.salt, set())
             case _:
                 raise InvalidArgument("what", "send a request_id or a hypothetical request")

@@ -1,10 +1,10 @@
 """The Inference service: validates and tokenizes what clients send, and gives them their streams."""
 
 import secrets
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from octavo import hashing, limits, validation, wire
 from octavo.errors import (
@@ -31,8 +31,11 @@ if TYPE_CHECKING:
 
     Context = grpc.aio.ServicerContext[object, object]
 
+T = TypeVar("T")
+
 TENANT = ""  # until requests are authenticated, all clients are one
 DEADLINE_MARGIN_MS = 100  # before the caller's own, so that what was generated reaches it
+LARGE = 8192  # characters or ids: what a tokenizer does with so many takes about as long as a step
 DRAIN_TOKENS_PER_S = 200.0  # a guess for the retry delay while no worker has been measured
 
 STATES = {
@@ -86,7 +89,7 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
             while events := await session.next_events():
                 for event in events:
                     collect(event, outputs, response)
-            ranked = session.ranked_scores()
+            ranked = session.returned_scores()
         for returned, index in enumerate(sorted(outputs)):
             if ranked is not None and (score := ranked[returned]) is not None:
                 outputs[index].score = score
@@ -120,7 +123,7 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
     async def _generate(
         self, request: inference_pb2.GenerateRequest, context: "Context"
     ) -> AsyncIterator[Session]:
-        prepared = self.prepare(request, deadline_of(context))
+        prepared = await self.prepare(request, deadline_of(context))
         seq_id = prepared.new.seq_id
         accepted = await self._services.store.accept(prepared.new, self._queue_limits)
         if accepted.status == AcceptStatus.OK:
@@ -177,7 +180,8 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
 
     # From wire to values
 
-    def prepare(self, request: inference_pb2.GenerateRequest, deadline_in_ms: int = 0) -> Prepared:
+    async def prepare(self, request: inference_pb2.GenerateRequest, deadline_in_ms: int = 0) -> Prepared:
+        """Raises what is wrong with it."""
         model = self._models.find(request.model if request.HasField("model") else None)
         if not model.workers:
             raise NoWorkers(f"no worker serves {model.name} now: retry, or start one", retry_after_ms=500)
@@ -187,7 +191,7 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
         params = wire.sampling_from_wire(request.sampling)
         context, vocab, eos = model.context_tokens, model.vocab_size, model.eos_token_ids
         validation.validate_sampling(params, vocab_size=vocab, context_tokens=context, eos_token_ids=eos)
-        prompt, field = self._prompt(request, model)
+        prompt, field = await self._prompt(request, model)
         validation.validate_prompt(prompt, params, vocab_size=vocab, context_tokens=context, field=field)
         params = validation.resolve(
             params, prompt_len=len(prompt), context_tokens=context, seed_source=lambda: secrets.randbits(63)
@@ -212,22 +216,22 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
         )
         return Prepared(new, model, params)
 
-    def _prompt(self, request: "inference_pb2.GenerateRequest | inference_pb2.TokenizeRequest", model: Model) -> tuple[
-        list[int], str
-    ]:
+    async def _prompt(
+        self, request: "inference_pb2.GenerateRequest | inference_pb2.TokenizeRequest", model: Model
+    ) -> tuple[list[int], str]:
         """The prompt's tokens, and the field they came from."""
         match request.WhichOneof("input"):
             case "token_ids":
                 return list(request.token_ids.ids), "token_ids"  # type: ignore[union-attr]
             case "text":
                 text = validation.validate_text(request.text, "text", context_tokens=model.context_tokens)
-                return model.tokenizer.encode(text), "text"
+                return await aside(len(text), lambda: model.tokenizer.encode(text)), "text"
             case "chat":
                 turns, begin_answer = wire.chat_from_wire(request.chat)
                 messages = validation.validate_chat(turns, context_tokens=model.context_tokens)
-                return model.tokenizer.apply_chat(
-                    [(message["role"], message["content"]) for message in messages], begin_answer
-                ), "chat"
+                chat = [(message["role"], message["content"]) for message in messages]
+                size = sum(len(content) for _, content in chat)
+                return await aside(size, lambda: model.tokenizer.apply_chat(chat, begin_answer)), "chat"
         raise InvalidArgument("input", "send text, token_ids or chat")
 
     # Requests
@@ -268,7 +272,7 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
         self, request: inference_pb2.TokenizeRequest, context: "Context"
     ) -> inference_pb2.TokenizeResponse:
         model = self._models.find(request.model if request.HasField("model") else None)
-        return inference_pb2.TokenizeResponse(token_ids=self._prompt(request, model)[0])
+        return inference_pb2.TokenizeResponse(token_ids=(await self._prompt(request, model))[0])
 
     async def Detokenize(
         self, request: inference_pb2.DetokenizeRequest, context: "Context"
@@ -276,7 +280,9 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
         model = self._models.find(request.model if request.HasField("model") else None)
         validation.check_token_ids("token_ids", request.token_ids, model.vocab_size)
         skip = request.skip_special_tokens if request.HasField("skip_special_tokens") else True
-        return inference_pb2.DetokenizeResponse(text=model.tokenizer.decode(request.token_ids, skip))
+        ids = list(request.token_ids)
+        text = await aside(len(ids), lambda: model.tokenizer.decode(ids, skip))
+        return inference_pb2.DetokenizeResponse(text=text)
 
     async def ListModels(
         self, request: inference_pb2.ListModelsRequest, context: "Context"
@@ -297,6 +303,11 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
         if not models:
             raise NoWorkers("no worker has been met yet: retry, or start one", retry_after_ms=500)
         return inference_pb2.ListModelsResponse(models=models, schema_revision=wire.SCHEMA_REVISION)
+
+
+async def aside(size: int, work: Callable[[], T]) -> T:
+    """The result of `work`; if it is large, from a thread, so that no stream has to wait for it."""
+    return await asyncio.to_thread(work) if size > LARGE else work()
 
 
 def deadline_of(context: "Context") -> int:

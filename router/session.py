@@ -2,7 +2,7 @@
 
 A session takes a worker's items as they come. Whenever it is not sure (a gap, a new owner, nothing for a while) it
 reads the record and the journal, which decide. It owns nothing that another session, on another router, could not
-rebuild.
+rebuild. What the client has so far is in its Delivery.
 """
 
 import asyncio
@@ -19,16 +19,15 @@ from octavo.ids import Incarnation
 from octavo.record import Notice, Record, Snapshot, State, Why
 from octavo.sampling import FinishReason, SamplingParams
 from octavo.store.base import Store
-from octavo.text.ranking import rank
 from octavo.text.stop import TextStream
 from octavo.v1 import inference_pb2, types_pb2, worker_pb2
 from router.background import patiently
-from router.branch import BranchReader, Piece, PlaceValues
+from router.branch import Piece
+from router.delivery import Delivery
 from router.hub import Hub, Placed
 from router.models import Model
 from router.pool import WorkerPool
 from router.queue import Dispatcher
-from router.ranked import RankedBranches
 from router.resume import ResumeTokens, Start
 
 SILENCE_S = 1.0  # how long a session trusts silence
@@ -39,11 +38,8 @@ STORE_PATIENCE_S = 30.0
 REPAIR_TRIES, REPAIR_S = 25, 0.2
 OVERDUE_S = 1.0  # for its worker to end a sequence at the deadline; then it is ended here
 MAX_INBOX = 512  # items a slow client may leave here; beyond, they are dropped and read from the journal later
-MAX_MERGED = 64  # tokens of one event, when a client is slower than its worker
 
 Event = inference_pb2.GenerateEvent
-Logprobs = Sequence[types_pb2.Logprobs]
-Shown = tuple[int, Piece, Logprobs]  # branch, what is new in it
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,28 +63,14 @@ class Session:
     """
 
     def __init__(self, services: Services, model: Model, record: Record, params: SamplingParams, start: Start) -> None:
-        start.check(params.n)
         self.seq_id = record.seq_id
-        self.cached_tokens = 0
-        self.scores: list[float | None] = [None] * record.num_branches
         self._services = services
         self._record = record
-        self._params = params
-        self._start = start
         self._request_id = record.request_id.encode()
-
-        def new_reader(index: int) -> BranchReader:
-            return BranchReader(index, record.prompt_chain, text_stream(model, params))
-
-        self._readers = [new_reader(index) for index in range(record.num_branches)]
-        self._num_going = record.num_branches
-        ranked = record.num_branches > params.n
-        self._ranked = RankedBranches[types_pb2.Logprobs](record.num_branches, params.n, new_reader) if ranked else None
-        self._places: list[PlaceValues] = [(0, record.prompt_chain, 0)] * params.n  # after each branch's last event
-        self._prompt_logprobs: Logprobs = ()
+        self._delivery = Delivery[types_pb2.Logprobs](record, params, lambda: text_stream(model, params), start)
+        self._prompt_logprobs: Sequence[types_pb2.Logprobs] = ()
+        self._cached_tokens = 0
         self._failure: Failure | None = None
-        self._unsettled = False  # the client has its end, the record does not say so
-
         self._inbox: deque[worker_pb2.StepItem] = deque()
         self._wake = asyncio.Event()
         self._error: ServingError | None = None
@@ -172,11 +154,11 @@ class Session:
         return self
 
     async def __aexit__(self, *exc_info: object) -> None:
-        services = self._services
+        services, ended = self._services, self._delivery.ended
         link = services.pool.find(self._record.owner)
-        if self.ended and link is not None:
+        if ended and link is not None:
             link.dispatched.refused(self.seq_id)  # what has ended is no load, whatever the next report says
-        if not services.hub.remove(self) or (self.ended and not self._unsettled):
+        if not services.hub.remove(self) or (ended and not self._delivery.unsettled):
             return
         if link is not None:
             link.unfollow(self.seq_id)
@@ -192,45 +174,38 @@ class Session:
         if self.seq_id in services.hub:  # somebody came meanwhile
             await services.store.attach(self.seq_id, services.router_id)
 
-    @property
-    def ended(self) -> bool:
-        return self._num_going == 0
-
-    def ranked_scores(self) -> list[float | None] | None:
-        """The scores of the returned branches, once all have ended; None if they were not ranked."""
-        if self._params.beam_width:
-            return self.scores[: self._params.n]
-        return [self.scores[branch] for branch in rank(self.scores, self._params.n)] if self._ranked else None
-
     def limit(self, deadline_in_ms: int) -> None:
         """The request ends after that time, even if no worker has begun it."""
         if deadline_in_ms:
             self._deadline = time.monotonic() + deadline_in_ms / 1000
 
+    def returned_scores(self) -> list[float | None] | None:
+        """The scores of the returned branches, once all have ended; None if they did not compete."""
+        return self._delivery.returned_scores()
+
     async def next_events(self) -> list[Event]:
         """The next ones, as soon as there are any. Empty after the terminal one."""
-        while not self.ended:
-            if events := await self._advance():
+        delivery = self._delivery
+        while not delivery.ended:
+            if self._error is not None:
+                raise self._error
+            if not self._begun:
+                await self._begin()
+            elif self._inbox:
+                self._wake.clear()
+                self._drain()
+            elif self._look:
+                await self._look_up()
+            elif self._deadline <= time.monotonic():
+                await self._expire()
+            else:
+                await self._wake.wait()
+                self._wake.clear()
+                continue
+            if delivery.unsettled:
+                await self._settle()
+            if events := self._events():
                 return events
-        return []
-
-    async def _advance(self) -> list[Event]:
-        if self._error is not None:
-            raise self._error
-        if not self._begun:
-            self._begun = True
-            return await self._begin()
-        if self._inbox:
-            shown: list[Shown] = []
-            self._drain(shown)
-            return await self._events(shown)
-        if self._look:
-            return await self._look_up()
-        if self._deadline <= time.monotonic():
-            await self._expire()
-            return []
-        await self._wake.wait()
-        self._wake.clear()
         return []
 
     async def _expire(self) -> None:
@@ -245,96 +220,60 @@ class Session:
             return  # no worker can begin it either
         self.check()
 
-    # A worker's items
-
-    def _drain(self, shown: list[Shown]) -> None:
+    def _drain(self) -> None:
         while self._inbox:
-            self._take(self._inbox.popleft(), shown)
+            self._take(self._inbox.popleft())
 
-    def _take(self, item: worker_pb2.StepItem, shown: list[Shown]) -> None:
-        reader = self._readers[item.branch]
-        skip = reader.next_index - item.first_index
-        if skip < 0:  # a gap: the journal has what is missing
-            self.check()
-            return
+    def _take(self, item: worker_pb2.StepItem) -> None:
         if item.HasField("cached_tokens"):
-            self.cached_tokens = item.cached_tokens
-        if item.HasField("cumulative_logprob") and not reader.finish:
-            self.scores[item.branch] = item.cumulative_logprob
+            self._cached_tokens = item.cached_tokens
         if item.prompt_logprobs:
             self._prompt_logprobs = item.prompt_logprobs
         finish = FinishReason.NONE
         if item.finish_reason:
             finish = wire.finish_from_wire(item.finish_reason)
             if finish is FinishReason.ERROR:
-                self._failure, self._unsettled = wire.failure_from_wire(item.failure), True
-        piece = reader.push(item.first_index, item.token_ids, item.chain, finish)
-        if piece is not None:
-            logprobs = item.logprobs[skip : skip + len(piece.token_ids)] if item.logprobs else ()
-            self._show(shown, reader.index, piece, logprobs, settled=finish is not FinishReason.NONE)
-
-    def _show(self, shown: list[Shown], branch: int, piece: Piece, logprobs: Logprobs, settled: bool) -> None:
-        """Adds a piece to what is shown next, to the piece before it where that makes no difference."""
-        if piece.finish:
-            self._num_going -= 1
-            self._unsettled |= not settled
-        if shown and can_join(shown[-1], branch, piece, logprobs):
-            joined = shown[-1][1]
-            joined.token_ids = [*joined.token_ids, *piece.token_ids]
-            joined.text += piece.text
-            joined.finish, joined.place = piece.finish, piece.place
-            shown[-1] = (branch, joined, [*shown[-1][2], *logprobs])
-        else:
-            shown.append((branch, piece, logprobs))
+                self._failure, self._delivery.unsettled = wire.failure_from_wire(item.failure), True
+        score = item.cumulative_logprob if item.HasField("cumulative_logprob") else None
+        if not self._delivery.take(
+            item.branch, item.first_index, item.token_ids, item.chain, finish, item.logprobs, score
+        ):
+            self.check()  # the journal has what is missing
 
     # The journal
 
-    async def _begin(self) -> list[Event]:
-        """Brings the readers to where the client is, by the whole journal; then delivers the rest of it."""
-        snapshot = await patiently(self._read_all, STORE_PATIENCE_S)
-        shown: list[Shown] = []
-        if self._ranked is None:
-            for reader in self._readers:
-                place = self._start.place(reader.index)
-                snapshot = await self._reaching(reader.index, place.next_index, snapshot)
-                tokens = snapshot.outputs[reader.index][: place.within(len(snapshot.outputs[reader.index]))]
-                reader.resume(tokens, place.chain, place.text_bytes)
-                self._places[reader.index] = reader.place
-        self._feed(snapshot, [0] * len(self._readers), shown)
-        await self._look_after(snapshot.record)
-        return await self._events(shown)
-
-    async def _read_all(self) -> Snapshot:
-        return await self._read([0] * len(self._readers))
-
-    async def _reaching(self, branch: int, index: int, snapshot: Snapshot) -> Snapshot:
-        """A journal that the store lost the end of is mended by the worker, soon or never."""
-        for _ in range(REPAIR_TRIES):
-            if index <= len(snapshot.outputs[branch]) or snapshot.record.state.ended:
+    async def _begin(self) -> None:
+        """Goes to where the client is, by the whole journal; then delivers the rest of it."""
+        self._begun = True
+        delivery, everything = self._delivery, [0] * len(self._delivery.readers)
+        read = partial(self._read, everything)
+        snapshot = await patiently(read, STORE_PATIENCE_S)
+        for _ in range(REPAIR_TRIES):  # a journal that the store lost the end of is mended by the worker, soon or never
+            if snapshot.record.state.ended or not delivery.behind_start(snapshot):
                 break
             await asyncio.sleep(REPAIR_S)
-            snapshot = await patiently(self._read_all, STORE_PATIENCE_S)
-        return snapshot
+            snapshot = await patiently(read, STORE_PATIENCE_S)
+        delivery.resume(snapshot)
+        delivery.feed(snapshot, everything)
+        await self._look_after(snapshot.record)
 
-    async def _look_up(self) -> list[Event]:
+    async def _look_up(self) -> None:
         """Reads what is journalled beyond here, and sees to it that somebody runs the rest."""
         self._look, self._look_at = False, float("inf")
-        first_indexes = [reader.next_index for reader in self._readers]
+        delivery, first_indexes = self._delivery, self._delivery.next_indexes
         try:
             snapshot = await self._read(first_indexes)
         except StoreUnavailable:
             self._bear_outage()
-            return []
-        shown: list[Shown] = []
-        self._drain(shown)
-        if self._trust_stream and self._streaming(snapshot.record) and has_news(snapshot, self._readers, first_indexes):
+            return
+        self._drain()
+        if self._trust_stream and self._streaming(snapshot.record) and delivery.has_news(snapshot, first_indexes):
             self._look_in(ON_ITS_WAY_S)
         else:
-            self._feed(snapshot, first_indexes, shown)
+            delivery.feed(snapshot, first_indexes)
             self._trust_stream = True
-        if not self.ended:
+        if not delivery.ended:
             await self._look_after(snapshot.record)
-        return await self._events(shown)
 
     def _look_in(self, delay_s: float) -> None:
         self._look_at = min(self._look_at, self._services.hub.now + delay_s)
@@ -353,20 +292,11 @@ class Session:
             raise NotFound("request_id: the record is gone; it ended longer ago than records are kept")
         record = self._record = snapshot.record
         self._outage_since = None
-        for branch, score in enumerate(record.scores):
-            self.scores[branch] = score if score is not None else self.scores[branch]
         if record.failure:
             self._failure = Failure.from_json(record.failure)
         if record.deadline_ms and not self._overdue:
             self._deadline = time.monotonic() + max(0, record.deadline_ms - snapshot.now_ms) / 1000
         return snapshot
-
-    def _feed(self, snapshot: Snapshot, first_indexes: Sequence[int], shown: list[Shown]) -> None:
-        for reader, first, tokens in zip(self._readers, first_indexes, snapshot.outputs, strict=True):
-            finish = snapshot.record.finishes[reader.index]
-            piece = reader.push(first, tokens, None, finish)
-            if piece is not None:
-                self._show(shown, reader.index, piece, (), settled=finish is not FinishReason.NONE)
 
     async def _look_after(self, record: Record) -> None:
         """That it runs, that its worker sends it here, and that the store knows that somebody listens."""
@@ -390,7 +320,7 @@ class Session:
     def _follow(self) -> None:
         link = self._services.pool.find(self._record.owner)
         if link is not None and link.connected:
-            link.follow(self.seq_id, [reader.next_index for reader in self._readers])
+            link.follow(self.seq_id, self._delivery.next_indexes)
             self._following = (self._record.owner, self._record.epoch)
         else:
             self._following = None
@@ -402,46 +332,37 @@ class Session:
 
     async def _settle(self) -> None:
         """The client sees an end that the journal does not know: a stop string, or a history nobody can continue."""
-        store, failure = self._services.store, self._failure
+        store, delivery = self._services.store, self._delivery
         try:
-            for reader in self._readers:
-                if reader.finish is FinishReason.STOP:
-                    stop = partial(store.finish, self.seq_id, reader.index, FinishReason.STOP, reader.next_index)
-                    await patiently(stop, STORE_PATIENCE_S)
-            if failure is not None:
-                await store.finish(self.seq_id, -1, FinishReason.ERROR, None, failure.to_json())
-            self._unsettled = False
+            for branch, length in delivery.stopped():
+                await patiently(partial(store.finish, self.seq_id, branch, FinishReason.STOP, length), STORE_PATIENCE_S)
+            if self._failure is not None:
+                await store.finish(self.seq_id, -1, FinishReason.ERROR, None, self._failure.to_json())
+            delivery.unsettled = False
         except StoreUnavailable:
             return  # any router that reads the journal finds the same end
         link = self._services.pool.find(self._record.owner)
-        if link is not None and self.ended:
+        if link is not None and delivery.ended:
             await link.cancel(self.seq_id, self._record.epoch)
 
     # Events
 
-    async def _events(self, shown: list[Shown]) -> list[Event]:
-        if self._unsettled:
-            await self._settle()
-        if self._ranked is not None:
-            for branch, piece, logprobs in shown:
-                self._ranked.add(branch, piece, logprobs)
-            shown = []
-            if self.ended:
-                self._places, shown = self._ranked.best(self.scores, self._start)
-        events = [self._event(branch, piece, logprobs) for branch, piece, logprobs in shown]
-        if self.ended:
+    def _events(self) -> list[Event]:
+        events = [self._event(branch, piece, logprobs) for branch, piece, logprobs in self._delivery.shown()]
+        if self._delivery.ended:
             events[-1].finished.CopyFrom(self._finished())
         return events
 
-    def _event(self, branch: int, piece: Piece, logprobs: Logprobs) -> Event:
-        self._places[branch] = piece.place
+    def _event(self, branch: int, piece: Piece, logprobs: Sequence[types_pb2.Logprobs]) -> Event:
+        places = self._delivery.places
+        places[branch] = piece.place
         event = Event(
             request_id=self._record.request_id,
             branch=branch,
             first_index=piece.first_index,
             token_ids=piece.token_ids,
             text=piece.text,
-            resume_token=self._services.tokens.make(self._request_id, self._places),
+            resume_token=self._services.tokens.make(self._request_id, places),
         )
         if logprobs:
             event.logprobs.extend(logprobs)
@@ -453,32 +374,10 @@ class Session:
         return event
 
     def _finished(self) -> inference_pb2.Finished:
-        num_returned = self._params.n
-        returned = rank(self.scores, num_returned) if self._ranked else range(num_returned)
-        output_tokens = sum(self._readers[branch].next_index for branch in returned)
-        usage = wire.usage_to_wire(self._record.prompt_len, output_tokens, self.cached_tokens)
+        num_output = self._delivery.num_output_tokens()
+        usage = wire.usage_to_wire(self._record.prompt_len, num_output, self._cached_tokens)
         failure = wire.failure_to_wire(self._failure) if self._failure else None
         return inference_pb2.Finished(usage=usage, failure=failure)
-
-
-def can_join(before: Shown, branch: int, piece: Piece, logprobs: Logprobs) -> bool:
-    """Whether one event may carry both: tokens of one branch, with a log probability each or none at all."""
-    last_branch, last, last_logprobs = before
-    return (
-        last_branch == branch
-        and len(last.token_ids) + len(piece.token_ids) <= MAX_MERGED
-        and (bool(logprobs) == bool(last_logprobs) or not piece.token_ids)
-    )
-
-
-def has_news(snapshot: Snapshot, readers: Sequence[BranchReader], first_indexes: Sequence[int]) -> bool:
-    """Whether the journal is ahead of the client."""
-    return any(
-        (finish and not reader.finish) or first + len(tokens) > reader.next_index
-        for finish, reader, first, tokens in zip(
-            snapshot.record.finishes, readers, first_indexes, snapshot.outputs, strict=True
-        )
-    )
 
 
 def text_stream(model: Model, params: SamplingParams) -> TextStream:

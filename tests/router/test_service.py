@@ -166,7 +166,7 @@ async def test_cancel_ends_what_waits_and_what_runs(world):
     await client.cancel("long")
     with pytest.raises(NotFound):
         await client.cancel("nobody")
-    await world.until(lambda: world.workers[0].desk.load.num_sequences == 0)
+    await world.until(lambda: not world.workers[0].engine.scheduler.sequences)
 
 
 async def test_the_deadline_ends_what_waits_and_what_runs(world):
