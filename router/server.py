@@ -1,5 +1,6 @@
 """The Inference service: validates and tokenizes what clients send, and gives them their streams."""
 
+import asyncio
 import secrets
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
