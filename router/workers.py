@@ -16,7 +16,7 @@ from typing import Any
 import grpc
 
 from octavo import rpc, wire
-from octavo.errors import Failure, ServingError
+from octavo.errors import Failure
 from octavo.ids import Incarnation, SequenceId
 from octavo.record import Member
 from octavo.sampling import SamplingParams
@@ -67,7 +67,7 @@ class Admission:
     alone: bool
 
 
-class LinkBroken(ServingError):
+class LinkBroken(Exception):
     """A call to a worker failed on the way; it may or may not have been done."""
 
 
