@@ -291,10 +291,13 @@ def item_to_wire(item: Item) -> worker_pb2.StepItem:
         first_index=item.first_index,
         token_ids=item.token_ids,
         chain=item.chain,
-        finish_reason=wire.finish_to_wire(item.finish),
-        cumulative_logprob=item.cumulative_logprob,
-        cached_tokens=item.cached_tokens,
     )
+    if item.finish:
+        message.finish_reason = wire.finish_to_wire(item.finish)
+    if item.cumulative_logprob is not None:
+        message.cumulative_logprob = item.cumulative_logprob
+    if item.cached_tokens is not None:
+        message.cached_tokens = item.cached_tokens
     if item.scores:
         message.logprobs.extend(score_to_wire(score) for score in item.scores)
     if item.prompt_scores:
