@@ -2,7 +2,7 @@
 
 import asyncio
 import secrets
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
@@ -22,6 +22,7 @@ from octavo.errors import (
 from octavo.ids import RequestId, new_request_id, sequence_id
 from octavo.record import Accepted, AcceptStatus, NewSequence, QueueLimits, Record, State
 from octavo.sampling import SamplingParams
+from octavo.text.ranking import rank
 from octavo.v1 import inference_pb2, inference_pb2_grpc
 from router.models import Model, Models
 from router.resume import Place, Start
@@ -249,7 +250,7 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
         if snapshot is None:
             raise unknown_request(request.request_id)
         record = snapshot.record
-        output_tokens = sum(record.final_lengths)
+        output_tokens = sum(record.final_lengths[branch] for branch in returned_branches(record))
         response = inference_pb2.GetResponse(
             request_id=record.request_id,
             state=STATES[record.state],
@@ -333,6 +334,13 @@ def unknown_request(request_id: str) -> NotFound:
     return NotFound(
         f"request_id: no request {request_id!r}; it was never accepted, or ended longer ago than records are kept"
     )
+
+
+def returned_branches(record: Record) -> Sequence[int]:
+    """Those that the client gets; where they compete, as far as that is known by now."""
+    num_returned = wire.sampling_from_bytes(record.sampling).n
+    every = range(record.num_branches)
+    return every if len(every) == num_returned else rank(record.scores, num_returned)
 
 
 def as_record(new: NewSequence) -> Record:
