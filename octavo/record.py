@@ -220,7 +220,9 @@ class Notice:
 class Swept:
     """What a sweep found and did."""
 
-    orphans: list[tuple[SequenceId, int]] = field(default_factory=list)  # running, the owner's lease is gone: (id, epoch)
+    orphans: list[tuple[SequenceId, int]] = field(
+        default_factory=list
+    )  # running, the owner's lease is gone: (id, epoch)
     requeued: list[SequenceId] = field(default_factory=list)
     cancelled: list[SequenceId] = field(default_factory=list)
     expired: list[SequenceId] = field(default_factory=list)

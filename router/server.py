@@ -74,9 +74,9 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
 
     # Streams
 
-    async def Generate(self, request: inference_pb2.GenerateRequest, context: "Context") -> AsyncIterator[
-        inference_pb2.GenerateEvent
-    ]:
+    async def Generate(
+        self, request: inference_pb2.GenerateRequest, context: "Context"
+    ) -> AsyncIterator[inference_pb2.GenerateEvent]:
         async with self._counted(), self._generate(request, context) as session:
             while events := await session.next_events():
                 for event in events:
@@ -98,9 +98,9 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
             response.outputs.append(outputs[index])
         return response
 
-    async def Attach(self, request: inference_pb2.AttachRequest, context: "Context") -> AsyncIterator[
-        inference_pb2.GenerateEvent
-    ]:
+    async def Attach(
+        self, request: inference_pb2.AttachRequest, context: "Context"
+    ) -> AsyncIterator[inference_pb2.GenerateEvent]:
         async with self._counted():
             request_id, start = self._start(request)
             record = await self._services.store.attach(sequence_id(TENANT, request_id), self._services.router_id)
@@ -122,9 +122,7 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
         raise InvalidArgument("at", "send a resume_token or a request_id")
 
     @asynccontextmanager
-    async def _generate(
-        self, request: inference_pb2.GenerateRequest, context: "Context"
-    ) -> AsyncIterator[Session]:
+    async def _generate(self, request: inference_pb2.GenerateRequest, context: "Context") -> AsyncIterator[Session]:
         prepared = await self.prepare(request, deadline_of(context))
         seq_id = prepared.new.seq_id
         accepted = await self._services.store.accept(prepared.new, self._queue_limits)

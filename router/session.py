@@ -325,8 +325,9 @@ class Session:
         """The client sees an end that the journal does not know: a stop string, or a history nobody can continue."""
         store, delivery = self._services.store, self._delivery
         try:
-            for branch, length in delivery.stopped():
-                await patiently(partial(store.finish, self.seq_id, branch, FinishReason.STOP, length), STORE_PATIENCE_S)
+            for branch, length, score in delivery.stopped():
+                stop = partial(store.finish, self.seq_id, branch, FinishReason.STOP, length, score=score)
+                await patiently(stop, STORE_PATIENCE_S)
             if self._failure is not None:
                 await store.finish(self.seq_id, -1, FinishReason.ERROR, None, self._failure.to_json())
             delivery.unsettled = False

@@ -248,7 +248,13 @@ class MemoryStore:
             self.shared.note(entry, "proved", entry.record.owner)
 
     async def finish(
-        self, seq_id: SequenceId, branch: int, reason: FinishReason, length: int | None, failure: str = ""
+        self,
+        seq_id: SequenceId,
+        branch: int,
+        reason: FinishReason,
+        length: int | None,
+        failure: str = "",
+        score: float | None = None,
     ) -> bool:
         state = self._enter()
         entry = state.get(seq_id)
@@ -257,7 +263,9 @@ class MemoryStore:
         if length is not None and length > len(entry.journals[branch]):
             return False
         if not entry.record.state.ended:
-            state.finish(entry, branch, reason, length, failure)
+            state.finish(entry, branch, reason, length, failure, score)
+        if reason is FinishReason.STOP and length is not None and branch >= 0:
+            state.cut(entry, branch, length, score)
         finishes = entry.record.finishes
         return reason in finishes if branch == -1 else finishes[branch] == reason
 
