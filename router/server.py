@@ -20,7 +20,7 @@ from octavo.errors import (
     TooManyStreams,
 )
 from octavo.ids import RequestId, new_request_id, sequence_id
-from octavo.record import Accepted, AcceptStatus, NewSequence, QueueLimits, Record, State
+from octavo.record import Accepted, AcceptStatus, NewSequence, QueueLimits, Record, State, first_record
 from octavo.sampling import SamplingParams
 from octavo.text.ranking import rank
 from octavo.v1 import inference_pb2, inference_pb2_grpc
@@ -128,7 +128,7 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
         accepted = await self._services.store.accept(prepared.new, self._queue_limits)
         if accepted.status == AcceptStatus.OK:
             session = Session(
-                self._services, prepared.model, as_record(prepared.new), prepared.params, Start(fresh=True)
+                self._services, prepared.model, first_record(prepared.new), prepared.params, Start(fresh=True)
             )
             session.limit(prepared.new.deadline_in_ms)
             async with session:
@@ -339,28 +339,6 @@ def returned_branches(record: Record) -> Sequence[int]:
     num_returned = wire.sampling_from_bytes(record.sampling).n
     every = range(record.num_branches)
     return every if len(every) == num_returned else rank(record.scores, num_returned)
-
-
-def as_record(new: NewSequence) -> Record:
-    """The record of a sequence that has just been accepted."""
-    return Record(
-        seq_id=new.seq_id,
-        request_id=new.request_id,
-        body_hash=new.body_hash,
-        state=State.QUEUED,
-        model=new.model,
-        layout=new.layout,
-        sampling=new.sampling,
-        prompt_len=len(new.prompt),
-        prompt_chain=new.prompt_chain,
-        num_branches=new.num_branches,
-        max_tokens=new.max_tokens,
-        tenant=new.tenant,
-        salt=new.salt,
-        priority=new.priority,
-        keep_on_disconnect=new.keep_on_disconnect,
-        router=new.router,
-    )
 
 
 def collect(
