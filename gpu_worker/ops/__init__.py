@@ -1,5 +1,6 @@
 """What models compute with: one `Ops` object per device; the reference in plain torch defines each op."""
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -8,6 +9,8 @@ import torch
 from torch import Tensor
 
 from gpu_worker.ops.batch import Batch, make_batch
+
+log = logging.getLogger(__name__)
 
 __all__ = ["AttentionOptions", "Batch", "Ops", "choose_ops", "make_batch"]
 
@@ -73,6 +76,13 @@ class Ops(Protocol):
 
 def choose_ops(device: torch.device) -> Ops:
     """The fastest ops there are for `device`; their name is logged at start."""
-    from gpu_worker.ops.reference import ReferenceOps  # imports this package's types
+    from gpu_worker.ops import native  # these import this package's types
+    from gpu_worker.ops.native_cpu import NativeCpuOps
+    from gpu_worker.ops.reference import ReferenceOps
 
+    if device.type == "cpu":
+        extension = native.load()
+        if extension is not None:
+            return NativeCpuOps(extension)
+        log.warning("the extension was not built: running on the reference ops, which are several times slower")
     return ReferenceOps()

@@ -12,7 +12,7 @@ import pytest
 from gpu_worker.ops import native
 
 LEVELS = {
-    "avx512": {"avx512f", "avx512bw", "avx512dq", "avx512vl"},
+    "avx512": {"avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_vnni"},
     "avx2": {"avx2", "fma", "f16c"},
     "generic": set(),
 }
