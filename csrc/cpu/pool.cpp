@@ -28,8 +28,8 @@ void relax() {
 #endif
 }
 
-// Waits for done() inside a run: the others are working, so this never sleeps, but it lets others have the core when
-// they take long (on a busy machine one of them may not be running at all).
+// Waits for done() inside a run: others are working on it, so this never sleeps, but it soon gives them the core, in
+// case they are waiting for it.
 template <typename Done>
 void spin(Done&& done) {
     for (int turn = 0; !done(); ++turn) {
@@ -63,25 +63,36 @@ thread_local Scratch own_scratch;
 }  // namespace
 
 struct Pool::State {
+    static constexpr std::uint32_t kOpen = 1U << 31;
+
     std::mutex runs;  // held by the thread that runs
     std::vector<std::thread> threads;
     Work work = nullptr;
     const void* context = nullptr;
+    std::uint32_t first_phase = 0;
     bool stopping = false;
-    alignas(64) std::atomic<std::uint64_t> generation{0};
-    alignas(64) std::atomic<int> arrived{0};
-    alignas(64) std::atomic<std::uint64_t> phase{0};
+    alignas(64) std::atomic<std::uint64_t> generation{0};  // of runs
+    alignas(64) std::atomic<std::uint32_t> inside{0};      // lanes of other threads in the run, and whether more may come
     std::mutex mutex;
     std::condition_variable wake;
+    int sleeping = 0;
     pid_t owner = 0;
 
-    void stop() {
+    void announce() {
+        bool any;
         {
             const std::lock_guard<std::mutex> lock(mutex);
-            stopping = true;
-            generation.fetch_add(1);
+            generation.fetch_add(1, std::memory_order_release);
+            any = sleeping > 0;
         }
-        wake.notify_all();
+        if (any) {
+            wake.notify_all();
+        }
+    }
+
+    void stop() {
+        stopping = true;
+        announce();
         for (std::thread& thread : threads) {
             thread.join();
         }
@@ -99,7 +110,9 @@ struct Pool::State {
             }
             if (std::chrono::steady_clock::now() > limit) {
                 std::unique_lock<std::mutex> lock(mutex);
+                ++sleeping;
                 wake.wait(lock, [&] { return generation.load(std::memory_order_acquire) != seen; });
+                --sleeping;
             }
         }
         return now;
@@ -112,7 +125,6 @@ Pool& Pool::instance() {
 }
 
 Pool::Pool() : state_(new State) {}
-Pool::~Pool() { delete state_; }
 
 int Pool::size() {
     const std::lock_guard<std::mutex> lock(state_->runs);
@@ -120,33 +132,31 @@ int Pool::size() {
 }
 
 void Pool::resize(int threads) {
-    const std::lock_guard<std::mutex> lock(state_->runs);
+    if (state_->owner != 0 && state_->owner != getpid()) {
+        state_ = new State;  // the other is that of the process this one was forked from; its threads are not here
+    }
     State& state = *state_;
-    if (state.owner == getpid()) {
-        state.stop();
-    } else {
-        state_ = new State;  // of the process this one was forked from; its threads are not here
-        state_->runs.lock();
-    }
-    State& fresh = *state_;
-    fresh.owner = getpid();
+    const std::lock_guard<std::mutex> lock(state.runs);
+    state.stop();
+    state.owner = getpid();
     size_ = threads > 0 ? threads : cores();
-    std::uint64_t seen = fresh.generation.load();
-    for (int index = 1; index < size_; ++index) {
-        fresh.threads.emplace_back([this, &fresh, index, seen]() mutable {
-            for (;;) {
-                seen = fresh.await(seen);
-                if (fresh.stopping) {
-                    return;
-                }
-                Lane lane(*this, index);
-                fresh.work(fresh.context, lane);
-                barrier();
-            }
-        });
+    const std::uint64_t seen = state.generation.load();
+    for (int i = 1; i < size_; ++i) {
+        state.threads.emplace_back([this, &state, seen] { serve(state, seen); });
     }
-    if (&fresh != &state) {
-        fresh.runs.unlock();
+}
+
+void Pool::serve(State& state, std::uint64_t seen) {
+    for (;;) {
+        seen = state.await(seen);
+        if (state.stopping) {
+            return;
+        }
+        if (state.inside.fetch_add(1, std::memory_order_acq_rel) & State::kOpen) {
+            Lane lane(*this, state.first_phase);
+            state.work(state.context, lane);
+        }
+        state.inside.fetch_sub(1, std::memory_order_release);
     }
 }
 
@@ -154,35 +164,27 @@ void Pool::start(Work work, const void* context) {
     if (size_ == 0 || state_->owner != getpid()) {
         resize(size_);
     }
-    const std::lock_guard<std::mutex> lock(state_->runs);
     State& state = *state_;
-    Lane lane(*this, 0);
-    if (size_ > 1) {
-        {
-            const std::lock_guard<std::mutex> wakers(state.mutex);
-            state.work = work;
-            state.context = context;
-            next_.store(0, std::memory_order_relaxed);
-            state.generation.fetch_add(1, std::memory_order_release);
-        }
-        state.wake.notify_all();
-    }
-    work(context, lane);
-    if (size_ > 1) {
-        barrier();
-    }
-}
-
-void Pool::barrier() {
-    State& state = *state_;
-    const std::uint64_t phase = state.phase.load(std::memory_order_acquire);
-    if (state.arrived.fetch_add(1, std::memory_order_acq_rel) + 1 == size_) {
-        state.arrived.store(0, std::memory_order_relaxed);
-        next_.store(0, std::memory_order_relaxed);
-        state.phase.fetch_add(1, std::memory_order_release);
+    const std::lock_guard<std::mutex> lock(state.runs);
+    const auto phase = static_cast<std::uint32_t>(claim_.load(std::memory_order_relaxed) >> 32);
+    Lane lane(*this, phase);
+    if (size_ == 1) {
+        work(context, lane);
         return;
     }
-    spin([&] { return state.phase.load(std::memory_order_acquire) != phase; });
+    // A lane that came too late for the run before may still be on its way out; it looks at nothing that changes here.
+    state.work = work;
+    state.context = context;
+    state.first_phase = phase;
+    state.inside.fetch_or(State::kOpen, std::memory_order_acq_rel);
+    state.announce();
+    work(context, lane);
+    state.inside.fetch_and(~State::kOpen, std::memory_order_acq_rel);
+    spin([&] { return state.inside.load(std::memory_order_acquire) == 0; });
+}
+
+void Pool::wait(std::uint32_t phase) {
+    spin([&] { return claim_.load(std::memory_order_acquire) >> 32 != phase; });
 }
 
 float* Lane::scratch(std::int64_t floats) {
