@@ -62,7 +62,9 @@ inline void int8_tile(const LinearJob& job, std::int64_t group, std::int64_t col
                 for (int c = 0; c < kColumns; ++c) {
                     const BlockScale& input = scales[c * blocks + block];
                     const F8 dot = dot_bytes(bytes, numbers + c * job.weight.cols + block * kBlock, input.sum);
-                    sums[g][c] = fma8(dot, mul8(scale, set8(input.scale)), sums[g][c]);
+                    const F8 weight = sub8(pick(words(p + input.q8_place), input.q8_shift, 255), set8(128.0F));
+                    const F8 both = fma8(weight, set8(input.largest), mul8(dot, set8(input.scale)));
+                    sums[g][c] = fma8(both, scale, sums[g][c]);
                 }
             } else {
                 const std::uint8_t* p = at[g].numbers + block * 128;
@@ -76,7 +78,9 @@ inline void int8_tile(const LinearJob& job, std::int64_t group, std::int64_t col
                 for (int c = 0; c < kColumns; ++c) {
                     const BlockScale& input = scales[c * blocks + block];
                     const F8 dot = dot_nibbles(n, numbers + c * job.weight.cols + block * kBlock);
-                    sums[g][c] = fma8(dot, mul8(scale, set8(input.scale)), sums[g][c]);
+                    const F8 weight = pick(words(p + input.q4_place), input.q4_shift, 15);
+                    const F8 both = fma8(weight, set8(input.largest), mul8(dot, set8(input.scale)));
+                    sums[g][c] = fma8(both, scale, sums[g][c]);
                     sums[g][c] = fma8(minimum, set8(input.scaled_sum), sums[g][c]);
                 }
             }
@@ -138,7 +142,8 @@ inline void decode_block(const Group& at, std::int64_t block, float* out) {
         for (int piece = 0; piece < 8; ++piece) {
             const Words w = words(at.numbers + block * 256 + 32 * piece);
             for (int i = 0; i < 4; ++i) {
-                store8(out + (4 * piece + i) * 8, mul8(sub8(pick(w, 8 * i, 255), set8(128.0F)), scale));
+                store8(out + (4 * piece + i) * 8,
+                       mul8(sub8(pick(w, static_cast<std::uint32_t>(8 * i), 255), set8(128.0F)), scale));
             }
         }
         return;
@@ -148,7 +153,7 @@ inline void decode_block(const Group& at, std::int64_t block, float* out) {
         const Words w = words(at.numbers + block * 128 + 32 * piece);
         for (int i = 0; i < 4; ++i) {
             for (int high = 0; high < 2; ++high) {
-                const F8 nibble = pick(w, 8 * i + 4 * high, 15);
+                const F8 nibble = pick(w, static_cast<std::uint32_t>(8 * i + 4 * high), 15);
                 const F8 value = kFormat == Format::kQ4Mins ? add8(mul8(nibble, scale), minimum)
                                                             : mul8(sub8(nibble, set8(8.0F)), scale);
                 store8(out + (16 * high + 4 * piece + i) * 8, value);
@@ -270,15 +275,48 @@ void packed_row(const Weight& weight, std::int64_t row, float* out) {
     }
 }
 
+inline std::uint32_t lowest_bit(std::uint32_t bits) {
+    std::uint32_t at = 0;
+    while ((bits >> at & 1U) == 0) {
+        ++at;
+    }
+    return at;
+}
+
 void quantize(const float* x, std::int64_t count, std::int8_t* numbers, BlockScale* scales) {
     for (std::int64_t block = 0; block < count / kBlock; ++block, x += kBlock, numbers += kBlock) {
-        const F8 a = load8(x), b = load8(x + 8), c = load8(x + 16), d = load8(x + 24);
-        const float largest = top8(max8(max8(abs8(a), abs8(b)), max8(abs8(c), abs8(d))));
-        const float inverse = largest > 0 ? 127.0F / largest : 0.0F;
-        const F8 by = set8(inverse);
-        std::int32_t sum = store8_i8(numbers, mul8(a, by)) + store8_i8(numbers + 8, mul8(b, by));
-        sum += store8_i8(numbers + 16, mul8(c, by)) + store8_i8(numbers + 24, mul8(d, by));
-        const float scale = largest / 127.0F;
-        scales[block] = {scale, scale * static_cast<float>(sum), sum};
+        F8 top = zero8(), odd = zero8();
+        for (int i = 0; i < 4; ++i) {
+            top = max8(top, abs8(load8(x + 8 * i)));
+            odd = fma8(load8(x + 8 * i), zero8(), odd);  // NaN if any input is NaN or infinite
+        }
+        const F8 largest = set8(top8(top));
+        std::uint32_t at = 31;
+        for (std::uint32_t i = 0; i < 4; ++i) {
+            const std::uint32_t same = same8(abs8(load8(x + 8 * i)), largest);
+            if (same != 0) {
+                at = 8 * i + lowest_bit(same);
+                break;
+            }
+        }
+        float others[kBlock];
+        std::memcpy(others, x, sizeof others);
+        others[at] = 0;
+        top = zero8();
+        for (int i = 0; i < 4; ++i) {
+            top = max8(top, abs8(load8(others + 8 * i)));
+        }
+        const float next = top8(top), scale = next / 127.0F;
+        const F8 by = set8(next > 0 ? 127.0F / next : 0.0F);
+        std::int32_t sum = 0;
+        for (int i = 0; i < 4; ++i) {
+            sum += store8_i8(numbers + 8 * i, mul8(load8(others + 8 * i), by));
+        }
+        const float kept = x[at] + sum8(odd);  // what is not finite must reach the result
+        const std::uint32_t piece = at / 4, byte = at % 4 * 8;
+        scales[block] = {scale,          scale * static_cast<float>(sum) + kept,
+                         kept,           sum,
+                         piece % 4 * 32, byte + (at < 16 ? 0U : 4U),
+                         piece * 32,     byte};
     }
 }

@@ -72,7 +72,7 @@ struct Pool::State {
     std::uint32_t first_phase = 0;
     bool stopping = false;
     alignas(64) std::atomic<std::uint64_t> generation{0};  // of runs
-    alignas(64) std::atomic<std::uint32_t> inside{0};      // lanes of other threads in the run, and whether more may come
+    alignas(64) std::atomic<std::uint32_t> inside{0};  // lanes of other threads in the run, and whether more may come
     std::mutex mutex;
     std::condition_variable wake;
     int sleeping = 0;

@@ -18,6 +18,10 @@ inline F8 min8(F8 a, F8 b) { return _mm256_min_ps(a, b); }
 inline F8 fma8(F8 a, F8 b, F8 c) { return _mm256_fmadd_ps(a, b, c); }
 inline F8 abs8(F8 a) { return _mm256_andnot_ps(_mm256_set1_ps(-0.0F), a); }
 inline F8 round8(F8 a) { return _mm256_round_ps(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
+// Bit i: whether a and b have the same element i.
+inline std::uint32_t same8(F8 a, F8 b) {
+    return static_cast<std::uint32_t>(_mm256_movemask_ps(_mm256_cmp_ps(a, b, _CMP_EQ_OQ)));
+}
 // 2^a for whole a in [-126, 127]
 inline F8 exponent8(F8 a) {
     const __m256i n = _mm256_add_epi32(_mm256_cvtps_epi32(a), _mm256_set1_epi32(127));
@@ -144,8 +148,9 @@ struct Words {
     __m256i v;
 };
 inline Words words(const std::uint8_t* p) { return {_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p))}; }
-inline F8 pick(Words w, int shift, int mask) {
-    return _mm256_cvtepi32_ps(_mm256_and_si256(_mm256_srli_epi32(w.v, shift), _mm256_set1_epi32(mask)));
+inline F8 pick(Words w, std::uint32_t shift, int mask) {
+    const __m256i shifted = _mm256_srlv_epi32(w.v, _mm256_set1_epi32(static_cast<int>(shift)));
+    return _mm256_cvtepi32_ps(_mm256_and_si256(shifted, _mm256_set1_epi32(mask)));
 }
 
 // Eight floats in [-127, 127] to int8; returns their sum.
@@ -207,6 +212,13 @@ inline F8 abs8(F8 a) {
 inline F8 round8(F8 a) {
     return each8([&](int i) { return std::nearbyintf(a.v[i]); });
 }
+inline std::uint32_t same8(F8 a, F8 b) {
+    std::uint32_t bits = 0;
+    for (unsigned i = 0; i < 8; ++i) {
+        bits |= static_cast<std::uint32_t>(a.v[i] == b.v[i]) << i;
+    }
+    return bits;
+}
 inline F8 exponent8(F8 a) {
     return each8([&](int i) {
         const int n = a.v[i] == a.v[i] ? static_cast<int>(a.v[i]) : 0;
@@ -266,7 +278,7 @@ struct Words {
     const std::uint8_t* p;
 };
 inline Words words(const std::uint8_t* p) { return {p}; }
-inline F8 pick(Words w, int shift, int mask) {
+inline F8 pick(Words w, std::uint32_t shift, int mask) {
     return each8([&](int i) { return static_cast<float>(w.p[4 * i + shift / 8] >> shift % 8 & mask); });
 }
 inline std::int32_t store8_i8(std::int8_t* p, F8 x) {

@@ -28,7 +28,7 @@ class NativeLlamaDecoder:
     """A Decoder. Sums, norms and what lies between layers are float32, whatever weights and cache are."""
 
     def __init__(self, config: LlamaConfig, tensors: Mapping[str, Tensor | Matrix], extension: ModuleType) -> None:
-        self.name = "native llama"
+        self.name = "llama in one call"
         self.config = config
         self.vocab_size = config.vocab_size
         self.context_tokens = config.context_tokens
@@ -74,7 +74,7 @@ class NativeLlamaDecoder:
         packer = Packer(extension, source, taker, scheme, dtype)
         decoder = cls(config, collect(taker, packer.stack, config), extension)
         inputs = "float32" if scheme == "none" else "int8 where weights are"
-        decoder.name = f"native llama ({', '.join(sorted(packer.formats))}; inputs {inputs})"
+        decoder.name = f"llama in one call ({', '.join(sorted(packer.formats))}; inputs {inputs})"
         return decoder
 
     def forward(self, batch: Batch, kv: Sequence[Tensor], rows: Tensor) -> Tensor:

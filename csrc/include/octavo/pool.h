@@ -38,8 +38,8 @@ class Pool {
     void resize(int threads);
     int size();
 
-    // Runs body(lane) in this thread and in those others that come in time, and returns when all have returned. The body
-    // must not throw. Runs of several threads follow each other.
+    // Runs body(lane) in this thread and in those others that come in time, and returns when all have returned. The
+    // body must not throw. Runs of several threads follow each other.
     template <typename Body>
     void run(const Body& body) {
         start([](const void* context, Lane& lane) { (*static_cast<const Body*>(context))(lane); }, &body);
