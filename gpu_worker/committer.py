@@ -104,7 +104,7 @@ class Committer:
 
     def _score(self, branch: Branch, score: TokenScore, delta: Delta) -> None:
         params = branch.sequence.params
-        branch.cumulative_logprob += score.logprob
+        branch.cumulative_logprob += score.rank_logprob
         if params.logprobs is not None:
             delta.scores = (score,)
         if params.ranked:

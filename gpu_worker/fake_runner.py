@@ -5,6 +5,8 @@ the seed and the branch alone. Good for testing everything around the engine.
 """
 
 import math
+import os
+import signal
 import struct
 import time
 from collections.abc import Sequence
@@ -19,7 +21,10 @@ MASK = 2**64 - 1
 
 
 class FakeRunner:
-    """Speaks the Runner interface; `step_s` is how long each step takes."""
+    """Speaks the Runner interface; `step_s` is how long each step takes.
+
+    A step that has to compute `die_on_token` kills the process, as a request that crashes a model would.
+    """
 
     def __init__(
         self,
@@ -33,7 +38,9 @@ class FakeRunner:
         context_tokens: int = 8192,
         model: str = "fake",
         step_s: float = 0.0,
+        die_on_token: int = -1,
     ) -> None:
+        self._die_on_token = die_on_token
         self.info = RunnerInfo(
             model=model,
             fingerprint=f"fake-{vocab_size}-{generate_eos}",
@@ -59,6 +66,8 @@ class FakeRunner:
         output = StepOutput([])
         for number, chunk in enumerate(plan.chunks):
             end = chunk.start + chunk.length
+            if self._die_on_token in chunk.branch.tokens[chunk.start : end]:
+                os.kill(os.getpid(), signal.SIGKILL)
             if chunk.score_from >= 0:
                 output.scored[number] = [
                     self._choose.score(fold(chunk.branch.tokens[:p]), chunk.branch.tokens[p], chunk.branch)
@@ -119,7 +128,9 @@ class Chooser:
 
 def mix(*words: int) -> int:
     """64 bits of a few small numbers."""
-    return int.from_bytes(blake2b(struct.pack(f"<{len(words)}Q", *(word & MASK for word in words)), digest_size=8).digest(), "little")
+    return int.from_bytes(
+        blake2b(struct.pack(f"<{len(words)}Q", *(word & MASK for word in words)), digest_size=8).digest(), "little"
+    )
 
 
 def fold(token_ids: Sequence[int]) -> int:

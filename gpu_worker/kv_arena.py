@@ -7,10 +7,13 @@ one run of memory, and device and host agree byte for byte, so swapping and migr
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from gpu_worker.ops import Ops
+
+ALIGNMENT = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,9 +41,18 @@ class KvShape:
         return f"hnd.{self.dtype_name}.l{self.num_layers}.h{self.num_kv_heads}.b{self.block_size}.d{self.head_dim}"
 
     def arena(self, num_blocks: int, device: torch.device, pinned: bool = False) -> Tensor:
-        """Zeroed memory of `num_blocks` blocks; on the host, the system hands it out when it is first written."""
+        """Zeroed memory of `num_blocks` blocks. On a CPU it costs nothing until it is written."""
         shape = (self.num_layers, num_blocks, self.num_kv_heads, 2, self.block_size, self.head_dim)
+        if device.type == "cpu" and not pinned:
+            return _untouched(num_blocks * self.bytes_per_block).view(self.dtype).view(shape)
         return torch.zeros(shape, dtype=self.dtype, device=device, pin_memory=pinned)
+
+
+def _untouched(num_bytes: int) -> Tensor:
+    """Zeros that no page has been taken for yet (torch.zeros writes them all), aligned for vector loads."""
+    memory = np.zeros(num_bytes + ALIGNMENT, dtype=np.uint8)
+    start = -memory.ctypes.data % ALIGNMENT
+    return torch.from_numpy(memory[start : start + num_bytes])
 
 
 class KvArena:

@@ -280,7 +280,8 @@ class LLM:
 
     def _new_engine(self) -> Engine:
         """Never started: its steps run in the caller's thread."""
-        return Engine(Scheduler(scheduler_config(self._settings), self.info), self.runner, on_result=lambda _: None)
+        scheduler = Scheduler(scheduler_config(self._settings, self.info), self.info)
+        return Engine(scheduler, self.runner, on_result=lambda _: None)
 
 
 class Progress:

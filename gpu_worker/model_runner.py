@@ -5,6 +5,7 @@ so a runner keeps nothing from step to step.
 """
 
 import logging
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -64,23 +65,31 @@ class ModelRunner:
 
     @torch.inference_mode()
     def run(self, plan: StepPlan) -> StepOutput:
-        self._arena.swap_out(plan.swap_out)
-        self._arena.poison(plan.poison)
-        self._arena.swap_in(plan.swap_in)
-        self._arena.copy(plan.copies)
+        output = StepOutput([], copy_s=self._move(plan))
         if not plan.chunks:
-            return StepOutput([])
+            return output
         batch = lay_out(plan.chunks, self._info.block_size, self._device)
         wanted = _wanted_rows(plan.chunks)
         rows = torch.tensor(wanted.rows, dtype=torch.int64, device=self._device)
         hidden = self._decoder.forward(batch, self._arena.layers, rows)
-        output = StepOutput([])
         if wanted.branches:
             logits = self._decoder.logits(hidden[: wanted.num_sampled])
             output.token_ids, output.scores = self._sampler.sample(logits, wanted.sampled, wanted.branches)
         if wanted.scored:
             output.scored = self._score(hidden[wanted.num_sampled :], wanted.scored)
         return output
+
+    def _move(self, plan: StepPlan) -> float:
+        """Swaps and copies blocks; the seconds that the swaps took."""
+        began = time.perf_counter()
+        self._arena.swap_out(plan.swap_out)
+        self._arena.poison(plan.poison)
+        self._arena.swap_in(plan.swap_in)
+        if plan.swap_in and self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+        swapped = time.perf_counter()
+        self._arena.copy(plan.copies)
+        return swapped - began if plan.swap_out or plan.swap_in else 0.0
 
     def close(self) -> None:
         """Gives the blocks' memory back."""

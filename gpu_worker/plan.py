@@ -57,11 +57,17 @@ class StepPlan:
 
 @dataclass(slots=True, frozen=True)
 class TokenScore:
-    """A token's log probability and the likeliest tokens beside it."""
+    """A token's log probability and the likeliest tokens beside it, after what the request changes about logits."""
 
     token_id: int
     logprob: float
     top: tuple[tuple[int, float], ...] = ()
+    raw: float | None = None  # by the model's own logits, where those were changed and branches are ranked
+
+    @property
+    def rank_logprob(self) -> float:
+        """What ranking sums: the model's own, so that a replay, which scores known tokens, comes to the same."""
+        return self.logprob if self.raw is None else self.raw
 
 
 BAD_LOGITS = -1
@@ -80,6 +86,7 @@ class StepOutput:
     token_ids: list[int]
     scores: dict[int, TokenScore] = field(default_factory=dict)
     scored: dict[int, list[TokenScore]] = field(default_factory=dict)
+    copy_s: float = 0.0  # how long the swaps took, where that was measured
 
 
 @dataclass(slots=True, frozen=True, kw_only=True)

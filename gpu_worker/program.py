@@ -1,15 +1,19 @@
-"""Puts a worker together, and takes it down: store, runner, engine, journal, service, lease."""
+"""Puts a worker together, and takes it down: server, runner, store, engine, journal, lease."""
 
 import asyncio
 import json
 import logging
 import os
 import signal
+import threading
 import time
+from collections.abc import Coroutine
+from typing import Any, TypeVar
 
 from gpu_worker.desk import Desk
-from gpu_worker.engine import Engine
+from gpu_worker.engine import IDLE_ROUND_S, Engine
 from gpu_worker.journal import Journal
+from gpu_worker.lease import Lease
 from gpu_worker.plan import Runner
 from gpu_worker.results import StepResult
 from gpu_worker.runners import build_runner, scheduler_config
@@ -17,7 +21,7 @@ from gpu_worker.scheduler import Scheduler
 from gpu_worker.server import TransferService, WorkerService
 from gpu_worker.streams import Streams
 from octavo import rpc
-from octavo.errors import StoreUnavailable
+from octavo.errors import ServingError, StoreUnavailable
 from octavo.ids import Incarnation, new_incarnation
 from octavo.record import Member
 from octavo.settings import WorkerSettings
@@ -25,50 +29,20 @@ from octavo.store import open_store
 from octavo.store.base import Store
 from octavo.v1 import transfer_pb2_grpc, worker_pb2_grpc
 
+T = TypeVar("T")
 log = logging.getLogger(__name__)
 
 SERVICES = ("octavo.v1.Worker", "octavo.v1.Transfer")
 LOAD_EVERY_S = 0.05
-HANG_S = 30.0  # a step that takes longer is taken for a hang
+WATCH_EVERY_S = 0.1
+HANG_LEASES = 10  # a step that takes as many leases is taken for a hang
 HANG_STATUS = 70
 STOP_GRACE_S = 3.0
+STORE_RETRY_S = 0.5
 
 
-class Lease:
-    """Says to the store that this worker's engine makes progress: the step loop calls `beat`, no timer does."""
-
-    def __init__(self, store: Store, member: Member, lease_ms: int) -> None:
-        self._store = store
-        self._member = member
-        self._lease_ms = lease_ms
-        self._next = 0.0
-        self._renewing: asyncio.Task[None] | None = None
-        self._loop = asyncio.get_running_loop()
-
-    def beat(self) -> None:
-        """Called by the engine's thread after each step and idle round."""
-        now = time.monotonic()
-        if now >= self._next:
-            self._next = now + self._lease_ms / 3000
-            self._loop.call_soon_threadsafe(self._renew_soon)
-
-    def _renew_soon(self) -> None:
-        if self._renewing is None or self._renewing.done():
-            self._renewing = asyncio.create_task(self.renew())
-
-    async def renew(self) -> None:
-        try:
-            await self._store.heartbeat(self._member, self._lease_ms)
-        except StoreUnavailable as error:
-            log.warning("lease not renewed: %s", error)
-
-    async def end(self) -> None:
-        if self._renewing is not None:
-            self._renewing.cancel()
-        try:
-            await self._store.leave(self._member)
-        except StoreUnavailable:
-            pass  # it ends by itself
+class Stopped(Exception):
+    """The process was asked to end while it was still starting."""
 
 
 async def serve(settings: WorkerSettings) -> int:
@@ -77,17 +51,29 @@ async def serve(settings: WorkerSettings) -> int:
     loop = asyncio.get_running_loop()
     for name in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(name, stop.set)
-    incarnation = new_incarnation()
-    worker_id = settings.worker_id or f"worker-{settings.listen.replace(':', '-')}"
-    started = time.monotonic()
-    runner = await asyncio.to_thread(build_runner, settings)
-    log.info("%s: %s on %s, ready to run after %.1f s", worker_id, runner.info.model, runner.info.device,
-             time.monotonic() - started)
-    store = open_store(settings.store)
-    await until_open(store)
-    worker = Worker(settings, store, runner, worker_id, incarnation)
+    door = Door(settings)
     try:
-        await worker.start()
+        await door.open()
+    except RuntimeError as error:
+        log.error("cannot listen on %s: %s", settings.listen, error)
+        return 1
+    store = open_store(settings.store)
+    try:
+        runner = await before(stop, load(settings))
+        await before(stop, until_open(store))
+    except ServingError as error:
+        log.error("cannot start: %s", error)
+        await door.close(0)
+        return 1
+    except Stopped:
+        log.info("asked to end while starting")
+        await door.close(0)
+        os._exit(
+            0
+        )  # a model that is being loaded in another thread cannot be interrupted, and there is nothing to save
+    worker = Worker(settings, door, store, runner)
+    try:
+        worker.start()
         await stop.wait()
     finally:
         await worker.stop()
@@ -96,96 +82,162 @@ async def serve(settings: WorkerSettings) -> int:
     return 0
 
 
+async def before(stop: asyncio.Event, work: Coroutine[Any, Any, T]) -> T:
+    """The result of `work`, unless the process is asked to end before it is there: Stopped."""
+    working, stopping = asyncio.create_task(work), asyncio.create_task(stop.wait())
+    await asyncio.wait([working, stopping], return_when=asyncio.FIRST_COMPLETED)
+    stopping.cancel()
+    if not working.done():
+        working.cancel()
+        raise Stopped
+    return working.result()
+
+
+async def load(settings: WorkerSettings) -> Runner:
+    """Loads in a thread of its own, so that calls are answered meanwhile."""
+    loop = asyncio.get_running_loop()
+    loaded: asyncio.Future[Runner] = loop.create_future()
+    started = time.monotonic()
+    what = settings.model if settings.runner == "model" else f"the {settings.runner} runner"
+    log.info("loading %s", what)
+
+    def settle(runner: Runner | None, error: Exception | None) -> None:
+        if loaded.cancelled():
+            return
+        if runner is not None:
+            loaded.set_result(runner)
+        elif error is not None:
+            loaded.set_exception(error)
+
+    def work() -> None:
+        try:
+            runner, error = build_runner(settings), None
+        except Exception as caught:  # whoever awaits gets it
+            runner, error = None, caught
+        loop.call_soon_threadsafe(settle, runner, error)
+
+    threading.Thread(target=work, name="load", daemon=True).start()
+    runner = await loaded
+    log.info("%s on %s is ready to run after %.1f s", runner.info.model, runner.info.device, time.monotonic() - started)
+    return runner
+
+
 async def until_open(store: Store) -> None:
     while True:
         try:
             return await store.open()
         except StoreUnavailable as error:
             log.warning("waiting for the store: %s", error)
-            await asyncio.sleep(0.5)
+            await asyncio.sleep(STORE_RETRY_S)
+
+
+class Door:
+    """What listens from the beginning: health says NOT_SERVING and the services Loading until there is a worker."""
+
+    def __init__(self, settings: WorkerSettings) -> None:
+        self._listen = settings.listen
+        self.worker_id = settings.worker_id or f"worker-{settings.listen.replace(':', '-')}"
+        self.incarnation: Incarnation = new_incarnation()
+        self.endpoint = ""
+        self.service = WorkerService(self.worker_id, self.incarnation)
+        self._server = rpc.server(internal=True)
+        self.health = rpc.add_standard_services(self._server, SERVICES)
+        worker_pb2_grpc.add_WorkerServicer_to_server(self.service, self._server)
+        transfer_pb2_grpc.add_TransferServicer_to_server(TransferService(), self._server)
+
+    async def open(self) -> None:
+        """Raises RuntimeError if the address cannot be had."""
+        port = self._server.add_insecure_port(self._listen)
+        self.endpoint = f"{self._listen.rsplit(':', 1)[0]}:{port}"
+        await self._server.start()
+        log.info("%s (%s) listens on %s", self.worker_id, self.incarnation, self.endpoint)
+
+    async def close(self, grace_s: float = 0.5) -> None:
+        await self._server.stop(grace_s)
 
 
 class Worker:
-    """One worker process life."""
+    """One worker process life, from loaded to ended."""
 
-    def __init__(
-        self, settings: WorkerSettings, store: Store, runner: Runner, worker_id: str, incarnation: Incarnation
-    ) -> None:
-        self._settings = settings
-        self._worker_id = worker_id
-        self._incarnation = incarnation
-        self._store = store
+    def __init__(self, settings: WorkerSettings, door: Door, store: Store, runner: Runner) -> None:
+        self._door = door
         self._loop = asyncio.get_running_loop()
-        self._refreshed = 0.0
-        scheduler = Scheduler(scheduler_config(settings), runner.info)
-        self.engine = Engine(scheduler, runner, self._on_result, self._on_progress)
-        self.streams = Streams()
+        self._refreshed = 0.0  # with _busy: the engine's thread alone looks at it
+        self._busy = False
+        self._lease_s = settings.lease_ms / 1000
+        scheduler = Scheduler(scheduler_config(settings, runner.info), runner.info)
+        idle_round_s = min(IDLE_ROUND_S, self._lease_s / 4)
+        self.engine = Engine(scheduler, runner, self._on_result, self._on_progress, idle_round_s)
+        self.streams = Streams(settings.stream_interval)
         self.desk = Desk(self.engine, runner.info, self.streams)
         self.journal = Journal(store if settings.journal == "strict" else None, self.streams, self.desk)
-        self._server = rpc.server(internal=True)
-        self._health = rpc.add_standard_services(self._server, SERVICES)
-        self._lease: Lease | None = None
-        self._tasks: list[asyncio.Task[None]] = []
+        info = {"worker_id": door.worker_id, "endpoint": door.endpoint, "pid": os.getpid()}
+        self.lease = Lease(store, Member("worker", door.incarnation, json.dumps(info).encode()), settings.lease_ms)
+        self._journalling: asyncio.Task[None] | None = None
+        self._watching: asyncio.Task[None] | None = None
 
-    async def start(self) -> None:
-        """Serves only after the store knows this worker and the loop has gone round once."""
-        self.service = WorkerService(self._worker_id, self._incarnation, self.desk)
-        worker_pb2_grpc.add_WorkerServicer_to_server(self.service, self._server)
-        transfer_pb2_grpc.add_TransferServicer_to_server(TransferService(), self._server)
-        port = self._server.add_insecure_port(self._settings.listen)
-        host = self._settings.listen.rsplit(":", 1)[0]
-        info = {"worker_id": self._worker_id, "endpoint": f"{host}:{port}", "pid": os.getpid()}
-        member = Member("worker", self._incarnation, json.dumps(info).encode())
-        await self._server.start()
-        self._tasks = [asyncio.create_task(self.journal.run()), asyncio.create_task(self._watch_progress())]
-        self._lease = Lease(self._store, member, self._settings.lease_ms)
+    def start(self) -> None:
+        """Serves as soon as the loop has gone round and the store knows of it."""
+        self._journalling = asyncio.create_task(self.journal.run())
+        self._watching = asyncio.create_task(self._watch_progress())
         self.engine.start()
-        await self._lease.renew()
-        self._health.set_all(True)
-        log.info("%s (%s) listens on %s:%d", self._worker_id, self._incarnation, host, port)
+        self._door.service.ready(self.desk)
 
     async def stop(self) -> None:
         """Takes nothing more, journals what it has, and leaves its sequences to others."""
-        self.service.draining = True
-        self._health.shut_down()
+        self._door.service.draining = True
+        self._door.health.shut_down()
+        if self._watching is not None:
+            self._watching.cancel()
         await asyncio.to_thread(self.engine.stop)
-        until = time.monotonic() + STOP_GRACE_S
-        while not self.journal.idle and time.monotonic() < until:
-            await asyncio.sleep(0.01)
-        for task in self._tasks:
-            task.cancel()
-        if self._lease is not None:
-            await self._lease.end()
-        await self._server.stop(0.5)
+        try:
+            await asyncio.wait_for(self.journal.flushed(), STOP_GRACE_S)
+        except TimeoutError:
+            log.warning("the store is away: the last tokens were not journalled, and will be computed again elsewhere")
+        if self._journalling is not None:
+            self._journalling.cancel()
+        self.streams.end_all()
+        await self.lease.end()
+        await self._door.close()
 
     # On the engine's thread
 
     def _on_result(self, result: StepResult) -> None:
         self._loop.call_soon_threadsafe(self.journal.submit, result)
-        if time.monotonic() - self._refreshed > LOAD_EVERY_S:
-            self._refresh()
 
     def _on_progress(self) -> None:
-        if self._lease is not None:
-            self._lease.beat()
-        if not self.engine.scheduler.has_work and time.monotonic() - self._refreshed > LOAD_EVERY_S:
-            self._refresh()
-
-    def _refresh(self) -> None:
-        self._refreshed = time.monotonic()
-        self.desk.refresh(self.engine.scheduler)
+        self.lease.beat()
+        now, busy = time.monotonic(), self.engine.scheduler.has_work
+        if now - self._refreshed > LOAD_EVERY_S or (self._busy and not busy):  # what was last is told before it idles
+            self._refreshed = now
+            self.desk.refresh(self.engine.scheduler)
+        self._busy = busy
 
     # On the event loop
 
     async def _watch_progress(self) -> None:
         """Health means progress: a worker whose loop hangs says so, and ends so that it can be started again."""
-        serving = True
+        serving, silent_s, seen = False, 0.0, 0.0
         while True:
-            await asyncio.sleep(0.5)
-            silent_s = time.monotonic() - self.engine.last_progress
-            if serving != (silent_s < self._settings.lease_ms / 1000):
+            progress = self.engine.last_progress
+            # Counted in rounds of this task: time in which the whole process was stopped is nobody's silence.
+            silent_s = 0.0 if progress != seen else silent_s + WATCH_EVERY_S
+            seen = progress
+            if serving != (self.lease.begun and silent_s < self._lease_s):
                 serving = not serving
-                self._health.set_all(serving)
-            if silent_s > HANG_S or self.engine.crashed:
-                log.error("the step loop hangs or has ended (%.0f s without a step): this worker gives up", silent_s)
-                os._exit(HANG_STATUS)
+                self._door.health.set_all(serving)
+                if serving:
+                    log.info("%s serves", self._door.worker_id)
+                else:
+                    log.warning("%s: no step for as long as a lease; not serving", self._door.worker_id)
+            if self.engine.crashed or silent_s > HANG_LEASES * self._lease_s:
+                give_up(f"the step loop hangs or has ended ({silent_s:.1f} s without a step)")
+            if self._journalling is not None and self._journalling.done():
+                give_up(f"the journal has ended: {self._journalling.exception()!r}")
+            await asyncio.sleep(WATCH_EVERY_S)
+
+
+def give_up(why: str) -> None:
+    """Ends the process at once: others take over what it ran, and whoever started it starts it again."""
+    log.error("%s: this worker gives up", why)
+    os._exit(HANG_STATUS)

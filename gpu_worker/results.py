@@ -54,6 +54,7 @@ class StepResult:
     deltas: list[Delta] = field(default_factory=list)
     num_branches: int = 0
     num_tokens: int = 0
+    granted_by: object = None  # whose finite grant it used up
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,11 +2,12 @@
 
 from typing import Literal, cast
 
-from gpu_worker.plan import Runner
+from gpu_worker.plan import Runner, RunnerInfo
 from gpu_worker.policy import SchedulerConfig
 from octavo.settings import WorkerSettings
 
-CPU_BATCH_TOKENS = 256  # a step on two cores must end well within a lease
+BATCH_TOKENS = 2048
+CPU_BATCH_TOKENS = 256  # a step of a model on two cores must end well within a lease
 
 
 def build_runner(settings: WorkerSettings) -> Runner:
@@ -14,33 +15,45 @@ def build_runner(settings: WorkerSettings) -> Runner:
     if settings.runner == "fake":
         from gpu_worker.fake_runner import FakeRunner
 
-        return FakeRunner(step_s=settings.step_delay_ms / 1000, block_size=settings.block_size)
+        return FakeRunner(
+            step_s=settings.step_delay_ms / 1000, block_size=settings.block_size, die_on_token=settings.die_on_token
+        )
     if settings.runner == "witness":
         from gpu_worker.witness_runner import WitnessRunner
 
         return WitnessRunner(step_s=settings.step_delay_ms / 1000, block_size=settings.block_size)
-    from gpu_worker.model_runner import load_runner
+    from gpu_worker.model_runner import choose_device, load_runner
 
+    device = str(choose_device(settings.device))
     return load_runner(
         settings.model,
         name=settings.model_name or None,
-        device=settings.device,
+        device=device,
         dtype=settings.dtype,
         quantization=settings.quantization,
         threads=settings.threads,
         block_size=settings.block_size,
         kv_cache_bytes=settings.kv_cache_bytes or None,
         swap_bytes=settings.swap_bytes,
-        max_batch_tokens=settings.max_batch_tokens,
+        max_batch_tokens=batch_tokens(settings, device),
         max_batch_sequences=settings.max_batch_sequences,
         context_tokens=settings.context_tokens or None,
     )
 
 
-def scheduler_config(settings: WorkerSettings) -> SchedulerConfig:
+def batch_tokens(settings: WorkerSettings, device: str) -> int:
+    """The step's budget: as set, or what suits the device."""
+    if settings.max_batch_tokens:
+        return settings.max_batch_tokens
+    default = CPU_BATCH_TOKENS if device == "cpu" and settings.runner == "model" else BATCH_TOKENS
+    return max(default, settings.max_batch_sequences)
+
+
+def scheduler_config(settings: WorkerSettings, info: RunnerInfo) -> SchedulerConfig:
+    max_batch_tokens = batch_tokens(settings, info.device)
     return SchedulerConfig(
-        max_batch_tokens=settings.max_batch_tokens,
-        max_batch_sequences=min(settings.max_batch_sequences, settings.max_batch_tokens),
+        max_batch_tokens=max_batch_tokens,
+        max_batch_sequences=min(settings.max_batch_sequences, max_batch_tokens),
         max_partial_prefills=settings.max_partial_prefills,
         max_long_partial_prefills=settings.max_long_partial_prefills,
         long_prefill_threshold=settings.long_prefill_threshold,

@@ -2,11 +2,12 @@
 
 For each branch, in this order: penalties, bias and masks (`adjustments`) · log probabilities are the log-softmax of
 the result · temperature, top-k, top-p, min-p and the draw (`draw`), or the highest logit if the temperature is 0 or the
-sequence searches beams. Random numbers come from (seed, branch, index), so a branch's token depends on nothing else in
-the batch.
+sequence searches beams. best_of alone goes by the log-softmax of the logits as they came, which a replay finds again.
+Random numbers come from (seed, branch, index), so a branch's token depends on nothing else in the batch.
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -30,6 +31,12 @@ def drawn(params: SamplingParams) -> bool:
 
 def scored(params: SamplingParams) -> bool:
     return params.logprobs is not None or params.ranked
+
+
+def competes(branch: Branch) -> bool:
+    """Whether it is ranked by another log probability than it reports. Beams are ranked by what they search."""
+    params = branch.sequence.params
+    return params.ranked and not params.beam_width and adjusted(branch)
 
 
 def num_top(params: SamplingParams) -> int:
@@ -90,7 +97,13 @@ class Sampler:
             return {}
         members = [wide[place] for place in ranked]
         counts = [num_top(branches[i].sequence.params) for i in members]
-        return dict(zip(members, _scores(_select(x, ranked), tokens[members].tolist(), counts), strict=True))
+        scores = dict(zip(members, _scores(_select(x, ranked), tokens[members].tolist(), counts), strict=True))
+        competing = [i for i in members if competes(branches[i])]
+        if competing:
+            raw = self.score(_select(logits, [rows[i] for i in competing]), tokens[competing].tolist(), 0)
+            for i, found in zip(competing, raw, strict=True):
+                scores[i] = replace(scores[i], raw=found.logprob)
+        return scores
 
     def _draw(self, x: Tensor, branches: Sequence[Branch]) -> Ids:
         params = [branch.sequence.params for branch in branches]

@@ -2,14 +2,15 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING, NoReturn
 
-from gpu_worker.desk import AdmissionRequest, Desk, Outcome
+from gpu_worker.desk import AdmissionRequest, Desk, Outcome, SwapOperation
 from gpu_worker.plan import TokenScore
 from gpu_worker.streams import Item, Step, Stream
-from octavo import wire
-from octavo.errors import Draining, Failure, InvalidArgument, ServingError, TooManyStreams, Unimplemented
+from gpu_worker.watchers import Batch
+from octavo import limits, wire
+from octavo.errors import Draining, Failure, InvalidArgument, Loading, ServingError, TooManyStreams, Unimplemented
 from octavo.ids import Incarnation, SequenceId
 from octavo.v1 import transfer_pb2_grpc, types_pb2, worker_pb2, worker_pb2_grpc
 
@@ -20,9 +21,10 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-MAX_BATCH = 1024
 MAX_STREAMS = 256
 DEFAULT_WATCH_MS = 500
+MIN_WATCH_MS = 10
+LOADING_RETRY_MS = 1000
 NO_TRANSFER = "Transfer comes with live migration; until then a sequence moves by take and replay"
 
 OUTCOMES = {
@@ -32,7 +34,7 @@ OUTCOMES = {
     Outcome.REJECTED: worker_pb2.ADMISSION_OUTCOME_REJECTED,
     Outcome.STALE_EPOCH: worker_pb2.ADMISSION_OUTCOME_STALE_EPOCH,
 }
-SWAPS = {
+SWAPS: dict[int, SwapOperation] = {
     worker_pb2.SWAP_OPERATION_OUT: "out",
     worker_pb2.SWAP_OPERATION_IN: "in",
     worker_pb2.SWAP_OPERATION_DROP: "drop",
@@ -40,18 +42,26 @@ SWAPS = {
 
 
 class WorkerService(worker_pb2_grpc.WorkerServicer):
-    """What routers call. Holds no state of its own but the open streams."""
+    """What routers call. Until `ready` every call is answered Loading. Holds no state but who it is."""
 
-    def __init__(self, worker_id: str, incarnation: Incarnation, desk: Desk) -> None:
+    def __init__(self, worker_id: str, incarnation: Incarnation) -> None:
         self._worker_id = worker_id
         self._incarnation = incarnation
-        self._desk = desk
-        self._streams = desk.streams
-        self._engine = desk.engine
+        self._ready: Desk | None = None
         self.draining = False
 
+    def ready(self, desk: Desk) -> None:
+        """The model is loaded, and the loop goes round."""
+        self._ready = desk
+
+    @property
+    def _desk(self) -> Desk:
+        if self._ready is None:
+            raise Loading(f"worker {self._worker_id} is still loading its model", retry_after_ms=LOADING_RETRY_MS)
+        return self._ready
+
     async def Hello(self, request: worker_pb2.HelloRequest, context: "Context") -> worker_pb2.HelloResponse:
-        info, config = self._desk.info, self._engine.scheduler.config
+        info, config = self._desk.info, self._desk.engine.scheduler.config
         return worker_pb2.HelloResponse(
             worker_id=self._worker_id,
             incarnation=self._incarnation,
@@ -82,41 +92,38 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
         results = []
         for admission, original in zip(parsed, request.admissions, strict=True):
             outcome, failure = (
-                next(admitted)
-                if isinstance(admission, AdmissionRequest)
-                else (Outcome.REJECTED, admission.failure())
+                next(admitted) if isinstance(admission, AdmissionRequest) else (Outcome.REJECTED, admission.failure())
             )
             results.append(
-                worker_pb2.AdmissionResult(
-                    seq_id=original.seq_id, outcome=OUTCOMES[outcome], failure=to_wire(failure)
-                )
+                worker_pb2.AdmissionResult(seq_id=original.seq_id, outcome=OUTCOMES[outcome], failure=to_wire(failure))
             )
         return worker_pb2.ScheduleResponse(results=results)
 
     async def Step(
         self, requests: AsyncIterator[worker_pb2.StepRequest], context: "Context"
     ) -> AsyncIterator[worker_pb2.StepResult]:
-        if len(self._streams.open_streams) >= MAX_STREAMS:
+        streams = self._desk.streams
+        if len(streams.open_streams) >= MAX_STREAMS:
             raise TooManyStreams(f"{MAX_STREAMS} Step streams are open: close one, or retry", retry_after_ms=1000)
         stream = Stream()
-        self._streams.attach(stream)
+        streams.attach(stream)
         reader = asyncio.create_task(self._read_commands(stream, requests))
         try:
             while True:
                 while stream.ready:
-                    yield self._step_result(stream.ready.popleft())
+                    yield step_to_wire(stream.ready.popleft(), self._incarnation)
                 if stream.overflowed:
                     raise TooManyStreams("this stream reads too slowly: read the journal and follow again")
-                if reader.done() and not stream.closing:
+                if reader.done():
                     reader.result()  # a bad command ends the stream with its error
-                    stream.closing = True
-                if stream.closing and not stream.num_awaited:
+                if (stream.closing or reader.done()) and not stream.num_awaited:
                     return
                 await stream.wake.wait()
                 stream.wake.clear()
         finally:
+            streams.detach(stream)
             reader.cancel()
-            self._streams.detach(stream)
+            await asyncio.gather(reader, return_exceptions=True)
 
     async def _read_commands(self, stream: Stream, requests: AsyncIterator[worker_pb2.StepRequest]) -> None:
         try:
@@ -126,82 +133,58 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
             stream.wake.set()
 
     def _command(self, stream: Stream, request: worker_pb2.StepRequest) -> None:
+        desk = self._desk
+        if not request.HasField("open"):  # which a router sends first, so that it is told of nothing else
+            desk.streams.observe(stream)
         match request.WhichOneof("command"):
             case "open":
-                self._streams.name(stream, request.open.router_id)
+                desk.streams.name(stream, check_router_id(stream, request.open.router_id))
             case "grant":
-                stream.num_awaited += request.grant.steps
-                self._engine.grant(request.grant.steps)
+                desk.grant(stream, request.grant.steps)
             case "pause":
-                self._engine.pause()
+                desk.pause()
             case "follow":
                 follow = request.follow
-                self._streams.follow(stream, SequenceId(follow.seq_id), list(follow.next_indexes))
+                desk.streams.follow(stream, SequenceId(follow.seq_id), list(follow.next_indexes))
             case "unfollow":
-                self._streams.unfollow(stream, SequenceId(request.unfollow.seq_id))
+                desk.streams.unfollow(stream, SequenceId(request.unfollow.seq_id))
             case _:
                 raise InvalidArgument("command", "send one of open, grant, pause, follow, unfollow")
 
-    def _step_result(self, step: Step) -> worker_pb2.StepResult:
-        return worker_pb2.StepResult(
-            step_id=step.step_id,
-            incarnation=self._incarnation,
-            items=[item_to_wire(item) for item in step.items],
-            unknown_seq_ids=step.unknown,
-            num_branches=step.num_branches,
-            num_tokens=step.num_tokens,
-        )
-
     async def Swap(self, request: worker_pb2.SwapRequest, context: "Context") -> worker_pb2.SwapResponse:
         check_batch("items", len(request.items))
-        results = []
-        for item in request.items:
-            result = worker_pb2.SwapResult(seq_id=item.seq_id)
-            try:
-                if item.operation not in SWAPS:
-                    raise InvalidArgument("operation", "must be OUT, IN or DROP")
-                result.num_blocks = await self._desk.swap(SequenceId(item.seq_id), item.epoch, SWAPS[item.operation])
-            except ServingError as error:
-                result.failure.CopyFrom(wire.failure_to_wire(error.failure()))
-            results.append(result)
-        return worker_pb2.SwapResponse(results=results)
+        desk = self._desk
+        return worker_pb2.SwapResponse(results=await asyncio.gather(*(swapped(desk, item) for item in request.items)))
 
     async def Cancel(
         self, request: worker_pb2.WorkerCancelRequest, context: "Context"
     ) -> worker_pb2.WorkerCancelResponse:
-        for item in request.sequences:
-            self._desk.cancel(SequenceId(item.seq_id), item.epoch)
+        self._desk.cancel([(SequenceId(item.seq_id), item.epoch) for item in request.sequences])
         return worker_pb2.WorkerCancelResponse()
 
     async def Watch(
         self, request: worker_pb2.WatchRequest, context: "Context"
     ) -> AsyncIterator[worker_pb2.WatchResponse]:
-        watcher = self._desk.watchers.open()
-        interval_s = (request.interval_ms or DEFAULT_WATCH_MS) / 1000
+        desk = self._desk
+        watcher = desk.watchers.open()
+        interval_s = max(MIN_WATCH_MS, request.interval_ms or DEFAULT_WATCH_MS) / 1000
         try:
-            device, host = await self._desk.cache_snapshot(watcher)
-            snapshot = worker_pb2.KvSnapshot(device_hashes=device, host_hashes=host)
-            yield self._watch_response(watcher.event_seq, watcher.digest, snapshot)
+            device, host, batch = await desk.cache_snapshot(watcher)
+            yield self._watch_response(batch, worker_pb2.KvSnapshot(device_hashes=device, host_hashes=host))
             while True:
-                batch = await watcher.next(interval_s)
-                yield self._watch_response(batch.event_seq, batch.digest, None, batch.events)
+                yield self._watch_response(await watcher.next(interval_s))
         finally:
-            self._desk.watchers.close(watcher)
+            desk.watchers.close(watcher)
 
-    def _watch_response(
-        self,
-        event_seq: int,
-        digest: int,
-        snapshot: worker_pb2.KvSnapshot | None,
-        events: Iterable[tuple[str, bytes]] = (),
-    ) -> worker_pb2.WatchResponse:
-        load, times = self._desk.load, self._engine.times
+    def _watch_response(self, batch: Batch, snapshot: worker_pb2.KvSnapshot | None = None) -> worker_pb2.WatchResponse:
+        report = self._desk.report
+        load = report.load
         return worker_pb2.WatchResponse(
             incarnation=self._incarnation,
-            event_seq=event_seq,
-            digest=digest,
+            event_seq=batch.event_seq,
+            digest=batch.digest,
             snapshot=snapshot,
-            events=[worker_pb2.KvEvent(**{kind: hashes if kind != "cleared" else True}) for kind, hashes in events],
+            events=[event_to_wire(kind, hashes) for kind, hashes in batch.events],
             load=worker_pb2.Load(
                 num_running=load.num_running,
                 num_waiting=load.num_waiting,
@@ -210,11 +193,11 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
                 num_cached_blocks=load.num_cached_blocks,
                 num_used_blocks=load.num_used_blocks,
                 num_prefill_tokens=load.num_prefill_tokens,
-                step_ms=times.step_s * 1000,
-                num_steps=times.num_steps,
+                step_ms=report.step_s * 1000,
+                num_steps=report.num_steps,
                 draining=self.draining,
                 num_sequences=load.num_sequences,
-                prefill_tokens_per_s=times.prefill_tokens_per_s,
+                prefill_tokens_per_s=report.prefill_tokens_per_s,
                 num_free_host_blocks=load.num_free_host_blocks,
                 num_preempted_swap=load.num_preempted_swap,
                 num_preempted_recompute=load.num_preempted_recompute,
@@ -222,7 +205,9 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
         )
 
     async def Drain(self, request: worker_pb2.DrainRequest, context: "Context") -> NoReturn:
-        raise Unimplemented("Drain comes with live migration; stop a worker with SIGTERM, and others replay what it ran")
+        raise Unimplemented(
+            "Drain comes with live migration; stop a worker with SIGTERM, and others replay what it ran"
+        )
 
 
 class TransferService(transfer_pb2_grpc.TransferServicer):
@@ -242,8 +227,27 @@ class TransferService(transfer_pb2_grpc.TransferServicer):
 
 
 def check_batch(field: str, size: int) -> None:
-    if size > MAX_BATCH:
-        raise InvalidArgument(field, f"{size} items; send at most {MAX_BATCH}")
+    if not size <= limits.MAX_BATCH_ITEMS:
+        raise InvalidArgument(field, f"{size} items; send at most {limits.MAX_BATCH_ITEMS}")
+
+
+def check_router_id(stream: Stream, router_id: str) -> str:
+    if not (1 <= len(router_id) <= limits.MAX_ROUTER_ID_CHARS and router_id.isascii() and router_id.isprintable()):
+        raise InvalidArgument("open.router_id", f"must be 1 to {limits.MAX_ROUTER_ID_CHARS} printable ASCII characters")
+    if stream.router_id not in ("", router_id):
+        raise InvalidArgument("open.router_id", "this stream has another one; open a second stream")
+    return router_id
+
+
+async def swapped(desk: Desk, item: worker_pb2.SwapItem) -> worker_pb2.SwapResult:
+    result = worker_pb2.SwapResult(seq_id=item.seq_id)
+    try:
+        if item.operation not in SWAPS:
+            raise InvalidArgument("operation", "must be OUT, IN or DROP")
+        result.num_blocks = await desk.swap(SequenceId(item.seq_id), item.epoch, SWAPS[item.operation])
+    except ServingError as error:
+        result.failure.CopyFrom(wire.failure_to_wire(error.failure()))
+    return result
 
 
 def parse_admission(admission: worker_pb2.Admission) -> AdmissionRequest | ServingError:
@@ -268,6 +272,17 @@ def to_wire(failure: Failure | None) -> types_pb2.Failure | None:
     return wire.failure_to_wire(failure) if failure else None
 
 
+def step_to_wire(step: Step, incarnation: Incarnation) -> worker_pb2.StepResult:
+    return worker_pb2.StepResult(
+        step_id=step.step_id,
+        incarnation=incarnation,
+        items=[item_to_wire(item) for item in step.items],
+        unknown_seq_ids=step.unknown,
+        num_branches=step.num_branches,
+        num_tokens=step.num_tokens,
+    )
+
+
 def item_to_wire(item: Item) -> worker_pb2.StepItem:
     message = worker_pb2.StepItem(
         seq_id=item.seq_id,
@@ -276,10 +291,13 @@ def item_to_wire(item: Item) -> worker_pb2.StepItem:
         first_index=item.first_index,
         token_ids=item.token_ids,
         chain=item.chain,
-        finish_reason=wire.finish_to_wire(item.finish),
-        cumulative_logprob=item.cumulative_logprob,
-        cached_tokens=item.cached_tokens,
     )
+    if item.finish:
+        message.finish_reason = wire.finish_to_wire(item.finish)
+    if item.cumulative_logprob is not None:
+        message.cumulative_logprob = item.cumulative_logprob
+    if item.cached_tokens is not None:
+        message.cached_tokens = item.cached_tokens
     if item.scores:
         message.logprobs.extend(score_to_wire(score) for score in item.scores)
     if item.prompt_scores:
@@ -287,6 +305,12 @@ def item_to_wire(item: Item) -> worker_pb2.StepItem:
     if item.failure:
         message.failure.CopyFrom(wire.failure_to_wire(Failure.from_json(item.failure)))
     return message
+
+
+def event_to_wire(kind: str, hashes: bytes) -> worker_pb2.KvEvent:
+    if kind == "cleared":
+        return worker_pb2.KvEvent(cleared=True)
+    return worker_pb2.KvEvent(stored=hashes) if kind == "stored" else worker_pb2.KvEvent(removed=hashes)
 
 
 def score_to_wire(score: TokenScore) -> types_pb2.Logprobs:

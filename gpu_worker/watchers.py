@@ -4,13 +4,15 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-MAX_PENDING_EVENTS = 65536  # a watcher this far behind starts over with a snapshot
+MAX_PENDING_BYTES = 8 << 20  # of hashes; a watcher this far behind has a gap in its numbers and starts over
 
 Event = tuple[str, bytes]  # ("stored" | "removed", hashes joined) or ("cleared", b"")
 
 
 @dataclass(slots=True)
 class Batch:
+    """Events up to number `event_seq`, and the digest of the cache after them."""
+
     event_seq: int
     digest: int
     events: list[Event]
@@ -23,17 +25,32 @@ class Watcher:
     event_seq: int = 0
     digest: int = 0
     events: list[Event] = field(default_factory=list)
+    num_bytes: int = 0
     wake: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def next(self, interval_s: float) -> Batch:
         """What has come, at once if there are events, after the interval at the latest."""
         try:
-            await asyncio.wait_for(self.wake.wait(), interval_s)
+            async with asyncio.timeout(interval_s):
+                await self.wake.wait()
         except TimeoutError:
             pass
+        return self.take()
+
+    def take(self) -> Batch:
         self.wake.clear()
-        events, self.events = self.events, []
-        return Batch(self.event_seq, self.digest, events)
+        batch = Batch(self.event_seq, self.digest, self.events)
+        self.events, self.num_bytes = [], 0
+        return batch
+
+    def put(self, events: Sequence[Event], event_seq: int, digest: int) -> None:
+        self.event_seq, self.digest = event_seq, digest
+        self.num_bytes += sum(len(hashes) + 1 for _, hashes in events)
+        if self.num_bytes > MAX_PENDING_BYTES:
+            self.events = []  # the numbers of those are missing: the reader notices, and asks for a snapshot
+        else:
+            self.events.extend(events)
+        self.wake.set()
 
 
 class Watchers:
@@ -57,9 +74,4 @@ class Watchers:
         self._event_seq += len(events)
         self._digest = digest
         for watcher in self._watchers:
-            watcher.events.extend(events)
-            watcher.event_seq = self._event_seq
-            watcher.digest = digest
-            if len(watcher.events) > MAX_PENDING_EVENTS:
-                watcher.events = [("cleared", b"")]  # the digest will not match: the reader starts over
-            watcher.wake.set()
+            watcher.put(events, self._event_seq, digest)

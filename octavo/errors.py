@@ -170,6 +170,14 @@ class Draining(ServingError):
     retryable = True
 
 
+class Loading(ServingError):
+    """This process has only just begun and cannot serve yet."""
+
+    code = Code.UNAVAILABLE
+    reason = "LOADING"
+    retryable = True
+
+
 class Unreachable(ServingError):
     """The process at the other end cannot be reached, or the connection to it was lost: it may have died."""
 
@@ -225,6 +233,13 @@ class BadLogits(ServingError):
 
     code = Code.INTERNAL
     reason = "BAD_LOGITS"
+
+
+class RunnerFailed(ServingError):
+    """The model raised an error in a step that ran this sequence alone."""
+
+    code = Code.INTERNAL
+    reason = "RUNNER_FAILED"
 
 
 class Unimplemented(ServingError):

@@ -91,6 +91,9 @@ class WorkerSettings:
         choices=("model", "fake", "witness"),
     )
     step_delay_ms: float = option(0.0, "slows the steps of the fake and witness runners down", low=0, high=60_000)
+    die_on_token: int = option(
+        -1, "the fake runner kills its process when it has to compute this token; -1: none", low=-1
+    )
     device: str = option("auto", "auto, cpu, cuda or cuda:N")
     dtype: str = option("auto", "data type of weights and cache", choices=("auto", "float32", "bfloat16", "float16"))
     quantization: str = option(
@@ -103,20 +106,18 @@ class WorkerSettings:
     kv_cache_bytes: int = option(0, "memory for blocks; 0: sized by a profiling run", size=True, low=0)
     swap_bytes: int = option(256 * 1024**2, "host memory for blocks that are swapped out", size=True, low=0)
     context_tokens: int = option(0, "prompt and output together, at most; 0: what the model was made for", low=0)
-    max_batch_tokens: int = option(2048, "tokens one step may run", low=1)
+    max_batch_tokens: int = option(0, "tokens one step may run; 0: 256 on a CPU, 2048 elsewhere", low=0)
     max_batch_sequences: int = option(64, "branches one step may run", low=1)
     prefix_caching: bool = option(True, "keeps full blocks for requests that begin alike")
     chunked_prefill: bool = option(True, "mixes pieces of prompts with decoding; else prompts run first and whole")
     max_partial_prefills: int = option(4, "prompts that may be in pieces at once", low=1)
     max_long_partial_prefills: int = option(1, "long ones among them", low=1)
-    long_prefill_threshold: int = option(
-        0, "tokens from which a prompt is long; 0: a twenty-fifth of the context", low=0
-    )
+    long_prefill_threshold: int = option(0, "tokens from which a prompt is long; 0: what a step may run", low=0)
     preemption: str = option(
         "auto", "what happens to blocks that must make room; auto: the cheaper", choices=("auto", "swap", "recompute")
     )
     policy: str = option("fcfs", "who runs first", choices=("fcfs", "priority"))
-    stream_interval: int = option(1, "steps whose tokens are sent together", low=1)
+    stream_interval: int = option(1, "steps whose tokens are sent together; first ones and ends go at once", low=1)
     journal: str = option("strict", _JOURNAL_HELP, choices=("strict", "off"))
     lease_ms: int = option(3000, "how long the store believes this worker alive after its last step", low=100)
     log_format: str = option("human", "one line for people, or JSON", choices=telemetry.FORMATS)

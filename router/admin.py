@@ -3,7 +3,7 @@
 import time
 from typing import TYPE_CHECKING, NoReturn, cast
 
-from octavo import validation, wire
+from octavo import validation
 from octavo.errors import InvalidArgument, NotFound, Unimplemented
 from octavo.ids import Incarnation, sequence_id
 from octavo.record import Record
@@ -32,6 +32,9 @@ class AdminService(admin_pb2_grpc.AdminServicer):
         self._placer = placer
         self._inference = inference
 
+    def serve_on(self, server: "grpc.aio.Server") -> None:
+        admin_pb2_grpc.add_AdminServicer_to_server(self, server)
+
     async def ListWorkers(
         self, request: admin_pb2.ListWorkersRequest, context: "Context"
     ) -> admin_pb2.ListWorkersResponse:
@@ -49,7 +52,9 @@ class AdminService(admin_pb2_grpc.AdminServicer):
         records = await self._services.store.list_sequences(
             Incarnation(request.owner) if request.owner else None, request.limit or DEFAULT_SEQUENCES
         )
-        now_ms = await self._services.store.now_ms()
+        records.sort(key=lambda record: record.accepted_ms)
+        newest = await self._services.store.read(records[-1].seq_id) if records else None
+        now_ms = newest.now_ms if newest else 0  # by the store's clock, as all times in records
         return admin_pb2.ListSequencesResponse(sequences=[sequence_status(record, now_ms) for record in records])
 
     async def ExplainPlacement(
@@ -57,11 +62,12 @@ class AdminService(admin_pb2_grpc.AdminServicer):
     ) -> admin_pb2.ExplainPlacementResponse:
         match request.WhichOneof("what"):
             case "request_id":
-                decision = self._placer.decisions.get(sequence_id(TENANT, validation.validate_request_id(request.request_id)))
+                request_id = validation.validate_request_id(request.request_id)
+                decision = self._placer.decisions.get(sequence_id(TENANT, request_id))
                 if decision is None:
                     raise NotFound("request_id: this router did not place it, or has forgotten it; ask another router")
             case "hypothetical":
-                prepared = self._inference.prepare(request.hypothetical)
+                prepared = await self._inference.prepare(request.hypothetical)
                 decision = self._placer.explain(prepared.model, list(prepared.new.prompt), prepared.new.salt, set())
             case _:
                 raise InvalidArgument("what", "send a request_id or a hypothetical request")

@@ -1,13 +1,17 @@
 """Which sessions on this router wait for which sequence. What workers and the store say is handed on by seq_id."""
 
 import asyncio
+import logging
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Protocol
 
+from octavo.errors import ServingError
 from octavo.ids import Incarnation, SequenceId
+from octavo.record import Notice
 
+log = logging.getLogger(__name__)
 
 TICK_S = 0.1
 
@@ -25,8 +29,21 @@ class Listener(Protocol):
 
     seq_id: SequenceId
 
+    @property
+    def owner(self) -> Incarnation:
+        """The worker that runs it, as far as the session knows."""
+        ...
+
     def deliver(self, item: object) -> None: ...
     def placed(self, placed: Placed) -> None: ...
+    def noticed(self, notice: Notice) -> None:
+        """The store told of something."""
+        ...
+
+    def unknown(self, owner: Incarnation) -> None:
+        """That worker does not run it."""
+        ...
+
     def check(self) -> None:
         """Something changed: read the record."""
         ...
@@ -35,22 +52,24 @@ class Listener(Protocol):
         """Time has passed."""
         ...
 
+    def end(self, error: ServingError) -> None:
+        """The stream ends with this error; the request goes on."""
+        ...
+
 
 class Hub:
     """Sessions by sequence. Lives on the event loop."""
 
     def __init__(self) -> None:
         self._listeners: dict[SequenceId, list[Listener]] = {}
-        self.now = time.monotonic()  # as of the last tick: coarse, and cheaper than a timer per token
+        self.now = time.monotonic()  # as of the last tick: coarse, and cheaper than a clock and a timer per token
 
     async def run(self) -> None:
         """Tells all sessions the time, for as long as the router lives."""
         while True:
             await asyncio.sleep(TICK_S)
             self.now = time.monotonic()
-            for listeners in list(self._listeners.values()):
-                for listener in list(listeners):
-                    listener.tick(self.now)
+            self._tell(self._all(), lambda listener: listener.tick(self.now))
 
     def add(self, listener: Listener) -> None:
         self._listeners.setdefault(listener.seq_id, []).append(listener)
@@ -70,9 +89,6 @@ class Hub:
     def __len__(self) -> int:
         return len(self._listeners)
 
-    def seq_ids(self) -> list[SequenceId]:
-        return list(self._listeners)
-
     def deliver(self, seq_id: SequenceId, item: object) -> bool:
         """Hands a worker's item on; False when nobody here wants it."""
         listeners = self._listeners.get(seq_id)
@@ -83,10 +99,36 @@ class Hub:
         return True
 
     def placed(self, seq_id: SequenceId, placed: Placed) -> None:
-        for listener in self._listeners.get(seq_id, ()):
-            listener.placed(placed)
+        self._tell(self._of(seq_id), lambda listener: listener.placed(placed))
+
+    def noticed(self, notice: Notice) -> None:
+        self._tell(self._of(notice.seq_id), lambda listener: listener.noticed(notice))
+
+    def unknown(self, seq_id: SequenceId, owner: Incarnation) -> None:
+        self._tell(self._of(seq_id), lambda listener: listener.unknown(owner))
 
     def check(self, seq_ids: Iterable[SequenceId]) -> None:
         for seq_id in seq_ids:
-            for listener in self._listeners.get(seq_id, ()):
-                listener.check()
+            self._tell(self._of(seq_id), lambda listener: listener.check())
+
+    def check_owned(self, owner: Incarnation) -> None:
+        """After a reconnect, or a loss, each session of that worker sees where it is."""
+        self._tell([each for each in self._all() if each.owner == owner], lambda listener: listener.check())
+
+    def end(self, error: ServingError) -> None:
+        """Ends all streams; the requests go on."""
+        self._tell(self._all(), lambda listener: listener.end(error))
+
+    def _of(self, seq_id: SequenceId) -> list[Listener]:
+        return list(self._listeners.get(seq_id, ()))
+
+    def _all(self) -> list[Listener]:
+        return [listener for listeners in self._listeners.values() for listener in listeners]
+
+    def _tell(self, listeners: Iterable[Listener], what: Callable[[Listener], None]) -> None:
+        """One session's defect is not another's."""
+        for listener in listeners:
+            try:
+                what(listener)
+            except Exception:
+                log.exception("a session failed")

@@ -126,8 +126,8 @@ def _order(view: WorkerView) -> tuple[int, str]:
 
 
 def room(view: WorkerView) -> int:
-    """How many more sequences the worker should be given now. What finds no room does better to stay in the shared queue,
-    where it keeps its rank and can still go anywhere."""
+    """How many more sequences the worker should be given now. What finds no room does better to stay in the shared
+    queue, where it keeps its rank and can still go anywhere."""
     if not view.available:
         return 0
     rows = view.max_batch_sequences - view.num_running - view.num_coming

@@ -13,22 +13,23 @@ from octavo.record import Member, QueueLimits
 from octavo.settings import RouterSettings
 from octavo.store import open_store
 from octavo.store.base import Store
-from octavo.v1 import admin_pb2_grpc, inference_pb2_grpc
 from router.admin import AdminService
+from router.background import Background, forever
 from router.hub import Hub
 from router.models import Models
 from router.placer import Placer
+from router.pool import WorkerPool
 from router.queue import Dispatcher
 from router.resume import ResumeTokens
 from router.server import InferenceService
 from router.session import Services
-from router.workers import WorkerPool
 
 log = logging.getLogger(__name__)
 
 INFERENCE = "octavo.v1.Inference"
 ADMIN = "octavo.v1.Admin"
 STOP_GRACE_S = 2.0
+MIN_ATTEND_S = 1.0
 
 
 class Router:
@@ -41,9 +42,14 @@ class Router:
         self.hub = Hub()
         self.models = Models()
         self.pool = WorkerPool(store, incarnation, self.hub, self.models, self._lost, self._reported)
-        self.placer = Placer(store, self.pool, self.hub, self.models)
-        self.dispatcher = Dispatcher(store, incarnation, self.pool, self.placer, self.hub, settings.grace_ms)
-        self.services = Services(store, incarnation, self.hub, self.pool, self.dispatcher, ResumeTokens(secret))
+        self._background = Background()
+        self.placer = Placer(store, self.pool, self.hub, self.models, self._background)
+        self.dispatcher = Dispatcher(
+            store, incarnation, self.pool, self.placer, self.hub, self._background, settings.grace_ms
+        )
+        attend_s = max(MIN_ATTEND_S, settings.grace_ms / 3000)
+        tokens = ResumeTokens(secret)
+        self.services = Services(store, incarnation, self.hub, self.pool, self.dispatcher, tokens, attend_s)
         limits = QueueLimits(settings.max_queued_requests, settings.max_queued_tokens)
         self.inference = InferenceService(self.services, self.models, limits, settings.max_streams)
         self.admin = AdminService(self.services, self.placer, self.inference)
@@ -53,12 +59,12 @@ class Router:
         settings = self._settings
         self._public = rpc.server(max_connection_age_ms=settings.max_connection_age_ms or None)
         self._public_health = rpc.add_standard_services(self._public, [INFERENCE])
-        inference_pb2_grpc.add_InferenceServicer_to_server(self.inference, self._public)
+        self.inference.serve_on(self._public)
         port = self._public.add_insecure_port(settings.listen)
         self.endpoint = f"{settings.listen.rsplit(':', 1)[0]}:{port}"
         self._operators = rpc.server()
         self._operators_health = rpc.add_standard_services(self._operators, [ADMIN])
-        admin_pb2_grpc.add_AdminServicer_to_server(self.admin, self._operators)
+        self.admin.serve_on(self._operators)
         admin_port = self._operators.add_insecure_port(settings.admin_listen) if settings.admin_listen else 0
         info = {
             "router_id": settings.router_id or f"router-{self.endpoint.replace(':', '-')}",
@@ -67,7 +73,13 @@ class Router:
             "pid": os.getpid(),
         }
         self._member = Member("router", self.incarnation, json.dumps(info).encode())
-        loops = (self.hub.run(), self.pool.run(), self.dispatcher.run(), self._lease(), self._health())
+        loops = (
+            self.hub.run(),
+            self.dispatcher.run(),
+            forever("discovery", self.pool.discover),
+            forever("lease", self._lease),
+            forever("health", self._health),
+        )
         self._tasks = [asyncio.create_task(loop) for loop in loops]
         await self._public.start()
         await self._operators.start()
@@ -77,11 +89,13 @@ class Router:
         """Ends its streams; clients attach elsewhere, and the workers go on."""
         self._public_health.shut_down()
         self._operators_health.shut_down()
+        self.inference.close()
         await self._public.stop(STOP_GRACE_S)
         await self._operators.stop(0)
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._background.close()
         await self.pool.close()
         try:
             await self._store.leave(self._member)
@@ -102,25 +116,20 @@ class Router:
         self.dispatcher.reported()
 
     async def _lease(self) -> None:
-        while True:
-            try:
-                await self._store.heartbeat(self._member, self._settings.lease_ms)
-            except StoreUnavailable as error:
-                log.warning("lease not renewed: %s", error)
-            await asyncio.sleep(self._settings.lease_ms / 3000)
+        await self._store.heartbeat(self._member, self._settings.lease_ms)
+        await asyncio.sleep(self._settings.lease_ms / 3000)
 
     async def _health(self) -> None:
-        """Serving means: the store answers, and some worker has been met."""
-        while True:
-            try:
-                await self._store.queue_depth()
-                answers = True
-            except StoreUnavailable:
-                answers = False
-            met = any(link.view().available for link in self.pool.links.values())
-            self._public_health.set_all(answers and met)
-            self._operators_health.set_all(True)
-            await asyncio.sleep(0.25)
+        """Serving means: the store answers, and some worker can be given work."""
+        try:
+            await self._store.queue_depth()
+            answers = True
+        except StoreUnavailable:
+            answers = False
+        available = any(link.view().available for link in self.pool.links.values())
+        self._public_health.set_all(answers and available)
+        self._operators_health.set_all(True)
+        await asyncio.sleep(0.25)
 
 
 async def serve(settings: RouterSettings) -> int:

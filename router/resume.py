@@ -1,11 +1,15 @@
-"""Resume tokens: a place in a stream, signed, good on any router of the same store. Layout in protos/README.md."""
+"""Where a client goes on. Resume tokens: a place in a stream, signed, good on any router of the same store.
+
+Their layout is in protos/README.md.
+"""
 
 import hashlib
 import hmac
 import struct
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from octavo.errors import InvalidArgument
+from octavo.errors import HistoryLost, InvalidArgument
 from octavo.ids import RequestId
 
 VERSION = 1
@@ -16,11 +20,32 @@ PLACE = struct.Struct("<IQI")  # next index, chain there, bytes of text delivere
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """How far a client is in one branch."""
+    """How far a client is in one branch. Who asks for an index alone knows neither chain nor text."""
 
     next_index: int
-    chain: int
-    text_bytes: int
+    chain: int | None = None
+    text_bytes: int | None = None
+
+    def within(self, num_tokens: int) -> int:
+        """The next index; HistoryLost if a branch of so many tokens ends before it."""
+        if self.next_index > num_tokens:
+            raise HistoryLost(f"the journal ends before index {self.next_index}: start again with a new request id")
+        return self.next_index
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """Where a stream begins: one place per branch, missing ones at index 0."""
+
+    places: Sequence[Place] = ()
+    fresh: bool = False  # just accepted: there is nothing to read yet
+
+    def place(self, branch: int) -> Place:
+        return self.places[branch] if branch < len(self.places) else Place(0)
+
+    def check(self, num_returned: int) -> None:
+        if len(self.places) > num_returned:
+            raise InvalidArgument("next_indexes", f"{len(self.places)} of them; this request returns {num_returned}")
 
 
 class ResumeTokens:
@@ -29,7 +54,7 @@ class ResumeTokens:
     def __init__(self, key: bytes) -> None:
         self._key = key
 
-    def make(self, request_id: bytes, places: "list[tuple[int, int, int]]") -> bytes:
+    def make(self, request_id: bytes, places: Sequence[tuple[int, int, int]]) -> bytes:
         """`places` are (next_index, chain, text_bytes), one per returned branch."""
         body = HEAD.pack(VERSION, len(request_id), len(places)) + request_id
         for place in places:

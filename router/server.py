@@ -2,14 +2,15 @@
 
 import asyncio
 import secrets
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from octavo import hashing, limits, validation, wire
 from octavo.errors import (
     DeadlineExceeded,
+    Draining,
     Failure,
     InvalidArgument,
     NotFound,
@@ -18,20 +19,24 @@ from octavo.errors import (
     RequestExists,
     TooManyStreams,
 )
-from octavo.ids import RequestId, SequenceId, new_request_id, sequence_id
+from octavo.ids import RequestId, new_request_id, sequence_id
 from octavo.record import Accepted, AcceptStatus, NewSequence, QueueLimits, Record, State
 from octavo.sampling import SamplingParams
-from octavo.v1 import inference_pb2, inference_pb2_grpc, types_pb2
+from octavo.v1 import inference_pb2, inference_pb2_grpc
 from router.models import Model, Models
-from router.session import Services, Session, Start
+from router.resume import Place, Start
+from router.session import Services, Session
 
 if TYPE_CHECKING:
     import grpc
 
     Context = grpc.aio.ServicerContext[object, object]
 
+T = TypeVar("T")
+
 TENANT = ""  # until requests are authenticated, all clients are one
 DEADLINE_MARGIN_MS = 100  # before the caller's own, so that what was generated reaches it
+LARGE = 8192  # characters or ids: what a tokenizer does with so many takes about as long as a step
 DRAIN_TOKENS_PER_S = 200.0  # a guess for the retry delay while no worker has been measured
 
 STATES = {
@@ -61,6 +66,10 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
         self._queue_limits = queue_limits
         self._max_streams = max_streams
         self._num_streams = 0
+        self._draining = False
+
+    def serve_on(self, server: "grpc.aio.Server") -> None:
+        inference_pb2_grpc.add_InferenceServicer_to_server(self, server)
 
     # Streams
 
@@ -68,8 +77,9 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
         inference_pb2.GenerateEvent
     ]:
         async with self._counted(), self._generate(request, context) as session:
-            async for event in session.events():
-                yield event
+            while events := await session.next_events():
+                for event in events:
+                    yield event
 
     async def Complete(
         self, request: inference_pb2.CompleteRequest, context: "Context"
@@ -77,9 +87,10 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
         response = inference_pb2.CompleteResponse()
         outputs: dict[int, inference_pb2.Output] = {}
         async with self._counted(), self._generate(request.request, context) as session:
-            async for event in session.events():
-                collect(event, outputs, response)
-            ranked = session.ranked_scores()
+            while events := await session.next_events():
+                for event in events:
+                    collect(event, outputs, response)
+            ranked = session.returned_scores()
         for returned, index in enumerate(sorted(outputs)):
             if ranked is not None and (score := ranked[returned]) is not None:
                 outputs[index].score = score
@@ -90,28 +101,30 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
         inference_pb2.GenerateEvent
     ]:
         async with self._counted():
-            request_id, start = self._place(request)
+            request_id, start = self._start(request)
             record = await self._services.store.attach(sequence_id(TENANT, request_id), self._services.router_id)
             if record is None:
                 raise unknown_request(request_id)
             async with self._session(record, start) as session:
-                async for event in session.events():
-                    yield event
+                while events := await session.next_events():
+                    for event in events:
+                        yield event
 
-    def _place(self, request: inference_pb2.AttachRequest) -> tuple[RequestId, Start]:
+    def _start(self, request: inference_pb2.AttachRequest) -> tuple[RequestId, Start]:
         match request.WhichOneof("at"):
             case "resume_token":
                 request_id, places = self._services.tokens.read(request.resume_token)
-                return request_id, Start(places=places)
+                return request_id, Start(places)
             case "request_id":
-                return validation.validate_request_id(request.request_id), Start(next_indexes=request.next_indexes)
+                places = [Place(next_index) for next_index in request.next_indexes]
+                return validation.validate_request_id(request.request_id), Start(places)
         raise InvalidArgument("at", "send a resume_token or a request_id")
 
     @asynccontextmanager
     async def _generate(
         self, request: inference_pb2.GenerateRequest, context: "Context"
     ) -> AsyncIterator[Session]:
-        prepared = self.prepare(request, deadline_of(context))
+        prepared = await self.prepare(request, deadline_of(context))
         seq_id = prepared.new.seq_id
         accepted = await self._services.store.accept(prepared.new, self._queue_limits)
         if accepted.status == AcceptStatus.OK:
@@ -141,6 +154,8 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
 
     @asynccontextmanager
     async def _counted(self) -> AsyncIterator[None]:
+        if self._draining:
+            raise Draining("this router stops: call another one")
         if self._num_streams >= self._max_streams:
             raise TooManyStreams(
                 f"this router carries {self._max_streams} calls already: retry, or call another", retry_after_ms=1000
@@ -150,6 +165,11 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
             yield
         finally:
             self._num_streams -= 1
+
+    def close(self) -> None:
+        """Takes no more calls, and ends those there are: their clients attach elsewhere."""
+        self._draining = True
+        self._services.hub.end(Draining("this router stops: attach again, on another one"))
 
     def _queue_full(self, accepted: Accepted) -> QueueFull:
         rate = sum(link.load.prefill_tokens_per_s for link in self._services.pool.links.values()) or DRAIN_TOKENS_PER_S
@@ -161,7 +181,8 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
 
     # From wire to values
 
-    def prepare(self, request: inference_pb2.GenerateRequest, deadline_in_ms: int = 0) -> Prepared:
+    async def prepare(self, request: inference_pb2.GenerateRequest, deadline_in_ms: int = 0) -> Prepared:
+        """Raises what is wrong with it."""
         model = self._models.find(request.model if request.HasField("model") else None)
         if not model.workers:
             raise NoWorkers(f"no worker serves {model.name} now: retry, or start one", retry_after_ms=500)
@@ -171,7 +192,7 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
         params = wire.sampling_from_wire(request.sampling)
         context, vocab, eos = model.context_tokens, model.vocab_size, model.eos_token_ids
         validation.validate_sampling(params, vocab_size=vocab, context_tokens=context, eos_token_ids=eos)
-        prompt, field = self._prompt(request, model)
+        prompt, field = await self._prompt(request, model)
         validation.validate_prompt(prompt, params, vocab_size=vocab, context_tokens=context, field=field)
         params = validation.resolve(
             params, prompt_len=len(prompt), context_tokens=context, seed_source=lambda: secrets.randbits(63)
@@ -196,35 +217,30 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
         )
         return Prepared(new, model, params)
 
-    def _prompt(self, request: "inference_pb2.GenerateRequest | inference_pb2.TokenizeRequest", model: Model) -> tuple[
-        list[int], str
-    ]:
+    async def _prompt(
+        self, request: "inference_pb2.GenerateRequest | inference_pb2.TokenizeRequest", model: Model
+    ) -> tuple[list[int], str]:
         """The prompt's tokens, and the field they came from."""
         match request.WhichOneof("input"):
             case "token_ids":
                 return list(request.token_ids.ids), "token_ids"  # type: ignore[union-attr]
             case "text":
                 text = validation.validate_text(request.text, "text", context_tokens=model.context_tokens)
-                return model.tokenizer.encode(text), "text"
+                return await aside(len(text), lambda: model.tokenizer.encode(text)), "text"
             case "chat":
                 turns, begin_answer = wire.chat_from_wire(request.chat)
                 messages = validation.validate_chat(turns, context_tokens=model.context_tokens)
-                return model.tokenizer.apply_chat(
-                    [(message["role"], message["content"]) for message in messages], begin_answer
-                ), "chat"
+                chat = [(message["role"], message["content"]) for message in messages]
+                size = sum(len(content) for _, content in chat)
+                return await aside(size, lambda: model.tokenizer.apply_chat(chat, begin_answer)), "chat"
         raise InvalidArgument("input", "send text, token_ids or chat")
 
     # Requests
 
     async def Cancel(self, request: inference_pb2.CancelRequest, context: "Context") -> inference_pb2.CancelResponse:
         seq_id = sequence_id(TENANT, validation.validate_request_id(request.request_id))
-        record = await self._services.store.cancel(seq_id)
-        if record is None:
+        if await self._services.dispatcher.cancel(seq_id) is None:
             raise unknown_request(request.request_id)
-        link = self._services.pool.find(record.owner)
-        if link is not None and record.state == State.RUNNING:
-            await link.cancel(seq_id, record.epoch)
-        self._services.hub.check([seq_id])
         return inference_pb2.CancelResponse()
 
     async def Get(self, request: inference_pb2.GetRequest, context: "Context") -> inference_pb2.GetResponse:
@@ -257,7 +273,7 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
         self, request: inference_pb2.TokenizeRequest, context: "Context"
     ) -> inference_pb2.TokenizeResponse:
         model = self._models.find(request.model if request.HasField("model") else None)
-        return inference_pb2.TokenizeResponse(token_ids=self._prompt(request, model)[0])
+        return inference_pb2.TokenizeResponse(token_ids=(await self._prompt(request, model))[0])
 
     async def Detokenize(
         self, request: inference_pb2.DetokenizeRequest, context: "Context"
@@ -265,7 +281,9 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
         model = self._models.find(request.model if request.HasField("model") else None)
         validation.check_token_ids("token_ids", request.token_ids, model.vocab_size)
         skip = request.skip_special_tokens if request.HasField("skip_special_tokens") else True
-        return inference_pb2.DetokenizeResponse(text=model.tokenizer.decode(request.token_ids, skip))
+        ids = list(request.token_ids)
+        text = await aside(len(ids), lambda: model.tokenizer.decode(ids, skip))
+        return inference_pb2.DetokenizeResponse(text=text)
 
     async def ListModels(
         self, request: inference_pb2.ListModelsRequest, context: "Context"
@@ -288,6 +306,11 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
         return inference_pb2.ListModelsResponse(models=models, schema_revision=wire.SCHEMA_REVISION)
 
 
+async def aside(size: int, work: Callable[[], T]) -> T:
+    """The result of `work`; if it is large, from a thread, so that no stream has to wait for it."""
+    return await asyncio.to_thread(work) if size > LARGE else work()
+
+
 def deadline_of(context: "Context") -> int:
     """Milliseconds the request has, 0 for no limit."""
     remaining = context.time_remaining()
@@ -307,7 +330,9 @@ def priority_of(value: "inference_pb2.Priority") -> int:
 
 
 def unknown_request(request_id: str) -> NotFound:
-    return NotFound(f"request_id: no request {request_id!r}; it was never accepted, or ended longer ago than records are kept")
+    return NotFound(
+        f"request_id: no request {request_id!r}; it was never accepted, or ended longer ago than records are kept"
+    )
 
 
 def as_record(new: NewSequence) -> Record:

@@ -1,36 +1,42 @@
 """One client's stream of one sequence: from whatever workers and the journal say, each token once and in order.
 
-A session takes a worker's items as they come. Whenever it is not sure (a gap, a new owner, nothing for a while) it reads
-the record and the journal, which decide. It owns nothing that another session, on another router, could not rebuild.
+A session takes a worker's items as they come. Whenever it is not sure (a gap, a new owner, nothing for a while) it
+reads the record and the journal, which decide. It owns nothing that another session, on another router, could not
+rebuild. What the client has so far is in its Delivery.
 """
 
 import asyncio
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Self, cast
 
 from octavo import wire
-from octavo.errors import Failure, HistoryLost, InvalidArgument, NotFound, StoreUnavailable
+from octavo.errors import Failure, NotFound, ServingError, StoreUnavailable
 from octavo.ids import Incarnation
-from octavo.record import Record, Snapshot, State, Why
+from octavo.record import Notice, Record, Snapshot, State, Why
 from octavo.sampling import FinishReason, SamplingParams
 from octavo.store.base import Store
-from octavo.text.ranking import rank
 from octavo.text.stop import TextStream
 from octavo.v1 import inference_pb2, types_pb2, worker_pb2
-from router.branch import BranchReader, Piece
+from router.background import patiently
+from router.branch import Piece
+from router.delivery import Delivery
 from router.hub import Hub, Placed
 from router.models import Model
+from router.pool import WorkerPool
 from router.queue import Dispatcher
-from router.resume import Place, ResumeTokens
-from router.workers import WorkerPool
+from router.resume import ResumeTokens, Start
 
-POLL_S = 1.0  # how long a session trusts silence
+SILENCE_S = 1.0  # how long a session trusts silence
+ON_ITS_WAY_S = 0.1  # in that time the worker's stream brings what the journal has, and log probabilities with it
+UNKNOWN_S = 0.02  # until a worker that does not know its sequence is asked again; doubles
+UNKNOWN_FOR_S = 4.0  # after that long (longer than a Schedule may take) it never got it: somebody else shall run it
 STORE_PATIENCE_S = 30.0
-STORE_RETRY_S = 0.1
 REPAIR_TRIES, REPAIR_S = 25, 0.2
+OVERDUE_S = 1.0  # for its worker to end a sequence at the deadline; then it is ended here
 MAX_INBOX = 512  # items a slow client may leave here; beyond, they are dropped and read from the journal later
 
 Event = inference_pb2.GenerateEvent
@@ -46,71 +52,100 @@ class Services:
     pool: WorkerPool
     dispatcher: Dispatcher
     tokens: ResumeTokens
-
-
-@dataclass(slots=True)
-class Start:
-    """Where a session begins: at the places of a resume token, else at indexes."""
-
-    places: Sequence[Place] = ()
-    next_indexes: Sequence[int] = ()
-    fresh: bool = False  # just accepted: there is nothing to read yet
+    attend_s: float  # how often a session makes sure that the store knows it is there
 
 
 class Session:
-    """Delivers one sequence to one client: `async with session: async for event in session.events(): …`.
+    """Delivers one sequence to one client: `async with session: while events := await session.next_events(): …`.
 
     The request ends with a terminal event. Only what ends this stream and not the request is raised: StoreUnavailable
-    after long patience (attach elsewhere), HistoryLost, NotFound.
+    after long patience and Draining (attach elsewhere), HistoryLost, NotFound.
     """
 
     def __init__(self, services: Services, model: Model, record: Record, params: SamplingParams, start: Start) -> None:
         self.seq_id = record.seq_id
-        self.cached_tokens = 0
-        self.scores: list[float | None] = [None] * record.num_branches
         self._services = services
         self._record = record
-        self._params = params
-        self._start = start
-        self._num_returned = params.n
-        self._ranked = record.num_branches > params.n  # nothing can be shown before all branches have ended
-        self._pieces: list[list[tuple[Piece, Sequence[types_pb2.Logprobs]]]] = [[] for _ in range(record.num_branches)]
-        self._readers = [
-            BranchReader(index, record.prompt_chain, text_stream(model, params)) for index in range(record.num_branches)
-        ]
         self._request_id = record.request_id.encode()
+        self._delivery = Delivery[types_pb2.Logprobs](record, params, lambda: text_stream(model, params), start)
+        self._prompt_logprobs: Sequence[types_pb2.Logprobs] = ()
+        self._cached_tokens = 0
+        self._failure: Failure | None = None
         self._inbox: deque[worker_pb2.StepItem] = deque()
         self._wake = asyncio.Event()
-        self._check = not start.fresh
-        self._prompt_logprobs: Sequence[types_pb2.Logprobs] = ()
-        self._failure: Failure | None = None
+        self._error: ServingError | None = None
+        self._begun = start.fresh
+        self._look = False  # at the record, now
+        self._look_at = float("inf")
+        self._trust_stream = True  # to bring what the journal has already
+        self._following: tuple[Incarnation, int] | None = None  # (owner, epoch) whose stream brings the items
+        self._unknown_since: tuple[int, float] | None = None  # (epoch, since when its owner does not know it)
+        self._unknown_delay_s = UNKNOWN_S
+        self._heard = self._attended = services.hub.now
+        self._outage_since: float | None = None
         self._deadline = float("inf")
-        self._heard = services.hub.now
-        self._num_going = record.num_branches
+        self._overdue = False
 
     # What the hub tells
+
+    @property
+    def owner(self) -> Incarnation:
+        return self._record.owner
 
     def deliver(self, item: object) -> None:
         self._heard = self._services.hub.now
         if len(self._inbox) >= MAX_INBOX:
             self._inbox.clear()
-            self._check = True
+            self.check()
         else:
             self._inbox.append(cast(worker_pb2.StepItem, item))
-        self._wake.set()
+            self._wake.set()
 
     def placed(self, placed: Placed) -> None:
         self._record.epoch, self._record.owner, self._record.state = placed.epoch, placed.owner, State.RUNNING
+        self._following = (placed.owner, placed.epoch)
+
+    def noticed(self, notice: Notice) -> None:
+        if notice.what == "taken" and notice.epoch > self._record.epoch:
+            self._record.epoch, self._record.owner, self._record.state = notice.epoch, notice.owner, State.RUNNING
+            self._follow()
+        elif self._streaming(self._record):
+            self._look_in(ON_ITS_WAY_S)
+        else:
+            self.check()
+
+    def unknown(self, owner: Incarnation) -> None:
+        """Its Schedule is on its way there; or it has ended there; or whoever was to send the Schedule has died."""
+        if owner != self._record.owner or self._record.state is not State.RUNNING:
+            return
+        self._following = None
+        now, epoch = time.monotonic(), self._record.epoch
+        if self._unknown_since is None or self._unknown_since[0] != epoch:
+            self._unknown_since, self._unknown_delay_s = (epoch, now), UNKNOWN_S
+        elif now - self._unknown_since[1] > UNKNOWN_FOR_S:
+            self._unknown_since = None
+            self._services.dispatcher.recover(self.seq_id, epoch, Why.REFUSED)
+        asyncio.get_running_loop().call_later(self._unknown_delay_s, self.check)
+        self._unknown_delay_s = min(2 * self._unknown_delay_s, SILENCE_S / 2)
 
     def check(self) -> None:
-        self._check = True
+        self._look, self._trust_stream = True, False
         self._wake.set()
 
     def tick(self, now: float) -> None:
         """Time has passed: silence, and a deadline, are looked into."""
-        if now - self._heard > POLL_S or now >= self._deadline:
-            self._heard = now
+        if now >= self._look_at:
             self.check()
+        elif now - self._heard > SILENCE_S or now - self._attended > self._services.attend_s:
+            self._heard = now
+            self._look = True
+            self._wake.set()
+        elif now >= self._deadline:
+            self._wake.set()
+
+    def end(self, error: ServingError) -> None:
+        self._error = error
+        self._wake.set()
 
     # The stream
 
@@ -119,197 +154,208 @@ class Session:
         return self
 
     async def __aexit__(self, *exc_info: object) -> None:
-        if not self._services.hub.remove(self):
+        services, ended = self._services, self._delivery.ended
+        link = services.pool.find(self._record.owner)
+        if ended and link is not None:
+            link.dispatched.refused(self.seq_id)  # what has ended is no load, whatever the next report says
+        if not services.hub.remove(self) or (ended and not self._delivery.unsettled):
             return
-        link = self._services.pool.find(self._record.owner)
         if link is not None:
             link.unfollow(self.seq_id)
-        if not self.ended:
+        if self._error is None:  # else the router ends, and its lease says the same
             try:
-                await asyncio.shield(self._services.store.detach(self.seq_id, self._services.router_id))
+                await asyncio.shield(self._detach())
             except StoreUnavailable:
                 pass  # this router's lease says the same when it ends
 
-    @property
-    def ended(self) -> bool:
-        return self._num_going == 0
-
-    def ranked_scores(self) -> list[float | None] | None:
-        """The scores of the returned branches, once all have ended; None if they were not ranked."""
-        if self._params.beam_width:
-            return self.scores[: self._num_returned]
-        return [self.scores[b] for b in rank(self.scores, self._num_returned)] if self._ranked else None
+    async def _detach(self) -> None:
+        services = self._services
+        await services.store.detach(self.seq_id, services.router_id)
+        if self.seq_id in services.hub:  # somebody came meanwhile
+            await services.store.attach(self.seq_id, services.router_id)
 
     def limit(self, deadline_in_ms: int) -> None:
         """The request ends after that time, even if no worker has begun it."""
         if deadline_in_ms:
             self._deadline = time.monotonic() + deadline_in_ms / 1000
 
-    async def events(self) -> AsyncIterator[Event]:
-        if not self._start.fresh:
-            for event in await self._go_to_start():
-                yield event
-        while not self.ended:
-            if self._check:
-                self._check = False
-                for event in await self._catch_up():
-                    yield event
-            while self._inbox and not self._check:
-                for event in await self._take(self._inbox.popleft()):
-                    yield event
-            if self._deadline <= time.monotonic():
+    def returned_scores(self) -> list[float | None] | None:
+        """The scores of the returned branches, once all have ended; None if they did not compete."""
+        return self._delivery.returned_scores()
+
+    async def next_events(self) -> list[Event]:
+        """The next ones, as soon as there are any. Empty after the terminal one."""
+        delivery = self._delivery
+        while not delivery.ended:
+            if self._error is not None:
+                raise self._error
+            if not self._begun:
+                await self._begin()
+            elif self._inbox:
+                self._wake.clear()
+                self._drain()
+            elif self._look:
+                await self._look_up()
+            elif self._deadline <= time.monotonic():
                 await self._expire()
-            elif not self.ended and not self._check:
+            else:
                 await self._wake.wait()
                 self._wake.clear()
+                continue
+            if delivery.unsettled:
+                await self._settle()
+            if events := self._events():
+                return events
+        return []
 
     async def _expire(self) -> None:
-        """A running sequence is stopped by its worker; one that no worker has begun ends here."""
-        self._deadline = float("inf")
-        if self._record.state == State.QUEUED:
-            try:
-                await self._services.store.finish(self.seq_id, -1, FinishReason.DEADLINE, None)
-            except StoreUnavailable:
-                pass  # no worker can begin it either
+        """A running sequence is stopped by its worker; one that nobody runs, or does not stop, ends here."""
+        if self._record.state is State.RUNNING and not self._overdue:
+            self._overdue, self._deadline = True, self._deadline + OVERDUE_S
+            return
+        self._deadline = time.monotonic() + OVERDUE_S
+        try:
+            await self._services.store.finish(self.seq_id, -1, FinishReason.DEADLINE, None)
+        except StoreUnavailable:
+            return  # no worker can begin it either
+        self.check()
 
-    async def _take(self, item: worker_pb2.StepItem) -> list[Event]:
-        reader = self._readers[item.branch]
-        if reader.has_gap(item.first_index):
-            self._check = True
-            return []
+    def _drain(self) -> None:
+        while self._inbox:
+            self._take(self._inbox.popleft())
+
+    def _take(self, item: worker_pb2.StepItem) -> None:
         if item.HasField("cached_tokens"):
-            self.cached_tokens = item.cached_tokens
-        if item.HasField("cumulative_logprob"):
-            self.scores[item.branch] = item.cumulative_logprob
+            self._cached_tokens = item.cached_tokens
         if item.prompt_logprobs:
             self._prompt_logprobs = item.prompt_logprobs
-        if item.finish_reason == types_pb2.FINISH_REASON_ERROR:
-            self._failure = wire.failure_from_wire(item.failure)
-        skip = reader.next_index - item.first_index
-        finish = wire.finish_from_wire(item.finish_reason) if item.finish_reason else FinishReason.NONE
-        piece = reader.push(item.first_index, item.token_ids, item.chain, finish)
-        if piece is None:
-            return []
-        logprobs = item.logprobs[skip : skip + len(piece.token_ids)] if item.logprobs else ()
-        return await self._show(reader, piece, logprobs, stopped_here=bool(piece.finish and not finish))
+        finish = FinishReason.NONE
+        if item.finish_reason:
+            finish = wire.finish_from_wire(item.finish_reason)
+            if finish is FinishReason.ERROR:
+                self._failure, self._delivery.unsettled = wire.failure_from_wire(item.failure), True
+        score = item.cumulative_logprob if item.HasField("cumulative_logprob") else None
+        if not self._delivery.take(
+            item.branch, item.first_index, item.token_ids, item.chain, finish, item.logprobs, score
+        ):
+            self.check()  # the journal has what is missing
 
     # The journal
 
-    async def _go_to_start(self) -> list[Event]:
-        """Brings the readers to where the client is, by the whole journal; then delivers the rest of it."""
-        snapshot = await self._read([0] * len(self._readers))
-        if not self._ranked:
-            places, indexes = self._start.places, self._start.next_indexes
-            if max(len(places), len(indexes)) > len(self._readers):
-                raise InvalidArgument("next_indexes", f"this request has {len(self._readers)} branches")
-            for reader in self._readers:
-                place = places[reader.index] if reader.index < len(places) else None
-                start = place.next_index if place else indexes[reader.index] if reader.index < len(indexes) else 0
-                snapshot = await self._reaches(reader.index, start, snapshot)
-                tokens = snapshot.outputs[reader.index][:start]
-                reader.resume(tokens, place.chain if place else None, place.text_bytes if place else None)
-        return await self._feed(snapshot, [0] * len(self._readers))
-
-    async def _reaches(self, branch: int, start: int, snapshot: Snapshot) -> Snapshot:
-        """A journal that the store lost the end of is mended by the worker, soon or never."""
-        for _ in range(REPAIR_TRIES):
-            if start <= len(snapshot.outputs[branch]):
-                return snapshot
+    async def _begin(self) -> None:
+        """Goes to where the client is, by the whole journal; then delivers the rest of it."""
+        self._begun = True
+        delivery, everything = self._delivery, [0] * len(self._delivery.readers)
+        read = partial(self._read, everything)
+        snapshot = await patiently(read, STORE_PATIENCE_S)
+        for _ in range(REPAIR_TRIES):  # a journal that the store lost the end of is mended by the worker, soon or never
+            if snapshot.record.state.ended or not delivery.behind_start(snapshot):
+                break
             await asyncio.sleep(REPAIR_S)
-            snapshot = await self._read([0] * len(self._readers))
-        raise HistoryLost(f"the journal of branch {branch} ends before index {start}: start again with a new request id")
+            snapshot = await patiently(read, STORE_PATIENCE_S)
+        delivery.resume(snapshot)
+        delivery.feed(snapshot, everything)
+        await self._look_after(snapshot.record)
 
-    async def _catch_up(self) -> list[Event]:
+    async def _look_up(self) -> None:
         """Reads what is journalled beyond here, and sees to it that somebody runs the rest."""
-        first_indexes = [reader.next_index for reader in self._readers]
-        events = await self._feed(await self._read(first_indexes), first_indexes)
-        record, pool = self._record, self._services.pool
-        if self.ended:
-            return events
-        if record.state == State.RUNNING:
-            link = pool.find(record.owner)
-            if pool.lost(record.owner):
-                self._services.dispatcher.recover(self.seq_id, record.epoch, Why.CONNECTION)
-            elif link is not None and link.connected:
-                link.follow(self.seq_id, [reader.next_index for reader in self._readers])
-        elif record.state == State.QUEUED:
-            self._services.dispatcher.wake()
-        return events
+        self._look, self._look_at = False, float("inf")
+        delivery, first_indexes = self._delivery, self._delivery.next_indexes
+        try:
+            snapshot = await self._read(first_indexes)
+        except StoreUnavailable:
+            self._bear_outage()
+            return
+        self._drain()
+        if self._trust_stream and self._streaming(snapshot.record) and delivery.has_news(snapshot, first_indexes):
+            self._look_in(ON_ITS_WAY_S)
+        else:
+            delivery.feed(snapshot, first_indexes)
+            self._trust_stream = True
+        if not delivery.ended:
+            await self._look_after(snapshot.record)
+
+    def _look_in(self, delay_s: float) -> None:
+        self._look_at = min(self._look_at, self._services.hub.now + delay_s)
+
+    def _bear_outage(self) -> None:
+        """Whatever a worker sends is delivered meanwhile. Raises after long patience."""
+        now = time.monotonic()
+        self._outage_since = self._outage_since or now
+        if now - self._outage_since > STORE_PATIENCE_S:
+            raise StoreUnavailable("the store does not answer: attach again, on any router", retry_after_ms=1000)
+        self._look_in(ON_ITS_WAY_S)
 
     async def _read(self, first_indexes: Sequence[int]) -> Snapshot:
-        patience = time.monotonic() + STORE_PATIENCE_S
-        while True:
-            try:
-                snapshot = await self._services.store.read(self.seq_id, from_indexes=first_indexes)
-                break
-            except StoreUnavailable:
-                if time.monotonic() > patience:
-                    raise
-                await asyncio.sleep(STORE_RETRY_S)
+        snapshot = await self._services.store.read(self.seq_id, from_indexes=first_indexes)
         if snapshot is None:
             raise NotFound("request_id: the record is gone; it ended longer ago than records are kept")
-        self._record = snapshot.record
-        for branch, score in enumerate(snapshot.record.scores):
-            self.scores[branch] = score if score is not None else self.scores[branch]
-        if snapshot.record.failure:
-            self._failure = Failure.from_json(snapshot.record.failure)
+        record = self._record = snapshot.record
+        self._outage_since = None
+        if record.failure:
+            self._failure = Failure.from_json(record.failure)
+        if record.deadline_ms and not self._overdue:
+            self._deadline = time.monotonic() + max(0, record.deadline_ms - snapshot.now_ms) / 1000
         return snapshot
 
-    async def _feed(self, snapshot: Snapshot, first_indexes: Sequence[int]) -> list[Event]:
-        events = []
-        for reader, first, tokens in zip(self._readers, first_indexes, snapshot.outputs, strict=True):
-            finish = snapshot.record.finishes[reader.index]
-            piece = reader.push(first, tokens, None, finish)
-            if piece is not None:
-                events += await self._show(reader, piece, (), stopped_here=bool(piece.finish and not finish))
-        return events
+    async def _look_after(self, record: Record) -> None:
+        """That it runs, that its worker sends it here, and that the store knows that somebody listens."""
+        services = self._services
+        self._attended = services.hub.now
+        if record.state.ended:
+            return
+        if not record.router:  # who was attached last has left, or it was a race with one who left
+            try:
+                await services.store.attach(self.seq_id, services.router_id)
+            except StoreUnavailable:
+                pass  # the next look is soon enough
+        if record.state is State.QUEUED:
+            self._following = None
+            services.dispatcher.wake()
+        elif services.pool.lost(record.owner):
+            services.dispatcher.recover(self.seq_id, record.epoch, Why.CONNECTION)
+        else:
+            self._follow()
+
+    def _follow(self) -> None:
+        link = self._services.pool.find(self._record.owner)
+        if link is not None and link.connected:
+            link.follow(self.seq_id, self._delivery.next_indexes)
+            self._following = (self._record.owner, self._record.epoch)
+        else:
+            self._following = None
+
+    def _streaming(self, record: Record) -> bool:
+        """Whether what its worker journals comes here by itself."""
+        link = self._services.pool.find(record.owner)
+        return link is not None and link.connected and self._following == (record.owner, record.epoch)
+
+    async def _settle(self) -> None:
+        """The client sees an end that the journal does not know: a stop string, or a history nobody can continue."""
+        store, delivery = self._services.store, self._delivery
+        try:
+            for branch, length in delivery.stopped():
+                await patiently(partial(store.finish, self.seq_id, branch, FinishReason.STOP, length), STORE_PATIENCE_S)
+            if self._failure is not None:
+                await store.finish(self.seq_id, -1, FinishReason.ERROR, None, self._failure.to_json())
+            delivery.unsettled = False
+        except StoreUnavailable:
+            return  # any router that reads the journal finds the same end
+        link = self._services.pool.find(self._record.owner)
+        if link is not None and delivery.ended:
+            await link.cancel(self.seq_id, self._record.epoch)
 
     # Events
 
-    async def _show(
-        self, reader: BranchReader, piece: Piece, logprobs: Sequence[types_pb2.Logprobs], stopped_here: bool
-    ) -> list[Event]:
-        """The events a piece leads to: itself, or once all branches have ended the best of them."""
-        self._num_going -= bool(piece.finish)
-        if stopped_here:
-            await self._stop(reader)
-        if not self._ranked:
-            return [self._event(reader.index, piece, logprobs, [place(r) for r in self._readers])]
-        self._pieces[reader.index].append((piece, logprobs))
-        return self._ranked_events() if self.ended else []
-
-    async def _stop(self, reader: BranchReader) -> None:
-        """A stop string ended the branch: the journal says so to everybody, and the worker stops."""
-        try:
-            await self._services.store.finish(self.seq_id, reader.index, FinishReason.STOP, reader.next_index)
-        except StoreUnavailable:
-            pass  # any router that reads the journal finds the same stop string
-        link = self._services.pool.find(self._record.owner)
-        if link is not None and self.ended:
-            await link.cancel(self.seq_id, self._record.epoch)
-
-    def _ranked_events(self) -> list[Event]:
-        sent = {index: p.next_index for index, p in enumerate(self._start.places)}
-        places = [(0, 0, 0)] * self._num_returned
-        events = []
-        for returned, branch in enumerate(rank(self.scores, self._num_returned)):
-            reader, pieces = self._readers[branch], self._pieces[branch]
-            places[returned] = place(reader)
-            if returned in sent and sent[returned] >= reader.next_index and returned + 1 < self._num_returned:
-                continue  # the client has it
-            whole = Piece(0, [t for p, _ in pieces for t in p.token_ids], "".join(p.text for p, _ in pieces), reader.finish)
-            logprobs = [logprob for _, some in pieces for logprob in some]
-            events.append(self._event(returned, whole, logprobs, places, last=returned + 1 == self._num_returned))
+    def _events(self) -> list[Event]:
+        events = [self._event(branch, piece, logprobs) for branch, piece, logprobs in self._delivery.shown()]
+        if self._delivery.ended:
+            events[-1].finished.CopyFrom(self._finished())
         return events
 
-    def _event(
-        self,
-        branch: int,
-        piece: Piece,
-        logprobs: Sequence[types_pb2.Logprobs],
-        places: list[tuple[int, int, int]],
-        last: bool | None = None,
-    ) -> Event:
+    def _event(self, branch: int, piece: Piece, logprobs: Sequence[types_pb2.Logprobs]) -> Event:
+        places = self._delivery.places
+        places[branch] = piece.place
         event = Event(
             request_id=self._record.request_id,
             branch=branch,
@@ -320,28 +366,19 @@ class Session:
         )
         if logprobs:
             event.logprobs.extend(logprobs)
-        if self._prompt_logprobs:
+        if self._prompt_logprobs and branch == 0:
             event.prompt_logprobs.extend(self._prompt_logprobs)
             self._prompt_logprobs = ()
         if piece.finish:
             event.finish_reason = wire.finish_to_wire(piece.finish)
-        if self.ended if last is None else last:
-            event.finished.CopyFrom(self._finished())
         return event
 
     def _finished(self) -> inference_pb2.Finished:
-        returned = rank(self.scores, self._num_returned) if self._ranked else range(self._num_returned)
-        output_tokens = sum(self._readers[branch].next_index for branch in returned)
-        usage = wire.usage_to_wire(self._record.prompt_len, output_tokens, self.cached_tokens)
+        num_output = self._delivery.num_output_tokens()
+        usage = wire.usage_to_wire(self._record.prompt_len, num_output, self._cached_tokens)
         failure = wire.failure_to_wire(self._failure) if self._failure else None
         return inference_pb2.Finished(usage=usage, failure=failure)
 
 
-def place(reader: BranchReader) -> tuple[int, int, int]:
-    return reader.next_index, reader.chain, reader.text_bytes
-
-
 def text_stream(model: Model, params: SamplingParams) -> TextStream:
-    return TextStream.of_branch(
-        model.tokenizer.detokenizer(params.skip_special_tokens), params, model.eos_token_ids
-    )
+    return TextStream.of_branch(model.tokenizer.detokenizer(params.skip_special_tokens), params, model.eos_token_ids)

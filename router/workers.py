@@ -1,4 +1,4 @@
-"""The workers as this router sees them: found through the store, met by Hello, watched for load and cache, stepped.
+"""A worker as this router sees it: met by Hello, watched for load and cache, stepped, asked to run sequences.
 
 A link is one worker process life. When its streams break, one probe tells a lost worker from a lost connection; the
 store decides everything else.
@@ -8,7 +8,6 @@ import asyncio
 import json
 import logging
 import time
-from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
@@ -17,24 +16,25 @@ from typing import Any
 import grpc
 
 from octavo import rpc, wire
-from octavo.errors import Failure, ServingError, StoreUnavailable
+from octavo.errors import Failure
 from octavo.ids import Incarnation, SequenceId
 from octavo.record import Member
 from octavo.sampling import SamplingParams
-from octavo.store.base import Store
 from octavo.v1 import types_pb2, worker_pb2, worker_pb2_grpc
 from router.dispatched import Dispatched
 from router.hub import Hub
 from router.kv_index import Applied, KvChange, KvEvent, KvIndex
 from router.models import Models, WorkerHello
+from router.pacing import ReplayPace
 from router.placement import WorkerView
 
 log = logging.getLogger(__name__)
 
-DISCOVER_S = 0.5
+HELLO_S = 5.0
 PROBE_S = 0.5
 SCHEDULE_S = 2.5  # longer than any step; a worker that hangs costs its new sequences this much
 RECONNECT_S = 0.2
+REFUSED_S = 5.0  # until a worker that does not fit is asked again
 WATCH_MS = 250
 SILENT_S = 2.0  # a worker that reports nothing for so long gets nothing new
 PICKS_REMEMBERED_S = 5.0
@@ -67,7 +67,7 @@ class Admission:
     alone: bool
 
 
-class LinkBroken(ServingError):
+class LinkBroken(Exception):
     """A call to a worker failed on the way; it may or may not have been done."""
 
 
@@ -96,6 +96,9 @@ class WorkerLink:
         self.connected = False  # the Step stream is open
         self.lost = False
         self.has_lease = True
+        self.dispatched = Dispatched()
+        self._declined = False  # it had no room, and has not reported since
+        self._replaced = False  # another process listens at its endpoint
         self._router_id = router_id
         self._hub = hub
         self._models = models
@@ -104,44 +107,55 @@ class WorkerLink:
         self._channel = rpc.channel(self.endpoint, internal=True)
         self._stub = worker_pb2_grpc.WorkerStub(self._channel)
         self._commands: asyncio.Queue[worker_pb2.StepRequest] = asyncio.Queue()
-        self._followed: set[SequenceId] = set()
-        self.dispatched = Dispatched()
         self._picks: list[float] = []
+        self._replays = ReplayPace()
 
     # What the router asks of a worker
 
-    async def schedule(self, admission: Admission) -> tuple[Outcome, Failure | None]:
-        """Raises LinkBroken when no answer came. An admitted sequence is followed on the Step stream."""
-        seq_id = admission.seq_id
-        self._followed.add(seq_id)
-        request = worker_pb2.ScheduleRequest(router_id=self._router_id, admissions=[admission_to_wire(admission)])
+    async def schedule(self, admission: Admission, follow: bool) -> tuple[Outcome, Failure | None]:
+        """Raises LinkBroken when no answer came. With `follow`, an admitted sequence comes on the Step stream."""
+        request = worker_pb2.ScheduleRequest(
+            router_id=self._router_id if follow else "", admissions=[admission_to_wire(admission)]
+        )
         try:
             response = await self._stub.Schedule(request, timeout=SCHEDULE_S)
         except grpc.aio.AioRpcError as error:
-            self.dispatched.refused(seq_id)
+            self._declined = True
             raise LinkBroken(f"worker {self.worker_id}: Schedule: {error.code().name}") from error
+        except grpc.aio.UsageError as error:  # this link has been closed: its worker is lost
+            raise LinkBroken(f"worker {self.worker_id}: Schedule: it is lost") from error
         result = response.results[0]
-        if result.outcome == worker_pb2.ADMISSION_OUTCOME_ADMITTED:
-            self.dispatched.admitted(seq_id)
-        else:
-            self.dispatched.refused(seq_id)
-        failure = wire.failure_from_wire(result.failure) if result.HasField("failure") else None
-        return Outcome(result.outcome), failure
+        outcome = Outcome(result.outcome)
+        if outcome is Outcome.ADMITTED:
+            self.dispatched.admitted(admission.seq_id)
+        self._declined |= outcome is Outcome.LATER
+        return outcome, wire.failure_from_wire(result.failure) if result.HasField("failure") else None
 
     def picked(self, seq_id: SequenceId, num_tokens: int) -> None:
-        """Work sent since the last load report counts at once, so that a burst spreads."""
+        """Work counts before any load report has it, so that a burst spreads. If it is not sent, tell `dispatched`."""
         self.dispatched.sent(seq_id, num_tokens)
         self._picks.append(time.monotonic())
 
+    async def pace(self, num_tokens: int) -> None:
+        """Waits until a replay of so many tokens may be sent."""
+        load, idle = self.load, self.load.num_running + self.load.num_waiting + self.load.num_swapped == 0
+        delay_s = self._replays.delay_s(
+            time.monotonic(),
+            num_tokens,
+            idle=idle,
+            tokens_per_s=load.prefill_tokens_per_s,
+            burst_tokens=self.facts.max_batch_tokens if self.facts else 0,
+        )
+        if delay_s:
+            await asyncio.sleep(delay_s)
+
     def follow(self, seq_id: SequenceId, next_indexes: Sequence[int]) -> None:
-        self._followed.add(seq_id)
+        """Asks for the items from there on. Lost when the stream breaks: every session is told of a new one."""
         follow = worker_pb2.Follow(seq_id=seq_id, next_indexes=next_indexes)
         self._commands.put_nowait(worker_pb2.StepRequest(follow=follow))
 
     def unfollow(self, seq_id: SequenceId) -> None:
-        if seq_id in self._followed:
-            self._followed.discard(seq_id)
-            self._commands.put_nowait(worker_pb2.StepRequest(unfollow=worker_pb2.Unfollow(seq_id=seq_id)))
+        self._commands.put_nowait(worker_pb2.StepRequest(unfollow=worker_pb2.Unfollow(seq_id=seq_id)))
 
     async def cancel(self, seq_id: SequenceId, epoch: int) -> None:
         """Best effort: the record's cancel flag is what counts."""
@@ -156,14 +170,18 @@ class WorkerLink:
         try:
             hello = await self._stub.Hello(self._hello_request(), timeout=PROBE_S)
         except grpc.aio.AioRpcError as error:
-            return None if error.code() == grpc.StatusCode.DEADLINE_EXCEEDED else False
+            if error.code() == grpc.StatusCode.DEADLINE_EXCEEDED:
+                return None
+            return error.code() != grpc.StatusCode.UNAVAILABLE  # any other status was sent by somebody alive
+        except grpc.aio.UsageError:  # this link has been closed
+            return False
         return bool(hello.incarnation == self.incarnation)
 
     def view(self) -> WorkerView:
         """A snapshot for placement."""
         now = time.monotonic()
         self._picks = [when for when in self._picks if now - when < PICKS_REMEMBERED_S]
-        load, facts, reason = self.load, self.facts, self._reason(now)
+        load, facts, reason = self.load, self.facts, self._unavailable(now)
         return WorkerView(
             incarnation=self.incarnation,
             worker_id=self.worker_id,
@@ -184,31 +202,42 @@ class WorkerLink:
             recent_picks=len(self._picks),
         )
 
-    def _reason(self, now: float) -> str:
+    def _unavailable(self, now: float) -> str:
         """Why nothing is to be placed there; empty if it may be. Its process may live while its engine hangs."""
-        if self.reason or self.facts is None:
-            return self.reason or "not met yet"
+        if self.lost or self.reason or self.facts is None:
+            return self.reason or ("lost" if self.lost else "not met yet")
         if not self.connected:
             return "its streams are not open"
         if not self.has_lease:
             return "its lease has ended: its engine makes no progress"
-        return f"silent for {now - self.load_at:.0f} s" if now - self.load_at > SILENT_S else ""
+        if now - self.load_at > SILENT_S:
+            return f"silent for {now - self.load_at:.0f} s"
+        return "had no room; until its next report" if self._declined else ""
 
     # Its life
 
     async def run(self, on_broken: Callable[["WorkerLink"], Awaitable[None]]) -> None:
-        """Meets the worker and keeps both streams open until it is lost."""
+        """Meets the worker and keeps both streams open until it is lost. `on_broken` finds out whether it is."""
         while not self.lost:
-            if await self._meet():
-                await self._streams()
-                self.connected = False
-                self.reason = "its streams broke"
-                await on_broken(self)
-            await asyncio.sleep(RECONNECT_S)
+            try:
+                met = await self._meet()
+                if met:
+                    await self._streams()
+                    self.reason = "its streams broke"
+                if self.facts or self._replaced:
+                    await on_broken(self)
+                await asyncio.sleep(RECONNECT_S if met or not self.hello else REFUSED_S)
+            except Exception:
+                log.exception("worker %s: its link failed", self.worker_id)
+                await asyncio.sleep(REFUSED_S)
 
-    async def close(self) -> None:
+    def give_up(self) -> None:
+        """The worker is lost."""
         self.lost = True
         self._index.drop(self.incarnation)
+
+    async def close(self) -> None:
+        self.give_up()
         self._models.leave(self.incarnation)
         await self._channel.close()
 
@@ -216,21 +245,28 @@ class WorkerLink:
         return worker_pb2.HelloRequest(router_id=self._router_id, schema_revision=wire.SCHEMA_REVISION)
 
     async def _meet(self) -> bool:
+        """Whether it is the one it should be, and fits; else `reason` says why not."""
         try:
-            hello = await self._stub.Hello(self._hello_request(), timeout=5.0)
+            hello = await self._stub.Hello(self._hello_request(), timeout=HELLO_S)
         except grpc.aio.AioRpcError as error:
             self.reason = f"does not answer: {error.code().name}"
             return False
-        if hello.incarnation != self.incarnation:
+        self._replaced = hello.incarnation != self.incarnation
+        if self._replaced:
             self.reason = "another process listens at its endpoint"
-            self.lost = True
             return False
+        self.hello = hello
         if hello.schema_revision != wire.SCHEMA_REVISION:
             self.reason = f"speaks schema {hello.schema_revision}, this router {wire.SCHEMA_REVISION}"
             return False
-        self.hello, self.facts = hello, facts_of(hello)
-        self.reason = await self._models.meet(self.facts) or self.reason
-        return self._models.find(hello.model).workers.issuperset({self.incarnation})
+        facts = facts_of(hello)
+        if mismatch := await self._models.meet(facts):
+            if mismatch != self.reason:
+                log.error("worker %s is not used: %s", self.worker_id, mismatch)
+            self.reason = mismatch
+            return False
+        self.facts = facts
+        return True
 
     async def _streams(self) -> None:
         """Returns when either stream has broken."""
@@ -245,13 +281,26 @@ class WorkerLink:
                     log.error("worker %s: stream failed", self.worker_id, exc_info=outcome)
 
     async def _watch(self) -> None:
-        async for message in self._stub.Watch(worker_pb2.WatchRequest(interval_ms=WATCH_MS)):
-            self.load, self.load_at = message.load, time.monotonic()
-            self.dispatched.reported()
-            self.reason = "draining" if message.load.draining else ""
-            self._on_report()
-            if not self._update_index(message):
-                return  # a gap: a new stream brings a new snapshot
+        """Load and cache events; after a gap, once more from a new snapshot."""
+        while True:
+            call = self._stub.Watch(worker_pb2.WatchRequest(interval_ms=WATCH_MS))
+            try:
+                while (message := await call.read()) is not grpc.aio.EOF:
+                    self._reported(message)
+                    if not self._update_index(message):
+                        break
+                else:
+                    return
+            finally:
+                call.cancel()
+            await asyncio.sleep(RECONNECT_S)
+
+    def _reported(self, message: worker_pb2.WatchResponse) -> None:
+        self.load, self.load_at = message.load, time.monotonic()
+        self.dispatched.reported()
+        self.reason = "draining" if message.load.draining else ""
+        self._declined = False
+        self._on_report()
 
     def _update_index(self, message: worker_pb2.WatchResponse) -> bool:
         if message.HasField("snapshot"):
@@ -269,106 +318,32 @@ class WorkerLink:
         call = self._stub.Step()
         await call.write(worker_pb2.StepRequest(open=worker_pb2.Open(router_id=self._router_id)))
         await call.write(worker_pb2.StepRequest(grant=worker_pb2.Grant(steps=0)))
+        self._commands = asyncio.Queue()  # what was said to an older stream is void
         writer = asyncio.create_task(self._write_commands(call))
+        writer.add_done_callback(lambda _: call.cancel())
         try:
             self.connected = True
-            self._hub.check(self._followed)  # after a reconnect each session says where it is
+            self._hub.check_owned(self.incarnation)  # each session says where it is
             while (result := await call.read()) is not grpc.aio.EOF:
-                for item in result.items:
-                    seq_id = SequenceId(item.seq_id)
-                    if not self._hub.deliver(seq_id, item):
-                        self.unfollow(seq_id)
-                self._hub.check(map(SequenceId, result.unknown_seq_ids))
+                self._hand_on(result)
         finally:
-            writer.cancel()
+            self.connected = False
             call.cancel()
+            writer.cancel()
+            await asyncio.gather(writer, return_exceptions=True)
+
+    def _hand_on(self, result: worker_pb2.StepResult) -> None:
+        deliver = self._hub.deliver
+        for item in result.items:
+            if not deliver(SequenceId(item.seq_id), item):
+                self.unfollow(SequenceId(item.seq_id))
+        for seq_id in result.unknown_seq_ids:
+            self._hub.unknown(SequenceId(seq_id), self.incarnation)
 
     async def _write_commands(self, call: Any) -> None:
+        commands = self._commands
         while True:
-            await call.write(await self._commands.get())
-
-
-class WorkerPool:
-    """All links, kept in step with the store's members."""
-
-    def __init__(
-        self,
-        store: Store,
-        router_id: Incarnation,
-        hub: Hub,
-        models: Models,
-        on_lost: Callable[[Incarnation], Awaitable[None]],
-        on_report: Callable[[], None],
-    ) -> None:
-        self.index = KvIndex()
-        self.links: dict[Incarnation, WorkerLink] = {}
-        self._store = store
-        self._router_id = router_id
-        self._hub = hub
-        self._models = models
-        self._on_lost = on_lost
-        self._on_report = on_report
-        self._tasks: dict[Incarnation, asyncio.Task[None]] = {}
-        self._known_lost: OrderedDict[Incarnation, None] = OrderedDict()
-
-    async def run(self) -> None:
-        """Finds workers for as long as the router lives."""
-        while True:
-            try:
-                members = await self._store.members("worker")
-            except StoreUnavailable:
-                members = None
-            if members is not None:
-                self._meet_new(members)
-                await self._part_with_gone({member.id for member in members})
-            await asyncio.sleep(DISCOVER_S)
-
-    def find(self, incarnation: Incarnation) -> WorkerLink | None:
-        return self.links.get(incarnation)
-
-    def lost(self, incarnation: Incarnation) -> bool:
-        """Whether this router has seen that process die."""
-        return incarnation in self._known_lost
-
-    def views(self, fingerprint: str) -> list[WorkerView]:
-        return [link.view() for link in self.links.values() if link.facts and link.facts.fingerprint == fingerprint]
-
-    async def close(self) -> None:
-        for task in self._tasks.values():
-            task.cancel()
-        await asyncio.gather(*self._tasks.values(), return_exceptions=True)
-        for link in self.links.values():
-            await link.close()
-
-    def _meet_new(self, members: Sequence[Member]) -> None:
-        for member in members:
-            if member.id not in self.links and member.id not in self._known_lost:
-                link = WorkerLink(member, self._router_id, self._hub, self._models, self.index, self._on_report)
-                log.info("met worker %s at %s (%s)", link.worker_id, link.endpoint, link.incarnation)
-                self.links[member.id] = link
-                self._tasks[member.id] = asyncio.create_task(link.run(self._broken))
-
-    async def _part_with_gone(self, present: set[Incarnation]) -> None:
-        for link in self.links.values():
-            link.has_lease = link.incarnation in present
-        for incarnation in [id for id, link in self.links.items() if id not in present and not link.connected]:
-            await self._part(incarnation)
-
-    async def _broken(self, link: WorkerLink) -> None:
-        if link.lost or await link.probe() is False:
-            log.warning("worker %s (%s) is lost", link.worker_id, link.incarnation)
-            self._known_lost[link.incarnation] = None
-            while len(self._known_lost) > 1024:
-                self._known_lost.popitem(last=False)
-            await self._on_lost(link.incarnation)
-            link.lost = True
-
-    async def _part(self, incarnation: Incarnation) -> None:
-        task = self._tasks.pop(incarnation, None)
-        if task is not None:
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
-        await self.links.pop(incarnation).close()
+            await call.write(await commands.get())
 
 
 def facts_of(hello: worker_pb2.HelloResponse) -> WorkerHello:

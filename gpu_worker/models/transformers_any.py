@@ -9,6 +9,7 @@ compares with the model's own attention.
 import inspect
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -40,7 +41,7 @@ class _Step:
     shapes: dict[int, tuple[int, int]] = field(default_factory=dict)  # by layer: (num_kv_heads, head_dim)
 
 
-_current: _Step | None = None  # runners are not thread-safe, and one process runs one step at a time
+_current: ContextVar[_Step | None] = ContextVar("octavo_step", default=None)  # a step per thread
 
 
 def _attend(
@@ -56,7 +57,7 @@ def _attend(
     **others: Any,
 ) -> tuple[Tensor, None]:
     """The attention function: [1, num_heads, num_tokens, head_dim] in, [1, num_tokens, num_heads, head_dim] out."""
-    step, layer = _current, getattr(module, "layer_idx", None)
+    step, layer = _current.get(), getattr(module, "layer_idx", None)
     if step is None or layer is None:
         raise BadModel("paged attention was called outside a step or by a module without layer_idx")
     queries, keys, values = (x[0].transpose(0, 1) for x in (query, key, value))
@@ -175,12 +176,12 @@ class TransformersDecoder:
 
     @contextmanager
     def _step(self, batch: Batch, kv: Sequence[Tensor]) -> Iterator[_Step]:
-        global _current
-        _current = _Step(self._ops, batch, kv, self._options)
+        step = _Step(self._ops, batch, kv, self._options)
+        token = _current.set(step)
         try:
-            yield _current
+            yield step
         finally:
-            _current = None
+            _current.reset(token)
 
     @torch.inference_mode()
     def _probe(self, config: Any) -> tuple[int, int, int]:

@@ -33,6 +33,7 @@ from octavo.store.memory_state import ALIVE_MS, CHECK_MS, QUARANTINE_MS, Entry, 
 POISON_CRASHES = 3
 PROOF_TOKENS = 16
 MAX_SUSPECTS = 4
+SUSPECT_RETRY_MS = 250
 
 
 class MemoryStore:
@@ -152,6 +153,8 @@ class MemoryStore:
         if record.cancel or state.past_deadline(record):
             state.finish(entry, -1, FinishReason.CANCELLED if record.cancel else FinishReason.DEADLINE)
             return answer(TakeStatus.CLOSED)
+        if self._must_wait(record, new_owner, owner_lost):
+            return answer(TakeStatus.FROZEN, SUSPECT_RETRY_MS)
         if owner_lost and record.owner != new_owner and self._count_crash(entry):
             record.take_id = take_id
             message = f"sequence {seq_id}: three workers died while running it; it will not be tried again"
@@ -167,12 +170,21 @@ class MemoryStore:
     def _count_crash(self, entry: Entry) -> bool:
         """Counts a crash of the owner, unless it died running another suspect alone; true for one too many."""
         record = entry.record
-        suspect, until = self.shared.quarantine.get(record.owner, (record.seq_id, 0))
-        if suspect != record.seq_id and until > self.shared.now_ms():
+        if self._runs_another_suspect(record.owner, record):
             return False
         record.crashes += 1
         record.suspects = (*record.suspects, record.owner)[-MAX_SUSPECTS:]
         return record.crashes >= POISON_CRASHES
+
+    def _must_wait(self, record: Record, new_owner: Incarnation, owner_lost: bool) -> bool:
+        """Two suspects on one worker would hide which of them kills it: the second waits for the first one's end."""
+        counts = owner_lost and record.owner != new_owner and not self._runs_another_suspect(record.owner, record)
+        crashes = record.crashes + counts
+        return crashes == POISON_CRASHES - 1 and self._runs_another_suspect(new_owner, record)
+
+    def _runs_another_suspect(self, owner: Incarnation, record: Record) -> bool:
+        suspect, until = self.shared.quarantine.get(owner, (record.seq_id, 0))
+        return suspect != record.seq_id and until > self.shared.now_ms()
 
     def _hand_over(self, entry: Entry, owner: Incarnation) -> None:
         state, record = self.shared, entry.record

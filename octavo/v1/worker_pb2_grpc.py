@@ -113,11 +113,14 @@ class WorkerServicer(object):
         One StepResult per step, with the items of all sequences this stream follows; without Open, of all sequences there
         are. Items are sent after the journal has accepted them, never before. A grant outlives the stream: a worker whose
         router died goes on and journals. When the caller half-closes, the stream ends after the finite grants it gave have
-        been used (an idle step uses one too and reports zero items), so
+        been used or taken back (an idle step uses one too and reports zero items), so
         grpcurl -d '{"grant":{"steps":1}}' ... octavo.v1.Worker/Step
-        runs one step and prints it.
+        runs one step and prints it. A finite grant's steps are reported to the stream that gave it, whoever else lets the
+        worker run. Pause takes back what is left of everybody's grants.
 
-        * RESOURCE_EXHAUSTED: more than 256 open streams.
+        * INVALID_ARGUMENT: a command that is none, a bad router id, or a finite grant that is too large.
+        * RESOURCE_EXHAUSTED: more than 256 open streams, or this one reads too slowly: read the journal and follow again.
+        * UNAVAILABLE: the model is still loading.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

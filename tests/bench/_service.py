@@ -5,15 +5,16 @@ import os
 import platform
 import socket
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import AsyncIterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import psutil
 
 from octavo.client import AsyncClient
@@ -58,7 +59,7 @@ async def service(*worker_args: str, ready_s: float = 120.0) -> AsyncIterator[Se
         common = ["--store", store.url, "--log-level", "warning"]
         router = ["-m", "router", "--listen", f"127.0.0.1:{port}", "--admin-listen", "", *common]
         worker = ["-m", "gpu_worker", "--listen", "127.0.0.1:0", *common, *worker_args]
-        processes = [subprocess.Popen([sys.executable, *command]) for command in (router, worker)]
+        processes = [await asyncio.create_subprocess_exec(sys.executable, *command) for command in (router, worker)]
         try:
             async with AsyncClient(f"127.0.0.1:{port}") as client:
                 await until_ready(client, ready_s)
@@ -67,7 +68,7 @@ async def service(*worker_args: str, ready_s: float = 120.0) -> AsyncIterator[Se
             for process in processes:
                 process.terminate()
             for process in processes:
-                process.wait()
+                await process.wait()
             await store.stop()
 
 
@@ -115,7 +116,8 @@ def free_port() -> int:
 
 def describe_machine() -> str:
     """What stands beside every figure."""
-    cpu = next((line.split(":")[1].strip() for line in open("/proc/cpuinfo") if line.startswith("model name")), "?")
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    cpu = next((line.split(":")[1].strip() for line in lines if line.startswith("model name")), "?")
     memory = psutil.virtual_memory().total / 2**30
     return (
         f"{cpu}, {os.cpu_count()} cores, {memory:.0f} GiB, Python {platform.python_version()}, "
@@ -125,9 +127,6 @@ def describe_machine() -> str:
 
 def read_bandwidth() -> float:
     """GB/s of reading memory that fits no cache, with all cores."""
-    import numpy as np
-    from concurrent.futures import ThreadPoolExecutor
-
     cores = os.cpu_count() or 1
     parts = [np.ones(2**27 // 8) for _ in range(cores)]  # 128 MiB each
     with ThreadPoolExecutor(cores) as pool:

@@ -1,6 +1,6 @@
 """What journalling costs: the whole service with it and without, at realistic step times, interleaved.
 
-    python tests/bench/journal.py [--streams 48] [--tokens 150] [--step-ms 20] [--rounds 5]
+python tests/bench/journal.py [--streams 48] [--tokens 150] [--step-ms 20] [--rounds 5]
 """
 
 import argparse

@@ -8,7 +8,6 @@ Both are measured in processor seconds of the server process, interleaved, so ot
 import argparse
 import asyncio
 import statistics
-import subprocess
 import sys
 from collections.abc import AsyncIterator
 
@@ -82,7 +81,7 @@ def wire_events(tokens: int) -> list[bytes]:
 
 async def main(args: argparse.Namespace) -> None:
     print(describe_machine())
-    echo = psutil.Process(subprocess.Popen([sys.executable, __file__, "--echo"]).pid)
+    echo = psutil.Process((await asyncio.create_subprocess_exec(sys.executable, __file__, "--echo")).pid)
     try:
         async with service("--runner", "fake", "--step-delay-ms", str(args.step_ms)) as running:
             relays, echoes = [], []

@@ -20,6 +20,8 @@ TIGHT = Shape(
     router_args=("--max-queued-requests", "4", "--grace-ms", "700"),
     worker_args=("--max-batch-sequences", "1"),
 )
+# A worker that no router knows: nothing runs that a test has not granted.
+SOLO = Shape(routers=0, workers=1, step_delay_ms=0, worker_args=("--max-batch-tokens", "64"))
 
 
 @pytest.fixture
@@ -32,6 +34,12 @@ def cluster(clusters: Callable[[Shape], Cluster]) -> Iterator[Cluster]:
 def tight(clusters: Callable[[Shape], Cluster]) -> Iterator[Cluster]:
     """Little of everything, so that limits are reached."""
     yield from whole(clusters(TIGHT))
+
+
+@pytest.fixture
+def solo(clusters: Callable[[Shape], Cluster]) -> Iterator[Cluster]:
+    """One worker and no router."""
+    yield from whole(clusters(SOLO))
 
 
 @pytest.fixture

@@ -151,15 +151,24 @@ async def test_branches_each_have_their_place(routers, oracle, rng):
                 assert tokens == list(expected[branch].token_ids[counts[branch] :])
 
 
+async def accepted(router, request_id):
+    async with asyncio.timeout(30):
+        while True:
+            try:
+                return await router.Get(inference_pb2.GetRequest(request_id=request_id))
+            except grpc.aio.AioRpcError:
+                await asyncio.sleep(0.02)
+
+
 async def test_two_clients_at_once_both_get_everything(routers, oracle, rng):
     prompt = prompt_of(rng)
     expected = list(oracle.outputs(list(prompt), GREEDY)[0].token_ids)
     request = make_request(prompt, request_id="twice")
     calls = [events(routers[i % 2].Generate(request)) for i in range(3)]
-    calls += [events(routers[i].Attach(attach("twice"))) for i in range(2)]
-    first = asyncio.gather(*calls[:3])
-    await asyncio.sleep(0.1)
-    for seen in await first + await asyncio.gather(*calls[3:]):
+    first = asyncio.gather(*calls)
+    await accepted(routers[0], "twice")
+    joins = [events(routers[i].Attach(attach("twice"))) for i in range(2)]
+    for seen in await first + await asyncio.gather(*joins):
         assert joined(seen)[0] == expected
     assert joined(await events(routers[1].Generate(request)))[0] == expected  # joined when it is over
 

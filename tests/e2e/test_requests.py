@@ -9,15 +9,10 @@ import pytest
 
 from octavo import errors, rpc
 from octavo.client import FinishReason, RetryPolicy, SamplingParams
-from octavo.v1 import admin_pb2, inference_pb2, inference_pb2_grpc, worker_pb2
+from octavo.v1 import admin_pb2, inference_pb2, inference_pb2_grpc
 
 LONG = SamplingParams(temperature=0, max_tokens=4000)
 NEVER = RetryPolicy(min_retries=0, retry_ratio=0.0)
-
-
-def load_of(cluster, name="w0"):
-    """What the worker says now."""
-    return next(iter(cluster.worker(name).Watch(worker_pb2.WatchRequest(interval_ms=50), timeout=10))).load
 
 
 async def until(condition, timeout_s=20.0):
@@ -64,11 +59,11 @@ async def rest(stream):
 async def test_cancel_frees_blocks_within_two_steps(tight):
     async with tight.client() as client:
         stream = await begun(client, b"x" * 100)
-        assert load_of(tight).num_used_blocks > 6
+        assert tight.load("w0").num_used_blocks > 6
         await client.cancel(stream.request_id)
-        before = load_of(tight).num_steps
-        await until(lambda: asyncio.to_thread(lambda: not load_of(tight).num_used_blocks))
-        assert load_of(tight).num_steps <= before + 2
+        before = tight.load("w0").num_steps
+        await until(lambda: asyncio.to_thread(lambda: not tight.load("w0").num_used_blocks))
+        assert tight.load("w0").num_steps <= before + 2
         events = await rest(stream)
         assert events[-1].finish_reason is FinishReason.CANCELLED
         assert events[-1].finished is not None
@@ -149,7 +144,7 @@ async def test_what_waits_past_its_deadline_is_never_scheduled(tight):
         await rest(runs)
         status = await client.get("late")
         assert status.num_tokens == (0,)
-        assert load_of(tight).num_sequences == 0
+        assert tight.load("w0").num_sequences == 0
 
 
 async def test_a_deadline_that_has_passed_is_refused(tight):
@@ -191,6 +186,7 @@ async def test_a_full_queue_says_when_to_come_back(tight):
 async def test_the_queue_is_served_by_class(tight):
     async with tight.client() as client:
         blocker = await begun(client)
+        await until(lambda: asyncio.to_thread(lambda: tight.workers()["w0"].load.num_running == 1))  # the router knows
         order = []
 
         async def one(priority):

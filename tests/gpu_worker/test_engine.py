@@ -11,6 +11,7 @@ from gpu_worker.plan import StepOutput, StepPlan
 from gpu_worker.results import StepResult
 from gpu_worker.scheduler import Scheduler, SchedulerConfig
 from gpu_worker.sequence import Sequence
+from octavo.errors import Draining
 from octavo.ids import SequenceId
 from octavo.sampling import FinishReason, SamplingParams
 
@@ -45,8 +46,9 @@ def make():
     def build(runner: FakeRunner | None = None) -> tuple[Engine, list[StepResult]]:
         results: list[StepResult] = []
         runner = runner or FakeRunner()
-        engine = Engine(Scheduler(SchedulerConfig(max_batch_tokens=64, max_batch_sequences=16), runner.info), runner,
-                        results.append)
+        engine = Engine(
+            Scheduler(SchedulerConfig(max_batch_tokens=64, max_batch_sequences=16), runner.info), runner, results.append
+        )
         engines.append(engine)
         engine.start()
         return engine, results
@@ -106,7 +108,7 @@ def test_runs_until_paused_and_goes_on_when_granted_again(make):
 
 
 def test_commands_never_run_during_a_step(make):
-    engine, results = make(FakeRunner(step_s=0.005))
+    engine, _ = make(FakeRunner(step_s=0.005))
     engine.grant(0)
     engine.post(lambda s: s.admit(sequence("a", [4], max_tokens=50))).result(5)
     threads = {engine.post(lambda s: threading.current_thread().name).result(5) for _ in range(20)}
@@ -115,7 +117,7 @@ def test_commands_never_run_during_a_step(make):
 
 
 def test_a_command_that_raises_gives_its_error_to_the_caller_alone(make):
-    engine, results = make()
+    engine, _ = make()
     with pytest.raises(ZeroDivisionError):
         engine.post(lambda s: 1 // 0).result(5)
     assert engine.post(lambda s: 7).result(5) == 7
@@ -148,3 +150,119 @@ def test_holding_back_stops_steps_and_progress_goes_on(make):
     assert len(results) <= count + 1
     engine.hold(False)
     until(lambda: len(results) > count + 5)
+
+
+def test_each_result_says_whose_finite_grant_it_used(make):
+    engine, results = make()
+    engine.grant(2, "a")
+    engine.grant(1, "b")
+    engine.grant(1, "a")
+    until(lambda: len(results) == 4)
+    assert [result.granted_by for result in results] == ["a", "a", "b", "a"]
+
+
+def test_a_finite_grant_is_exact_while_the_worker_runs_freely(make):
+    engine, results = make(FakeRunner(step_s=0.001))
+    engine.grant(0)
+    engine.post(lambda s: s.admit(sequence("a", [4], max_tokens=2000))).result(5)
+    until(lambda: len(results) > 3)
+    engine.grant(5, "a")
+    until(lambda: sum(result.granted_by == "a" for result in results) == 5)
+    count = len(results)
+    until(lambda: len(results) > count + 3)
+    assert sum(result.granted_by == "a" for result in results) == 5
+
+
+def test_pause_says_what_it_took_back(make):
+    engine, results = make(FakeRunner(step_s=0.05))
+    engine.post(lambda s: s.admit(sequence("a", [4], max_tokens=100))).result(5)
+    engine.grant(0)
+    engine.grant(50, "a")
+    engine.grant(7, "b")
+    until(lambda: len(results) >= 2)
+    left = {grant.owner: grant.steps for grant in engine.pause().result(5)}
+    count = len(results)
+    assert left == {"a": 50 - count, "b": 7}
+    time.sleep(0.1)
+    assert len(results) == count
+
+
+def test_grants_from_many_threads_are_all_counted(make):
+    engine, _ = make()
+    engine.hold(True)
+    threads = [threading.Thread(target=lambda: [engine.grant(1, "x") for _ in range(200)]) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sum(grant.steps for grant in engine.pause().result(5)) == 800
+
+
+def test_work_that_can_only_wait_neither_spins_nor_reports(make):
+    """A sequence that was moved out on request stays out for a while; the loop must not burn a core over it."""
+    engine, results = make()
+    engine.post(lambda s: s.admit(sequence("a", [4] * 40, max_tokens=100))).result(5)
+    engine.grant(3)
+    until(lambda: len(results) == 3)
+    assert engine.post(lambda s: s.swap("a", 1, "out")).result(5) > 0
+    engine.grant(0)
+    engine.post(lambda s: None).result(5)
+    before, steps = len(results), engine.times.num_steps
+    time.sleep(0.3)
+    assert engine.times.num_steps - steps < 100
+    assert len(results) - before <= 2
+
+
+def test_a_command_wakes_an_idle_loop_at_once(make):
+    engine, _ = make()
+    time.sleep(0.02)
+    began = time.monotonic()
+    for _ in range(20):  # each would wait a quarter of a second for the next round
+        engine.post(lambda s: None).result(5)
+    assert time.monotonic() - began < 4
+
+
+def test_nobody_waits_for_a_loop_that_has_ended(make):
+    engine, _ = make()
+    engine.stop()
+    for _ in range(3):
+        with pytest.raises(Draining):
+            engine.post(lambda s: None).result(1)
+
+
+def test_a_scheduler_that_fails_ends_the_loop_and_says_so(make):
+    engine, _ = make()
+
+    def broken():
+        raise AssertionError("a block is free twice")
+
+    engine.scheduler.plan = broken
+    engine.grant(1)
+    until(lambda: engine.crashed)
+    with pytest.raises(Draining):
+        engine.post(lambda s: None).result(1)
+
+
+def test_prefill_and_copies_are_measured_for_the_cost_model(make):
+    class Measured(FakeRunner):
+        def run(self, plan: StepPlan) -> StepOutput:
+            time.sleep(0.01)
+            output = super().run(plan)
+            output.copy_s = 0.001 * len(plan.swap_out + plan.swap_in)
+            return output
+
+    engine, results = make(Measured(num_blocks=64, num_host_blocks=64))
+    copy, prefill = engine.scheduler.costs.copy_bytes_per_s, engine.scheduler.costs.prefill_tokens_per_s
+    for number in range(4):
+        engine.post(lambda s, n=number: s.admit(sequence(f"s{n}", [5 + n] * 200, max_tokens=4))).result(5)
+    engine.grant(0)
+    until(lambda: len(finishes(results)) == 4)
+    assert 0 < engine.times.prefill_tokens_per_s <= 64 / 0.01
+    assert engine.scheduler.costs.prefill_tokens_per_s != prefill
+    engine.pause().result(5)
+    engine.post(lambda s: s.admit(sequence("out", [5] * 60, max_tokens=30))).result(5)
+    engine.grant(3)
+    until(lambda: "out" in outputs(results))
+    engine.post(lambda s: s.swap("out", 1, "out")).result(5)
+    engine.grant(1)
+    until(lambda: engine.scheduler.costs.copy_bytes_per_s != copy)

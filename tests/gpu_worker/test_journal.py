@@ -25,12 +25,17 @@ class ScriptedStore:
         self.journal: dict[tuple[str, int], list[int]] = {}
         self.script: deque[AppendStatus | Exception] = deque()
         self.batches: list[list[Append]] = []
+        self.finished: list[tuple[str, int, FinishReason, str]] = []
 
     async def append_batch(self, items: list[Append]) -> list[Appended]:
         if self.script and isinstance(self.script[0], Exception):
             raise self.script.popleft()
         self.batches.append(list(items))
         return [self._append(item) for item in items]
+
+    async def finish(self, seq_id: str, branch: int, reason: FinishReason, length: int | None, failure: str) -> bool:
+        self.finished.append((seq_id, branch, reason, failure))
+        return True
 
     def _append(self, item: Append) -> Appended:
         tokens = self.journal.setdefault((item.seq_id, item.branch), [])
@@ -51,14 +56,14 @@ class Control:
     def hold(self, held: bool) -> None:
         self.calls.append(("hold", held))
 
-    def drop(self, seq_id: str, epoch: int) -> None:
-        self.calls.append(("drop", seq_id, epoch))
+    def drop(self, sequence: Sequence) -> None:
+        self.calls.append(("drop", sequence.seq_id, sequence.epoch))
 
-    def cancel(self, seq_id: str, epoch: int) -> None:
-        self.calls.append(("cancel", seq_id, epoch))
+    def cancel_one(self, sequence: Sequence) -> None:
+        self.calls.append(("cancel", sequence.seq_id, sequence.epoch))
 
-    def end_branch(self, seq_id: str, epoch: int, branch: int) -> None:
-        self.calls.append(("end_branch", seq_id, epoch, branch))
+    def end_branch(self, sequence: Sequence, branch: int) -> None:
+        self.calls.append(("end_branch", sequence.seq_id, sequence.epoch, branch))
 
 
 class World:
@@ -66,7 +71,7 @@ class World:
 
     def __init__(self) -> None:
         self.store, self.control, self.streams = ScriptedStore(), Control(), Streams()
-        self.journal = Journal(self.store, self.streams, self.control, window=4)
+        self.journal = Journal(self.store, self.streams, self.control, window_steps=4)
         self.stream = Stream()
         self.streams.attach(self.stream)
         self.streams.name(self.stream, "r1")
@@ -74,7 +79,7 @@ class World:
         self.sequence = Sequence.from_admission(
             seq_id=SequenceId("s"), epoch=3, prompt=PROMPT, params=params, root=b"r"
         )
-        self.entry = self.streams.begin(SequenceId("s"), 3, prompt_chain(PROMPT), [[], []], (), "r1")
+        self.streams.begin(self.sequence, prompt_chain(PROMPT), [[], []], (), "r1")
         self.num_steps = 0
 
     def step(self, *deltas: tuple[int, int, list[int]], finish: FinishReason = FinishReason.NONE) -> None:
@@ -176,14 +181,54 @@ async def test_a_branch_that_a_router_has_ended_is_run_no_further_and_the_other_
     assert world.told() == [(1, 0, (20,)), (1, 1, (21,))]
 
 
-async def test_a_conflict_fails_the_branch_with_data_loss(world):
-    world.store.script.append(AppendStatus.CONFLICT)
+async def test_a_conflict_ends_the_record_and_every_branch_with_data_loss(world):
     world.step((0, 0, [10]))
     await settle(world)
-    item = world.stream.ready[-1].items[-1]
-    assert item.finish is FinishReason.ERROR
-    assert "HISTORY_LOST" in item.failure
+    world.store.script.append(AppendStatus.CONFLICT)
+    world.step((0, 1, [11]), (1, 0, [20]))
+    await settle(world)
+    items = world.stream.ready[-1].items
+    assert [(item.branch, item.first_index, item.finish) for item in items] == [
+        (0, 1, FinishReason.ERROR),
+        (1, 0, FinishReason.ERROR),
+    ]
+    assert all("HISTORY_LOST" in item.failure for item in items)
+    assert [finished[:3] for finished in world.store.finished] == [("s", -1, FinishReason.ERROR)]
     assert ("drop", "s", 3) in world.control.calls
+    assert world.streams.logs == {}
+
+
+async def test_steps_run_ahead_of_a_branch_that_a_router_has_ended_cost_the_other_branch_nothing(world):
+    """The engine runs on while the store says that one branch is closed, in one batch or in the next."""
+    world.store.script.extend([AppendStatus.CLOSED, AppendStatus.OK, AppendStatus.CLOSED, AppendStatus.OK])
+    world.step((0, 0, [10]), (1, 0, [20]))
+    world.step((0, 1, [11]), (1, 1, [21]))
+    await settle(world)
+    world.step((0, 2, [12]), (1, 2, [22]))
+    await settle(world)
+    assert world.told() == [(1, 0, (20,)), (1, 1, (21,)), (1, 2, (22,))]
+    assert world.control.calls == [("end_branch", "s", 3, 0)]
+    assert [item.branch for item in world.store.batches[-1]] == [1]
+
+
+async def test_what_an_earlier_life_at_the_same_epoch_computed_is_not_journalled(world):
+    late = Delta(world.sequence, 0, 0, (10,))
+    again = Sequence.from_admission(
+        seq_id=SequenceId("s"), epoch=3, prompt=PROMPT, params=world.sequence.params, root=b"r"
+    )
+    world.streams.begin(again, prompt_chain(PROMPT), [[], []], (), "r1")
+    world.journal.submit(StepResult(1, [late], 1, 1))
+    await settle(world)
+    assert world.told() == []
+    assert world.store.batches == []
+
+
+async def test_flushed_waits_for_everything_submitted(world):
+    await world.journal.flushed()
+    world.store.script.append(StoreUnavailable("away"))
+    world.step((0, 0, [10]))
+    await world.journal.flushed()
+    assert world.told() == [(0, 0, (10,))]
 
 
 async def test_the_log_of_a_finished_sequence_goes_when_its_last_branch_ends(world):

@@ -279,8 +279,8 @@ def test_options_are_those_of_a_worker():
         LLM(runner=FakeRunner(), devise="cpu")
     with pytest.raises(TypeError, match="no option 'listen'"):
         LLM(runner=FakeRunner(), listen=":1")
-    with pytest.raises(SettingsError, match="max_batch_tokens"):
-        LLM(runner=FakeRunner(), max_batch_tokens=0)
+    with pytest.raises(SettingsError, match="max_batch_sequences"):
+        LLM(runner=FakeRunner(), max_batch_sequences=0)
     config = LLM(runner=FakeRunner(), max_batch_sequences=3, prefix_caching=False).engine.scheduler.config
     assert (config.max_batch_sequences, config.prefix_caching) == (3, False)
 

@@ -1,5 +1,6 @@
 """A real (tiny) model under the real scheduler: nothing about how a sequence is run may change what it says."""
 
+import resource
 from collections.abc import Callable
 from pathlib import Path
 
@@ -221,6 +222,22 @@ def test_sizes_follow_from_bytes(make, model):
     assert "float32" in info.layout and info.fingerprint == make().info.fingerprint
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_memory_for_blocks_is_zero_aligned_and_free_until_written(dtype):
+    shape = KvShape(num_layers=4, num_kv_heads=2, block_size=16, head_dim=64, dtype=dtype)
+    before = resident_bytes()
+    arena = shape.arena((1 << 28) // shape.bytes_per_block, torch.device("cpu"))
+    assert resident_bytes() - before < 1 << 26, "a quarter of a GiB was taken"
+    assert arena.numel() * dtype.itemsize == 1 << 28
+    assert arena.data_ptr() % 64 == 0 and arena.is_contiguous()
+    arena[:, 1] = 1
+    assert arena[:, 0].eq(0).all() and arena[:, 1].eq(1).all() and arena[:, 2].eq(0).all()
+
+
+def resident_bytes() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+
+
 @pytest.mark.parametrize(
     ("option", "value"),
     [("kv_cache_bytes", 100), ("block_size", 12), ("block_size", 4), ("dtype", "float8"), ("device", "tpu")],
@@ -248,3 +265,41 @@ def test_a_gpu_computes_the_same(model, alone, how):
 def test_a_gpu_is_measured(model):
     runner = load_runner(str(model[0]), device="cuda", dtype="float32", block_size=BLOCK)
     assert runner.info.num_blocks * runner.info.bytes_per_block > 1 << 30
+
+
+def test_a_replay_in_the_middle_ranks_branches_as_if_nothing_had_happened(make):
+    """best_of goes by the model's own log probabilities, which prompt and output alone decide."""
+    params = {
+        "temperature": 1.0,
+        "best_of": 4,
+        "max_tokens": 20,
+        "repetition_penalty": 1.5,
+        "frequency_penalty": 0.8,
+        "logit_bias": {5: 3.0, 9: -4.0},
+        "min_tokens": 4,
+    }
+
+    def run(outputs: list[list[int]]) -> tuple[list[list[int]], dict[int, float]]:
+        options = SamplingParams(seed=11, ignore_eos=True, **params)
+        sequence = Sequence.from_admission(
+            seq_id="f" * 32, epoch=1, prompt=PROMPTS[3], params=options, root=b"r" * 32, outputs=outputs
+        )
+        runner = make()
+        scheduler = Scheduler(SchedulerConfig(max_batch_tokens=16, max_batch_sequences=8, debug=True), runner.info)
+        assert scheduler.admit(sequence).outcome is Outcome.OK
+        found, scores = [list(output) for output in outputs], {}
+        while scheduler.has_work:
+            plan = scheduler.plan()
+            for delta in scheduler.commit(plan, runner.run(plan)).deltas:
+                found[delta.branch_index] += delta.token_ids
+                if delta.finish:
+                    scores[delta.branch_index] = delta.cumulative_logprob
+        return found, scores
+
+    whole, scores = run([[], [], [], []])
+    assert len(set(scores.values())) == 4
+    for cut in ([7, 7, 7, 7], [0, 1, 12, 19], [19, 3, 0, 8]):
+        again, replayed = run([output[:end] for output, end in zip(whole, cut, strict=True)])
+        assert again == whole
+        assert replayed == pytest.approx(scores, rel=1e-5)
+        assert sorted(replayed, key=replayed.get) == sorted(scores, key=scores.get)

@@ -312,3 +312,24 @@ def test_score_positions_of_a_prompt():
             assert score.logprob == pytest.approx(expected[i, targets[i]].item(), abs=1e-5)
             assert [token for token, _ in score.top] == expected[i].topk(2).indices.tolist()
     assert Sampler(70, "cpu").score(logits[:0], [], 2) == []
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_competing_branches_are_ranked_by_what_a_replay_scores_again(seed):
+    """Penalties, bias and masks change what is drawn and reported, never what ranking sums."""
+    changes = {"repetition_penalty": 1.4, "presence_penalty": 0.6, "logit_bias": {3: 2.5}, "banned_token_ids": (4,)}
+    params = [
+        SamplingParams(n=1, best_of=3, seed=seed, **changes),
+        SamplingParams(n=1, best_of=3, seed=seed),
+        SamplingParams(seed=seed, logprobs=2, **changes),
+        SamplingParams(n=2, beam_width=3, logit_bias={3: 2.5}),
+    ]
+    branches = [branch_of(each, range(20), [3, 3, 7], index=0) for each in params]
+    logits = logits_of(len(branches), 60, seed)
+    tokens, scores = sample(logits, branches)
+    replayed = Sampler(60, "cpu", EOS).score(logits, tokens, 0)
+    assert scores[0].rank_logprob == pytest.approx(replayed[0].logprob, abs=1e-6)
+    assert abs(scores[0].logprob - replayed[0].logprob) > 1e-4  # or this test would see nothing
+    assert scores[1].rank_logprob == scores[1].logprob == pytest.approx(replayed[1].logprob, abs=1e-6)
+    assert scores[2].raw is None
+    assert scores[3].raw is None

@@ -40,6 +40,13 @@ def test_chaos_changes_no_output(make_world, seed: int) -> None:
     world.drain()
 
 
+def test_a_search_that_is_alone_at_last_starts_its_other_beams(make_world) -> None:
+    world = make_world(480, *sizes(480), eos=False)  # ended with LENGTH although there was room
+    for _ in range(300):
+        world.operate()
+    world.drain()
+
+
 @pytest.mark.parametrize("preemption", ["swap", "recompute", "auto"])
 def test_too_many_sequences_for_the_memory_all_end_right(make_world, preemption: str) -> None:
     config = {"preemption": preemption, "min_preempt_interval_s": 0.0}

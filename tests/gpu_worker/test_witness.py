@@ -8,6 +8,7 @@ from gpu_worker.plan import StepPlan
 from gpu_worker.scheduler import Scheduler, SchedulerConfig
 from gpu_worker.sequence import Sequence
 from gpu_worker.witness_runner import WitnessRunner, witness_oracle
+from octavo.errors import OutOfBlocks
 from octavo.ids import SequenceId
 from octavo.sampling import SamplingParams
 
@@ -100,3 +101,44 @@ def test_greedy_branches_are_equal_and_roots_are_not() -> None:
     assert first == witness_oracle([1, 2], ROOT, 20, info=info, params=greedy, branch=1)
     assert first != witness_oracle([1, 2], b"s" * 32, 20, info=info, params=greedy)
     assert 0 not in first
+
+
+@pytest.mark.parametrize("meddle", ["out again", "cancel", "drop"])
+def test_blocks_on_their_way_in_are_left_alone_or_forgotten(meddle: str) -> None:
+    runner = WitnessRunner(block_size=4, num_blocks=8, num_host_blocks=8)
+    scheduler = Scheduler(
+        SchedulerConfig(max_batch_tokens=64, max_batch_sequences=4, watermark=0.0, debug=True), runner.info
+    )
+    params = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
+    outputs: dict[str, list[int]] = {}
+
+    def admit(name: str, prompt: list[int]) -> None:
+        sequence = Sequence.from_admission(seq_id=SequenceId(name), epoch=1, prompt=prompt, params=params, root=ROOT)
+        assert scheduler.admit(sequence).ok
+
+    def step() -> None:
+        plan = scheduler.plan()
+        assert len({to for _, to in plan.swap_in}) == len(plan.swap_in)
+        for delta in scheduler.commit(plan, runner.run(plan)).deltas:
+            outputs.setdefault(delta.sequence.seq_id, []).extend(delta.token_ids)
+
+    admit("a", [1, 2, 3, 4, 5, 6])
+    step()
+    scheduler.swap(SequenceId("a"), 1, "out")
+    step()
+    scheduler.workload.blocks.clear_cache()
+    assert scheduler.swap(SequenceId("a"), 1, "in") == 2
+    if meddle == "out again":
+        with pytest.raises(OutOfBlocks):
+            scheduler.swap(SequenceId("a"), 1, "out")
+    elif meddle == "cancel":
+        scheduler.cancel(SequenceId("a"))
+    else:
+        scheduler.swap(SequenceId("a"), 1, "drop")
+    admit("b", list(range(10, 30)))
+    while scheduler.has_work:
+        step()
+    assert not runner.mismatches, runner.first_mismatch
+    assert outputs["b"] == witness_oracle(list(range(10, 30)), ROOT, 12, info=runner.info)
+    if meddle != "cancel":
+        assert outputs["a"] == witness_oracle([1, 2, 3, 4, 5, 6], ROOT, 12, info=runner.info)

@@ -91,7 +91,7 @@ def test_no_two_settings_share_a_variable(cls):
         ("[worker]\npolicy = 'fair'\n", "fcfs, priority"),
         ("[worker]\nblock_size = 17\n", "8, 16, 32, 64, 128"),
         ("[worker]\nkv_cache_bytes = '12 parsec'\n", "512MiB"),
-        ("[worker]\nmax_batch_tokens = 0\n", "at least 1"),
+        ("[worker]\nmax_batch_sequences = 0\n", "at least 1"),
         ("[worker]\nstep_delay_ms = nan\n", "step_delay_ms"),
         ("worker = 3\n", "table"),
         ("[worker\n", "TOML"),

@@ -13,6 +13,7 @@ local ALIVE_MS = 24 * 3600 * 1000            -- bound on every key of a live seq
 local GENERATION_MS = 30 * 24 * 3600 * 1000  -- renewed by heartbeats
 local LEASE_LINGER_MS = 60 * 1000            -- a lease ends by the time written in it; the key goes later
 local CHECK_MS = 1000                        -- how often a sweep looks at a live sequence
+local SUSPECT_RETRY_MS = 250                 -- until a suspect may ask again for a worker that runs another one
 local QUARANTINE_MS = 60 * 1000              -- how long a worker counts as running one suspect alone
 local POISON_CRASHES = 3
 local PROOF_TOKENS = 16                      -- journalled since the last take: the sequence is no poison

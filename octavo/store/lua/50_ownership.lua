@@ -13,9 +13,9 @@ local function hand_over(shard, rec, owner, fields)
   notify(rec, 'taken')
 end
 
--- Whether the owner died running another sequence that was suspected already: then that one bears the blame.
-local function excused(shard, rec, now)
-  local mark = redis.call('GET', shard.prefix .. 'quarantine:' .. rec.owner)
+-- Whether this worker runs another sequence that is suspected already: that one bears the blame if it dies.
+local function runs_another_suspect(shard, owner, rec, now)
+  local mark = redis.call('GET', shard.prefix .. 'quarantine:' .. owner)
   if not mark then return false end
   local id, stop = string.match(mark, '^(%S+) (%d+)$')
   return id ~= rec.id and tonumber(stop) > now
@@ -23,13 +23,20 @@ end
 
 -- Counts a crash of the owner; true when it was one too many.
 local function count_crash(shard, rec, now)
-  if excused(shard, rec, now) then return false end
+  if runs_another_suspect(shard, rec.owner, rec, now) then return false end
   local suspects = {}
   for suspect in string.gmatch(rec.suspects, '[^,]+') do suspects[#suspects + 1] = suspect end
   suspects[#suspects + 1] = rec.owner
   if #suspects > MAX_SUSPECTS then table.remove(suspects, 1) end
   update(rec, { crashes = tonumber(rec.crashes) + 1, suspects = table.concat(suspects, ',') })
   return tonumber(rec.crashes) >= POISON_CRASHES
+end
+
+-- Two suspects on one worker would hide which of them kills it: the second waits for the first one's end.
+local function must_wait(shard, rec, owner, lost, now)
+  local crashes = tonumber(rec.crashes)
+  if lost and rec.owner ~= owner and not runs_another_suspect(shard, rec.owner, rec, now) then crashes = crashes + 1 end
+  return crashes == POISON_CRASHES - 1 and runs_another_suspect(shard, owner, rec, now)
 end
 
 -- The answer of a take that was done before, or nil.
@@ -68,7 +75,9 @@ define('take', function(shard, keys, expected, owner, take_id, why, poison)
     finish(shard, rec, -1, rec.cancel == '1' and STOPPED.CANCELLED or STOPPED.DEADLINE, nil, '')
     return { 'CLOSED', rec.epoch, rec.crashes, 0 }
   end
-  if (why == 'lease' or why == 'connection') and rec.owner ~= owner and count_crash(shard, rec, now) then
+  local lost = why == 'lease' or why == 'connection'
+  if must_wait(shard, rec, owner, lost, now) then return { 'FROZEN', rec.epoch, rec.crashes, SUSPECT_RETRY_MS } end
+  if lost and rec.owner ~= owner and count_crash(shard, rec, now) then
     update(rec, { take_id = take_id })
     finish(shard, rec, -1, STOPPED.ERROR, nil, poison)
     return { 'POISON', rec.epoch, rec.crashes, 0 }

@@ -83,6 +83,23 @@ async def test_classes_then_arrival_and_requeued_ones_first(bench: Any, new: New
     assert again[1].epoch == epoch + 1  # whoever owned it is fenced
 
 
+async def test_a_requeue_can_be_repeated(bench: Any, new: New) -> None:
+    epoch = await running(bench.store, new())
+    for _ in range(2):
+        assert await bench.store.requeue(new().seq_id, epoch)
+    assert (await bench.store.queue_depth())[0] == 1
+    assert not await bench.store.requeue(new().seq_id, epoch - 1)
+
+
+async def test_the_timeline_keeps_the_last_entries(bench: Any, new: New) -> None:
+    epoch = await running(bench.store, new())
+    for i in range(40):
+        await bench.advance(1)
+        epoch = (await bench.store.take(new().seq_id, epoch, W1, str(i), Why.REFUSED)).epoch
+    timeline = (await bench.store.read(new().seq_id)).record.timeline
+    assert timeline == tuple((ms, "taken", f"{W1} refused") for ms in range(9, 41))
+
+
 async def test_a_claim_that_is_not_used_returns_to_the_queue(bench: Any, new: New) -> None:
     await bench.store.accept(new(), LIMITS)
     assert len(await bench.store.pop(ROUTER, 1, 100)) == 1
@@ -133,6 +150,7 @@ async def test_appends_are_checked_for_epoch_index_and_content(bench: Any, new: 
     assert await append(2, [5], epoch - 1) == (AppendStatus.FENCED, 2)
     assert await append(1, [2**32 - 1, 9]) == (AppendStatus.OK, 3)  # what is new of an overlapping chunk
     assert await append(3, [1] * 62) == (AppendStatus.CONFLICT, 3)  # beyond max_tokens
+    assert await append(1, [], finish=FinishReason.STOP) == (AppendStatus.CONFLICT, 3)  # an end before the end
     await bench.store.cancel(seq_id)
     assert await append(3, [4]) == (AppendStatus.OK_CANCEL, 4)
     assert await append(4, [6], finish=FinishReason.STOP) == (AppendStatus.OK_CANCEL, 5)
@@ -195,6 +213,22 @@ async def crash(bench: Any, seq_id: str, epoch: int, to: Incarnation) -> Any:
     return await bench.store.take(seq_id, epoch, to, f"crash{epoch}", Why.CONNECTION)
 
 
+async def test_two_suspects_never_share_a_worker(bench: Any, new: New) -> None:
+    """Else nobody could tell which of them kills it."""
+    first, second = new("first").seq_id, new("second").seq_id
+    epoch = await running(bench.store, new("first"))
+    await running(bench.store, new("second"))
+    for seq_id in (first, second):
+        assert (await crash(bench, seq_id, epoch, W2)).crashes == 1
+    assert (await crash(bench, first, epoch + 1, W3)).crashes == 2
+    refused = await crash(bench, second, epoch + 1, W3)
+    assert refused.status is TakeStatus.FROZEN
+    assert (refused.epoch, refused.crashes, refused.retry_ms > 0) == (epoch + 1, 1, True)
+    assert (await crash(bench, second, epoch + 1, W4)).status is TakeStatus.OK  # elsewhere, or when the first has ended
+    await bench.store.finish(first, -1, FinishReason.CANCELLED, None)
+    assert (await crash(bench, second, epoch + 2, W3)).status is TakeStatus.POISON
+
+
 async def test_the_third_crash_is_poison(bench: Any, new: New) -> None:
     seq_id, epoch = new().seq_id, await running(bench.store, new())
     assert (await crash(bench, seq_id, epoch, W2)).crashes == 1
@@ -226,6 +260,9 @@ async def test_an_innocent_sequence_is_not_blamed_for_a_suspect(bench: Any, new:
         await running(bench.store, new(name), W3)
         taken = await bench.store.take(new(name).seq_id, 1, W4, "t", Why.CONNECTION)
         assert (taken.status, taken.crashes) == (TakeStatus.OK, 0)
+    await running(bench.store, new("later"), W3)
+    await bench.advance(60_000)  # nobody runs alone for ever
+    assert (await bench.store.take(new("later").seq_id, 1, W4, "t", Why.CONNECTION)).crashes == 1
     assert (await crash(bench, suspect, epoch + 2, W4)).status is TakeStatus.POISON
 
 
@@ -288,6 +325,18 @@ async def test_a_dead_router_detaches_and_a_living_one_does_not(bench: Any, new:
     await bench.advance(1500)
     assert (await bench.store.sweep(10, 1500)).cancelled == [new().seq_id]
     assert (await bench.store.read(new().seq_id)).record.state is State.CANCELLED
+
+
+async def test_a_router_that_comes_back_keeps_its_client(bench: Any, new: New) -> None:
+    await bench.store.accept(new(), LIMITS)
+    await bench.advance(1000)
+    await bench.store.sweep(10, 5000)
+    assert (await bench.store.read(new().seq_id)).record.detached_since_ms > 0
+    await bench.store.heartbeat(Member("router", ROUTER, b""), 100_000)
+    await bench.advance(6000)
+    assert (await bench.store.sweep(10, 5000)).cancelled == []
+    record = (await bench.store.read(new().seq_id)).record
+    assert (record.router, record.detached_since_ms) == (ROUTER, 0)
 
 
 async def test_attach_brings_a_client_back(bench: Any, new: New) -> None:

@@ -18,7 +18,7 @@ from octavo import rpc
 from octavo.cli import ports
 from octavo.client import AsyncClient
 from octavo.store.embedded import EmbeddedStore
-from octavo.v1 import admin_pb2, admin_pb2_grpc, inference_pb2_grpc, worker_pb2_grpc
+from octavo.v1 import admin_pb2, admin_pb2_grpc, inference_pb2_grpc, worker_pb2, worker_pb2_grpc
 
 ROOT = Path(__file__).resolve().parents[3]
 START_S = 90.0
@@ -178,29 +178,46 @@ class Cluster:
         pids = {name: process.pid for name, process in self.processes.items()}
         return {w.hello.worker_id: w for w in reply.workers if pids.get(w.hello.worker_id) == w.pid}
 
-    def wait_ready(self, timeout_s: float = START_S) -> None:
-        """Every router serves and would place on every worker."""
-        wait_until(lambda: all(map(self.ready, range(self.shape.routers))), timeout_s, "the cluster is not ready")
+    def load(self, name: str) -> worker_pb2.Load:
+        """What the worker says of itself now."""
+        watch = self.worker(name).Watch(worker_pb2.WatchRequest(interval_ms=50), timeout=10)
+        try:
+            return next(iter(watch)).load
+        finally:
+            watch.cancel()
 
-    def ready(self, router: int) -> bool:
+    def wait_ready(self, timeout_s: float = START_S) -> None:
+        """All processes serve, and every router would place on every worker."""
+        wait_until(self._ready, timeout_s, "the cluster is not ready")
+
+    def _ready(self) -> bool:
         for process in self.processes.values():
             assert process.running, f"{process.name} has ended:\n{process.tail()}"
+        everybody = [*self.endpoints, *self.worker_endpoints.values()]
         try:
-            health = health_pb2_grpc.HealthStub(self.channel(self.endpoints[router]))
-            status = health.Check(health_pb2.HealthCheckRequest(), timeout=2).status
-            workers = self.workers(router)
+            return all(map(self._serves, everybody)) and all(map(self._sees_all, range(self.shape.routers)))
         except grpc.RpcError:
             return False
-        available = {name for name, worker in workers.items() if worker.available}
-        return status == health_pb2.HealthCheckResponse.SERVING and available == set(self.worker_endpoints)
+
+    def _serves(self, endpoint: str) -> bool:
+        health = health_pb2_grpc.HealthStub(self.channel(endpoint))
+        reply = health.Check(health_pb2.HealthCheckRequest(), timeout=2)
+        return bool(reply.status == health_pb2.HealthCheckResponse.SERVING)
+
+    def _sees_all(self, router: int) -> bool:
+        available = {name for name, worker in self.workers(router).items() if worker.available}
+        return available == set(self.worker_endpoints)
 
     def wait_idle(self, timeout_s: float = 30.0) -> None:
         """Nothing runs, nothing waits, and every block is free or cached."""
         wait_until(self._idle, timeout_s, "something still runs, or has left blocks behind")
 
     def _idle(self) -> bool:
-        reply = self.admin().ListWorkers(admin_pb2.ListWorkersRequest(), timeout=10)
-        return not reply.num_queued and all(idle(worker) for worker in self.workers().values())
+        queued = any(
+            self.admin(router).ListWorkers(admin_pb2.ListWorkersRequest(), timeout=10).num_queued
+            for router in range(min(1, self.shape.routers))
+        )
+        return not queued and all(idle(self.load(name)) for name in self.worker_endpoints)
 
     def report(self) -> str:
         """The ends of all logs."""
@@ -208,7 +225,5 @@ class Cluster:
         return json.dumps({name: p._popen and p._popen.poll() for name, p in self.processes.items()}) + "\n".join(parts)
 
 
-def idle(worker: admin_pb2.WorkerStatus) -> bool:
-    load = worker.load
-    clean = load.num_free_blocks + load.num_cached_blocks == worker.hello.num_blocks
-    return clean and not (load.num_sequences or load.num_running or load.num_used_blocks)
+def idle(load: worker_pb2.Load) -> bool:
+    return not (load.num_sequences or load.num_running or load.num_waiting or load.num_swapped or load.num_used_blocks)

@@ -7,11 +7,13 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from octavo.cli import launcher
 
 TAIL_BYTES = 6000
+SPAWNER = ThreadPoolExecutor(1)  # a child dies with the thread that started it, so that is one that stays
 
 
 class Process:
@@ -37,9 +39,15 @@ class Process:
         assert not self.running, f"{self.name} runs already"
         start = [sys.executable, "-I", "-S", launcher.__file__, str(os.getpid()), *self._command]
         with self.log.open("ab") as log:
-            self._popen = subprocess.Popen(
-                start, stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd=self._cwd, start_new_session=True
-            )
+            self._popen = SPAWNER.submit(
+                subprocess.Popen,
+                start,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                cwd=self._cwd,
+                start_new_session=True,
+            ).result()
 
     def kill(self) -> None:
         """SIGKILL; returns when the process is gone."""

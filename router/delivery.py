@@ -1,0 +1,162 @@
+"""What one client has of one request, and what comes next: the tokens, texts and ends of all its branches.
+
+It is told of committed tokens from two sides, a worker's stream and the journal, in any order and as often as they
+like. It knows nothing of workers, stores or wires.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Generic, TypeVar
+
+from octavo.record import Record, Snapshot
+from octavo.sampling import FinishReason, SamplingParams
+from octavo.text.ranking import rank
+from octavo.text.stop import TextStream
+from router.branch import BranchReader, Piece, PlaceValues
+from router.ranked import RankedBranches
+from router.resume import Start
+
+MAX_JOINED = 64  # tokens in one piece, when a client is slower than its worker
+
+Logprob = TypeVar("Logprob")
+Shown = tuple[int, Piece, Sequence[Logprob]]  # branch, what is new in it, a log probability per token or none at all
+
+
+class Delivery(Generic[Logprob]):
+    """Everything goes in by `take` and `feed`, and comes out once, in order, by `shown`."""
+
+    def __init__(
+        self, record: Record, params: SamplingParams, new_text: Callable[[], TextStream], start: Start
+    ) -> None:
+        start.check(params.n)
+
+        def new_reader(index: int) -> BranchReader:
+            return BranchReader(index, record.prompt_chain, new_text())
+
+        self.readers = [new_reader(index) for index in range(record.num_branches)]
+        self.places: list[PlaceValues] = [(0, record.prompt_chain, 0)] * params.n  # after each branch's last event
+        self.scores: list[float | None] = [None] * record.num_branches
+        self.unsettled = False  # there is an end that the journal does not know
+        self._params = params
+        self._start = start
+        self._num_going = record.num_branches
+        self._shown: list[Shown[Logprob]] = []
+        ranked = record.num_branches > params.n
+        self._ranked = RankedBranches[Logprob](record.num_branches, params.n, new_reader) if ranked else None
+
+    @property
+    def ended(self) -> bool:
+        return self._num_going == 0
+
+    @property
+    def next_indexes(self) -> list[int]:
+        return [reader.next_index for reader in self.readers]
+
+    # In
+
+    def resume(self, snapshot: Snapshot) -> None:
+        """Goes to where the client is, with the whole journal at hand."""
+        if self._ranked is not None:
+            return  # nothing has been shown before all branches have ended
+        for reader, tokens in zip(self.readers, snapshot.outputs, strict=True):
+            place = self._start.place(reader.index)
+            reader.resume(tokens[: place.within(len(tokens))], place.chain, place.text_bytes)
+            self.places[reader.index] = reader.place
+
+    def behind_start(self, snapshot: Snapshot) -> bool:
+        """Whether the journal is shorter than what the client says it has."""
+        return self._ranked is None and any(
+            self._start.place(branch).next_index > len(tokens) for branch, tokens in enumerate(snapshot.outputs)
+        )
+
+    def take(
+        self,
+        branch: int,
+        first_index: int,
+        token_ids: Sequence[int],
+        chain: int,
+        finish: FinishReason,
+        logprobs: Sequence[Logprob],
+        score: float | None,
+    ) -> bool:
+        """A worker's committed tokens; False if some before them are missing."""
+        reader = self.readers[branch]
+        skip = reader.next_index - first_index
+        if skip < 0:
+            return False
+        if score is not None and not reader.finish:
+            self.scores[branch] = score
+        piece = reader.push(first_index, token_ids, chain, finish)
+        if piece is not None:
+            self._add(branch, piece, logprobs[skip : skip + len(piece.token_ids)] if logprobs else (), finish)
+        return True
+
+    def feed(self, snapshot: Snapshot, first_indexes: Sequence[int]) -> None:
+        """What the journal has from those indexes on."""
+        record = snapshot.record
+        for branch, score in enumerate(record.scores):
+            self.scores[branch] = score if score is not None else self.scores[branch]
+        for reader, first, tokens in zip(self.readers, first_indexes, snapshot.outputs, strict=True):
+            finish = record.finishes[reader.index]
+            piece = reader.push(first, tokens, None, finish)
+            if piece is not None:
+                self._add(reader.index, piece, (), finish)
+
+    def has_news(self, snapshot: Snapshot, first_indexes: Sequence[int]) -> bool:
+        """Whether the journal is ahead of the client."""
+        finishes = snapshot.record.finishes
+        return any(
+            (finishes[reader.index] and not reader.finish) or first + len(tokens) > reader.next_index
+            for reader, first, tokens in zip(self.readers, first_indexes, snapshot.outputs, strict=True)
+        )
+
+    def _add(self, branch: int, piece: Piece, logprobs: Sequence[Logprob], finish: FinishReason) -> None:
+        if piece.finish:
+            self._num_going -= 1
+            self.unsettled |= not finish
+        if self._ranked is not None:
+            self._ranked.add(branch, piece, logprobs)
+        elif self._shown and can_join(self._shown[-1], branch, piece, logprobs):
+            _, joined, earlier = self._shown[-1]
+            joined.token_ids = [*joined.token_ids, *piece.token_ids]
+            joined.text += piece.text
+            joined.finish, joined.place = piece.finish, piece.place
+            self._shown[-1] = (branch, joined, [*earlier, *logprobs])
+        else:
+            self._shown.append((branch, piece, logprobs))
+
+    # Out
+
+    def shown(self) -> list[Shown[Logprob]]:
+        """What is new since the last call. Whoever tells the client sets `places` to the place after each piece."""
+        if self._ranked is not None:
+            if not self.ended:
+                return []
+            self.places, shown = self._ranked.best(self.scores, self._start)
+            return shown
+        shown, self._shown = self._shown, []
+        return shown
+
+    def stopped(self) -> list[tuple[int, int]]:
+        """(branch, length) of those that a stop string ended, as far as this client's text is concerned."""
+        return [(reader.index, reader.next_index) for reader in self.readers if reader.finish is FinishReason.STOP]
+
+    def num_output_tokens(self) -> int:
+        """Over all returned branches."""
+        return sum(self.readers[branch].next_index for branch in self._returned())
+
+    def returned_scores(self) -> list[float | None] | None:
+        """The scores of the returned branches, once all have ended; None if they did not compete."""
+        return [self.scores[branch] for branch in self._returned()] if self._params.ranked else None
+
+    def _returned(self) -> Sequence[int]:
+        return range(self._params.n) if self._ranked is None else rank(self.scores, self._params.n)
+
+
+def can_join(before: Shown[Logprob], branch: int, piece: Piece, logprobs: Sequence[Logprob]) -> bool:
+    """Whether one event may carry both: tokens of one branch, with a log probability each or none at all."""
+    last_branch, last, last_logprobs = before
+    return (
+        last_branch == branch
+        and len(last.token_ids) + len(piece.token_ids) <= MAX_JOINED
+        and (bool(logprobs) == bool(last_logprobs) or not piece.token_ids)
+    )

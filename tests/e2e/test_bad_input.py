@@ -1,0 +1,209 @@
+"""Bad input at the live service: the right code, the field's name, and no trace anywhere."""
+
+import math
+import time
+
+import grpc
+import pytest
+
+from octavo import errors, limits, rpc
+from octavo.v1 import inference_pb2, inference_pb2_grpc
+
+NAN, INF = math.nan, math.inf
+U32, U64 = 2**32 - 1, 2**64 - 1
+CONTEXT, VOCAB = 8192, 1000
+TEXT = {"text": b"hello"}
+
+
+def request(sampling=(), **fields):
+    message = inference_pb2.GenerateRequest()
+    for name, value in (fields or TEXT).items():
+        if name == "token_ids":
+            message.token_ids.SetInParent()
+            message.token_ids.ids.extend(value)
+        elif name == "chat":
+            message.chat.SetInParent()
+            for role, content in value:
+                message.chat.messages.add(role=role, content=content)
+        else:
+            setattr(message, name, value)
+    for name, value in dict(sampling).items():
+        field = getattr(message.sampling, name)
+        if isinstance(value, dict):
+            for key, item in value.items():
+                field[key] = item
+        elif isinstance(value, list):
+            field.extend(value)
+        else:
+            setattr(message.sampling, name, value)
+    return message
+
+
+def numbers():
+    """Values that no field of SamplingParams with a number takes."""
+    for name in ("temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty"):
+        for value in (NAN, INF, -INF, -2.5, 1e30):
+            yield name, value
+    for value in (NAN, INF, -1, 4.5):
+        yield "length_penalty", value
+    yield from [("top_p", 0), ("repetition_penalty", 0), ("temperature", 10.01), ("min_p", 1.01)]
+    yield from [("n", 0), ("n", 17), ("n", U32), ("best_of", 17), ("best_of", U32), ("max_tokens", 0)]
+    yield from [("max_tokens", U32), ("max_tokens", CONTEXT + 1), ("min_tokens", U32), ("logprobs", 21)]
+    yield from [("logprobs", U32), ("prompt_logprobs", 21), ("beam_width", 1), ("beam_width", 17), ("beam_width", U32)]
+
+
+def lists():
+    yield "stop", ["x"] * 100
+    yield "stop", [""]
+    yield "stop", ["x" * 257]
+    yield "stop_token_ids", [VOCAB]
+    yield "stop_token_ids", [1] * 65
+    yield "allowed_token_ids", [U32]
+    yield "allowed_token_ids", [1] * 4097
+    yield "banned_token_ids", [VOCAB]
+    yield "banned_token_ids", list(range(VOCAB))
+    yield "logit_bias", {VOCAB: 1.0}
+    yield "logit_bias", {1: NAN}
+    yield "logit_bias", {1: 100.5}
+    yield "logit_bias", dict.fromkeys(range(301), 1.0)
+
+
+def prompts():
+    yield "token_ids", request(token_ids=[])
+    yield "text", request(text=b"")
+    yield "input", inference_pb2.GenerateRequest()
+    yield "token_ids", request(token_ids=[1] * CONTEXT)
+    yield "token_ids", request(token_ids=[1] * 10 * CONTEXT)
+    yield "token_ids", request(token_ids=[1, VOCAB])
+    yield "token_ids", request(token_ids=[U32])
+    yield "text", request(text=b"ab\xff")
+    yield "text", request(text=b"x" * (16 * CONTEXT + 1))
+    yield "text", request(text=b"x" * CONTEXT)
+    yield "max_tokens", request({"max_tokens": CONTEXT}, text=b"ab")
+    yield "chat.messages", request(chat=[])
+    yield "chat.messages", request(chat=[("user", b"x")] * 1025)
+    yield "chat.messages[1].role", request(chat=[("user", b"x"), ("", b"x")])
+    yield "chat.messages[0].content", request(chat=[("user", b"\xc3\x28")])
+    yield "chat", request(chat=[("user", b"x")])  # this model has no template
+    yield "request_id", request(text=b"x", request_id="")
+    yield "request_id", request(text=b"x", request_id="a" * 129)
+    yield "request_id", request(text=b"x", request_id="ü")
+    yield "request_id", request(text=b"x", request_id="a\n")
+    yield "priority", request(text=b"x", priority=99)
+
+
+def together():
+    yield "best_of", {"n": 3, "best_of": 2}
+    yield "min_tokens", {"max_tokens": 5, "min_tokens": 6}
+    yield "beam_width", {"beam_width": 2, "n": 3}
+    yield "temperature", {"beam_width": 2, "temperature": 0.5}
+    yield "best_of", {"beam_width": 2, "best_of": 4}
+
+
+CASES = [
+    *((name, request({name: value})) for name, value in numbers()),
+    *((name, request({name: value})) for name, value in lists()),
+    *prompts(),
+    *((name, request(sampling)) for name, sampling in together()),
+]
+
+
+@pytest.fixture
+def untouched(cluster):
+    """Afterwards the workers have run no step more, hold no sequence, and the store no key more."""
+
+    def now():
+        loads = [cluster.load(name) for name in cluster.worker_endpoints]
+        return [(load.num_steps, load.num_sequences, load.num_used_blocks) for load in loads], cluster.store.num_keys()
+
+    before = now()
+    yield
+    assert now() == before
+
+
+@pytest.mark.usefixtures("untouched")
+def test_a_bad_field_is_named_at_once_and_leaves_nothing(cluster):
+    stub, times = cluster.inference(), []
+    for field, bad in CASES:
+        for call in (
+            lambda bad=bad: stub.Complete(inference_pb2.CompleteRequest(request=bad)),
+            lambda bad=bad: list(stub.Generate(bad)),
+        ):
+            began = time.perf_counter()
+            with pytest.raises(grpc.RpcError) as raised:
+                call()
+            times.append(time.perf_counter() - began)
+            error = rpc.error_from(raised.value)
+            assert isinstance(error, errors.InvalidArgument), (field, error)
+            assert error.metadata == {"field": field}, (field, error)
+            assert error.message.startswith(field)
+            assert len(error.message) < 300
+    times.sort()
+    print(f"{len(times)} refusals: median {times[len(times) // 2] * 1e3:.1f} ms, worst {times[-1] * 1e3:.1f} ms")
+    assert times[len(times) // 2] < 0.1  # 2 ms on a quiet machine
+
+
+@pytest.mark.usefixtures("untouched")
+def test_what_has_no_field(cluster):
+    stub = cluster.inference()
+    big = inference_pb2.GenerateRequest(text=b"x" * 10_000_000)
+    channel = grpc.insecure_channel(cluster.endpoints[0], options=[("grpc.max_send_message_length", -1)])
+    cases = [
+        (errors.NotFound, lambda: stub.Complete(complete(request(text=b"x", model="gpt-17")))),
+        (errors.MessageTooLarge, lambda: inference_pb2_grpc.InferenceStub(channel).Complete(complete(big))),
+        (errors.NotFound, lambda: stub.Get(inference_pb2.GetRequest(request_id="nobody"))),
+        (errors.NotFound, lambda: stub.Cancel(inference_pb2.CancelRequest(request_id="nobody"))),
+        (errors.InvalidArgument, lambda: stub.Get(inference_pb2.GetRequest())),
+        (errors.InvalidArgument, lambda: stub.Cancel(inference_pb2.CancelRequest(request_id="\x7f"))),
+        (errors.InvalidArgument, lambda: stub.Tokenize(inference_pb2.TokenizeRequest())),
+        (errors.InvalidArgument, lambda: stub.Tokenize(inference_pb2.TokenizeRequest(text=b"\xff"))),
+        (errors.NotFound, lambda: stub.Tokenize(inference_pb2.TokenizeRequest(text=b"a", model="other"))),
+        (errors.InvalidArgument, lambda: stub.Detokenize(inference_pb2.DetokenizeRequest(token_ids=[VOCAB]))),
+    ]
+    for error, call in cases:
+        began = time.monotonic()
+        with pytest.raises(grpc.RpcError) as raised:
+            call()
+        assert type(rpc.error_from(raised.value)) is error
+        assert time.monotonic() - began < 2
+    channel.close()
+
+
+@pytest.mark.usefixtures("untouched")
+def test_bytes_that_are_no_message(cluster):
+    """Strings that are not UTF-8, truncated and random messages."""
+    channel = cluster.channel(cluster.endpoints[0])
+    bad_stop = request({"stop": ["abc"]}).SerializeToString().replace(b"abc", b"a\xffc")
+    inside = b"\x0a" + bytes([len(bad_stop)]) + bad_stop
+    calls = [("Generate", bad_stop), ("Generate", bad_stop[:-1]), ("Complete", inside), ("Complete", inside[:-1])]
+    for method in ("Generate", "Complete", "Attach", "Get", "Cancel", "Tokenize", "Detokenize"):
+        calls += [(method, data) for data in (b"\xff" * 20, b"\x0a\xff\xff\xff\xff\x0f")]
+    for method, data in calls:
+        with pytest.raises(grpc.RpcError) as raised:
+            list(channel.unary_stream(f"/octavo.v1.Inference/{method}")(data))
+        error = rpc.error_from(raised.value)
+        assert isinstance(error, errors.InvalidArgument), (method, data, error)
+        assert error.metadata == {"field": "request"}
+
+
+def complete(message):
+    return inference_pb2.CompleteRequest(request=message)
+
+
+def test_a_request_id_used_twice(cluster):
+    stub = cluster.inference()
+    first = request({"max_tokens": 2, "temperature": 0}, text=b"x", request_id="used")
+    answer = stub.Complete(complete(first))
+    keys = cluster.store.num_keys()
+    assert stub.Complete(complete(first)).outputs == answer.outputs
+    with pytest.raises(grpc.RpcError) as raised:
+        stub.Complete(complete(request({"max_tokens": 3}, text=b"x", request_id="used")))
+    assert isinstance(rpc.error_from(raised.value), errors.RequestExists)
+    assert raised.value.code() is grpc.StatusCode.ALREADY_EXISTS
+    assert cluster.store.num_keys() == keys
+
+
+def test_the_limits_are_those_listed(cluster):
+    model = cluster.inference().ListModels(inference_pb2.ListModelsRequest()).models[0]
+    assert (model.context_tokens, model.vocab_size) == (CONTEXT, VOCAB)
+    assert (model.limits.max_n, model.limits.max_stop) == (limits.MAX_N, limits.MAX_STOP)

@@ -1,0 +1,118 @@
+"""Clients that know nothing of octavo: grpcurl and buf, by reflection alone."""
+
+import base64
+import json
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from octavo import wire
+from octavo.client import SamplingParams
+
+SEQ = f"{77:032x}"
+
+
+def tool(name):
+    found = shutil.which(name, path=str(Path(sys.executable).parent)) or shutil.which(name)
+    if found is None:
+        pytest.skip(f"{name} is not installed")
+    return found
+
+
+def grpcurl(endpoint, *words, data=None, ok=True):
+    command = [tool("grpcurl"), "-plaintext", *(["-d", json.dumps(data)] if data is not None else []), endpoint, *words]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert (done.returncode == 0) is ok, done.stderr
+    return done.stdout if ok else done.stderr
+
+
+def objects(text):
+    """One JSON object after the other; older tools name fields as the proto does, newer ones in camel case."""
+    decoder, found = json.JSONDecoder(), []
+    while text := text.strip():
+        value, end = decoder.raw_decode(text)
+        found.append(snake(value))
+        text = text[end:]
+    return found
+
+
+def snake(value):
+    if isinstance(value, dict):
+        return {re.sub("([A-Z])", r"_\1", key).lower(): snake(item) for key, item in value.items()}
+    return [snake(item) for item in value] if isinstance(value, list) else value
+
+
+def test_list_and_describe(cluster):
+    standard = {"grpc.health.v1.Health", "grpc.reflection.v1alpha.ServerReflection", "grpc.channelz.v1.Channelz"}
+    listeners = [
+        (cluster.endpoints[0], {"octavo.v1.Inference"}),
+        (cluster.admin_endpoints[0], {"octavo.v1.Admin"}),
+        (cluster.worker_endpoints["w0"], {"octavo.v1.Worker", "octavo.v1.Transfer"}),
+    ]
+    for endpoint, own in listeners:
+        assert set(grpcurl(endpoint, "list").split()) == standard | own
+        for service in own:
+            assert f"service {service.rpartition('.')[2]} {{" in grpcurl(endpoint, "describe", service)
+            health = objects(grpcurl(endpoint, "grpc.health.v1.Health/Check", data={"service": service}))
+            assert health == [{"status": "SERVING"}]
+    assert "max_tokens" in grpcurl(cluster.endpoints[0], "describe", "octavo.v1.SamplingParams")
+
+
+def test_complete_and_generate(cluster, oracle):
+    prompt, params = b"Once upon", SamplingParams(temperature=0, max_tokens=8)
+    expected = oracle.outputs(list(prompt), params)[0]
+    data = {"text": base64.b64encode(prompt).decode(), "sampling": {"max_tokens": 8, "temperature": 0}}
+    answer = objects(grpcurl(cluster.endpoints[0], "octavo.v1.Inference/Complete", data={"request": data}))[0]
+    output = answer["outputs"][0]
+    assert (tuple(output["token_ids"]), output.get("text", "")) == (expected.token_ids, expected.text)
+    assert output["finish_reason"] == "FINISH_REASON_LENGTH"
+    assert answer["usage"]["prompt_tokens"] == len(prompt)
+    events = objects(grpcurl(cluster.endpoints[1], "octavo.v1.Inference/Generate", data=data))
+    assert tuple(token for event in events for token in event["token_ids"]) == expected.token_ids
+    assert "finished" in events[-1]
+    data["sampling"]["temperature"] = -1
+    refused = grpcurl(cluster.endpoints[0], "octavo.v1.Inference/Generate", data=data, ok=False)
+    assert "InvalidArgument" in refused
+    assert "temperature" in refused
+
+
+def test_one_step_of_a_worker(solo):
+    """The line of design/protocol.md §2: exactly one step, printed; with nothing to do, and after a Schedule."""
+    endpoint = solo.worker_endpoints["w0"]
+
+    def step():
+        before = solo.load("w0").num_steps
+        printed = objects(grpcurl(endpoint, "octavo.v1.Worker/Step", data={"grant": {"steps": 1}}))
+        assert solo.load("w0").num_steps == before + 1
+        assert len(printed) == 1
+        return printed[0]
+
+    assert "items" not in step()
+    sampling = wire.sampling_to_wire(SamplingParams(temperature=0, max_tokens=5, seed=1, best_of=1))
+    admission = {"seq_id": SEQ, "epoch": 1, "prompt": {"ids": [5] * 40}, "priority": 3}
+    admission["sampling"] = {"temperature": 0, "max_tokens": sampling.max_tokens, "seed": 1}
+    answer = objects(grpcurl(endpoint, "octavo.v1.Worker/Schedule", data={"admissions": [admission]}))[0]
+    assert answer["results"][0]["outcome"] == "ADMISSION_OUTCOME_ADMITTED", answer
+    assert step()["num_tokens"] == 40
+    for operation in ("OUT", "IN", "DROP"):
+        item = {"seq_id": SEQ, "epoch": 1, "operation": f"SWAP_OPERATION_{operation}"}
+        assert objects(grpcurl(endpoint, "octavo.v1.Worker/Swap", data={"items": [item]}))[0]["results"]
+    grpcurl(endpoint, "octavo.v1.Worker/Cancel", data={"sequences": [{"seq_id": SEQ, "epoch": 1}]})
+    step()
+    hello = objects(grpcurl(endpoint, "octavo.v1.Worker/Hello", data={}))[0]
+    assert hello["worker_id"] == "w0"
+
+
+def test_buf_curl(cluster, oracle):
+    """A second client, of another family, over the gRPC protocol."""
+    data = {"token_ids": {"ids": [1, 2, 3]}, "sampling": {"max_tokens": 6, "temperature": 0}}
+    url = f"http://{cluster.endpoints[0]}/octavo.v1.Inference/Generate"
+    command = [tool("buf"), "curl", "--protocol", "grpc", "--http2-prior-knowledge", "-d", json.dumps(data), url]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    tokens = [token for event in objects(done.stdout) for token in event.get("token_ids", [])]
+    assert tokens == oracle.tokens([1, 2, 3], 6)

@@ -1,0 +1,132 @@
+"""`octavo up` itself: what it starts it keeps alive, and takes down with it, however it ends."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+
+import pytest
+from live.cluster import ROOT
+from live.process import Process, descendants, exists, wait_until
+
+STOP_S = 40.0
+
+
+class Up:
+    """A running `octavo up`, and the other commands beside it."""
+
+    def __init__(self, directory, routers=2, workers=2):
+        self.state_dir = directory / "state"
+        options = ["--routers", routers, "--workers", workers, "--grpc-port", 0, "--state-dir", self.state_dir]
+        options += ["--runner", "fake", "--step-delay-ms", 10, "--lease-ms", 2000, "--json"]
+        command = [sys.executable, "-m", "octavo.cli", "up", *map(str, options)]
+        log = directory / f"up-{len(list(directory.iterdir()))}.log"
+        self.process = Process("up", command, log, ROOT)
+        self.process.start()
+        wait_until(self._ready, 90, f"octavo up is not ready:\n{self.process.tail()}")
+
+    def _ready(self):
+        assert self.process.running, self.process.tail()
+        return '"ready": true' in self.process.log.read_text()
+
+    def run(self, *words):
+        """Another command of the CLI; its JSON."""
+        done = self.started(*words)
+        assert done.returncode == 0, done.stderr
+        return json.loads(done.stdout)
+
+    def started(self, *words):
+        command = [sys.executable, "-m", "octavo.cli", *map(str, words), "--json", "--state-dir", str(self.state_dir)]
+        return subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=60)
+
+    def status(self):
+        return self.run("status")
+
+    def children(self):
+        return descendants(self.process.pid)
+
+    def pids(self):
+        """By name, of what `status` reports."""
+        status = self.status()
+        found = {router["router_id"]: router["pid"] for router in status["routers"]}
+        found |= {worker["worker_id"]: worker["pid"] for worker in status["workers"]}
+        return found | {"store": status["store"]["pid"]}
+
+    def whole(self):
+        done = self.started("status")
+        if done.returncode:
+            return False
+        status = json.loads(done.stdout)
+        serving = [status["store"], *status["routers"]]
+        return all(part["serving"] for part in serving) and all(worker["available"] for worker in status["workers"])
+
+
+@pytest.fixture
+def up(tmp_path, request):
+    up = Up(tmp_path)
+    yield up
+    children = up.children()
+    up.process.stop()
+    for pid in children:
+        wait_until(lambda pid=pid: not exists(pid), STOP_S, f"process {pid} is left")
+
+
+@pytest.mark.timeout(240)
+def test_status_generate_and_a_clean_end(up):
+    status = up.status()
+    assert [router["router_id"] for router in status["routers"]] == ["router-0", "router-1"]
+    assert [worker["worker_id"] for worker in status["workers"]] == ["worker-0", "worker-1"]
+    for worker in status["workers"]:
+        assert {"incarnation", "endpoint", "num_sequences"} <= worker.keys()
+        blocks = worker["blocks"]
+        assert blocks["free"] + blocks["used"] + blocks["cached"] == blocks["total"] == 1024
+    assert set(up.pids().values()) == set(up.children())
+    options = ["--max-tokens", 12, "--temperature", 0.5, "--seed", 5]
+    first = up.run("generate", "--prompt", "Once upon", *options)
+    assert first.keys() >= {"text", "token_ids", "finish_reason", "usage", "num_reattaches"}
+    assert len(first["token_ids"]) == 12
+    endpoints = ",".join(router["endpoint"] for router in reversed(status["routers"]))
+    again = up.run("generate", "--prompt", "Once upon", *options, "--endpoint", endpoints)
+    assert (again["text"], again["token_ids"]) == (first["text"], first["token_ids"])
+
+    children = up.children()
+    assert up.process.stop(STOP_S) == 0
+    assert not [pid for pid in children if exists(pid)]
+    assert not (up.state_dir / "state.json").exists()
+
+
+@pytest.mark.timeout(240)
+def test_what_dies_is_started_again_and_takes_part(up):
+    """While a stream runs through all of it."""
+    before, answers = up.pids(), []
+    words = ["generate", "--prompt", "A long story", "--max-tokens", 700, "--temperature", 0]
+    endpoints = ",".join(router["endpoint"] for router in up.status()["routers"])
+    story = threading.Thread(target=lambda: answers.append(up.run(*words, "--endpoint", endpoints)))
+    story.start()
+    for name in ("worker-0", "router-0", "store", "worker-1", "router-1"):
+        pid = up.pids()[name]
+        os.kill(pid, signal.SIGKILL)
+        wait_until(lambda pid=pid: not exists(pid), 10, f"{name} lives on")
+        wait_until(up.whole, 60, f"{name} does not come back:\n{up.process.tail()}")
+        assert up.pids()[name] not in (pid, None)
+    story.join(90)
+    assert answers, "the stream broke"
+    assert answers[0]["num_reattaches"] > 0
+    undisturbed = up.run(*words)
+    assert answers[0]["token_ids"] == undisturbed["token_ids"]
+    assert not set(before.values()) & set(up.pids().values())
+
+
+@pytest.mark.timeout(240)
+def test_kill_9_of_up_leaves_nothing_behind(tmp_path):
+    up = Up(tmp_path, routers=1, workers=1)
+    children = up.children()
+    assert len(children) == 3
+    up.process.kill()
+    for pid in children:
+        wait_until(lambda pid=pid: not exists(pid), STOP_S, f"process {pid} is left")
+    again = Up(tmp_path, routers=1, workers=1)  # nothing in the way: neither lock, nor port, nor state
+    wait_until(again.whole, 60, again.process.tail())
+    assert again.process.stop(STOP_S) == 0

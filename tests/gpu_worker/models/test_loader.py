@@ -1,0 +1,239 @@
+"""From names to models: what is found, what is kept, what is refused and how that is said."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from gpu_worker.models.cache import PreparedCache
+from gpu_worker.models.decoder import BadModel
+from gpu_worker.models.fingerprint import model_fingerprint, sample_file
+from gpu_worker.models.locate import locate
+from octavo.errors import NotFound
+
+PROMPTS = [[5, 4, 3, 2, 1], [77]]
+
+
+@pytest.fixture
+def copied(tiny, tmp_path) -> Path:
+    """A checkpoint of one's own, to be damaged."""
+    return Path(shutil.copytree(tiny("llama").directory, tmp_path / "copied"))
+
+
+def change(directory: Path, **fields) -> None:
+    path = directory / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | fields))
+
+
+def test_shards_are_one_model(copied, tiny, load, greedy):
+    weights = load_file(copied / "model.safetensors")
+    names = sorted(weights)
+    places = {}
+    for part in range(3):
+        save_file({name: weights[name] for name in names[part::3]}, copied / f"part-{part}.safetensors")
+        places |= dict.fromkeys(names[part::3], f"part-{part}.safetensors")
+    (copied / "model.safetensors").unlink()
+    (copied / "model.safetensors.index.json").write_text(json.dumps({"weight_map": places}))
+    assert greedy(load(copied), PROMPTS, 16) == greedy(load(tiny("llama").directory), PROMPTS, 16)
+
+
+@pytest.mark.parametrize(
+    ("index", "reason"),
+    [
+        ({"weight_map": {"x": "../elsewhere.safetensors"}}, "is not the name of a file beside it"),
+        ({"weight_map": {"x": 3}}, "is not the name of a file beside it"),
+        ({"weight_map": []}, "AttributeError"),
+        ({}, "weight_map"),
+        ([], "TypeError"),
+    ],
+)
+def test_a_bad_index_is_refused(copied, load, index, reason):
+    (copied / "model.safetensors.index.json").write_text(json.dumps(index))
+    with pytest.raises(BadModel, match=reason):
+        load(copied)
+
+
+def test_a_tensor_too_few_or_too_many_is_refused(copied, load):
+    weights = load_file(copied / "model.safetensors")
+    save_file({**weights, "model.layers.0.extra.weight": torch.zeros(2)}, copied / "model.safetensors")
+    with pytest.raises(BadModel, match=r"have no place in the model: model\.layers\.0\.extra\.weight"):
+        load(copied)
+    del weights["model.layers.1.mlp.up_proj.weight"]
+    save_file(weights, copied / "model.safetensors")
+    with pytest.raises(BadModel, match=r"no tensor 'model\.layers\.1\.mlp\.up_proj\.weight'"):
+        load(copied)
+
+
+@pytest.mark.parametrize(
+    ("fields", "reason"),
+    [
+        ({"intermediate_size": 96}, "the configuration says"),
+        ({"num_attention_heads": 0}, "ZeroDivisionError|heads"),
+        ({"num_key_value_heads": 3}, "4 heads do not share 3"),
+        ({"hidden_size": "wide"}, "config.json"),
+        ({"hidden_size": None}, "config.json"),
+        ({"model_type": "no-such-model"}, "no-such-model"),
+    ],
+)
+def test_a_configuration_that_does_not_fit_is_refused(copied, load, fields, reason):
+    if "num_attention_heads" in fields:
+        fields = fields | {"head_dim": None}
+    change(copied, **fields)
+    with pytest.raises(BadModel, match=reason):
+        load(copied)
+
+
+def test_damaged_files_are_refused(copied, load):
+    weights = copied / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-100])
+    with pytest.raises(BadModel, match=r"model\.safetensors"):
+        load(copied)
+    (copied / "config.json").write_text("{")
+    with pytest.raises(BadModel, match=r"config\.json"):
+        load(copied)
+
+
+def test_pickles_are_not_read(copied, load):
+    weights = copied / "model.safetensors"
+    weights.rename(copied / "pytorch_model.bin")
+    with pytest.raises(BadModel, match=r"has no model\.safetensors"):
+        load(copied)
+
+
+def test_code_of_a_model_is_not_run(copied, load):
+    """A checkpoint that wants to bring its own code is refused, and the code stays unread."""
+    (copied / "evil.py").write_text("raise SystemExit('ran')")
+    change(copied, model_type="evil", auto_map={"AutoConfig": "evil.C", "AutoModelForCausalLM": "evil.M"})
+    with pytest.raises(BadModel):
+        load(copied)
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("no-such-model", "neither 'smollm2', a .gguf file, a directory, nor a name like owner/name"),
+        ("/no/such/path", "neither"),
+        ("nobody-at-all/nothing", "is not on this machine and could not be fetched"),
+        ("bad name/with spaces", "model 'bad name/with spaces'"),
+    ],
+)
+def test_a_model_that_is_not_there_is_said_so(name, reason):
+    with pytest.raises(NotFound, match=reason):
+        locate(name)
+
+
+def test_directories_and_files_that_hold_no_model(tmp_path):
+    with pytest.raises(NotFound, match=r"neither a config\.json nor exactly one \.gguf"):
+        locate(str(tmp_path))
+    (tmp_path / "model.bin").write_bytes(b"x")
+    with pytest.raises(NotFound, match=r"not a \.gguf file"):
+        locate(str(tmp_path / "model.bin"))
+    (tmp_path / "one.gguf").write_bytes(b"x")
+    assert locate(str(tmp_path)).name == "one"
+
+
+def test_end_tokens_are_those_of_the_generation_configuration(copied, load):
+    change(copied, eos_token_id=3)
+    (copied / "generation_config.json").unlink(missing_ok=True)
+    assert load(copied).info.eos_token_ids == (3,)
+    (copied / "generation_config.json").write_text('{"eos_token_id": [9, 4, 9]}')
+    assert load(copied).info.eos_token_ids == (4, 9)
+    assert load(copied).info.tokenizer == "", "there is none beside this model"
+    (copied / "tokenizer.json").write_text("{}")
+    assert load(copied).info.tokenizer == str(copied)
+
+
+def test_progress_is_reported(copied):
+    from gpu_worker.model_runner import load_runner
+
+    seen: list[tuple[int, int]] = []
+    load_runner(str(copied), kv_cache_bytes=1 << 20, on_progress=lambda done, total: seen.append((done, total)))
+    total = seen[0][1]
+    assert [done for done, _ in seen] == list(range(1, total + 1))
+
+
+# The cache of converted weights
+
+
+@pytest.fixture
+def cache(tmp_path) -> PreparedCache:
+    return PreparedCache(tmp_path / "cache")
+
+
+TENSORS = {"a": torch.arange(5000.0).view(50, 100), "b": torch.ones(3, dtype=torch.bfloat16)}
+
+
+def test_what_is_kept_is_what_comes_back(cache, tmp_path):
+    assert cache.load("m", "k") is None
+    assert cache.store("m", "k", TENSORS)
+    found = cache.load("m", "k")
+    assert found is not None and all(torch.equal(found[name], tensor) for name, tensor in TENSORS.items())
+    assert cache.load("m", "other") is None
+    assert [path.name for path in (tmp_path / "cache").iterdir()] == ["m-k.safetensors"], "nothing is left lying about"
+
+
+@pytest.mark.parametrize("damage", ["cut", "empty", "header", "first", "last", "other key"])
+def test_a_damaged_cache_is_taken_for_none_and_written_anew(cache, damage):
+    cache.store("m", "k", TENSORS)
+    path = cache.path("m", "k")
+    content = bytearray(path.read_bytes())
+    if damage == "cut":
+        del content[-10:]
+    elif damage == "empty":
+        content.clear()
+    elif damage == "header":
+        content[:8] = b"\xff" * 8
+    elif damage == "first":
+        start = 8 + int.from_bytes(content[:8], "little")
+        content[start + 100 : start + 200] = bytes(100)
+    elif damage == "last":
+        content[-1] ^= 1
+    path.write_bytes(content)
+    if damage == "other key":
+        path.rename(cache.path("m", "k2"))
+    assert cache.load("m", "k2" if damage == "other key" else "k") is None
+    assert cache.store("m", "k", TENSORS) and cache.load("m", "k") is not None
+
+
+def test_no_room_for_the_cache_is_no_error(tmp_path):
+    (tmp_path / "file").write_text("in the way")
+    assert not PreparedCache(tmp_path / "file" / "cache").store("m", "k", TENSORS)
+
+
+# Fingerprints
+
+
+def test_equal_files_have_equal_fingerprints_wherever_they_lie(copied, tiny, load):
+    assert load(copied).info.fingerprint == load(tiny("llama").directory).info.fingerprint
+
+
+def test_a_fingerprint_covers_configuration_tokenizer_and_weights(copied, load):
+    seen = {load(copied).info.fingerprint}
+    change(copied, rms_norm_eps=1e-5)
+    seen.add(load(copied).info.fingerprint)
+    (copied / "tokenizer.json").write_text("{}")
+    seen.add(load(copied).info.fingerprint)
+    weights = load_file(copied / "model.safetensors")
+    weights["model.norm.weight"] += 1
+    save_file(weights, copied / "model.safetensors")
+    seen.add(load(copied).info.fingerprint)
+    assert len(seen) == 4
+
+
+def test_samples_see_size_ends_and_middle(tmp_path):
+    path = tmp_path / "weights"
+    content = bytearray(20 << 20)
+    path.write_bytes(content)
+    seen = {sample_file(path)}
+    for place in (0, len(content) - 1, len(content) // 17 * 8 + 100):
+        changed = bytearray(content)
+        changed[place] = 1
+        path.write_bytes(changed)
+        seen.add(sample_file(path))
+    path.write_bytes(content[:-1])
+    seen.add(sample_file(path))
+    assert len(seen) == 5
+    assert len(model_fingerprint([], [path])) == 32

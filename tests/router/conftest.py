@@ -1,0 +1,199 @@
+"""A small service in one process and one event loop: real routers and workers on free ports, one store in memory."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+
+from gpu_worker.fake_runner import Chooser, FakeRunner, fold
+from gpu_worker.program import Door, Worker
+from octavo.client import AsyncClient
+from octavo.ids import new_incarnation
+from octavo.sampling import FinishReason, SamplingParams
+from octavo.settings import RouterSettings, WorkerSettings
+from octavo.store.memory import MemoryStore
+from octavo.store.memory_state import MemoryState
+from octavo.text.byte_tokenizer import ByteTokenizer
+from octavo.text.ranking import rank
+from octavo.text.stop import TextStream
+from router import pool, queue, workers
+from router.program import Router
+
+SECRET = b"s" * 32
+GREEDY = SamplingParams(temperature=0.0)
+
+
+class Oracle:
+    """What a FakeRunner makes of a request, through no service at all."""
+
+    def __init__(self, **runner: object) -> None:
+        self.info = FakeRunner(**runner).info
+        self._chooser = Chooser(self.info)
+
+    def branch(self, prompt: Sequence[int], params: SamplingParams, index: int = 0) -> tuple[list[int], float]:
+        """(tokens, sum of log probabilities), stop strings not considered."""
+        tokens, total = list(prompt), 0.0
+        asker = SimpleNamespace(sequence=SimpleNamespace(params=params))
+        for position in range(params.max_tokens or 0):
+            state = fold(tokens)
+            token = self._chooser.token(state, params, index, position)
+            total += self._chooser.score(state, token, asker).logprob
+            tokens.append(token)
+        return tokens[len(prompt) :], total
+
+    def outputs(self, prompt: Sequence[int], params: SamplingParams) -> list[tuple[tuple[int, ...], str, FinishReason]]:
+        """(tokens, text, finish reason) of each returned branch."""
+        branches = [self.branch(prompt, params, index) for index in range(params.num_branches)]
+        cut = [self._cut(tokens, params) for tokens, _ in branches]
+        if params.num_branches == params.n:
+            return cut
+        scores = [
+            self.branch(prompt, replace(params, max_tokens=len(cut[index][0])), index)[1] for index in range(len(cut))
+        ]
+        return [cut[index] for index in rank(scores, params.n)]
+
+    def _cut(self, tokens: list[int], params: SamplingParams) -> tuple[tuple[int, ...], str, FinishReason]:
+        stream, text = TextStream.of_branch(ByteTokenizer().detokenizer(), params, self.info.eos_token_ids), ""
+        for index, token in enumerate(tokens):
+            delta = stream.push([token])
+            text += delta.text
+            if delta.stopped:
+                return tuple(tokens[: index + 1]), text, FinishReason.STOP
+        return tuple(tokens), text + stream.finish().text, FinishReason.LENGTH
+
+
+class World:
+    """Routers, workers, their stores, and clients of them."""
+
+    def __init__(self) -> None:
+        self.state = MemoryState(freeze_ms=100)
+        self.stack = AsyncExitStack()
+        self.workers: list[Worker] = []
+        self.routers: list[Router] = []
+        self.runners: list[object] = []
+
+    # Building
+
+    async def worker(self, runner: object = None, store: object = None, **settings: object) -> Worker:
+        runner = runner or FakeRunner(step_s=0.001)
+        name = f"worker-{len(self.workers)}"
+        made_settings = WorkerSettings(listen="127.0.0.1:0", worker_id=name, **{"lease_ms": 500, **settings})
+        door = Door(made_settings)
+        await door.open()
+        made = Worker(made_settings, door, store or MemoryStore(self.state), runner)
+        made.start()
+        self.workers.append(made)
+        self.runners.append(runner)
+        self.stack.push_async_callback(self._stop_worker, made)
+        return made
+
+    async def router(self, store: object = None, **settings: object) -> Router:
+        made = Router(
+            RouterSettings(
+                listen="127.0.0.1:0", admin_listen="127.0.0.1:0", **{"lease_ms": 500, "grace_ms": 1000, **settings}
+            ),
+            store or MemoryStore(self.state),
+            SECRET,
+            new_incarnation(),
+        )
+        await made.start()
+        self.routers.append(made)
+        self.stack.push_async_callback(self._stop_router, made)
+        return made
+
+    async def start(self, workers: int = 1, routers: int = 1, **settings: object) -> "World":
+        for _ in range(workers):
+            await self.worker(**settings)
+        for _ in range(routers):
+            await self.router()
+        await self.ready()
+        return self
+
+    async def ready(self) -> None:
+        """Every router may give work to every worker."""
+        living = {worker._door.incarnation for worker in self.workers}
+        await self.until(
+            lambda: all(
+                {view for view, link in router.pool.links.items() if link.view().available} >= living
+                for router in self.routers
+            )
+        )
+
+    def client(self, *routers: int) -> AsyncClient:
+        made = AsyncClient([self.routers[index].endpoint for index in routers or range(len(self.routers))])
+        self.stack.push_async_callback(made.close)
+        return made
+
+    # Breaking
+
+    async def kill(self, worker: Worker) -> None:
+        """What a killed process looks like from outside: nobody listens, nothing is journalled, the lease is not given
+        back."""
+        self.workers.remove(worker)
+        worker.lease.beat = lambda: None
+        for task in (worker._journalling, worker._watching):
+            task.cancel()
+        await worker._door.close(0)
+        await asyncio.to_thread(worker.engine.stop)
+
+    async def _stop_worker(self, worker: Worker) -> None:
+        if worker in self.workers:
+            self.workers.remove(worker)
+            await worker.stop()
+
+    async def stop_router(self, router: Router) -> None:
+        self.routers.remove(router)
+        await router.stop()
+
+    async def _stop_router(self, router: Router) -> None:
+        if router in self.routers:
+            await self.stop_router(router)
+
+    # Looking
+
+    async def until(self, holds: Callable[[], object], timeout_s: float = 10.0) -> None:
+        async with asyncio.timeout(timeout_s):
+            while not holds():  # noqa: ASYNC110
+                await asyncio.sleep(0.005)
+
+    def entry(self, request_id: str) -> object:
+        """The record and journals behind a request."""
+        return next(e for e in self.state._entries.values() if e.record.request_id == request_id)
+
+    def check(self) -> None:
+        """Nothing is left behind by requests that have ended."""
+        for router in self.routers:
+            assert len(router.hub) == 0
+            assert not router.placer._busy
+            for link in router.pool.links.values():
+                assert link.dispatched.num_tokens >= 0
+
+
+@pytest.fixture
+def oracle() -> Oracle:
+    return Oracle()
+
+
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Waits that matter in production and only cost time here."""
+    monkeypatch.setattr(pool, "DISCOVER_S", 0.02)
+    monkeypatch.setattr(workers, "RECONNECT_S", 0.02)
+    monkeypatch.setattr(workers, "WATCH_MS", 50)
+    monkeypatch.setattr(queue, "CLAIM_MS", 200)
+    monkeypatch.setattr(queue, "SWEEP_S", 0.1)
+
+
+@pytest.fixture
+def make_world() -> type[World]:
+    return World
+
+
+@pytest.fixture
+async def world() -> AsyncIterator[World]:
+    made = World()
+    async with made.stack:
+        yield made

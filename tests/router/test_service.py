@@ -1,0 +1,209 @@
+"""What clients get is what the runner computes, whatever they ask for and whichever router they ask."""
+
+import asyncio
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+
+from octavo import rpc, wire
+from octavo.errors import NotFound, QueueFull
+from octavo.hashing import block_hashes, root_key
+from octavo.sampling import FinishReason, SamplingParams
+from octavo.store.memory import MemoryStore
+from octavo.v1 import inference_pb2, inference_pb2_grpc, types_pb2
+
+GREEDY = SamplingParams(temperature=0.0, max_tokens=20)
+PROMPT = list(range(3, 40))
+
+
+def returned(completion) -> list[tuple[tuple[int, ...], str, FinishReason]]:
+    return [(tuple(o.token_ids), o.text, o.finish_reason) for o in completion.outputs]
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        GREEDY,
+        SamplingParams(seed=7, max_tokens=30),
+        SamplingParams(seed=1, n=3, max_tokens=12),
+        SamplingParams(seed=2, n=2, best_of=5, max_tokens=9),
+        replace(GREEDY, max_tokens=1),
+        replace(GREEDY, max_tokens=300, stop=("a", "zz")),
+        SamplingParams(seed=5, n=3, max_tokens=200, stop=("q",)),
+        SamplingParams(seed=5, n=1, best_of=3, max_tokens=100, stop=("q", "w")),
+    ],
+    ids=lambda p: f"n{p.n}-best{p.best_of}-max{p.max_tokens}-{''.join(p.stop)}",
+)
+async def test_outputs_are_those_of_the_runner(world, oracle, params):
+    await world.start(workers=2, routers=1 if params.best_of else 2)
+    client = world.client()
+    completions = await asyncio.gather(*(client.complete([*PROMPT, i], params) for i in range(6)))
+    for i, completion in enumerate(completions):
+        expected = oracle.outputs([*PROMPT, i], params)
+        assert returned(completion) == expected
+        assert completion.usage.prompt_tokens == len(PROMPT) + 1
+        assert completion.usage.output_tokens == sum(len(tokens) for tokens, _, _ in expected)
+    await world.until(lambda: not any(len(router.hub) for router in world.routers))
+    world.check()
+
+
+async def test_every_token_has_its_log_probability(world):
+    """Also the last one, whose notice from the store overtakes the worker's stream."""
+    await world.start()
+    client = world.client()
+    params = replace(GREEDY, logprobs=2, prompt_logprobs=1)
+    for max_tokens in (1, 2, 17):
+        for _ in range(5):
+            completion = await client.complete(PROMPT, replace(params, max_tokens=max_tokens))
+            output = completion.outputs[0]
+            assert [score.chosen.token_id for score in output.logprobs] == list(output.token_ids)
+            assert all(len(score.top) == 2 for score in output.logprobs)
+            assert len(completion.prompt_logprobs) == len(PROMPT) - 1
+
+
+async def test_a_quiet_request_costs_the_store_few_reads(world):
+    """No storms: neither of our own notices nor of a worker that does not know the sequence yet."""
+    store = Counting(world.state)
+    await world.worker()
+    await world.router(store)
+    await world.ready()
+    await world.client().complete(PROMPT, GREEDY)
+    reads = store.counts["read"]
+    assert reads <= 2, store.counts
+    await world.client().complete(PROMPT, replace(GREEDY, max_tokens=60))
+    assert store.counts["read"] <= 2 * reads, store.counts
+
+
+class Counting(MemoryStore):
+    """A store that counts the calls of its functions."""
+
+    def __init__(self, state) -> None:
+        super().__init__(state)
+        self.counts = Counter()
+
+    def __getattribute__(self, name):
+        found = super().__getattribute__(name)
+        if asyncio.iscoroutinefunction(found):
+            self.counts[name] += 1
+        return found
+
+
+async def test_cached_prefixes_attract_and_are_reported(world):
+    await world.start(workers=3)
+    client, router = world.client(), world.routers[0]
+    prompt = list(range(5, 5 + 16 * 8))
+    first = await client.complete(prompt, replace(GREEDY, max_tokens=4))
+    assert first.usage.cached_tokens == 0
+    index, root = router.pool.index, root_key("fake-1000-False", "fake-16")
+    warm = world.entry(first.request_id).record.owner
+    await world.until(lambda: warm in index.hits(block_hashes(root, prompt, 16)))
+    links = router.pool.links.values()
+    for tail in range(6):
+        await world.until(lambda: all(link.load.num_running + link.load.num_prefill_tokens == 0 for link in links))
+        completion = await client.complete([*prompt, tail], replace(GREEDY, max_tokens=4))
+        assert world.entry(completion.request_id).record.owner == warm
+        assert completion.usage.cached_tokens == len(prompt)
+
+
+async def test_one_request_joined_by_many_runs_once(world, oracle):
+    await world.start(workers=2, routers=2)
+    params = replace(GREEDY, max_tokens=80)
+    calls = [world.client(i % 2).complete(PROMPT, params, request_id="same") for i in range(5)]
+    for completion in await asyncio.gather(*calls):
+        assert returned(completion) == oracle.outputs(PROMPT, params)
+    assert world.entry("same").record.epoch == 1
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        replace(GREEDY, max_tokens=40, stop=("kk",)),
+        SamplingParams(seed=3, n=2, best_of=4, max_tokens=30),
+        SamplingParams(seed=3, n=3, max_tokens=30),
+    ],
+    ids=["greedy", "ranked", "n"],
+)
+async def test_every_place_can_be_gone_on_from(world, oracle, params):
+    """By resume token and by index, while it runs and after, on another router: tokens and text to the byte."""
+    await world.start(workers=1, routers=2)
+    first, other = world.client(0), world.client(1)
+    expected = oracle.outputs(PROMPT, params)
+    seen, joins = [], []
+    async with first.generate(PROMPT, params, request_id="one") as stream:
+        async for event in stream:
+            seen.append(event)
+            joins.append((len(seen), asyncio.create_task(rest_of(other, event.resume_token))))
+    joins += [(count, asyncio.create_task(rest_of(other, seen[count - 1].resume_token))) for count, _ in joins]
+    for count, join in joins:
+        assert joined([*seen[:count], *await join], params.n) == [(tokens, text) for tokens, text, _ in expected]
+    for start in (0, 1, 7):
+        events = [event async for event in other.attach("one", next_indexes=[start] * params.n)]
+        tokens = [tokens[start:] for tokens, _, _ in expected]
+        assert [got for got, _ in joined(events, params.n)] == tokens
+        again = await rest_of(first, events[0].resume_token)
+        assert [got for got, _ in joined([events[0], *again], params.n)] == tokens
+
+
+async def rest_of(client, resume_token) -> list:
+    return [event async for event in client.attach(resume_token=resume_token)]
+
+
+def joined(events, num_branches) -> list[tuple[tuple[int, ...], str]]:
+    """(tokens, text) by branch."""
+    mine = [[event for event in events if event.branch == branch] for branch in range(num_branches)]
+    return [(tuple(t for e in each for t in e.token_ids), "".join(e.text for e in each)) for each in mine]
+
+
+async def test_cancel_ends_what_waits_and_what_runs(world):
+    await world.start()
+    client = world.client()
+    stream = client.generate(PROMPT, replace(GREEDY, max_tokens=5000), request_id="long")
+    await anext(stream)
+    await client.cancel("long")
+    last = [event async for event in stream][-1]
+    assert last.finish_reason is FinishReason.CANCELLED
+    await client.cancel("long")
+    with pytest.raises(NotFound):
+        await client.cancel("nobody")
+    await world.until(lambda: not world.workers[0].engine.scheduler.sequences)
+
+
+async def test_the_deadline_ends_what_waits_and_what_runs(world):
+    """Never later than the caller's own, and what there is is delivered."""
+    await world.start()
+    client = world.client()
+    running = [event async for event in client.generate(PROMPT, replace(GREEDY, max_tokens=8000), deadline_s=0.4)]
+    assert running[-1].finish_reason is FinishReason.DEADLINE
+    assert len(running) > 5
+    world.routers[0].dispatcher._placer.pool.room = lambda: 0  # nothing is placed any more
+    waiting = [event async for event in client.generate(PROMPT, GREEDY, deadline_s=0.4)]
+    assert [event.finish_reason for event in waiting] == [FinishReason.DEADLINE]
+
+
+async def test_a_full_queue_says_when_to_come_back(world):
+    await world.worker()
+    router = await world.router(max_queued_requests=2)
+    await world.ready()
+    router.pool.room = lambda: 0
+    stub = raw(world, router)
+    waiting = [stub.Generate(request(f"w{i}")) for i in range(2)]
+    await world.until(lambda: len(world.state.queue) == 2)
+    with pytest.raises(QueueFull) as caught, rpc.serving_errors():
+        await stub.Complete(inference_pb2.CompleteRequest(request=request("third")))
+    assert caught.value.retry_after_ms > 0
+    for call in waiting:
+        call.cancel()
+    await world.until(lambda: len(router.hub) == 0)
+
+
+def request(request_id, **sampling):
+    params = wire.sampling_to_wire(replace(GREEDY, **sampling))
+    prompt = types_pb2.TokenIds(ids=PROMPT)
+    return inference_pb2.GenerateRequest(request_id=request_id, token_ids=prompt, sampling=params)
+
+
+def raw(world, router):
+    channel = rpc.channel(router.endpoint)
+    world.stack.push_async_callback(channel.close)
+    return inference_pb2_grpc.InferenceStub(channel)
