@@ -84,10 +84,10 @@ void rotary(const TensorRef& out, const TensorRef& heads, const TensorRef& cos, 
     same_floats(heads, "heads", heads.dtype);
     expect(out, "out", {tokens, num, dim}, heads.dtype);
     expect(cos, "cos", {tokens, kAny}, DType::kF32);
-    expect(sin, "sin", {tokens, cos.shape[1]}, DType::kF32);
     const std::int64_t half = cos.shape[1] / 2;
     require(cos.shape[1] % 2 == 0 && 2 * half <= dim, "cos",
             "rotates an odd number of dimensions, or more than a head has");
+    expect(sin, "sin", {tokens, cos.shape[1]}, DType::kF32);
     each_row(tokens, num * dim, [&](Lane& lane, std::int64_t token) {
         float* wide = lane.scratch(2 * dim);
         const float* c = cos.as<float>() + token * cos.stride[0];
