@@ -169,7 +169,8 @@ def load_runner(
     """A runner for `model` (`smollm2`, a .gguf file, a directory, owner/name on the hub) with its blocks allocated.
 
     `device` is cpu, cuda, cuda:N or auto. `kv_cache_bytes` None: what is left on a GPU after the largest step, up to 1
-    GiB on a CPU. `quantization`: see models/packing.py. `cache_dir` None: ~/.cache/octavo. `name` is what requests call the model.
+    GiB on a CPU. `quantization`: see models/packing.py. `cache_dir` None: ~/.cache/octavo. `name` is what requests call
+    the model.
     """
     if dtype not in DTYPES:
         raise InvalidArgument("dtype", f"{dtype!r} is not one of {', '.join(DTYPES)}")

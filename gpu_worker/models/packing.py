@@ -6,7 +6,8 @@
 | none | its own bits, inputs in float32: what dequantized weights give, bit for bit | as stored, inputs in float32 |
 | q8, q4 | rounded anew | rounded |
 
-Rounding is that of GGUF's Q8_0 and Q4_0; the embedding, which is also the output projection of many models, keeps 8 bits.
+Rounding is that of GGUF's Q8_0 and Q4_0; the embedding, in many models the output projection too, keeps 8 bits. Formats
+of GGUF that have no kernel (Q4_K and its like) are rounded to 8 bits by `auto`, and become float32 by `none`.
 """
 
 import logging
@@ -28,7 +29,7 @@ SCHEMES = ("auto", "none", "q8", "q4")
 BLOCK = 32
 FORMATS = {torch.float32: "f32", torch.float16: "f16", torch.bfloat16: "bf16"}
 FLOAT_KINDS = (TensorType.F32, TensorType.F16, TensorType.BF16)
-GROWING = ("model.embed_tokens.weight", "lm_head.weight")  # matrices that `q4` leaves at 8 bits
+OUTER = ("model.embed_tokens.weight", "lm_head.weight")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -56,7 +57,7 @@ class Packer:
         """Tensors of two dimensions, one below the other."""
         blocked = all(columns % BLOCK == 0 for _, columns in shapes)
         if self._scheme in ("q8", "q4") and blocked:
-            format_ = "q8" if names[0] in GROWING else self._scheme
+            format_ = "q8" if names[0] in OUTER else self._scheme
             return self._round(names, shapes, format_)
         if isinstance(self._source, GgufSource) and blocked:
             kinds = {self._source.kind(name) for name in names}

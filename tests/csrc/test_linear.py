@@ -34,7 +34,7 @@ def rounded(x: torch.Tensor) -> torch.Tensor:
     at = blocks.abs().argmax(-1, keepdim=True)
     others = blocks.scatter(-1, at, 0.0)
     top = others.abs().amax(-1, keepdim=True)
-    by = torch.where(top > 0, 127.0 / top, 0.0)
+    by = torch.where(top > 0, torch.tensor(127.0) / top, 0.0)  # `127.0 / top` multiplies with a rounded 1 / top
     numbers = (others * by).round()
     return (numbers.double() * (top / 127.0).double()).scatter(-1, at, blocks.gather(-1, at).double()).view(x.shape)
 
