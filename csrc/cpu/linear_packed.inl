@@ -168,9 +168,17 @@ constexpr int kExactColumns = 8;
 constexpr int kExactColumns = 6;
 #endif
 
-// sums[c] over `count` (even) values of k, two at a time: panel [count][8 rows].
+constexpr std::int64_t kPanelBlocks = 8;  // decoded at once: 8 KiB, which stay in the first cache for all columns
+
+// Adds `count` values of k, even and odd ones apart so that sums do not wait for each other, to kColumns columns of a
+// row group. panel: [count][8 rows]; sums: [columns][even, odd][8 rows].
 template <int kColumns>
-inline void panel_tile(const float* panel, const float* x, std::int64_t stride, std::int64_t count, F8* even, F8* odd) {
+inline void panel_tile(const float* panel, const float* x, std::int64_t stride, std::int64_t count, float* sums) {
+    F8 even[kColumns], odd[kColumns];
+    for (int c = 0; c < kColumns; ++c) {
+        even[c] = load8(sums + c * 16);
+        odd[c] = load8(sums + c * 16 + 8);
+    }
     for (std::int64_t k = 0; k < count; k += 2) {
         const F8 a = load8(panel + k * 8), b = load8(panel + k * 8 + 8);
         for (int c = 0; c < kColumns; ++c) {
@@ -178,17 +186,28 @@ inline void panel_tile(const float* panel, const float* x, std::int64_t stride, 
             odd[c] = fma8(b, set8(x[c * stride + k + 1]), odd[c]);
         }
     }
+    for (int c = 0; c < kColumns; ++c) {
+        store8(sums + c * 16, even[c]);
+        store8(sums + c * 16 + 8, odd[c]);
+    }
 }
 
-template <int kColumns>
-inline void exact_tile(const LinearJob& job, const float* panel, std::int64_t group, std::int64_t column) {
-    F8 even[kColumns], odd[kColumns];
-    for (int c = 0; c < kColumns; ++c) {
-        even[c] = odd[c] = zero8();
+inline void panel_columns(const LinearJob& job, const float* panel, std::int64_t first, std::int64_t count,
+                          float* sums) {
+    const float* x = job.x + first;
+    const std::int64_t stride = job.x_stride;
+    std::int64_t column = 0;
+    for (; column + kExactColumns <= job.columns; column += kExactColumns) {
+        panel_tile<kExactColumns>(panel, x + column * stride, stride, count, sums + column * 16);
     }
-    panel_tile<kColumns>(panel, job.x + column * job.x_stride, job.x_stride, job.weight.cols, even, odd);
-    for (int c = 0; c < kColumns; ++c) {
-        put_rows(job, column + c, group * kGroupRows, add8(even[c], odd[c]));
+    for (; column + 4 <= job.columns; column += 4) {
+        panel_tile<4>(panel, x + column * stride, stride, count, sums + column * 16);
+    }
+    for (; column + 2 <= job.columns; column += 2) {
+        panel_tile<2>(panel, x + column * stride, stride, count, sums + column * 16);
+    }
+    if (column < job.columns) {
+        panel_tile<1>(panel, x + column * stride, stride, count, sums + column * 16);
     }
 }
 
@@ -232,23 +251,21 @@ void exact_rows(const LinearJob& job, std::int64_t group, std::int64_t end, floa
         }
         return;
     }
+    const std::int64_t blocks = job.weight.cols / kBlock;
+    float* sums = panel + kPanelBlocks * kBlock * 8;
     for (; group < end; ++group) {
         const Group at = group_at<kFormat>(job.weight, group);
-        for (std::int64_t block = 0; block < job.weight.cols / kBlock; ++block) {
-            decode_block<kFormat>(at, block, panel + block * kBlock * 8);
+        std::memset(sums, 0, static_cast<std::size_t>(job.columns) * 64);
+        for (std::int64_t first = 0; first < blocks; first += kPanelBlocks) {
+            const std::int64_t count = blocks - first < kPanelBlocks ? blocks - first : kPanelBlocks;
+            for (std::int64_t block = 0; block < count; ++block) {
+                decode_block<kFormat>(at, first + block, panel + block * kBlock * 8);
+            }
+            panel_columns(job, panel, first * kBlock, count * kBlock, sums);
         }
-        std::int64_t column = 0;
-        for (; column + kExactColumns <= job.columns; column += kExactColumns) {
-            exact_tile<kExactColumns>(job, panel, group, column);
-        }
-        for (; column + 4 <= job.columns; column += 4) {
-            exact_tile<4>(job, panel, group, column);
-        }
-        for (; column + 2 <= job.columns; column += 2) {
-            exact_tile<2>(job, panel, group, column);
-        }
-        if (column < job.columns) {
-            exact_tile<1>(job, panel, group, column);
+        for (std::int64_t column = 0; column < job.columns; ++column) {
+            const F8 sum = add8(load8(sums + column * 16), load8(sums + column * 16 + 8));
+            put_rows(job, column, group * kGroupRows, sum);
         }
     }
 }
