@@ -60,6 +60,10 @@ run: install  ## serve the demo model: store, router, 2 workers; Ctrl-C ends it 
 bench: install  ## benchmarks, by hand on a quiet machine; results belong in tests/bench/README.md
 	@shopt -s nullglob; for script in tests/bench/[^_]*.py; do echo ">> $$script"; $(BIN)/python "$$script" $(ARGS); done
 
+.PHONY: bench-kernels
+bench-kernels: install  ## the CPU kernels against bandwidth, torch and the reference ops (ARGS='--quick')
+	@$(BIN)/python tests/bench/kernels.py $(ARGS)
+
 # ---- check ---------------------------------------------------------------------------------------------------------
 
 .PHONY: test

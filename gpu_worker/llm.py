@@ -46,6 +46,7 @@ class LLMOptions(TypedDict, total=False):
 
     device: str
     dtype: str
+    quantization: str
     threads: int
     block_size: int
     kv_cache_bytes: int | str

@@ -154,6 +154,7 @@ def load_runner(
     *,
     device: str = "cpu",
     dtype: str = "auto",
+    quantization: str = "auto",
     block_size: int = 16,
     kv_cache_bytes: int | None = None,
     swap_bytes: int | None = None,
@@ -168,18 +169,25 @@ def load_runner(
     """A runner for `model` (`smollm2`, a .gguf file, a directory, owner/name on the hub) with its blocks allocated.
 
     `device` is cpu, cuda, cuda:N or auto. `kv_cache_bytes` None: what is left on a GPU after the largest step, up to 1
-    GiB on a CPU. `cache_dir` None: ~/.cache/octavo. `name` is what requests call the model.
+    GiB on a CPU. `quantization`: see models/packing.py. `cache_dir` None: ~/.cache/octavo. `name` is what requests call
+    the model.
     """
     if dtype not in DTYPES:
         raise InvalidArgument("dtype", f"{dtype!r} is not one of {', '.join(DTYPES)}")
     if not 8 <= block_size <= 128 or block_size & (block_size - 1):
         raise InvalidArgument("block_size", f"{block_size} is not a power of two from 8 to 128")
-    if threads:
-        torch.set_num_threads(threads)
     where = choose_device(device)
-    ops = choose_ops(where)
+    ops = choose_ops(where, threads or 0)
     cache = Path(cache_dir) if cache_dir else Path.home() / ".cache" / "octavo"
-    loaded = load_model(model, device=where, dtype=DTYPES[dtype], ops=ops, cache_dir=cache, on_progress=on_progress)
+    loaded = load_model(
+        model,
+        device=where,
+        dtype=DTYPES[dtype],
+        ops=ops,
+        quantization=quantization,
+        cache_dir=cache,
+        on_progress=on_progress,
+    )
     decoder = loaded.decoder
     shape = KvShape(
         num_layers=decoder.num_layers,

@@ -31,6 +31,7 @@ def build_runner(settings: WorkerSettings) -> Runner:
         name=settings.model_name or None,
         device=device,
         dtype=settings.dtype,
+        quantization=settings.quantization,
         threads=settings.threads,
         block_size=settings.block_size,
         kv_cache_bytes=settings.kv_cache_bytes or None,

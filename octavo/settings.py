@@ -96,6 +96,11 @@ class WorkerSettings:
     )
     device: str = option("auto", "auto, cpu, cuda or cuda:N")
     dtype: str = option("auto", "data type of weights and cache", choices=("auto", "float32", "bfloat16", "float16"))
+    quantization: str = option(
+        "auto",
+        "weights on a CPU; auto: a GGUF file's own bits; none: computed in float32; q8, q4: rounded to 8 or 4 bits",
+        choices=("auto", "none", "q8", "q4"),
+    )
     threads: int = option(0, "CPU threads of the model; 0: one per core", low=0, high=1024)
     block_size: int = option(16, "token slots of a block", choices=(8, 16, 32, 64, 128))
     kv_cache_bytes: int = option(0, "memory for blocks; 0: sized by a profiling run", size=True, low=0)

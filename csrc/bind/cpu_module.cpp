@@ -2,7 +2,11 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
+#include "bind.h"
+#include "cpu/kernels.h"
 #include "octavo/isa.h"
+#include "octavo/pool.h"
+#include "octavo/tensor.h"
 
 namespace py = pybind11;
 
@@ -34,4 +38,15 @@ PYBIND11_MODULE(_C_cpu, module) {
         "isa", [] { return octavo::isa_name(octavo::best_isa()); },
         "The instruction set kernels are chosen for: generic, avx2 or avx512.");
     module.def("build_info", &build_info, "How and for what this was built, as `octavo doctor` prints it.");
+    module.def(
+        "select_isa", [](const char* name) { octavo::select_isa(name); }, py::arg("name"),
+        "Makes ops use a lesser instruction set, for comparisons.");
+    module.def(
+        "set_threads", [](int count) { octavo::Pool::instance().resize(count); }, py::arg("count"),
+        py::call_guard<py::gil_scoped_release>(), "Threads of all ops; 0: one per core this process may use.");
+    module.def("threads", [] { return octavo::Pool::instance().size(); });
+    py::register_exception<octavo::ArgumentError>(module, "ArgumentError", PyExc_ValueError);
+    octavo::bind::bind_weights(module);
+    octavo::bind::bind_ops(module);
+    octavo::bind::bind_llama(module);
 }

@@ -79,7 +79,8 @@ Isa find_best_isa() {
     if (!has("avx2") || !has("fma") || !has("f16c")) {
         return Isa::kGeneric;
     }
-    return has("avx512f") && has("avx512bw") && has("avx512dq") && has("avx512vl") ? Isa::kAvx512 : Isa::kAvx2;
+    return has("avx512f") && has("avx512bw") && has("avx512dq") && has("avx512vl") && has("avx512_vnni") ? Isa::kAvx512
+                                                                                                         : Isa::kAvx2;
 }
 
 }  // namespace

@@ -27,14 +27,16 @@ CONTENT_FILES = (
 )
 
 
-def model_fingerprint(small_files: list[Path], weight_files: list[Path]) -> str:
-    """32 hex digits."""
+def model_fingerprint(small_files: list[Path], weight_files: list[Path], rounding: str = "") -> str:
+    """32 hex digits. `rounding` names what is done to the weights, or with them, that changes tokens."""
     state = hashlib.blake2b(digest_size=16, person=b"octavo.model.v1")
     for path in small_files:
         with path.open("rb") as file:
             _add(state, path.name.encode(), file.read(WHOLE_BYTES))
     for path in weight_files:
         _add(state, path.name.encode() if len(weight_files) > 1 else b"", sample_file(path))
+    if rounding:
+        _add(state, b"rounding", rounding.encode())
     return state.hexdigest()
 
 

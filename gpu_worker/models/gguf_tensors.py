@@ -8,7 +8,7 @@ from torch import Tensor
 
 from gpu_worker.models.dequantize import dequantize
 from octavo.errors import BadModel
-from octavo.gguf import GgufFile, Metadata
+from octavo.gguf import GgufFile, Metadata, TensorInfo, TensorType
 
 # Architectures whose query and key rows llama.cpp interleaves (its rotary embedding pairs neighbours, ours pairs
 # halves).
@@ -49,9 +49,28 @@ class GgufSource:
         return set(self._stored)
 
     def get(self, name: str) -> Tensor:
+        return self._ordered(name, read_tensor(self._file, self._info(name).name))
+
+    def kind(self, name: str) -> TensorType:
+        """The type a tensor is stored in."""
+        return self._info(name).type
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return tuple(self._info(name).shape)
+
+    def blocks(self, name: str) -> Tensor:
+        """A tensor of two dimensions as it is stored: uint8 [rows, bytes of a row], in new memory."""
+        info = self._info(name)
+        data = torch.frombuffer(bytearray(self._file.tensor_bytes(info.name)), dtype=torch.uint8)
+        return self._ordered(name, data.view(info.shape[0], -1))
+
+    def _info(self, name: str) -> TensorInfo:
         if name not in self._stored:
             raise BadModel(f"{self._file.path.name} has no tensor {name!r}")
-        tensor = read_tensor(self._file, self._stored[name])
+        return self._file.tensors[self._stored[name]]
+
+    def _ordered(self, name: str, tensor: Tensor) -> Tensor:
+        """A tensor's rows in the order we use them."""
         heads = {"q_proj": "attention.head_count", "k_proj": "attention.head_count_kv"}
         for part, key in heads.items():
             if self._arch in INTERLEAVED and f".{part}." in name:

@@ -8,6 +8,7 @@ and up in another. That form is what models/cache.py keeps, so that it can be ma
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -17,25 +18,32 @@ from gpu_worker.models.weights import Taker, WeightSource
 from gpu_worker.ops import AttentionOptions, Batch, Ops
 
 Progress = Callable[[int, int], None]
+M = TypeVar("M")
+Stack = Callable[[list[str], list[tuple[int, ...]]], M]  # tensors by name and shape, one below the other
 
 
 def prepare(source: WeightSource, config: LlamaConfig, dtype: torch.dtype, on_tensor: Progress) -> dict[str, Tensor]:
     """The decoder's tensors by our names, in `dtype`. The checkpoint must have exactly what the configuration says."""
     taker = Taker(source, dtype, on_tensor)
+    return collect(taker, taker.stack, config)
+
+
+def collect(taker: Taker, matrix: Stack[M], config: LlamaConfig) -> dict[str, Tensor | M]:
+    """The same with each matrix, and the embedding, as `matrix` makes it of one or more tensors."""
     hidden, vocab = config.hidden_size, config.vocab_size
-    tensors = {
-        "embedding": taker.take("model.embed_tokens.weight", (vocab, hidden)),
+    tensors: dict[str, Tensor | M] = {
+        "embedding": matrix(["model.embed_tokens.weight"], [(vocab, hidden)]),
         "norm": taker.take("model.norm.weight", (hidden,)),
     }
     for layer in range(config.num_layers):
-        tensors |= {f"{layer}.{name}": tensor for name, tensor in _layer(taker, config, layer).items()}
+        tensors |= {f"{layer}.{name}": tensor for name, tensor in _layer(taker, matrix, config, layer).items()}
     if not config.tied:
-        tensors["head"] = taker.take("lm_head.weight", (vocab, hidden))
+        tensors["head"] = matrix(["lm_head.weight"], [(vocab, hidden)])
     taker.finish(lambda name: "rotary_emb" in name or name == "lm_head.weight")
     return tensors
 
 
-def _layer(taker: Taker, config: LlamaConfig, layer: int) -> dict[str, Tensor]:
+def _layer(taker: Taker, matrix: Stack[M], config: LlamaConfig, layer: int) -> dict[str, Tensor | M]:
     prefix = f"model.layers.{layer}."
     hidden, inner = config.hidden_size, config.intermediate_size
     queries, keys = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
@@ -45,9 +53,9 @@ def _layer(taker: Taker, config: LlamaConfig, layer: int) -> dict[str, Tensor]:
         "gate_up": (["mlp.gate_proj", "mlp.up_proj"], [inner, inner], hidden),
         "down": (["mlp.down_proj"], [hidden], inner),
     }
-    tensors: dict[str, Tensor] = {}
+    tensors: dict[str, Tensor | M] = {}
     for name, (sources, rows, columns) in parts.items():
-        tensors[name] = taker.stack([f"{prefix}{s}.weight" for s in sources], [(r, columns) for r in rows])
+        tensors[name] = matrix([f"{prefix}{s}.weight" for s in sources], [(r, columns) for r in rows])
         if f"{prefix}{sources[0]}.bias" in taker:
             tensors[f"{name}_bias"] = taker.stack([f"{prefix}{s}.bias" for s in sources], [(r,) for r in rows])
     norms = {"input_norm": "input_layernorm", "mlp_norm": "post_attention_layernorm"}

@@ -6,20 +6,24 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
+from torch import Tensor
 
-from gpu_worker.models import gpt2, llama
+from gpu_worker.models import gpt2, llama, native_llama
 from gpu_worker.models.cache import PreparedCache
 from gpu_worker.models.config import LlamaConfig, is_llama_like
 from gpu_worker.models.decoder import Decoder
 from gpu_worker.models.fingerprint import CONTENT_FILES, model_fingerprint, sample_file
 from gpu_worker.models.gguf_tensors import GgufSource, read_config
 from gpu_worker.models.locate import locate
+from gpu_worker.models.native_llama import NativeLlamaDecoder
+from gpu_worker.models.packing import SCHEMES
 from gpu_worker.models.weights import SafetensorsSource, WeightSource, weight_files
 from gpu_worker.ops import Ops
-from octavo.errors import BadModel
+from gpu_worker.ops.native_cpu import NativeCpuOps
+from octavo.errors import BadModel, InvalidArgument
 from octavo.gguf import GgufFile
 
 log = logging.getLogger(__name__)
@@ -46,19 +50,24 @@ def load_model(
     device: torch.device,
     dtype: torch.dtype | None,
     ops: Ops,
+    quantization: str = "auto",
     cache_dir: Path | None = None,
     on_progress: Progress | None = None,
 ) -> LoadedModel:
     """Loads a GGUF file, a directory, `smollm2`, or a name on the hub.
 
-    `dtype` None: float32 on a CPU, the file's on a GPU.     Raises NotFound if there is no such model, BadModel or
+    `dtype` None: float32 on a CPU, the file's on a GPU. `quantization` is one of packing.SCHEMES; q8 and q4 need native
+    ops and a decoder of the Llama family (InvalidArgument). Raises NotFound if there is no such model, BadModel or
     MalformedGguf if it cannot be used. Converted GGUF weights are kept in `cache_dir`; None keeps nothing.
     """
     started = time.monotonic()
+    if quantization not in SCHEMES:
+        raise InvalidArgument("quantization", f"{quantization!r} is not one of {', '.join(SCHEMES)}")
     found = locate(model)
     progress = on_progress or _LogProgress(found.name)
     load = _load_gguf if found.path.is_file() else _load_directory
-    loaded = load(found.name, found.path, device, dtype, ops, cache_dir, progress)
+    how = _How(device, dtype, ops, quantization, cache_dir, progress)
+    loaded = load(found.name, found.path, how)
     seconds = time.monotonic() - started
     log.info("model %s (%s, %s) loaded in %.1f s", found.name, loaded.decoder.name, loaded.dtype, seconds)
     return loaded
@@ -80,35 +89,40 @@ class _LogProgress:
             log.info("loading %s: %d of %d tensors", self._name, done, total)
 
 
-def _load_gguf(
-    name: str,
-    path: Path,
-    device: torch.device,
-    dtype: torch.dtype | None,
-    ops: Ops,
-    cache_dir: Path | None,
-    progress: Progress,
-) -> LoadedModel:
-    dtype = dtype or (torch.float32 if device.type == "cpu" else torch.bfloat16)
+def _load_gguf(name: str, path: Path, how: "_How") -> LoadedModel:
+    dtype = how.dtype or (torch.float32 if how.device.type == "cpu" else torch.bfloat16)
     with GgufFile(path) as file:
         content = read_config(file)
         config = LlamaConfig.from_dict(content)
-        cache = PreparedCache(cache_dir) if cache_dir else None
-        key = _cache_key(path, dtype)
-        tensors = cache.load(path.stem, key) if cache else None
-        if tensors is None:
-            tensors = llama.prepare(GgufSource(file), config, dtype, progress)
-            if cache and cache.store(path.stem, key, tensors):
-                # What was just converted is private memory; the file's pages are shared by all workers of the machine.
-                tensors = cache.load(path.stem, key) or tensors
+        source = GgufSource(file)
+        decoder: Decoder
+        if how.native(config):
+            decoder = _native(source, config, dtype, how)
+        else:
+            decoder = llama.LlamaDecoder(config, _dequantized(path, source, config, dtype, how), how.ops, how.device)
     return LoadedModel(
         name=name,
-        decoder=llama.LlamaDecoder(config, tensors, ops, device),
+        decoder=decoder,
         dtype=dtype,
-        fingerprint=model_fingerprint([], [path]),
+        fingerprint=model_fingerprint([], [path], how.rounding(decoder, packed=True)),
         eos_token_ids=tuple(content["eos_token_id"]),
         tokenizer=str(path),
     )
+
+
+def _dequantized(
+    path: Path, source: GgufSource, config: LlamaConfig, dtype: torch.dtype, how: "_How"
+) -> dict[str, Tensor]:
+    """The decoder's tensors, from the cache if they are there."""
+    cache = PreparedCache(how.cache_dir) if how.cache_dir else None
+    key = _cache_key(path, dtype)
+    tensors = cache.load(path.stem, key) if cache else None
+    if tensors is None:
+        tensors = llama.prepare(source, config, dtype, how.progress)
+        if cache and cache.store(path.stem, key, tensors):
+            # What was just converted is private memory; the file's pages are shared by all workers of the machine.
+            tensors = cache.load(path.stem, key) or tensors
+    return tensors
 
 
 def _cache_key(path: Path, dtype: torch.dtype) -> str:
@@ -118,42 +132,69 @@ def _cache_key(path: Path, dtype: torch.dtype) -> str:
     return f"{sample_file(path).hex()[:16]}-{stat.st_size:x}-{stat.st_mtime_ns:x}-{dtype_name}-v{CACHE_VERSION}"
 
 
-def _load_directory(
-    name: str,
-    path: Path,
-    device: torch.device,
-    dtype: torch.dtype | None,
-    ops: Ops,
-    cache_dir: Path | None,
-    progress: Progress,
-) -> LoadedModel:
+def _load_directory(name: str, path: Path, how: "_How") -> LoadedModel:
     content = _read_json(path / "config.json")
-    dtype = dtype or (torch.float32 if device.type == "cpu" else _stored_dtype(content))
+    dtype = how.dtype or (torch.float32 if how.device.type == "cpu" else _stored_dtype(content))
+    decoder = _decoder(path, content, dtype, how)
     small = [path / file for file in CONTENT_FILES if (path / file).exists()]
     return LoadedModel(
         name=name,
-        decoder=_decoder(path, content, device, dtype, ops, progress),
+        decoder=decoder,
         dtype=dtype,
-        fingerprint=model_fingerprint(small, weight_files(path)),
+        fingerprint=model_fingerprint(small, weight_files(path), how.rounding(decoder, packed=False)),
         eos_token_ids=_end_tokens(path, content),
         tokenizer=str(path) if (path / "tokenizer.json").exists() else "",
     )
 
 
-def _decoder(
-    path: Path, content: Mapping[str, Any], device: torch.device, dtype: torch.dtype, ops: Ops, progress: Progress
-) -> Decoder:
+def _decoder(path: Path, content: Mapping[str, Any], dtype: torch.dtype, how: "_How") -> Decoder:
     """Our own decoder if it computes what the configuration says, else the model's own code."""
     if is_llama_like(content):
         config = LlamaConfig.from_dict(content)
         source: WeightSource = SafetensorsSource(path)
-        return llama.LlamaDecoder(config, llama.prepare(source, config, dtype, progress), ops, device)
+        if how.native(config):
+            return _native(source, config, dtype, how)
+        return llama.LlamaDecoder(config, llama.prepare(source, config, dtype, how.progress), how.ops, how.device)
+    how.native(None)
     if gpt2.is_gpt2(content):
         sizes = gpt2.Gpt2Config.from_dict(content)
-        return gpt2.Gpt2Decoder(sizes, gpt2.prepare(SafetensorsSource(path), sizes, dtype, progress), ops, device)
+        tensors = gpt2.prepare(SafetensorsSource(path), sizes, dtype, how.progress)
+        return gpt2.Gpt2Decoder(sizes, tensors, how.ops, how.device)
     from gpu_worker.models.transformers_any import TransformersDecoder  # seconds of imports that the others do not need
 
-    return TransformersDecoder.load(path, dtype, ops, device)
+    return TransformersDecoder.load(path, dtype, how.ops, how.device)
+
+
+def _native(source: WeightSource, config: LlamaConfig, dtype: torch.dtype, how: "_How") -> Decoder:
+    extension = cast("NativeCpuOps", how.ops).extension
+    return NativeLlamaDecoder.load(source, config, dtype, how.quantization, extension, how.progress)
+
+
+@dataclass(frozen=True, slots=True)
+class _How:
+    """What load_model was asked for."""
+
+    device: torch.device
+    dtype: torch.dtype | None
+    ops: Ops
+    quantization: str
+    cache_dir: Path | None
+    progress: Progress
+
+    def native(self, config: LlamaConfig | None) -> bool:
+        """Whether the extension runs this model. InvalidArgument if it does not and was asked to quantize."""
+        if isinstance(self.ops, NativeCpuOps) and config is not None and native_llama.supports(config):
+            return True
+        if self.quantization in ("q8", "q4"):
+            raise InvalidArgument(
+                "quantization", f"{self.quantization} needs native ops on a CPU and a Llama-like model"
+            )
+        return False
+
+    def rounding(self, decoder: Decoder, packed: bool) -> str:
+        """What tells this model's tokens from those of the same files computed otherwise; empty: nothing."""
+        rounded = self.quantization in ("q8", "q4") or (self.quantization == "auto" and packed)
+        return self.quantization if rounded and isinstance(decoder, NativeLlamaDecoder) else ""
 
 
 def _read_json(path: Path) -> dict[str, Any]:

@@ -93,14 +93,26 @@ class Taker:
 
     def take(self, name: str, shape: tuple[int, ...]) -> Tensor:
         """The tensor in the model's dtype. Missing, or of another shape: BadModel."""
+        return self.stored(name, shape).to(self._dtype)
+
+    def stored(self, name: str, shape: tuple[int, ...]) -> Tensor:
+        """The tensor in the type it is stored in, quantized ones in float32."""
         tensor = self._source.get(name)
-        if tuple(tensor.shape) != shape:
-            raise BadModel(f"tensor {name!r} is {tuple(tensor.shape)}, the configuration says {shape}")
+        self.check(name, tuple(tensor.shape), shape)
         if not tensor.dtype.is_floating_point:
             raise BadModel(f"tensor {name!r} is {tensor.dtype}: quantized checkpoints of this kind are not read")
+        self.took(name)
+        return tensor
+
+    def check(self, name: str, found: tuple[int, ...], shape: tuple[int, ...]) -> None:
+        """BadModel unless a tensor has its shape."""
+        if found != shape:
+            raise BadModel(f"tensor {name!r} is {found}, the configuration says {shape}")
+
+    def took(self, name: str) -> None:
+        """Counts a tensor that was read elsewhere."""
         self._left.discard(name)
         self._on_tensor(len(self._names) - len(self._left), len(self._names))
-        return tensor.to(self._dtype)
 
     def stack(self, names: list[str], shapes: list[tuple[int, ...]]) -> Tensor:
         """Several tensors, one below the other: one product instead of many."""

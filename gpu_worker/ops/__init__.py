@@ -1,5 +1,6 @@
 """What models compute with: one `Ops` object per device; the reference in plain torch defines each op."""
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -8,6 +9,8 @@ import torch
 from torch import Tensor
 
 from gpu_worker.ops.batch import Batch, make_batch
+
+log = logging.getLogger(__name__)
 
 __all__ = ["AttentionOptions", "Batch", "Ops", "choose_ops", "make_batch"]
 
@@ -71,8 +74,22 @@ class Ops(Protocol):
         ...
 
 
-def choose_ops(device: torch.device) -> Ops:
-    """The fastest ops there are for `device`; their name is logged at start."""
-    from gpu_worker.ops.reference import ReferenceOps  # imports this package's types
+def choose_ops(device: torch.device, threads: int = 0) -> Ops:
+    """The fastest ops there are for `device`, on `threads` threads (0: one per core); the runner logs their name.
 
+    With native ops torch itself gets one thread: two teams of threads would fight for the cores.
+    """
+    from gpu_worker.ops import native  # these import this package's types
+    from gpu_worker.ops.native_cpu import NativeCpuOps
+    from gpu_worker.ops.reference import ReferenceOps
+
+    extension = native.load() if device.type == "cpu" else None
+    if extension is not None:
+        extension.set_threads(threads)
+        torch.set_num_threads(1)
+        return NativeCpuOps(extension)
+    if device.type == "cpu":
+        log.warning("the extension was not built: running on the reference ops, which are several times slower")
+    if threads:
+        torch.set_num_threads(threads)
     return ReferenceOps()

@@ -1,6 +1,6 @@
 """tokens/s of the whole service, client to client, beside `transformers` generate with the same weights and dtype.
 
-    python tests/bench/throughput.py [--streams 1 16 48] [--tokens 64] [--rounds 3] [--dtype float32]
+    python tests/bench/throughput.py [--streams 1 16 48] [--tokens 64] [--rounds 3] [--quantization none|q4|...]
 
 Greedy, 24-token prompts that differ. transformers gets its best case: one static batch, nothing over a network.
 """
@@ -55,7 +55,8 @@ class Peer:
 async def main(args: argparse.Namespace) -> None:
     print(describe_machine())
     peer = Peer(args.dtype)
-    async with service("--model", "smollm2", "--device", "cpu", "--dtype", args.dtype) as running:
+    how = ("--device", "cpu", "--dtype", args.dtype, "--quantization", args.quantization)
+    async with service("--model", "smollm2", *how) as running:
         await load(running.client, prompts(2), 4)
         peer.generate(prompts(2), 4)
         for streams in args.streams:
@@ -74,4 +75,5 @@ if __name__ == "__main__":
     parser.add_argument("--tokens", type=int, default=64)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--dtype", default="float32")
+    parser.add_argument("--quantization", default="none", help="auto: inputs in int8, which transformers has not")
     asyncio.run(main(parser.parse_args()))

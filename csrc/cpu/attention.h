@@ -1,0 +1,42 @@
+// Attention as parts of a run: the plan of a step, and its execution.
+#pragma once
+
+#include <vector>
+
+#include "kernels.h"
+#include "octavo/api.h"
+#include "octavo/pool.h"
+
+namespace octavo {
+
+// How a step's attention is divided. One plan serves all layers of the same window.
+class AttentionPlan {
+  public:
+    // Sequences in host memory; checks nothing.
+    void build(const BatchRef& batch, std::int64_t num_kv_heads, std::int64_t group, std::int64_t head_dim,
+               std::int64_t window);
+
+    // In every lane.
+    void run(Lane& lane, const AttentionJob& job);
+
+  private:
+    struct Split {
+        std::size_t first_item;
+        std::int64_t num_parts;
+        std::int64_t part_floats;
+    };
+
+    std::vector<AttentionItem> items_;
+    std::vector<std::int64_t> order_;  // longest first
+    std::vector<Split> splits_;
+    std::vector<float> partials_;
+    std::int64_t most_queries_ = 0;
+};
+
+// Throws unless the batch's numbers are possible: lengths, and block ids up to each sequence's last block.
+void check_batch(const BatchRef& batch, std::int64_t num_tokens, std::int64_t num_blocks, std::int64_t block_size);
+
+// The parts of a job that kv [n, g, 2, b, d] decides, checked.
+AttentionJob attention_job(const TensorRef& kv, std::int64_t num_heads);
+
+}  // namespace octavo

@@ -1,0 +1,172 @@
+// Whole blocks: bytes that are moved, never looked into.
+#include <cstring>
+#include <unordered_set>
+#include <vector>
+
+#include "kernels.h"
+#include "octavo/api.h"
+#include "octavo/pool.h"
+
+namespace octavo {
+namespace {
+
+// An arena [layers, n, ...]: where a block of a layer is, and its bytes.
+struct Arena {
+    Arena(const TensorRef& tensor, const char* name) {
+        usable(tensor, name);
+        require(tensor.ndim >= 3, name, "has fewer than three dimensions");
+        std::int64_t stride = 1;
+        for (int i = tensor.ndim - 1; i >= 2; --i) {
+            require(tensor.shape[i] == 1 || tensor.stride[i] == stride, name, "has blocks that are not contiguous");
+            stride *= tensor.shape[i];
+        }
+        const std::int64_t size = size_of(tensor.dtype);
+        data = tensor.as<char>();
+        layers = tensor.shape[0];
+        blocks = tensor.shape[1];
+        bytes = stride * size;
+        layer_bytes = tensor.stride[0] * size;
+        block_bytes = tensor.stride[1] * size;
+    }
+    char* at(std::int64_t layer, std::int64_t block) const { return data + layer * layer_bytes + block * block_bytes; }
+
+    char* data;
+    std::int64_t layers, blocks, bytes, layer_bytes, block_bytes;
+};
+
+void check_ids(const TensorRef& ids, const char* name, const Arena& arena, std::int64_t first, std::int64_t step) {
+    for (std::int64_t i = first; i < ids.size(); i += step) {
+        const std::int64_t id = ids.as<std::int64_t>()[i];
+        require(id >= 0 && id < arena.blocks, name, "names a block that is not there");
+    }
+}
+
+// packed [m, layers, ...] of blocks like those of the arena.
+char* check_packed(const TensorRef& packed, const Arena& arena, const TensorRef& ids) {
+    expect(ids, "ids", {kAny}, DType::kI64);
+    expect_dense(packed, "packed");
+    check_ids(ids, "ids", arena, 0, 1);
+    require(packed.size() * size_of(packed.dtype) == ids.shape[0] * arena.layers * arena.bytes, "packed",
+            "does not have the size of these blocks");
+    return packed.as<char>();
+}
+
+template <typename Body>
+void each_block(std::int64_t count, const Arena& arena, Body&& body) {
+    Pool::instance().run([&](Lane& lane) {
+        lane.each(count * arena.layers, [&](std::int64_t i) { body(i / arena.layers, i % arena.layers); });
+    });
+}
+
+// Whether a block is both read and written.
+bool overlap(const std::int64_t* pairs, std::int64_t count) {
+    std::unordered_set<std::int64_t> read;
+    for (std::int64_t i = 0; i < count; ++i) {
+        read.insert(pairs[2 * i]);
+    }
+    for (std::int64_t i = 0; i < count; ++i) {
+        if (read.count(pairs[2 * i + 1]) != 0) {
+            return true;
+        }
+    }
+    return false;
+}
+
+std::uint64_t mix(std::uint64_t x) {
+    x = (x ^ x >> 33) * 0xff51afd7ed558ccdULL;
+    return x ^ x >> 29;
+}
+
+}  // namespace
+
+void copy_blocks(const TensorRef& source, const TensorRef& target, const TensorRef& pairs) {
+    const Arena from(source, "source"), to(target, "target");
+    require(from.layers == to.layers && from.bytes == to.bytes && source.dtype == target.dtype, "target",
+            "has blocks of another form than the source");
+    expect(pairs, "pairs", {kAny, 2}, DType::kI64);
+    expect_dense(pairs, "pairs");
+    check_ids(pairs, "pairs", from, 0, 2);
+    check_ids(pairs, "pairs", to, 1, 2);
+    const auto* ids = pairs.as<std::int64_t>();
+    const std::int64_t count = pairs.shape[0];
+    const auto size = static_cast<std::size_t>(from.bytes);
+    if (from.data != to.data || !overlap(ids, count)) {
+        each_block(count, from, [&](std::int64_t i, std::int64_t layer) {
+            std::memcpy(to.at(layer, ids[2 * i + 1]), from.at(layer, ids[2 * i]), size);
+        });
+        return;
+    }
+    std::vector<char> held(static_cast<std::size_t>(count) * size);
+    for (std::int64_t layer = 0; layer < from.layers; ++layer) {
+        for (std::int64_t i = 0; i < count; ++i) {
+            std::memcpy(held.data() + static_cast<std::size_t>(i) * size, from.at(layer, ids[2 * i]), size);
+        }
+        for (std::int64_t i = 0; i < count; ++i) {
+            std::memcpy(to.at(layer, ids[2 * i + 1]), held.data() + static_cast<std::size_t>(i) * size, size);
+        }
+    }
+}
+
+void gather_blocks(const TensorRef& packed, const TensorRef& arena, const TensorRef& ids) {
+    const Arena from(arena, "arena");
+    char* to = check_packed(packed, from, ids);
+    each_block(ids.shape[0], from, [&](std::int64_t i, std::int64_t layer) {
+        std::memcpy(to + (i * from.layers + layer) * from.bytes, from.at(layer, ids.as<std::int64_t>()[i]),
+                    static_cast<std::size_t>(from.bytes));
+    });
+}
+
+void scatter_blocks(const TensorRef& arena, const TensorRef& packed, const TensorRef& ids) {
+    const Arena to(arena, "arena");
+    const char* from = check_packed(packed, to, ids);
+    each_block(ids.shape[0], to, [&](std::int64_t i, std::int64_t layer) {
+        std::memcpy(to.at(layer, ids.as<std::int64_t>()[i]), from + (i * to.layers + layer) * to.bytes,
+                    static_cast<std::size_t>(to.bytes));
+    });
+}
+
+void checksum_blocks(const TensorRef& sums, const TensorRef& arena, const TensorRef& ids) {
+    const Arena from(arena, "arena");
+    expect(ids, "ids", {kAny}, DType::kI64);
+    expect(sums, "sums", {ids.shape[0]}, DType::kI64);
+    check_ids(ids, "ids", from, 0, 1);
+    Pool::instance().run([&](Lane& lane) {
+        lane.each(ids.shape[0], [&](std::int64_t i) {
+            std::uint64_t sum = 0x9e3779b97f4a7c15ULL;
+            for (std::int64_t layer = 0; layer < from.layers; ++layer) {
+                const char* bytes = from.at(layer, ids.as<std::int64_t>()[i]);
+                for (std::int64_t j = 0; j < from.bytes; j += 8) {
+                    std::uint64_t word = 0;
+                    std::memcpy(&word, bytes + j, static_cast<std::size_t>(from.bytes - j < 8 ? from.bytes - j : 8));
+                    sum = mix(sum ^ word) + 0x9e3779b97f4a7c15ULL;
+                }
+            }
+            sums.as<std::int64_t>()[i] = static_cast<std::int64_t>(sum);
+        });
+    });
+}
+
+void convert_layout(const TensorRef& target, const TensorRef& source) {
+    expect(source, "source", {kAny, kAny, 2, kAny, kAny});
+    const std::int64_t heads = source.shape[1], size = source.shape[3], dim = source.shape[4];
+    expect(target, "target", {source.shape[0], heads, 2, size, dim});
+    require(source.is_float(), "source", "must be floats");
+    require(target.is_float(), "target", "must be floats");
+    const auto place = [](const TensorRef& x, std::int64_t block, std::int64_t head, std::int64_t kind,
+                          std::int64_t slot) {
+        return x.as<char>() +
+               (block * x.stride[0] + head * x.stride[1] + kind * x.stride[2] + slot * x.stride[3]) * size_of(x.dtype);
+    };
+    Pool::instance().run([&](Lane& lane) {
+        lane.each(source.shape[0], [&](std::int64_t block) {
+            float* wide = lane.scratch(dim);
+            for (std::int64_t i = 0; i < heads * 2 * size; ++i) {
+                const std::int64_t head = i / (2 * size), kind = i / size % 2, slot = i % size;
+                kernels().to_float(source.dtype, place(source, block, head, kind, slot), dim, wide);
+                kernels().from_float(target.dtype, wide, dim, place(target, block, head, kind, slot));
+            }
+        });
+    });
+}
+
+}  // namespace octavo

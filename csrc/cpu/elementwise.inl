@@ -1,0 +1,133 @@
+// Norms, activations, rotation and conversions of one row.
+
+void to_float(DType dtype, const void* from, std::int64_t count, float* to) {
+    const std::int64_t whole = count / 8 * 8;
+    if (dtype == DType::kF32) {
+        std::memcpy(to, from, static_cast<std::size_t>(count) * 4);
+        return;
+    }
+    const auto* half = static_cast<const std::uint16_t*>(from);
+    for (std::int64_t i = 0; i < whole; i += 8) {
+        store8(to + i, dtype == DType::kF16 ? load8_f16(half + i) : load8_bf16(half + i));
+    }
+    for (std::int64_t i = whole; i < count; ++i) {
+        to[i] = dtype == DType::kF16 ? half_to_float(half[i]) : bf16_to_float(half[i]);
+    }
+}
+
+void from_float(DType dtype, const float* from, std::int64_t count, void* to) {
+    const std::int64_t whole = count / 8 * 8;
+    if (dtype == DType::kF32) {
+        std::memcpy(to, from, static_cast<std::size_t>(count) * 4);
+        return;
+    }
+    auto* half = static_cast<std::uint16_t*>(to);
+    for (std::int64_t i = 0; i < whole; i += 8) {
+        dtype == DType::kF16 ? store8_f16(half + i, load8(from + i)) : store8_bf16(half + i, load8(from + i));
+    }
+    for (std::int64_t i = whole; i < count; ++i) {
+        half[i] = dtype == DType::kF16 ? float_to_half(from[i]) : float_to_bf16(from[i]);
+    }
+}
+
+void rms_norm(const float* x, const float* weight, float eps, std::int64_t count, float* out) {
+    F8 a = zero8(), b = zero8();
+    std::int64_t i = 0;
+    for (; i + 16 <= count; i += 16) {
+        const F8 first = load8(x + i), second = load8(x + i + 8);
+        a = fma8(first, first, a);
+        b = fma8(second, second, b);
+    }
+    for (; i < count; i += 8) {
+        const F8 some = load8_some(x + i, count - i < 8 ? count - i : 8);
+        a = fma8(some, some, a);
+    }
+    const float scale = 1.0F / std::sqrt(sum8(add8(a, b)) / static_cast<float>(count) + eps);
+    for (i = 0; i + 8 <= count; i += 8) {
+        store8(out + i, mul8(mul8(load8(x + i), set8(scale)), load8(weight + i)));
+    }
+    for (; i < count; ++i) {
+        out[i] = x[i] * scale * weight[i];
+    }
+}
+
+void add(const float* x, std::int64_t count, float* sum) {
+    std::int64_t i = 0;
+    for (; i + 8 <= count; i += 8) {
+        store8(sum + i, add8(load8(sum + i), load8(x + i)));
+    }
+    for (; i < count; ++i) {
+        sum[i] += x[i];
+    }
+}
+
+inline F8 silu8(F8 x) { return div8(x, add8(set8(1.0F), exp8(sub8(zero8(), x)))); }
+
+// x * sigmoid(2 u), which is 0.5 x (1 + tanh(u)), u = sqrt(2/pi) (x + 0.044715 x^3)
+inline F8 gelu8(F8 x) {
+    const F8 u = mul8(mul8(set8(0.7978845608F), x), fma8(mul8(x, x), set8(0.044715F), set8(1.0F)));
+    return div8(x, add8(set8(1.0F), exp8(mul8(set8(-2.0F), u))));
+}
+
+template <typename Act>
+inline void act_mul(const float* gate, const float* up, std::int64_t count, float* out, Act act) {
+    std::int64_t i = 0;
+    for (; i + 8 <= count; i += 8) {
+        store8(out + i, mul8(act(load8(gate + i)), load8(up + i)));
+    }
+    if (i < count) {
+        float rest[8];
+        store8(rest, mul8(act(load8_some(gate + i, count - i)), load8_some(up + i, count - i)));
+        std::memcpy(out + i, rest, static_cast<std::size_t>(count - i) * 4);
+    }
+}
+
+void silu_mul(const float* gate, const float* up, std::int64_t count, float* out) {
+    act_mul(gate, up, count, out, [](F8 x) { return silu8(x); });
+}
+
+void gelu_mul(const float* gate, const float* up, std::int64_t count, float* out) {
+    act_mul(gate, up, count, out, [](F8 x) { return gelu8(x); });
+}
+
+void rotate(const float* head, const float* cos, const float* sin, std::int64_t half, float* out) {
+    std::int64_t i = 0;
+    for (; i + 8 <= half; i += 8) {
+        const F8 a = load8(head + i), b = load8(head + half + i), c = load8(cos + i), s = load8(sin + i);
+        store8(out + i, sub8(mul8(a, c), mul8(b, s)));
+        store8(out + half + i, add8(mul8(b, c), mul8(a, s)));
+    }
+    for (; i < half; ++i) {
+        const float a = head[i], b = head[half + i];
+        out[i] = a * cos[i] - b * sin[i];
+        out[half + i] = b * cos[i] + a * sin[i];
+    }
+}
+
+std::int64_t argmax(const float* x, std::int64_t count) {
+    F8 tops = set8(-std::numeric_limits<float>::infinity()), sums = zero8();
+    std::int64_t i = 0;
+    for (; i + 8 <= count; i += 8) {
+        const F8 some = load8(x + i);
+        tops = max8(tops, some);
+        sums = add8(sums, mul8(some, zero8()));  // NaN exactly where an element is NaN or infinite
+    }
+    float top = top8(tops);
+    const float all = sum8(sums);
+    bool odd = all != all;
+    for (; i < count; ++i) {
+        odd = odd || x[i] != x[i];
+        top = x[i] > top ? x[i] : top;
+    }
+    for (std::int64_t j = 0; odd && j < count; ++j) {
+        if (x[j] != x[j]) {
+            return j;
+        }
+    }
+    for (std::int64_t j = 0; j < count; ++j) {
+        if (x[j] >= top) {
+            return j;
+        }
+    }
+    return 0;
+}

@@ -1,0 +1,96 @@
+// The inner loops, one table of them per instruction set. Only plain data here: these files are compiled once per
+// instruction set, and an inline function shared with the rest could be taken from the wrong one by the linker.
+#pragma once
+
+#include <cstdint>
+
+#include "octavo/isa.h"
+#include "octavo/weight.h"
+
+namespace octavo {
+
+// Of 32 inputs rounded to int8: value = scale * number, but the largest one, whose number is 0, is kept as it is.
+// Inputs that come out of a norm have one channel in most blocks that dwarfs the others; with it in the scale they
+// would keep few of their bits (logits err by 1.6 % then instead of 0.6 %, csrc/README.md).
+struct BlockScale {
+    float scale;
+    float scaled_sum;  // of all values as they are rounded
+    float largest;
+    std::int32_t sum;  // of the numbers
+    // Where a packed block has the weights of the largest input: bytes from its start, bits in each word.
+    std::uint32_t q4_place, q4_shift, q8_place, q8_shift;
+};
+
+// y[column, row] (+)= sum over k of weight[row, k] * x[column, k] + bias[row].
+// A result's bits depend neither on the number of columns nor on which rows are computed together.
+struct LinearJob {
+    Weight weight;
+    const float* x;  // [columns, cols], for weights that take them as they are
+    std::int64_t x_stride;
+    const std::int8_t* numbers;  // [columns, cols] and [columns, cols / 32], for those that take int8
+    const BlockScale* scales;
+    std::int64_t columns;
+    float* y;  // [columns, rows]
+    std::int64_t y_stride;
+    const float* bias;  // [rows] or null
+    bool accumulate;    // adds to what is there
+};
+
+// Attention over pages, shared by all items of a call. Keys and values of a block: [head, 2, slot, dim] by strides.
+struct AttentionJob {
+    const float* queries;  // [tokens, heads, dim]
+    std::int64_t query_token, query_head;
+    float* out;  // [tokens, heads, dim]
+    std::int64_t out_token, out_head;
+    const void* kv;
+    DType kv_dtype;
+    std::int64_t kv_block, kv_head, kv_value, kv_slot;  // strides; kv_value: from keys to values
+    std::int64_t head_dim, block_size, group;           // group: query heads per key-value head
+    float scale, soft_cap;
+    std::int64_t window;  // 0: none
+    const float* alibi;   // [heads] or null
+    const float* sinks;   // [heads] or null
+};
+
+// Some queries of a sequence, for one key-value head: all their keys, or a range of them.
+struct AttentionItem {
+    const std::int32_t* table;
+    std::int64_t kv_head;
+    std::int64_t first_token;  // row of `queries`
+    std::int64_t num_queries;
+    std::int64_t first_position;  // of the first query
+    std::int64_t first_key, end_key;
+    float* partial;  // null: writes to out; else [num_queries * group, dim + 2]: sums, maximum, weight
+};
+
+struct Kernels {
+    Isa isa;
+    void (*linear)(const LinearJob& job, std::int64_t first_row, std::int64_t end_row, float* scratch);
+    std::int64_t (*linear_scratch)(const LinearJob& job);  // floats
+    void (*quantize)(const float* x, std::int64_t count, std::int8_t* numbers, BlockScale* scales);
+    void (*weight_row)(const Weight& weight, std::int64_t row, float* out);
+    void (*attend)(const AttentionJob& job, const AttentionItem& item, float* scratch);
+    std::int64_t (*attend_scratch)(const AttentionJob& job, std::int64_t num_queries);  // floats
+    void (*merge)(const AttentionJob& job, const AttentionItem& item, std::int64_t num_parts, std::int64_t part_floats);
+    void (*rms_norm)(const float* x, const float* weight, float eps, std::int64_t count, float* out);
+    void (*add)(const float* x, std::int64_t count, float* sum);  // sum += x
+    void (*silu_mul)(const float* gate, const float* up, std::int64_t count, float* out);
+    void (*gelu_mul)(const float* gate, const float* up, std::int64_t count, float* out);  // tanh form
+    void (*rotate)(const float* head, const float* cos, const float* sin, std::int64_t half, float* out);
+    void (*to_float)(DType dtype, const void* from, std::int64_t count, float* to);
+    void (*from_float)(DType dtype, const float* from, std::int64_t count, void* to);
+    std::int64_t (*argmax)(const float* x,
+                           std::int64_t count);  // lowest index of the maximum; of a NaN if there is one
+};
+
+const Kernels* generic_kernels();
+const Kernels* avx2_kernels();  // null where not compiled in
+const Kernels* avx512_kernels();
+
+// Those in use: of the best instruction set, unless select_isa said otherwise.
+const Kernels& kernels();
+
+// For tests and comparisons. ArgumentError if this machine cannot run it.
+void select_isa(const char* name);
+
+}  // namespace octavo

@@ -1,0 +1,38 @@
+// The body of every isa_*.cpp, which defines OCTAVO_ISA and OCTAVO_TABLE and is compiled for its instruction set.
+// Everything is in an anonymous namespace, and no standard function that could be inlined and shared is used.
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <limits>
+
+#if defined(__AVX2__)
+#include <immintrin.h>
+#endif
+
+#include "half.h"
+#include "kernels.h"
+
+namespace octavo {
+namespace {
+
+#include "simd.inl"
+
+#include "elementwise.inl"
+
+#include "linear_packed.inl"
+
+#include "linear_dense.inl"
+
+#include "attention.inl"
+
+}  // namespace
+
+const Kernels* OCTAVO_TABLE() {
+    static constexpr Kernels kTable = {
+        OCTAVO_ISA, linear, linear_scratch, quantize, weight_row, attend,   attend_scratch, merge,
+        rms_norm,   add,    silu_mul,       gelu_mul, rotate,     to_float, from_float,     argmax,
+    };
+    return &kTable;
+}
+
+}  // namespace octavo

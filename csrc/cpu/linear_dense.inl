@@ -1,0 +1,159 @@
+// Products with plain row-major weights: rows times columns in a tile of registers, summed along k.
+
+template <Format kFormat>
+inline F8 load_weight(const void* p, std::int64_t i) {
+    if (kFormat == Format::kF32) {
+        return load8(static_cast<const float*>(p) + i);
+    }
+    const auto* half = static_cast<const std::uint16_t*>(p) + i;
+    return kFormat == Format::kF16 ? load8_f16(half) : load8_bf16(half);
+}
+
+template <Format kFormat>
+inline float one_weight(const void* p, std::int64_t i) {
+    if (kFormat == Format::kF32) {
+        return static_cast<const float*>(p)[i];
+    }
+    const std::uint16_t half = static_cast<const std::uint16_t*>(p)[i];
+    return kFormat == Format::kF16 ? half_to_float(half) : bf16_to_float(half);
+}
+
+template <Format kFormat, int kRows, int kColumns>
+inline void dense_tile(const LinearJob& job, const void* rows, std::int64_t stride, std::int64_t row,
+                       std::int64_t column) {
+    constexpr std::int64_t kSize = kFormat == Format::kF32 ? 4 : 2;
+    F8 sums[kRows][kColumns];
+    const void* w[kRows];
+    for (int r = 0; r < kRows; ++r) {
+        w[r] = static_cast<const char*>(rows) + r * stride * kSize;
+        for (int c = 0; c < kColumns; ++c) {
+            sums[r][c] = zero8();
+        }
+    }
+    const float* x = job.x + column * job.x_stride;
+    const std::int64_t whole = job.weight.cols / 8 * 8;
+    for (std::int64_t k = 0; k < whole; k += 8) {
+        F8 inputs[kColumns];
+        for (int c = 0; c < kColumns; ++c) {
+            inputs[c] = load8(x + c * job.x_stride + k);
+        }
+        for (int r = 0; r < kRows; ++r) {
+            const F8 weight = load_weight<kFormat>(w[r], k);
+            for (int c = 0; c < kColumns; ++c) {
+                sums[r][c] = fma8(weight, inputs[c], sums[r][c]);
+            }
+        }
+    }
+    for (int r = 0; r < kRows; ++r) {
+        for (int c = 0; c < kColumns; ++c) {
+            float sum = sum8(sums[r][c]);
+            for (std::int64_t k = whole; k < job.weight.cols; ++k) {
+                sum += one_weight<kFormat>(w[r], k) * x[c * job.x_stride + k];
+            }
+            float& y = job.y[(column + c) * job.y_stride + row + r];
+            sum = job.bias ? sum + job.bias[row + r] : sum;
+            y = job.accumulate ? y + sum : sum;
+        }
+    }
+}
+
+#if defined(__AVX512VL__)
+constexpr std::int64_t kDenseColumns = 6;  // 4 x 6 sums in 32 registers
+#else
+constexpr std::int64_t kDenseColumns = 3;  // 4 x 3 in 16
+#endif
+
+template <Format kFormat, int kRows>
+void dense_columns(const LinearJob& job, const void* rows, std::int64_t stride, std::int64_t row) {
+    std::int64_t column = 0;
+    for (; column + kDenseColumns <= job.columns; column += kDenseColumns) {
+        dense_tile<kFormat, kRows, kDenseColumns>(job, rows, stride, row, column);
+    }
+#if defined(__AVX512VL__)
+    if (column + 4 <= job.columns) {
+        dense_tile<kFormat, kRows, 4>(job, rows, stride, row, column);
+        column += 4;
+    }
+    if (column + 3 <= job.columns) {
+        dense_tile<kFormat, kRows, 3>(job, rows, stride, row, column);
+        column += 3;
+    }
+#endif
+    if (column + 2 <= job.columns) {
+        dense_tile<kFormat, kRows, 2>(job, rows, stride, row, column);
+        column += 2;
+    }
+    if (column < job.columns) {
+        dense_tile<kFormat, kRows, 1>(job, rows, stride, row, column);
+    }
+}
+
+template <Format kFormat>
+void dense_rows(const LinearJob& job, std::int64_t row, std::int64_t end, float* scratch) {
+    constexpr std::int64_t kSize = kFormat == Format::kF32 ? 4 : 2;
+    const std::int64_t stride = job.weight.stride, cols = job.weight.cols;
+    const auto* base = static_cast<const char*>(job.weight.data);
+    if (job.columns == 1) {
+        for (; row + 8 <= end; row += 8) {
+            dense_tile<kFormat, 8, 1>(job, base + row * stride * kSize, stride, row, 0);
+        }
+    }
+    for (; row + 4 <= end; row += 4) {
+        const char* rows = base + row * stride * kSize;
+        if (kFormat == Format::kF32 || job.columns <= kDenseColumns) {
+            dense_columns<kFormat, 4>(job, rows, stride, row);
+            continue;
+        }
+        for (int r = 0; r < 4; ++r) {  // widened once for all columns
+            for (std::int64_t k = 0; k < cols / 8 * 8; k += 8) {
+                store8(scratch + r * cols + k, load_weight<kFormat>(rows + r * stride * kSize, k));
+            }
+            for (std::int64_t k = cols / 8 * 8; k < cols; ++k) {
+                scratch[r * cols + k] = one_weight<kFormat>(rows + r * stride * kSize, k);
+            }
+        }
+        dense_columns<Format::kF32, 4>(job, scratch, cols, row);
+    }
+    for (; row < end; ++row) {
+        dense_columns<kFormat, 1>(job, base + row * stride * kSize, stride, row);
+    }
+}
+
+void linear(const LinearJob& job, std::int64_t first_row, std::int64_t end_row, float* scratch) {
+    switch (job.weight.format) {
+        case Format::kF32:
+            return dense_rows<Format::kF32>(job, first_row, end_row, scratch);
+        case Format::kF16:
+            return dense_rows<Format::kF16>(job, first_row, end_row, scratch);
+        case Format::kBF16:
+            return dense_rows<Format::kBF16>(job, first_row, end_row, scratch);
+        case Format::kQ8:
+            return packed_rows<Format::kQ8>(job, first_row, end_row, scratch);
+        case Format::kQ4:
+            return packed_rows<Format::kQ4>(job, first_row, end_row, scratch);
+        case Format::kQ4Mins:
+            return packed_rows<Format::kQ4Mins>(job, first_row, end_row, scratch);
+    }
+}
+
+std::int64_t linear_scratch(const LinearJob& job) {
+    return job.weight.format >= Format::kQ8 ? kPanelBlocks * kBlock * 8 + job.columns * 16 : 4 * job.weight.cols;
+}
+
+void weight_row(const Weight& weight, std::int64_t row, float* out) {
+    const auto* bytes = static_cast<const char*>(weight.data);
+    switch (weight.format) {
+        case Format::kF32:
+            return to_float(DType::kF32, bytes + row * weight.stride * 4, weight.cols, out);
+        case Format::kF16:
+            return to_float(DType::kF16, bytes + row * weight.stride * 2, weight.cols, out);
+        case Format::kBF16:
+            return to_float(DType::kBF16, bytes + row * weight.stride * 2, weight.cols, out);
+        case Format::kQ8:
+            return packed_row<Format::kQ8>(weight, row, out);
+        case Format::kQ4:
+            return packed_row<Format::kQ4>(weight, row, out);
+        case Format::kQ4Mins:
+            return packed_row<Format::kQ4Mins>(weight, row, out);
+    }
+}

@@ -1,0 +1,291 @@
+#include "octavo/llama.h"
+
+#include <algorithm>
+#include <cstdlib>
+#include <map>
+#include <new>
+#include <utility>
+
+#include "attention.h"
+#include "linear.h"
+
+namespace octavo {
+namespace {
+
+// Memory that grows and never shrinks, 64-byte aligned, not initialized.
+template <typename T>
+class Buffer {
+  public:
+    Buffer() = default;
+    Buffer(const Buffer&) = delete;
+    Buffer& operator=(const Buffer&) = delete;
+    ~Buffer() { std::free(data_); }
+
+    T* take(std::int64_t count) {
+        if (count > count_) {
+            std::free(data_);
+            const auto bytes = (static_cast<std::size_t>(count) * sizeof(T) + 63) / 64 * 64;
+            data_ = static_cast<T*>(std::aligned_alloc(64, bytes));
+            count_ = data_ ? count : 0;
+            if (data_ == nullptr) {
+                throw std::bad_alloc();
+            }
+        }
+        return data_;
+    }
+
+  private:
+    T* data_ = nullptr;
+    std::int64_t count_ = 0;
+};
+
+constexpr std::int64_t kPiece = 512;  // floats of an activation that one lane takes at once; a multiple of kBlock
+
+void expect_vector(const TensorRef& tensor, const char* name, std::int64_t size, bool optional = false) {
+    if (!optional || tensor.given()) {
+        expect(tensor, name, {size}, DType::kF32);
+    }
+}
+
+void expect_weight(const Weight& weight, const char* name, std::int64_t rows, std::int64_t cols) {
+    require(weight.data != nullptr && weight.rows == rows && weight.cols == cols, name, "has another shape");
+}
+
+void expect_ids(const TensorRef& ids, const char* name, std::int64_t low, std::int64_t end) {
+    for (std::int64_t i = 0; i < ids.shape[0]; ++i) {
+        const std::int64_t id = ids.as<std::int64_t>()[i];
+        require(id >= low && id < end, name, "is out of range");
+    }
+}
+
+}  // namespace
+
+struct Llama::Workspace {
+    Buffer<float> x, normed, qkv, attended, gate_up, inner;
+    Buffer<std::int8_t> numbers;
+    Buffer<BlockScale> scales;
+    std::map<std::int64_t, AttentionPlan> plans;  // by window
+};
+
+// One step in one lane.
+class Llama::Run {
+  public:
+    Run(Llama& model, const LlamaStep& step, const std::vector<TensorRef>& kv, Lane& lane, int lanes)
+        : m_(model), s_(model.sizes_), step_(step), kv_(kv), lane_(lane), lanes_(lanes), k_(kernels()) {
+        num_tokens_ = step.token_ids.shape[0];
+        Workspace& space = *model.space_;
+        x_ = space.x.take(0);
+        normed_ = space.normed.take(0);
+        qkv_ = space.qkv.take(0);
+        attended_ = space.attended.take(0);
+        gate_up_ = space.gate_up.take(0);
+        inner_ = space.inner.take(0);
+        numbers_ = space.numbers.take(0);
+        scales_ = space.scales.take(0);
+    }
+
+    void operator()(const TensorRef& hidden) {
+        lane_.each(num_tokens_, [&](std::int64_t t) {
+            k_.weight_row(m_.embedding_, step_.token_ids.as<std::int64_t>()[t], x_ + t * s_.hidden);
+        });
+        for (std::size_t index = 0; index < m_.layers_.size(); ++index) {
+            const LlamaLayer& layer = m_.layers_[index];
+            norm(layer.input_norm, layer.qkv);
+            product(layer.qkv, normed_, layer.qkv_bias, qkv_, false);
+            place(layer, kv_[index]);
+            attend(layer, kv_[index]);
+            round(layer.out, attended_);
+            product(layer.out, attended_, layer.out_bias, x_, true);
+            norm(layer.mlp_norm, layer.gate_up);
+            product(layer.gate_up, normed_, layer.gate_up_bias, gate_up_, false);
+            activate(layer.down);
+            product(layer.down, inner_, layer.down_bias, x_, true);
+        }
+        lane_.each(step_.rows.shape[0], [&](std::int64_t i) {
+            const float* from = x_ + step_.rows.as<std::int64_t>()[i] * s_.hidden;
+            k_.rms_norm(from, m_.norm_.as<float>(), s_.eps, s_.hidden, hidden.as<float>() + i * hidden.stride[0]);
+        });
+    }
+
+  private:
+    // Inputs of `next` that begin at `from` of token t, in the form it takes.
+    void to_int8(const float* x, std::int64_t cols, std::int64_t t, std::int64_t from, std::int64_t count) {
+        const std::int64_t place = t * cols + from;
+        k_.quantize(x + place, count, numbers_ + place, scales_ + place / kBlock);
+    }
+
+    void norm(const TensorRef& weight, const Weight& next) {
+        lane_.each(num_tokens_, [&](std::int64_t t) {
+            k_.rms_norm(x_ + t * s_.hidden, weight.as<float>(), s_.eps, s_.hidden, normed_ + t * s_.hidden);
+            if (next.quantizes_inputs()) {
+                to_int8(normed_, s_.hidden, t, 0, s_.hidden);
+            }
+        });
+    }
+
+    void round(const Weight& next, const float* x) {
+        if (next.quantizes_inputs()) {
+            lane_.each(num_tokens_, [&](std::int64_t t) { to_int8(x, next.cols, t, 0, next.cols); });
+        }
+    }
+
+    void product(const Weight& weight, const float* x, const TensorRef& bias, float* y, bool accumulate) {
+        run_linear(
+            lane_, lanes_,
+            {weight, x, weight.cols, numbers_, scales_, num_tokens_, y, weight.rows, bias.as<float>(), accumulate});
+    }
+
+    // Norms and turns queries and keys where they are, and puts keys and values into their slots.
+    void place(const LlamaLayer& layer, const TensorRef& kv) {
+        const std::int64_t d = s_.head_dim, turning = s_.heads + s_.kv_heads, row = (turning + s_.kv_heads) * d;
+        const std::int64_t half = m_.cos_.shape[1] / 2, size = kv.shape[3], bytes = size_of(kv.dtype);
+        lane_.each(num_tokens_, [&](std::int64_t t) {
+            float* heads = qkv_ + t * row;
+            const std::int64_t position = step_.positions.as<std::int64_t>()[t];
+            const float* cos = m_.cos_.as<float>() + position * m_.cos_.stride[0];
+            const float* sin = m_.sin_.as<float>() + position * m_.sin_.stride[0];
+            float* turned = lane_.scratch(d);
+            for (std::int64_t h = 0; h < turning; ++h) {
+                float* head = heads + h * d;
+                const TensorRef& weight = h < s_.heads ? layer.q_norm : layer.k_norm;
+                if (weight.data != nullptr) {
+                    k_.rms_norm(head, weight.as<float>(), s_.eps, d, head);
+                }
+                if (layer.rotated) {
+                    k_.rotate(head, cos, sin, half, turned);
+                    k_.to_float(DType::kF32, turned, 2 * half, head);
+                }
+            }
+            const std::int64_t slot = step_.slots.as<std::int64_t>()[t];
+            for (std::int64_t h = 0; slot >= 0 && h < s_.kv_heads; ++h) {
+                const std::int64_t at = slot / size * kv.stride[0] + h * kv.stride[1] + slot % size * kv.stride[3];
+                k_.from_float(kv.dtype, heads + (s_.heads + h) * d, d, kv.as<char>() + at * bytes);
+                k_.from_float(kv.dtype, heads + (turning + h) * d, d, kv.as<char>() + (at + kv.stride[2]) * bytes);
+            }
+        });
+    }
+
+    void attend(const LlamaLayer& layer, const TensorRef& kv) {
+        AttentionJob job = attention_job(kv, s_.heads);
+        job.queries = qkv_;
+        job.query_token = (s_.heads + 2 * s_.kv_heads) * s_.head_dim;
+        job.query_head = s_.head_dim;
+        job.out = attended_;
+        job.out_token = s_.heads * s_.head_dim;
+        job.out_head = s_.head_dim;
+        job.scale = s_.scale;
+        job.window = layer.window;
+        m_.space_->plans.at(layer.window).run(lane_, job);
+    }
+
+    void activate(const Weight& next) {
+        const std::int64_t pieces = (s_.inner + kPiece - 1) / kPiece;
+        lane_.each(num_tokens_ * pieces, [&](std::int64_t i) {
+            const std::int64_t t = i / pieces, from = i % pieces * kPiece;
+            const std::int64_t count = s_.inner - from < kPiece ? s_.inner - from : kPiece;
+            const float* gate = gate_up_ + t * 2 * s_.inner + from;
+            k_.silu_mul(gate, gate + s_.inner, count, inner_ + t * s_.inner + from);
+            if (next.quantizes_inputs()) {
+                to_int8(inner_, s_.inner, t, from, count);
+            }
+        });
+    }
+
+    Llama& m_;
+    const LlamaSizes& s_;
+    const LlamaStep& step_;
+    const std::vector<TensorRef>& kv_;
+    Lane& lane_;
+    const int lanes_;
+    const Kernels& k_;
+    std::int64_t num_tokens_;
+    float *x_, *normed_, *qkv_, *attended_, *gate_up_, *inner_;
+    std::int8_t* numbers_;
+    BlockScale* scales_;
+};
+
+Llama::Llama(const LlamaSizes& sizes, const Weight& embedding, const Weight& head, const TensorRef& norm,
+             const TensorRef& cos, const TensorRef& sin, std::vector<LlamaLayer> layers)
+    : sizes_(sizes),
+      embedding_(embedding),
+      head_(head),
+      norm_(norm),
+      cos_(cos),
+      sin_(sin),
+      layers_(std::move(layers)),
+      space_(new Workspace) {
+    const LlamaSizes& s = sizes_;
+    const std::int64_t queries = s.heads * s.head_dim, keys = s.kv_heads * s.head_dim;
+    require(s.vocab > 0 && s.hidden > 0 && s.inner > 0, "sizes", "are not positive");
+    require(s.kv_heads > 0 && s.heads % s.kv_heads == 0, "sizes", "have heads that do not share key-value heads");
+    expect_weight(embedding_, "embedding", s.vocab, s.hidden);
+    expect_weight(head_, "head", s.vocab, s.hidden);
+    expect_vector(norm_, "norm", s.hidden);
+    expect(cos_, "cos", {kAny, kAny}, DType::kF32);
+    expect(sin_, "sin", {cos_.shape[0], cos_.shape[1]}, DType::kF32);
+    require(cos_.shape[1] % 2 == 0 && cos_.shape[1] <= s.head_dim, "cos", "has another width than a head");
+    for (const LlamaLayer& layer : layers_) {
+        expect_vector(layer.input_norm, "input_norm", s.hidden);
+        expect_vector(layer.mlp_norm, "mlp_norm", s.hidden);
+        expect_weight(layer.qkv, "qkv", queries + 2 * keys, s.hidden);
+        expect_weight(layer.out, "out", s.hidden, queries);
+        expect_weight(layer.gate_up, "gate_up", 2 * s.inner, s.hidden);
+        expect_weight(layer.down, "down", s.hidden, s.inner);
+        expect_vector(layer.qkv_bias, "qkv_bias", queries + 2 * keys, true);
+        expect_vector(layer.out_bias, "out_bias", s.hidden, true);
+        expect_vector(layer.gate_up_bias, "gate_up_bias", 2 * s.inner, true);
+        expect_vector(layer.down_bias, "down_bias", s.hidden, true);
+        expect_vector(layer.q_norm, "q_norm", s.head_dim, true);
+        expect_vector(layer.k_norm, "k_norm", s.head_dim, true);
+        require(layer.window >= 0, "window", "is negative");
+        space_->plans[layer.window];
+    }
+}
+
+Llama::~Llama() = default;
+
+void Llama::check(const TensorRef& hidden, const LlamaStep& step, const std::vector<TensorRef>& kv) const {
+    const std::int64_t num_tokens = step.token_ids.shape[0];
+    require(kv.size() == layers_.size(), "kv", "has another number of layers");
+    for (const TensorRef& layer : kv) {
+        expect(layer, "kv", {kv[0].shape[0], sizes_.kv_heads, 2, kv[0].shape[3], sizes_.head_dim}, kv[0].dtype);
+        attention_job(layer, sizes_.heads);
+    }
+    expect(step.token_ids, "token_ids", {num_tokens}, DType::kI64);
+    expect(step.positions, "positions", {num_tokens}, DType::kI64);
+    expect(step.slots, "slots", {num_tokens}, DType::kI64);
+    expect(step.rows, "rows", {kAny}, DType::kI64);
+    expect(hidden, "hidden", {step.rows.shape[0], sizes_.hidden}, DType::kF32);
+    expect_ids(step.token_ids, "token_ids", 0, sizes_.vocab);
+    expect_ids(step.positions, "positions", 0, cos_.shape[0]);
+    expect_ids(step.slots, "slots", -1, kv.empty() ? 0 : kv[0].shape[0] * kv[0].shape[3]);
+    expect_ids(step.rows, "rows", 0, num_tokens);
+    if (!kv.empty()) {
+        check_batch(step.batch, num_tokens, kv[0].shape[0], kv[0].shape[3]);
+    }
+}
+
+void Llama::forward(const TensorRef& hidden, const LlamaStep& step, const std::vector<TensorRef>& kv) {
+    check(hidden, step, kv);
+    const LlamaSizes& s = sizes_;
+    const std::int64_t n = step.token_ids.shape[0], queries = s.heads * s.head_dim;
+    const std::int64_t widest = std::max({s.hidden, queries, s.inner});
+    space_->x.take(n * s.hidden);
+    space_->normed.take(n * s.hidden);
+    space_->qkv.take(n * (queries + 2 * s.kv_heads * s.head_dim));
+    space_->attended.take(n * queries);
+    space_->gate_up.take(n * 2 * s.inner);
+    space_->inner.take(n * s.inner);
+    space_->numbers.take(n * widest);
+    space_->scales.take(n * (widest / kBlock + 1));
+    for (auto& [window, plan] : space_->plans) {
+        plan.build(step.batch, s.kv_heads, s.heads / s.kv_heads, s.head_dim, window);
+    }
+    Pool& pool = Pool::instance();
+    const int lanes = pool.size();
+    pool.run([&](Lane& lane) { Run(*this, step, kv, lane, lanes)(hidden); });
+}
+
+void Llama::logits(const TensorRef& out, const TensorRef& hidden) const { linear(out, hidden, head_, TensorRef{}); }
+
+}  // namespace octavo

@@ -1,0 +1,63 @@
+// A decoder of the Llama family, a whole step of it in one call: gpu_worker/models/llama.py is its definition.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "octavo/api.h"
+
+namespace octavo {
+
+struct LlamaSizes {
+    std::int64_t vocab = 0, hidden = 0, inner = 0, heads = 0, kv_heads = 0, head_dim = 0;
+    float eps = 0, scale = 0;
+};
+
+// Vectors are f32; no data: not there.
+struct LlamaLayer {
+    TensorRef input_norm, mlp_norm;  // [hidden]
+    Weight qkv;                      // [(heads + 2 kv_heads) head_dim, hidden]
+    Weight out;                      // [hidden, heads head_dim]
+    Weight gate_up;                  // [2 inner, hidden]
+    Weight down;                     // [hidden, inner]
+    TensorRef qkv_bias, out_bias, gate_up_bias, down_bias;
+    TensorRef q_norm, k_norm;  // [head_dim]
+    std::int64_t window = 0;
+    bool rotated = true;
+};
+
+struct LlamaStep {
+    TensorRef token_ids, positions, slots;  // i64 [t]
+    BatchRef batch;
+    TensorRef rows;  // i64 [r]: tokens whose hidden state is wanted
+};
+
+// Not for two threads at once. Refers to the memory of its tensors, which must outlive it.
+class Llama {
+  public:
+    // cos, sin f32 [positions, rotated dimensions].
+    Llama(const LlamaSizes& sizes, const Weight& embedding, const Weight& head, const TensorRef& norm,
+          const TensorRef& cos, const TensorRef& sin, std::vector<LlamaLayer> layers);
+    ~Llama();
+
+    // kv: per layer [n, kv_heads, 2, b, head_dim]. hidden f32 [r, hidden]: normed, what `logits` takes.
+    void forward(const TensorRef& hidden, const LlamaStep& step, const std::vector<TensorRef>& kv);
+
+    // out f32 [r, vocab] of hidden f32 [r, hidden].
+    void logits(const TensorRef& out, const TensorRef& hidden) const;
+
+  private:
+    struct Workspace;
+    class Run;
+
+    void check(const TensorRef& hidden, const LlamaStep& step, const std::vector<TensorRef>& kv) const;
+
+    LlamaSizes sizes_;
+    Weight embedding_, head_;
+    TensorRef norm_, cos_, sin_;
+    std::vector<LlamaLayer> layers_;
+    std::unique_ptr<Workspace> space_;
+};
+
+}  // namespace octavo

@@ -1,0 +1,52 @@
+// A matrix [rows, cols] that inputs are multiplied with: plain, or packed in blocks of 8 rows x 32 columns.
+//
+// A packed matrix is a run of row groups (8 rows; the last one padded with zeros). A group is: the scales of its blocks
+// (8 x float16 each), the minimums of its blocks where the format has them (likewise), then the blocks' numbers, in
+// pieces of 32 bytes: bytes 4r … 4r + 3 of a piece are four neighbouring columns of row r, so that eight rows fill one
+// register and no sum is ever taken across it.
+//   kQ8: 8 pieces, byte = number + 128; value = scale * number
+//   kQ4: 4 pieces, low nibbles are columns 4j …, high nibbles columns 16 + 4j …; value = scale * (nibble - 8)
+//   kQ4Mins: the same; value = scale * nibble + minimum
+// kQ8, kQ4 and kQ4Mins are GGUF's Q8_0, Q4_0 and Q4_1 in another order: repacking loses nothing.
+#pragma once
+
+#include <cstdint>
+
+#include "octavo/tensor.h"
+
+namespace octavo {
+
+enum class Format : std::uint8_t { kF32, kF16, kBF16, kQ8, kQ4, kQ4Mins };
+
+constexpr std::int64_t kGroupRows = 8;
+constexpr std::int64_t kBlock = 32;
+
+struct Weight {
+    Format format = Format::kF32;
+    const void* data = nullptr;
+    std::int64_t rows = 0;
+    std::int64_t cols = 0;
+    std::int64_t stride = 0;  // plain: elements from row to row
+    bool exact = false;       // packed: inputs stay float32 instead of becoming int8
+
+    bool packed() const { return format >= Format::kQ8; }
+    bool quantizes_inputs() const { return packed() && !exact; }
+};
+
+Format format_named(const char* name);
+const char* name_of(Format format);
+
+// Bytes of a packed row group, and of a whole packed matrix.
+std::int64_t group_bytes(Format format, std::int64_t cols);
+std::int64_t packed_bytes(Format format, std::int64_t rows, std::int64_t cols);
+
+// The weight in `data` (uint8, packed_bytes long) or, for plain formats, in `data` [rows, cols].
+Weight make_weight(const TensorRef& data, Format format, std::int64_t rows, std::int64_t cols, bool exact);
+
+// GGUF blocks, row after row, into `packed`: Q8_0 into kQ8, Q4_0 into kQ4, Q4_1 into kQ4Mins. Nothing is rounded.
+void repack(const TensorRef& packed, const TensorRef& gguf, Format format, std::int64_t rows, std::int64_t cols);
+
+// Rounds `values` float32 [rows, cols] to kQ8 or kQ4, a scale per 32, as GGUF's own quantizer does.
+void quantize(const TensorRef& packed, const TensorRef& values, Format format);
+
+}  // namespace octavo

@@ -1,0 +1,102 @@
+"""Decoders of the Llama family on a CPU: a whole step is one call into the extension (csrc/cpu/llama.cpp).
+
+`llama.LlamaDecoder` is the definition of what this computes.
+"""
+
+from collections.abc import Mapping, Sequence
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gpu_worker.models.config import LlamaConfig
+from gpu_worker.models.llama import Progress, collect
+from gpu_worker.models.packing import Matrix, Packer
+from gpu_worker.models.weights import Taker, WeightSource
+from gpu_worker.ops import Batch
+
+MAX_HEAD_DIM = 256
+
+
+def supports(config: LlamaConfig) -> bool:
+    """Whether the extension computes this one: sizes that fill its registers."""
+    return config.head_dim % 8 == 0 and config.head_dim <= MAX_HEAD_DIM
+
+
+class NativeLlamaDecoder:
+    """A Decoder. Sums, norms and what lies between layers are float32, whatever weights and cache are."""
+
+    def __init__(self, config: LlamaConfig, tensors: Mapping[str, Tensor | Matrix], extension: ModuleType) -> None:
+        self.name = "llama in one call"
+        self.config = config
+        self.vocab_size = config.vocab_size
+        self.context_tokens = config.context_tokens
+        self.num_layers = config.num_layers
+        self.num_kv_heads = config.num_kv_heads
+        self.head_dim = config.head_dim
+        self._extension = extension
+        cos, sin = config.rope.table(config.context_tokens)
+        self._kept = [tensors, cos, sin]  # the extension refers to their memory
+        arguments = {name: x.weight if isinstance(x, Matrix) else x for name, x in tensors.items()}
+        self._llama = extension.Llama(
+            sizes={
+                "vocab": config.vocab_size,
+                "hidden": config.hidden_size,
+                "inner": config.intermediate_size,
+                "heads": config.num_heads,
+                "kv_heads": config.num_kv_heads,
+                "head_dim": config.head_dim,
+                "eps": config.norm_eps,
+                "scale": config.head_dim**-0.5,
+            },
+            embedding=arguments["embedding"],
+            head=arguments.get("head", arguments["embedding"]),
+            norm=arguments["norm"],
+            cos=cos,
+            sin=sin,
+            layers=[self._layer(arguments, layer) for layer in range(config.num_layers)],
+        )
+        self._kv: tuple[Sequence[Tensor], Any] | None = None
+
+    @classmethod
+    def load(
+        cls,
+        source: WeightSource,
+        config: LlamaConfig,
+        dtype: torch.dtype,
+        scheme: str,
+        extension: ModuleType,
+        on_tensor: Progress,
+    ) -> "NativeLlamaDecoder":
+        """From a checkpoint; `scheme` is one of packing.SCHEMES."""
+        taker = Taker(source, torch.float32, on_tensor)
+        packer = Packer(extension, source, taker, scheme, dtype)
+        decoder = cls(config, collect(taker, packer.stack, config), extension)
+        inputs = "float32" if scheme == "none" else "int8 where weights are"
+        decoder.name = f"llama in one call ({', '.join(sorted(packer.formats))}; inputs {inputs})"
+        return decoder
+
+    def forward(self, batch: Batch, kv: Sequence[Tensor], rows: Tensor) -> Tensor:
+        hidden = torch.empty((rows.shape[0], self.config.hidden_size))
+        self._llama.forward(
+            *(hidden, batch.token_ids, batch.positions, batch.slots),
+            *(batch.cu_q, batch.seq_lens, batch.block_tables, rows, self._layers(kv)),
+        )
+        return hidden
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        logits = torch.empty((hidden.shape[0], self.vocab_size))
+        self._llama.logits(logits, hidden)
+        return logits
+
+    def _layer(self, arguments: Mapping[str, Any], layer: int) -> dict[str, Any]:
+        prefix = f"{layer}."
+        found = {name.removeprefix(prefix): x for name, x in arguments.items() if name.startswith(prefix)}
+        return found | {"window": self.config.windows[layer], "rotated": self.config.rotated[layer]}
+
+    def _layers(self, kv: Sequence[Tensor]) -> Any:
+        """The arena as the extension sees it; the same list of tensors comes with every step."""
+        if self._kv is None or self._kv[0] is not kv:
+            self._kv = (kv, self._extension.Kv(list(kv)))
+        return self._kv[1]

@@ -1,0 +1,119 @@
+"""Matrices as native kernels multiply with them: as stored, or packed in 8 or 4 bits.
+
+| scheme | of a GGUF file | of safetensors |
+|---|---|---|
+| auto | its own bits, inputs rounded to int8 | as `none` |
+| none | its own bits, inputs in float32: what dequantized weights give, bit for bit | as stored, inputs in float32 |
+| q8, q4 | rounded anew | rounded |
+
+Rounding is that of GGUF's Q8_0 and Q4_0; the embedding, in many models the output projection too, keeps 8 bits. Formats
+of GGUF that have no kernel (Q4_K and its like) are rounded to 8 bits by `auto`, and become float32 by `none`.
+"""
+
+import logging
+from collections import Counter
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gpu_worker.models.gguf_tensors import GgufSource
+from gpu_worker.models.weights import Taker, WeightSource
+from octavo.gguf import TensorType
+
+log = logging.getLogger(__name__)
+
+SCHEMES = ("auto", "none", "q8", "q4")
+BLOCK = 32
+FORMATS = {torch.float32: "f32", torch.float16: "f16", torch.bfloat16: "bf16"}
+FLOAT_KINDS = (TensorType.F32, TensorType.F16, TensorType.BF16)
+OUTER = ("model.embed_tokens.weight", "lm_head.weight")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Matrix:
+    """A matrix [rows, cols]; `weight` refers to the memory of `data`."""
+
+    data: Tensor
+    weight: Any  # of the extension
+
+
+class Packer:
+    """Makes matrices of a source's tensors."""
+
+    def __init__(
+        self, extension: ModuleType, source: WeightSource, taker: Taker, scheme: str, dtype: torch.dtype
+    ) -> None:
+        self._extension = extension
+        self._source = source
+        self._taker = taker
+        self._scheme = scheme
+        self._dtype = dtype
+        self.formats: Counter[str] = Counter()
+
+    def stack(self, names: list[str], shapes: list[tuple[int, ...]]) -> Matrix:
+        """Tensors of two dimensions, one below the other."""
+        blocked = all(columns % BLOCK == 0 for _, columns in shapes)
+        if self._scheme in ("q8", "q4") and blocked:
+            format_ = "q8" if names[0] in OUTER else self._scheme
+            return self._round(names, shapes, format_)
+        if isinstance(self._source, GgufSource) and blocked:
+            kinds = {self._source.kind(name) for name in names}
+            if kinds == {TensorType.Q8_0}:
+                return self._repack(self._source, names, shapes, "q8")
+            if kinds == {TensorType.Q4_0}:
+                return self._repack(self._source, names, shapes, "q4")
+            if kinds <= {TensorType.Q4_0, TensorType.Q4_1}:
+                return self._repack(self._source, names, shapes, "q4_mins")
+            if self._scheme == "auto" and not kinds & set(FLOAT_KINDS):
+                return self._round(names, shapes, "q8")
+        return self._plain(names, shapes)
+
+    def _plain(self, names: list[str], shapes: list[tuple[int, ...]]) -> Matrix:
+        """In 16 bits if they are stored so, whatever the model computes in: it is the same and half the bytes."""
+        parts = [self._taker.stored(name, shape) for name, shape in zip(names, shapes, strict=True)]
+        stored = {part.dtype for part in parts}
+        dtype = parts[0].dtype if len(stored) == 1 and parts[0].dtype in FORMATS else torch.float32
+        if self._dtype != torch.float32 and dtype == torch.float32:
+            dtype = self._dtype
+        data = torch.cat([part.to(dtype) for part in parts]) if len(parts) > 1 else parts[0].to(dtype).contiguous()
+        return self._matrix(data, FORMATS[dtype], *data.shape)
+
+    def _round(self, names: list[str], shapes: list[tuple[int, ...]], format_: str) -> Matrix:
+        parts = [self._taker.stored(name, shape).float() for name, shape in zip(names, shapes, strict=True)]
+        values = torch.cat(parts)
+        data = self._memory(format_, *values.shape)
+        self._extension.quantize(data, values, format_)
+        return self._matrix(data, format_, *values.shape)
+
+    def _repack(self, source: GgufSource, names: list[str], shapes: list[tuple[int, ...]], format_: str) -> Matrix:
+        rows, columns = sum(rows for rows, _ in shapes), shapes[0][1]
+        parts = []
+        for name, shape in zip(names, shapes, strict=True):
+            self._taker.check(name, source.shape(name), shape)
+            blocks = source.blocks(name)
+            if format_ == "q4_mins" and source.kind(name) == TensorType.Q4_0:
+                blocks = _with_minimums(blocks)
+            parts.append(blocks)
+            self._taker.took(name)
+        data = self._memory(format_, rows, columns)
+        self._extension.repack(data, torch.cat(parts), format_, rows, columns)
+        return self._matrix(data, format_, rows, columns)
+
+    def _memory(self, format_: str, rows: int, columns: int) -> Tensor:
+        return torch.empty(self._extension.packed_bytes(format_, rows, columns), dtype=torch.uint8)
+
+    def _matrix(self, data: Tensor, format_: str, rows: int, columns: int) -> Matrix:
+        self.formats[format_] += 1
+        weight = self._extension.Weight(data, format_, rows, columns, exact=self._scheme == "none")
+        return Matrix(data, weight)
+
+
+def _with_minimums(blocks: Tensor) -> Tensor:
+    """Q4_0 as Q4_1: d * (q - 8) is d * q + (-8 * d), and -8 d is exact in float16."""
+    parts = blocks.view(blocks.shape[0], -1, 18)
+    scales = parts[:, :, :2].contiguous().view(torch.float16)
+    minimums = (scales * -8).view(torch.uint8)
+    return torch.cat((parts[:, :, :2], minimums, parts[:, :, 2:]), dim=2).view(blocks.shape[0], -1)

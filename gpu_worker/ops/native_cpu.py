@@ -1,0 +1,82 @@
+"""The ops in C++ for CPUs (csrc/). What they do not support goes to the reference ops, op by op."""
+
+from collections.abc import Sequence
+from types import ModuleType
+
+import torch
+from torch import Tensor
+
+from gpu_worker.ops import AttentionOptions, Batch
+from gpu_worker.ops.reference import ReferenceOps
+
+FLOATS = {torch.float32: "f32", torch.float16: "f16", torch.bfloat16: "bf16"}
+MAX_HEAD_DIM = 256
+
+
+class NativeCpuOps:
+    """Ops over the extension. All of a process share its threads."""
+
+    def __init__(self, extension: ModuleType) -> None:
+        self.extension = extension
+        self.name = f"native ({extension.isa()}, {extension.threads()} threads)"
+        self._reference = ReferenceOps()
+
+    def cache_write(self, kv: Tensor, keys: Tensor, values: Tensor, batch: Batch) -> None:
+        if kv.dtype in FLOATS and keys.dtype in FLOATS and keys.stride(-1) == values.stride(-1) == 1:
+            self.extension.cache_write(kv, keys, values, batch.slots)
+        else:
+            self._reference.cache_write(kv, keys, values, batch)
+
+    def paged_attention(self, queries: Tensor, kv: Tensor, batch: Batch, options: AttentionOptions) -> Tensor:
+        block_size, head_dim = kv.shape[3:]
+        if kv.dtype not in FLOATS or queries.dtype not in FLOATS or block_size % 8 or head_dim % 8:
+            return self._reference.paged_attention(queries, kv, batch, options)
+        if head_dim > MAX_HEAD_DIM or queries.stride(-1) != 1:
+            return self._reference.paged_attention(queries, kv, batch, options)
+        out = torch.empty(queries.shape, dtype=queries.dtype)
+        self.extension.paged_attention(
+            *(out, queries, kv, batch.cu_q, batch.seq_lens, batch.block_tables),
+            *(options.scale, options.window, options.soft_cap),
+            None if options.alibi is None else options.alibi.float(),
+            None if options.sinks is None else options.sinks.detach().float(),
+        )
+        return out
+
+    def rotary(self, heads: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        if heads.dtype not in FLOATS or heads.stride(-1) != 1:
+            return self._reference.rotary(heads, cos, sin)
+        out = torch.empty(heads.shape, dtype=heads.dtype)
+        self.extension.rotary(out, heads, cos.float(), sin.float())
+        return out
+
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        if x.dtype not in FLOATS:
+            return self._reference.rms_norm(x, weight, eps)
+        rows = x.reshape(-1, x.shape[-1])
+        out = torch.empty(rows.shape, dtype=x.dtype)
+        self.extension.rms_norm(out, rows, weight.float(), eps)
+        return out.view(x.shape)
+
+    def silu_and_mul(self, x: Tensor) -> Tensor:
+        if x.dtype not in FLOATS:
+            return self._reference.silu_and_mul(x)
+        rows = x.reshape(-1, x.shape[-1])
+        out = torch.empty((rows.shape[0], rows.shape[1] // 2), dtype=x.dtype)
+        self.extension.silu_and_mul(out, rows)
+        return out.view(*x.shape[:-1], -1)
+
+    def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        if weight.dtype not in FLOATS or x.dtype not in FLOATS or weight.stride(-1) != 1:
+            return self._reference.linear(x, weight, bias)
+        rows = x.reshape(-1, x.shape[-1]).float().contiguous()
+        out = torch.empty((rows.shape[0], weight.shape[0]))
+        packed = self.extension.Weight(weight, FLOATS[weight.dtype], *weight.shape)
+        self.extension.linear(out, rows, packed, None if bias is None else bias.float())
+        return out.to(x.dtype).view(*x.shape[:-1], -1)
+
+    def copy_blocks(self, arena: Tensor, pairs: Sequence[tuple[int, int]]) -> None:
+        self.swap_blocks(arena, arena, pairs)
+
+    def swap_blocks(self, source: Tensor, target: Tensor, pairs: Sequence[tuple[int, int]]) -> None:
+        if pairs:
+            self.extension.copy_blocks(source, target, torch.tensor(pairs, dtype=torch.int64))

@@ -1,0 +1,128 @@
+"""What an op cannot work with is refused by name, before any memory is touched."""
+
+import pytest
+import torch
+
+X, OUT, W = torch.randn(2, 8), torch.empty(2, 8), torch.randn(8)
+KV = torch.randn(4, 2, 2, 8, 16)
+Q = torch.randn(2, 4, 16)
+CU, LENS = torch.tensor([0, 1, 2], dtype=torch.int32), torch.tensor([9, 3], dtype=torch.int32)
+TABLES = torch.tensor([[0, 1], [2, 99]], dtype=torch.int32)
+ARENA = torch.randn(2, 4, 3)
+
+GOOD = {
+    "rms_norm": {"out": OUT, "x": X, "weight": W, "eps": 1e-5},
+    "silu_and_mul": {"out": torch.empty(2, 4), "x": X},
+    "rotary": {"out": torch.empty(2, 4, 16), "heads": Q, "cos": torch.ones(2, 16), "sin": torch.ones(2, 16)},
+    "cache_write": {
+        "kv": KV,
+        "keys": torch.randn(2, 2, 16),
+        "values": torch.randn(2, 2, 16),
+        "slots": torch.tensor([3, -1]),
+    },
+    "paged_attention": {
+        "out": torch.empty(2, 4, 16),
+        "queries": Q,
+        "kv": KV,
+        "cu_q": CU,
+        "seq_lens": LENS,
+        "block_tables": TABLES,
+        "scale": 0.3,
+    },
+    "copy_blocks": {"source": ARENA, "target": ARENA, "pairs": torch.tensor([[0, 1]])},
+    "gather_blocks": {"packed": torch.empty(1, 2, 3), "arena": ARENA, "ids": torch.tensor([3])},
+    "scatter_blocks": {"arena": ARENA, "packed": torch.empty(1, 2, 3), "ids": torch.tensor([3])},
+    "checksum_blocks": {"sums": torch.empty(1, dtype=torch.int64), "arena": ARENA, "ids": torch.tensor([3])},
+    "argmax": {"ids": torch.empty(2, dtype=torch.int64), "x": X},
+    "merge_states": {"out": torch.empty(2, 1, 8), "parts": torch.randn(3, 2, 1, 8), "lse": torch.randn(3, 2, 1)},
+    "quantize": {"packed": torch.empty(272, dtype=torch.uint8), "values": torch.randn(3, 32), "format": "q8"},
+}
+GOOD["quantize"]["packed"] = torch.empty(64 + 256, dtype=torch.uint8)
+
+BAD = [
+    ("rms_norm", "x", X.double()),
+    ("rms_norm", "x", X.to("meta")),
+    ("rms_norm", "x", None),
+    ("rms_norm", "x", 3),
+    ("rms_norm", "x", torch.randn(8, 2).T),
+    ("rms_norm", "out", torch.empty(2, 7)),
+    ("rms_norm", "out", torch.empty(2, 8, dtype=torch.float16)),
+    ("rms_norm", "weight", W[:7]),
+    ("rms_norm", "weight", W.half()),
+    ("silu_and_mul", "x", torch.randn(2, 7)),
+    ("rotary", "cos", torch.ones(2, 18)),
+    ("rotary", "cos", torch.ones(2, 15)),
+    ("rotary", "sin", torch.ones(1, 16)),
+    ("cache_write", "slots", torch.tensor([3, 32])),
+    ("cache_write", "slots", torch.tensor([3, -2])),
+    ("cache_write", "slots", torch.tensor([3, 4], dtype=torch.int32)),
+    ("cache_write", "keys", torch.randn(2, 1, 16)),
+    ("cache_write", "values", torch.randn(2, 2, 16).half()),
+    ("cache_write", "kv", torch.randn(4, 2, 3, 8, 16)),
+    ("paged_attention", "kv", torch.randn(4, 2, 2, 12, 16)),
+    ("paged_attention", "kv", torch.randn(4, 2, 2, 8, 12)),
+    ("paged_attention", "kv", KV.to(torch.int32)),
+    ("paged_attention", "kv", KV.transpose(3, 4)),
+    ("paged_attention", "queries", torch.randn(2, 3, 16)),
+    ("paged_attention", "queries", torch.randn(2, 4, 24)),
+    ("paged_attention", "out", torch.empty(2, 4, 16).half()),
+    ("paged_attention", "cu_q", torch.tensor([0, 1, 3], dtype=torch.int32)),
+    ("paged_attention", "cu_q", torch.tensor([0, 3, 2], dtype=torch.int32)),
+    ("paged_attention", "seq_lens", torch.tensor([9, 0], dtype=torch.int32)),
+    ("paged_attention", "block_tables", torch.tensor([[0, 4], [2, 0]], dtype=torch.int32)),
+    ("paged_attention", "block_tables", torch.tensor([[0, -1], [2, 0]], dtype=torch.int32)),
+    ("paged_attention", "block_tables", torch.tensor([[0], [2]], dtype=torch.int32)),
+    ("paged_attention", "alibi", torch.randn(3)),
+    ("paged_attention", "sinks", torch.randn(4).double()),
+    ("paged_attention", "window", -1),
+    ("copy_blocks", "pairs", torch.tensor([[0, 4]])),
+    ("copy_blocks", "pairs", torch.tensor([[-1, 0]])),
+    ("copy_blocks", "target", torch.randn(2, 4, 4)),
+    ("copy_blocks", "source", torch.randn(2, 4, 3, 2).transpose(2, 3)),
+    ("gather_blocks", "ids", torch.tensor([4])),
+    ("gather_blocks", "packed", torch.empty(2, 2, 3)),
+    ("scatter_blocks", "ids", torch.tensor([-1])),
+    ("checksum_blocks", "sums", torch.empty(2, dtype=torch.int64)),
+    ("argmax", "x", torch.empty(2, 0)),
+    ("argmax", "ids", torch.empty(2, dtype=torch.int32)),
+    ("merge_states", "lse", torch.randn(3, 2, 2)),
+    ("quantize", "packed", torch.empty(100, dtype=torch.uint8)),
+    ("quantize", "cols", torch.randn(3, 33)),
+    ("quantize", "format", "q5"),
+    ("quantize", "format", "f32"),
+]
+
+
+@pytest.mark.parametrize("op", GOOD)
+def test_the_others_are_taken(extension, op):
+    getattr(extension, op)(**GOOD[op])
+
+
+@pytest.mark.parametrize(("op", "name", "value"), BAD)
+def test_it_is_refused_by_name(extension, op, name, value):
+    where = "values" if name == "cols" else name
+    arguments = {**GOOD[op], where: value}
+    tensors = [x for x in arguments.values() if isinstance(x, torch.Tensor) and not x.is_meta]
+    before = [x.clone() for x in tensors]
+    with pytest.raises(extension.ArgumentError, match=rf"^{name}: "):
+        getattr(extension, op)(**arguments)
+    for x, kept in zip(tensors, before, strict=True):
+        torch.testing.assert_close(x, kept, rtol=0, atol=0, equal_nan=True)
+
+
+def test_weights_are_checked(extension):
+    with pytest.raises(extension.ArgumentError, match=r"^packed: shape"):
+        extension.Weight(torch.empty(10, dtype=torch.uint8), "q4", 8, 32)
+    with pytest.raises(extension.ArgumentError, match=r"^cols: "):
+        extension.Weight(torch.empty(10, dtype=torch.uint8), "q4", 8, 33)
+    with pytest.raises(extension.ArgumentError, match=r"^data: is float32"):
+        extension.Weight(torch.empty(8, 32), "bf16", 8, 32)
+    weight = extension.Weight(torch.randn(8, 32), "f32", 8, 32)
+    with pytest.raises(extension.ArgumentError, match=r"^x: shape"):
+        extension.linear(torch.empty(1, 8), torch.randn(1, 31), weight)
+    with pytest.raises(extension.ArgumentError, match=r"^bias: shape"):
+        extension.linear(torch.empty(1, 8), torch.randn(1, 32), weight, torch.randn(7))
+    with pytest.raises(extension.ArgumentError, match=r"^rows: "):
+        extension.weight_rows(torch.empty(1, 32), weight, torch.tensor([8]))
+    with pytest.raises(extension.ArgumentError, match=r"^isa: "):
+        extension.select_isa("sse9")

@@ -1,0 +1,145 @@
+"""Attention over pages against float64 written out, with traps where nobody may look."""
+
+import random
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+fuzz = settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+TOLERANCE = {torch.float32: 1e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
+
+
+class Case:
+    """Random sequences in shuffled blocks; unused slots hold NaN, tables end in garbage."""
+
+    def __init__(self, seed: int, longest: int = 200) -> None:
+        rng = random.Random(seed)
+        torch.manual_seed(seed)
+        self.size = size = rng.choice([8, 16, 32, 64, 128])
+        self.heads, self.group = rng.choice([1, 2, 3]), rng.choice([1, 2, 3, 7, 16])
+        self.dim = rng.choice([32, 64, 80, 96, 128, 256])
+        self.dtype = rng.choice([torch.float32, torch.float32, torch.float16, torch.bfloat16])
+        self.kv_dtype = rng.choice([self.dtype, torch.float32, torch.float16, torch.bfloat16])
+        lengths = [0, 1, size - 1, size, size + 1, rng.randint(1, longest)]
+        self.kv_lens = [rng.choice(lengths) for _ in range(rng.randint(1, 5))]
+        self.q_lens = [min(n, rng.choice([0, 1, 1, n, rng.randint(1, longest)])) for n in self.kv_lens]
+        counts = [-(-n // size) for n in self.kv_lens]
+        num_blocks = sum(counts) + 2
+        free = list(range(num_blocks))
+        rng.shuffle(free)
+        self.tables = [[free.pop() for _ in range(count)] for count in counts]
+        shape = (num_blocks, self.heads, 2, size, self.dim)
+        self.kv = torch.full(shape, float("nan"), dtype=self.kv_dtype)
+        if rng.random() < 0.5:  # nhd
+            self.kv = self.kv.permute(0, 2, 3, 1, 4).contiguous().permute(0, 3, 1, 2, 4)
+        self.dense = [torch.randn(2, n, self.heads, self.dim).to(self.kv_dtype) for n in self.kv_lens]
+        for table, dense in zip(self.tables, self.dense, strict=True):
+            for p in range(dense.shape[1]):
+                self.kv[table[p // size], :, 0, p % size] = dense[0, p]
+                self.kv[table[p // size], :, 1, p % size] = dense[1, p]
+        self.queries = torch.randn(sum(self.q_lens), self.heads * self.group, self.dim).to(self.dtype)
+        self.options = {
+            "scale": rng.choice([0.2, self.dim**-0.5]),
+            "window": rng.choice([0, 0, 1, 5, size, 40]),
+            "soft_cap": rng.choice([0.0, 0.0, 2.0]),
+            "alibi": torch.rand(self.heads * self.group) if rng.random() < 0.3 else None,
+            "sinks": torch.randn(self.heads * self.group) if rng.random() < 0.3 else None,
+        }
+        self.garbage = [rng.choice([-(2**31), 2**31 - 1, 10**6]) for _ in range(3)]
+
+    def run(self, kernels, kv=None, tables=None, only=None) -> torch.Tensor:
+        """Of all sequences, or of one."""
+        chosen = range(len(self.q_lens)) if only is None else [only]
+        tables = tables or self.tables
+        width = max((len(tables[i]) for i in chosen), default=0) + 3
+        rows = torch.tensor([(tables[i] + self.garbage * width)[:width] for i in chosen], dtype=torch.int32)
+        ends = torch.tensor([0, *self.q_lens]).cumsum(0)
+        queries = self.queries if only is None else self.queries[ends[only] : ends[only + 1]]
+        cu_q = torch.tensor([0, *(self.q_lens[i] for i in chosen)]).cumsum(0).int()
+        seq_lens = torch.tensor([self.kv_lens[i] for i in chosen], dtype=torch.int32)
+        out = torch.full(queries.shape, float("nan"), dtype=self.dtype)
+        kernels.paged_attention(out, queries, self.kv if kv is None else kv, cu_q, seq_lens, rows, **self.options)
+        return out
+
+    def expected(self) -> torch.Tensor:
+        rows = []
+        for dense, q_len, kv_len in zip(self.dense, self.q_lens, self.kv_lens, strict=True):
+            for position in range(kv_len - q_len, kv_len):
+                rows.append(self._row(self.queries[len(rows)].double(), dense.double(), position))
+        return torch.stack(rows) if rows else torch.empty(self.queries.shape, dtype=torch.float64)
+
+    def _row(self, query: torch.Tensor, dense: torch.Tensor, position: int) -> torch.Tensor:
+        o = self.options
+        first = max(0, position - o["window"] + 1) if o["window"] else 0
+        keys, values = dense[:, first : position + 1].repeat_interleave(self.group, dim=2)
+        scores = torch.einsum("hd,khd->hk", query, keys) * o["scale"]
+        if o["soft_cap"]:
+            scores = torch.tanh(scores / o["soft_cap"]) * o["soft_cap"]
+        if o["alibi"] is not None:
+            scores = scores + o["alibi"].double()[:, None] * (torch.arange(first, position + 1) - position)
+        top = scores.amax(1, keepdim=True)
+        weights = (scores - top).exp()
+        total = weights.sum(1, keepdim=True)
+        if o["sinks"] is not None:
+            total = total + (o["sinks"].double()[:, None] - top).exp()
+        return torch.einsum("hk,khd->hd", weights / total, values)
+
+
+@fuzz
+@given(seed=st.integers(0, 2**32 - 1))
+def test_it_is_its_definition(kernels, seed):
+    case = Case(seed)
+    result = case.run(kernels)
+    assert result.dtype == case.dtype
+    tolerance = TOLERANCE[case.dtype]
+    torch.testing.assert_close(result.double(), case.expected(), rtol=tolerance, atol=tolerance)
+
+
+@fuzz
+@given(seed=st.integers(0, 2**32 - 1))
+def test_neither_places_nor_neighbours_change_a_bit(kernels, seed):
+    """Moving all blocks, and running each sequence alone."""
+    case = Case(seed)
+    result = case.run(kernels)
+    order = torch.randperm(case.kv.shape[0])
+    moved = torch.empty_like(case.kv)
+    moved[order] = case.kv
+    tables = [[int(order[block]) for block in table] for table in case.tables]
+    assert torch.equal(case.run(kernels, moved, tables), result)
+    ends = torch.tensor([0, *case.q_lens]).cumsum(0)
+    for i in range(len(case.q_lens)):
+        assert torch.equal(case.run(kernels, only=i), result[ends[i] : ends[i + 1]])
+
+
+@pytest.mark.parametrize("window", [0, 1500])
+def test_long_decodes_are_split_and_put_together(kernels, window):
+    case = Case(3)
+    case.size, case.heads, case.group, case.dim, case.dtype = 16, 2, 3, 64, torch.float32
+    torch.manual_seed(0)
+    case.kv_lens, case.q_lens = [2500, 1024, 1025, 2048], [1, 1, 1, 1]
+    case.kv = torch.randn(420, 2, 2, 16, 64)
+    order = torch.randperm(420).tolist()
+    case.tables = [[order.pop() for _ in range(-(-n // 16))] for n in case.kv_lens]
+    case.dense = [
+        case.kv[table].permute(2, 0, 3, 1, 4).reshape(2, -1, 2, 64)[:, :n]
+        for table, n in zip(case.tables, case.kv_lens, strict=True)
+    ]
+    case.queries = torch.randn(4, 6, 64)
+    case.options = {"scale": 0.3, "window": window, "sinks": torch.randn(6), "soft_cap": 0.0, "alibi": None}
+    result = case.run(kernels)
+    torch.testing.assert_close(result.double(), case.expected(), rtol=1e-5, atol=1e-5)
+    assert torch.equal(case.run(kernels, only=2), result[2:3])
+
+
+def test_nan_within_reach_shows(kernels):
+    """In keys and in values: a sequence must not say something sensible over broken memory."""
+    for kind in (0, 1):
+        kv = torch.randn(4, 1, 2, 16, 32)
+        kv[2, 0, kind, 5] = float("nan")
+        out = torch.empty(2, 2, 32)
+        tables = torch.tensor([[0, 1], [3, 2]], dtype=torch.int32)
+        cu_q, lens = torch.tensor([0, 1, 2]).int(), torch.tensor([32, 32]).int()
+        kernels.paged_attention(out, torch.randn(2, 2, 32), kv, cu_q, lens, tables, 0.2)
+        assert out[0].isfinite().all() and out[1].isnan().all()

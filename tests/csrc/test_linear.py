@@ -1,0 +1,113 @@
+"""Products with every kind of weight against float64, and what they promise beyond being right."""
+
+import gguf
+import numpy as np
+import pytest
+import torch
+from gguf.quants import dequantize
+from gguf.quants import quantize as quantize_gguf
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+PLAIN = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
+PACKED = {"q8": "Q8_0", "q4": "Q4_0", "q4_mins": "Q4_1"}
+fuzz = settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+
+
+def make(kernels, format_: str, rows: int, cols: int, exact: bool = False):
+    """A weight of the extension, and its values in float64 by the gguf package."""
+    values = torch.randn(rows, cols)
+    if format_ in PLAIN:
+        data = values.to(PLAIN[format_])
+        return data, kernels.Weight(data, format_, rows, cols, exact), data.double()
+    kind = gguf.GGMLQuantizationType[PACKED[format_]]
+    raw = quantize_gguf(values.numpy(), kind)
+    data = torch.empty(kernels.packed_bytes(format_, rows, cols), dtype=torch.uint8)
+    kernels.repack(data, torch.from_numpy(raw.copy()), format_, rows, cols)
+    decoded = torch.from_numpy(dequantize(raw, kind).reshape(rows, cols).copy()).double()
+    return data, kernels.Weight(data, format_, rows, cols, exact), decoded
+
+
+def rounded(x: torch.Tensor) -> torch.Tensor:
+    """Inputs as int8 kernels see them: per 32, the largest as it is, the others in 255 steps."""
+    blocks = x.view(x.shape[0], -1, 32)
+    at = blocks.abs().argmax(-1, keepdim=True)
+    others = blocks.scatter(-1, at, 0.0)
+    top = others.abs().amax(-1, keepdim=True)
+    by = torch.where(top > 0, torch.tensor(127.0) / top, 0.0)  # `127.0 / top` multiplies with a rounded 1 / top
+    numbers = (others * by).round()
+    return (numbers.double() * (top / 127.0).double()).scatter(-1, at, blocks.gather(-1, at).double()).view(x.shape)
+
+
+def product(kernels, x: torch.Tensor, weight, bias=None) -> torch.Tensor:
+    out = torch.full((x.shape[0], weight.rows), float("nan"))
+    kernels.linear(out, x, weight, bias)
+    return out
+
+
+@pytest.mark.parametrize("exact", [False, True])
+@pytest.mark.parametrize("format_", [*PLAIN, *PACKED])
+@fuzz
+@given(seed=st.integers(0, 2**32 - 1), rows=st.integers(1, 70), columns=st.integers(1, 19), blocks=st.integers(1, 5))
+def test_it_is_the_product(kernels, format_, exact, seed, rows, columns, blocks):
+    torch.manual_seed(seed)
+    cols = blocks * 32 if format_ in PACKED else blocks * 32 - seed % 31
+    _data, weight, values = make(kernels, format_, rows, cols, exact)
+    x = torch.randn(columns, cols) * torch.rand(cols).pow(4) * 10  # some inputs much larger than others
+    bias = torch.randn(rows) if seed % 2 else None
+    seen = x.double() if exact or format_ in PLAIN else rounded(x)
+    expected = seen @ values.T + (0 if bias is None else bias.double())
+    scale = float((x.double().abs() @ values.abs().T).max()) + 1
+    assert float((product(kernels, x, weight, bias) - expected).abs().max()) < 2e-6 * scale
+
+
+@pytest.mark.parametrize("exact", [False, True])
+@pytest.mark.parametrize("format_", [*PLAIN, *PACKED])
+def test_a_column_does_not_depend_on_those_beside_it(kernels, format_, exact):
+    """Nor on the number of threads: what a sequence says is the same in any batch, bit for bit."""
+    torch.manual_seed(1)
+    _data, weight, _ = make(kernels, format_, 75, 96, exact)
+    x = torch.randn(21, 96)
+    together = product(kernels, x, weight)
+    try:
+        for count in (1, 2, 3, 4, 5, 6, 7, 8, 9, 13):
+            kernels.set_threads(1 + count % 3)
+            assert torch.equal(product(kernels, x[:count].contiguous(), weight), together[:count])
+    finally:
+        kernels.set_threads(0)
+
+
+@pytest.mark.parametrize("format_", [*PLAIN, *PACKED])
+def test_rows_are_decoded_to_the_bit(kernels, format_):
+    _data, weight, values = make(kernels, format_, 37, 64)
+    rows = torch.tensor([36, 0, 7, 8, 36])
+    out = torch.empty(5, 64)
+    kernels.weight_rows(out, weight, rows)
+    assert torch.equal(out.double(), values[rows])
+
+
+@pytest.mark.parametrize("format_", ["q8", "q4"])
+def test_rounding_is_that_of_gguf(kernels, format_):
+    values = torch.randn(19, 96) * torch.tensor([1e-3, 1.0, 50.0]).repeat_interleave(32)
+    values[3, 32:64] = 0
+    data = torch.empty(kernels.packed_bytes(format_, 19, 96), dtype=torch.uint8)
+    kernels.quantize(data, values, format_)
+    out = torch.empty(19, 96)
+    kernels.weight_rows(out, kernels.Weight(data, format_, 19, 96), torch.arange(19))
+    kind = gguf.GGMLQuantizationType[PACKED[format_]]
+    expected = dequantize(quantize_gguf(values.numpy(), kind), kind)
+    differs = np.abs(out.numpy() - expected) > 0
+    assert differs.mean() < 0.01, "but for ties"
+    np.testing.assert_allclose(out.numpy(), expected, atol=float(values.abs().max()) / (100 if format_ == "q8" else 7))
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+@pytest.mark.parametrize("format_", ["f32", "q8", "q4", "q4_mins"])
+def test_what_is_not_finite_shows_in_its_column_only(kernels, format_, bad):
+    _data, weight, _ = make(kernels, format_, 24, 64)
+    x = torch.randn(3, 64)
+    good = product(kernels, x, weight)
+    x[1, 40] = bad
+    out = product(kernels, x, weight)
+    assert not out[1].isfinite().any()
+    assert torch.equal(out[[0, 2]], good[[0, 2]])
