@@ -226,6 +226,7 @@ def server(
         *_message_options(internal),
         *_keepalive_options(),
         ("grpc.http2.min_recv_ping_interval_without_data_ms", 5_000),
+        ("grpc.http2.max_ping_strikes", 0),  # a stalled peer's pings arrive in a bunch: no reason to end its streams
         ("grpc.max_concurrent_streams", 256),
         ("grpc.max_metadata_size", limits.MAX_METADATA_BYTES),
         ("grpc.so_reuseport", 0),
