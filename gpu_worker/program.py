@@ -18,7 +18,7 @@ from gpu_worker.plan import Runner
 from gpu_worker.results import StepResult
 from gpu_worker.runners import build_runner, scheduler_config
 from gpu_worker.scheduler import Scheduler
-from gpu_worker.server import TransferService, WorkerService
+from gpu_worker.server import SERVICES, WorkerService, add_services
 from gpu_worker.streams import Streams
 from octavo import rpc
 from octavo.errors import ServingError, StoreUnavailable
@@ -27,12 +27,10 @@ from octavo.record import Member
 from octavo.settings import WorkerSettings
 from octavo.store import open_store
 from octavo.store.base import Store
-from octavo.v1 import transfer_pb2_grpc, worker_pb2_grpc
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)
 
-SERVICES = ("octavo.v1.Worker", "octavo.v1.Transfer")
 LOAD_EVERY_S = 0.05
 WATCH_EVERY_S = 0.1
 HANG_LEASES = 10  # a step that takes as many leases is taken for a hang
@@ -142,8 +140,7 @@ class Door:
         self.service = WorkerService(self.worker_id, self.incarnation)
         self._server = rpc.server(internal=True)
         self.health = rpc.add_standard_services(self._server, SERVICES)
-        worker_pb2_grpc.add_WorkerServicer_to_server(self.service, self._server)
-        transfer_pb2_grpc.add_TransferServicer_to_server(TransferService(), self._server)
+        add_services(self._server, self.service)
 
     async def open(self) -> None:
         """Raises RuntimeError if the address cannot be had."""

@@ -22,7 +22,8 @@ def build_runner(settings: WorkerSettings) -> Runner:
         from gpu_worker.witness_runner import WitnessRunner
 
         return WitnessRunner(step_s=settings.step_delay_ms / 1000, block_size=settings.block_size)
-    from gpu_worker.model_runner import choose_device, load_runner
+    from gpu_worker.model_runner import load_runner
+    from gpu_worker.sizing import choose_device
 
     device = str(choose_device(settings.device))
     return load_runner(

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+SERVICES = ("octavo.v1.Worker", "octavo.v1.Transfer")
 MAX_STREAMS = 256
 DEFAULT_WATCH_MS = 500
 MIN_WATCH_MS = 10
@@ -224,6 +225,12 @@ class TransferService(transfer_pb2_grpc.TransferServicer):
 
     async def Abort(self, request: object, context: "Context") -> NoReturn:
         raise Unimplemented(NO_TRANSFER)
+
+
+def add_services(server: "grpc.aio.Server", service: WorkerService) -> None:
+    """Before the server starts."""
+    worker_pb2_grpc.add_WorkerServicer_to_server(service, server)
+    transfer_pb2_grpc.add_TransferServicer_to_server(TransferService(), server)
 
 
 def check_batch(field: str, size: int) -> None:

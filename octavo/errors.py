@@ -242,6 +242,20 @@ class RunnerFailed(ServingError):
     reason = "RUNNER_FAILED"
 
 
+class BadModel(ServingError):
+    """The model's files are incomplete, contradictory, or of a kind that is not supported; the message says which."""
+
+    code = Code.FAILED_PRECONDITION
+    reason = "BAD_MODEL"
+
+
+class MalformedGguf(ServingError):
+    """The file is not a GGUF file that can be trusted; the message says where it is wrong."""
+
+    code = Code.FAILED_PRECONDITION
+    reason = "MALFORMED_GGUF"
+
+
 class Unimplemented(ServingError):
     """The behaviour comes with a later version."""
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from octavo.errors import Code, ServingError
+from octavo.errors import MalformedGguf
 
 MAGIC = b"GGUF"
 DEFAULT_ALIGNMENT = 32
@@ -24,13 +24,6 @@ MAX_ARRAY_DEPTH = 2
 MAX_NAME_BYTES = 65535
 
 Value = bool | int | float | str | list["Value"]
-
-
-class MalformedGguf(ServingError):
-    """The file is not a GGUF file that can be trusted; the message says where it is wrong."""
-
-    code = Code.FAILED_PRECONDITION
-    reason = "MALFORMED_GGUF"
 
 
 class ValueType(IntEnum):

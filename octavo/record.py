@@ -81,6 +81,33 @@ class Record:
     timeline: tuple[tuple[int, str, str], ...] = ()  # (ms after acceptance, what, detail)
 
 
+def first_record(new: NewSequence, now_ms: int = 0) -> Record:
+    """The record of a sequence that has just been accepted."""
+    return Record(
+        seq_id=new.seq_id,
+        request_id=new.request_id,
+        body_hash=new.body_hash,
+        state=State.QUEUED,
+        model=new.model,
+        layout=new.layout,
+        sampling=new.sampling,
+        prompt_len=len(new.prompt),
+        prompt_chain=new.prompt_chain,
+        num_branches=new.num_branches,
+        max_tokens=new.max_tokens,
+        tenant=new.tenant,
+        salt=new.salt,
+        priority=new.priority,
+        deadline_ms=now_ms + new.deadline_in_ms if new.deadline_in_ms else 0,
+        keep_on_disconnect=new.keep_on_disconnect,
+        router=new.router,
+        accepted_ms=now_ms,
+        finishes=(FinishReason.NONE,) * new.num_branches,
+        scores=(None,) * new.num_branches,
+        timeline=((0, "queued", new.router),),
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class Snapshot:
     """A record with its prompt (if asked for) and the journals from the asked-for indexes on."""
@@ -220,7 +247,9 @@ class Notice:
 class Swept:
     """What a sweep found and did."""
 
-    orphans: list[tuple[SequenceId, int]] = field(default_factory=list)  # running, the owner's lease is gone: (id, epoch)
+    orphans: list[tuple[SequenceId, int]] = field(
+        default_factory=list
+    )  # running, the owner's lease is gone: (id, epoch)
     requeued: list[SequenceId] = field(default_factory=list)
     cancelled: list[SequenceId] = field(default_factory=list)
     expired: list[SequenceId] = field(default_factory=list)

@@ -136,9 +136,10 @@ class Delivery(Generic[Logprob]):
         shown, self._shown = self._shown, []
         return shown
 
-    def stopped(self) -> list[tuple[int, int]]:
-        """(branch, length) of those that a stop string ended, as far as this client's text is concerned."""
-        return [(reader.index, reader.next_index) for reader in self.readers if reader.finish is FinishReason.STOP]
+    def stopped(self) -> list[tuple[int, int, float | None]]:
+        """(branch, length, score) of those that a stop string ended, as far as this client's text is concerned."""
+        ended = [reader for reader in self.readers if reader.finish is FinishReason.STOP]
+        return [(reader.index, reader.next_index, self.scores[reader.index]) for reader in ended]
 
     def num_output_tokens(self) -> int:
         """Over all returned branches."""

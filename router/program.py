@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 INFERENCE = "octavo.v1.Inference"
 ADMIN = "octavo.v1.Admin"
 STOP_GRACE_S = 2.0
-MIN_ATTEND_S = 1.0
+MIN_ATTEND_S = 0.25
 
 
 class Router:

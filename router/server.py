@@ -2,7 +2,7 @@
 
 import asyncio
 import secrets
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
@@ -20,8 +20,9 @@ from octavo.errors import (
     TooManyStreams,
 )
 from octavo.ids import RequestId, new_request_id, sequence_id
-from octavo.record import Accepted, AcceptStatus, NewSequence, QueueLimits, Record, State
+from octavo.record import Accepted, AcceptStatus, NewSequence, QueueLimits, Record, State, first_record
 from octavo.sampling import SamplingParams
+from octavo.text.ranking import rank
 from octavo.v1 import inference_pb2, inference_pb2_grpc
 from router.models import Model, Models
 from router.resume import Place, Start
@@ -73,9 +74,9 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
 
     # Streams
 
-    async def Generate(self, request: inference_pb2.GenerateRequest, context: "Context") -> AsyncIterator[
-        inference_pb2.GenerateEvent
-    ]:
+    async def Generate(
+        self, request: inference_pb2.GenerateRequest, context: "Context"
+    ) -> AsyncIterator[inference_pb2.GenerateEvent]:
         async with self._counted(), self._generate(request, context) as session:
             while events := await session.next_events():
                 for event in events:
@@ -97,9 +98,9 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
             response.outputs.append(outputs[index])
         return response
 
-    async def Attach(self, request: inference_pb2.AttachRequest, context: "Context") -> AsyncIterator[
-        inference_pb2.GenerateEvent
-    ]:
+    async def Attach(
+        self, request: inference_pb2.AttachRequest, context: "Context"
+    ) -> AsyncIterator[inference_pb2.GenerateEvent]:
         async with self._counted():
             request_id, start = self._start(request)
             record = await self._services.store.attach(sequence_id(TENANT, request_id), self._services.router_id)
@@ -121,15 +122,13 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
         raise InvalidArgument("at", "send a resume_token or a request_id")
 
     @asynccontextmanager
-    async def _generate(
-        self, request: inference_pb2.GenerateRequest, context: "Context"
-    ) -> AsyncIterator[Session]:
+    async def _generate(self, request: inference_pb2.GenerateRequest, context: "Context") -> AsyncIterator[Session]:
         prepared = await self.prepare(request, deadline_of(context))
         seq_id = prepared.new.seq_id
         accepted = await self._services.store.accept(prepared.new, self._queue_limits)
         if accepted.status == AcceptStatus.OK:
             session = Session(
-                self._services, prepared.model, as_record(prepared.new), prepared.params, Start(fresh=True)
+                self._services, prepared.model, first_record(prepared.new), prepared.params, Start(fresh=True)
             )
             session.limit(prepared.new.deadline_in_ms)
             async with session:
@@ -249,7 +248,7 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
         if snapshot is None:
             raise unknown_request(request.request_id)
         record = snapshot.record
-        output_tokens = sum(record.final_lengths)
+        output_tokens = sum(record.final_lengths[branch] for branch in returned_branches(record))
         response = inference_pb2.GetResponse(
             request_id=record.request_id,
             state=STATES[record.state],
@@ -335,26 +334,11 @@ def unknown_request(request_id: str) -> NotFound:
     )
 
 
-def as_record(new: NewSequence) -> Record:
-    """The record of a sequence that has just been accepted."""
-    return Record(
-        seq_id=new.seq_id,
-        request_id=new.request_id,
-        body_hash=new.body_hash,
-        state=State.QUEUED,
-        model=new.model,
-        layout=new.layout,
-        sampling=new.sampling,
-        prompt_len=len(new.prompt),
-        prompt_chain=new.prompt_chain,
-        num_branches=new.num_branches,
-        max_tokens=new.max_tokens,
-        tenant=new.tenant,
-        salt=new.salt,
-        priority=new.priority,
-        keep_on_disconnect=new.keep_on_disconnect,
-        router=new.router,
-    )
+def returned_branches(record: Record) -> Sequence[int]:
+    """Those that the client gets; where they compete, as far as that is known by now."""
+    num_returned = wire.sampling_from_bytes(record.sampling).n
+    every = range(record.num_branches)
+    return every if len(every) == num_returned else rank(record.scores, num_returned)
 
 
 def collect(

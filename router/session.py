@@ -24,6 +24,7 @@ from octavo.v1 import inference_pb2, types_pb2, worker_pb2
 from router.background import patiently
 from router.branch import Piece
 from router.delivery import Delivery
+from router.following import Following
 from router.hub import Hub, Placed
 from router.models import Model
 from router.pool import WorkerPool
@@ -32,8 +33,6 @@ from router.resume import ResumeTokens, Start
 
 SILENCE_S = 1.0  # how long a session trusts silence
 ON_ITS_WAY_S = 0.1  # in that time the worker's stream brings what the journal has, and log probabilities with it
-UNKNOWN_S = 0.02  # until a worker that does not know its sequence is asked again; doubles
-UNKNOWN_FOR_S = 4.0  # after that long (longer than a Schedule may take) it never got it: somebody else shall run it
 STORE_PATIENCE_S = 30.0
 REPAIR_TRIES, REPAIR_S = 25, 0.2
 OVERDUE_S = 1.0  # for its worker to end a sequence at the deadline; then it is ended here
@@ -65,7 +64,7 @@ class Session:
     def __init__(self, services: Services, model: Model, record: Record, params: SamplingParams, start: Start) -> None:
         self.seq_id = record.seq_id
         self._services = services
-        self._record = record
+        self._following = Following(record, services.pool)
         self._request_id = record.request_id.encode()
         self._delivery = Delivery[types_pb2.Logprobs](record, params, lambda: text_stream(model, params), start)
         self._prompt_logprobs: Sequence[types_pb2.Logprobs] = ()
@@ -77,16 +76,17 @@ class Session:
         self._begun = start.fresh
         self._look = False  # at the record, now
         self._look_at = float("inf")
-        self._trust_stream = True  # to bring what the journal has already
-        self._following: tuple[Incarnation, int] | None = None  # (owner, epoch) whose stream brings the items
-        self._unknown_since: tuple[int, float] | None = None  # (epoch, since when its owner does not know it)
-        self._unknown_delay_s = UNKNOWN_S
+        self._behind: list[int] | None = []  # where the last look saw it behind the journal; None: whatever it sees
         self._heard = self._attended = services.hub.now
         self._outage_since: float | None = None
         self._deadline = float("inf")
         self._overdue = False
 
     # What the hub tells
+
+    @property
+    def _record(self) -> Record:
+        return self._following.record
 
     @property
     def owner(self) -> Incarnation:
@@ -102,44 +102,43 @@ class Session:
             self._wake.set()
 
     def placed(self, placed: Placed) -> None:
-        self._record.epoch, self._record.owner, self._record.state = placed.epoch, placed.owner, State.RUNNING
-        self._following = (placed.owner, placed.epoch)
+        self._following.runs_on(placed.owner, placed.epoch, streams=True)
 
     def noticed(self, notice: Notice) -> None:
-        if notice.what == "taken" and notice.epoch > self._record.epoch:
-            self._record.epoch, self._record.owner, self._record.state = notice.epoch, notice.owner, State.RUNNING
-            self._follow()
-        elif self._streaming(self._record):
+        if notice.what == "taken":
+            if notice.epoch > self._record.epoch:
+                self._following.runs_on(notice.owner, notice.epoch, streams=False)
+                self._following.follow(self._delivery.next_indexes)
+        elif self._following.streaming:
             self._look_in(ON_ITS_WAY_S)
         else:
             self.check()
 
     def unknown(self, owner: Incarnation) -> None:
-        """Its Schedule is on its way there; or it has ended there; or whoever was to send the Schedule has died."""
-        if owner != self._record.owner or self._record.state is not State.RUNNING:
+        record = self._record
+        if owner != record.owner or record.state is not State.RUNNING:
             return
-        self._following = None
-        now, epoch = time.monotonic(), self._record.epoch
-        if self._unknown_since is None or self._unknown_since[0] != epoch:
-            self._unknown_since, self._unknown_delay_s = (epoch, now), UNKNOWN_S
-        elif now - self._unknown_since[1] > UNKNOWN_FOR_S:
-            self._unknown_since = None
-            self._services.dispatcher.recover(self.seq_id, epoch, Why.REFUSED)
-        asyncio.get_running_loop().call_later(self._unknown_delay_s, self.check)
-        self._unknown_delay_s = min(2 * self._unknown_delay_s, SILENCE_S / 2)
+        delay_s = self._following.unknown()
+        if delay_s is None:
+            self._services.dispatcher.recover(self.seq_id, record.epoch, Why.REFUSED)
+        else:
+            asyncio.get_running_loop().call_later(delay_s, self.check)
 
     def check(self) -> None:
-        self._look, self._trust_stream = True, False
+        self._behind = None
+        self._look_now()
+
+    def _look_now(self) -> None:
+        self._look = True
         self._wake.set()
 
     def tick(self, now: float) -> None:
         """Time has passed: silence, and a deadline, are looked into."""
         if now >= self._look_at:
-            self.check()
+            self._look_now()
         elif now - self._heard > SILENCE_S or now - self._attended > self._services.attend_s:
             self._heard = now
-            self._look = True
-            self._wake.set()
+            self._look_now()
         elif now >= self._deadline:
             self._wake.set()
 
@@ -267,13 +266,19 @@ class Session:
             self._bear_outage()
             return
         self._drain()
-        if self._trust_stream and self._streaming(snapshot.record) and delivery.has_news(snapshot, first_indexes):
+        here = delivery.next_indexes
+        if self._on_its_way(here) and delivery.has_news(snapshot, first_indexes):
+            self._behind = here
             self._look_in(ON_ITS_WAY_S)
         else:
             delivery.feed(snapshot, first_indexes)
-            self._trust_stream = True
+            self._behind = []
         if not delivery.ended:
             await self._look_after(snapshot.record)
+
+    def _on_its_way(self, here: list[int]) -> bool:
+        """Whether the worker's stream may be trusted to bring what the journal has already."""
+        return self._following.streaming and self._behind is not None and self._behind != here
 
     def _look_in(self, delay_s: float) -> None:
         self._look_at = min(self._look_at, self._services.hub.now + delay_s)
@@ -290,7 +295,7 @@ class Session:
         snapshot = await self._services.store.read(self.seq_id, from_indexes=first_indexes)
         if snapshot is None:
             raise NotFound("request_id: the record is gone; it ended longer ago than records are kept")
-        record = self._record = snapshot.record
+        record = self._following.record = snapshot.record
         self._outage_since = None
         if record.failure:
             self._failure = Failure.from_json(record.failure)
@@ -310,32 +315,19 @@ class Session:
             except StoreUnavailable:
                 pass  # the next look is soon enough
         if record.state is State.QUEUED:
-            self._following = None
             services.dispatcher.wake()
         elif services.pool.lost(record.owner):
             services.dispatcher.recover(self.seq_id, record.epoch, Why.CONNECTION)
         else:
-            self._follow()
-
-    def _follow(self) -> None:
-        link = self._services.pool.find(self._record.owner)
-        if link is not None and link.connected:
-            link.follow(self.seq_id, self._delivery.next_indexes)
-            self._following = (self._record.owner, self._record.epoch)
-        else:
-            self._following = None
-
-    def _streaming(self, record: Record) -> bool:
-        """Whether what its worker journals comes here by itself."""
-        link = self._services.pool.find(record.owner)
-        return link is not None and link.connected and self._following == (record.owner, record.epoch)
+            self._following.follow(self._delivery.next_indexes)
 
     async def _settle(self) -> None:
         """The client sees an end that the journal does not know: a stop string, or a history nobody can continue."""
         store, delivery = self._services.store, self._delivery
         try:
-            for branch, length in delivery.stopped():
-                await patiently(partial(store.finish, self.seq_id, branch, FinishReason.STOP, length), STORE_PATIENCE_S)
+            for branch, length, score in delivery.stopped():
+                stop = partial(store.finish, self.seq_id, branch, FinishReason.STOP, length, score=score)
+                await patiently(stop, STORE_PATIENCE_S)
             if self._failure is not None:
                 await store.finish(self.seq_id, -1, FinishReason.ERROR, None, self._failure.to_json())
             delivery.unsettled = False

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from gpu_worker.models import rope
-from gpu_worker.models.decoder import BadModel
 from gpu_worker.models.rope import Rope
+from octavo.errors import BadModel
 
 LLAMA_LIKE = ("llama", "mistral", "qwen2", "qwen3", "smollm3")
 

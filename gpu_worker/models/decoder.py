@@ -6,14 +6,6 @@ from typing import Protocol
 from torch import Tensor
 
 from gpu_worker.ops import Batch
-from octavo.errors import Code, ServingError
-
-
-class BadModel(ServingError):
-    """The model's files are incomplete, contradictory, or of a kind that is not supported; the message says which."""
-
-    code = Code.FAILED_PRECONDITION
-    reason = "BAD_MODEL"
 
 
 class Decoder(Protocol):

@@ -10,7 +10,7 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
-from gpu_worker.models.decoder import BadModel
+from octavo.errors import BadModel
 from octavo.gguf import BLOCK_SIZES, TensorType
 
 Bytes = NDArray[np.uint8]

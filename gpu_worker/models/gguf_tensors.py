@@ -6,8 +6,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gpu_worker.models.decoder import BadModel
 from gpu_worker.models.dequantize import dequantize
+from octavo.errors import BadModel
 from octavo.gguf import GgufFile, Metadata, TensorInfo, TensorType
 
 # Architectures whose query and key rows llama.cpp interleaves (its rotary embedding pairs neighbours, ours pairs

@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from gpu_worker.models.decoder import BadModel
 from gpu_worker.models.llama import Progress
 from gpu_worker.models.weights import Taker, WeightSource
 from gpu_worker.ops import AttentionOptions, Batch, Ops
+from octavo.errors import BadModel
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

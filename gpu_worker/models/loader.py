@@ -14,7 +14,7 @@ from torch import Tensor
 from gpu_worker.models import gpt2, llama, native_llama
 from gpu_worker.models.cache import PreparedCache
 from gpu_worker.models.config import LlamaConfig, is_llama_like
-from gpu_worker.models.decoder import BadModel, Decoder
+from gpu_worker.models.decoder import Decoder
 from gpu_worker.models.fingerprint import CONTENT_FILES, model_fingerprint, sample_file
 from gpu_worker.models.gguf_tensors import GgufSource, read_config
 from gpu_worker.models.locate import locate
@@ -23,7 +23,7 @@ from gpu_worker.models.packing import SCHEMES
 from gpu_worker.models.weights import SafetensorsSource, WeightSource, weight_files
 from gpu_worker.ops import Ops
 from gpu_worker.ops.native_cpu import NativeCpuOps
-from octavo.errors import InvalidArgument
+from octavo.errors import BadModel, InvalidArgument
 from octavo.gguf import GgufFile
 
 log = logging.getLogger(__name__)

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gpu_worker.models.decoder import BadModel
+from octavo.errors import BadModel
 
 KINDS = ("default", "linear", "dynamic", "llama3", "yarn", "factors")
 

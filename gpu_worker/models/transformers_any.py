@@ -21,8 +21,8 @@ from transformers.masking_utils import AttentionMaskInterface
 from transformers.modeling_utils import AttentionInterface
 
 from gpu_worker.kv_arena import KvShape
-from gpu_worker.models.decoder import BadModel
 from gpu_worker.ops import AttentionOptions, Batch, Ops, make_batch
+from octavo.errors import BadModel
 
 IMPLEMENTATION = "octavo_paged"
 CHECK_PIECES = (7, 4, 1)  # tokens of each piece of the prompt that `verify` runs

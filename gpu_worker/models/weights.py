@@ -9,7 +9,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from gpu_worker.models.decoder import BadModel
+from octavo.errors import BadModel
 
 
 class WeightSource(Protocol):

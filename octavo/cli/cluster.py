@@ -21,6 +21,8 @@ from octavo.store.embedded import MAX_SOCKET_PATH, EmbeddedStore
 HOST = "127.0.0.1"
 HEALTH_TIMEOUT_S = 1.0
 
+Check = Callable[[], Awaitable[bool]]
+
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
@@ -92,7 +94,9 @@ class Cluster:
             router_id=name,
         )
         state = RouterState(name, None, settings.listen, settings.admin_listen)
-        return self._service(name, "router", settings, settings.listen, {}), state
+        # Without workers here, those that make a router SERVING come later and from elsewhere: nothing to wait for.
+        ready = serving(settings.listen) if self._wanted.up.workers else answering(settings.listen)
+        return self._service(name, "router", settings, ready, {}), state
 
     def _worker(self, index: int, port: int) -> tuple[Service, WorkerState]:
         name = f"worker-{index}"
@@ -107,29 +111,43 @@ class Cluster:
             threads=threads,
         )
         state = WorkerState(name, None, settings.listen)
-        return self._service(name, "gpu_worker", settings, settings.listen, {"OMP_NUM_THREADS": str(threads)}), state
+        environment = {"OMP_NUM_THREADS": str(threads)}
+        return self._service(name, "gpu_worker", settings, serving(settings.listen), environment), state
 
     def _service(
-        self, name: str, module: str, settings: SettingsClass, endpoint: str, environment: dict[str, str]
+        self, name: str, module: str, settings: SettingsClass, ready: Check, environment: dict[str, str]
     ) -> Service:
         command = [sys.executable, "-m", module, *arguments_of(settings)]
         environment = {**environment, **environment_of(settings)}
-        return Service(Child(name, command, self._logs / f"{name}.log", environment), serving(endpoint))
+        return Service(Child(name, command, self._logs / f"{name}.log", environment), ready)
 
 
-def serving(endpoint: str) -> Callable[[], Awaitable[bool]]:
+def serving(endpoint: str) -> Check:
     """A check whether the server at `endpoint` says SERVING."""
 
     async def check() -> bool:
-        async with rpc.channel(endpoint) as channel:
-            stub = health_pb2_grpc.HealthStub(channel)
-            try:
-                reply = await stub.Check(health_pb2.HealthCheckRequest(), timeout=HEALTH_TIMEOUT_S)
-            except grpc.RpcError:
-                return False
-        return bool(reply.status == health_pb2.HealthCheckResponse.SERVING)
+        return bool(await _health(endpoint) == health_pb2.HealthCheckResponse.SERVING)
 
     return check
+
+
+def answering(endpoint: str) -> Check:
+    """A check whether the server at `endpoint` says how it is, be it NOT_SERVING."""
+
+    async def check() -> bool:
+        return await _health(endpoint) is not None
+
+    return check
+
+
+async def _health(endpoint: str) -> int | None:
+    """What the server at `endpoint` says of itself as a whole; None: nothing."""
+    async with rpc.channel(endpoint) as channel:
+        stub = health_pb2_grpc.HealthStub(channel)
+        try:
+            return int((await stub.Check(health_pb2.HealthCheckRequest(), timeout=HEALTH_TIMEOUT_S)).status)
+        except grpc.RpcError:
+            return None
 
 
 async def _always() -> bool:

@@ -101,14 +101,17 @@ class _Up:
             print(json.dumps(current.to_json()), flush=True)
             return
         print(_banner(current), flush=True)
-        if not current.workers:
-            return
+        if current.workers:
+            await self._show_sample(current)
+        print("Ctrl-C ends everything.", flush=True)
+
+    async def _show_sample(self, current: state.State) -> None:
         try:
             completion = await self._sample(current)
         except ServingError as error:
             self._say(f"the sample request failed: {error.message}")
             return
-        print(f"  sample      {SAMPLE_PROMPT}{completion.text!r}\n\nCtrl-C ends everything.", flush=True)
+        print(f"  sample      {SAMPLE_PROMPT}{completion.text!r}\n", flush=True)
 
     async def _sample(self, current: state.State) -> Completion:
         async with AsyncClient(current.endpoints) as client:
@@ -122,6 +125,7 @@ class _Up:
 
 
 def _banner(current: state.State) -> str:
+    endpoints = ",".join(current.endpoints)
     workers = ", ".join(f"{worker.worker_id} {worker.endpoint}" for worker in current.workers)
     return "\n".join(
         [
@@ -132,7 +136,7 @@ def _banner(current: state.State) -> str:
             f"  workers     {workers or 'none'}",
             "",
             f"  {grpcurl_line(current.endpoints[0])}",
-            f"  octavo generate --endpoint {','.join(current.endpoints)} --prompt '{SAMPLE_PROMPT}' --max-tokens 16",
+            f"  {_program('octavo')} generate --endpoint {endpoints} --prompt '{SAMPLE_PROMPT}' --max-tokens 16",
             "",
         ]
     )
@@ -140,12 +144,16 @@ def _banner(current: state.State) -> str:
 
 def grpcurl_line(endpoint: str) -> str:
     """Ready to paste. `text` is of type bytes, which is base64 in JSON."""
-    beside = Path(sys.executable).with_name("grpcurl")
-    program = str(beside) if beside.exists() else shutil.which("grpcurl") or "grpcurl"
     request = {
         "request": {
             "text": base64.b64encode(SAMPLE_PROMPT.encode()).decode(),
             "sampling": {"max_tokens": 16, "temperature": 0},
         }
     }
-    return f"{program} -plaintext -d '{json.dumps(request)}' {endpoint} octavo.v1.Inference/Complete"
+    return f"{_program('grpcurl')} -plaintext -d '{json.dumps(request)}' {endpoint} octavo.v1.Inference/Complete"
+
+
+def _program(name: str) -> str:
+    """How a shell that has not activated this environment finds a program."""
+    beside = Path(sys.executable).with_name(name)
+    return str(beside) if beside.exists() else shutil.which(name) or name

@@ -70,11 +70,19 @@ class Store(Protocol):
         ...
 
     async def finish(
-        self, seq_id: SequenceId, branch: int, reason: FinishReason, length: int | None, failure: str = ""
+        self,
+        seq_id: SequenceId,
+        branch: int,
+        reason: FinishReason,
+        length: int | None,
+        failure: str = "",
+        score: float | None = None,
     ) -> bool:
         """Ends a branch (-1: all that run) by a decision that is a function of the journal, or before it began.
 
-        `length` is what was delivered, where a stop string cut. True also if it had ended for this reason before.
+        `length` is what was delivered, where a stop string cut, and `score` its sum of log probabilities there.
+        It stands also where the worker had gone past it and ended the branch further on (STOP or LENGTH), be the
+        sequence over or not. True also if it had ended for this reason before.
         """
         ...
 

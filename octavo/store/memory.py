@@ -26,6 +26,7 @@ from octavo.record import (
     Taken,
     TakeStatus,
     Why,
+    first_record,
 )
 from octavo.sampling import FinishReason
 from octavo.store.memory_state import ALIVE_MS, CHECK_MS, QUARANTINE_MS, Entry, MemoryState
@@ -77,7 +78,7 @@ class MemoryStore:
         now = state.now_ms()
         state.add(
             Entry(
-                record=_first_record(new, now),
+                record=first_record(new, now),
                 prompt=tuple(new.prompt),
                 journals=[[] for _ in range(new.num_branches)],
                 cost=cost,
@@ -248,7 +249,13 @@ class MemoryStore:
             self.shared.note(entry, "proved", entry.record.owner)
 
     async def finish(
-        self, seq_id: SequenceId, branch: int, reason: FinishReason, length: int | None, failure: str = ""
+        self,
+        seq_id: SequenceId,
+        branch: int,
+        reason: FinishReason,
+        length: int | None,
+        failure: str = "",
+        score: float | None = None,
     ) -> bool:
         state = self._enter()
         entry = state.get(seq_id)
@@ -257,7 +264,9 @@ class MemoryStore:
         if length is not None and length > len(entry.journals[branch]):
             return False
         if not entry.record.state.ended:
-            state.finish(entry, branch, reason, length, failure)
+            state.finish(entry, branch, reason, length, failure, score)
+        if reason is FinishReason.STOP and length is not None and branch >= 0:
+            state.cut(entry, branch, length, score)
         finishes = entry.record.finishes
         return reason in finishes if branch == -1 else finishes[branch] == reason
 
@@ -454,29 +463,3 @@ def _not_running(entry: Entry | None, epoch: int) -> Migrated | None:
     if record.epoch != epoch or record.state is State.QUEUED:
         return Migrated(MigrateStatus.FENCED, record.epoch)
     return Migrated(MigrateStatus.CLOSED, record.epoch) if record.state.ended else None
-
-
-def _first_record(new: NewSequence, now_ms: int) -> Record:
-    return Record(
-        seq_id=new.seq_id,
-        request_id=new.request_id,
-        body_hash=new.body_hash,
-        state=State.QUEUED,
-        model=new.model,
-        layout=new.layout,
-        sampling=new.sampling,
-        prompt_len=len(new.prompt),
-        prompt_chain=new.prompt_chain,
-        num_branches=new.num_branches,
-        max_tokens=new.max_tokens,
-        tenant=new.tenant,
-        salt=new.salt,
-        priority=new.priority,
-        deadline_ms=now_ms + new.deadline_in_ms if new.deadline_in_ms else 0,
-        keep_on_disconnect=new.keep_on_disconnect,
-        router=new.router,
-        accepted_ms=now_ms,
-        finishes=(FinishReason.NONE,) * new.num_branches,
-        scores=(None,) * new.num_branches,
-        timeline=((0, "queued", new.router),),
-    )

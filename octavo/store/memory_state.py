@@ -158,6 +158,15 @@ class MemoryState:
         if FinishReason.NONE not in finishes:
             self._close(entry)
 
+    def cut(self, entry: Entry, branch: int, length: int, score: float | None) -> None:
+        """A stop string stands before the end that the worker gave the branch: the end is there."""
+        record = entry.record
+        finishes, scores = list(record.finishes), list(record.scores)
+        past = length < entry.cuts.get(branch, len(entry.journals[branch]))
+        if past and finishes[branch] in (FinishReason.STOP, FinishReason.LENGTH):
+            finishes[branch], scores[branch], entry.cuts[branch] = FinishReason.STOP, score, length
+            record.finishes, record.scores = tuple(finishes), tuple(scores)
+
     def _close(self, entry: Entry) -> None:
         record = entry.record
         record.state = State.DONE

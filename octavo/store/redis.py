@@ -225,10 +225,16 @@ class RedisStore:
         return [Appended(APPEND_STATUSES[code & 7], code >> 3) for code in reply[1:]]
 
     async def finish(
-        self, seq_id: SequenceId, branch: int, reason: FinishReason, length: int | None, failure: str = ""
+        self,
+        seq_id: SequenceId,
+        branch: int,
+        reason: FinishReason,
+        length: int | None,
+        failure: str = "",
+        score: float | None = None,
     ) -> bool:
-        delivered: int | str = "" if length is None else length
-        reply = await self._on(seq_id, "finish", branch, int(reason), delivered, failure)
+        delivered, scored = "" if length is None else length, "" if score is None else repr(score)
+        reply = await self._on(seq_id, "finish", branch, int(reason), delivered, failure, scored)
         return bool(reply[1])
 
     async def read(

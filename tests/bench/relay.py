@@ -13,15 +13,14 @@ from collections.abc import AsyncIterator
 
 import grpc
 import psutil
-from _service import Service, describe_machine, load, processor_seconds, service
+from _service import Service, describe_machine, free_port, load, processor_seconds, service
 
 from octavo.v1 import inference_pb2
 
-ECHO = "127.0.0.1:50971"
 PATH = "/octavo.bench.Echo/Echo"
 
 
-async def serve_echo() -> None:
+async def serve_echo(port: int) -> None:
     """The least a gRPC server in Python can do: read a message, write it."""
 
     async def echo(requests: AsyncIterator[object], context: object) -> AsyncIterator[object]:
@@ -33,15 +32,15 @@ async def serve_echo() -> None:
     )
     server = grpc.aio.server()
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("octavo.bench.Echo", {"Echo": handler}),))
-    server.add_insecure_port(ECHO)
+    server.add_insecure_port(f"127.0.0.1:{port}")
     await server.start()
     await server.wait_for_termination()
 
 
-def main_echo() -> None:
+def main_echo(port: int) -> None:
     import uvloop
 
-    uvloop.run(serve_echo())
+    uvloop.run(serve_echo(port))
 
 
 async def relay_round(service: Service, streams: int, tokens: int) -> float:
@@ -51,9 +50,9 @@ async def relay_round(service: Service, streams: int, tokens: int) -> float:
     return result.num_tokens / (processor_seconds(service.router) - before)
 
 
-async def echo_round(echo: psutil.Process, messages: list[bytes], streams: int) -> float:
+async def echo_round(echo: psutil.Process, port: int, messages: list[bytes], streams: int) -> float:
     """Messages per processor second of the echo server."""
-    async with grpc.aio.insecure_channel(ECHO) as channel:
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
         call_of = channel.stream_stream(PATH, request_serializer=bytes, response_deserializer=bytes)
 
         async def one() -> None:
@@ -81,13 +80,14 @@ def wire_events(tokens: int) -> list[bytes]:
 
 async def main(args: argparse.Namespace) -> None:
     print(describe_machine())
-    echo = psutil.Process((await asyncio.create_subprocess_exec(sys.executable, __file__, "--echo")).pid)
+    port = free_port()
+    echo = psutil.Process((await asyncio.create_subprocess_exec(sys.executable, __file__, "--echo", str(port))).pid)
     try:
         async with service("--runner", "fake", "--step-delay-ms", str(args.step_ms)) as running:
             relays, echoes = [], []
             for _ in range(args.rounds):
                 relays.append(await relay_round(running, args.streams, args.tokens))
-                echoes.append(await echo_round(echo, wire_events(args.tokens), args.streams))
+                echoes.append(await echo_round(echo, port, wire_events(args.tokens), args.streams))
     finally:
         echo.terminate()
     relayed, echoed = statistics.median(relays), statistics.median(echoes)
@@ -101,10 +101,12 @@ if __name__ == "__main__":
     parser.add_argument("--streams", type=int, default=48)
     parser.add_argument("--tokens", type=int, default=200)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--step-ms", type=float, default=10)
-    parser.add_argument("--echo", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument(
+        "--step-ms", type=float, default=2
+    )  # short enough to keep the router busy: idle rounds cost, too
+    parser.add_argument("--echo", type=int, default=0, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.echo:
-        main_echo()
+        main_echo(options.echo)
     else:
         asyncio.run(main(options))

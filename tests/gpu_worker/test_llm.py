@@ -13,9 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpu_worker import LLM, FinishReason, SamplingParams
-from gpu_worker.engine import RunnerFailed
 from gpu_worker.fake_runner import FakeRunner, fake_oracle
-from octavo.errors import InvalidArgument, TooLarge
+from octavo.errors import InvalidArgument, RunnerFailed, TooLarge
 from octavo.settings import SettingsError
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=8)

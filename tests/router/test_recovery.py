@@ -17,7 +17,7 @@ from octavo.record import Member, State, Why
 from octavo.sampling import FinishReason, SamplingParams
 from octavo.store.memory import MemoryStore
 from octavo.v1 import admin_pb2, admin_pb2_grpc
-from router import background, session
+from router import background, following
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=60)
 PROMPT = list(range(3, 40))
@@ -214,7 +214,7 @@ async def test_a_model_without_a_worker_keeps_no_other_waiting(world, oracle):
 
 async def test_taken_for_a_worker_that_never_got_it(world, oracle, monkeypatch):
     """A router that dies between take and Schedule leaves a sequence that its owner does not know."""
-    monkeypatch.setattr(session, "UNKNOWN_FOR_S", 0.2)
+    monkeypatch.setattr(following, "UNKNOWN_FOR_S", 0.2)
     await world.start()
     router, worker = world.routers[0], world.workers[0]
     start, taken = router.placer.start, []
@@ -294,9 +294,12 @@ async def test_a_router_that_stops_sends_its_clients_on(world, oracle):
 
 
 async def test_leaving_ends_what_nobody_else_listens_to(world):
-    await world.start(routers=2)
+    await world.worker()
+    for _ in range(2):
+        await world.router(grace_ms=2000)  # a session says three times in that time that it is there
+    await world.ready()
     one, two = world.client(0), world.client(1)
-    params = replace(GREEDY, max_tokens=1500)
+    params = replace(GREEDY, max_tokens=3000)
     kept, left = one.generate(PROMPT, params, request_id="kept"), one.generate(PROMPT, params, request_id="left")
     await anext(kept)
     await anext(left)

@@ -44,6 +44,8 @@ async def test_outputs_are_those_of_the_runner(world, oracle, params):
         assert returned(completion) == expected
         assert completion.usage.prompt_tokens == len(PROMPT) + 1
         assert completion.usage.output_tokens == sum(len(tokens) for tokens, _, _ in expected)
+        status = await client.get(completion.request_id)
+        assert status.usage.output_tokens == completion.usage.output_tokens
     await world.until(lambda: not any(len(router.hub) for router in world.routers))
     world.check()
 
@@ -207,3 +209,40 @@ def raw(world, router):
     channel = rpc.channel(router.endpoint)
     world.stack.push_async_callback(channel.close)
     return inference_pb2_grpc.InferenceStub(channel)
+
+
+async def test_the_worker_s_stream_is_waited_for_where_the_store_was_faster(world):
+    """The journal has the tokens, but their log probabilities only the worker has."""
+    await world.start()
+    hub, loop = world.routers[0].hub, asyncio.get_running_loop()
+    deliver = hub.deliver
+    hub.deliver = lambda seq_id, item: bool(loop.call_later(0.03, deliver, seq_id, item))
+    for max_tokens in (1, 2, 12):
+        output = (await world.client().complete(PROMPT, replace(GREEDY, max_tokens=max_tokens, logprobs=1))).outputs[0]
+        assert [score.chosen.token_id for score in output.logprobs] == list(output.token_ids)
+
+
+async def test_who_comes_while_another_leaves_is_attached(world):
+    store = MemoryStore(world.state)
+    detach, leaving = store.detach, asyncio.Event()
+
+    async def slow_detach(*args) -> None:
+        leaving.set()
+        await asyncio.sleep(0.05)
+        await detach(*args)
+
+    store.detach = slow_detach
+    await world.worker()
+    router = await world.router(store)
+    await world.ready()
+    client = world.client()
+    one = client.generate(PROMPT, replace(GREEDY, max_tokens=2000), request_id="one")
+    await anext(one)
+    await one.aclose()
+    await leaving.wait()
+    two = client.attach("one")
+    await anext(two)
+    await asyncio.sleep(0.1)
+    assert world.entry("one").record.router == router.incarnation
+    await client.cancel("one")
+    await two.aclose()

@@ -21,6 +21,7 @@ local MAX_SUSPECTS = 4
 local MAX_TIMELINE = 32
 local MAX_EXPIRED_PER_POP = 64
 
+local CUT = { STOP = '1', LENGTH = '2' }
 local STOPPED = { CANCELLED = '3', DEADLINE = '4', ERROR = '5' }  -- of FinishReason; '0' is: still running
 
 -- The server process these functions run in, and the shards it has served: empty after every restart.

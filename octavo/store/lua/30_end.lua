@@ -39,14 +39,26 @@ local function finish(shard, rec, branch, reason, length, failure, score)
   if not string.find(finishes, '0', 1, true) then close(shard, rec, now_ms()) end
 end
 
--- KEYS: generation, record.  a: branch or -1, reason digit, delivered length or '', failure JSON or ''
+-- A stop string stands before the end that the worker gave the branch: the end is there.
+local function cut(rec, branch, length, score)
+  local done = string.sub(rec.finishes, branch + 1, branch + 1)
+  if done ~= CUT.STOP and done ~= CUT.LENGTH then return end
+  if length >= tonumber(rec['length' .. branch] or journal_length(rec, branch)) then return end
+  local finishes = string.sub(rec.finishes, 1, branch) .. CUT.STOP .. string.sub(rec.finishes, branch + 2)
+  update(rec, { finishes = finishes, ['length' .. branch] = length })
+  redis.call('HDEL', rec.key, 'score' .. branch)
+  if score then update(rec, { ['score' .. branch] = string.format('%.17g', score) }) end
+end
+
+-- KEYS: generation, record.  a: branch or -1, reason digit, delivered length or '', failure JSON or '', score or ''
 -- Reply: {'OK', 1} if the branch (one of them, for -1) ends for this reason now or did before; else {'OK', 0}.
-define('finish', function(shard, keys, branch, reason, length, failure)
+define('finish', function(shard, keys, branch, reason, length, failure, score)
   local rec = fetch(keys[2])
-  branch, length = tonumber(branch), tonumber(length)
+  branch, length, score = tonumber(branch), tonumber(length), tonumber(score)
   if not rec or branch >= #rec.finishes then return { 'OK', 0 } end
   if length and length > journal_length(rec, branch) then return { 'OK', 0 } end
-  if not ended(rec) then finish(shard, rec, branch, reason, length, failure) end
+  if not ended(rec) then finish(shard, rec, branch, reason, length, failure, score) end
+  if reason == CUT.STOP and length and branch >= 0 then cut(rec, branch, length, score) end
   local finishes = branch == -1 and rec.finishes or string.sub(rec.finishes, branch + 1, branch + 1)
   return { 'OK', string.find(finishes, reason, 1, true) and 1 or 0 }
 end, true)

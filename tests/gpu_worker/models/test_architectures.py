@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from gpu_worker.model_runner import ModelRunner
-from gpu_worker.models.decoder import BadModel
 from gpu_worker.ops import make_batch
+from octavo.errors import BadModel
 
 OURS = {
     "llama": "llama",

@@ -11,9 +11,9 @@ from gguf.quants import dequantize as theirs
 from gguf.quants import quantize
 from safetensors.torch import load_file, save_file
 
-from gpu_worker.models.decoder import BadModel
 from gpu_worker.models.dequantize import BLOCKS_AT_ONCE, dequantize
 from gpu_worker.models.gguf_tensors import ROPE_FACTORS
+from octavo.errors import BadModel
 from octavo.gguf import BLOCK_SIZES, TensorType
 
 QUANTIZED = ["Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K"]

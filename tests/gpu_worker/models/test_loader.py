@@ -9,10 +9,9 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from gpu_worker.models.cache import PreparedCache
-from gpu_worker.models.decoder import BadModel
 from gpu_worker.models.fingerprint import model_fingerprint, sample_file
 from gpu_worker.models.locate import locate
-from octavo.errors import NotFound
+from octavo.errors import BadModel, NotFound
 
 PROMPTS = [[5, 4, 3, 2, 1], [77]]
 

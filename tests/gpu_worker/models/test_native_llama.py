@@ -12,11 +12,10 @@ from gguf.quants import dequantize, quantize
 
 from gpu_worker import model_runner
 from gpu_worker.models import demo, packing
-from gpu_worker.models.decoder import BadModel
 from gpu_worker.ops import make_batch, native
 from gpu_worker.ops.native_cpu import NativeCpuOps
 from gpu_worker.ops.reference import ReferenceOps
-from octavo.errors import InvalidArgument, NotFound
+from octavo.errors import BadModel, InvalidArgument, NotFound
 
 pytestmark = pytest.mark.skipif(native.load() is None, reason="the extension was not built")
 KINDS = ["llama", "llama-biases", "mistral", "qwen2", "qwen3", "smollm3", "llama-dynamic"]

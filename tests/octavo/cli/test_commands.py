@@ -12,7 +12,8 @@ import time
 
 import pytest
 
-from octavo.cli import checks, main, state, up
+from octavo import rpc
+from octavo.cli import checks, cluster, main, state, up
 from octavo.cli.output import table
 from octavo.cli.state import RouterState, State, StoreState, WorkerState
 from octavo.settings import UpSettings
@@ -163,6 +164,19 @@ def test_up_refuses_a_directory_in_use_and_settings_nobody_knows(capsys, tmp_pat
     assert main(["up", "--workers", "-1"]) == 2
     assert "workers" in capsys.readouterr().err
     assert main(["up", "--no-such-flag"]) == 2
+
+
+async def test_without_workers_a_router_is_waited_for_until_it_answers():
+    server = rpc.server()
+    health = rpc.add_standard_services(server, ["octavo.v1.Inference"])
+    endpoint = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+    assert not await cluster.answering(endpoint)()
+    await server.start()
+    assert await cluster.answering(endpoint)()
+    assert not await cluster.serving(endpoint)()
+    health.set_all(True)
+    assert await cluster.serving(endpoint)()
+    await server.stop(None)
 
 
 def test_the_grpcurl_line_can_be_pasted():

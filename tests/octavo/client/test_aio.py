@@ -114,7 +114,7 @@ async def test_the_budget_ends_retries_of_refused_requests(router, serve, script
 
 async def test_an_accepted_stream_is_not_given_up_for_lack_of_budget(router, serve, script):
     router.scripts.append(script(at=1, fault="UNAVAILABLE"))
-    router.scripts.extend(script(error=errors.StoreUnavailable("down")) for _ in range(10))
+    router.scripts.extend(script(error=errors.StoreUnavailable("down", retry_after_ms=1)) for _ in range(10))
     async with serve(router) as endpoint, AsyncClient(endpoint, policy=QUICK) as client:
         assert await gather(client.generate("hello")) == (*router.oracle, [FinishReason.LENGTH])
 

@@ -174,6 +174,20 @@ async def test_a_batch_answers_item_by_item(bench: Any, new: New) -> None:
     assert (await bench.store.read(ids["h"], from_indexes=[0, 1])).outputs == ((0, 3), (3,))
 
 
+async def test_a_stop_string_stands_where_it_is_however_far_the_worker_went(bench: Any, new: New) -> None:
+    request = new(num_branches=2)
+    epoch = await running(bench.store, request)
+    for branch in (0, 1):
+        item = Append(request.seq_id, epoch, branch, 0, [1, 2, 3], FinishReason.LENGTH, score=-3.0)
+        await bench.store.append_batch([item])
+    assert await bench.store.finish(request.seq_id, 0, FinishReason.STOP, 2, score=-2.5)
+    assert await bench.store.finish(request.seq_id, 0, FinishReason.STOP, 2, score=-2.5)
+    assert await bench.store.finish(request.seq_id, 1, FinishReason.LENGTH, 3)
+    record = (await bench.store.read(request.seq_id)).record
+    assert (record.state, record.finishes) == (State.DONE, (FinishReason.STOP, FinishReason.LENGTH))
+    assert (record.final_lengths, record.scores) == ((2, 3), (-2.5, -3.0))
+
+
 async def test_a_sequence_ends_with_its_last_branch(bench: Any, new: New) -> None:
     request = new(num_branches=3)
     epoch = await running(bench.store, request)

@@ -171,7 +171,9 @@ class Differential(RuleBasedStateMachine):
         if how == "cancel":
             self.both("cancel", self.seq_ids[name])
         elif how == "finish":
-            self.both("finish", self.seq_ids[name], branch, reason, length if branch >= 0 else None, "why not")
+            score = -0.5 * length if length and length % 2 else None
+            delivered = length if branch >= 0 else None
+            self.both("finish", self.seq_ids[name], branch, reason, delivered, "why not", score)
 
     @rule(name=NAME, router=ROUTER, how=st.sampled_from(["attach", "detach"]))
     def client(self, name: str, router: Incarnation, how: str) -> None:
@@ -281,8 +283,10 @@ class Differential(RuleBasedStateMachine):
         assert record.epoch >= before.record.epoch  # I7
         if record.epoch == before.record.epoch and before.record.state == "RUNNING":
             assert record.owner == before.record.owner  # I5
-        for old_reason, new_reason in zip(before.record.finishes, record.finishes, strict=True):
-            assert old_reason in (FinishReason.NONE, new_reason)  # I11: an end is final
+        for branch, (old, new) in enumerate(zip(before.record.finishes, record.finishes, strict=True)):
+            cut = record.final_lengths[branch] < before.record.final_lengths[branch]
+            earlier = cut and old is FinishReason.LENGTH and new is FinishReason.STOP
+            assert old in (FinishReason.NONE, new) or earlier  # I11: an end is final, or found to have been earlier
         if before.record.state.ended:
             assert (record.state, now.outputs) == (before.record.state, before.outputs)
 
