@@ -1,6 +1,6 @@
 """tokens/s of the whole service, client to client, beside `transformers` generate with the same weights and dtype.
 
-    python tests/bench/throughput.py [--streams 1 16 48] [--tokens 64] [--rounds 3] [--dtype float32] [--quantization none]
+    python tests/bench/throughput.py [--streams 1 16 48] [--tokens 64] [--rounds 3] [--quantization none]
 
 Greedy, 24-token prompts that differ. transformers gets its best case: one static batch, nothing over a network.
 """
