@@ -1,0 +1,64 @@
+// What an op is given: where a tensor lies and how. Nothing here owns memory.
+#pragma once
+
+#include <cstdint>
+#include <initializer_list>
+#include <stdexcept>
+#include <string>
+
+namespace octavo {
+
+enum class DType : std::uint8_t { kF32, kF16, kBF16, kU8, kI8, kI32, kI64 };
+
+std::int64_t size_of(DType dtype);
+const char* name_of(DType dtype);
+
+constexpr int kMaxDims = 6;
+
+// Strides are counted in elements.
+struct TensorRef {
+    void* data = nullptr;
+    std::int64_t shape[kMaxDims] = {};
+    std::int64_t stride[kMaxDims] = {};
+    int ndim = 0;
+    DType dtype = DType::kF32;
+    const char* problem = nullptr;  // why it is no tensor an op can read, for the op to say with the argument's name
+
+    std::int64_t size() const;
+    bool given() const { return data != nullptr || problem != nullptr; }
+    bool is_float() const { return dtype <= DType::kBF16; }
+    template <typename T>
+    T* as() const {
+        return static_cast<T*>(data);
+    }
+};
+
+// An argument an op cannot work with. Thrown before any of its memory is touched.
+class ArgumentError : public std::invalid_argument {
+  public:
+    ArgumentError(const std::string& name, const std::string& problem) : std::invalid_argument(name + ": " + problem) {}
+};
+
+inline void require(bool good, const char* name, const char* problem) {
+    if (!good) {
+        throw ArgumentError(name, problem);
+    }
+}
+
+// That an op can read it at all.
+inline void usable(const TensorRef& tensor, const char* name) {
+    require(tensor.problem == nullptr, name, tensor.problem);
+    require(tensor.data != nullptr || tensor.size() == 0, name, "is missing");
+}
+
+// A dimension of any size, in `expect`.
+constexpr std::int64_t kAny = -1;
+
+// The shape (kAny matches all), the type, and that the last dimension is contiguous.
+void expect(const TensorRef& tensor, const char* name, std::initializer_list<std::int64_t> shape);
+void expect(const TensorRef& tensor, const char* name, std::initializer_list<std::int64_t> shape, DType dtype);
+
+// That the elements lie without gaps, in order.
+void expect_dense(const TensorRef& tensor, const char* name);
+
+}  // namespace octavo
