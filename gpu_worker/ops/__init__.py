@@ -73,6 +73,11 @@ class Ops(Protocol):
 
 def choose_ops(device: torch.device) -> Ops:
     """The fastest ops there are for `device`; their name is logged at start."""
-    from gpu_worker.ops.reference import ReferenceOps  # imports this package's types
+    from gpu_worker.ops.native import load_cuda  # these import this package's types
+    from gpu_worker.ops.native_cuda import NativeCudaOps
+    from gpu_worker.ops.reference import ReferenceOps
 
+    extension = load_cuda() if device.type == "cuda" else None
+    if extension is not None and extension.device_count() > 0:
+        return NativeCudaOps(extension, device)
     return ReferenceOps()

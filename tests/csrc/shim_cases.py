@@ -110,7 +110,9 @@ class Cache:
     def __init__(self, rng: Any, layout: str, kind: str, dtype: int, shape: tuple[int, int, int, int]) -> None:
         blocks, heads, size, dim = shape
         self.layout, self.kind, self.dtype = layout, kind, dtype
-        stored = {"auto": {F32: np.float32, F16: np.float16, BF16: np.uint16}[dtype], "int8": np.int8}.get(kind, np.uint8)
+        stored = {"auto": {F32: np.float32, F16: np.float16, BF16: np.uint16}[dtype], "int8": np.int8}.get(
+            kind, np.uint8
+        )
         width = np.dtype(stored).itemsize
         if layout == "hnd":
             memory = np.empty((blocks, heads, 2, size, dim), dtype=stored)
@@ -183,8 +185,13 @@ class Scoring:
         self.sinks = rng.normal(0, 2, heads).astype(np.float32) if rng.random() < 0.25 else None
         self.sparse: list[int] = []
         if rng.random() < 0.2:
-            self.sparse = [int(rng.integers(1, 3)), int(rng.integers(2, 5)), int(rng.choice([8, 16, 24])),
-                           int(rng.integers(-2, 3)), int(rng.integers(0, 2))]
+            self.sparse = [
+                int(rng.integers(1, 3)),
+                int(rng.integers(2, 5)),
+                int(rng.choice([8, 16, 24])),
+                int(rng.integers(-2, 3)),
+                int(rng.integers(0, 2)),
+            ]
         self.kv_heads = kv_heads
 
     def handle(self) -> Any:
@@ -302,7 +309,9 @@ def decode_case(rng: Any, kernel: str) -> None:
     lens_array = i32(lens)
     args = (ref(tables, I32), ref(lens_array, I32))
     for _ in range(2):  # the counters must be as they were
-        native.paged_decode(kernel, out.ref, query_view.ref, cache.handle(), *args, plan, scoring.handle(), ref(lse, F32), 0)
+        native.paged_decode(
+            kernel, out.ref, query_view.ref, cache.handle(), *args, plan, scoring.handle(), ref(lse, F32), 0
+        )
     assert not keep[2].any(), "counters are left behind"
     want, want_lse = np.zeros((len(lens), heads, dim)), np.zeros((len(lens), heads))
     for i, n in enumerate(lens):
@@ -337,8 +346,19 @@ def prefill_case(rng: Any, kernel: str) -> None:
     packed = native.plan_prefill(q_lens, lens, group, tile, kv_heads, int(rng.integers(1, 9)), scoring.window)
     plan = make_plan(packed, 0, keep)
     cu_q, lens_array = i32([0, *np.cumsum(q_lens)]), i32(lens)
-    native.paged_prefill(kernel, out.ref, queries.ref, cache.handle(), ref(tables, I32), ref(cu_q, I32),
-                         ref(lens_array, I32), plan, scoring.handle(), ref(lse, F32), 0)
+    native.paged_prefill(
+        kernel,
+        out.ref,
+        queries.ref,
+        cache.handle(),
+        ref(tables, I32),
+        ref(cu_q, I32),
+        ref(lens_array, I32),
+        plan,
+        scoring.handle(),
+        ref(lse, F32),
+        0,
+    )
     want, want_lse = np.zeros((tokens, heads, dim)), np.zeros((tokens, heads))
     for i, n in enumerate(lens):
         for head in range(heads):
@@ -346,8 +366,10 @@ def prefill_case(rng: Any, kernel: str) -> None:
             for j in range(q_lens[i]):
                 row = cu_q[i] + j
                 position = n - q_lens[i] + j
-                want[row, head], want_lse[row, head] = scoring.attend(queries.values()[row, head], head, position, keys, values)
-    what = f"prefill_{kernel} {dtype=} {kind} {layout} {dim=} {size=} {kv_heads=} {group=} {q_lens=} {lens=} {vars(scoring)}"
+                want[row, head], want_lse[row, head] = scoring.attend(
+                    queries.values()[row, head], head, position, keys, values
+                )
+    what = f"prefill_{kernel} {dtype=} {kind} {layout} {dim=} {size=} {group=} {q_lens=} {lens=} {vars(scoring)}"
     close(out.values(), want, TOLERANCE[dtype], what)
     assert np.allclose(lse, want_lse, atol=2e-2 if dtype != F32 else 1e-3), (what, lse, want_lse)
 
@@ -372,19 +394,39 @@ def vllm_case(rng: Any) -> None:
         arrays = [np.full((len(lens), heads, parts), np.nan, dtype=np.float32) for _ in range(2)]
         arrays.append(Array.of(np.full((len(lens), heads, parts, dim), np.nan), dtype))
         partials = [ref(arrays[0], F32), ref(arrays[1], F32), arrays[2].ref]
-    native.paged_attention(out.ref, *partials, queries.ref, cache.handle(), ref(tables, I32), ref(lens_array, I32), longest,
-                           partition, scoring.handle(), 0)
+    native.paged_attention(
+        out.ref,
+        *partials,
+        queries.ref,
+        cache.handle(),
+        ref(tables, I32),
+        ref(lens_array, I32),
+        longest,
+        partition,
+        scoring.handle(),
+        0,
+    )
     want = np.zeros((len(lens), heads, dim))
     for i, n in enumerate(lens):
         for head in range(heads):
             keys, values = dense(cache, tables[i], n, head // group)
             want[i, head], _ = scoring.attend(queries.values()[i, head], head, n - 1, keys, values)
-    close(out.values(), want, TOLERANCE[dtype], f"vllm {dtype=} {kind} {dim=} {size=} {lens=} {partition=} {vars(scoring)}")
+    close(
+        out.values(),
+        want,
+        TOLERANCE[dtype],
+        f"vllm {dtype=} {kind} {dim=} {size=} {lens=} {partition=} {vars(scoring)}",
+    )
 
 
 def merge_case(rng: Any) -> None:
     dtype = int(rng.choice([F32, F16, BF16]))
-    parts, n, heads, dim = int(rng.integers(1, 5)), int(rng.integers(1, 4)), int(rng.integers(1, 4)), int(rng.choice([8, 33, 128]))
+    parts, n, heads, dim = (
+        int(rng.integers(1, 5)),
+        int(rng.integers(1, 4)),
+        int(rng.integers(1, 4)),
+        int(rng.choice([8, 33, 128])),
+    )
     outs = Array.of(rng.normal(0, 1, (parts, n, heads, dim)), dtype)
     lses = rng.normal(0, 3, (parts, n, heads)).astype(np.float32)
     lses[rng.random(lses.shape) < 0.3] = -np.inf
@@ -414,7 +456,9 @@ def stored_as(values: np.ndarray, cache: Cache, scale: Any) -> np.ndarray:
 
 def same_but_few(got: np.ndarray, want: np.ndarray, what: str) -> None:
     """Equal, but for a few numbers that fall between two and were scaled with another rounding."""
-    different = got.view(np.uint8 if got.itemsize == 1 else got.dtype) != want.view(np.uint8 if got.itemsize == 1 else want.dtype)
+    different = got.view(np.uint8 if got.itemsize == 1 else got.dtype) != want.view(
+        np.uint8 if got.itemsize == 1 else want.dtype
+    )
     both_nan = np.zeros_like(different)
     if got.dtype.kind == "f":
         both_nan = np.isnan(got) & np.isnan(want)
@@ -444,8 +488,17 @@ def write_case(rng: Any) -> None:
         queries = Array.of(rng.normal(0, 1, (tokens, 3, dim)), dtype)
         want_queries = rotated(queries.values(), positions, table.values(), half, interleaved)
         rotated_keys = Array.of(rotated(keys.values(), positions, table.values(), half, interleaved), dtype).values()
-        native.rope_cache_write(cache.handle(), queries.ref, keys.ref, values.ref, ref(positions, I64), table.ref,
-                                ref(slots, I64), interleaved, 0)
+        native.rope_cache_write(
+            cache.handle(),
+            queries.ref,
+            keys.ref,
+            values.ref,
+            ref(positions, I64),
+            table.ref,
+            ref(slots, I64),
+            interleaved,
+            0,
+        )
         close(queries.values(), want_queries, TOLERANCE[dtype], "rope queries")
     else:
         native.cache_write(cache.handle(), keys.ref, values.ref, ref(slots, I64), 0)
@@ -473,7 +526,9 @@ def close_where(got: np.ndarray, want: np.ndarray, dtype: int, kind: str, what: 
 def rotated(x: np.ndarray, positions: np.ndarray, table: np.ndarray, half: int, interleaved: bool) -> np.ndarray:
     cos, sin = table[positions][:, None, :half], table[positions][:, None, half : 2 * half]
     result = x.copy()
-    first, second = (slice(0, 2 * half, 2), slice(1, 2 * half, 2)) if interleaved else (slice(0, half), slice(half, 2 * half))
+    first, second = (
+        (slice(0, 2 * half, 2), slice(1, 2 * half, 2)) if interleaved else (slice(0, half), slice(half, 2 * half))
+    )
     result[..., first] = x[..., first] * cos - x[..., second] * sin
     result[..., second] = x[..., second] * cos + x[..., first] * sin
     return result
@@ -541,7 +596,10 @@ def convert_case(rng: Any) -> None:
     dtype, kind = int(rng.choice([F32, F16, BF16])), str(rng.choice(["fp8_e4m3", "fp8_e5m2"]))
     count = int(rng.integers(1, 3000))
     spread = 10.0 ** rng.uniform(-4, 4, count)
-    wide = Array.of(rng.normal(0, 1, count) * spread if dtype != F16 else np.clip(rng.normal(0, 1, count) * spread, -6e4, 6e4), dtype)
+    wide = Array.of(
+        rng.normal(0, 1, count) * spread if dtype != F16 else np.clip(rng.normal(0, 1, count) * spread, -6e4, 6e4),
+        dtype,
+    )
     narrow = np.zeros(count, dtype=np.uint8)
     native.convert_fp8(ref(narrow, U8), wide.ref, 0.5, kind, 0)
     assert (narrow == to_fp8(wide.values() * 2, kind)).all(), f"convert_fp8 {kind} {dtype}"
@@ -550,7 +608,9 @@ def convert_case(rng: Any) -> None:
     back = Array.of(np.zeros(len(codes)), dtype)
     if len(codes):
         native.convert_fp8(back.ref, ref(codes, U8), 0.5, kind, 0)
-        assert (back.values() == Array.of(fp8_values(kind)[codes] * 0.5, dtype).values()).all(), f"convert_fp8 back {kind} {dtype}"
+        assert (back.values() == Array.of(fp8_values(kind)[codes] * 0.5, dtype).values()).all(), (
+            f"convert_fp8 back {kind} {dtype}"
+        )
 
 
 # ---- rows ------------------------------------------------------------------------------------------------------------
@@ -625,7 +685,14 @@ def sample_case(rng: Any) -> None:
             want = int(logits.values()[row].argmax())
         else:
             number = philox(int(seed[row]), int(branch[row]), int(index[row]))
-            want = drawn(logits.values()[row], float(temperature[row]), int(top_k[row]), float(top_p[row]), float(min_p[row]), number)
+            want = drawn(
+                logits.values()[row],
+                float(temperature[row]),
+                int(top_k[row]),
+                float(top_p[row]),
+                float(min_p[row]),
+                number,
+            )
         assert ids[row] == want, f"sample {row=} {ids=} {want=} {vocabulary=} {temperature=} {top_k=} {top_p=} {min_p=}"
 
 
@@ -668,12 +735,10 @@ def refused_case(rng: Any) -> None:
     }
     for name, instances in broken.items():
         for instance in instances:
-            try:
-                native.rms_norm(*[instance if n == name else value for n, value in good.items()], 1e-5, 0)
-            except native.ArgumentError as error:
-                assert any(n in str(error) for n in good), error
-            else:
-                raise AssertionError(f"rms_norm took a bad {name}")
+            message = refusal(
+                lambda bad=name, value=instance: native.rms_norm(*(good | {bad: value}).values(), 1e-5, 0)
+            )
+            assert any(message.startswith(n) for n in good), message
     cache = Cache(rng, "hnd", "auto", F16, (3, 2, 16, 64))
     keys = Array.of(np.zeros((4, 2, 64)), F16)
     for kv, k, slots in (
@@ -681,11 +746,139 @@ def refused_case(rng: Any) -> None:
         (cache.handle(), Array.of(np.zeros((4, 2, 64)), F32), np.zeros(4, dtype=np.int64)),
         (cache.handle(), keys, np.zeros(3, dtype=np.int64)),
     ):
-        try:
-            native.cache_write(kv, k.ref, keys.ref, ref(slots, I64), 0)
-        except native.ArgumentError:
-            continue
-        raise AssertionError("cache_write took bad arguments")
+        refusal(lambda kv=kv, k=k, slots=slots: native.cache_write(kv, k.ref, keys.ref, ref(slots, I64), 0))
+
+
+def refusal(call: Callable[[], None]) -> str:
+    """What an op says to a bad argument."""
+    try:
+        call()
+    except native.ArgumentError as error:
+        return str(error)
+    raise AssertionError("an op took a bad argument")
+
+
+# ---- the ops as the worker and vLLM's users call them --------------------------------------------------------------
+
+
+def ops_case(rng: Any) -> None:
+    """NativeCudaOps against ReferenceOps, on CPU tensors."""
+    import torch
+
+    from gpu_worker.ops import AttentionOptions, make_batch
+    from gpu_worker.ops.native_cuda import NativeCudaOps
+    from gpu_worker.ops.reference import ReferenceOps
+
+    torch.set_num_threads(1)
+    cpu = torch.device("cpu")
+    ours, theirs = NativeCudaOps(native, cpu), ReferenceOps()
+    torch.manual_seed(int(rng.integers(1 << 30)))
+    dtype = [torch.float32, torch.bfloat16][int(rng.integers(2))]
+    size, kv_heads, group, dim = int(rng.choice([8, 16])), 2, int(rng.choice([1, 3])), int(rng.choice([32, 64]))
+    q_lens = [int(rng.choice([1, 1, 4, 20])) for _ in range(3)]
+    kv_lens = [n + int(rng.choice([0, 5, 40])) for n in q_lens]
+    blocks = [-(-n // size) for n in kv_lens]
+    free = list(rng.permutation(sum(blocks) + 1))
+    tables = [[int(free.pop()) for _ in range(n)] for n in blocks]
+    positions = [p for q, n in zip(q_lens, kv_lens, strict=True) for p in range(n - q, n)]
+    rows = [i for i, q in enumerate(q_lens) for _ in range(q)]
+    slots = [tables[i][p // size] * size + p % size for i, p in zip(rows, positions, strict=True)]
+    batch = make_batch([0] * len(rows), positions, slots, q_lens, kv_lens, tables, cpu)
+    other = make_batch([0] * len(rows), positions, slots, q_lens, kv_lens, tables, cpu)
+    kv = torch.randn(sum(blocks) + 1, kv_heads, 2, size, dim).to(dtype)
+    twin = kv.clone()
+    keys, values = torch.randn(2, len(rows), kv_heads, dim).to(dtype)
+    ours.cache_write(kv, keys, values, batch)
+    theirs.cache_write(twin, keys, values, other)
+    assert torch.equal(kv, twin)
+    queries = torch.randn(len(rows), kv_heads * group, dim).to(dtype)
+    options = AttentionOptions(0.2, window=int(rng.choice([0, 9])), sinks=torch.randn(kv_heads * group))
+    limit = TOLERANCE[F32 if dtype == torch.float32 else BF16]
+    for _ in range(2):  # the second time from the kept plan
+        got, want = (
+            ours.paged_attention(queries, kv, batch, options),
+            theirs.paged_attention(queries, kv, other, options),
+        )
+        close(got.double().numpy(), want.double().numpy(), limit, f"ops {q_lens=} {kv_lens=} {options=}")
+    x, weight = torch.randn(len(rows), 64).to(dtype), torch.randn(64).to(dtype)
+    cos, sin = torch.rand(2, len(rows), 16)
+    cos, sin = cos.repeat(1, 2), sin.repeat(1, 2)
+    for got, want in (
+        (ours.rms_norm(x, weight, 1e-5), theirs.rms_norm(x, weight, 1e-5)),
+        (ours.silu_and_mul(x), theirs.silu_and_mul(x)),
+        (ours.rotary(queries, cos, sin), theirs.rotary(queries.float(), cos, sin)),
+    ):
+        close(got.double().numpy(), want.double().numpy(), limit, "ops")
+    arena = torch.randn(2, 6, 2, 2, 8, 8)
+    copies = [(0, 1), (1, 2), (4, 5)] if rng.random() < 0.5 else [(0, 1), (2, 3)]
+    want = arena.clone()
+    theirs.copy_blocks(want, copies)
+    ours.copy_blocks(arena, copies)
+    assert torch.equal(arena, want)
+    target = torch.zeros_like(arena)
+    ours.swap_blocks(arena, target, [(0, 5), (1, 4)])
+    assert torch.equal(target[:, 5], arena[:, 0]) and torch.equal(target[:, 4], arena[:, 1])
+
+
+def compat_case(rng: Any) -> None:
+    """vLLM's ops: what reshape_and_cache wrote is what paged_attention_v1 and _v2 read."""
+    import torch
+
+    from gpu_worker.ops import vllm_compat
+
+    vllm_compat.extension = lambda: native
+    torch.manual_seed(int(rng.integers(1 << 30)))
+    heads, kv_heads, dim, size, n = 4, 2, 32, 16, int(rng.choice([1, 40, 600]))
+    blocks = -(-n // size) + 1
+    kind = str(rng.choice(["auto", "fp8"]))
+    width, stored = (8, torch.float16) if kind == "auto" else (16, torch.uint8)
+    key_cache = torch.zeros(blocks, kv_heads, dim // width, size, width, dtype=stored)
+    value_cache = torch.zeros(blocks, kv_heads, dim, size, dtype=stored)
+    keys, values = torch.randn(2, n, kv_heads, dim).half()
+    table = torch.randperm(blocks)[: blocks - 1].to(torch.int32)
+    places = torch.arange(n)
+    slots = table.long()[places // size] * size + places % size
+    scale = 1.0 if kind == "auto" else 0.5
+    vllm_compat.reshape_and_cache(keys, values, key_cache, value_cache, slots, kind, scale, scale)
+    query = torch.randn(1, heads, dim).half()
+    lens, longest = torch.tensor([n], dtype=torch.int32), n
+    common = (
+        key_cache,
+        value_cache,
+        kv_heads,
+        0.2,
+        table[None].contiguous(),
+        lens,
+        size,
+        longest,
+        None,
+        kind,
+        scale,
+        scale,
+    )
+    first, second = torch.full_like(query, torch.nan), torch.full_like(query, torch.nan)
+    vllm_compat.paged_attention_v1(first, query, *common)
+    parts = -(-n // vllm_compat.PARTITION_SIZE)
+    sums, tops = torch.zeros(2, 1, heads, parts)
+    vllm_compat.paged_attention_v2(second, sums, tops, torch.zeros(1, heads, parts, dim).half(), query, *common)
+    wide_keys, wide_values = (x.double().repeat_interleave(2, dim=1) for x in (keys, values))
+    weights = torch.softmax(torch.einsum("hd,nhd->hn", query[0].double(), wide_keys) * 0.2, dim=-1)
+    want = torch.einsum("hn,nhd->hd", weights, wide_values)[None]
+    for got in (first, second):
+        close(got.double().numpy(), want.numpy(), 3e-3 if kind == "auto" else 8e-2, f"compat {n=} {kind}")
+    flash = torch.zeros(2, blocks, size, kv_heads, dim).half()
+    vllm_compat.reshape_and_cache_flash(keys, values, flash[0], flash[1], slots)
+    assert torch.equal(flash[0].view(-1, kv_heads, dim)[slots], keys)
+    assert torch.equal(flash[1].view(-1, kv_heads, dim)[slots], values)
+    mapping = torch.tensor([[int(table[0]), blocks - 1 if int(table[0]) != blocks - 1 else 0]])
+    vllm_compat.copy_blocks([flash[0]], [flash[1]], mapping)
+    vllm_compat.swap_blocks(flash[0], flash[1], mapping)
+    source, target = mapping[0].tolist()
+    assert torch.equal(flash[0][source], flash[0][target]) and torch.equal(flash[1][target], flash[0][source])
+    bytes_, back = torch.zeros(n, dtype=torch.uint8), torch.zeros(n)
+    vllm_compat.convert_fp8(bytes_, keys[:, 0, 0].contiguous(), 0.5, "fp8")
+    vllm_compat.convert_fp8(back, bytes_, 0.5, "fp8")
+    assert (back - keys[:, 0, 0]).abs().max() <= 0.15
 
 
 GROUPS: dict[str, Callable[[Any], None]] = {
@@ -702,6 +895,8 @@ GROUPS: dict[str, Callable[[Any], None]] = {
     "rows": rows_case,
     "sample": sample_case,
     "refused": refused_case,
+    "ops": ops_case,
+    "compat": compat_case,
 }
 
 
