@@ -68,9 +68,10 @@ struct Queued<kOp> {
 
 template <auto kOp, typename... Arguments>
 void define(py::module_& module, const char* name, void (*)(Arguments...), const char* text) {
-    module.def(name, Queued<kOp>::template make<std::tuple<Arguments...>>(
-                         std::make_index_sequence<sizeof...(Arguments) - 1>{}),
-               text);
+    module.def(
+        name,
+        Queued<kOp>::template make<std::tuple<Arguments...>>(std::make_index_sequence<sizeof...(Arguments) - 1>{}),
+        text);
 }
 #define OCTAVO_OP(NAME, TEXT) define<&octavo::cuda::NAME>(module, #NAME, &octavo::cuda::NAME, TEXT)
 
@@ -97,9 +98,8 @@ octavo::plan::Shape shape_of(int num_heads, int num_slots, int window, int fixed
 void bind_types(py::module_& module) {
     py::class_<KvCache>(module, "KvCache", "A layer of keys and values in blocks.")
         .def(py::init([](const TensorRef& keys, const TensorRef& values, const std::string& type,
-                         const TensorRef& key_scale, const TensorRef& value_scale) {
-                 return KvCache{keys, values, type, key_scale, value_scale};
-             }),
+                         const TensorRef& key_scale,
+                         const TensorRef& value_scale) { return KvCache{keys, values, type, key_scale, value_scale}; }),
              py::arg("keys"), py::arg("values"), py::arg("type") = "auto", py::arg("key_scale") = py::none(),
              py::arg("value_scale") = py::none());
     py::class_<Attention>(module, "Attention", "How scores are made.")

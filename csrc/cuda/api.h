@@ -2,8 +2,8 @@
 // Bad arguments throw ArgumentError before anything is queued; a failing device, DeviceError.
 //
 // Indices that lie on the device (slots, block tables, lengths) cannot be checked here without waiting for it: their
-// owner does that on the host (gpu_worker/ops/native_cuda.py). Slots are also checked by the kernel: one that is negative
-// or past the last block is skipped.
+// owner does that on the host (gpu_worker/ops/native_cuda.py). Slots are also checked by the kernel: one that is
+// negative or past the last block is skipped.
 #pragma once
 
 #include <cstdint>
@@ -18,17 +18,17 @@ using StreamHandle = void*;
 
 int device_count();
 
-// A layer of keys and values. `keys` and `values` are [num_blocks, kv_head, block_size, head_dim] for hnd and nhd, of any
-// strides with contiguous dimensions; for xpack [num_blocks, kv_head, head_dim / x, block_size, x] and
-// [num_blocks, kv_head, head_dim, block_size]. type: "auto", "fp8_e4m3" (or "fp8"), "fp8_e5m2" or "int8".
+// A layer of keys and values. `keys` and `values` are [num_blocks, kv_head, block_size, head_dim] for hnd and nhd, of
+// any strides with contiguous dimensions; for xpack [num_blocks, kv_head, head_dim / x, block_size, x] and [num_blocks,
+// kv_head, head_dim, block_size]. type: "auto", "fp8_e4m3" (or "fp8"), "fp8_e5m2" or "int8".
 struct KvCache {
     TensorRef keys, values;
     std::string type = "auto";
     TensorRef key_scale, value_scale;  // float32 [1] or [kv_head], or nothing: 1
 };
 
-// How scores are made, as gpu_worker.ops.AttentionOptions says. Block-sparse attention, as vLLM defines it: a query sees
-// the last `local_blocks` blocks of `block_size` keys and each `vert_stride`-th, which one depending on the head.
+// How scores are made, as gpu_worker.ops.AttentionOptions says. Block-sparse attention, as vLLM defines it: a query
+// sees the last `local_blocks` blocks of `block_size` keys and each `vert_stride`-th, which one depending on the head.
 struct BlockSparse {
     int local_blocks = 0, vert_stride = 0, block_size = 64, head_sliding_step = 0, tp_rank = 0;
 };
@@ -78,8 +78,8 @@ void activate_and_mul(const TensorRef& out, const TensorRef& x, const std::strin
 // or token without positions.
 void rotary(const TensorRef& heads, const TensorRef& positions, const TensorRef& cos, const TensorRef& sin, int rotated,
             bool interleaved, StreamHandle stream);
-// ids int64 [n]: -1 where logits [n, vocabulary] have NaN, +inf or nothing finite. temperature 0: the highest logit, the
-// lowest id among equals. Else the draw of (seed; branch, index), with top_k (0: off), top_p, min_p.
+// ids int64 [n]: -1 where logits [n, vocabulary] have NaN, +inf or nothing finite. temperature 0: the highest logit,
+// the lowest id among equals. Else the draw of (seed; branch, index), with top_k (0: off), top_p, min_p.
 void sample(const TensorRef& ids, const TensorRef& logits, const TensorRef& temperature, const TensorRef& top_k,
             const TensorRef& top_p, const TensorRef& min_p, const TensorRef& seed, const TensorRef& branch,
             const TensorRef& index, StreamHandle stream);
@@ -88,14 +88,15 @@ void sample(const TensorRef& ids, const TensorRef& logits, const TensorRef& temp
 
 // What the planner (plan/attention_plan.h) made, on the device.
 struct PlanRef {
-    TensorRef slots;      // int32 [num_slots + 1]
-    TensorRef items;      // int32 [capacity, 8]
-    TensorRef counters;   // int32, zeros; zeros again after each call
-    TensorRef partials;   // float32
+    TensorRef slots;     // int32 [num_slots + 1]
+    TensorRef items;     // int32 [capacity, 8]
+    TensorRef counters;  // int32, zeros; zeros again after each call
+    TensorRef partials;  // float32
 };
 
 // kernel: "decode_mma", "decode_simt", "prefill_mma" or "prefill_simt". How many blocks of it run at once, which is the
-// planner's number of slots; and how many query heads (decode) or rows (prefill: tokens x heads of a group) an item has.
+// planner's number of slots; and how many query heads (decode) or rows (prefill: tokens x heads of a group) an item
+// has.
 int attention_slots(const std::string& kernel, DType queries, const std::string& kv_type, int head_dim, int group);
 int attention_rows(const std::string& kernel, DType queries, const std::string& kv_type, int head_dim, int group);
 

@@ -19,11 +19,13 @@ KernelChoice choose_decode_mma(DType dtype, KvType kv, int head_dim, int group) 
     require(fits_mma(dtype, kv, head_dim), "kernel", "mma does not take this type or head size: use simt");
     const int dim = padded(head_dim), groups = group > 8 && dim < 256 ? 2 : 1;
     if (dtype == DType::kF16) {
-        return dim == 64 ? decode_mma_f16_64(kv, groups)
-                         : dim == 128 ? decode_mma_f16_128(kv, groups) : decode_mma_f16_256(kv, groups);
+        return dim == 64    ? decode_mma_f16_64(kv, groups)
+               : dim == 128 ? decode_mma_f16_128(kv, groups)
+                            : decode_mma_f16_256(kv, groups);
     }
-    return dim == 64 ? decode_mma_bf16_64(kv, groups)
-                     : dim == 128 ? decode_mma_bf16_128(kv, groups) : decode_mma_bf16_256(kv, groups);
+    return dim == 64    ? decode_mma_bf16_64(kv, groups)
+           : dim == 128 ? decode_mma_bf16_128(kv, groups)
+                        : decode_mma_bf16_256(kv, groups);
 }
 
 KernelChoice choose_prefill_mma(DType dtype, KvType kv, int head_dim) {
@@ -82,8 +84,9 @@ void fill_score(ScoreParams& score, const Attention& a, std::int64_t heads) {
 
 }  // namespace
 
-AttentionParams make_params(const TensorRef& out, const TensorRef& queries, const KvLayer& layer, const TensorRef& tables,
-                            const TensorRef& lens, const Attention& attention, const TensorRef& lse) {
+AttentionParams make_params(const TensorRef& out, const TensorRef& queries, const KvLayer& layer,
+                            const TensorRef& tables, const TensorRef& lens, const Attention& attention,
+                            const TensorRef& lse) {
     expect(queries, "query", {kAny, kAny, layer.head_dim});
     expect(out, "out", {queries.shape[0], queries.shape[1], layer.head_dim}, queries.dtype);
     expect(tables, "block_tables", {kAny, kAny}, DType::kI32);

@@ -18,40 +18,40 @@ constexpr float kLn2 = 0.69314718055994531F;
 constexpr float kMinusInfinity = -std::numeric_limits<float>::infinity();
 
 struct ScoreParams {
-    float scale, soft_cap;  // soft_cap 0: none
-    int window;             // 0: none
-    const float* alibi;     // [heads] or null
-    const float* sinks;     // [heads] or null
+    float scale, soft_cap;                                            // soft_cap 0: none
+    int window;                                                       // 0: none
+    const float* alibi;                                               // [heads] or null
+    const float* sinks;                                               // [heads] or null
     int local_blocks, vert_stride, sparse_block, head_step, tp_rank;  // vert_stride <= 1: not sparse
 };
 
 struct AttentionParams {
-    void* out;                    // T [rows, heads, head_dim]
-    const void* queries;          // T [rows, heads, head_dim]; decode: a row per sequence
-    float* lse;                   // [rows, heads] or null: log2 of the sum of 2^score
-    const std::int32_t* tables;   // [sequences, table_stride]: entries past a sequence's last block are never read
-    const std::int32_t* lens;     // [sequences]
-    const std::int32_t* cu_q;     // [sequences + 1]; prefill only
-    const std::int32_t* slots;    // [grid + 1]
+    void* out;                   // T [rows, heads, head_dim]
+    const void* queries;         // T [rows, heads, head_dim]; decode: a row per sequence
+    float* lse;                  // [rows, heads] or null: log2 of the sum of 2^score
+    const std::int32_t* tables;  // [sequences, table_stride]: entries past a sequence's last block are never read
+    const std::int32_t* lens;    // [sequences]
+    const std::int32_t* cu_q;    // [sequences + 1]; prefill only
+    const std::int32_t* slots;   // [grid + 1]
     const plan::Item* items;
-    std::int32_t* counters;       // zeros
-    float* partials;              // [partial][rows per item][head_dim + 2]: acc, max, sum
+    std::int32_t* counters;  // zeros
+    float* partials;         // [partial][rows per item][head_dim + 2]: acc, max, sum
     std::int64_t out_row, out_head, query_row, query_head, table_stride;
     KvPages kv;
     KvScales scales;
     ScoreParams score;
     int num_heads, num_kv_heads, head_dim;
-    int group;                    // query heads per kv head
-    int subgroups;                // items per kv head: query heads are taken kRows at a time
+    int group;                             // query heads per kv head
+    int subgroups;                         // items per kv head: query heads are taken kRows at a time
     std::uint32_t byte_shift, byte_scale;  // how fp8 becomes 16-bit; see tile.cuh
 };
 
 // Scores of one query head against keys, from the product of query and key.
 struct RowScore {
-    float scale;     // with the key's scale; base 2 unless there is a cap
-    float slope;     // base 2
-    float cap;       // base 2
-    float inner;     // 1 / cap
+    float scale;  // with the key's scale; base 2 unless there is a cap
+    float slope;  // base 2
+    float cap;    // base 2
+    float inner;  // 1 / cap
     int sparse_offset;
 
     __device__ __forceinline__ RowScore(const ScoreParams& p, int head, int kv_head, int num_heads, int num_kv_heads,
@@ -104,7 +104,8 @@ __device__ __forceinline__ float sink_of(const ScoreParams& p, int head) {
 }
 
 // The result of a decode item, in shared memory: acc [kRows][head_dim] (row r at acc + r * pitch), maximum and sum
-// [kRows]. Written to the output if the item is the whole; else kept, and whoever comes last merges all parts, in order.
+// [kRows]. Written to the output if the item is the whole; else kept, and whoever comes last merges all parts, in
+// order.
 template <typename T, int kRows>
 __device__ __forceinline__ void finish_item(const AttentionParams& p, const plan::Item& item, const float* acc,
                                             int pitch, const float* maximum, const float* sum, int* flag) {

@@ -38,9 +38,9 @@ __device__ __forceinline__ SimtShared simt_shared(int head_dim) {
 // Rows of queries that share a kv head: row i of all tokens' is query head i % group of token i / group.
 struct SimtRows {
     int sequence, kv_head;
-    int first, count;    // rows of this item
-    int position;        // of token 0
-    int begin, end;      // keys
+    int first, count;  // rows of this item
+    int position;      // of token 0
+    int begin, end;    // keys
 };
 
 // A warp's share of the keys, into its part of s.acc, s.maximum and s.sum.
@@ -158,9 +158,9 @@ __device__ __forceinline__ void simt_queries(const AttentionParams& p, const Sim
                                              const SimtShared& s) {
     for (int j = static_cast<int>(threadIdx.x); j < kSimtRows * p.head_dim; j += kSimtThreads) {
         const int r = j / p.head_dim, row = item.first + r;
-        s.queries[j] = r < item.count ? to_float(from[row / p.group * p.query_row + row % p.group * p.query_head +
-                                                      j % p.head_dim])
-                                      : 0.0F;
+        s.queries[j] = r < item.count
+                           ? to_float(from[row / p.group * p.query_row + row % p.group * p.query_head + j % p.head_dim])
+                           : 0.0F;
     }
     __syncthreads();
 }
@@ -194,8 +194,8 @@ __global__ void __launch_bounds__(kSimtThreads) attention_simt_kernel(const Atte
         const plan::Item item = p.items[i];
         const int kv_head = item.head / p.subgroups, first_row = item.head % p.subgroups * kSimtRows;
         int first_token = item.sequence;
-        SimtRows rows{item.sequence, kv_head, first_row, min(kSimtRows, p.group - first_row),
-                      p.lens[item.sequence] - 1, item.begin, item.end};
+        SimtRows rows{item.sequence, kv_head, first_row, min(kSimtRows, p.group - first_row), p.lens[item.sequence] - 1,
+                      item.begin,    item.end};
         if (p.cu_q) {
             first_token = p.cu_q[item.sequence];
             rows.first = item.begin;
@@ -206,7 +206,8 @@ __global__ void __launch_bounds__(kSimtThreads) attention_simt_kernel(const Atte
             rows.end = rows.position + (item.end - 1) / p.group + 1;
         }
         simt_queries(p, rows,
-                     static_cast<const T*>(p.queries) + first_token * p.query_row + kv_head * p.group * p.query_head, s);
+                     static_cast<const T*>(p.queries) + first_token * p.query_row + kv_head * p.group * p.query_head,
+                     s);
         simt_warp<T, C>(p, rows, s);
         __syncthreads();
         simt_join(p, s);

@@ -191,7 +191,7 @@ void checksum_blocks(const TensorRef& arena, const TensorRef& ids, const TensorR
     require((a.length | a.layer | a.block) % 8 == 0, "arena", "has blocks that are no multiple of 8 bytes");
     expect(ids, "block_ids", {kAny}, DType::kI32);
     expect(out, "out", {ids.shape[0]}, DType::kI64);
-    const ChecksumParams p{a.data, ids.as<std::int32_t>(), out.as<std::uint64_t>(), a.layer, a.block, a.length / 8,
+    const ChecksumParams p{a.data,      ids.as<std::int32_t>(), out.as<std::uint64_t>(), a.layer, a.block, a.length / 8,
                            a.num_layers};
     if (ids.shape[0] > 0) {
         launch(checksum_kernel, per_row(ids), kCacheThreads, 128, as_stream(stream), p);
@@ -212,8 +212,12 @@ void convert_layout(const KvCache& target, const KvCache& source, const TensorRe
     }
     const auto start = [&](auto kernel) {
         for (const bool keys : {true, false}) {
-            const LayoutParams p{keys ? from.pages.keys : from.pages.values, keys ? to.pages.keys : to.pages.values,
-                                 ids.as<std::int32_t>(), to.num_heads, to.pages.block_size, to.head_dim};
+            const LayoutParams p{keys ? from.pages.keys : from.pages.values,
+                                 keys ? to.pages.keys : to.pages.values,
+                                 ids.as<std::int32_t>(),
+                                 to.num_heads,
+                                 to.pages.block_size,
+                                 to.head_dim};
             launch(kernel, dim3(blocks), kCacheThreads, 0, as_stream(stream), p);
         }
     };

@@ -10,7 +10,7 @@ constexpr int kCacheThreads = 256;
 
 template <typename T>
 struct WriteParams {
-    const T* keys;              // [tokens, kv_head, head_dim]
+    const T* keys;  // [tokens, kv_head, head_dim]
     const T* values;
     const std::int64_t* slots;  // [tokens]; outside [0, num_slots): not written
     std::int64_t key_token, key_head, value_token, value_head, num_slots;

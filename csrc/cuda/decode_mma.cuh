@@ -26,7 +26,7 @@ struct Decode {
     static constexpr int kRowBytes = kDim * Kind::kBytes;
     static constexpr int kTileBytes = kTileKeys * kRowBytes;
     static constexpr int kSlots = 16384 / kTileBytes > 8 ? 8 : 16384 / kTileBytes < 4 ? 4 : 16384 / kTileBytes;
-    static constexpr int kPieces = kRowBytes / 16;        // of a row
+    static constexpr int kPieces = kRowBytes / 16;                 // of a row
     static constexpr int kLoads = kDim / (16 * Kind::kFragments);  // times four matrices of a tile
     static constexpr int kHeads = 8 * kGroups;
     static constexpr int kPitch = kDim + 4;  // of a head's results, in floats: 4 apart in banks
@@ -50,8 +50,8 @@ struct PageWindow {
     }
 };
 
-// Queues the copies of one tile of keys or values, whose rows 0 and 8 lie at `low` and `high`. Rows outside [begin, end)
-// become zeros and are not read.
+// Queues the copies of one tile of keys or values, whose rows 0 and 8 lie at `low` and `high`. Rows outside [begin,
+// end) become zeros and are not read.
 template <typename D>
 __device__ __forceinline__ void copy_tile(const Pages& pages, int head_bytes, std::int64_t low, std::int64_t high,
                                           int key, int begin, int end, unsigned char* tile) {
@@ -59,14 +59,14 @@ __device__ __forceinline__ void copy_tile(const Pages& pages, int head_bytes, st
     const int lane = static_cast<int>(threadIdx.x) % 32, piece = lane % D::kPieces;
     const auto* data = static_cast<const unsigned char*>(pages.data);
     static_assert(D::kPieces <= 32);
-    const std::int64_t column = pages.dimension(piece * 16 / kBytes) * kBytes;
     constexpr int kRows = 32 / D::kPieces;  // at once
 #pragma unroll
     for (int i = 0; i < kTileKeys / kRows; ++i) {
         const int row = lane / D::kPieces + i * kRows, at = key + row;
         const bool valid = at >= begin && at < end && piece * 16 < head_bytes;
         const std::int64_t place = (row < 8 ? low : high) + row % 8 * pages.token;
-        copy_async16(tile + tile_offset<D::kRowBytes>(row, piece), valid ? data + place * kBytes + column : data, valid);
+        copy_async16(tile + tile_offset<D::kRowBytes>(row, piece), valid ? data + place * kBytes + piece * 16 : data,
+                     valid);
     }
 }
 
@@ -92,9 +92,8 @@ struct DecodeWarp {
 #pragma unroll
                 for (int half = 0; half < 2; ++half) {
                     const int dim = key_dim<Kind>(f, half, t);
-                    queries[n][f][half] = head < rows && dim < head_dim
-                                              ? std::uint32_t{query[dim + 1].bits} << 16 | query[dim].bits
-                                              : 0;
+                    queries[n][f][half] =
+                        head < rows && dim < head_dim ? std::uint32_t{query[dim + 1].bits} << 16 | query[dim].bits : 0;
                 }
 #pragma unroll
                 for (int i = 0; i < 4; ++i) {
@@ -295,8 +294,8 @@ __device__ __forceinline__ void decode_item(const AttentionParams& p, const plan
                 high_slot = low_slot + 8 < p.kv.block_size ? low_slot + 8 : 0;
             }
             const Pages& side = step % 2 == 0 ? p.kv.keys : p.kv.values;
-            copy_tile<D>(side, head_bytes, side.offset(low, kv_head, low_slot), side.offset(high, kv_head, high_slot), key,
-                         item.begin, item.end, ring + step % D::kSlots * D::kTileBytes);
+            copy_tile<D>(side, head_bytes, side.offset(low, kv_head, low_slot), side.offset(high, kv_head, high_slot),
+                         key, item.begin, item.end, ring + step % D::kSlots * D::kTileBytes);
         }
         commit_copies();  // also an empty group: waiting counts them
     };

@@ -1,8 +1,8 @@
 // Paged prefill on tensor cores: varlen, causal, chunked. A sequence's queries are its last tokens; the keys and values
 // of this chunk are already in the cache.
 //
-// An item is 64 rows of queries that share a kv head (tokens x heads of the group, so that grouped heads fill a tile), 16
-// per warp. Tiles of keys and values are copied while the tile before is worked on, and all four warps use them.
+// An item is 64 rows of queries that share a kv head (tokens x heads of the group, so that grouped heads fill a tile),
+// 16 per warp. Tiles of keys and values are copied while the tile before is worked on, and all four warps use them.
 #pragma once
 
 #include "attention.cuh"
@@ -22,7 +22,7 @@ struct Prefill {
     static constexpr int kPieces = kRowBytes / 16;
     static constexpr int kLoads = kDim / (16 * Kind::kFragments);
     static constexpr int kFragments = kDim / 16;
-    static constexpr int kQueryPitch = kDim + 8;  // 16-bit numbers: rows begin 4 banks apart
+    static constexpr int kQueryPitch = kDim + 8;      // 16-bit numbers: rows begin 4 banks apart
     static constexpr bool kKeepQueries = kDim < 256;  // in registers; else they are read again for each tile
     static constexpr std::size_t kTiles = 4UL * kTileBytes;
     static constexpr std::size_t kShared = kTiles + 2UL * kPrefillRows * kQueryPitch;
@@ -54,14 +54,14 @@ __device__ __forceinline__ void copy_keys(const AttentionParams& p, const Pages&
     const auto* data = static_cast<const unsigned char*>(pages.data);
     const std::int32_t* table = p.tables + it.sequence * p.table_stride;
     const int piece = static_cast<int>(threadIdx.x) % P::kPieces;
-    const std::int64_t column = pages.dimension(piece * 16 / P::Kind::kBytes) * P::Kind::kBytes;
     constexpr int kRows = kPrefillThreads / P::kPieces;
     for (int row = static_cast<int>(threadIdx.x) / P::kPieces; row < P::kKeys; row += kRows) {
         const int at = key + row;
         const bool valid = at >= it.begin && at < it.end && piece * 16 < p.head_dim * P::Kind::kBytes;
         std::int64_t place = 0;
         if (valid) {
-            place = pages.offset(table[at / p.kv.block_size], it.kv_head, at % p.kv.block_size) * P::Kind::kBytes + column;
+            place = pages.offset(table[at / p.kv.block_size], it.kv_head, at % p.kv.block_size) * P::Kind::kBytes +
+                    piece * 16;
         }
         copy_async16(tile + tile_offset<P::kRowBytes>(row, piece), data + place, valid);
     }
@@ -77,8 +77,8 @@ struct PrefillWarp {
     float maximum[2], sum[2];  // of rows g and g + 8
 
     __device__ __forceinline__ static void stage_queries(const AttentionParams& p, const PrefillItem& it, T* staged) {
-        const T* from = static_cast<const T*>(p.queries) + it.first_token * p.query_row +
-                        it.kv_head * p.group * p.query_head;
+        const T* from =
+            static_cast<const T*>(p.queries) + it.first_token * p.query_row + it.kv_head * p.group * p.query_head;
         for (int i = static_cast<int>(threadIdx.x); i < kPrefillRows * kDim; i += kPrefillThreads) {
             const int row = it.first_row + i / kDim, dim = i % kDim;
             T x{};
@@ -195,9 +195,10 @@ struct PrefillWarp {
                                                     const float (&scores)[P::kKeys / 8][4]) {
 #pragma unroll
         for (int j = 0; j < P::kKeys / 16; ++j) {
-            const std::uint32_t weights[4] = {
-                pack<T>(scores[2 * j][0], scores[2 * j][1]), pack<T>(scores[2 * j][2], scores[2 * j][3]),
-                pack<T>(scores[2 * j + 1][0], scores[2 * j + 1][1]), pack<T>(scores[2 * j + 1][2], scores[2 * j + 1][3])};
+            const std::uint32_t weights[4] = {pack<T>(scores[2 * j][0], scores[2 * j][1]),
+                                              pack<T>(scores[2 * j][2], scores[2 * j][3]),
+                                              pack<T>(scores[2 * j + 1][0], scores[2 * j + 1][1]),
+                                              pack<T>(scores[2 * j + 1][2], scores[2 * j + 1][3])};
 #pragma unroll
             for (int load = 0; load < P::kLoads; ++load) {
                 std::uint32_t v[Kind::kFragments][4];
@@ -271,15 +272,17 @@ __global__ void __launch_bounds__(kPrefillThreads) prefill_mma_kernel(const Atte
         state.begin(staged);
         int positions[2];
         const int last_row = it.end_row - 1;
-        const int rows[2] = {min(it.first_row + 16 * warp + g, last_row), min(it.first_row + 16 * warp + g + 8, last_row)};
+        const int rows[2] = {min(it.first_row + 16 * warp + g, last_row),
+                             min(it.first_row + 16 * warp + g + 8, last_row)};
         positions[0] = it.position + rows[0] / p.group;
         positions[1] = it.position + rows[1] / p.group;
         const float key_scale = p.scales.key(it.kv_head);
-        const RowScore row_scores[2] = {
-            RowScore(p.score, it.kv_head * p.group + rows[0] % p.group, it.kv_head, p.num_heads, p.num_kv_heads, key_scale),
-            RowScore(p.score, it.kv_head * p.group + rows[1] % p.group, it.kv_head, p.num_heads, p.num_kv_heads,
-                     key_scale)};
-        const int seen_by_all = p.score.window > 0 || p.score.vert_stride > 1 ? 0 : it.position + it.first_row / p.group + 1;
+        const RowScore row_scores[2] = {RowScore(p.score, it.kv_head * p.group + rows[0] % p.group, it.kv_head,
+                                                 p.num_heads, p.num_kv_heads, key_scale),
+                                        RowScore(p.score, it.kv_head * p.group + rows[1] % p.group, it.kv_head,
+                                                 p.num_heads, p.num_kv_heads, key_scale)};
+        const int seen_by_all =
+            p.score.window > 0 || p.score.vert_stride > 1 ? 0 : it.position + it.first_row / p.group + 1;
         for (int key = first; key < it.end; key += P::kKeys) {
             wait_copies<0>();
             __syncthreads();  // the tile is there for all, and all have done with the one before

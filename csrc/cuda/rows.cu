@@ -20,11 +20,18 @@ void norm(const TensorRef& out, const TensorRef& x, const TensorRef& residual, c
         if (x.size() == 0) {
             return;
         }
-        const NormParams<T> params{out.as<T>(),    x.as<T>(),   residual.as<T>(),   weight.as<T>(),
-                                   out.stride[0],  x.stride[0], residual.stride[0], static_cast<int>(size),
+        const NormParams<T> params{out.as<T>(),
+                                   x.as<T>(),
+                                   residual.as<T>(),
+                                   weight.as<T>(),
+                                   out.stride[0],
+                                   x.stride[0],
+                                   residual.stride[0],
+                                   static_cast<int>(size),
                                    eps,
                                    whole_rows({&out, &x, &residual, &weight}, 1)};
-        launch(rms_norm_kernel<T>, dim3(static_cast<unsigned>(x.shape[0])), kRowThreads, 128, as_stream(stream), params);
+        launch(rms_norm_kernel<T>, dim3(static_cast<unsigned>(x.shape[0])), kRowThreads, 128, as_stream(stream),
+               params);
     });
 }
 
@@ -61,8 +68,12 @@ void activate_and_mul(const TensorRef& out, const TensorRef& x, const std::strin
         if (out.size() == 0) {
             return;
         }
-        const ActivationParams<T> params{out.as<T>(),   x.as<T>(), out.stride[0], x.stride[0],
-                                         static_cast<int>(out.shape[1]), kind,
+        const ActivationParams<T> params{out.as<T>(),
+                                         x.as<T>(),
+                                         out.stride[0],
+                                         x.stride[0],
+                                         static_cast<int>(out.shape[1]),
+                                         kind,
                                          out.shape[1] % 8 == 0 && whole_rows({&out, &x}, 1)};
         const auto pieces = static_cast<unsigned>((out.shape[1] + 8 * kRowThreads - 1) / (8 * kRowThreads));
         launch(activate_and_mul_kernel<T>, dim3(static_cast<unsigned>(x.shape[0]), pieces), kRowThreads, 0,

@@ -23,12 +23,10 @@ void sample(const TensorRef& ids, const TensorRef& logits, const TensorRef& temp
     }
     with_float(logits.dtype, "logits", [&](auto tag) {
         using T = typename decltype(tag)::Type;
-        const SampleParams<T> params{ids.as<std::int64_t>(),    logits.as<T>(),
-                                     temperature.as<float>(),   top_k.as<std::int32_t>(),
-                                     top_p.as<float>(),         min_p.as<float>(),
-                                     seed.as<std::int64_t>(),   branch.as<std::int64_t>(),
-                                     index.as<std::int64_t>(),  logits.stride[0],
-                                     static_cast<int>(logits.shape[1])};
+        const SampleParams<T> params{
+            ids.as<std::int64_t>(),   logits.as<T>(),    temperature.as<float>(),          top_k.as<std::int32_t>(),
+            top_p.as<float>(),        min_p.as<float>(), seed.as<std::int64_t>(),          branch.as<std::int64_t>(),
+            index.as<std::int64_t>(), logits.stride[0],  static_cast<int>(logits.shape[1])};
         launch(sample_kernel<T>, dim3(static_cast<unsigned>(rows)), kSampleThreads, sizeof(SampleShared),
                as_stream(stream), params);
     });

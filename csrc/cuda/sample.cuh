@@ -1,5 +1,5 @@
-// The next token of each row: the highest logit, or a draw that depends on the row, its parameters and its random number
-// alone.
+// The next token of each row: the highest logit, or a draw that depends on the row, its parameters and its random
+// number alone.
 //
 // Probabilities become whole numbers, 2^40 for the likeliest token: sums are then exact, in whatever order they are
 // made. Filters keep a prefix of the tokens ordered by falling weight, then rising id; where it ends is found
@@ -21,10 +21,10 @@ constexpr float kLowest = -std::numeric_limits<float>::infinity();
 
 template <typename T>
 struct SampleParams {
-    std::int64_t* ids;         // [rows]
-    const T* logits;           // [rows, vocabulary]
-    const float* temperature;  // [rows]; 0: the highest
-    const std::int32_t* top_k; // [rows]; 0: off
+    std::int64_t* ids;          // [rows]
+    const T* logits;            // [rows, vocabulary]
+    const float* temperature;   // [rows]; 0: the highest
+    const std::int32_t* top_k;  // [rows]; 0: off
     const float* top_p;
     const float* min_p;
     const std::int64_t* seed;  // [rows], as 64 bits
@@ -226,7 +226,8 @@ __global__ void __launch_bounds__(kSampleThreads) sample_kernel(const SamplePara
         kept = cut_prefix(p, logits, highest, factor, kept, false, static_cast<std::uint64_t>(top_k), s);
     }
     if (p.top_p[row] < 1.0F) {
-        const auto target = static_cast<std::uint64_t>(static_cast<double>(p.top_p[row]) * static_cast<double>(kept.mass));
+        const auto target =
+            static_cast<std::uint64_t>(static_cast<double>(p.top_p[row]) * static_cast<double>(kept.mass));
         kept = cut_prefix(p, logits, highest, factor, kept, true, target > 0 ? target : 1, s);
     }
     if (p.min_p[row] > 0.0F) {

@@ -55,9 +55,8 @@ void copy_all(Copies& copies, cudaStream_t stream) {
     attributes.srcAccessOrder = cudaMemcpySrcAccessOrderStream;  // the source may still be written by what is queued
     attributes.flags = cudaMemcpyFlagPreferOverlapWithCompute;
     std::size_t first = 0;
-    check(cudaMemcpyBatchAsync(const_cast<const void**>(copies.to.data()),
-                               const_cast<const void**>(copies.from.data()), copies.sizes.data(), copies.sizes.size(),
-                               &attributes, &first, 1, stream),
+    check(cudaMemcpyBatchAsync(const_cast<const void**>(copies.to.data()), const_cast<const void**>(copies.from.data()),
+                               copies.sizes.data(), copies.sizes.size(), &attributes, &first, 1, stream),
           "swap");
 #else
     for (std::size_t i = 0; i < copies.sizes.size(); ++i) {
@@ -71,7 +70,7 @@ void copy_all(Copies& copies, cudaStream_t stream) {
 struct Swapper::State {
     cudaStream_t stream = nullptr;
     cudaEvent_t begin = nullptr;
-    std::map<std::int64_t, cudaEvent_t> events;  // of tickets not yet known to be done
+    std::map<std::int64_t, cudaEvent_t> events;   // of tickets not yet known to be done
     std::map<std::int64_t, std::int64_t*> pairs;  // pinned, read by the copying kernel
     std::int64_t next = 0;
 

@@ -19,8 +19,8 @@ class Swapper {
 
     // Begins to copy blocks (from, to) in all layers, once all that is queued on `after` is done. Arenas are [layers,
     // blocks, ...] of one form; a host arena is pinned. No block may be the source of one pair and the target of
-    // another. Large runs go in one call of the copy engine; where they are smaller than `small_run` bytes and many, a few
-    // thread blocks copy. Returns a ticket.
+    // another. Large runs go in one call of the copy engine; where they are smaller than `small_run` bytes and many, a
+    // few thread blocks copy. Returns a ticket.
     std::int64_t start(const TensorRef& source, const TensorRef& target,
                        const std::vector<std::pair<std::int64_t, std::int64_t>>& pairs, StreamHandle after,
                        std::int64_t small_run);

@@ -3,7 +3,8 @@
 //
 // A fragment is operand A of multiply_add for 16 tokens x 16 dimensions of keys, or 16 dimensions x 16 tokens of values
 // (transposed on the way). With 8-bit numbers a lane gets four neighbours where 16-bit ones give it two and two, so
-// which dimension stands where in a fragment differs; key_dim and value_dim say which. Sums over dimensions do not mind.
+// which dimension stands where in a fragment differs; key_dim and value_dim say which. Sums over dimensions do not
+// mind.
 #pragma once
 
 #include "common/numeric.cuh"

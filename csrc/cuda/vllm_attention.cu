@@ -15,9 +15,11 @@ void paged_attention(const TensorRef& out, const TensorRef& exp_sums, const Tens
     const int span = partition_size > 0 ? partition_size : max_len;
     const int partitions = partition_size > 0 ? std::max(1, (max_len + span - 1) / span) : 1;
     if (partition_size > 0) {
-        expect(exp_sums, "exp_sums", {p.num_heads == 0 ? 0 : queries.shape[0], queries.shape[1], partitions}, DType::kF32);
+        expect(exp_sums, "exp_sums", {p.num_heads == 0 ? 0 : queries.shape[0], queries.shape[1], partitions},
+               DType::kF32);
         expect(max_logits, "max_logits", {queries.shape[0], queries.shape[1], partitions}, DType::kF32);
-        expect(partial_out, "tmp_out", {queries.shape[0], queries.shape[1], partitions, queries.shape[2]}, queries.dtype);
+        expect(partial_out, "tmp_out", {queries.shape[0], queries.shape[1], partitions, queries.shape[2]},
+               queries.dtype);
         expect_dense(exp_sums, "exp_sums");
         expect_dense(max_logits, "max_logits");
         expect_dense(partial_out, "tmp_out");

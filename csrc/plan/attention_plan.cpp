@@ -22,7 +22,8 @@ void number_parts(Plan& plan, std::size_t parts) {
         item.parts = count;
         item.first = plan.num_partials;
         item.counter = plan.num_counters;
-        item.partial = parts == 1 ? kNone : plan.num_partials + static_cast<std::int32_t>(i + parts - plan.items.size());
+        item.partial =
+            parts == 1 ? kNone : plan.num_partials + static_cast<std::int32_t>(i + parts - plan.items.size());
     }
     if (parts > 1) {
         plan.num_partials += count;
@@ -36,8 +37,8 @@ Plan plan_even(const std::vector<std::int32_t>& lens, const Shape& shape) {
     for (const std::int32_t len : lens) {
         total += (len - first_key(len, shape) + shape.item_cost) * std::int64_t{shape.num_heads};
     }
-    const std::int64_t share = std::max<std::int64_t>({(total + shape.num_slots - 1) / shape.num_slots,
-                                                       shape.least_piece + shape.item_cost, kTile});
+    const std::int64_t share = std::max<std::int64_t>(
+        {(total + shape.num_slots - 1) / shape.num_slots, shape.least_piece + shape.item_cost, kTile});
     std::int64_t done = 0;  // cost of what slots before and this one have
     std::vector<std::int32_t> sizes{0};
     const auto slot_end = [&] { return share * static_cast<std::int64_t>(sizes.size()); };
@@ -62,8 +63,8 @@ Plan plan_even(const std::vector<std::int32_t>& lens, const Shape& shape) {
                 if (last_slot || end <= at || end + kTile / 2 > lens[s]) {
                     end = lens[s];
                 }
-                plan.items.push_back({static_cast<std::int32_t>(s), head, at, static_cast<std::int32_t>(end), kNone, 0,
-                                      1, 0});
+                plan.items.push_back(
+                    {static_cast<std::int32_t>(s), head, at, static_cast<std::int32_t>(end), kNone, 0, 1, 0});
                 ++sizes.back();
                 ++parts;
                 done += end - at + shape.item_cost;
@@ -155,7 +156,8 @@ Plan plan_prefill(const std::vector<std::int32_t>& q_lens, const std::vector<std
         for (std::int32_t head = 0; head < shape.num_heads; ++head) {
             for (std::int32_t row = 0; row < rows; row += tile) {
                 const std::int32_t end = std::min(rows, row + tile);
-                const std::int32_t first = lens[s] - q_lens[s] + row / group, last = lens[s] - q_lens[s] + (end - 1) / group;
+                const std::int32_t first = lens[s] - q_lens[s] + row / group,
+                                   last = lens[s] - q_lens[s] + (end - 1) / group;
                 const std::int32_t begin = shape.window > 0 ? std::max(0, first - shape.window + 1) : 0;
                 plan.items.push_back({static_cast<std::int32_t>(s), head, row, end, kNone, 0, 1, 0});
                 costs.push_back(last + 1 - begin + shape.item_cost);

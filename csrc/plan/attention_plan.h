@@ -1,8 +1,9 @@
 // Which thread block does which part of a step's attention: worked out on the host once per step, for all layers.
 //
 // Slots are thread blocks that all run at once; each works off its items in order. A decode's work is laid out as one
-// line, sequence after sequence and head after head, and cut into pieces of equal cost, one per slot. So the load is even
-// whatever the lengths are, a sequence that fits is never split, and there are at most two partial results per slot.
+// line, sequence after sequence and head after head, and cut into pieces of equal cost, one per slot. So the load is
+// even whatever the lengths are, a sequence that fits is never split, and there are at most two partial results per
+// slot.
 #pragma once
 
 #include <cstdint>
@@ -13,8 +14,8 @@ namespace octavo::plan {
 // Keys [begin, end) for one group of query heads of one sequence. A row of int32 on the device, in this order.
 struct Item {
     std::int32_t sequence;
-    std::int32_t head;     // group of query heads; prefill: kv head
-    std::int32_t begin;    // decode: first key; prefill: first row of the query tile
+    std::int32_t head;   // group of query heads; prefill: kv head
+    std::int32_t begin;  // decode: first key; prefill: first row of the query tile
     std::int32_t end;
     std::int32_t partial;  // where this part's result goes; -1: it is the whole and goes to the output
     std::int32_t first;    // where the results of all parts begin, in order of keys
@@ -43,7 +44,8 @@ struct Plan {
 // Every key that a query sees is in exactly one item of each head; a sequence without keys has one empty item.
 Plan plan_decode(const std::vector<std::int32_t>& lens, const Shape& shape);
 
-// The most items, and partials, that a plan of so many sequences can have (keys: the longest sequence, for fixed pieces).
+// The most items, and partials, that a plan of so many sequences can have (keys: the longest sequence, for fixed
+// pieces).
 std::int64_t max_items(std::int64_t sequences, const Shape& shape, std::int64_t keys);
 std::int64_t max_partials(std::int64_t sequences, const Shape& shape, std::int64_t keys);
 

@@ -23,9 +23,7 @@ __device__ __forceinline__ float to_float(Half x) {
 }
 __device__ __forceinline__ float to_float(BFloat x) { return __uint_as_float(std::uint32_t{x.bits} << 16); }
 
-__device__ __forceinline__ void from_float(float x, Half& y) {
-    asm("cvt.rn.f16.f32 %0, %1;" : "=h"(y.bits) : "f"(x));
-}
+__device__ __forceinline__ void from_float(float x, Half& y) { asm("cvt.rn.f16.f32 %0, %1;" : "=h"(y.bits) : "f"(x)); }
 __device__ __forceinline__ void from_float(float x, BFloat& y) {
     asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(y.bits) : "f"(x));
 }

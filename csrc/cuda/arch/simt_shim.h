@@ -1,9 +1,9 @@
 // Runs CUDA kernels on a CPU, so that their sources are tested, under AddressSanitizer, where there is no GPU.
 //
-// A thread is a fiber. Whatever needs several threads is a rendezvous: a lane waits there until all lanes of its warp (or
-// threads of its block) have come to the same one, and then it happens for all. Unkind on purpose: warps and blocks run
-// in random order, two blocks at a time; shared memory starts as NaN; an asynchronous copy arrives at once or only when
-// it is waited for, by chance; full masks only, and every thread must take part in every barrier.
+// A thread is a fiber. Whatever needs several threads is a rendezvous: a lane waits there until all lanes of its warp
+// (or threads of its block) have come to the same one, and then it happens for all. Unkind on purpose: warps and blocks
+// run in random order, two blocks at a time; shared memory starts as NaN; an asynchronous copy arrives at once or only
+// when it is waited for, by chance; full masks only, and every thread must take part in every barrier.
 #pragma once
 
 #include <algorithm>

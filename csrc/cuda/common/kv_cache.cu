@@ -11,16 +11,15 @@ Pages packed_keys(const TensorRef& t) {
     return {t.data, t.stride[0], t.stride[1], t.stride[3], t.stride[2], 1, static_cast<int>(t.shape[4])};
 }
 
-Pages packed_values(const TensorRef& t) {
-    return {t.data, t.stride[0], t.stride[1], t.stride[3], t.stride[2], 0, 1};
-}
+Pages packed_values(const TensorRef& t) { return {t.data, t.stride[0], t.stride[1], t.stride[3], t.stride[2], 0, 1}; }
 
 int check_scale(const TensorRef& scale, const char* name, std::int64_t heads) {
     if (!scale.data) {
         return 0;
     }
     require(scale.dtype == DType::kF32, name, "is not float32");
-    require(scale.size() == 1 || (scale.ndim == 1 && scale.shape[0] == heads), name, "has neither 1 nor kv_head numbers");
+    require(scale.size() == 1 || (scale.ndim == 1 && scale.shape[0] == heads), name,
+            "has neither 1 nor kv_head numbers");
     return scale.size() == 1 ? 0 : 1;
 }
 

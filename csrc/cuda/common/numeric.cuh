@@ -22,9 +22,7 @@ __device__ __forceinline__ void from_float(float x, std::int8_t& y) {
     y = static_cast<std::int8_t>(fminf(fmaxf(rintf(x), -127.0F), 127.0F));
 }
 
-__device__ __forceinline__ float to_float(E5M2 x) {
-    return to_float(Half{static_cast<std::uint16_t>(x.bits << 8)});
-}
+__device__ __forceinline__ float to_float(E5M2 x) { return to_float(Half{static_cast<std::uint16_t>(x.bits << 8)}); }
 __device__ __forceinline__ float to_float(E4M3 x) {
     if ((x.bits & 0x7fU) == 0x7fU) {
         return float_of(0x7fffffffU);
