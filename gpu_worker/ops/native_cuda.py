@@ -26,6 +26,8 @@ DTYPES = {  # as octavo::DType counts them
     torch.int8: 4,
     torch.int32: 5,
     torch.int64: 6,
+    torch.float8_e4m3fn: 3,  # bytes: ops are told what they mean
+    torch.float8_e5m2: 3,
 }
 FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 MAX_MMA_DIM, MAX_SIMT_DIM = 256, 1024

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from gpu_worker.ops import native
-from gpu_worker.ops.native_cuda import DTYPES, SMALL_RUN, Ref, ref
+from gpu_worker.ops.native_cuda import SMALL_RUN, Ref, ref
 
 PARTITION_SIZE = 512  # keys of a partition of paged_attention_v2
 
@@ -189,7 +189,6 @@ def _scales(k_scale: Scale, v_scale: Scale, device: torch.device) -> tuple[Tenso
 
 def _cache(key_cache: Tensor, value_cache: Tensor, kind: str, scales: tuple[Tensor, Tensor] | None) -> Any:
     given: tuple[Ref, ...] = () if scales is None else tuple(ref(scale) for scale in scales)
-    assert key_cache.dtype in DTYPES
     return extension().KvCache(ref(key_cache), ref(value_cache), kind, *given)
 
 

@@ -38,12 +38,9 @@ def test_bad_arguments_are_named_before_anything_is_touched() -> None:
 def disassembler() -> str | None:
     """cuobjdump, from PATH or NVIDIA's wheel."""
     wheel = importlib.util.find_spec("nvidia")
-    places = (
-        [str(Path(place) / "cuda_cuobjdump" / "bin") for place in (wheel.submodule_search_locations or [])]
-        if wheel
-        else []
-    )
-    return next(filter(None, (shutil.which("cuobjdump", path=path) for path in (None, *places))), None)
+    roots = (wheel.submodule_search_locations or []) if wheel else []
+    found = [str(path) for root in roots for path in sorted(Path(root).glob("*/bin/cuobjdump"))]
+    return shutil.which("cuobjdump") or next(iter(found), None)
 
 
 @pytest.fixture(scope="module")
