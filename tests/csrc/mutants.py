@@ -153,7 +153,8 @@ def survives(mutant: Mutant, compiled: dict[str, str], linked: str) -> bool:
         path.write_text(text.replace(mutant.old, mutant.new))
         for place, unit in enumerate(mutant.units):
             command = compiled[unit].replace(str(ROOT / "csrc"), str(folder / "csrc"))
-            before, after = output_of(command), str(folder / f"{place}.o")
+            before, after = output_of(compiled[unit]), str(folder / f"{place}.o")
+            assert before in linked, before
             command = re.sub(r" -o \S+", f" -o {after}", command)
             command = re.sub(r" -MD -MT \S+ -MF \S+", "", command)
             subprocess.run(command, shell=True, check=True, cwd=BUILD)

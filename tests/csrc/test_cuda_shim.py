@@ -14,7 +14,7 @@ SCRIPT = Path(__file__).with_name("shim_cases.py")
 CASES = {
     "decode_mma": 60,
     "decode_simt": 30,
-    "prefill_mma": 30,
+    "prefill_mma": 16,
     "prefill_simt": 12,
     "vllm": 20,
     "merge": 40,
@@ -26,8 +26,8 @@ CASES = {
     "sample": 30,
     "refused": 5,
     "plan": 2,
-    "ops": 6,
-    "compat": 4,
+    "ops": 3,
+    "compat": 3,
 }
 
 
