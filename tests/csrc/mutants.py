@@ -63,7 +63,7 @@ MUTANTS = {
     "off-by-one page": Mutant(
         "cuda/decode_mma.cuh",
         "table[key / p.kv.block_size] : -1",
-        "table[(key + 1) / p.kv.block_size] : -1",
+        "table[key / p.kv.block_size + 1] : -1",
         DECODE,
         "decode_mma",
     ),
@@ -158,7 +158,10 @@ def survives(mutant: Mutant, compiled: dict[str, str], linked: str) -> bool:
             command = re.sub(r" -o \S+", f" -o {after}", command)
             command = re.sub(r" -MD -MT \S+ -MF \S+", "", command)
             subprocess.run(command, shell=True, check=True, cwd=BUILD)
-            linked = linked.replace(before, after)
+            # First, because of the copies of an inline function the linker takes the first.
+            linked = linked.replace(f" {before}", "").replace(
+                f" {output_of(linked)}", f" {output_of(linked)} {after}", 1
+            )
         module = output_of(linked)
         subprocess.run(
             linked.replace(f"-o {module}", f"-o {folder / Path(module).name}"), shell=True, check=True, cwd=BUILD
