@@ -667,10 +667,15 @@ def sample_case(rng: Any) -> None:
         values = np.round(np.minimum(values, 2.0))  # many equals, and many of the highest
     values[rng.random(values.shape) < 0.1] = -np.inf
     values[:, int(rng.integers(vocabulary))] = 2.0
+    tied = vocabulary > 600 and rng.random() < 0.5
+    if tied:  # two highest, which one thread of the kernel sees
+        first = int(rng.integers(vocabulary - 512))
+        values[:, [first, first + 512]] = 20.0
     logits = Array.of(values, dtype)
     bad = rng.random(rows) < 0.15
     logits.data[bad, int(rng.integers(vocabulary))] = rng.choice([np.nan, np.inf])
     temperature = rng.choice([0, 0.5, 1, 2], rows).astype(np.float32)
+    temperature[0] = 0 if tied else temperature[0]
     top_k = rng.choice([0, 1, 3, 50], rows).astype(np.int32)
     top_p = rng.choice([1, 0.9, 0.3, 0.01], rows).astype(np.float32)
     min_p = rng.choice([0, 0, 0.2], rows).astype(np.float32)
