@@ -81,6 +81,7 @@ def choose_ops(device: torch.device, threads: int = 0) -> Ops:
     """
     from gpu_worker.ops import native  # these import this package's types
     from gpu_worker.ops.native_cpu import NativeCpuOps
+    from gpu_worker.ops.native_cuda import NativeCudaOps
     from gpu_worker.ops.reference import ReferenceOps
 
     extension = native.load() if device.type == "cpu" else None
@@ -88,6 +89,9 @@ def choose_ops(device: torch.device, threads: int = 0) -> Ops:
         extension.set_threads(threads)
         torch.set_num_threads(1)
         return NativeCpuOps(extension)
+    cuda = native.load_cuda() if device.type == "cuda" else None
+    if cuda is not None and cuda.device_count() > 0:
+        return NativeCudaOps(cuda, device)
     if device.type == "cpu":
         log.warning("the extension was not built: running on the reference ops, which are several times slower")
     if threads:

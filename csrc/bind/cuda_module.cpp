@@ -1,0 +1,199 @@
+// gpu_worker._C_cuda: the CUDA half of the extension, and the same kernels on a CPU for tests (_C_cuda_shim).
+//
+// A tensor is a tuple (address, type, shape, strides in elements), type as in octavo::DType; nothing is None. A stream
+// is an integer. Arguments are checked by the ops; the GIL is released while they queue.
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+
+#include "cuda/api.h"
+#include "cuda/swap.h"
+#include "plan/attention_plan.h"
+
+namespace py = pybind11;
+using octavo::DType;
+using octavo::TensorRef;
+using namespace octavo::cuda;
+
+namespace pybind11::detail {
+
+template <>
+struct type_caster<TensorRef> {
+    PYBIND11_TYPE_CASTER(TensorRef, const_name("tuple | None"));
+
+    bool load(handle source, bool) {
+        if (source.is_none()) {
+            return true;
+        }
+        if (!isinstance<tuple>(source)) {
+            return false;
+        }
+        const auto parts = reinterpret_borrow<tuple>(source);
+        if (parts.size() != 4) {
+            return false;
+        }
+        value.data = reinterpret_cast<void*>(parts[0].cast<std::uintptr_t>());
+        value.dtype = static_cast<DType>(parts[1].cast<int>());
+        const auto shape = parts[2].cast<tuple>(), stride = parts[3].cast<tuple>();
+        if (shape.size() > octavo::kMaxDims || shape.size() != stride.size()) {
+            return false;
+        }
+        value.ndim = static_cast<int>(shape.size());
+        for (std::size_t i = 0; i < shape.size(); ++i) {
+            value.shape[i] = shape[i].cast<std::int64_t>();
+            value.stride[i] = stride[i].cast<std::int64_t>();
+        }
+        return true;
+    }
+};
+
+}  // namespace pybind11::detail
+
+namespace {
+
+StreamHandle stream_of(std::uintptr_t stream) { return reinterpret_cast<StreamHandle>(stream); }
+
+// Queues an op: its last argument is the stream, as an integer.
+template <auto kOp>
+struct Queued;
+template <typename... Arguments, void (*kOp)(Arguments...)>
+struct Queued<kOp> {
+    template <typename Tuple, std::size_t... kPlaces>
+    static auto make(std::index_sequence<kPlaces...>) {
+        return [](std::decay_t<std::tuple_element_t<kPlaces, Tuple>>... arguments, std::uintptr_t stream) {
+            const py::gil_scoped_release release;
+            kOp(arguments..., stream_of(stream));
+        };
+    }
+};
+
+template <auto kOp, typename... Arguments>
+void define(py::module_& module, const char* name, void (*)(Arguments...), const char* text) {
+    module.def(
+        name,
+        Queued<kOp>::template make<std::tuple<Arguments...>>(std::make_index_sequence<sizeof...(Arguments) - 1>{}),
+        text);
+}
+#define OCTAVO_OP(NAME, TEXT) define<&octavo::cuda::NAME>(module, #NAME, &octavo::cuda::NAME, TEXT)
+
+// The plan as bytes, for one copy to the device: slots, then items.
+py::tuple pack_plan(const octavo::plan::Plan& plan) {
+    return py::make_tuple(
+        py::bytes(reinterpret_cast<const char*>(plan.slots.data()), 4 * plan.slots.size()),
+        py::bytes(reinterpret_cast<const char*>(plan.items.data()), sizeof(octavo::plan::Item) * plan.items.size()),
+        plan.num_partials, plan.num_counters);
+}
+
+octavo::plan::Shape shape_of(int num_heads, int num_slots, int window, int fixed_piece) {
+    if (num_heads < 1 || num_slots < 1) {
+        throw octavo::ArgumentError("num_slots", "and num_heads must be positive");
+    }
+    octavo::plan::Shape shape;
+    shape.num_heads = num_heads;
+    shape.num_slots = num_slots;
+    shape.window = window;
+    shape.fixed_piece = fixed_piece;
+    return shape;
+}
+
+void bind_types(py::module_& module) {
+    py::class_<KvCache>(module, "KvCache", "A layer of keys and values in blocks.")
+        .def(py::init([](const TensorRef& keys, const TensorRef& values, const std::string& type,
+                         const TensorRef& key_scale,
+                         const TensorRef& value_scale) { return KvCache{keys, values, type, key_scale, value_scale}; }),
+             py::arg("keys"), py::arg("values"), py::arg("type") = "auto", py::arg("key_scale") = py::none(),
+             py::arg("value_scale") = py::none());
+    py::class_<Attention>(module, "Attention", "How scores are made.")
+        .def(py::init([](float scale, float soft_cap, int window, const TensorRef& alibi, const TensorRef& sinks,
+                         const std::vector<int>& sparse) {
+                 Attention attention{scale, soft_cap, window, alibi, sinks, {}};
+                 if (sparse.size() == 5) {
+                     attention.sparse = {sparse[0], sparse[1], sparse[2], sparse[3], sparse[4]};
+                 } else if (!sparse.empty()) {
+                     throw octavo::ArgumentError(
+                         "sparse", "is not (local_blocks, vert_stride, block_size, head_sliding_step, tp_rank)");
+                 }
+                 return attention;
+             }),
+             py::arg("scale"), py::arg("soft_cap") = 0.0F, py::arg("window") = 0, py::arg("alibi") = py::none(),
+             py::arg("sinks") = py::none(), py::arg("sparse") = std::vector<int>{});
+    py::class_<PlanRef>(module, "Plan", "Where a plan lies on the device.")
+        .def(py::init([](const TensorRef& slots, const TensorRef& items, const TensorRef& counters,
+                         const TensorRef& partials) { return PlanRef{slots, items, counters, partials}; }),
+             py::arg("slots"), py::arg("items"), py::arg("counters"), py::arg("partials"));
+    py::class_<Swapper>(module, "Swapper", "Copies blocks on a stream of its own; tickets say when it is done.")
+        .def(py::init<>())
+        .def(
+            "start",
+            [](Swapper& self, const TensorRef& source, const TensorRef& target,
+               const std::vector<std::pair<std::int64_t, std::int64_t>>& pairs, std::uintptr_t after,
+               std::int64_t small_run) { return self.start(source, target, pairs, stream_of(after), small_run); },
+            py::arg("source"), py::arg("target"), py::arg("pairs"), py::arg("after") = 0,
+            py::arg("small_run") = 28 * 1024)
+        .def("done", &Swapper::done)
+        .def("let_wait", [](Swapper& self, std::int64_t ticket,
+                            std::uintptr_t stream) { self.let_wait(ticket, stream_of(stream)); })
+        .def("wait", &Swapper::wait, py::call_guard<py::gil_scoped_release>());
+}
+
+void bind_plans(py::module_& module) {
+    module.def(
+        "plan_decode",
+        [](const std::vector<std::int32_t>& lens, int num_heads, int num_slots, int window, int fixed_piece) {
+            return pack_plan(octavo::plan::plan_decode(lens, shape_of(num_heads, num_slots, window, fixed_piece)));
+        },
+        py::arg("lens"), py::arg("num_heads"), py::arg("num_slots"), py::arg("window") = 0, py::arg("fixed_piece") = 0,
+        "(slots, items, number of partials, number of counters); slots and items are int32 as bytes.");
+    module.def(
+        "plan_prefill",
+        [](const std::vector<std::int32_t>& q_lens, const std::vector<std::int32_t>& lens, int group, int tile,
+           int num_heads, int num_slots, int window) {
+            return pack_plan(
+                octavo::plan::plan_prefill(q_lens, lens, group, tile, shape_of(num_heads, num_slots, window, 0)));
+        },
+        py::arg("q_lens"), py::arg("lens"), py::arg("group"), py::arg("tile"), py::arg("num_heads"),
+        py::arg("num_slots"), py::arg("window") = 0);
+    module.def(
+        "plan_capacity",
+        [](std::int64_t sequences, std::int64_t keys, int num_heads, int num_slots, int fixed_piece) {
+            const auto shape = shape_of(num_heads, num_slots, 0, fixed_piece);
+            return std::make_pair(octavo::plan::max_items(sequences, shape, keys),
+                                  octavo::plan::max_partials(sequences, shape, keys));
+        },
+        py::arg("sequences"), py::arg("keys"), py::arg("num_heads"), py::arg("num_slots"), py::arg("fixed_piece") = 0,
+        "The most items and partials that a decode plan can have.");
+    module.def("attention_slots", [](const std::string& kernel, int dtype, const std::string& kv, int dim, int group) {
+        return attention_slots(kernel, static_cast<DType>(dtype), kv, dim, group);
+    });
+    module.def("attention_rows", [](const std::string& kernel, int dtype, const std::string& kv, int dim, int group) {
+        return attention_rows(kernel, static_cast<DType>(dtype), kv, dim, group);
+    });
+}
+
+}  // namespace
+
+PYBIND11_MODULE(OCTAVO_MODULE, module) {
+    module.doc() = "octavo's CUDA kernels";
+    module.def("device_count", &device_count, "How many CUDA devices there are; 0 without a driver.");
+    py::register_exception<octavo::ArgumentError>(module, "ArgumentError", PyExc_ValueError);
+    bind_types(module);
+    bind_plans(module);
+    OCTAVO_OP(cache_write, "(kv, keys, values, slots, stream)");
+    OCTAVO_OP(rope_cache_write, "(kv, queries, keys, values, positions, cos_sin, slots, interleaved, stream)");
+    OCTAVO_OP(copy_blocks, "(arena, pairs, stream)");
+    OCTAVO_OP(copy_blocks_between, "(source, target, pairs, num_ctas, stream)");
+    OCTAVO_OP(gather_blocks, "(arena, ids, staging, begin, stream)");
+    OCTAVO_OP(scatter_blocks, "(arena, ids, staging, begin, stream)");
+    OCTAVO_OP(checksum_blocks, "(arena, ids, out, stream)");
+    OCTAVO_OP(convert_layout, "(target, source, ids, stream)");
+    OCTAVO_OP(convert_fp8, "(target, source, scale, type, stream)");
+    OCTAVO_OP(rms_norm, "(out, x, weight, eps, stream)");
+    OCTAVO_OP(fused_add_rms_norm, "(x, residual, weight, eps, stream)");
+    OCTAVO_OP(activate_and_mul, "(out, x, activation, stream)");
+    OCTAVO_OP(rotary, "(heads, positions, cos, sin, rotated, interleaved, stream)");
+    OCTAVO_OP(sample, "(ids, logits, temperature, top_k, top_p, min_p, seed, branch, index, stream)");
+    OCTAVO_OP(paged_decode, "(kernel, out, queries, kv, tables, lens, plan, attention, lse, stream)");
+    OCTAVO_OP(paged_prefill, "(kernel, out, queries, kv, tables, cu_q, lens, plan, attention, lse, stream)");
+    OCTAVO_OP(merge_states, "(out, lse, outs, lses, stream)");
+    OCTAVO_OP(paged_attention,
+              "(out, exp_sums, max_logits, tmp_out, queries, kv, tables, lens, max_len, partition, attention, stream)");
+}

@@ -1,0 +1,121 @@
+// The CUDA ops, one function each. Tensors are on the current device; work is queued on `stream` and not waited for.
+// Bad arguments throw ArgumentError before anything is queued; a failing device, DeviceError.
+//
+// Indices that lie on the device (slots, block tables, lengths) cannot be checked here without waiting for it: their
+// owner does that on the host (gpu_worker/ops/native_cuda.py). Slots are also checked by the kernel: one that is
+// negative or past the last block is skipped.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "octavo/tensor.h"
+
+namespace octavo::cuda {
+
+using StreamHandle = void*;
+
+int device_count();
+
+// A layer of keys and values. `keys` and `values` are [num_blocks, kv_head, block_size, head_dim] for hnd and nhd, of
+// any strides with contiguous dimensions; for xpack [num_blocks, kv_head, head_dim / x, block_size, x] and [num_blocks,
+// kv_head, head_dim, block_size]. type: "auto", "fp8_e4m3" (or "fp8"), "fp8_e5m2" or "int8".
+struct KvCache {
+    TensorRef keys, values;
+    std::string type = "auto";
+    TensorRef key_scale, value_scale;  // float32 [1] or [kv_head], or nothing: 1
+};
+
+// How scores are made, as gpu_worker.ops.AttentionOptions says. Block-sparse attention, as vLLM defines it: a query
+// sees the last `local_blocks` blocks of `block_size` keys and each `vert_stride`-th, which one depending on the head.
+struct BlockSparse {
+    int local_blocks = 0, vert_stride = 0, block_size = 64, head_sliding_step = 0, tp_rank = 0;
+};
+struct Attention {
+    float scale = 1.0F, soft_cap = 0.0F;
+    int window = 0;
+    TensorRef alibi, sinks;  // float32 [heads], or nothing
+    BlockSparse sparse;
+};
+
+// ---- cache ---------------------------------------------------------------------------------------------------------
+
+// keys, values [tokens, kv_head, head_dim], slots int64 [tokens].
+void cache_write(const KvCache& kv, const TensorRef& keys, const TensorRef& values, const TensorRef& slots,
+                 StreamHandle stream);
+// The same, with queries (in place) and keys rotated first; cos_sin float [positions, rotated], cosines before sines.
+void rope_cache_write(const KvCache& kv, const TensorRef& queries, const TensorRef& keys, const TensorRef& values,
+                      const TensorRef& positions, const TensorRef& cos_sin, const TensorRef& slots, bool interleaved,
+                      StreamHandle stream);
+// arena [layers, blocks, ...], pairs int64 [n, 2] on the device: from, to. No block is read and written in one call.
+void copy_blocks(const TensorRef& arena, const TensorRef& pairs, StreamHandle stream);
+// The same between arenas of one form; either may be pinned host memory.
+void copy_blocks_between(const TensorRef& source, const TensorRef& target, const TensorRef& pairs, int num_ctas,
+                         StreamHandle stream);
+// Bytes [begin, begin + length) of each layer of blocks ids int32 [n], to or from staging uint8 [n, layers, length].
+void gather_blocks(const TensorRef& arena, const TensorRef& ids, const TensorRef& staging, std::int64_t begin,
+                   StreamHandle stream);
+void scatter_blocks(const TensorRef& arena, const TensorRef& ids, const TensorRef& staging, std::int64_t begin,
+                    StreamHandle stream);
+// out int64 [n]: the sum over the block's 8-byte words (layer after layer) of mix(word + (index + 1) * golden ratio).
+void checksum_blocks(const TensorRef& arena, const TensorRef& ids, const TensorRef& out, StreamHandle stream);
+// All blocks, or those of ids int32 [n]; the elements do not change.
+void convert_layout(const KvCache& target, const KvCache& source, const TensorRef& ids, StreamHandle stream);
+// One of them is uint8: numbers of `type`; the other float. to 8 bits: source / scale; from: source * scale.
+void convert_fp8(const TensorRef& target, const TensorRef& source, float scale, const std::string& type,
+                 StreamHandle stream);
+
+// ---- rows ----------------------------------------------------------------------------------------------------------
+
+void rms_norm(const TensorRef& out, const TensorRef& x, const TensorRef& weight, float eps, StreamHandle stream);
+// residual += x; x = rms_norm(residual)
+void fused_add_rms_norm(const TensorRef& x, const TensorRef& residual, const TensorRef& weight, float eps,
+                        StreamHandle stream);
+// out [n, d], x [n, 2 d]. activation: "silu" or "gelu_tanh" or "gelu".
+void activate_and_mul(const TensorRef& out, const TensorRef& x, const std::string& activation, StreamHandle stream);
+// heads [tokens, heads, head_dim], in place. cos, sin: float [rows, rotated / 2 or more]; the row is positions[token],
+// or token without positions.
+void rotary(const TensorRef& heads, const TensorRef& positions, const TensorRef& cos, const TensorRef& sin, int rotated,
+            bool interleaved, StreamHandle stream);
+// ids int64 [n]: -1 where logits [n, vocabulary] have NaN, +inf or nothing finite. temperature 0: the highest logit,
+// the lowest id among equals. Else the draw of (seed; branch, index), with top_k (0: off), top_p, min_p.
+void sample(const TensorRef& ids, const TensorRef& logits, const TensorRef& temperature, const TensorRef& top_k,
+            const TensorRef& top_p, const TensorRef& min_p, const TensorRef& seed, const TensorRef& branch,
+            const TensorRef& index, StreamHandle stream);
+
+// ---- attention -----------------------------------------------------------------------------------------------------
+
+// What the planner (plan/attention_plan.h) made, on the device.
+struct PlanRef {
+    TensorRef slots;     // int32 [num_slots + 1]
+    TensorRef items;     // int32 [capacity, 8]
+    TensorRef counters;  // int32, zeros; zeros again after each call
+    TensorRef partials;  // float32
+};
+
+// kernel: "decode_mma", "decode_simt", "prefill_mma" or "prefill_simt". How many blocks of it run at once, which is the
+// planner's number of slots; and how many query heads (decode) or rows (prefill: tokens x heads of a group) an item
+// has.
+int attention_slots(const std::string& kernel, DType queries, const std::string& kv_type, int head_dim, int group);
+int attention_rows(const std::string& kernel, DType queries, const std::string& kv_type, int head_dim, int group);
+
+// queries, out [sequences, heads, head_dim]; tables int32 [sequences, n]; lens int32 [sequences]; lse float32
+// [sequences, heads] or nothing. kernel: "mma" or "simt".
+void paged_decode(const std::string& kernel, const TensorRef& out, const TensorRef& queries, const KvCache& kv,
+                  const TensorRef& tables, const TensorRef& lens, const PlanRef& plan, const Attention& attention,
+                  const TensorRef& lse, StreamHandle stream);
+// queries, out [tokens, heads, head_dim]; cu_q int32 [sequences + 1]: a sequence's queries are its last tokens.
+void paged_prefill(const std::string& kernel, const TensorRef& out, const TensorRef& queries, const KvCache& kv,
+                   const TensorRef& tables, const TensorRef& cu_q, const TensorRef& lens, const PlanRef& plan,
+                   const Attention& attention, const TensorRef& lse, StreamHandle stream);
+// outs [k, n, heads, head_dim], lses float32 [k, n, heads], base 2: what attention to all keys would have given.
+void merge_states(const TensorRef& out, const TensorRef& lse, const TensorRef& outs, const TensorRef& lses,
+                  StreamHandle stream);
+// vLLM's kernel: one block per query head and partition. Without partials, partition_size is 0 and they are nothing.
+void paged_attention(const TensorRef& out, const TensorRef& exp_sums, const TensorRef& max_logits,
+                     const TensorRef& partial_out, const TensorRef& queries, const KvCache& kv, const TensorRef& tables,
+                     const TensorRef& lens, int max_len, int partition_size, const Attention& attention,
+                     StreamHandle stream);
+
+}  // namespace octavo::cuda

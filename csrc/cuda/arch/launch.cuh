@@ -1,0 +1,59 @@
+// Launching, and what a launch needs to know about the device.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <stdexcept>
+#include <string>
+
+namespace octavo::cuda {
+
+using Stream = cudaStream_t;
+
+class DeviceError : public std::runtime_error {
+  public:
+    using std::runtime_error::runtime_error;
+};
+
+inline void check(cudaError_t status, const char* what) {
+    if (status != cudaSuccess) {
+        throw DeviceError(std::string(what) + ": " + cudaGetErrorString(status));
+    }
+}
+
+// This block's dynamic shared memory; kernels have no other.
+__device__ __forceinline__ unsigned char* shared_memory() {
+    extern __shared__ __align__(128) unsigned char memory[];
+    return memory;
+}
+
+// Keeps arguments out of deducing Parameters: they convert to what the kernel takes.
+template <typename T>
+struct Given {
+    using Type = T;
+};
+
+template <typename... Parameters>
+void launch(void (*kernel)(Parameters...), dim3 grid, int threads, std::size_t shared_bytes, Stream stream,
+            typename Given<Parameters>::Type... parameters) {
+    if (shared_bytes > 48 * 1024) {
+        check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared_bytes)),
+              "shared memory");
+    }
+    kernel<<<grid, threads, shared_bytes, stream>>>(parameters...);
+    check(cudaGetLastError(), "launch");
+}
+
+// How many blocks of this shape the current device runs at once.
+template <typename... Parameters>
+int resident_blocks(void (*kernel)(Parameters...), int threads, std::size_t shared_bytes) {
+    int device = 0, processors = 0, per_processor = 0;
+    check(cudaGetDevice(&device), "device");
+    check(cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device), "device");
+    check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared_bytes)),
+          "shared memory");
+    check(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&per_processor, kernel, threads, shared_bytes), "occupancy");
+    return processors * (per_processor > 0 ? per_processor : 1);
+}
+
+}  // namespace octavo::cuda

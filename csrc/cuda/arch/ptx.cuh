@@ -1,0 +1,170 @@
+// Every instruction that C++ has no name for, and nothing else. arch/simt_shim.h has the same names for a CPU.
+#pragma once
+
+#include <cstdint>
+
+namespace octavo::cuda {
+
+// What an element is stored as. Plain bits, so that host code and the shim need none of CUDA's headers.
+struct Half {
+    std::uint16_t bits;
+};
+struct BFloat {
+    std::uint16_t bits;
+};
+
+__device__ __forceinline__ std::uint32_t bits_of(float x) { return __float_as_uint(x); }
+__device__ __forceinline__ float float_of(std::uint32_t x) { return __uint_as_float(x); }
+
+__device__ __forceinline__ float to_float(Half x) {
+    float y;
+    asm("cvt.f32.f16 %0, %1;" : "=f"(y) : "h"(x.bits));
+    return y;
+}
+__device__ __forceinline__ float to_float(BFloat x) { return __uint_as_float(std::uint32_t{x.bits} << 16); }
+
+__device__ __forceinline__ void from_float(float x, Half& y) { asm("cvt.rn.f16.f32 %0, %1;" : "=h"(y.bits) : "f"(x)); }
+__device__ __forceinline__ void from_float(float x, BFloat& y) {
+    asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(y.bits) : "f"(x));
+}
+
+// Two numbers side by side, the first in the low half.
+template <typename T>
+__device__ __forceinline__ std::uint32_t pack(float low, float high);
+template <>
+__device__ __forceinline__ std::uint32_t pack<Half>(float low, float high) {
+    std::uint32_t y;
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(y) : "f"(high), "f"(low));
+    return y;
+}
+template <>
+__device__ __forceinline__ std::uint32_t pack<BFloat>(float low, float high) {
+    std::uint32_t y;
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(y) : "f"(high), "f"(low));
+    return y;
+}
+
+// a * b and a - b on pairs, exact where the result is representable. sm_80 has only fma for bfloat16.
+template <typename T>
+__device__ __forceinline__ std::uint32_t mul2(std::uint32_t a, std::uint32_t b);
+template <>
+__device__ __forceinline__ std::uint32_t mul2<Half>(std::uint32_t a, std::uint32_t b) {
+    std::uint32_t y;
+    asm("mul.rn.f16x2 %0, %1, %2;" : "=r"(y) : "r"(a), "r"(b));
+    return y;
+}
+template <>
+__device__ __forceinline__ std::uint32_t mul2<BFloat>(std::uint32_t a, std::uint32_t b) {
+    std::uint32_t y;
+    asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(y) : "r"(a), "r"(b), "r"(0x80008000U));
+    return y;
+}
+template <typename T>
+__device__ __forceinline__ std::uint32_t sub2(std::uint32_t a, std::uint32_t b);
+template <>
+__device__ __forceinline__ std::uint32_t sub2<Half>(std::uint32_t a, std::uint32_t b) {
+    std::uint32_t y;
+    asm("sub.rn.f16x2 %0, %1, %2;" : "=r"(y) : "r"(a), "r"(b));
+    return y;
+}
+template <>
+__device__ __forceinline__ std::uint32_t sub2<BFloat>(std::uint32_t a, std::uint32_t b) {
+    std::uint32_t y;
+    asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(y) : "r"(b), "r"(0xbf80bf80U), "r"(a));
+    return y;
+}
+
+// Byte i of the result is byte (selector >> 4i & 7) of the eight bytes a, b.
+__device__ __forceinline__ std::uint32_t permute_bytes(std::uint32_t a, std::uint32_t b, std::uint32_t selector) {
+    std::uint32_t y;
+    asm("prmt.b32 %0, %1, %2, %3;" : "=r"(y) : "r"(a), "r"(b), "r"(selector));
+    return y;
+}
+
+__device__ __forceinline__ float fast_exp2(float x) {
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
+// ---- shared memory -------------------------------------------------------------------------------------------------
+
+__device__ __forceinline__ std::uint32_t shared_address(const void* p) {
+    return static_cast<std::uint32_t>(__cvta_generic_to_shared(p));
+}
+
+// 16 bytes from global to shared memory past L1, where a page is not looked at twice; zeros if not `valid`, and then
+// `from` is not read.
+__device__ __forceinline__ void copy_async16(void* to, const void* from, bool valid) {
+    asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(shared_address(to)), "l"(from),
+                 "r"(valid ? 16 : 0)
+                 : "memory");
+}
+// Closes a group of this thread's copies.
+__device__ __forceinline__ void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+// Returns when all but the latest kPending groups of this thread have arrived.
+template <int kPending>
+__device__ __forceinline__ void wait_copies() {
+    asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
+}
+
+// Four 8x8 matrices of 16-bit elements; lane i names row i % 8 of matrix i / 8. In each, this lane gets
+// [lane / 4][2 (lane % 4)] and its right neighbour; transposed: [2 (lane % 4)][lane / 4] and the one below it.
+__device__ __forceinline__ void load_matrices(std::uint32_t (&r)[4], const void* row) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+                 : "r"(shared_address(row))
+                 : "memory");
+}
+__device__ __forceinline__ void load_matrices_transposed(std::uint32_t (&r)[4], const void* row) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+                 : "r"(shared_address(row))
+                 : "memory");
+}
+// An 8x8 matrix held as above, transposed.
+__device__ __forceinline__ std::uint32_t transpose_matrix(std::uint32_t x) {
+    std::uint32_t y;
+    asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(y) : "r"(x));
+    return y;
+}
+
+// c[16, 8] += a[16, 16] b[16, 8]
+template <typename T>
+__device__ __forceinline__ void multiply_add(float (&c)[4], const std::uint32_t (&a)[4], std::uint32_t b0,
+                                             std::uint32_t b1);
+template <>
+__device__ __forceinline__ void multiply_add<Half>(float (&c)[4], const std::uint32_t (&a)[4], std::uint32_t b0,
+                                                   std::uint32_t b1) {
+    asm volatile(
+        "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+        "{%0, %1, %2, %3};"
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+template <>
+__device__ __forceinline__ void multiply_add<BFloat>(float (&c)[4], const std::uint32_t (&a)[4], std::uint32_t b0,
+                                                     std::uint32_t b1) {
+    asm volatile(
+        "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+        "{%0, %1, %2, %3};"
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
+// ---- between blocks ------------------------------------------------------------------------------------------------
+
+// Adds and returns what was there. Everything this block's barrier ordered before is seen by whoever reads the sum.
+__device__ __forceinline__ std::int32_t add_acquire_release(std::int32_t* p, std::int32_t x) {
+    std::int32_t old;
+    asm volatile("atom.add.acq_rel.gpu.global.s32 %0, [%1], %2;" : "=r"(old) : "l"(p), "r"(x) : "memory");
+    return old;
+}
+// Past L1, which may hold what another block has since replaced.
+__device__ __forceinline__ float load_shared_result(const float* p) {
+    float x;
+    asm volatile("ld.global.cg.f32 %0, [%1];" : "=f"(x) : "l"(p) : "memory");
+    return x;
+}
+
+}  // namespace octavo::cuda

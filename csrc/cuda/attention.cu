@@ -1,0 +1,211 @@
+#include "attention.h"
+
+#include "common/dispatch.h"
+#include "common/kv_cache.h"
+#include "merge.cuh"
+#include "tile.cuh"
+
+namespace octavo::cuda {
+namespace {
+
+int padded(int head_dim) { return head_dim <= 64 ? 64 : head_dim <= 128 ? 128 : 256; }
+
+bool fits_mma(DType dtype, KvType kv, int head_dim) {
+    const int step = kv == KvType::kSame ? 8 : 16;
+    return (dtype == DType::kF16 || dtype == DType::kBF16) && head_dim <= 256 && head_dim % step == 0;
+}
+
+KernelChoice choose_decode_mma(DType dtype, KvType kv, int head_dim, int group) {
+    require(fits_mma(dtype, kv, head_dim), "kernel", "mma does not take this type or head size: use simt");
+    const int dim = padded(head_dim), groups = group > 8 && dim < 256 ? 2 : 1;
+    if (dtype == DType::kF16) {
+        return dim == 64    ? decode_mma_f16_64(kv, groups)
+               : dim == 128 ? decode_mma_f16_128(kv, groups)
+                            : decode_mma_f16_256(kv, groups);
+    }
+    return dim == 64    ? decode_mma_bf16_64(kv, groups)
+           : dim == 128 ? decode_mma_bf16_128(kv, groups)
+                        : decode_mma_bf16_256(kv, groups);
+}
+
+KernelChoice choose_prefill_mma(DType dtype, KvType kv, int head_dim) {
+    const int dim = padded(head_dim);
+    if (dtype == DType::kF16) {
+        return dim == 64 ? prefill_mma_f16_64(kv) : dim == 128 ? prefill_mma_f16_128(kv) : prefill_mma_f16_256(kv);
+    }
+    return dim == 64 ? prefill_mma_bf16_64(kv) : dim == 128 ? prefill_mma_bf16_128(kv) : prefill_mma_bf16_256(kv);
+}
+
+KernelChoice choose(const std::string& name, DType dtype, KvType kv, int head_dim, int group) {
+    if (name == "decode_mma") {
+        return choose_decode_mma(dtype, kv, head_dim, group);
+    }
+    if (name == "prefill_mma") {
+        require(fits_mma(dtype, kv, head_dim), "kernel", "prefill_mma does not take this type or head size");
+        return choose_prefill_mma(dtype, kv, head_dim);
+    }
+    require(name == "decode_simt" || name == "prefill_simt", "kernel",
+            "is none of decode_mma, decode_simt, prefill_mma, prefill_simt");
+    require(head_dim <= 1024, "head_dim", "is over 1024");
+    return attention_simt(dtype, kv, head_dim);
+}
+
+// A copy of what is there: 16 bytes need every row to lie at a multiple of 16.
+void require_aligned(const KvCache& kv, const char* name) {
+    for (const TensorRef* side : {&kv.keys, &kv.values}) {
+        const std::int64_t size = size_of(side->dtype);
+        bool aligned = reinterpret_cast<std::uintptr_t>(side->data) % 16 == 0;
+        for (int i = 0; i < 3; ++i) {
+            aligned = aligned && (side->shape[i] == 1 || side->stride[i] * size % 16 == 0);
+        }
+        require(aligned, name, "has rows that do not lie at multiples of 16 bytes");
+    }
+}
+
+void fill_score(ScoreParams& score, const Attention& a, std::int64_t heads) {
+    score.scale = a.scale;
+    score.soft_cap = a.soft_cap;
+    score.window = a.window;
+    if (a.alibi.data) {
+        expect(a.alibi, "alibi_slopes", {heads}, DType::kF32);
+    }
+    if (a.sinks.data) {
+        expect(a.sinks, "sinks", {heads}, DType::kF32);
+    }
+    score.alibi = a.alibi.as<float>();
+    score.sinks = a.sinks.as<float>();
+    score.local_blocks = a.sparse.local_blocks;
+    score.vert_stride = a.sparse.vert_stride;
+    score.sparse_block = a.sparse.block_size;
+    score.head_step = a.sparse.head_sliding_step;
+    score.tp_rank = a.sparse.tp_rank;
+    require(a.sparse.vert_stride <= 1 || a.sparse.block_size > 0, "blocksparse_block_size", "is not positive");
+}
+
+}  // namespace
+
+AttentionParams make_params(const TensorRef& out, const TensorRef& queries, const KvLayer& layer,
+                            const TensorRef& tables, const TensorRef& lens, const Attention& attention,
+                            const TensorRef& lse) {
+    expect(queries, "query", {kAny, kAny, layer.head_dim});
+    expect(out, "out", {queries.shape[0], queries.shape[1], layer.head_dim}, queries.dtype);
+    expect(tables, "block_tables", {kAny, kAny}, DType::kI32);
+    expect(lens, "seq_lens", {tables.shape[0]}, DType::kI32);
+    require(layer.num_heads > 0 && queries.shape[1] % layer.num_heads == 0, "query",
+            "has a number of heads that is no multiple of the kv heads");
+    AttentionParams p{};
+    p.out = out.data;
+    p.queries = queries.data;
+    if (lse.data) {
+        expect(lse, "lse", {queries.shape[0], queries.shape[1]}, DType::kF32);
+        expect_dense(lse, "lse");
+        p.lse = lse.as<float>();
+    }
+    p.tables = tables.as<std::int32_t>();
+    p.table_stride = tables.stride[0];
+    p.lens = lens.as<std::int32_t>();
+    p.out_row = out.stride[0];
+    p.out_head = out.stride[1];
+    p.query_row = queries.stride[0];
+    p.query_head = queries.stride[1];
+    p.kv = layer.pages;
+    p.scales = layer.scales;
+    fill_score(p.score, attention, queries.shape[1]);
+    p.num_heads = static_cast<int>(queries.shape[1]);
+    p.num_kv_heads = layer.num_heads;
+    p.head_dim = layer.head_dim;
+    p.group = p.num_heads / p.num_kv_heads;
+    fp8_constants(queries.dtype == DType::kBF16, layer.type, p.byte_shift, p.byte_scale);
+    return p;
+}
+
+namespace {
+
+void fill_plan(AttentionParams& p, const PlanRef& plan) {
+    expect(plan.slots, "plan.slots", {kAny}, DType::kI32);
+    expect(plan.items, "plan.items", {kAny, 8}, DType::kI32);
+    expect_dense(plan.items, "plan.items");
+    p.slots = plan.slots.as<std::int32_t>();
+    p.items = reinterpret_cast<const plan::Item*>(plan.items.data);
+    p.counters = plan.counters.as<std::int32_t>();
+    p.partials = plan.partials.as<float>();
+}
+
+void start(const KernelChoice& choice, const AttentionParams& p, const PlanRef& plan, StreamHandle stream) {
+    const auto slots = static_cast<unsigned>(plan.slots.shape[0] - 1);
+    if (slots > 0) {
+        launch(choice.kernel, dim3(slots), choice.threads, choice.shared_bytes, as_stream(stream), p);
+    }
+}
+
+}  // namespace
+
+int attention_slots(const std::string& kernel, DType queries, const std::string& kv_type, int head_dim, int group) {
+    const KernelChoice choice = choose(kernel, queries, kv_type_named(kv_type), head_dim, group);
+    return resident_blocks(choice.kernel, choice.threads, choice.shared_bytes);
+}
+
+int attention_rows(const std::string& kernel, DType queries, const std::string& kv_type, int head_dim, int group) {
+    return choose(kernel, queries, kv_type_named(kv_type), head_dim, group).rows;
+}
+
+void paged_decode(const std::string& kernel, const TensorRef& out, const TensorRef& queries, const KvCache& kv,
+                  const TensorRef& tables, const TensorRef& lens, const PlanRef& plan, const Attention& attention,
+                  const TensorRef& lse, StreamHandle stream) {
+    const KvLayer layer = make_kv_layer(kv, queries.dtype);
+    AttentionParams p = make_params(out, queries, layer, tables, lens, attention, lse);
+    require(queries.shape[0] == tables.shape[0], "query", "does not have one row per sequence");
+    fill_plan(p, plan);
+    const KernelChoice choice = choose("decode_" + kernel, queries.dtype, layer.type, layer.head_dim, p.group);
+    if (kernel == "mma") {
+        require(layer.contiguous, "key_cache", "is xpack: use simt");
+        require(layer.pages.block_size % 8 == 0, "key_cache", "has a block size that is no multiple of 8: use simt");
+        require_aligned(kv, "key_cache");
+    }
+    p.subgroups = (p.group + choice.rows - 1) / choice.rows;
+    start(choice, p, plan, stream);
+}
+
+void paged_prefill(const std::string& kernel, const TensorRef& out, const TensorRef& queries, const KvCache& kv,
+                   const TensorRef& tables, const TensorRef& cu_q, const TensorRef& lens, const PlanRef& plan,
+                   const Attention& attention, const TensorRef& lse, StreamHandle stream) {
+    const KvLayer layer = make_kv_layer(kv, queries.dtype);
+    AttentionParams p = make_params(out, queries, layer, tables, lens, attention, lse);
+    expect(cu_q, "cu_q", {tables.shape[0] + 1}, DType::kI32);
+    p.cu_q = cu_q.as<std::int32_t>();
+    fill_plan(p, plan);
+    const KernelChoice choice = choose("prefill_" + kernel, queries.dtype, layer.type, layer.head_dim, p.group);
+    if (kernel == "mma") {
+        require(layer.contiguous, "key_cache", "is xpack: use simt");
+        require(layer.pages.block_size % 8 == 0, "key_cache", "has a block size that is no multiple of 8: use simt");
+        require_aligned(kv, "key_cache");
+    }
+    p.subgroups = 1;
+    start(choice, p, plan, stream);
+}
+
+void merge_states(const TensorRef& out, const TensorRef& lse, const TensorRef& outs, const TensorRef& lses,
+                  StreamHandle stream) {
+    expect(outs, "outs", {kAny, kAny, kAny, kAny});
+    expect(lses, "lses", {outs.shape[0], outs.shape[1], outs.shape[2]}, DType::kF32);
+    expect(out, "out", {outs.shape[1], outs.shape[2], outs.shape[3]}, outs.dtype);
+    expect_dense(outs, "outs");
+    expect_dense(lses, "lses");
+    expect_dense(out, "out");
+    if (lse.data) {
+        expect(lse, "lse", {outs.shape[1], outs.shape[2]}, DType::kF32);
+        expect_dense(lse, "lse");
+    }
+    const std::int64_t rows = outs.shape[1] * outs.shape[2];
+    if (rows == 0) {
+        return;
+    }
+    with_float(outs.dtype, "outs", [&](auto t) {
+        using T = typename decltype(t)::Type;
+        launch(merge_states_kernel<T>, dim3(static_cast<unsigned>(rows)), kMergeThreads, 0, as_stream(stream),
+               out.as<T>(), lse.as<float>(), outs.as<T>(), lses.as<float>(), static_cast<int>(outs.shape[0]), rows,
+               static_cast<int>(outs.shape[3]));
+    });
+}
+
+}  // namespace octavo::cuda

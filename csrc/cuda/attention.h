@@ -1,0 +1,39 @@
+// The attention kernels by name: what attention.cu starts and inst/ instantiates.
+#pragma once
+
+#include "attention.cuh"
+#include "common/kv_cache.h"
+
+namespace octavo::cuda {
+
+// A kernel and the shape it is launched with.
+struct KernelChoice {
+    void (*kernel)(AttentionParams);
+    int threads;
+    std::size_t shared_bytes;
+    int rows;  // query heads (decode) or query rows (prefill) that an item covers
+};
+
+// groups: columns of 8 query heads, 1 or (not with 256 dimensions) 2.
+KernelChoice decode_mma_f16_64(KvType kv, int groups);
+KernelChoice decode_mma_f16_128(KvType kv, int groups);
+KernelChoice decode_mma_f16_256(KvType kv, int groups);
+KernelChoice decode_mma_bf16_64(KvType kv, int groups);
+KernelChoice decode_mma_bf16_128(KvType kv, int groups);
+KernelChoice decode_mma_bf16_256(KvType kv, int groups);
+
+KernelChoice prefill_mma_f16_64(KvType kv);
+KernelChoice prefill_mma_f16_128(KvType kv);
+KernelChoice prefill_mma_f16_256(KvType kv);
+KernelChoice prefill_mma_bf16_64(KvType kv);
+KernelChoice prefill_mma_bf16_128(KvType kv);
+KernelChoice prefill_mma_bf16_256(KvType kv);
+
+KernelChoice attention_simt(DType dtype, KvType kv, int head_dim);
+
+// What all of them need, checked; without a plan.
+AttentionParams make_params(const TensorRef& out, const TensorRef& queries, const KvLayer& layer,
+                            const TensorRef& tables, const TensorRef& lens, const Attention& attention,
+                            const TensorRef& lse);
+
+}  // namespace octavo::cuda

@@ -1,0 +1,223 @@
+// Paged decode and prefill without tensor cores: float32, odd head sizes, any layout; and the version to read first.
+//
+// A block of 4 warps takes an item: a range of keys for up to kSimtRows rows of queries that share a kv head. Keys go
+// round the warps 32 at a time: a lane makes the scores of one key; then lanes share out the dimensions of values.
+#pragma once
+
+#include "attention.cuh"
+
+namespace octavo::cuda {
+
+constexpr int kSimtThreads = 128;
+constexpr int kSimtRows = 8;
+
+struct SimtShared {
+    float* queries;  // [kSimtRows][head_dim]
+    float* acc;      // [4 warps][kSimtRows][head_dim]
+    float* weights;  // [4 warps][kSimtRows][32]
+    float* maximum;  // [4 warps][kSimtRows]
+    float* sum;      // [4 warps][kSimtRows]
+    int* flag;
+};
+
+constexpr std::size_t simt_shared_bytes(int head_dim) {
+    return 4 * static_cast<std::size_t>(kSimtRows * head_dim * 5 + 4 * kSimtRows * 34 + 4);
+}
+
+__device__ __forceinline__ SimtShared simt_shared(int head_dim) {
+    SimtShared s;
+    s.queries = reinterpret_cast<float*>(shared_memory());
+    s.acc = s.queries + kSimtRows * head_dim;
+    s.weights = s.acc + 4 * kSimtRows * head_dim;
+    s.maximum = s.weights + 4 * kSimtRows * 32;
+    s.sum = s.maximum + 4 * kSimtRows;
+    s.flag = reinterpret_cast<int*>(s.sum + 4 * kSimtRows);
+    return s;
+}
+
+// Rows of queries that share a kv head: row i of all tokens' is query head i % group of token i / group.
+struct SimtRows {
+    int sequence, kv_head;
+    int first, count;  // rows of this item
+    int position;      // of token 0
+    int begin, end;    // keys
+};
+
+// A warp's share of the keys, into its part of s.acc, s.maximum and s.sum.
+template <typename T, typename C>
+__device__ __forceinline__ void simt_warp(const AttentionParams& p, const SimtRows& item, const SimtShared& s) {
+    const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
+    const int kv_head = item.kv_head;
+    const std::int32_t* table = p.tables + item.sequence * p.table_stride;
+    const auto* keys = static_cast<const C*>(p.kv.keys.data);
+    const auto* values = static_cast<const C*>(p.kv.values.data);
+    float* acc = s.acc + warp * kSimtRows * p.head_dim;
+    float* weights = s.weights + warp * kSimtRows * 32;
+    float* maximum = s.maximum + warp * kSimtRows;
+    float* sum = s.sum + warp * kSimtRows;
+    for (int i = lane; i < kSimtRows * p.head_dim; i += 32) {
+        acc[i] = 0.0F;
+    }
+    if (lane < kSimtRows) {
+        maximum[lane] = kMinusInfinity;
+        sum[lane] = 0.0F;
+    }
+    __syncwarp();
+    for (int start = item.begin + 32 * warp; start < item.end; start += 32 * 4) {
+        const int key = start + lane;
+        std::int64_t value_place = 0;
+        float scores[kSimtRows];
+#pragma unroll
+        for (int r = 0; r < kSimtRows; ++r) {
+            scores[r] = 0.0F;
+        }
+        if (key < item.end) {
+            const std::int64_t block = table[key / p.kv.block_size];
+            const std::int64_t place = p.kv.keys.offset(block, kv_head, key % p.kv.block_size);
+            value_place = p.kv.values.offset(block, kv_head, key % p.kv.block_size);
+            for (int d = 0; d < p.head_dim; ++d) {
+                const float x = to_float(keys[place + p.kv.keys.dimension(d)]);
+#pragma unroll
+                for (int r = 0; r < kSimtRows; ++r) {
+                    scores[r] += x * s.queries[r * p.head_dim + d];
+                }
+            }
+        }
+        for (int r = 0; r < item.count; ++r) {
+            const int position = item.position + (item.first + r) / p.group;
+            const RowScore row(p.score, kv_head * p.group + (item.first + r) % p.group, kv_head, p.num_heads,
+                               p.num_kv_heads, p.scales.key(kv_head));
+            float product = scores[0];
+#pragma unroll
+            for (int i = 1; i < kSimtRows; ++i) {
+                product = i == r ? scores[i] : product;
+            }
+            const bool seen = key < item.end && key <= position && row.sees(p.score, position, key);
+            const float score = seen ? row(product, position - key) : kMinusInfinity;
+            const float before = maximum[r], top = fmaxf(before, reduce_warp(score, Larger{}));
+            const float weight = weight_of(score, top), rescale = weight_of(before, top);
+            const float added = reduce_warp(weight, Add{});
+            weights[r * 32 + lane] = weight;
+            __syncwarp();
+            if (lane == 0) {
+                maximum[r] = top;
+                sum[r] = sum[r] * rescale + added;
+            }
+            for (int d = lane; d < p.head_dim; d += 32) {
+                acc[r * p.head_dim + d] *= rescale;
+            }
+            __syncwarp();
+        }
+        const int some = min(32, item.end - start);
+        for (int j = 0; j < some; ++j) {
+            const std::int64_t place = __shfl_sync(kAllLanes, value_place, j);
+            for (int d = lane; d < p.head_dim; d += 32) {
+                const float x = to_float(values[place + p.kv.values.dimension(d)]);
+                for (int r = 0; r < item.count; ++r) {
+                    acc[r * p.head_dim + d] += weights[r * 32 + j] * x;
+                }
+            }
+        }
+        __syncwarp();
+    }
+}
+
+// The four warps' parts become one, in warp 0's place.
+__device__ __forceinline__ void simt_join(const AttentionParams& p, const SimtShared& s) {
+    const int thread = static_cast<int>(threadIdx.x);
+    for (int i = thread; i < kSimtRows * p.head_dim; i += kSimtThreads) {
+        const int r = i / p.head_dim;
+        float top = s.maximum[r];
+        for (int warp = 1; warp < 4; ++warp) {
+            top = fmaxf(top, s.maximum[warp * kSimtRows + r]);
+        }
+        float value = 0.0F;
+        for (int warp = 0; warp < 4; ++warp) {
+            value += weight_of(s.maximum[warp * kSimtRows + r], top) * s.acc[warp * kSimtRows * p.head_dim + i];
+        }
+        s.acc[i] = value;
+    }
+    __syncthreads();
+    if (thread < kSimtRows) {
+        float top = s.maximum[thread], total = 0.0F;
+        for (int warp = 1; warp < 4; ++warp) {
+            top = fmaxf(top, s.maximum[warp * kSimtRows + thread]);
+        }
+        for (int warp = 0; warp < 4; ++warp) {
+            total += weight_of(s.maximum[warp * kSimtRows + thread], top) * s.sum[warp * kSimtRows + thread];
+        }
+        s.maximum[thread] = top;
+        s.sum[thread] = total;
+    }
+    __syncthreads();
+}
+
+// The rows' queries as float32 in shared memory, `from` being token 0's first query head of this kv head.
+template <typename T>
+__device__ __forceinline__ void simt_queries(const AttentionParams& p, const SimtRows& item, const T* from,
+                                             const SimtShared& s) {
+    for (int j = static_cast<int>(threadIdx.x); j < kSimtRows * p.head_dim; j += kSimtThreads) {
+        const int r = j / p.head_dim, row = item.first + r;
+        s.queries[j] = r < item.count
+                           ? to_float(from[row / p.group * p.query_row + row % p.group * p.query_head + j % p.head_dim])
+                           : 0.0F;
+    }
+    __syncthreads();
+}
+
+// A prefill tile's rows, straight to the output.
+template <typename T>
+__device__ __forceinline__ void simt_write(const AttentionParams& p, const SimtRows& rows, T* out, int first_token,
+                                           const SimtShared& s) {
+#pragma unroll 1
+    for (int r = 0; r < rows.count; ++r) {
+        const int token = (rows.first + r) / p.group, head = rows.kv_head * p.group + (rows.first + r) % p.group;
+        float lse;
+        const float factor =
+            close_row(s.maximum[r], s.sum[r], sink_of(p.score, head), p.scales.value(rows.kv_head), lse);
+        T* to = out + (first_token + token) * p.out_row + head * p.out_head;
+        for (int d = static_cast<int>(threadIdx.x); d < p.head_dim; d += kSimtThreads) {
+            from_float(s.acc[r * p.head_dim + d] * factor, to[d]);
+        }
+        if (p.lse && threadIdx.x == 0) {
+            p.lse[std::int64_t{first_token + token} * p.num_heads + head] = lse;
+        }
+    }
+}
+
+// With cu_q, items are tiles of a prefill's rows; without, ranges of a decode's keys.
+template <typename T, typename C>
+__global__ void __launch_bounds__(kSimtThreads) attention_simt_kernel(const AttentionParams p) {
+    const SimtShared s = simt_shared(p.head_dim);
+#pragma unroll 1
+    for (int i = p.slots[blockIdx.x]; i < p.slots[blockIdx.x + 1]; ++i) {
+        const plan::Item item = p.items[i];
+        const int kv_head = item.head / p.subgroups, first_row = item.head % p.subgroups * kSimtRows;
+        int first_token = item.sequence;
+        SimtRows rows{item.sequence, kv_head, first_row, min(kSimtRows, p.group - first_row), p.lens[item.sequence] - 1,
+                      item.begin,    item.end};
+        if (p.cu_q) {
+            first_token = p.cu_q[item.sequence];
+            rows.first = item.begin;
+            rows.count = item.end - item.begin;
+            rows.position += 1 - (p.cu_q[item.sequence + 1] - first_token);
+            const int first = rows.position + item.begin / p.group;
+            rows.begin = p.score.window > 0 ? max(0, first - p.score.window + 1) : 0;
+            rows.end = rows.position + (item.end - 1) / p.group + 1;
+        }
+        simt_queries(p, rows,
+                     static_cast<const T*>(p.queries) + first_token * p.query_row + kv_head * p.group * p.query_head,
+                     s);
+        simt_warp<T, C>(p, rows, s);
+        __syncthreads();
+        simt_join(p, s);
+        if (p.cu_q) {
+            simt_write(p, rows, static_cast<T*>(p.out), first_token, s);
+        } else {
+            finish_item<T, kSimtRows>(p, item, s.acc, p.head_dim, s.maximum, s.sum, s.flag);
+        }
+        __syncthreads();
+    }
+}
+
+}  // namespace octavo::cuda

@@ -1,0 +1,262 @@
+#include "cache.cuh"
+
+#include "common/dispatch.h"
+#include "common/kv_cache.h"
+
+namespace octavo::cuda {
+namespace {
+
+bool whole_pages(const KvLayer& layer, const KvCache& kv) {
+    if (layer.contiguous) {
+        return layer.head_dim % 8 == 0 && whole_rows({&kv.keys, &kv.values}, 3);
+    }
+    return false;
+}
+
+template <typename T>
+WriteParams<T> write_params(const KvLayer& layer, const KvCache& kv, const TensorRef& keys, const TensorRef& values,
+                            const TensorRef& slots) {
+    expect(keys, "key", {kAny, layer.num_heads, layer.head_dim});
+    expect(values, "value", {keys.shape[0], layer.num_heads, layer.head_dim}, keys.dtype);
+    expect(slots, "slot_mapping", {keys.shape[0]}, DType::kI64);
+    return {keys.as<T>(),
+            values.as<T>(),
+            slots.as<std::int64_t>(),
+            keys.stride[0],
+            keys.stride[1],
+            values.stride[0],
+            values.stride[1],
+            std::int64_t{layer.num_blocks} * layer.pages.block_size,
+            layer.pages,
+            layer.scales,
+            layer.num_heads,
+            layer.head_dim,
+            whole_pages(layer, kv) && whole_rows({&keys, &values}, 2)};
+}
+
+dim3 per_row(const TensorRef& t) { return dim3(static_cast<unsigned>(t.shape[0])); }
+
+// Blocks of an arena [layers, blocks, ...] as runs of bytes.
+struct Arena {
+    unsigned char* data;
+    std::int64_t layer, block, length;
+    int num_layers;
+};
+
+Arena as_arena(const TensorRef& t, const char* name) {
+    require(t.ndim >= 3, name, "has less than three dimensions");
+    std::int64_t run = 1;
+    for (int i = t.ndim - 1; i >= 2; --i) {
+        require(t.shape[i] == 1 || t.stride[i] == run, name, "has blocks that are not contiguous");
+        run *= t.shape[i];
+    }
+    const std::int64_t size = size_of(t.dtype);
+    return {t.as<unsigned char>(), t.stride[0] * size, t.stride[1] * size, run * size, static_cast<int>(t.shape[0])};
+}
+
+void move(const MoveParams& p, int max_ctas, StreamHandle stream) {
+    if (p.num_items == 0 || p.num_layers == 0 || p.length == 0) {
+        return;
+    }
+    const auto places = reinterpret_cast<std::uintptr_t>(p.from) | reinterpret_cast<std::uintptr_t>(p.to) |
+                        static_cast<std::uintptr_t>(p.from_layer | p.from_block | p.to_layer | p.to_block | p.length);
+    const std::int64_t runs = std::int64_t{p.num_items} * p.num_layers;
+    dim3 grid(static_cast<unsigned>(std::min<std::int64_t>(runs, max_ctas > 0 ? max_ctas : 1 << 20)));
+    if (max_ctas <= 0 && runs < 264) {  // few blocks: several thread blocks for each
+        grid.y = static_cast<unsigned>(std::clamp<std::int64_t>(p.length / (64 * kCacheThreads), 1, 264 / runs));
+    }
+    if (places % 16 == 0) {
+        launch(move_blocks_kernel<uint4>, grid, kCacheThreads, 0, as_stream(stream), p);
+    } else if (places % 4 == 0) {
+        launch(move_blocks_kernel<std::uint32_t>, grid, kCacheThreads, 0, as_stream(stream), p);
+    } else {
+        launch(move_blocks_kernel<unsigned char>, grid, kCacheThreads, 0, as_stream(stream), p);
+    }
+}
+
+void move_staged(const TensorRef& arena, const TensorRef& ids, const TensorRef& staging, std::int64_t begin,
+                 StreamHandle stream, bool gather) {
+    const Arena a = as_arena(arena, "arena");
+    expect(ids, "block_ids", {kAny}, DType::kI32);
+    expect(staging, "staging", {ids.shape[0], a.num_layers, kAny}, DType::kU8);
+    const std::int64_t length = staging.shape[2];
+    require(begin >= 0 && begin + length <= a.length, "staging", "covers bytes that a block does not have");
+    MoveParams p{};
+    p.ids = ids.as<std::int32_t>();
+    p.gather = gather;
+    p.length = length;
+    p.num_items = static_cast<int>(ids.shape[0]);
+    p.num_layers = a.num_layers;
+    auto* staged = staging.as<unsigned char>();
+    p.from = gather ? a.data + begin : staged;
+    p.to = gather ? staged : a.data + begin;
+    p.from_layer = gather ? a.layer : staging.stride[1];
+    p.from_block = gather ? a.block : staging.stride[0];
+    p.to_layer = gather ? staging.stride[1] : a.layer;
+    p.to_block = gather ? staging.stride[0] : a.block;
+    move(p, 0, stream);
+}
+
+}  // namespace
+
+void cache_write(const KvCache& kv, const TensorRef& keys, const TensorRef& values, const TensorRef& slots,
+                 StreamHandle stream) {
+    const KvLayer layer = make_kv_layer(kv, keys.dtype);
+    with_kv(keys.dtype, layer.type, "key", [&](auto t, auto c) {
+        using T = typename decltype(t)::Type;
+        using C = typename decltype(c)::Type;
+        const WriteParams<T> params = write_params<T>(layer, kv, keys, values, slots);
+        if (keys.size() > 0) {
+            launch(cache_write_kernel<T, C>, per_row(keys), kCacheThreads, 0, as_stream(stream), params);
+        }
+    });
+}
+
+void rope_cache_write(const KvCache& kv, const TensorRef& queries, const TensorRef& keys, const TensorRef& values,
+                      const TensorRef& positions, const TensorRef& cos_sin, const TensorRef& slots, bool interleaved,
+                      StreamHandle stream) {
+    const KvLayer layer = make_kv_layer(kv, keys.dtype);
+    with_kv(keys.dtype, layer.type, "key", [&](auto t, auto c) {
+        using T = typename decltype(t)::Type;
+        using C = typename decltype(c)::Type;
+        const auto start = [&](auto angle) {
+            using A = typename decltype(angle)::Type;
+            RopeParams<T, A> params{};
+            params.write = write_params<T>(layer, kv, keys, values, slots);
+            expect(queries, "query", {keys.shape[0], kAny, layer.head_dim}, keys.dtype);
+            expect(positions, "positions", {keys.shape[0]}, DType::kI64);
+            expect(cos_sin, "cos_sin", {kAny, kAny});
+            require(cos_sin.shape[1] % 2 == 0 && cos_sin.shape[1] <= layer.head_dim, "cos_sin",
+                    "does not have an even number of columns, at most head_dim");
+            params.queries = queries.as<T>();
+            params.positions = positions.as<std::int64_t>();
+            params.cos_sin = cos_sin.as<A>();
+            params.query_token = queries.stride[0];
+            params.query_head = queries.stride[1];
+            params.cos_sin_row = cos_sin.stride[0];
+            params.num_query_heads = static_cast<int>(queries.shape[1]);
+            params.half = static_cast<int>(cos_sin.shape[1] / 2);
+            params.interleaved = interleaved;
+            const std::size_t shared = sizeof(T) * static_cast<std::size_t>(layer.num_heads * layer.head_dim);
+            if (keys.size() > 0) {
+                launch(rope_cache_write_kernel<T, C, A>, per_row(keys), kCacheThreads, shared, as_stream(stream),
+                       params);
+            }
+        };
+        if (cos_sin.dtype == keys.dtype) {
+            start(t);
+        } else {
+            require(cos_sin.dtype == DType::kF32, "cos_sin", "is neither float32 nor of the keys' type");
+            start(Tag<float>{});
+        }
+    });
+}
+
+void copy_blocks_between(const TensorRef& source, const TensorRef& target, const TensorRef& pairs, int num_ctas,
+                         StreamHandle stream) {
+    const Arena from = as_arena(source, "source"), to = as_arena(target, "target");
+    require(from.length == to.length && from.num_layers == to.num_layers, "target", "has another form than source");
+    expect(pairs, "pairs", {kAny, 2}, DType::kI64);
+    expect_dense(pairs, "pairs");
+    MoveParams p{};
+    p.from = from.data;
+    p.to = to.data;
+    p.pairs = pairs.as<std::int64_t>();
+    p.from_layer = from.layer;
+    p.from_block = from.block;
+    p.to_layer = to.layer;
+    p.to_block = to.block;
+    p.length = from.length;
+    p.num_items = static_cast<int>(pairs.shape[0]);
+    p.num_layers = from.num_layers;
+    move(p, num_ctas, stream);
+}
+
+void copy_blocks(const TensorRef& arena, const TensorRef& pairs, StreamHandle stream) {
+    copy_blocks_between(arena, arena, pairs, 0, stream);
+}
+
+void gather_blocks(const TensorRef& arena, const TensorRef& ids, const TensorRef& staging, std::int64_t begin,
+                   StreamHandle stream) {
+    move_staged(arena, ids, staging, begin, stream, true);
+}
+
+void scatter_blocks(const TensorRef& arena, const TensorRef& ids, const TensorRef& staging, std::int64_t begin,
+                    StreamHandle stream) {
+    move_staged(arena, ids, staging, begin, stream, false);
+}
+
+void checksum_blocks(const TensorRef& arena, const TensorRef& ids, const TensorRef& out, StreamHandle stream) {
+    const Arena a = as_arena(arena, "arena");
+    require((a.length | a.layer | a.block) % 8 == 0, "arena", "has blocks that are no multiple of 8 bytes");
+    expect(ids, "block_ids", {kAny}, DType::kI32);
+    expect(out, "out", {ids.shape[0]}, DType::kI64);
+    const ChecksumParams p{a.data,      ids.as<std::int32_t>(), out.as<std::uint64_t>(), a.layer, a.block, a.length / 8,
+                           a.num_layers};
+    if (ids.shape[0] > 0) {
+        launch(checksum_kernel, per_row(ids), kCacheThreads, 128, as_stream(stream), p);
+    }
+}
+
+void convert_layout(const KvCache& target, const KvCache& source, const TensorRef& ids, StreamHandle stream) {
+    const KvLayer to = make_kv_layer(target, target.keys.dtype), from = make_kv_layer(source, source.keys.dtype);
+    require(target.keys.dtype == source.keys.dtype && to.num_heads == from.num_heads && to.head_dim == from.head_dim &&
+                to.num_blocks == from.num_blocks && to.pages.block_size == from.pages.block_size,
+            "target", "has another form than source");
+    if (ids.data) {
+        expect(ids, "block_ids", {kAny}, DType::kI32);
+    }
+    const auto blocks = static_cast<unsigned>(ids.data ? ids.shape[0] : to.num_blocks);
+    if (blocks == 0) {
+        return;
+    }
+    const auto start = [&](auto kernel) {
+        for (const bool keys : {true, false}) {
+            const LayoutParams p{keys ? from.pages.keys : from.pages.values,
+                                 keys ? to.pages.keys : to.pages.values,
+                                 ids.as<std::int32_t>(),
+                                 to.num_heads,
+                                 to.pages.block_size,
+                                 to.head_dim};
+            launch(kernel, dim3(blocks), kCacheThreads, 0, as_stream(stream), p);
+        }
+    };
+    switch (size_of(target.keys.dtype)) {
+        case 4:
+            return start(convert_layout_kernel<std::uint32_t>);
+        case 2:
+            return start(convert_layout_kernel<std::uint16_t>);
+        default:
+            return start(convert_layout_kernel<std::uint8_t>);
+    }
+}
+
+void convert_fp8(const TensorRef& target, const TensorRef& source, float scale, const std::string& type,
+                 StreamHandle stream) {
+    const bool narrow = size_of(target.dtype) == 1;
+    const TensorRef &wide = narrow ? source : target, &bytes = narrow ? target : source;
+    require(size_of(bytes.dtype) == 1, "source", "neither it nor the target holds 8-bit numbers");
+    expect_dense(target, "target");
+    expect_dense(source, "source");
+    require(target.size() == source.size(), "target", "has another number of elements than source");
+    const KvType kv = kv_type_named(type);
+    require(kv != KvType::kSame, "kv_dtype", "is auto: say which 8-bit numbers");
+    const std::int64_t count = target.size();
+    if (count == 0) {
+        return;
+    }
+    const dim3 grid(static_cast<unsigned>(std::min<std::int64_t>((count + kCacheThreads - 1) / kCacheThreads, 2048)));
+    with_kv(wide.dtype, kv, "source", [&](auto t, auto c) {
+        using T = typename decltype(t)::Type;
+        using C = typename decltype(c)::Type;
+        if (narrow) {
+            launch(convert_kernel<T, C>, grid, kCacheThreads, 0, as_stream(stream), wide.as<T>(), bytes.as<C>(), count,
+                   1.0F / scale);
+        } else {
+            launch(convert_kernel<C, T>, grid, kCacheThreads, 0, as_stream(stream), bytes.as<C>(), wide.as<T>(), count,
+                   scale);
+        }
+    });
+}
+
+}  // namespace octavo::cuda

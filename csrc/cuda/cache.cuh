@@ -1,0 +1,215 @@
+// Writing keys and values into blocks, and moving whole blocks.
+#pragma once
+
+#include "common/pages.cuh"
+#include "rows.cuh"
+
+namespace octavo::cuda {
+
+constexpr int kCacheThreads = 256;
+
+template <typename T>
+struct WriteParams {
+    const T* keys;  // [tokens, kv_head, head_dim]
+    const T* values;
+    const std::int64_t* slots;  // [tokens]; outside [0, num_slots): not written
+    std::int64_t key_token, key_head, value_token, value_head, num_slots;
+    KvPages kv;
+    KvScales scales;
+    int num_heads, head_dim;
+    bool whole;  // eights can be moved in pieces, here and there
+};
+
+template <typename C>
+__device__ __forceinline__ void write_eight(const Pages& pages, std::int64_t place, int dim, const Eight<C>& x, int n,
+                                            bool whole) {
+    C* to = static_cast<C*>(pages.data) + place;
+    if (whole) {
+        store_eight(to + pages.dimension(dim), x, true);
+        return;
+    }
+#pragma unroll
+    for (int j = 0; j < 8; ++j) {
+        if (j < n) {
+            to[pages.dimension(dim + j)] = x.at[j];
+        }
+    }
+}
+
+// Eight dimensions of a key or value; `inverse`: 1 / its scale.
+template <typename T, typename C>
+__device__ __forceinline__ void write_piece(const T* from, const Pages& pages, std::int64_t place, int dim, int n,
+                                            float inverse, bool whole) {
+    Eight<C> y;
+    Eight<T> x{};
+    if (whole) {
+        x = load_eight(from + dim, true);
+    } else {
+#pragma unroll
+        for (int j = 0; j < 8; ++j) {
+            x.at[j] = j < n ? from[dim + j] : T{};
+        }
+    }
+#pragma unroll
+    for (int j = 0; j < 8; ++j) {
+        from_float(to_float(x.at[j]) * inverse, y.at[j]);
+    }
+    write_eight<C>(pages, place, dim, y, n, whole);
+}
+
+template <typename T, typename C>
+__device__ __forceinline__ void write_token(const WriteParams<T>& p, std::int64_t token, const T* keys) {
+    const std::int64_t slot = p.slots[token];
+    if (slot < 0 || slot >= p.num_slots) {
+        return;
+    }
+    const std::int64_t block = slot / p.kv.block_size;
+    const int place = static_cast<int>(slot % p.kv.block_size), pieces = (p.head_dim + 7) / 8;
+    for (int i = static_cast<int>(threadIdx.x); i < p.num_heads * pieces; i += static_cast<int>(blockDim.x)) {
+        const int head = i / pieces, dim = 8 * (i % pieces), n = p.head_dim - dim;
+        write_piece<T, C>(keys + head * p.key_head, p.kv.keys, p.kv.keys.offset(block, head, place), dim, n,
+                          1.0F / p.scales.key(head), p.whole);
+        write_piece<T, C>(p.values + token * p.value_token + head * p.value_head, p.kv.values,
+                          p.kv.values.offset(block, head, place), dim, n, 1.0F / p.scales.value(head), p.whole);
+    }
+}
+
+template <typename T, typename C>
+__global__ void __launch_bounds__(kCacheThreads) cache_write_kernel(const WriteParams<T> p) {
+    write_token<T, C>(p, blockIdx.x, p.keys + blockIdx.x * p.key_token);
+}
+
+template <typename T, typename A>
+struct RopeParams {
+    WriteParams<T> write;
+    T* queries;                     // [tokens, heads, head_dim], rotated in place
+    const std::int64_t* positions;  // [tokens]
+    const A* cos_sin;               // [positions, 2 half]
+    std::int64_t query_token, query_head, cos_sin_row;
+    int num_query_heads, half;
+    bool interleaved;
+};
+
+// A block per token: its queries are rotated in place; its keys, in shared memory, on their way into the cache.
+template <typename T, typename C, typename A>
+__global__ void __launch_bounds__(kCacheThreads) rope_cache_write_kernel(const RopeParams<T, A> p) {
+    const WriteParams<T>& w = p.write;
+    const std::int64_t token = blockIdx.x;
+    const A* cos = p.cos_sin + p.positions[token] * p.cos_sin_row;
+    const A* sin = cos + p.half;
+    auto* keys = reinterpret_cast<T*>(shared_memory());
+    const int threads = static_cast<int>(blockDim.x);
+    for (int i = static_cast<int>(threadIdx.x); i < w.num_heads * w.head_dim; i += threads) {
+        keys[i] = w.keys[token * w.key_token + i / w.head_dim * w.key_head + i % w.head_dim];
+    }
+    __syncthreads();
+    for (int i = static_cast<int>(threadIdx.x); i < w.num_heads * p.half; i += threads) {
+        rotate_pair(keys + i / p.half * w.head_dim, i % p.half, p.half, p.interleaved, cos, sin);
+    }
+    for (int i = static_cast<int>(threadIdx.x); i < p.num_query_heads * p.half; i += threads) {
+        T* head = p.queries + token * p.query_token + i / p.half * p.query_head;
+        rotate_pair(head, i % p.half, p.half, p.interleaved, cos, sin);
+    }
+    __syncthreads();
+    WriteParams<T> local = w;
+    local.key_head = w.head_dim;
+    write_token<T, C>(local, token, keys);
+}
+
+// Whole blocks as bytes, in pieces of 16, 8, 4 or 1.
+struct MoveParams {
+    const unsigned char* from;
+    unsigned char* to;
+    const std::int64_t* pairs;  // [n, 2]: from, to; or
+    const std::int32_t* ids;    // [n]: one side is a block, the other the place in the list
+    std::int64_t from_layer, from_block, to_layer, to_block, length;  // in bytes
+    int num_items, num_layers;
+    bool gather;  // ids name blocks of `from`, else of `to`
+};
+
+template <typename P>
+__global__ void __launch_bounds__(kCacheThreads) move_blocks_kernel(const MoveParams p) {
+    const std::int64_t pieces = p.length / static_cast<std::int64_t>(sizeof(P));
+    const std::int64_t runs = std::int64_t{p.num_items} * p.num_layers;
+    for (std::int64_t run = blockIdx.x; run < runs; run += gridDim.x) {
+        const std::int64_t item = run / p.num_layers, layer = run % p.num_layers;
+        const std::int64_t from_block = p.pairs ? p.pairs[2 * item] : p.gather ? p.ids[item] : item;
+        const std::int64_t to_block = p.pairs ? p.pairs[2 * item + 1] : p.gather ? item : p.ids[item];
+        const P* from = reinterpret_cast<const P*>(p.from + layer * p.from_layer + from_block * p.from_block);
+        P* to = reinterpret_cast<P*>(p.to + layer * p.to_layer + to_block * p.to_block);
+        const std::int64_t step = std::int64_t{blockDim.x} * gridDim.y;
+        std::int64_t i = blockIdx.y * std::int64_t{blockDim.x} + threadIdx.x;
+        for (; i + 3 * step < pieces; i += 4 * step) {  // four on their way before the first is needed
+            P some[4];
+#pragma unroll
+            for (int j = 0; j < 4; ++j) {
+                some[j] = from[i + j * step];
+            }
+#pragma unroll
+            for (int j = 0; j < 4; ++j) {
+                to[i + j * step] = some[j];
+            }
+        }
+        for (; i < pieces; i += step) {
+            to[i] = from[i];
+        }
+    }
+}
+
+struct ChecksumParams {
+    const unsigned char* arena;  // [layers, blocks, bytes]
+    const std::int32_t* ids;
+    std::uint64_t* out;
+    std::int64_t layer, block, words;  // strides in bytes; 8-byte words of a layer of a block
+    int num_layers;
+};
+
+__device__ __forceinline__ std::uint64_t mix(std::uint64_t x) {  // splitmix64's finalizer
+    x = (x ^ x >> 30) * 0xbf58476d1ce4e5b9ULL;
+    x = (x ^ x >> 27) * 0x94d049bb133111ebULL;
+    return x ^ x >> 31;
+}
+
+static __global__ void __launch_bounds__(kCacheThreads) checksum_kernel(const ChecksumParams p) {
+    const unsigned char* block = p.arena + p.ids[blockIdx.x] * p.block;
+    std::uint64_t sum = 0;
+    for (int layer = 0; layer < p.num_layers; ++layer) {
+        const auto* words = reinterpret_cast<const std::uint64_t*>(block + layer * p.layer);
+        for (std::int64_t i = threadIdx.x; i < p.words; i += blockDim.x) {
+            const auto place = static_cast<std::uint64_t>(layer * p.words + i + 1);
+            sum += mix(words[i] + place * 0x9e3779b97f4a7c15ULL);
+        }
+    }
+    sum = reduce_block(sum, reinterpret_cast<std::uint64_t*>(shared_memory()), Add{});
+    if (threadIdx.x == 0) {
+        p.out[blockIdx.x] = sum;
+    }
+}
+
+struct LayoutParams {
+    Pages from, to;
+    const std::int32_t* ids;  // or null: block i is i
+    int num_heads, block_size, head_dim;
+};
+
+template <typename E>
+__global__ void __launch_bounds__(kCacheThreads) convert_layout_kernel(const LayoutParams p) {
+    const std::int64_t block = p.ids ? p.ids[blockIdx.x] : static_cast<std::int64_t>(blockIdx.x);
+    const int per_head = p.block_size * p.head_dim;
+    for (int i = static_cast<int>(threadIdx.x); i < p.num_heads * per_head; i += static_cast<int>(blockDim.x)) {
+        const int head = i / per_head, slot = i % per_head / p.head_dim, dim = i % p.head_dim;
+        static_cast<E*>(p.to.data)[p.to.offset(block, head, slot) + p.to.dimension(dim)] =
+            static_cast<const E*>(p.from.data)[p.from.offset(block, head, slot) + p.from.dimension(dim)];
+    }
+}
+
+template <typename From, typename To>
+__global__ void __launch_bounds__(kCacheThreads)
+    convert_kernel(const From* from, To* to, std::int64_t count, float factor) {
+    const std::int64_t step = std::int64_t{gridDim.x} * blockDim.x;
+    for (std::int64_t i = blockIdx.x * std::int64_t{blockDim.x} + threadIdx.x; i < count; i += step) {
+        from_float(to_float(from[i]) * factor, to[i]);
+    }
+}
+
+}  // namespace octavo::cuda

@@ -1,0 +1,349 @@
+// Paged decode on tensor cores. Decoding reads every key and value once and does little with it, so all that matters is
+// to keep many bytes on their way:
+//
+// - Keys are the 16 rows of a product, the query heads that share them its 8 columns: read once for the whole group.
+// - Each of 4 warps takes every fourth tile of 16 keys and has a ring of its own that copies run ahead in, so the loop
+//   has no barrier of the block. Warps meet once, at the end of an item.
+// - A warp looks up its next 16 tiles' pages with one load; a copy never waits for a page table.
+//
+// Scores S = K Q^T come out with keys as rows; weights go back in transposed (movmatrix), so O^T = V^T P^T has
+// dimensions as rows and heads as columns, and a head's factors stay in the lane that needs them.
+#pragma once
+
+#include "attention.cuh"
+#include "tile.cuh"
+
+namespace octavo::cuda {
+
+constexpr int kDecodeThreads = 128;
+constexpr int kDecodeWarps = 4;
+constexpr int kTileKeys = 16;
+
+// kDim: a head's dimensions, with zeros up to 64, 128 or 256. kGroups: columns of 8 query heads.
+template <typename T, template <typename> class KindOf, int kDim, int kGroups>
+struct Decode {
+    using Kind = KindOf<T>;
+    static constexpr int kRowBytes = kDim * Kind::kBytes;
+    static constexpr int kTileBytes = kTileKeys * kRowBytes;
+    static constexpr int kSlots = 16384 / kTileBytes > 8 ? 8 : 16384 / kTileBytes < 4 ? 4 : 16384 / kTileBytes;
+    static constexpr int kPieces = kRowBytes / 16;                 // of a row
+    static constexpr int kLoads = kDim / (16 * Kind::kFragments);  // times four matrices of a tile
+    static constexpr int kHeads = 8 * kGroups;
+    static constexpr int kPitch = kDim + 4;  // of a head's results, in floats: 4 apart in banks
+    static constexpr std::size_t kRing = static_cast<std::size_t>(kDecodeWarps) * kSlots * kTileBytes;
+    static constexpr std::size_t kJoin = 4UL * kDecodeWarps * kHeads * kPitch;
+    static constexpr std::size_t kStates = 4UL * (2 * kDecodeWarps * kHeads + 2 * kHeads + 4);
+    static constexpr std::size_t kShared = (kRing > kJoin ? kRing : kJoin) + kStates;
+};
+
+// The pages of a warp's tiles: lane l knows the block that keys 8 (l % 2) .. of its tile 16 n + l / 2 are in.
+struct PageWindow {
+    std::int32_t block;
+    int first;  // tile
+
+    __device__ __forceinline__ void fill(const AttentionParams& p, const std::int32_t* table, int base, int end,
+                                         int tile) {
+        const int lane = static_cast<int>(threadIdx.x) % 32;
+        const int key = base + (tile + lane / 2) * kTileKeys * kDecodeWarps + lane % 2 * 8;
+        first = tile;
+        block = key < end ? table[key / p.kv.block_size] : -1;
+    }
+};
+
+// Queues the copies of one tile of keys or values, whose rows 0 and 8 lie at `low` and `high`. Rows outside [begin,
+// end) become zeros and are not read.
+template <typename D>
+__device__ __forceinline__ void copy_tile(const Pages& pages, int head_bytes, std::int64_t low, std::int64_t high,
+                                          int key, int begin, int end, unsigned char* tile) {
+    constexpr int kBytes = D::Kind::kBytes;
+    const int lane = static_cast<int>(threadIdx.x) % 32, piece = lane % D::kPieces;
+    const auto* data = static_cast<const unsigned char*>(pages.data);
+    static_assert(D::kPieces <= 32);
+    constexpr int kRows = 32 / D::kPieces;  // at once
+#pragma unroll
+    for (int i = 0; i < kTileKeys / kRows; ++i) {
+        const int row = lane / D::kPieces + i * kRows, at = key + row;
+        const bool valid = at >= begin && at < end && piece * 16 < head_bytes;
+        const std::int64_t place = (row < 8 ? low : high) + row % 8 * pages.token;
+        copy_async16(tile + tile_offset<D::kRowBytes>(row, piece), valid ? data + place * kBytes + piece * 16 : data,
+                     valid);
+    }
+}
+
+// What a warp knows of its queries: fragments, and per column pair the scores' parameters, maxima and sums.
+template <typename T, template <typename> class KindOf, int kDim, int kGroups>
+struct DecodeWarp {
+    using D = Decode<T, KindOf, kDim, kGroups>;
+    using Kind = typename D::Kind;
+    static constexpr int kFragments = kDim / 16;
+
+    std::uint32_t queries[kGroups][kFragments][2];
+    float acc[kGroups][kFragments][4];
+    float maximum[kGroups][2], sum[kGroups][2];
+
+    __device__ __forceinline__ void begin(const T* from, std::int64_t head_stride, int rows, int head_dim) {
+        const int g = static_cast<int>(threadIdx.x) % 32 / 4, t = static_cast<int>(threadIdx.x) % 4;
+#pragma unroll
+        for (int n = 0; n < kGroups; ++n) {
+            const int head = 8 * n + g;
+            const T* query = from + head * head_stride;
+#pragma unroll
+            for (int f = 0; f < kFragments; ++f) {
+#pragma unroll
+                for (int half = 0; half < 2; ++half) {
+                    const int dim = key_dim<Kind>(f, half, t);
+                    queries[n][f][half] =
+                        head < rows && dim < head_dim ? std::uint32_t{query[dim + 1].bits} << 16 | query[dim].bits : 0;
+                }
+#pragma unroll
+                for (int i = 0; i < 4; ++i) {
+                    acc[n][f][i] = 0.0F;
+                }
+            }
+#pragma unroll
+            for (int i = 0; i < 2; ++i) {
+                maximum[n][i] = kMinusInfinity;
+                sum[n][i] = 0.0F;
+            }
+        }
+    }
+
+    __device__ __forceinline__ void multiply_keys(const AttentionParams& p, const unsigned char* tile,
+                                                  float (&scores)[kGroups][4]) {
+#pragma unroll
+        for (int n = 0; n < kGroups; ++n) {
+#pragma unroll
+            for (int i = 0; i < 4; ++i) {
+                scores[n][i] = 0.0F;
+            }
+        }
+#pragma unroll
+        for (int load = 0; load < D::kLoads; ++load) {
+            std::uint32_t a[Kind::kFragments][4];
+            key_fragments<D::kRowBytes>(Kind{}, tile, 0, 2 * load, p.byte_shift, p.byte_scale, a);
+#pragma unroll
+            for (int i = 0; i < Kind::kFragments; ++i) {
+#pragma unroll
+                for (int n = 0; n < kGroups; ++n) {
+                    const int f = load * Kind::kFragments + i;
+                    multiply_add<T>(scores[n], a[i], queries[n][f][0], queries[n][f][1]);
+                }
+            }
+        }
+    }
+
+    // Products become weights; what was summed so far is rescaled where a maximum grew.
+    __device__ __forceinline__ void weigh(const AttentionParams& p, const plan::Item& item, int key, int position,
+                                          int first_head, int rows, float key_scale, float (&scores)[kGroups][4],
+                                          std::uint32_t (&weights)[kGroups][2]) {
+        const int g = static_cast<int>(threadIdx.x) % 32 / 4, t = static_cast<int>(threadIdx.x) % 4;
+        const int kv_head = item.head / p.subgroups;
+#pragma unroll
+        for (int n = 0; n < kGroups; ++n) {
+            float factors[2];
+#pragma unroll
+            for (int column = 0; column < 2; ++column) {
+                const int head = min(8 * n + 2 * t + column, rows - 1);
+                const RowScore row(p.score, first_head + head, kv_head, p.num_heads, p.num_kv_heads, key_scale);
+                float top = maximum[n][column];
+#pragma unroll
+                for (int half = 0; half < 2; ++half) {
+                    const int at = key + g + 8 * half;
+                    const bool seen = at >= item.begin && at < item.end && row.sees(p.score, position, at);
+                    float& score = scores[n][2 * half + column];
+                    score = seen ? row(score, position - at) : kMinusInfinity;
+                    top = fmaxf(top, score);
+                }
+#pragma unroll
+                for (int bits = 4; bits < 32; bits *= 2) {
+                    top = fmaxf(top, __shfl_xor_sync(kAllLanes, top, bits));
+                }
+                const float factor = weight_of(maximum[n][column], top);
+                maximum[n][column] = top;
+#pragma unroll
+                for (int half = 0; half < 2; ++half) {
+                    scores[n][2 * half + column] = weight_of(scores[n][2 * half + column], top);
+                }
+                sum[n][column] = sum[n][column] * factor + scores[n][column] + scores[n][2 + column];
+                factors[column] = factor;
+            }
+#pragma unroll
+            for (int f = 0; f < kFragments; ++f) {
+#pragma unroll
+                for (int i = 0; i < 4; ++i) {
+                    acc[n][f][i] *= factors[i % 2];
+                }
+            }
+            weights[n][0] = transpose_matrix(pack<T>(scores[n][0], scores[n][1]));
+            weights[n][1] = transpose_matrix(pack<T>(scores[n][2], scores[n][3]));
+        }
+    }
+
+    __device__ __forceinline__ void multiply_values(const AttentionParams& p, const unsigned char* tile,
+                                                    const std::uint32_t (&weights)[kGroups][2]) {
+#pragma unroll
+        for (int load = 0; load < D::kLoads; ++load) {
+            std::uint32_t a[Kind::kFragments][4];
+            value_fragments<D::kRowBytes>(Kind{}, tile, 0, 2 * load, p.byte_shift, p.byte_scale, a);
+#pragma unroll
+            for (int i = 0; i < Kind::kFragments; ++i) {
+#pragma unroll
+                for (int n = 0; n < kGroups; ++n) {
+                    multiply_add<T>(acc[n][load * Kind::kFragments + i], a[i], weights[n][0], weights[n][1]);
+                }
+            }
+        }
+    }
+
+    // The warps' parts become one in shared memory: acc [kHeads][kPitch] at `memory`, then maximum and sum.
+    __device__ __forceinline__ void join(float* memory, float* states) {
+        const int thread = static_cast<int>(threadIdx.x), warp = thread / 32;
+        const int g = thread % 32 / 4, t = thread % 4;
+        float* maxima = states;
+        float* sums = states + kDecodeWarps * D::kHeads;
+#pragma unroll
+        for (int n = 0; n < kGroups; ++n) {
+#pragma unroll
+            for (int column = 0; column < 2; ++column) {
+                float total = sum[n][column];
+#pragma unroll
+                for (int bits = 4; bits < 32; bits *= 2) {
+                    total += __shfl_xor_sync(kAllLanes, total, bits);
+                }
+                if (g == 0) {
+                    maxima[warp * D::kHeads + 8 * n + 2 * t + column] = maximum[n][column];
+                    sums[warp * D::kHeads + 8 * n + 2 * t + column] = total;
+                }
+            }
+        }
+        __syncthreads();  // and no warp needs its ring any more
+#pragma unroll
+        for (int n = 0; n < kGroups; ++n) {
+#pragma unroll
+            for (int column = 0; column < 2; ++column) {
+                const int head = 8 * n + 2 * t + column;
+                float top = maxima[head];
+#pragma unroll
+                for (int other = 1; other < kDecodeWarps; ++other) {
+                    top = fmaxf(top, maxima[other * D::kHeads + head]);
+                }
+                const float factor = weight_of(maximum[n][column], top);
+                float* row = memory + (warp * D::kHeads + head) * D::kPitch;
+#pragma unroll
+                for (int f = 0; f < kFragments; ++f) {
+                    row[value_dim<Kind>(f, 0, g)] = acc[n][f][column] * factor;
+                    row[value_dim<Kind>(f, 1, g)] = acc[n][f][2 + column] * factor;
+                }
+            }
+        }
+        __syncthreads();
+        for (int i = thread; i < D::kHeads * kDim; i += kDecodeThreads) {
+            const int place = i / kDim * D::kPitch + i % kDim;
+            float total = memory[place];
+#pragma unroll
+            for (int other = 1; other < kDecodeWarps; ++other) {
+                total += memory[other * D::kHeads * D::kPitch + place];
+            }
+            memory[place] = total;
+        }
+        float* joined = states + 2 * kDecodeWarps * D::kHeads;
+        if (thread < D::kHeads) {
+            float top = maxima[thread], total = 0.0F;
+            for (int other = 1; other < kDecodeWarps; ++other) {
+                top = fmaxf(top, maxima[other * D::kHeads + thread]);
+            }
+            for (int other = 0; other < kDecodeWarps; ++other) {
+                total += weight_of(maxima[other * D::kHeads + thread], top) * sums[other * D::kHeads + thread];
+            }
+            joined[thread] = top;
+            joined[D::kHeads + thread] = total;
+        }
+        __syncthreads();
+    }
+};
+
+// A warp's tiles of an item, through its ring: keys and values by turns, kSlots - 1 copies ahead.
+template <typename T, template <typename> class KindOf, int kDim, int kGroups>
+__device__ __forceinline__ void decode_item(const AttentionParams& p, const plan::Item& item,
+                                            DecodeWarp<T, KindOf, kDim, kGroups>& warp_state, unsigned char* ring) {
+    using D = Decode<T, KindOf, kDim, kGroups>;
+    const int warp = static_cast<int>(threadIdx.x) / 32;
+    const int kv_head = item.head / p.subgroups, first_row = item.head % p.subgroups * D::kHeads;
+    const int rows = min(D::kHeads, p.group - first_row), first_head = kv_head * p.group + first_row;
+    const int position = p.lens[item.sequence] - 1, head_bytes = p.head_dim * D::Kind::kBytes;
+    const std::int32_t* table = p.tables + item.sequence * p.table_stride;
+    const float key_scale = p.scales.key(kv_head);
+    // Tiles begin at multiples of 16, so that 8 keys never lie in two blocks.
+    const int base = item.begin / kTileKeys * kTileKeys + warp * kTileKeys;
+    const int num_tiles = base < item.end ? (item.end - base - 1) / (kTileKeys * kDecodeWarps) + 1 : 0;
+    PageWindow pages{};
+    pages.fill(p, table, base, item.end, 0);
+    std::int32_t low = 0, high = 0;  // blocks of the latest tile's keys 0-7 and 8-15, and the keys' places there
+    int low_slot = 0, high_slot = 0;
+
+    const auto copy = [&](int step) {  // step 2 i: keys of tile i; 2 i + 1: its values
+        const int tile = step / 2, key = base + tile * kTileKeys * kDecodeWarps;
+        if (tile < num_tiles) {
+            if (step % 2 == 0) {
+                if (tile == pages.first + 16) {
+                    pages.fill(p, table, base, item.end, tile);
+                }
+                low = __shfl_sync(kAllLanes, pages.block, 2 * (tile - pages.first));
+                high = __shfl_sync(kAllLanes, pages.block, 2 * (tile - pages.first) + 1);
+                low_slot = key % p.kv.block_size;
+                high_slot = low_slot + 8 < p.kv.block_size ? low_slot + 8 : 0;
+            }
+            const Pages& side = step % 2 == 0 ? p.kv.keys : p.kv.values;
+            copy_tile<D>(side, head_bytes, side.offset(low, kv_head, low_slot), side.offset(high, kv_head, high_slot),
+                         key, item.begin, item.end, ring + step % D::kSlots * D::kTileBytes);
+        }
+        commit_copies();  // also an empty group: waiting counts them
+    };
+    // A group has arrived for all lanes; and all have done with the slot that the next copy goes to.
+    const auto arrive = [&] {
+        wait_copies<D::kSlots - 2>();
+        __syncwarp();
+    };
+
+    for (int step = 0; step < D::kSlots - 1; ++step) {
+        copy(step);
+    }
+    for (int tile = 0; tile < num_tiles; ++tile) {
+        const int key = base + tile * kTileKeys * kDecodeWarps;
+        float scores[kGroups][4];
+        std::uint32_t weights[kGroups][2];
+        arrive();
+        copy(2 * tile + D::kSlots - 1);
+        warp_state.multiply_keys(p, ring + 2 * tile % D::kSlots * D::kTileBytes, scores);
+        warp_state.weigh(p, item, key, position, first_head, rows, key_scale, scores, weights);
+        arrive();
+        copy(2 * tile + D::kSlots);
+        warp_state.multiply_values(p, ring + (2 * tile + 1) % D::kSlots * D::kTileBytes, weights);
+    }
+    wait_copies<0>();
+}
+
+template <typename T, template <typename> class KindOf, int kDim, int kGroups>
+__global__ void __launch_bounds__(kDecodeThreads) decode_mma_kernel(const AttentionParams p) {
+    using D = Decode<T, KindOf, kDim, kGroups>;
+    unsigned char* memory = shared_memory();
+    auto* states = reinterpret_cast<float*>(memory + D::kShared - D::kStates);
+    auto* flag = reinterpret_cast<int*>(states + 2 * kDecodeWarps * D::kHeads + 2 * D::kHeads);
+    const int warp = static_cast<int>(threadIdx.x) / 32;
+    for (int i = p.slots[blockIdx.x]; i < p.slots[blockIdx.x + 1]; ++i) {
+        const plan::Item item = p.items[i];
+        const int first_row = item.head % p.subgroups * D::kHeads;
+        const int first_head = item.head / p.subgroups * p.group + first_row;
+        DecodeWarp<T, KindOf, kDim, kGroups> state;
+        state.begin(static_cast<const T*>(p.queries) + item.sequence * p.query_row + first_head * p.query_head,
+                    p.query_head, min(D::kHeads, p.group - first_row), p.head_dim);
+        decode_item(p, item, state, memory + warp * D::kSlots * D::kTileBytes);
+        state.join(reinterpret_cast<float*>(memory), states);
+        const float* joined = states + 2 * kDecodeWarps * D::kHeads;
+        finish_item<T, D::kHeads>(p, item, reinterpret_cast<const float*>(memory), D::kPitch, joined,
+                                  joined + D::kHeads, flag);
+        __syncthreads();
+    }
+}
+
+}  // namespace octavo::cuda

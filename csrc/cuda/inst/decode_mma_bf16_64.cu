@@ -1,0 +1,5 @@
+#include "inst/decode_mma.h"
+
+namespace octavo::cuda {
+KernelChoice decode_mma_bf16_64(KvType kv, int groups) { return decode_choice_of<BFloat, 64>(kv, groups); }
+}  // namespace octavo::cuda

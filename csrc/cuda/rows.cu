@@ -1,0 +1,121 @@
+#include "rows.cuh"
+
+#include "api.h"
+#include "common/dispatch.h"
+
+namespace octavo::cuda {
+namespace {
+
+void norm(const TensorRef& out, const TensorRef& x, const TensorRef& residual, const TensorRef& weight, float eps,
+          StreamHandle stream) {
+    const std::int64_t size = weight.ndim == 1 ? weight.shape[0] : 0;
+    with_float(x.dtype, "x", [&](auto tag) {
+        using T = typename decltype(tag)::Type;
+        expect(weight, "weight", {kAny}, x.dtype);
+        expect(x, "x", {kAny, size});
+        expect(out, "out", {x.shape[0], size}, x.dtype);
+        if (residual.data) {
+            expect(residual, "residual", {x.shape[0], size}, x.dtype);
+        }
+        if (x.size() == 0) {
+            return;
+        }
+        const NormParams<T> params{out.as<T>(),
+                                   x.as<T>(),
+                                   residual.as<T>(),
+                                   weight.as<T>(),
+                                   out.stride[0],
+                                   x.stride[0],
+                                   residual.stride[0],
+                                   static_cast<int>(size),
+                                   eps,
+                                   whole_rows({&out, &x, &residual, &weight}, 1)};
+        launch(rms_norm_kernel<T>, dim3(static_cast<unsigned>(x.shape[0])), kRowThreads, 128, as_stream(stream),
+               params);
+    });
+}
+
+Activation activation_named(const std::string& name) {
+    if (name == "silu") {
+        return Activation::kSilu;
+    }
+    if (name == "gelu") {
+        return Activation::kGelu;
+    }
+    require(name == "gelu_tanh", "activation", "is none of silu, gelu, gelu_tanh");
+    return Activation::kGeluTanh;
+}
+
+}  // namespace
+
+void rms_norm(const TensorRef& out, const TensorRef& x, const TensorRef& weight, float eps, StreamHandle stream) {
+    norm(out, x, TensorRef{}, weight, eps, stream);
+}
+
+void fused_add_rms_norm(const TensorRef& x, const TensorRef& residual, const TensorRef& weight, float eps,
+                        StreamHandle stream) {
+    require(residual.data != nullptr || residual.size() == 0, "residual", "is nothing");
+    norm(x, x, residual, weight, eps, stream);
+}
+
+void activate_and_mul(const TensorRef& out, const TensorRef& x, const std::string& activation, StreamHandle stream) {
+    const Activation kind = activation_named(activation);
+    with_float(x.dtype, "x", [&](auto tag) {
+        using T = typename decltype(tag)::Type;
+        expect(x, "x", {kAny, kAny});
+        require(x.shape[1] % 2 == 0, "x", "has an odd number of columns");
+        expect(out, "out", {x.shape[0], x.shape[1] / 2}, x.dtype);
+        if (out.size() == 0) {
+            return;
+        }
+        const ActivationParams<T> params{out.as<T>(),
+                                         x.as<T>(),
+                                         out.stride[0],
+                                         x.stride[0],
+                                         static_cast<int>(out.shape[1]),
+                                         kind,
+                                         out.shape[1] % 8 == 0 && whole_rows({&out, &x}, 1)};
+        const auto pieces = static_cast<unsigned>((out.shape[1] + 8 * kRowThreads - 1) / (8 * kRowThreads));
+        launch(activate_and_mul_kernel<T>, dim3(static_cast<unsigned>(x.shape[0]), pieces), kRowThreads, 0,
+               as_stream(stream), params);
+    });
+}
+
+void rotary(const TensorRef& heads, const TensorRef& positions, const TensorRef& cos, const TensorRef& sin, int rotated,
+            bool interleaved, StreamHandle stream) {
+    with_float(heads.dtype, "heads", [&](auto tag) {
+        with_float(cos.dtype, "cos", [&](auto angle) {
+            using T = typename decltype(tag)::Type;
+            using C = typename decltype(angle)::Type;
+            expect(heads, "heads", {kAny, kAny, kAny});
+            require(rotated > 0 && rotated % 2 == 0 && rotated <= heads.shape[2], "rotated",
+                    "is not an even number of a head's dimensions");
+            expect(cos, "cos", {kAny, kAny});
+            expect(sin, "sin", {cos.shape[0], kAny}, cos.dtype);
+            require(cos.shape[1] >= rotated / 2 && sin.shape[1] >= rotated / 2, "cos", "has too few columns");
+            if (positions.data) {
+                expect(positions, "positions", {heads.shape[0]}, DType::kI64);
+            } else {
+                require(cos.shape[0] == heads.shape[0], "cos", "has another number of rows than heads");
+            }
+            if (heads.size() == 0) {
+                return;
+            }
+            const RotaryParams<T, C> params{heads.as<T>(),
+                                            positions.as<std::int64_t>(),
+                                            cos.as<C>(),
+                                            sin.as<C>(),
+                                            heads.stride[0],
+                                            heads.stride[1],
+                                            cos.stride[0],
+                                            sin.stride[0],
+                                            static_cast<int>(heads.shape[1]),
+                                            rotated / 2,
+                                            interleaved};
+            launch(rotary_kernel<T, C>, dim3(static_cast<unsigned>(heads.shape[0])), kRowThreads, 0, as_stream(stream),
+                   params);
+        });
+    });
+}
+
+}  // namespace octavo::cuda

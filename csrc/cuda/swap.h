@@ -1,0 +1,42 @@
+// Moves blocks between the device and the host beside the work that computes, on a stream of its own.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "api.h"
+
+namespace octavo::cuda {
+
+class Swapper {
+  public:
+    Swapper();
+    ~Swapper();
+    Swapper(const Swapper&) = delete;
+    Swapper& operator=(const Swapper&) = delete;
+
+    // Begins to copy blocks (from, to) in all layers, once all that is queued on `after` is done. Arenas are [layers,
+    // blocks, ...] of one form; a host arena is pinned. No block may be the source of one pair and the target of
+    // another. Large runs go in one call of the copy engine; where they are smaller than `small_run` bytes and many, a
+    // few thread blocks copy. Returns a ticket.
+    std::int64_t start(const TensorRef& source, const TensorRef& target,
+                       const std::vector<std::pair<std::int64_t, std::int64_t>>& pairs, StreamHandle after,
+                       std::int64_t small_run);
+
+    // Whether the copies of a ticket are done. Never waits.
+    bool done(std::int64_t ticket);
+
+    // What is queued on `stream` from now on waits for the ticket; the host does not.
+    void let_wait(std::int64_t ticket, StreamHandle stream);
+
+    // Waits on the host.
+    void wait(std::int64_t ticket);
+
+  private:
+    struct State;
+    std::unique_ptr<State> state_;
+};
+
+}  // namespace octavo::cuda

@@ -1,0 +1,137 @@
+// Tiles of keys or values in shared memory, as the tensor cores take them: 16 tokens at a time, from 16-bit numbers or
+// from 8-bit ones that become 16-bit in registers.
+//
+// A fragment is operand A of multiply_add for 16 tokens x 16 dimensions of keys, or 16 dimensions x 16 tokens of values
+// (transposed on the way). With 8-bit numbers a lane gets four neighbours where 16-bit ones give it two and two, so
+// which dimension stands where in a fragment differs; key_dim and value_dim say which. Sums over dimensions do not
+// mind.
+#pragma once
+
+#include "common/numeric.cuh"
+#include "common/pages.cuh"
+
+namespace octavo::cuda {
+
+// How elements are kept in blocks, for the tensor core kernels.
+template <typename T>
+struct Wide {  // T itself
+    static constexpr int kBytes = 2;
+    static constexpr int kFragments = 1;  // 16 x 16 fragments that four 8x8 matrices make
+};
+template <typename T>
+struct Fp8 {  // E4M3 or E5M2
+    static constexpr int kBytes = 1;
+    static constexpr int kFragments = 2;
+};
+template <typename T>
+struct Int8 {
+    static constexpr int kBytes = 1;
+    static constexpr int kFragments = 2;
+};
+
+// Where piece `piece` (of 16 bytes) of row `row` lies in a tile: pieces are shuffled within each 128 bytes, so that the
+// same piece of 8 neighbouring rows touches all 32 banks.
+template <int kRowBytes>
+__device__ __forceinline__ int tile_offset(int row, int piece) {
+    constexpr int kPieces = kRowBytes / 16;
+    static_assert(kPieces % 2 == 0 && (kPieces >= 8 ? kPieces % 8 == 0 : kPieces == 4 || kPieces == 2));
+    constexpr int kMask = kPieces >= 8 ? 7 : kPieces - 1;
+    constexpr int kRowsPerLine = kPieces >= 8 ? 1 : 8 / kPieces;
+    return row * kRowBytes + ((piece ^ (row / kRowsPerLine & kMask)) * 16);
+}
+
+// Four bytes become two pairs of 16-bit numbers: (0, 1) and (2, 3). `shift`, `scale`: see fp8_constants.
+template <typename T>
+__device__ __forceinline__ void widen(Fp8<T>, std::uint32_t x, std::uint32_t shift, std::uint32_t scale,
+                                      std::uint32_t& low, std::uint32_t& high) {
+    const std::uint32_t a = permute_bytes(x, 0, 0x1404), b = permute_bytes(x, 0, 0x3424);
+    low = mul2<T>((a & 0x7f007f00U) >> shift | (a & 0x80008000U), scale);
+    high = mul2<T>((b & 0x7f007f00U) >> shift | (b & 0x80008000U), scale);
+}
+template <typename T>
+__device__ __forceinline__ void widen(Int8<T>, std::uint32_t x, std::uint32_t, std::uint32_t, std::uint32_t& low,
+                                      std::uint32_t& high) {
+    // 128 + (the low seven bits) less 128, or less 256 where the sign is set: in both types such numbers are exact.
+    constexpr std::uint32_t kHigh = sizeof(T) == 2 ? 0x43434343U : 0;
+    const std::uint32_t numbers = x & 0x7f7f7f7fU, signs = x & 0x80808080U;
+    low = sub2<T>(permute_bytes(numbers, kHigh, 0x4140), permute_bytes(signs, kHigh, 0x4140));
+    high = sub2<T>(permute_bytes(numbers, kHigh, 0x4342), permute_bytes(signs, kHigh, 0x4342));
+}
+template <>
+__device__ __forceinline__ void widen(Int8<Half>, std::uint32_t x, std::uint32_t, std::uint32_t, std::uint32_t& low,
+                                      std::uint32_t& high) {
+    const std::uint32_t flipped = x ^ 0x80808080U;  // + 128
+    low = sub2<Half>(permute_bytes(flipped, 0x64646464U, 0x4140), 0x64806480U);
+    high = sub2<Half>(permute_bytes(flipped, 0x64646464U, 0x4342), 0x64806480U);
+}
+
+// An fp8 number's exponent and mantissa, moved down by `shift` under the 16-bit sign, are the number times a power of
+// two, which `scale` takes back. Exact, also below the normal range; infinities of E5M2 stay so only in float16.
+inline void fp8_constants(bool bfloat, KvType type, std::uint32_t& shift, std::uint32_t& scale) {
+    const bool e5m2 = type == KvType::kE5M2;
+    if (bfloat) {
+        shift = e5m2 ? 3 : 4;
+        scale = e5m2 ? 0x77807780U : 0x7b807b80U;  // 2^112, 2^120
+    } else {
+        shift = e5m2 ? 0 : 1;
+        scale = e5m2 ? 0x3c003c00U : 0x5c005c00U;  // 1, 256
+    }
+}
+
+// Fragments of keys `piece`, `piece` + 1 of the 16 rows from `row` on.
+template <int kRowBytes, template <typename> class Kind, typename T>
+__device__ __forceinline__ void key_fragments(Kind<T> kind, const unsigned char* tile, int row, int piece,
+                                              std::uint32_t shift, std::uint32_t scale,
+                                              std::uint32_t (&a)[Kind<T>::kFragments][4]) {
+    const int lane = static_cast<int>(threadIdx.x) % 32;
+    std::uint32_t m[4];  // rows 0-7, rows 8-15; then those of the next piece
+    load_matrices(m, tile + tile_offset<kRowBytes>(row + lane % 16, piece + lane / 16));
+    if constexpr (Kind<T>::kFragments == 1) {
+        a[0][0] = m[0];
+        a[0][1] = m[1];
+        a[0][2] = m[2];
+        a[0][3] = m[3];
+    } else {
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+            widen(kind, m[2 * i], shift, scale, a[i][0], a[i][2]);
+            widen(kind, m[2 * i + 1], shift, scale, a[i][1], a[i][3]);
+        }
+    }
+}
+
+// The same of values, transposed: rows of a fragment are dimensions.
+template <int kRowBytes, template <typename> class Kind, typename T>
+__device__ __forceinline__ void value_fragments(Kind<T> kind, const unsigned char* tile, int row, int piece,
+                                                std::uint32_t shift, std::uint32_t scale,
+                                                std::uint32_t (&a)[Kind<T>::kFragments][4]) {
+    const int lane = static_cast<int>(threadIdx.x) % 32;
+    std::uint32_t m[4];  // rows 0-7 of piece, of the next piece; rows 8-15 of both
+    load_matrices_transposed(m, tile + tile_offset<kRowBytes>(row + lane % 8 + lane / 16 * 8, piece + lane / 8 % 2));
+    if constexpr (Kind<T>::kFragments == 1) {
+        a[0][0] = m[0];
+        a[0][1] = m[1];
+        a[0][2] = m[2];
+        a[0][3] = m[3];
+    } else {
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+            widen(kind, permute_bytes(m[i], 0, 0x3120), shift, scale, a[i][0], a[i][1]);
+            widen(kind, permute_bytes(m[i + 2], 0, 0x3120), shift, scale, a[i][2], a[i][3]);
+        }
+    }
+}
+
+// The first of two neighbouring dimensions that stand at places 2t, 2t + 1 (half 0) or 2t + 8, 2t + 9 (half 1) of a key
+// fragment; t = lane % 4.
+template <typename Kind>
+__device__ __forceinline__ int key_dim(int fragment, int half, int t) {
+    return 16 * fragment + (Kind::kBytes == 2 ? 8 * half + 2 * t : 4 * t + 2 * half);
+}
+// The dimension of row g (half 0) or g + 8 (half 1) of a value fragment.
+template <typename Kind>
+__device__ __forceinline__ int value_dim(int fragment, int half, int g) {
+    return 16 * fragment + (Kind::kBytes == 2 ? 8 * half + g : 2 * g + half);
+}
+
+}  // namespace octavo::cuda

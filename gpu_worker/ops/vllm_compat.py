@@ -1,0 +1,200 @@
+"""vLLM's paged attention ops by their names, argument order and meaning, for code written against them.
+
+They compute on the tensors' device and current stream. For new code: gpu_worker.ops, which is many times faster.
+"""
+
+import functools
+from collections.abc import Sequence
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gpu_worker.ops import native
+from gpu_worker.ops.native_cuda import SMALL_RUN, Ref, ref
+
+PARTITION_SIZE = 512  # keys of a partition of paged_attention_v2
+
+Scale = float | Tensor
+
+
+@functools.cache
+def extension() -> ModuleType:
+    module = native.load_cuda()
+    if module is None:
+        raise ImportError("gpu_worker._C_cuda was not built: make extension, where nvcc is")
+    return module
+
+
+def paged_attention_v1(
+    out: Tensor,
+    query: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    num_kv_heads: int,
+    scale: float,
+    block_tables: Tensor,
+    seq_lens: Tensor,
+    block_size: int,
+    max_seq_len: int,
+    alibi_slopes: Tensor | None = None,
+    kv_cache_dtype: str = "auto",
+    k_scale: Scale = 1.0,
+    v_scale: Scale = 1.0,
+    tp_rank: int = 0,
+    blocksparse_local_blocks: int = 0,
+    blocksparse_vert_stride: int = 0,
+    blocksparse_block_size: int = 64,
+    blocksparse_head_sliding_step: int = 0,
+) -> None:
+    """query, out [sequences, heads, head_dim]; key_cache [blocks, kv_heads, head_dim / x, block_size, x]; value_cache
+    [blocks, kv_heads, head_dim, block_size]. All scores of a head must fit into shared memory: about 50000 keys."""
+    _check_cache(key_cache, num_kv_heads, block_size)
+    scales = _scales(k_scale, v_scale, query.device)
+    sparse = _sparse(
+        *(blocksparse_local_blocks, blocksparse_vert_stride, blocksparse_block_size),
+        *(blocksparse_head_sliding_step, tp_rank),
+    )
+    extension().paged_attention(
+        *(ref(out), None, None, None, ref(query), _cache(key_cache, value_cache, kv_cache_dtype, scales)),
+        *(ref(block_tables), ref(seq_lens), max_seq_len, 0, _attention(scale, alibi_slopes, sparse), _stream(query)),
+    )
+
+
+def paged_attention_v2(
+    out: Tensor,
+    exp_sums: Tensor,
+    max_logits: Tensor,
+    tmp_out: Tensor,
+    query: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    num_kv_heads: int,
+    scale: float,
+    block_tables: Tensor,
+    seq_lens: Tensor,
+    block_size: int,
+    max_seq_len: int,
+    alibi_slopes: Tensor | None = None,
+    kv_cache_dtype: str = "auto",
+    k_scale: Scale = 1.0,
+    v_scale: Scale = 1.0,
+    tp_rank: int = 0,
+    blocksparse_local_blocks: int = 0,
+    blocksparse_vert_stride: int = 0,
+    blocksparse_block_size: int = 64,
+    blocksparse_head_sliding_step: int = 0,
+) -> None:
+    """As v1, in partitions of 512 keys: exp_sums, max_logits float32 [sequences, heads, partitions], tmp_out
+    [sequences, heads, partitions, head_dim]."""
+    _check_cache(key_cache, num_kv_heads, block_size)
+    scales = _scales(k_scale, v_scale, query.device)
+    sparse = _sparse(
+        *(blocksparse_local_blocks, blocksparse_vert_stride, blocksparse_block_size),
+        *(blocksparse_head_sliding_step, tp_rank),
+    )
+    extension().paged_attention(
+        *(ref(out), ref(exp_sums), ref(max_logits), ref(tmp_out), ref(query)),
+        *(_cache(key_cache, value_cache, kv_cache_dtype, scales), ref(block_tables), ref(seq_lens)),
+        *(max_seq_len, PARTITION_SIZE, _attention(scale, alibi_slopes, sparse), _stream(query)),
+    )
+
+
+def reshape_and_cache(
+    key: Tensor,
+    value: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    slot_mapping: Tensor,
+    kv_cache_dtype: str = "auto",
+    k_scale: Scale = 1.0,
+    v_scale: Scale = 1.0,
+) -> None:
+    """Stores key and value [tokens, kv_heads, head_dim] at slots int64 [tokens]; a negative slot is skipped."""
+    scales = _scales(k_scale, v_scale, key.device)
+    cache = _cache(key_cache, value_cache, kv_cache_dtype, scales)
+    extension().cache_write(cache, ref(key), ref(value), ref(slot_mapping), _stream(key))
+
+
+def reshape_and_cache_flash(
+    key: Tensor,
+    value: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    slot_mapping: Tensor,
+    kv_cache_dtype: str = "auto",
+    k_scale: Scale = 1.0,
+    v_scale: Scale = 1.0,
+) -> None:
+    """The same into caches [blocks, block_size, kv_heads, head_dim]."""
+    caches = key_cache.transpose(1, 2), value_cache.transpose(1, 2)
+    reshape_and_cache(key, value, *caches, slot_mapping, kv_cache_dtype, k_scale, v_scale)
+
+
+def copy_blocks(key_caches: Sequence[Tensor], value_caches: Sequence[Tensor], block_mapping: Tensor) -> None:
+    """Copies blocks (from, to) of int64 [n, 2] within each cache. No block is both."""
+    for cache in (*key_caches, *value_caches):
+        pairs = block_mapping.to(cache.device, torch.int64)
+        extension().copy_blocks(ref(cache.unsqueeze(0)), ref(pairs), _stream(cache))
+
+
+def swap_blocks(src: Tensor, dst: Tensor, block_mapping: Tensor) -> None:
+    """Copies blocks (from, to) of int64 [n, 2], on the host, between two caches. The current stream waits for it."""
+    stream = _stream(dst if dst.is_cuda else src)
+    swapper = _swapper()
+    ticket = swapper.start(
+        ref(src.unsqueeze(0)),
+        ref(dst.unsqueeze(0)),
+        [tuple(pair) for pair in block_mapping.tolist()],
+        stream,
+        SMALL_RUN,
+    )
+    swapper.let_wait(ticket, stream)
+
+
+def convert_fp8(output: Tensor, input: Tensor, scale: float = 1.0, kv_dtype: str = "fp8") -> None:
+    """uint8 output: input / scale; else input * scale, of uint8 input."""
+    extension().convert_fp8(ref(output), ref(input), scale, kv_dtype, _stream(output))
+
+
+@functools.cache
+def _swapper() -> Any:
+    return extension().Swapper()
+
+
+def _stream(tensor: Tensor) -> int:
+    if not tensor.is_cuda:
+        return 0
+    stream: int = torch.cuda.current_stream(tensor.device).cuda_stream
+    return stream
+
+
+def _check_cache(key_cache: Tensor, num_kv_heads: int, block_size: int) -> None:
+    if key_cache.dim() != 5 or key_cache.shape[1] != num_kv_heads or key_cache.shape[3] != block_size:
+        raise ValueError(
+            f"key_cache: {tuple(key_cache.shape)} is not [blocks, {num_kv_heads}, head_dim / x, {block_size}, x]"
+        )
+
+
+def _scales(k_scale: Scale, v_scale: Scale, device: torch.device) -> tuple[Tensor, Tensor] | None:
+    """Both as float32 on the device; None where both are 1."""
+    if k_scale == 1.0 and v_scale == 1.0 and isinstance(k_scale, float) and isinstance(v_scale, float):
+        return None
+    made = [torch.as_tensor(scale, dtype=torch.float32, device=device).reshape(-1) for scale in (k_scale, v_scale)]
+    longest = max(len(scale) for scale in made)
+    keys, values = (scale.expand(longest).contiguous() for scale in made)
+    return keys, values
+
+
+def _cache(key_cache: Tensor, value_cache: Tensor, kind: str, scales: tuple[Tensor, Tensor] | None) -> Any:
+    given: tuple[Ref, ...] = () if scales is None else tuple(ref(scale) for scale in scales)
+    return extension().KvCache(ref(key_cache), ref(value_cache), kind, *given)
+
+
+def _sparse(local_blocks: int, vert_stride: int, block_size: int, head_sliding_step: int, tp_rank: int) -> list[int]:
+    return [local_blocks, vert_stride, block_size, head_sliding_step, tp_rank] if vert_stride > 1 else []
+
+
+def _attention(scale: float, alibi_slopes: Tensor | None, sparse: list[int]) -> Any:
+    return extension().Attention(scale, alibi=None if alibi_slopes is None else ref(alibi_slopes), sparse=sparse)
