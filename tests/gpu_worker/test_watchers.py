@@ -1,6 +1,7 @@
 """Watchers: numbers without a gap, or a gap that shows; a snapshot and what follows it describe one cache."""
 
 import asyncio
+import itertools
 import random
 from itertools import pairwise
 
@@ -99,19 +100,26 @@ async def test_closed_watchers_are_told_nothing():
 async def test_every_message_describes_the_cache_while_steps_run(seed):
     """Watchers come and go while blocks are stored and evicted; no digest is ever wrong, no number is missing."""
     rng = random.Random(seed)
-    runner = FakeRunner(block_size=4, num_blocks=24, num_host_blocks=8, context_tokens=64)
+    runner = FakeRunner(block_size=4, num_blocks=24, num_host_blocks=8, context_tokens=64, step_s=0.0005)
     scheduler = Scheduler(SchedulerConfig(max_batch_tokens=32, max_batch_sequences=8, max_waiting=10_000), runner.info)
+    numbers = itertools.count()
+
+    def refill() -> None:
+        """However fast this machine is, there is work while anyone watches."""
+        while len(scheduler.sequences) < 24:
+            prompt = [rng.randrange(1, 4) for _ in range(rng.randrange(1, 30))]
+            params = SamplingParams(temperature=0, max_tokens=rng.randrange(1, 12), seed=0)
+            name = SequenceId(str(next(numbers)))
+            scheduler.admit(Sequence.from_admission(seq_id=name, epoch=1, prompt=prompt, params=params, root=bytes(32)))
+
+    def between_steps() -> None:
+        refill()
+        desk.refresh(scheduler)
+
     desk: Desk
-    engine = Engine(scheduler, runner, lambda result: None, lambda: desk.refresh(scheduler), idle_round_s=0.01)
+    engine = Engine(scheduler, runner, lambda result: None, between_steps, idle_round_s=0.01)
     desk = Desk(engine, runner.info, Streams())
-    for number in range(400):
-        prompt = [rng.randrange(1, 4) for _ in range(rng.randrange(1, 30))]
-        params = SamplingParams(temperature=0, max_tokens=rng.randrange(1, 12), seed=0)
-        scheduler.admit(
-            Sequence.from_admission(
-                seq_id=SequenceId(str(number)), epoch=1, prompt=prompt, params=params, root=bytes(32)
-            )
-        )
+    refill()
     engine.start()
     engine.grant(0)
     num_events = 0
