@@ -19,7 +19,11 @@ bin=$place/venv/bin
 echo ">> $("$bin/python" --version), torch $torch, in $place"
 # shellcheck disable=SC2086  # TORCH_ARGS is a list
 "$bin/python" -m pip install --quiet --no-cache-dir ${TORCH_ARGS:-} "torch==$torch"
-export PIP_CONSTRAINT=$PWD/requirements/constraints.txt   # not for torch, which has demands of its own
+{
+    grep -v '^setuptools' requirements/constraints.txt   # which torch has demands of its own on
+    "$bin/python" -m pip freeze | grep '^torch=='
+} > "$place/constraints.txt"
+export PIP_CONSTRAINT=$place/constraints.txt
 "$bin/python" -m pip install --quiet scikit-build-core pybind11 cmake ninja
 "$bin/python" -m pip wheel --quiet --no-deps --no-build-isolation --wheel-dir "$place/wheel" \
     --config-settings "build-dir=$place/build" .
