@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -13,10 +14,10 @@ from gpu_worker.models.config import LlamaConfig
 from gpu_worker.models.llama import LlamaDecoder
 from gpu_worker.models.rope import Rope
 from gpu_worker.ops import Ops
-from gpu_worker.plan import RunnerInfo, StepPlan
+from gpu_worker.plan import Chunk, RunnerInfo, StepPlan
 from gpu_worker.sampler import Sampler
 from gpu_worker.scheduler import Outcome, Scheduler, SchedulerConfig
-from gpu_worker.sequence import Sequence
+from gpu_worker.sequence import Branch, Sequence
 from octavo.sampling import SamplingParams
 
 CPU = torch.device("cpu")
@@ -166,3 +167,31 @@ def drive(
             assert not delta.failure
             outputs.setdefault((delta.sequence.seq_id, delta.branch_index), []).extend(delta.token_ids)
     raise AssertionError("the scheduler does not come to an end")
+
+
+def decodes(lens: list[int], rng: np.random.Generator, block_size: int, num_blocks: int) -> StepPlan:
+    """A step in which sequence i has lens[i] tokens, the last of which is run; blocks are anywhere."""
+    free = rng.permutation(num_blocks).tolist()
+    chunks = []
+    for number, n in enumerate(lens):
+        branch = Branch(request(number, [1]), 0, rng.integers(0, 96, n).tolist(), 1)
+        branch.blocks = [free.pop() for _ in range(-(-n // block_size))]
+        chunks.append(Chunk(branch, n - 1, 1, (branch,)))
+    return StepPlan(1, chunks, num_decodes=len(chunks))
+
+
+def logits_of(tiny: Tiny, plan: StepPlan) -> Tensor:
+    """Of a step: what the sampler is given."""
+    seen = []
+    sample = tiny.runner._sampler.sample
+
+    def watched(logits: Tensor, rows: list[int], branches: list[Branch]) -> object:
+        seen.append(logits)
+        return sample(logits, rows, branches)
+
+    tiny.runner._sampler.sample = watched  # type: ignore[method-assign, assignment]
+    try:
+        tiny.runner.run(plan)
+    finally:
+        tiny.runner._sampler.sample = sample  # type: ignore[method-assign]
+    return seen[0]
