@@ -90,32 +90,32 @@ void sample(const TensorRef& ids, const TensorRef& logits, const TensorRef& temp
 struct PlanRef {
     TensorRef slots;     // int32 [num_slots + 1]
     TensorRef items;     // int32 [capacity, 8]
-    TensorRef counters;  // int32, zeros; zeros again after each call
-    TensorRef partials;  // float32
+    TensorRef counters;  // int32 [partials], zeros; zeros again after each call
+    TensorRef partials;  // float32 [partials, rows, head_dim + 2]
 };
 
-// kernel: "decode_mma", "decode_simt", "prefill_mma" or "prefill_simt". How many blocks of it run at once, which is the
-// planner's number of slots; and how many query heads (decode) or rows (prefill: tokens x heads of a group) an item
-// has.
-int attention_slots(const std::string& kernel, DType queries, const std::string& kv_type, int head_dim, int group);
-int attention_rows(const std::string& kernel, DType queries, const std::string& kv_type, int head_dim, int group);
+// What the planner must know of a kernel: the rows of its tiles, and how many of its blocks run at once (slots).
+struct KernelShape {
+    int rows, slots;
+};
+// kernel: "decode_mma" (few rows: those of a decode), "prefill_mma" or "simt". rows: the most that a sequence of the
+// batch has for a kv head (its queries times the heads of a group).
+KernelShape attention_kernel(const std::string& kernel, DType queries, const std::string& kv_type, int head_dim,
+                             int rows);
 
-// queries, out [sequences, heads, head_dim]; tables int32 [sequences, n]; lens int32 [sequences]; lse float32
-// [sequences, heads] or nothing. kernel: "mma" or "simt".
-void paged_decode(const std::string& kernel, const TensorRef& out, const TensorRef& queries, const KvCache& kv,
-                  const TensorRef& tables, const TensorRef& lens, const PlanRef& plan, const Attention& attention,
-                  const TensorRef& lse, StreamHandle stream);
-// queries, out [tokens, heads, head_dim]; cu_q int32 [sequences + 1]: a sequence's queries are its last tokens.
-void paged_prefill(const std::string& kernel, const TensorRef& out, const TensorRef& queries, const KvCache& kv,
-                   const TensorRef& tables, const TensorRef& cu_q, const TensorRef& lens, const PlanRef& plan,
-                   const Attention& attention, const TensorRef& lse, StreamHandle stream);
+// queries, out [tokens, heads, head_dim]; tables int32 [sequences, n]; cu_q int32 [sequences + 1]; lens int32
+// [sequences]: a sequence's queries are its last tokens. lse float32 [tokens, heads], base 2, or nothing. Computes the
+// sequences that the plan names; rows: of its tiles.
+void paged_attention(const std::string& kernel, int rows, const TensorRef& out, const TensorRef& queries,
+                     const KvCache& kv, const TensorRef& tables, const TensorRef& cu_q, const TensorRef& lens,
+                     const PlanRef& plan, const Attention& attention, const TensorRef& lse, StreamHandle stream);
 // outs [k, n, heads, head_dim], lses float32 [k, n, heads], base 2: what attention to all keys would have given.
 void merge_states(const TensorRef& out, const TensorRef& lse, const TensorRef& outs, const TensorRef& lses,
                   StreamHandle stream);
 // vLLM's kernel: one block per query head and partition. Without partials, partition_size is 0 and they are nothing.
-void paged_attention(const TensorRef& out, const TensorRef& exp_sums, const TensorRef& max_logits,
-                     const TensorRef& partial_out, const TensorRef& queries, const KvCache& kv, const TensorRef& tables,
-                     const TensorRef& lens, int max_len, int partition_size, const Attention& attention,
-                     StreamHandle stream);
+void vllm_paged_attention(const TensorRef& out, const TensorRef& exp_sums, const TensorRef& max_logits,
+                          const TensorRef& partial_out, const TensorRef& queries, const KvCache& kv,
+                          const TensorRef& tables, const TensorRef& lens, int max_len, int partition_size,
+                          const Attention& attention, StreamHandle stream);
 
 }  // namespace octavo::cuda

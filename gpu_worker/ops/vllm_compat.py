@@ -56,7 +56,7 @@ def paged_attention_v1(
         *(blocksparse_local_blocks, blocksparse_vert_stride, blocksparse_block_size),
         *(blocksparse_head_sliding_step, tp_rank),
     )
-    extension().paged_attention(
+    extension().vllm_paged_attention(
         *(ref(out), None, None, None, ref(query), _cache(key_cache, value_cache, kv_cache_dtype, scales)),
         *(ref(block_tables), ref(seq_lens), max_seq_len, 0, _attention(scale, alibi_slopes, sparse), _stream(query)),
     )
@@ -94,7 +94,7 @@ def paged_attention_v2(
         *(blocksparse_local_blocks, blocksparse_vert_stride, blocksparse_block_size),
         *(blocksparse_head_sliding_step, tp_rank),
     )
-    extension().paged_attention(
+    extension().vllm_paged_attention(
         *(ref(out), ref(exp_sums), ref(max_logits), ref(tmp_out), ref(query)),
         *(_cache(key_cache, value_cache, kv_cache_dtype, scales), ref(block_tables), ref(seq_lens)),
         *(max_seq_len, PARTITION_SIZE, _attention(scale, alibi_slopes, sparse), _stream(query)),

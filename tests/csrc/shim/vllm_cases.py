@@ -28,7 +28,7 @@ def vllm_case(rng: Any) -> None:
         arrays = [np.full((len(lens), heads, parts), np.nan, dtype=np.float32) for _ in range(2)]
         arrays.append(Array.of(np.full((len(lens), heads, parts, dim), np.nan), dtype))
         partials = [ref(arrays[0], F32), ref(arrays[1], F32), arrays[2].ref]
-    native.paged_attention(
+    native.vllm_paged_attention(
         out.ref,
         *partials,
         queries.ref,
