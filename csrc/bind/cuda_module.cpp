@@ -6,8 +6,12 @@
 #include <pybind11/stl.h>
 
 #include "cuda/api.h"
+#include "cuda/device.h"
 #include "cuda/swap.h"
 #include "plan/attention_plan.h"
+#ifdef OCTAVO_SIMT_SHIM
+#include "cuda/shim/cuda_runtime.h"
+#endif
 
 namespace py = pybind11;
 using octavo::DType;
@@ -42,6 +46,7 @@ struct type_caster<TensorRef> {
             value.shape[i] = shape[i].cast<std::int64_t>();
             value.stride[i] = stride[i].cast<std::int64_t>();
         }
+        value.problem = device_problem(value.data);
         return true;
     }
 };
@@ -176,12 +181,24 @@ void bind_plans(py::module_& module) {
 
 }  // namespace
 
+#ifdef OCTAVO_SIMT_SHIM
+void bind_runtime(py::module_&& module) {
+    module.def("take_calls", &octavo::shim::take_calls);
+    module.def("fail_after", &octavo::shim::fail_after);
+    module.def("live", &octavo::shim::live);
+    module.def("place_memory", &octavo::shim::place_memory);
+}
+#endif
+
 PYBIND11_MODULE(OCTAVO_MODULE, module) {
     module.doc() = "octavo's CUDA kernels";
     module.def("device_count", &device_count, "How many CUDA devices there are; 0 without a driver.");
     py::register_exception<octavo::ArgumentError>(module, "ArgumentError", PyExc_ValueError);
     bind_types(module);
     bind_plans(module);
+#ifdef OCTAVO_SIMT_SHIM
+    bind_runtime(module.def_submodule("runtime"));
+#endif
     OCTAVO_OP(cache_write, "(kv, keys, values, slots, stream)");
     OCTAVO_OP(rope_cache_write, "(kv, queries, keys, values, positions, cos_sin, slots, interleaved, stream)");
     OCTAVO_OP(copy_blocks, "(arena, pairs, stream)");
@@ -196,6 +213,8 @@ PYBIND11_MODULE(OCTAVO_MODULE, module) {
     OCTAVO_OP(activate_and_mul, "(out, x, activation, stream)");
     OCTAVO_OP(rotary, "(heads, positions, cos, sin, rotated, interleaved, stream)");
     OCTAVO_OP(sample, "(ids, logits, temperature, top_k, top_p, min_p, seed, branch, index, stream)");
+    OCTAVO_OP(penalize, "(logits, offsets, ids, counts, bias, repetition, presence, frequency, stream)");
+    OCTAVO_OP(logprobs, "(chosen, values, tokens, logits, ids, stream)");
     OCTAVO_OP(paged_attention, "(kernel, rows, out, queries, kv, tables, cu_q, lens, plan, attention, lse, stream)");
     OCTAVO_OP(merge_states, "(out, lse, outs, lses, stream)");
     OCTAVO_OP(vllm_paged_attention,

@@ -16,8 +16,6 @@ namespace octavo::cuda {
 
 using StreamHandle = void*;
 
-int device_count();
-
 // A layer of keys and values. `keys` and `values` are [num_blocks, kv_head, block_size, head_dim] for hnd and nhd, of
 // any strides with contiguous dimensions; for xpack [num_blocks, kv_head, head_dim / x, block_size, x] and [num_blocks,
 // kv_head, head_dim, block_size]. type: "auto", "fp8_e4m3" (or "fp8"), "fp8_e5m2" or "int8".
@@ -83,6 +81,18 @@ void rotary(const TensorRef& heads, const TensorRef& positions, const TensorRef&
 void sample(const TensorRef& ids, const TensorRef& logits, const TensorRef& temperature, const TensorRef& top_k,
             const TensorRef& top_p, const TensorRef& min_p, const TensorRef& seed, const TensorRef& branch,
             const TensorRef& index, StreamHandle stream);
+
+// In place, before `sample`: entries [offsets[row], offsets[row + 1]) of ids int64, counts int32 (in the output; 0: in
+// the prompt alone; -1: in neither) and bias float32 (or nothing) are for logits [n, vocabulary] of that row; an id is
+// there once. Logits of tokens that were seen are divided (negative ones multiplied) by repetition [n]; frequency [n]
+// per occurrence and presence [n] are subtracted; bias is added (minus infinity bans).
+void penalize(const TensorRef& logits, const TensorRef& offsets, const TensorRef& ids, const TensorRef& counts,
+              const TensorRef& bias, const TensorRef& repetition, const TensorRef& presence, const TensorRef& frequency,
+              StreamHandle stream);
+// Log-softmax: chosen float32 [n], of ids int64 [n]; values float32 and tokens int64 [n, k]: the k likeliest, lower ids
+// first among equals, -1 where fewer have a probability. NaN and none for a row that `sample` refuses.
+void logprobs(const TensorRef& chosen, const TensorRef& values, const TensorRef& tokens, const TensorRef& logits,
+              const TensorRef& ids, StreamHandle stream);
 
 // ---- attention -----------------------------------------------------------------------------------------------------
 

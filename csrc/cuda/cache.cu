@@ -1,5 +1,6 @@
 #include "cache.cuh"
 
+#include "common/arena.h"
 #include "common/dispatch.h"
 #include "common/kv_cache.h"
 
@@ -36,24 +37,6 @@ WriteParams<T> write_params(const KvLayer& layer, const KvCache& kv, const Tenso
 
 dim3 per_row(const TensorRef& t) { return dim3(static_cast<unsigned>(t.shape[0])); }
 
-// Blocks of an arena [layers, blocks, ...] as runs of bytes.
-struct Arena {
-    unsigned char* data;
-    std::int64_t layer, block, length;
-    int num_layers;
-};
-
-Arena as_arena(const TensorRef& t, const char* name) {
-    require(t.ndim >= 3, name, "has less than three dimensions");
-    std::int64_t run = 1;
-    for (int i = t.ndim - 1; i >= 2; --i) {
-        require(t.shape[i] == 1 || t.stride[i] == run, name, "has blocks that are not contiguous");
-        run *= t.shape[i];
-    }
-    const std::int64_t size = size_of(t.dtype);
-    return {t.as<unsigned char>(), t.stride[0] * size, t.stride[1] * size, run * size, static_cast<int>(t.shape[0])};
-}
-
 void move(const MoveParams& p, int max_ctas, StreamHandle stream) {
     if (p.num_items == 0 || p.num_layers == 0 || p.length == 0) {
         return;
@@ -86,7 +69,7 @@ void move_staged(const TensorRef& arena, const TensorRef& ids, const TensorRef& 
     p.gather = gather;
     p.length = length;
     p.num_items = static_cast<int>(ids.shape[0]);
-    p.num_layers = a.num_layers;
+    p.num_layers = static_cast<int>(a.num_layers);
     auto* staged = staging.as<unsigned char>();
     p.from = gather ? a.data + begin : staged;
     p.to = gather ? staged : a.data + begin;
@@ -168,7 +151,7 @@ void copy_blocks_between(const TensorRef& source, const TensorRef& target, const
     p.to_block = to.block;
     p.length = from.length;
     p.num_items = static_cast<int>(pairs.shape[0]);
-    p.num_layers = from.num_layers;
+    p.num_layers = static_cast<int>(from.num_layers);
     move(p, num_ctas, stream);
 }
 
@@ -192,7 +175,7 @@ void checksum_blocks(const TensorRef& arena, const TensorRef& ids, const TensorR
     expect(ids, "block_ids", {kAny}, DType::kI32);
     expect(out, "out", {ids.shape[0]}, DType::kI64);
     const ChecksumParams p{a.data,      ids.as<std::int32_t>(), out.as<std::uint64_t>(), a.layer, a.block, a.length / 8,
-                           a.num_layers};
+                           static_cast<int>(a.num_layers)};
     if (ids.shape[0] > 0) {
         launch(checksum_kernel, per_row(ids), kCacheThreads, 128, as_stream(stream), p);
     }

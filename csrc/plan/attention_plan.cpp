@@ -175,17 +175,4 @@ std::int64_t max_partials(std::int64_t sequences, std::int64_t tokens, const Sha
     return shape.fixed_piece > 0 ? max_items(sequences, tokens, shape, keys) : 2 * std::int64_t{shape.num_slots};
 }
 
-std::vector<Run> coalesce(const std::vector<std::int64_t>& from, const std::vector<std::int64_t>& to) {
-    std::vector<Run> runs;
-    for (std::size_t i = 0; i < from.size(); ++i) {
-        if (!runs.empty() && runs.back().from + runs.back().blocks == from[i] &&
-            runs.back().to + runs.back().blocks == to[i]) {
-            ++runs.back().blocks;
-        } else {
-            runs.push_back({from[i], to[i], 1});
-        }
-    }
-    return runs;
-}
-
 }  // namespace octavo::plan

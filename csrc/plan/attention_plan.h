@@ -54,10 +54,4 @@ Plan plan_attention(const std::vector<std::int32_t>& q_lens, const std::vector<s
 std::int64_t max_items(std::int64_t sequences, std::int64_t tokens, const Shape& shape, std::int64_t keys);
 std::int64_t max_partials(std::int64_t sequences, std::int64_t tokens, const Shape& shape, std::int64_t keys);
 
-// Neighbouring (from, to) pairs of blocks as runs, so that one copy moves several blocks. The order of pairs is kept.
-struct Run {
-    std::int64_t from, to, blocks;
-};
-std::vector<Run> coalesce(const std::vector<std::int64_t>& from, const std::vector<std::int64_t>& to);
-
 }  // namespace octavo::plan

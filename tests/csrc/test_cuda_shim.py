@@ -22,8 +22,12 @@ CASES = {
     "convert": 100,
     "rows": 120,
     "sample": 150,
+    "penalize": 60,
+    "logprobs": 60,
     "refused": 5,
+    "place": 2,
     "plan": 4,
+    "swap": 60,
     "ops": 8,
     "compat": 6,
 }
