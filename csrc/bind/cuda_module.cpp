@@ -200,7 +200,8 @@ PYBIND11_MODULE(OCTAVO_MODULE, module) {
     bind_runtime(module.def_submodule("runtime"));
 #endif
     OCTAVO_OP(cache_write, "(kv, keys, values, slots, stream)");
-    OCTAVO_OP(rope_cache_write, "(kv, queries, keys, values, positions, cos_sin, slots, interleaved, stream)");
+    OCTAVO_OP(rope_cache_write,
+              "(kv, queries, keys, values, positions, cos, sin, rotated, slots, interleaved, stream)");
     OCTAVO_OP(copy_blocks, "(arena, pairs, stream)");
     OCTAVO_OP(copy_blocks_between, "(source, target, pairs, num_ctas, stream)");
     OCTAVO_OP(gather_blocks, "(arena, ids, staging, begin, stream)");

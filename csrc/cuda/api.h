@@ -42,10 +42,10 @@ struct Attention {
 // keys, values [tokens, kv_head, head_dim], slots int64 [tokens].
 void cache_write(const KvCache& kv, const TensorRef& keys, const TensorRef& values, const TensorRef& slots,
                  StreamHandle stream);
-// The same, with queries (in place) and keys rotated first; cos_sin float [positions, rotated], cosines before sines.
+// The same, with queries (in place) and keys rotated first; see `rotary`. cos, sin are float32 or of the keys' type.
 void rope_cache_write(const KvCache& kv, const TensorRef& queries, const TensorRef& keys, const TensorRef& values,
-                      const TensorRef& positions, const TensorRef& cos_sin, const TensorRef& slots, bool interleaved,
-                      StreamHandle stream);
+                      const TensorRef& positions, const TensorRef& cos, const TensorRef& sin, int rotated,
+                      const TensorRef& slots, bool interleaved, StreamHandle stream);
 // arena [layers, blocks, ...], pairs int64 [n, 2] on the device: from, to. No block is read and written in one call.
 void copy_blocks(const TensorRef& arena, const TensorRef& pairs, StreamHandle stream);
 // The same between arenas of one form; either may be pinned host memory.

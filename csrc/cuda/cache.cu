@@ -1,5 +1,6 @@
 #include "cache.cuh"
 
+#include "common/angles.h"
 #include "common/arena.h"
 #include "common/dispatch.h"
 #include "common/kv_cache.h"
@@ -96,8 +97,8 @@ void cache_write(const KvCache& kv, const TensorRef& keys, const TensorRef& valu
 }
 
 void rope_cache_write(const KvCache& kv, const TensorRef& queries, const TensorRef& keys, const TensorRef& values,
-                      const TensorRef& positions, const TensorRef& cos_sin, const TensorRef& slots, bool interleaved,
-                      StreamHandle stream) {
+                      const TensorRef& positions, const TensorRef& cos, const TensorRef& sin, int rotated,
+                      const TensorRef& slots, bool interleaved, StreamHandle stream) {
     const KvLayer layer = make_kv_layer(kv, keys.dtype);
     with_kv(keys.dtype, layer.type, "key", [&](auto t, auto c) {
         using T = typename decltype(t)::Type;
@@ -107,18 +108,17 @@ void rope_cache_write(const KvCache& kv, const TensorRef& queries, const TensorR
             RopeParams<T, A> params{};
             params.write = write_params<T>(layer, kv, keys, values, slots);
             expect(queries, "query", {keys.shape[0], kAny, layer.head_dim}, keys.dtype);
-            expect(positions, "positions", {keys.shape[0]}, DType::kI64);
-            expect(cos_sin, "cos_sin", {kAny, kAny});
-            require(cos_sin.shape[1] % 2 == 0 && cos_sin.shape[1] <= layer.head_dim, "cos_sin",
-                    "does not have an even number of columns, at most head_dim");
+            expect_angles(positions, cos, sin, keys.shape[0], rotated, layer.head_dim);
             params.queries = queries.as<T>();
             params.positions = positions.as<std::int64_t>();
-            params.cos_sin = cos_sin.as<A>();
+            params.cos = cos.as<A>();
+            params.sin = sin.as<A>();
             params.query_token = queries.stride[0];
             params.query_head = queries.stride[1];
-            params.cos_sin_row = cos_sin.stride[0];
+            params.cos_row = cos.stride[0];
+            params.sin_row = sin.stride[0];
             params.num_query_heads = static_cast<int>(queries.shape[1]);
-            params.half = static_cast<int>(cos_sin.shape[1] / 2);
+            params.half = rotated / 2;
             params.interleaved = interleaved;
             const std::size_t shared = sizeof(T) * static_cast<std::size_t>(layer.num_heads * layer.head_dim);
             if (keys.size() > 0) {
@@ -126,10 +126,10 @@ void rope_cache_write(const KvCache& kv, const TensorRef& queries, const TensorR
                        params);
             }
         };
-        if (cos_sin.dtype == keys.dtype) {
+        if (cos.dtype == keys.dtype) {
             start(t);
         } else {
-            require(cos_sin.dtype == DType::kF32, "cos_sin", "is neither float32 nor of the keys' type");
+            require(cos.dtype == DType::kF32, "cos", "is neither float32 nor of the keys' type");
             start(Tag<float>{});
         }
     });
@@ -174,8 +174,8 @@ void checksum_blocks(const TensorRef& arena, const TensorRef& ids, const TensorR
     require((a.length | a.layer | a.block) % 8 == 0, "arena", "has blocks that are no multiple of 8 bytes");
     expect(ids, "block_ids", {kAny}, DType::kI32);
     expect(out, "out", {ids.shape[0]}, DType::kI64);
-    const ChecksumParams p{a.data,      ids.as<std::int32_t>(), out.as<std::uint64_t>(), a.layer, a.block, a.length / 8,
-                           static_cast<int>(a.num_layers)};
+    const ChecksumParams p{a.data,  ids.as<std::int32_t>(), out.as<std::uint64_t>(),       a.layer,
+                           a.block, a.length / 8,           static_cast<int>(a.num_layers)};
     if (ids.shape[0] > 0) {
         launch(checksum_kernel, per_row(ids), kCacheThreads, 128, as_stream(stream), p);
     }

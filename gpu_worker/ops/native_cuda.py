@@ -14,6 +14,7 @@ from torch.nn import functional
 
 from gpu_worker.ops import AttentionOptions, Batch
 from gpu_worker.ops.cuda_plan import AttentionPlan, PlanShape
+from gpu_worker.ops.kv_layer import KINDS, KvLayer
 from gpu_worker.ops.reference import ReferenceOps
 
 Ref = tuple[int, int, tuple[int, ...], tuple[int, ...]]
@@ -49,15 +50,36 @@ class NativeCudaOps:
         self._reference = ReferenceOps()
         self._swapper: Any = None
 
-    def cache_write(self, kv: Tensor, keys: Tensor, values: Tensor, batch: Batch) -> None:
-        if kv.dtype != keys.dtype or kv.dtype not in FLOATS or keys.stride(-1) != 1 or values.stride(-1) != 1:
+    def cache_write(self, kv: Tensor | KvLayer, keys: Tensor, values: Tensor, batch: Batch) -> None:
+        if isinstance(kv, Tensor) and not (self._writes(kv, keys) and keys.stride(-1) == values.stride(-1) == 1):
             self._reference.cache_write(kv, keys, values, batch)
             return
         self.extension.cache_write(self._cache(kv), ref(keys), ref(values), ref(batch.slots), self._stream())
 
-    def paged_attention(self, queries: Tensor, kv: Tensor, batch: Batch, options: AttentionOptions) -> Tensor:
-        if not self._takes(queries, kv):
+    def rotary_cache_write(
+        self,
+        kv: Tensor | KvLayer,
+        queries: Tensor,
+        keys: Tensor,
+        values: Tensor,
+        cos: Tensor,
+        sin: Tensor,
+        batch: Batch,
+    ) -> Tensor:
+        angles = cos.dtype == sin.dtype and cos.dtype in (torch.float32, keys.dtype) and queries.dtype == keys.dtype
+        dense = all(x.stride(-1) == 1 for x in (queries, keys, values, cos, sin))
+        if isinstance(kv, Tensor) and not (self._writes(kv, keys) and angles and dense):
+            return self._reference.rotary_cache_write(kv, queries, keys, values, cos, sin, batch)
+        self.extension.rope_cache_write(
+            *(self._cache(kv), ref(queries), ref(keys), ref(values)),
+            *(None, ref(cos), ref(sin), cos.shape[-1], ref(batch.slots), False, self._stream()),
+        )
+        return queries
+
+    def paged_attention(self, queries: Tensor, kv: Tensor | KvLayer, batch: Batch, options: AttentionOptions) -> Tensor:
+        if isinstance(kv, Tensor) and not self._takes(queries, kv):
             return self._reference.paged_attention(queries, kv, batch, options)
+        layer = kv if isinstance(kv, KvLayer) else KvLayer.of(kv)
         out = torch.empty(queries.shape, dtype=queries.dtype, device=queries.device)
         alibi, sinks = (None if x is None else x.detach().float() for x in (options.alibi, options.sinks))
         attention = self.extension.Attention(
@@ -65,8 +87,8 @@ class NativeCudaOps:
             *(None if x is None else ref(x) for x in (alibi, sinks)),
         )
         where = ref(batch.block_tables), ref(batch.cu_q), ref(batch.seq_lens)
-        cache, stream = self._cache(kv), self._stream()
-        for launch, plan in self._plan(queries, kv, batch, options.window)[1]:
+        cache, stream = self._cache(layer), self._stream()
+        for launch, plan in self._plan(queries, layer, batch, options.window)[1]:
             self.extension.paged_attention(
                 *(launch.kernel, launch.rows, ref(out), ref(queries), cache, *where, plan, attention, None, stream)
             )
@@ -97,6 +119,13 @@ class NativeCudaOps:
         out = torch.empty(rows.shape, dtype=x.dtype, device=x.device)
         self.extension.rms_norm(ref(out), ref(rows), ref(weight), eps, self._stream())
         return out.view(x.shape)
+
+    def add_rms_norm(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+        if x.dtype not in FLOATS or not x.dtype == residual.dtype == weight.dtype or x.dim() != 2:
+            return self._reference.add_rms_norm(x, residual, weight, eps)
+        x, residual = (t if t.stride(-1) == 1 else t.contiguous() for t in (x, residual))
+        self.extension.fused_add_rms_norm(ref(x), ref(residual), ref(weight), eps, self._stream())
+        return x, residual
 
     def silu_and_mul(self, x: Tensor) -> Tensor:
         if x.dtype not in FLOATS:
@@ -149,33 +178,42 @@ class NativeCudaOps:
         stream: int = torch.cuda.current_stream(self._device).cuda_stream
         return stream
 
-    def _cache(self, kv: Tensor) -> Any:
-        return self.extension.KvCache(ref(kv[:, :, 0]), ref(kv[:, :, 1]))
+    def _cache(self, kv: Tensor | KvLayer) -> Any:
+        layer = kv if isinstance(kv, KvLayer) else KvLayer.of(kv)
+        scales = (None if scale is None else ref(scale) for scale in (layer.key_scale, layer.value_scale))
+        return self.extension.KvCache(ref(layer.keys), ref(layer.values), layer.kind, *scales)
+
+    def _writes(self, kv: Tensor, keys: Tensor) -> bool:
+        return keys.dtype in FLOATS and (kv.dtype == keys.dtype or kv.dtype in KINDS) and kv.stride(-1) == 1
 
     def _takes(self, queries: Tensor, kv: Tensor) -> bool:
         return (
-            queries.dtype in FLOATS
-            and kv.dtype == queries.dtype
+            self._writes(kv, queries)
             and queries.stride(-1) == 1
             and kv.shape[4] <= MAX_SIMT_DIM
             and queries.device == kv.device == self._device
         )
 
-    def _plan(self, queries: Tensor, kv: Tensor, batch: Batch, window: int) -> tuple[AttentionPlan, list[Any]]:
+    def _plan(self, queries: Tensor, kv: KvLayer, batch: Batch, window: int) -> tuple[AttentionPlan, list[Any]]:
         """The plan of the batch for layers of this form, and per launch the extension's handle of it."""
-        key = ("native_cuda", window, queries.dtype, queries.shape[1], kv.shape[1:])
+        form = kv.kind, kv.num_heads, kv.block_size, kv.head_dim, kv.packed
+        key = ("native_cuda", window, queries.dtype, queries.shape[1], *form)
         found: tuple[AttentionPlan, list[Any]] | None = batch.scratch.get(key)
         if found is None:
-            kv_heads, block_size, head_dim = kv.shape[1], kv.shape[3], kv.shape[4]
-            tensor_cores = (
-                queries.dtype != torch.float32 and head_dim <= MAX_MMA_DIM and not head_dim % 8 and not block_size % 8
+            shape = PlanShape(
+                *(DTYPES[queries.dtype], kv.kind, kv.num_heads, queries.shape[1] // kv.num_heads, kv.head_dim, window),
+                tensor_cores=_for_tensor_cores(queries.dtype, kv),
             )
-            group = queries.shape[1] // kv_heads
-            shape = PlanShape(DTYPES[queries.dtype], "auto", kv_heads, group, head_dim, window, tensor_cores)
             plan = AttentionPlan(self.extension, self._device, shape, batch.q_lens, batch.kv_lens)
             handles = [(launch, self.extension.Plan(*map(ref, launch.memory))) for launch in plan.launches]
             found = batch.scratch[key] = plan, handles
         return found
+
+
+def _for_tensor_cores(dtype: torch.dtype, kv: KvLayer) -> bool:
+    step = 8 if kv.kind == "auto" else 16  # dimensions that one copy of 16 bytes brings
+    fits = kv.head_dim <= MAX_MMA_DIM and not kv.head_dim % step and not kv.block_size % 8
+    return dtype != torch.float32 and fits and not kv.packed
 
 
 def _check_pairs(pairs: Sequence[tuple[int, int]], num_sources: int, num_targets: int) -> None:
