@@ -165,19 +165,23 @@ __device__ __forceinline__ void join_parts(const AttentionParams& p, const plan:
     float* parts = partial_of(p, item, 0, tile);
     const float value_scale = p.scales.value(item.head);
     // A warp per row, a lane per part: each part's maximum becomes the factor its numbers are taken with.
+#pragma unroll 1
     for (int r = thread / 32; r < rows.count; r += threads / 32) {
         float* state = parts + r * width + p.head_dim;
         float top = kMinusInfinity, total = 0.0F, lse;
+#pragma unroll 1
         for (int part = thread % 32; part < item.parts; part += 32) {
             top = fmaxf(top, load_shared_result(state + part * size));
         }
         top = reduce_warp(top, Larger{});
+#pragma unroll 1
         for (int part = thread % 32; part < item.parts; part += 32) {
             total +=
                 weight_of(load_shared_result(state + part * size), top) * load_shared_result(state + part * size + 1);
         }
         total = reduce_warp(total, Add{});
         const float factor = close_row(top, total, sink_of(p.score, rows.head(r)), value_scale, lse);
+#pragma unroll 1
         for (int part = thread % 32; part < item.parts; part += 32) {
             state[part * size] = weight_of(load_shared_result(state + part * size), top) * factor;
         }
@@ -186,6 +190,7 @@ __device__ __forceinline__ void join_parts(const AttentionParams& p, const plan:
         }
     }
     __syncthreads();
+#pragma unroll 1
     for (int i = thread; i < rows.count * p.head_dim; i += threads) {
         const int r = i / p.head_dim, d = i % p.head_dim;
         const float* row = parts + r * width;
@@ -207,6 +212,7 @@ __device__ __forceinline__ void finish_item(const AttentionParams& p, const plan
     const int thread = static_cast<int>(threadIdx.x), threads = static_cast<int>(blockDim.x);
     if (item.parts == 1) {
         const float value_scale = p.scales.value(item.head);
+#pragma unroll 1
         for (int i = thread; i < rows.count * p.head_dim; i += threads) {
             const int r = i / p.head_dim, d = i % p.head_dim;
             float lse;
@@ -220,6 +226,7 @@ __device__ __forceinline__ void finish_item(const AttentionParams& p, const plan
     }
     const int width = p.head_dim + 2;
     float* mine = partial_of(p, item, item.part, tile);
+#pragma unroll 1
     for (int i = thread; i < rows.count * width; i += threads) {
         const int r = i / width, d = i % width;
         mine[i] = d < p.head_dim ? acc[r * pitch + d] : d == p.head_dim ? maximum[r] : sum[r];

@@ -9,6 +9,8 @@
 namespace octavo::cuda {
 
 constexpr int kLogitThreads = 512;
+constexpr float kLowest = -std::numeric_limits<float>::infinity();
+constexpr float kUnknown = std::numeric_limits<float>::quiet_NaN();
 
 template <typename T>
 struct PenaltyParams {
@@ -59,7 +61,6 @@ struct LogprobParams {
 // A block per row. A row with NaN or +inf, or nothing finite, gives NaN and lists nothing.
 template <typename T>
 __global__ void __launch_bounds__(kLogitThreads) logprobs_kernel(const LogprobParams<T> p) {
-    constexpr float kLowest = -std::numeric_limits<float>::infinity();
     const std::int64_t row = blockIdx.x;
     const T* logits = p.logits + row * p.row_stride;
     auto* space = reinterpret_cast<float*>(shared_memory());
@@ -81,7 +82,7 @@ __global__ void __launch_bounds__(kLogitThreads) logprobs_kernel(const LogprobPa
     const std::int64_t id = p.ids[row];
     if (thread == 0) {
         const bool known = id >= 0 && id < p.vocabulary && bad == 0;
-        p.chosen[row] = known ? to_float(logits[id]) - total : std::numeric_limits<float>::quiet_NaN();
+        p.chosen[row] = known ? to_float(logits[id]) - total : kUnknown;
     }
     float above = -kLowest;  // the latest one listed, and its id
     int above_id = -1;
