@@ -165,27 +165,30 @@ __device__ __forceinline__ void join_parts(const AttentionParams& p, const plan:
     float* parts = partial_of(p, item, 0, tile);
     const float value_scale = p.scales.value(item.head);
     // A warp per row, a lane per part: each part's maximum becomes the factor its numbers are taken with.
+    const int lane = thread % 32;
 #pragma unroll 1
     for (int r = thread / 32; r < rows.count; r += threads / 32) {
         float* state = parts + r * width + p.head_dim;
         float top = kMinusInfinity, total = 0.0F, lse;
 #pragma unroll 1
-        for (int part = thread % 32; part < item.parts; part += 32) {
+        for (int first = 0; first < item.parts; first += 32) {
+            const int part = min(first + lane, item.parts - 1);
             top = fmaxf(top, load_shared_result(state + part * size));
         }
         top = reduce_warp(top, Larger{});
 #pragma unroll 1
-        for (int part = thread % 32; part < item.parts; part += 32) {
-            total +=
-                weight_of(load_shared_result(state + part * size), top) * load_shared_result(state + part * size + 1);
+        for (int first = 0; first < item.parts; first += 32) {
+            const float* one = state + min(first + lane, item.parts - 1) * size;
+            const float weight = first + lane < item.parts ? weight_of(load_shared_result(one), top) : 0.0F;
+            total += weight == 0.0F ? 0.0F : weight * load_shared_result(one + 1);
         }
         total = reduce_warp(total, Add{});
         const float factor = close_row(top, total, sink_of(p.score, rows.head(r)), value_scale, lse);
 #pragma unroll 1
-        for (int part = thread % 32; part < item.parts; part += 32) {
+        for (int part = lane; part < item.parts; part += 32) {
             state[part * size] = weight_of(load_shared_result(state + part * size), top) * factor;
         }
-        if (thread % 32 == 0) {
+        if (lane == 0) {
             rows.put_lse(p, r, lse);
         }
     }

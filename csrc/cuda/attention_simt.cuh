@@ -145,7 +145,7 @@ __device__ __forceinline__ void simt_join(const AttentionParams& p, const SimtSh
 }
 
 template <typename T, typename C>
-__global__ void __launch_bounds__(kSimtThreads) attention_simt_kernel(const AttentionParams p) {
+__global__ void __launch_bounds__(kSimtThreads, 4) attention_simt_kernel(const AttentionParams p) {
     const SimtShared s = simt_shared(p.head_dim);
 #pragma unroll 1
     for (int i = p.slots[blockIdx.x]; i < p.slots[blockIdx.x + 1]; ++i) {

@@ -31,6 +31,7 @@ struct Decode {
     static constexpr int kLoads = kDim / (16 * Kind::kFragments);  // times four matrices of a tile
     static constexpr int kRows = 8 * kGroups;
     static constexpr int kPitch = kDim + 4;  // of a row's results, in floats: 4 apart in banks
+    static constexpr int kAtOnce = kDim < 256 && kGroups == 1 ? 3 : 2;  // blocks per processor that registers allow
     static constexpr std::size_t kRing = static_cast<std::size_t>(kDecodeWarps) * kSlots * kTileBytes;
     static constexpr std::size_t kJoin = 4UL * kDecodeWarps * kRows * kPitch;
     static constexpr std::size_t kStates = 4UL * (2 * kDecodeWarps * kRows + 2 * kRows + 4);
@@ -326,7 +327,8 @@ __device__ __forceinline__ void decode_item(const AttentionParams& p, const plan
 }
 
 template <typename T, template <typename> class KindOf, int kDim, int kGroups>
-__global__ void __launch_bounds__(kDecodeThreads) decode_mma_kernel(const AttentionParams p) {
+__global__ void __launch_bounds__(kDecodeThreads, Decode<T, KindOf, kDim, kGroups>::kAtOnce)
+    decode_mma_kernel(const AttentionParams p) {
     using D = Decode<T, KindOf, kDim, kGroups>;
     unsigned char* memory = shared_memory();
     auto* states = reinterpret_cast<float*>(memory + D::kShared - D::kStates);
