@@ -1,7 +1,5 @@
 // Products with packed weights: eight rows per register, so that a result is a lane and nothing is summed across.
 
-inline F8 scales8(const std::uint8_t* p) { return load8_f16(reinterpret_cast<const std::uint16_t*>(p)); }
-
 inline void put_rows(const LinearJob& job, std::int64_t column, std::int64_t row, F8 sum) {
     float* y = job.y + column * job.y_stride + row;
     const std::int64_t count = job.weight.rows - row;
@@ -18,11 +16,12 @@ inline void put_rows(const LinearJob& job, std::int64_t column, std::int64_t row
     }
 }
 
-// Where a row group's parts are.
+// Where a row group's parts are; those of the next group lie `bytes` further.
 struct Group {
     const std::uint8_t* scales;
     const std::uint8_t* minimums;
     const std::uint8_t* numbers;
+    std::int64_t bytes;
 };
 
 template <Format kFormat>
@@ -31,129 +30,127 @@ inline Group group_at(const Weight& weight, std::int64_t group) {
     const std::int64_t head = (blocks * (kFormat == Format::kQ4Mins ? 32 : 16) + 63) / 64 * 64;
     const std::int64_t bytes = head + blocks * (kFormat == Format::kQ8 ? 256 : 128);
     const auto* p = static_cast<const std::uint8_t*>(weight.data) + group * bytes;
-    return {p, p + blocks * 16, p + head};
+    return {p, p + blocks * 16, p + head, bytes};
 }
 
-// kColumns columns of kGroups row groups with inputs in int8: a block is decoded once for all columns.
-template <Format kFormat, int kColumns, int kGroups>
-inline void int8_tile(const LinearJob& job, std::int64_t group, std::int64_t column) {
-    const std::int64_t blocks = job.weight.cols / kBlock;
-    Group at[kGroups];
-    F8 sums[kGroups][kColumns];
-    for (int g = 0; g < kGroups; ++g) {
-        at[g] = group_at<kFormat>(job.weight, group + g);
-        for (int c = 0; c < kColumns; ++c) {
-            sums[g][c] = zero8();
+// A single column reads weights faster than they are fetched unasked: those of the next tile are asked for.
+template <typename R, int kBytes>
+inline void fetch_next(const std::uint8_t* p, std::int64_t bytes) {
+    for (int g = 0; g < R::kGroups; ++g) {
+        for (int line = 0; line < kBytes; line += 64) {
+            fetch(p + (R::kGroups + g) * bytes + line);
         }
     }
-    const std::int8_t* numbers = job.numbers + column * job.weight.cols;
+}
+
+// kColumns columns of the R::kGroups row groups at `group`, inputs in int8: a block is decoded once for all columns.
+template <Format kFormat, typename R, int kColumns>
+inline void int8_tile(const LinearJob& job, std::int64_t group, std::int64_t column) {
+    using F = typename R::F;
+    const std::int64_t cols = job.weight.cols, blocks = cols / kBlock;
+    const Group at = group_at<kFormat>(job.weight, group);
+    const std::int8_t* numbers = job.numbers + column * cols;
     const BlockScale* scales = job.scales + column * blocks;
+    F sums[kColumns], dots[kColumns];
+#pragma GCC unroll 16
+    for (int c = 0; c < kColumns; ++c) {
+        sums[c] = R::zero();
+    }
     for (std::int64_t block = 0; block < blocks; ++block) {
-        for (int g = 0; g < kGroups; ++g) {
-            const F8 scale = scales8(at[g].scales + block * 16);
-            if (kFormat == Format::kQ8) {
-                const std::uint8_t* p = at[g].numbers + block * 256;
-                if (kColumns == 1) {
-                    for (int line = 0; line < 4; ++line) {
-                        fetch(p + 2048 + 64 * line);
-                    }
-                }
-                const Bytes bytes = bytes_of(p);
-                for (int c = 0; c < kColumns; ++c) {
-                    const BlockScale& input = scales[c * blocks + block];
-                    const F8 dot = dot_bytes(bytes, numbers + c * job.weight.cols + block * kBlock, input.sum);
-                    const F8 weight = sub8(pick(words(p + input.q8_place), input.q8_shift, 255), set8(128.0F));
-                    const F8 both = fma8(weight, set8(input.largest), mul8(dot, set8(input.scale)));
-                    sums[g][c] = fma8(both, scale, sums[g][c]);
-                }
-            } else {
-                const std::uint8_t* p = at[g].numbers + block * 128;
-                if (kColumns == 1) {
-                    fetch(p + 1536);
-                    fetch(p + 1600);
-                }
-                const Nibbles n = nibbles(p);
-                const F8 minimum =
-                    kFormat == Format::kQ4Mins ? scales8(at[g].minimums + block * 16) : mul8(scale, set8(-8.0F));
-                for (int c = 0; c < kColumns; ++c) {
-                    const BlockScale& input = scales[c * blocks + block];
-                    const F8 dot = dot_nibbles(n, numbers + c * job.weight.cols + block * kBlock);
-                    const F8 weight = pick(words(p + input.q4_place), input.q4_shift, 15);
-                    const F8 both = fma8(weight, set8(input.largest), mul8(dot, set8(input.scale)));
-                    sums[g][c] = fma8(both, scale, sums[g][c]);
-                    sums[g][c] = fma8(minimum, set8(input.scaled_sum), sums[g][c]);
-                }
+        const F scale = R::scales(at.scales + block * 16, at.bytes);
+        if (kFormat == Format::kQ8) {
+            const std::uint8_t* p = at.numbers + block * 256;
+            if (kColumns == 1) {
+                fetch_next<R, 256>(p, at.bytes);
+            }
+            std::int32_t input_sums[kColumns];
+            for (int c = 0; c < kColumns; ++c) {
+                input_sums[c] = scales[c * blocks + block].sum;
+            }
+            R::template dots8<kColumns>(p, at.bytes, numbers + block * kBlock, cols, input_sums, dots);
+#pragma GCC unroll 16
+            for (int c = 0; c < kColumns; ++c) {
+                const BlockScale& input = scales[c * blocks + block];
+                const F weight = R::sub(R::pick(p + input.q8_place, at.bytes, input.q8_shift, 255), R::set(128.0F));
+                const F both = R::fma(weight, R::set(input.largest), R::mul(dots[c], R::set(input.scale)));
+                sums[c] = R::fma(both, scale, sums[c]);
+            }
+        } else {
+            const std::uint8_t* p = at.numbers + block * 128;
+            if (kColumns == 1) {
+                fetch_next<R, 128>(p, at.bytes);
+            }
+            const F minimum = kFormat == Format::kQ4Mins ? R::scales(at.minimums + block * 16, at.bytes)
+                                                         : R::mul(scale, R::set(-8.0F));
+            R::template dots4<kColumns>(p, at.bytes, numbers + block * kBlock, cols, dots);
+#pragma GCC unroll 16
+            for (int c = 0; c < kColumns; ++c) {
+                const BlockScale& input = scales[c * blocks + block];
+                const F weight = R::pick(p + input.q4_place, at.bytes, input.q4_shift, 15);
+                const F both = R::fma(weight, R::set(input.largest), R::mul(dots[c], R::set(input.scale)));
+                sums[c] = R::fma(both, scale, sums[c]);
+                sums[c] = R::fma(minimum, R::set(input.scaled_sum), sums[c]);
             }
         }
     }
-    for (int g = 0; g < kGroups; ++g) {
-        for (int c = 0; c < kColumns; ++c) {
-            put_rows(job, column + c, (group + g) * kGroupRows, sums[g][c]);
+#pragma GCC unroll 16
+    for (int c = 0; c < kColumns; ++c) {
+        for (int g = 0; g < R::kGroups; ++g) {
+            put_rows(job, column + c, (group + g) * kGroupRows, R::eight(sums[c], g));
         }
+    }
+}
+
+// Some columns of all groups: their inputs stay in the first cache, the weights in the second.
+template <Format kFormat, int kColumns>
+void int8_columns(const LinearJob& job, std::int64_t group, std::int64_t end, std::int64_t column) {
+    for (; group + Rows::kGroups <= end; group += Rows::kGroups) {
+        int8_tile<kFormat, Rows, kColumns>(job, group, column);
+    }
+    for (; group < end; ++group) {
+        int8_tile<kFormat, Rows8, kColumns>(job, group, column);
     }
 }
 
 template <Format kFormat>
 void int8_rows(const LinearJob& job, std::int64_t group, std::int64_t end) {
-    if (job.columns == 1) {
-        for (; group + 2 <= end; group += 2) {
-            int8_tile<kFormat, 1, 2>(job, group, 0);
-        }
+    std::int64_t column = 0;
+    for (; column + 8 <= job.columns; column += 8) {
+        int8_columns<kFormat, 8>(job, group, end, column);
     }
-    for (; group < end; ++group) {
-        std::int64_t column = 0;
-        for (; column + 8 <= job.columns; column += 8) {
-            int8_tile<kFormat, 8, 1>(job, group, column);
-        }
-        switch (job.columns - column) {
-            case 7:
-                int8_tile<kFormat, 4, 1>(job, group, column);
-                int8_tile<kFormat, 3, 1>(job, group, column + 4);
-                break;
-            case 6:
-                int8_tile<kFormat, 6, 1>(job, group, column);
-                break;
-            case 5:
-                int8_tile<kFormat, 5, 1>(job, group, column);
-                break;
-            case 4:
-                int8_tile<kFormat, 4, 1>(job, group, column);
-                break;
-            case 3:
-                int8_tile<kFormat, 3, 1>(job, group, column);
-                break;
-            case 2:
-                int8_tile<kFormat, 2, 1>(job, group, column);
-                break;
-            case 1:
-                int8_tile<kFormat, 1, 1>(job, group, column);
-                break;
-            default:
-                break;
-        }
+    if (column + 4 <= job.columns) {
+        int8_columns<kFormat, 4>(job, group, end, column);
+        column += 4;
+    }
+    if (column + 2 <= job.columns) {
+        int8_columns<kFormat, 2>(job, group, end, column);
+        column += 2;
+    }
+    if (column < job.columns) {
+        int8_columns<kFormat, 1>(job, group, end, column);
     }
 }
 
 // One block of a row group as floats [32][8 rows]: exactly what dequantizing gives.
 template <Format kFormat>
 inline void decode_block(const Group& at, std::int64_t block, float* out) {
-    const F8 scale = scales8(at.scales + block * 16);
+    const F8 scale = Rows8::scales(at.scales + block * 16, 0);
     if (kFormat == Format::kQ8) {
         for (int piece = 0; piece < 8; ++piece) {
-            const Words w = words(at.numbers + block * 256 + 32 * piece);
+            const Words w = words_of(at.numbers + block * 256 + 32 * piece);
             for (int i = 0; i < 4; ++i) {
                 store8(out + (4 * piece + i) * 8,
-                       mul8(sub8(pick(w, static_cast<std::uint32_t>(8 * i), 255), set8(128.0F)), scale));
+                       mul8(sub8(pick_of(w, static_cast<std::uint32_t>(8 * i), 255), set8(128.0F)), scale));
             }
         }
         return;
     }
-    const F8 minimum = kFormat == Format::kQ4Mins ? scales8(at.minimums + block * 16) : zero8();
+    const F8 minimum = kFormat == Format::kQ4Mins ? Rows8::scales(at.minimums + block * 16, 0) : zero8();
     for (int piece = 0; piece < 4; ++piece) {
-        const Words w = words(at.numbers + block * 128 + 32 * piece);
+        const Words w = words_of(at.numbers + block * 128 + 32 * piece);
         for (int i = 0; i < 4; ++i) {
             for (int high = 0; high < 2; ++high) {
-                const F8 nibble = pick(w, static_cast<std::uint32_t>(8 * i + 4 * high), 15);
+                const F8 nibble = pick_of(w, static_cast<std::uint32_t>(8 * i + 4 * high), 15);
                 const F8 value = kFormat == Format::kQ4Mins ? add8(mul8(nibble, scale), minimum)
                                                             : mul8(sub8(nibble, set8(8.0F)), scale);
                 store8(out + (16 * high + 4 * piece + i) * 8, value);

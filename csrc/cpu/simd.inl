@@ -62,7 +62,7 @@ inline void fetch(const void* p) { _mm_prefetch(static_cast<const char*>(p), _MM
 struct Nibbles {
     __m256i piece[8];
 };
-inline Nibbles nibbles(const std::uint8_t* p) {
+inline Nibbles nibbles_of(const std::uint8_t* p) {
     Nibbles n;
     const __m256i mask = _mm256_set1_epi8(15);
     for (int i = 0; i < 4; ++i) {
@@ -147,8 +147,8 @@ inline F8 dot_bytes(const Bytes& b, const std::int8_t* a, std::int32_t) {
 struct Words {
     __m256i v;
 };
-inline Words words(const std::uint8_t* p) { return {_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p))}; }
-inline F8 pick(Words w, std::uint32_t shift, int mask) {
+inline Words words_of(const std::uint8_t* p) { return {_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p))}; }
+inline F8 pick_of(Words w, std::uint32_t shift, int mask) {
     const __m256i shifted = _mm256_srlv_epi32(w.v, _mm256_set1_epi32(static_cast<int>(shift)));
     return _mm256_cvtepi32_ps(_mm256_and_si256(shifted, _mm256_set1_epi32(mask)));
 }
@@ -252,7 +252,7 @@ inline void fetch(const void*) {}
 struct Nibbles {
     const std::uint8_t* p;
 };
-inline Nibbles nibbles(const std::uint8_t* p) { return {p}; }
+inline Nibbles nibbles_of(const std::uint8_t* p) { return {p}; }
 inline F8 dot_nibbles(const Nibbles& n, const std::int8_t* a) {
     return each8([&](int row) {
         std::int32_t sum = 0;
@@ -277,8 +277,8 @@ inline F8 dot_bytes(const Bytes& b, const std::int8_t* a, std::int32_t) {
 struct Words {
     const std::uint8_t* p;
 };
-inline Words words(const std::uint8_t* p) { return {p}; }
-inline F8 pick(Words w, std::uint32_t shift, int mask) {
+inline Words words_of(const std::uint8_t* p) { return {p}; }
+inline F8 pick_of(Words w, std::uint32_t shift, int mask) {
     return each8([&](int i) { return static_cast<float>(w.p[4 * i + shift / 8] >> shift % 8 & mask); });
 }
 inline std::int32_t store8_i8(std::int8_t* p, F8 x) {
