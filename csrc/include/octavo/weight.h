@@ -45,6 +45,9 @@ static constexpr std::int64_t block_bytes(Format format) {
 }
 std::int64_t packed_bytes(Format format, std::int64_t rows, std::int64_t cols);
 
+// The bytes it refers to.
+TensorRef memory_of(const Weight& weight);
+
 // The weight in `data` (uint8, packed_bytes long) or, for plain formats, in `data` [rows, cols].
 Weight make_weight(const TensorRef& data, Format format, std::int64_t rows, std::int64_t cols, bool exact);
 
