@@ -76,7 +76,7 @@ MUTANTS = {
         LINEAR,
     ),
     "repacked into the wrong row": Mutant(
-        "cpu/weight.cpp", "numbers + lane * 4}", "numbers + (7 - lane) * 4}", ("cpu/weight.cpp",), LINEAR
+        "cpu/weight.cpp", "numbers + lane * 4}", "numbers + (kGroupRows - 1 - lane) * 4}", ("cpu/weight.cpp",), LINEAR
     ),
     "bfloat16 truncated, not rounded": Mutant(
         "cpu/half.h", "(bits + 0x7fffU + (bits >> 16 & 1U)) >> 16", "bits >> 16", GENERIC, "test_rows.py -k generic"
