@@ -56,7 +56,7 @@ MUTANTS = {
         ATTENTION,
     ),
     "wrong nibble order": Mutant(
-        "cpu/linear_packed.inl", "8 * i + 4 * high)", "8 * i + 4 * (1 - high))", GENERIC, LINEAR
+        "cpu/linear_packed.inl", "k % 4 * 8 + 4 * high", "k % 4 * 8 + 4 * (1 - high)", GENERIC, LINEAR
     ),
     "offset of 4-bit numbers forgotten": Mutant(
         "cpu/linear_packed.inl", "(input.scaled_sum)", "(0.0F)", GENERIC, LINEAR
@@ -76,7 +76,7 @@ MUTANTS = {
         LINEAR,
     ),
     "repacked into the wrong row": Mutant(
-        "cpu/weight.cpp", "numbers + lane * 4}", "numbers + (7 - lane) * 4}", ("cpu/weight.cpp",), LINEAR
+        "cpu/weight.cpp", "numbers + lane * 4}", "numbers + (kGroupRows - 1 - lane) * 4}", ("cpu/weight.cpp",), LINEAR
     ),
     "bfloat16 truncated, not rounded": Mutant(
         "cpu/half.h", "(bits + 0x7fffU + (bits >> 16 & 1U)) >> 16", "bits >> 16", GENERIC, "test_rows.py -k generic"
