@@ -24,6 +24,8 @@ void bind_ops(py::module_& module) {
     module.def("linear", &linear, "out"_a, "x"_a, "weight"_a, "bias"_a = py::none(), free);
     module.def("weight_rows", &weight_rows, "out"_a, "weight"_a, "rows"_a, free);
     module.def("argmax", &argmax, "ids"_a, "x"_a, free);
+    module.def("sample", &sample, "ids"_a, "logits"_a, "draws"_a, "adjustments"_a, "scores"_a, free);
+    module.def("score", &score, "logits"_a, "targets"_a, "scores"_a, free);
     module.def("copy_blocks", &copy_blocks, "source"_a, "target"_a, "pairs"_a, free);
     module.def("gather_blocks", &gather_blocks, "packed"_a, "arena"_a, "ids"_a, free);
     module.def("scatter_blocks", &scatter_blocks, "arena"_a, "packed"_a, "ids"_a, free);
