@@ -15,6 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from gpu_worker.candidates import top
 from octavo.sampling import SamplingParams
 
 Floats = NDArray[np.float32]
@@ -27,6 +28,7 @@ _LEAST_TEMPERATURE = np.float32(1e-30)  # below, float32 would multiply 0 by inf
 _LOG_TWO_OF_E = np.float32(1.44269504)
 # 2^x for x in [-0.5, 0.5] (Cephes), but for the 1 at the end
 _POLYNOMIAL = (1.535336188e-4, 1.339887440e-3, 9.618437357e-3, 5.550332471e-2, 2.402264791e-1, 6.931472028e-1)
+_NUM_CANDIDATES = 256
 _SLAB = 1 << 26  # weights held at once: bounds what a step needs beside the logits
 _CPU_SLAB = 1 << 20  # less, so that they stay in the cache
 
@@ -86,21 +88,35 @@ def cut(weights: Tensor, logits: Tensor, filters: Filters) -> None:
     """Sets the weights of tokens that the filters drop to zero, in place."""
     vocab_size = logits.shape[1]
     filtered = np.flatnonzero((filters.top_k < vocab_size) | (filters.top_p < 1.0))
-    if len(filtered):
-        rows = torch.from_numpy(filtered).to(weights.device)
-        order = torch.sort(logits[rows], dim=-1, descending=True, stable=True).indices
-        sorted_weights = weights[rows].gather(1, order)
-        ranks = torch.arange(vocab_size, device=weights.device)
-        sorted_weights[ranks >= torch.from_numpy(filters.top_k[filtered]).to(weights.device).unsqueeze(1)] = 0
-        sums = sorted_weights.cumsum(dim=-1)
-        top_p = torch.from_numpy(filters.top_p[filtered].astype(np.float64)).to(weights.device)
-        targets = (top_p * sums[:, -1].double()).long().clamp_(min=1)
-        before = sums - sorted_weights
-        dropped = (before >= targets.unsqueeze(1)) & (top_p < 1.0).unsqueeze(1)
-        weights[rows] = torch.zeros_like(sums).scatter_(1, order, sorted_weights.masked_fill_(dropped, 0))
+    for num in (_NUM_CANDIDATES, vocab_size):  # sorting all is slow, and the likeliest few hundred are mostly enough
+        if len(filtered):
+            filtered = filtered[~_cut_prefix(weights, logits, filters, filtered, min(num, vocab_size))]
     if (filters.min_p > 0.0).any():
         least = (filters.min_p * np.float32(2**_WEIGHT_BITS)).astype(np.float64)  # at most 2^40
         weights.masked_fill_(weights.double() < torch.from_numpy(least).to(weights.device).unsqueeze(1), 0)
+
+
+def _cut_prefix(weights: Tensor, logits: Tensor, filters: Filters, rows: Ids, num: int) -> NDArray[np.bool_]:
+    """Cuts those of `rows` whose prefix ends among the `num` likeliest tokens by top-k and top-p; which ones it was."""
+    at = torch.from_numpy(rows).to(weights.device)
+    some = logits[at]
+    values, ids = top(some, num)
+    chosen = weights[at]
+    sums = np.cumsum(chosen.gather(1, torch.from_numpy(ids).to(at.device)).cpu().numpy(), axis=1)
+    top_k, top_p = filters.top_k[rows], filters.top_p[rows].astype(np.float64)
+    by_count = top_k < logits.shape[1]
+    places = np.arange(len(rows))
+    totals = np.where(by_count, sums[places, np.minimum(top_k, num) - 1], chosen.sum(dim=-1).cpu().numpy())
+    targets = np.maximum((top_p * totals).astype(np.int64), 1)
+    reached = np.where(top_p < 1.0, (sums < targets[:, None]).sum(axis=1), num)  # how many are kept, less one
+    last = np.minimum(np.where(by_count, top_k - 1, num), reached)
+    found = (last < num) & (~by_count | (top_k <= num))
+    last = np.minimum(last, num - 1)
+    least, least_id = (torch.from_numpy(side[places, last]).to(at.device).unsqueeze(1) for side in (values, ids))
+    after = torch.arange(logits.shape[1], device=at.device) > least_id
+    dropped = (some < least) | ((some == least) & after)
+    weights[at[found]] = chosen.masked_fill_(dropped, 0)[found]
+    return found
 
 
 def _draw_by_id(weights: Tensor, numbers: Bits) -> Ids:

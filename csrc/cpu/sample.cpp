@@ -61,7 +61,7 @@ class Drawer {
         Kept kept{kNever, kLastId, 0};
         if (by_count || by_mass) {
             buckets_.resize(static_cast<std::size_t>(row_.count));
-            std::uint64_t mass = loops_.histogram(row_, buckets_.data(), counts_, masses_);
+            std::uint64_t mass = sort_into(kNearBuckets);
             if (by_count) {
                 mass = cut(kept, static_cast<std::uint64_t>(top_k), mass, [](std::uint64_t) { return 1; }, counts_);
             }
@@ -104,17 +104,26 @@ class Drawer {
         return a.logit > b.logit || (a.logit == b.logit && a.id < b.id);
     }
 
+    std::uint64_t sort_into(int num) {
+        num_buckets_ = num;
+        return loops_.histogram(row_, num, buckets_.data(), counts_, masses_);
+    }
+
     // Ends `kept`, of `mass`, where its first tokens come to `target` by `amount` of a weight; `amounts`: the sums of
     // each bucket. Returns the mass that stays.
     template <typename Amount, typename Sum>
     std::uint64_t cut(Kept& kept, std::uint64_t target, std::uint64_t mass, Amount amount, const Sum* amounts) {
         std::uint64_t missing = target, before_mass = 0;
         int bucket = 0;
-        while (bucket < kWeightless && static_cast<std::uint64_t>(amounts[bucket]) < missing) {
+        while (bucket < num_buckets_ && static_cast<std::uint64_t>(amounts[bucket]) < missing) {
             missing -= static_cast<std::uint64_t>(amounts[bucket]);
             before_mass += masses_[bucket++];
         }
-        if (bucket >= kWeightless) {
+        if (bucket == num_buckets_ && num_buckets_ < kBuckets) {
+            sort_into(kBuckets);
+            return cut(kept, target, mass, amount, amounts);
+        }
+        if (bucket == kBuckets) {
             return mass;
         }
         collect(bucket, kept);
@@ -197,6 +206,7 @@ class Drawer {
     std::vector<float> changed_;
     std::vector<std::uint64_t> spans_;
     std::vector<std::uint16_t> buckets_;
+    int num_buckets_ = 0;  // that are counted
     std::int32_t counts_[kBuckets];
     std::uint64_t masses_[kBuckets];
     std::vector<Candidate> candidates_;

@@ -58,21 +58,33 @@ std::uint64_t sum_spans(const DrawRow& row, const Kept& kept, std::uint64_t* sum
     return total;
 }
 
-std::uint64_t histogram(const DrawRow& row, std::uint16_t* buckets, std::int32_t* counts, std::uint64_t* masses) {
+std::uint64_t histogram(const DrawRow& row, int num, std::uint16_t* buckets, std::int32_t* counts,
+                        std::uint64_t* masses) {
+    constexpr std::int64_t kSome = 16;
     Span span;
     std::int32_t places[kSpan];
     std::uint64_t total = 0;
-    std::memset(counts, 0, kBuckets * sizeof *counts);
-    std::memset(masses, 0, kBuckets * sizeof *masses);
+    std::memset(counts, 0, static_cast<std::size_t>(num) * sizeof *counts);
+    std::memset(masses, 0, static_cast<std::size_t>(num) * sizeof *masses);
     for (std::int64_t begin = 0; begin < row.count; begin += kSpan) {
         const std::int64_t some = weigh(row, begin, span);
+        std::uint16_t narrow[kSpan];
         for (std::int64_t i = 0; i < kSpan; ++i) {
             places[i] = static_cast<std::int32_t>(-16.0F * span.powers[i]);
+            narrow[i] = static_cast<std::uint16_t>(places[i]);
         }
-        for (std::int64_t i = 0; i < some; ++i) {
-            buckets[begin + i] = static_cast<std::uint16_t>(places[i]);
-            ++counts[places[i]];
-            masses[places[i]] += static_cast<std::uint64_t>(static_cast<std::int64_t>(span.weights[i]));
+        std::memcpy(buckets + begin, narrow, static_cast<std::size_t>(some) * sizeof *narrow);
+        for (std::int64_t first = 0; first < kSpan; first += kSome) {
+            std::int32_t any = 0;
+            for (std::int64_t i = 0; i < kSome; ++i) {
+                any |= places[first + i] < num ? 1 : 0;
+            }
+            for (std::int64_t i = first; any != 0 && i < first + kSome; ++i) {
+                if (places[i] < num) {
+                    ++counts[places[i]];
+                    masses[places[i]] += static_cast<std::uint64_t>(static_cast<std::int64_t>(span.weights[i]));
+                }
+            }
         }
         total += sum_of(span.weights);
     }

@@ -9,6 +9,7 @@ import pytest
 import sanitized
 
 SCRIPT = Path(__file__).with_name("shim")
+SUPPORT = Path(__file__).resolve().parents[1] / "support"
 CASES = {
     "decode_mma": 240,
     "decode_simt": 120,
@@ -25,6 +26,7 @@ CASES = {
     "refused": 5,
     "plan": 4,
     "ops": 8,
+    "graphs": 3,
     "compat": 6,
 }
 
@@ -45,5 +47,5 @@ def shim() -> Path:
 @pytest.mark.parametrize("group", CASES)
 def test_kernels_agree_with_float64(shim: Path, group: str) -> None:
     command = [sys.executable, SCRIPT, group, str(CASES[group]), "0"]
-    done = subprocess.run(command, capture_output=True, text=True, env=sanitized.environment(shim))
+    done = subprocess.run(command, capture_output=True, text=True, env=sanitized.environment(shim, SUPPORT))
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-6000:]

@@ -63,8 +63,8 @@ static OCTAVO_ANYWHERE float weight_of_power(float power) {
     float scale = 0;
     std::memcpy(&scale, &bits, sizeof scale);
     constexpr float kNoFraction = 8388608.0F;  // from here on floats are whole
-    const float weight = times(y, scale);
-    return weight < kNoFraction ? plus(plus(weight, kNoFraction), -kNoFraction) : weight;
+    const float weight = times(y, scale), nearest = plus(plus(weight, kNoFraction), -kNoFraction);
+    return weight < kNoFraction ? nearest : weight;
 }
 
 static OCTAVO_ANYWHERE std::uint64_t weight_of(float logit, float highest, float factor) {

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from attention_cases import decode_case, merge_case, prefill_case
 from cache_cases import blocks_case, convert_case, layout_case, write_case
+from graph_cases import graph_case
 from ops_cases import ops_case
 from plan_cases import plan_case
 from refused_cases import refused_case
@@ -37,6 +38,7 @@ GROUPS: dict[str, Callable[[Any], None]] = {
     "refused": refused_case,
     "plan": plan_case,
     "ops": ops_case,
+    "graphs": graph_case,
     "compat": compat_case,
 }
 
