@@ -20,31 +20,32 @@ from gpu_worker.plan import TokenScore
 from gpu_worker.sampler import Sampler, competes, drawn, num_top, scored
 from gpu_worker.sequence import Branch
 
-_ROWS_AT_ONCE = 64  # float32 logits of a prompt that are scored at once, where they have to be converted
+_ROWS_AT_ONCE = 64  # converted to float32 at once
 
 
 class _Columns:
     """Some branches as the extension takes them. Where the same branches come again, only `index` is written anew."""
 
-    def __init__(self, extension: ModuleType, rows: Sequence[int], branches: Sequence[Branch]) -> None:
+    def __init__(self, rows: Sequence[int], branches: Sequence[Branch]) -> None:
         params = [branch.sequence.params for branch in branches]
         self.rows = list(rows)
         self.branches = list(branches)
         self.index = torch.empty(len(branches), dtype=torch.int64)
         seeds = [struct.unpack("<q", struct.pack("<Q", p.seed or 0))[0] for p in params]
-        self.draws = extension.Draws(
-            rows=torch.tensor(self.rows, dtype=torch.int64),
-            temperature=torch.tensor([p.temperature if drawn(p) else 0.0 for p in params]),
-            top_k=torch.tensor([p.top_k for p in params], dtype=torch.int32),
-            top_p=torch.tensor([p.top_p for p in params], dtype=torch.float32),
-            min_p=torch.tensor([p.min_p for p in params], dtype=torch.float32),
-            seed=torch.tensor(seeds, dtype=torch.int64),
-            branch=torch.tensor([branch.index for branch in branches], dtype=torch.int64),
-            index=self.index,
-        )
+        self.draws = {
+            "rows": torch.tensor(self.rows, dtype=torch.int64),
+            "temperature": torch.tensor([p.temperature if drawn(p) else 0.0 for p in params]),
+            "top_k": torch.tensor([p.top_k for p in params], dtype=torch.int32),
+            "top_p": torch.tensor([p.top_p for p in params], dtype=torch.float32),
+            "min_p": torch.tensor([p.min_p for p in params], dtype=torch.float32),
+            "seed": torch.tensor(seeds, dtype=torch.int64),
+            "branch": torch.tensor([branch.index for branch in branches], dtype=torch.int64),
+            "index": self.index,
+        }
         self.random = any(drawn(p) for p in params)
         self.adjusted = any(branch.sequence.params.min_tokens or adjusted(branch) for branch in branches)
         self.scored = [i for i, p in enumerate(params) if scored(p)]
+        self.plain = not (self.random or self.adjusted or self.scored)
         self.counts = [num_top(p) if scored(p) else -1 for p in params]
 
     def matches(self, rows: Sequence[int], branches: Sequence[Branch]) -> bool:
@@ -72,12 +73,14 @@ class NativeSampler(Sampler):
         logits = logits.detach().float()
         columns = self._columns
         if columns is None or not columns.matches(rows, branches):
-            columns = self._columns = _Columns(self._extension, rows, branches)
+            columns = self._columns = _Columns(rows, branches)
+        if columns.plain:  # numpy's argmax is the faster one
+            return super().sample(logits, rows, branches)
         columns.update()
         ids = torch.empty(len(branches), dtype=torch.int64)
-        adjustments = self._pack(branches) if columns.adjusted else self._extension.Adjustments()
-        results = _Results(self._extension, columns.counts if columns.scored else [])
-        self._extension.sample(ids, logits, columns.draws, adjustments, results.scores)
+        adjustments = self._pack(branches) if columns.adjusted else {}
+        results = _Results(columns.counts if columns.scored else [])
+        self._extension.sample(ids, logits, **columns.draws, **adjustments, **results.tensors)
         tokens: list[int] = ids.tolist()
         if not columns.scored:
             return tokens, {}
@@ -95,26 +98,26 @@ class NativeSampler(Sampler):
         step = len(targets) if logits.dtype == torch.float32 else _ROWS_AT_ONCE
         for start in range(0, len(targets), step or 1):
             some = list(targets[start : start + step])
-            results = _Results(self._extension, [num_top] * len(some))
+            results = _Results([num_top] * len(some))
             x = logits[start : start + step].detach().float()
-            self._extension.score(x, torch.tensor(some, dtype=torch.int64), results.scores)
+            self._extension.score(x, torch.tensor(some, dtype=torch.int64), **results.tensors)
             scores += results.of(range(len(some)), some).values()
         return scores
 
-    def _pack(self, branches: Sequence[Branch]) -> Any:
+    def _pack(self, branches: Sequence[Branch]) -> dict[str, Tensor]:
         edits = self._adjustments.edits(branches)
         allowed = [np.empty(0, np.int64) if e.allowed is None else np.append(e.allowed, -1) for e in edits]
-        return self._extension.Adjustments(
-            repetition=torch.tensor([edit.repetition for edit in edits], dtype=torch.float32),
-            seen_ends=_ends([edit.seen for edit in edits]),
-            seen_ids=_joined([edit.seen for edit in edits]),
-            seen_costs=_joined([edit.costs for edit in edits]),
-            bias_ends=_ends([edit.bias for edit in edits]),
-            bias_ids=_joined([edit.bias_ids for edit in edits]),
-            biases=_joined([edit.bias for edit in edits]),
-            allowed_ends=_ends(allowed),
-            allowed_ids=_joined(allowed),
-        )
+        return {
+            "repetition": torch.tensor([edit.repetition for edit in edits], dtype=torch.float32),
+            "seen_ends": _ends([edit.seen for edit in edits]),
+            "seen_ids": _joined([edit.seen for edit in edits]),
+            "seen_costs": _joined([edit.costs for edit in edits]),
+            "bias_ends": _ends([edit.bias for edit in edits]),
+            "bias_ids": _joined([edit.bias_ids for edit in edits]),
+            "biases": _joined([edit.bias for edit in edits]),
+            "allowed_ends": _ends(allowed),
+            "allowed_ids": _joined(allowed),
+        }
 
 
 def choose_sampler(vocab_size: int, device: torch.device, eos_token_ids: tuple[int, ...]) -> Sampler:
@@ -128,20 +131,19 @@ def choose_sampler(vocab_size: int, device: torch.device, eos_token_ids: tuple[i
 class _Results:
     """Where the extension puts scores."""
 
-    def __init__(self, extension: ModuleType, counts: list[int]) -> None:
-        if not counts:
-            self.scores = extension.Scores()
-            return
-        width = max(0, *counts)
-        self._logprobs = torch.empty(len(counts))
-        self._ids = torch.empty((len(counts), width), dtype=torch.int64)
-        self._top_logprobs = torch.empty((len(counts), width))
-        self.scores = extension.Scores(
-            torch.tensor(counts, dtype=torch.int32), self._logprobs, self._ids, self._top_logprobs
-        )
+    def __init__(self, counts: list[int]) -> None:
+        self.tensors: dict[str, Tensor] = {}
+        if counts:
+            width = max(0, *counts)
+            self.tensors = {
+                "counts": torch.tensor(counts, dtype=torch.int32),
+                "logprobs": torch.empty(len(counts)),
+                "top_ids": torch.empty((len(counts), width), dtype=torch.int64),
+                "top_logprobs": torch.empty((len(counts), width)),
+            }
 
     def of(self, places: Sequence[int], tokens: Sequence[int]) -> dict[int, TokenScore]:
-        logprobs, ids, values = self._logprobs.tolist(), self._ids.tolist(), self._top_logprobs.tolist()
+        logprobs, ids, values = (self.tensors[name].tolist() for name in ("logprobs", "top_ids", "top_logprobs"))
         found = {}
         for i in places:
             top = itertools.takewhile(lambda pair: pair[0] >= 0, zip(ids[i], values[i], strict=True))

@@ -16,6 +16,5 @@ namespace octavo::bind {
 
 void bind_weights(pybind11::module_& module);
 void bind_llama(pybind11::module_& module);
-void bind_sample(pybind11::module_& module);
 
 }  // namespace octavo::bind

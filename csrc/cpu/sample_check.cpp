@@ -36,6 +36,16 @@ void expect_scores(const Scores& scores, std::int64_t branches) {
     expect_range<std::int32_t>(scores.counts, "counts", -1, static_cast<std::int32_t>(scores.top_ids.shape[1]));
 }
 
+// That nothing is written where something is read, or written twice.
+void expect_outputs_apart(const Scores& to, std::initializer_list<const TensorRef*> inputs) {
+    expect_apart(to.logprobs, "logprobs", inputs);
+    expect_apart(to.logprobs, "logprobs", {&to.counts, &to.top_ids, &to.top_logprobs});
+    expect_apart(to.top_ids, "top_ids", inputs);
+    expect_apart(to.top_ids, "top_ids", {&to.counts, &to.top_logprobs});
+    expect_apart(to.top_logprobs, "top_logprobs", inputs);
+    expect_apart(to.top_logprobs, "top_logprobs", {&to.counts});
+}
+
 void expect_logits(const TensorRef& logits) {
     expect(logits, "logits", {kAny, kAny}, DType::kF32);
     require(logits.shape[1] > 0 && logits.shape[1] < std::int64_t{1} << 23, "logits",
@@ -73,8 +83,16 @@ void sample(const TensorRef& ids, const TensorRef& logits, const Draws& draws, c
     if (by.bias_ends.given()) {
         expect(by.biases, "biases", {bias}, DType::kF32);
     }
+    const Draws& d = draws;
+    const auto inputs = {&logits,       &d.rows,          &d.temperature, &d.top_k,      &d.top_p,
+                         &d.min_p,      &d.seed,          &d.branch,      &d.index,      &by.repetition,
+                         &by.seen_ends, &by.seen_ids,     &by.seen_costs, &by.bias_ends, &by.bias_ids,
+                         &by.biases,    &by.allowed_ends, &by.allowed_ids};
+    expect_apart(ids, "ids", inputs);
     if (scores.counts.given()) {
         expect_scores(scores, branches);
+        expect_apart(ids, "ids", {&scores.counts, &scores.logprobs, &scores.top_ids, &scores.top_logprobs});
+        expect_outputs_apart(scores, inputs);
     }
 }
 
@@ -84,6 +102,7 @@ void score(const TensorRef& logits, const TensorRef& targets, const Scores& scor
     expect_range<std::int64_t>(targets, "targets", 0, logits.shape[1] - 1);
     expect_scores(scores, logits.shape[0]);
     expect_range<std::int32_t>(scores.counts, "counts", 0, 2147483647);
+    expect_outputs_apart(scores, {&logits, &targets});
 }
 
 }  // namespace octavo::check

@@ -51,10 +51,9 @@ class Case:
     def run(self, kernels, order: torch.Tensor | None = None) -> list[int]:
         """Of the branches `order`, from rows that stay where they are."""
         order = torch.arange(len(self.logits)) if order is None else order
-        columns = (self.temperature, self.top_k, self.top_p, self.min_p, self.seed, self.branch, self.index)
-        draws = kernels.Draws(order, *(each[order] for each in columns))
+        names = ("temperature", "top_k", "top_p", "min_p", "seed", "branch", "index")
         ids = torch.full((len(order),), -7)
-        kernels.sample(ids, self.logits, draws, kernels.Adjustments(), kernels.Scores())
+        kernels.sample(ids, self.logits, rows=order, **{name: getattr(self, name)[order] for name in names})
         return ids.tolist()
 
 
@@ -86,7 +85,7 @@ def test_the_likeliest_of_near_equals_is_the_only_one_of_top_k_1(kernels):
 def scores_of(kernels, logits, targets, counts, width=5):
     rows = len(logits)
     results = torch.empty(rows), torch.empty((rows, width), dtype=torch.int64), torch.empty(rows, width)
-    kernels.score(logits, targets, kernels.Scores(torch.tensor(counts, dtype=torch.int32), *results))
+    kernels.score(logits, targets, torch.tensor(counts, dtype=torch.int32), *results)
     return results
 
 
@@ -107,70 +106,3 @@ def test_scores_are_log_softmax(kernels, vocabulary):
         listed = torch.cat((order, torch.full((5 - len(order),), -1)))
         assert torch.equal(ids[row], listed)
         torch.testing.assert_close(values[row, : len(order)].double(), expected[order], rtol=1e-6, atol=1e-5)
-
-
-BAD_ARGUMENTS = [
-    ("ids", torch.empty(2, dtype=torch.int32)),
-    ("logits", torch.randn(2, 4).double()),
-    ("logits", torch.empty(2, 0)),
-    ("rows", torch.tensor([0, 2])),
-    ("temperature", torch.tensor([0.5, -1.0])),
-    ("temperature", torch.tensor([0.5, float("nan")])),
-    ("top_k", torch.tensor([0, -1], dtype=torch.int32)),
-    ("top_p", torch.tensor([0.5, 1.5])),
-    ("min_p", torch.tensor([0.5])),
-    ("seed", torch.tensor([0.5, 1.0])),
-    ("seen_ids", torch.tensor([4])),
-    ("seen_ends", torch.tensor([0, 2, 1])),
-    ("seen_ends", torch.tensor([0, 0, 2])),
-    ("seen_costs", torch.tensor([0.5, 1.0])),
-    ("bias_ids", torch.tensor([-1])),
-    ("biases", torch.tensor([1])),
-    ("allowed_ids", torch.tensor([-2])),
-    ("counts", torch.tensor([0, 3], dtype=torch.int32)),
-    ("top_ids", torch.empty(2, 3, dtype=torch.int64)),
-]
-
-
-@pytest.mark.parametrize(("name", "value"), [(None, None), *BAD_ARGUMENTS])
-def test_bad_arguments_are_refused_by_name(either, name, value):
-    one, two = torch.tensor([0, 0, 1]), torch.full((2, 2), -7)
-    given = {
-        "ids": torch.full((2,), -7),
-        "logits": torch.randn(2, 4),
-        "rows": torch.tensor([0, 1]),
-        "temperature": torch.tensor([0.0, 0.5]),
-        "top_k": torch.tensor([0, 3], dtype=torch.int32),
-        "top_p": torch.tensor([0.0, 1.0]),
-        "min_p": torch.tensor([0.0, 1.0]),
-        **{key: torch.tensor([0, 1]) for key in ("seed", "branch", "index")},
-        "repetition": torch.tensor([1.0, 2.0]),
-        "seen_ends": one,
-        "seen_ids": torch.tensor([3]),
-        "seen_costs": torch.tensor([0.5]),
-        "bias_ends": one,
-        "bias_ids": torch.tensor([3]),
-        "biases": torch.tensor([0.5]),
-        "allowed_ends": one,
-        "allowed_ids": torch.tensor([-1]),
-        "counts": torch.tensor([-1, 2], dtype=torch.int32),
-        "logprobs": torch.empty(2),
-        "top_ids": two,
-        "top_logprobs": torch.empty(2, 2),
-    } | ({} if name is None else {name: value})
-    draws = ("rows", "temperature", "top_k", "top_p", "min_p", "seed", "branch", "index")
-    lists = [key for key in given if key.startswith(("repetition", "seen", "bias", "allowed"))]
-    scores = ("counts", "logprobs", "top_ids", "top_logprobs")
-
-    def call() -> None:
-        parts = [cls(**{key: given[key] for key in keys}) for cls, keys in
-                 ((either.Draws, draws), (either.Adjustments, lists), (either.Scores, scores))]  # fmt: skip
-        either.sample(given["ids"], given["logits"], *parts)
-
-    if name is None:
-        call()
-        assert given["ids"].tolist()[0] in range(4) and given["ids"].tolist()[1] == BAD  # all is forbidden there
-        return
-    with pytest.raises(either.ArgumentError, match=rf"^{'top_logprobs' if name == 'top_ids' else name}: "):
-        call()
-    assert name == "ids" or given["ids"].tolist() == [-7, -7]
