@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -72,8 +73,8 @@ async def all_checks(up: UpSettings, running: state.State | None) -> list[Check]
         await store(up),
         model(up.model),
         cpu(),
-        extension(),
-        gpu(up.device),
+        extension(gpu_names()),
+        gpu(up.device, gpu_names()),
         memory(),
         grpcurl(),
     ]
@@ -177,22 +178,31 @@ def cpu() -> Check:
     return Check("cpu", "note", detail, "it will be slow: AVX2 or NEON is what the kernels are made for")
 
 
-def extension() -> Check:
+def extension(gpus: Sequence[str]) -> Check:
+    """What the workers compute with: without the extension for their device, plain torch."""
     spec = importlib.util.find_spec("gpu_worker")
     folder = Path(spec.origin).parent if spec and spec.origin else None
     files = sorted(path.name for path in folder.glob("_C_*.so")) if folder else []
-    if files:
+    missing = [
+        name for name in ("_C_cpu", *(["_C_cuda"] if gpus else [])) if not any(f.startswith(name) for f in files)
+    ]
+    if not missing:
         return Check("extension", "ok", ", ".join(files))
-    return Check("extension", "note", "not built: the reference in torch is used", "make extension")
+    found = f"{', '.join(files)}; " if files else ""
+    fix = "make extension CMAKE_ARGS=-DOCTAVO_CUDA=ON, where nvcc is" if missing == ["_C_cuda"] else "make extension"
+    return Check("extension", "note", f"{found}{' and '.join(missing)} not built: the reference in torch is used", fix)
 
 
-def gpu(device: str) -> Check:
+def gpu_names() -> list[str]:
     program = shutil.which("nvidia-smi")
-    names: list[str] = []
-    if program:
-        query = [program, "--query-gpu=name,memory.total", "--format=csv,noheader"]
-        done = subprocess.run(query, capture_output=True, text=True, timeout=20, check=False)
-        names = done.stdout.strip().splitlines() if done.returncode == 0 else []
+    if not program:
+        return []
+    query = [program, "--query-gpu=name,memory.total", "--format=csv,noheader"]
+    done = subprocess.run(query, capture_output=True, text=True, timeout=20, check=False)
+    return done.stdout.strip().splitlines() if done.returncode == 0 else []
+
+
+def gpu(device: str, names: Sequence[str]) -> Check:
     if names:
         return Check("gpu", "ok", "; ".join(names))
     if device.startswith("cuda"):

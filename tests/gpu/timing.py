@@ -13,7 +13,7 @@ COLD_BYTES = 256 << 20  # of inputs in all, so that none is found in a cache
 
 def sets(num_bytes: int) -> int:
     """How many inputs of this size are more than any cache holds."""
-    return max(2, min(64, -(-COLD_BYTES // max(num_bytes, 1))))
+    return 1 if num_bytes > 4 * COLD_BYTES else max(2, min(64, -(-COLD_BYTES // max(num_bytes, 1))))
 
 
 def medians(t: Target, calls: Mapping[str, Call], num_sets: int, repeats: int = 15) -> dict[str, float]:
