@@ -28,7 +28,7 @@ def choose_device(name: str) -> torch.device:
         raise InvalidArgument("device", f"{name!r}: only cpu and cuda are supported")
     if device.type == "cuda" and not torch.cuda.is_available():
         raise InvalidArgument("device", f"{name!r}: no CUDA device is usable here; try --device cpu")
-    if device.type == "cuda" and device.index is None:
+    if device.type == "cuda" and ":" not in name:
         return torch.device("cuda", torch.cuda.current_device())
     return device
 
