@@ -124,7 +124,18 @@ SHAPES = (
     Shape(batch=64, context=2048, fp8=True),
     Shape(batch=64, context=2048),
 )
-GOALS = ("≥ 92 %", "≥ 92 %", "≥ 70 %", "≤ 45 µs", "≤ 7 µs", "≥ 1.3× v1/v2", "≥ 4× v1/v2", "≤ 1.08 × uniform", "", "")
+GOALS = (
+    "≥ 92 %, ≥ 2.2× v1/v2",
+    "≥ 92 %",
+    "≥ 70 %",
+    "≤ 45 µs",
+    "≤ 7 µs",
+    "≥ 1.3× v1/v2",
+    "≥ 4× v1/v2",
+    "≤ 1.08 × uniform",
+    "",
+    "",
+)
 
 
 def row(shape: Shape, times: dict[str, float], copy: float, goal: str) -> tuple[str, ...]:

@@ -35,7 +35,7 @@ def main() -> None:
         share = (deadline() - time.monotonic()) / (len(chosen) - place)
         end = time.monotonic() + share * 0.9
         count = 0
-        while count < limit or (not limit and time.monotonic() < end):
+        while (not limit or count < limit) and time.monotonic() < end:
             try:
                 case(np.random.default_rng((t.options.seed, count)))
             except Exception as error:
