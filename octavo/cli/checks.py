@@ -1,18 +1,15 @@
 """The checks of `octavo doctor`. Each looks at one thing, changes nothing, and says what to do."""
 
 import asyncio
-import importlib.util
 import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Sequence
-from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
-from typing import Literal
 
-from octavo.cli import ports, state
+from octavo.cli import native_checks, ports, state
+from octavo.cli.check import Check
 from octavo.cli.cluster import HOST, router_ports
 from octavo.errors import StoreUnavailable
 from octavo.options import masked
@@ -49,16 +46,6 @@ PACKAGES = {  # what must be there, and which extra brings it
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Check:
-    """What was found. `note` is worth knowing and stops nothing."""
-
-    name: str
-    result: Literal["ok", "note", "bad"]
-    detail: str
-    fix: str = ""
-
-
 def state_directory(up: UpSettings) -> Path:
     return Path(up.state_dir).absolute() if up.state_dir else state.default_directory()
 
@@ -73,8 +60,8 @@ async def all_checks(up: UpSettings, running: state.State | None) -> list[Check]
         await store(up),
         model(up.model),
         cpu(),
-        extension(gpu_names()),
-        gpu(up.device, gpu_names()),
+        *native_checks.all_checks(),
+        gpu(up.device),
         memory(),
         grpcurl(),
     ]
@@ -154,16 +141,32 @@ def model(name: str) -> Check:
             return Check("model", "bad", f"the package of the demo model, {DEMO_PACKAGE}, is not installed", fix)
     path = Path(name).expanduser()
     if path.is_file():
-        return Check("model", "ok", f"{path}, {path.stat().st_size / 2**20:.0f} MiB")
+        return _gguf_file(path)
     if path.is_dir():
-        has_weights = any(path.glob("*.safetensors"))
-        fix = "" if has_weights else "it needs *.safetensors and config.json"
-        return Check("model", "ok" if has_weights else "bad", f"{path}", fix)
+        files = sorted(path.glob("*.gguf"))
+        if (path / "config.json").exists() and any(path.glob("*.safetensors")):
+            return Check("model", "ok", f"{path}")
+        if len(files) == 1 and not (path / "config.json").exists():
+            return _gguf_file(files[0])
+        return Check(
+            "model", "bad", f"{path} holds no model", "it needs config.json and *.safetensors, or one .gguf file"
+        )
     if "/" in name and not name.startswith((".", "/", "~")) and name.count("/") == 1:
         return Check("model", "note", f"{name} is no file here: it would be fetched from the hub")
     return Check(
         "model", "bad", f"{name}: no such file, directory or known name", f"give --model, such as {DEMO_MODEL}"
     )
+
+
+def _gguf_file(path: Path) -> Check:
+    try:
+        with path.open("rb") as file:
+            begins = file.read(4)
+    except OSError as error:
+        return Check("model", "bad", f"{path}: {error.strerror}", "make it readable, or give another --model")
+    if path.suffix != ".gguf" or begins != b"GGUF":
+        return Check("model", "bad", f"{path} is no GGUF file", f"give --model, such as {DEMO_MODEL}")
+    return Check("model", "ok", f"{path}, {path.stat().st_size / 2**20:.0f} MiB")
 
 
 def cpu() -> Check:
@@ -178,31 +181,13 @@ def cpu() -> Check:
     return Check("cpu", "note", detail, "it will be slow: AVX2 or NEON is what the kernels are made for")
 
 
-def extension(gpus: Sequence[str]) -> Check:
-    """What the workers compute with: without the extension for their device, plain torch."""
-    spec = importlib.util.find_spec("gpu_worker")
-    folder = Path(spec.origin).parent if spec and spec.origin else None
-    files = sorted(path.name for path in folder.glob("_C_*.so")) if folder else []
-    missing = [
-        name for name in ("_C_cpu", *(["_C_cuda"] if gpus else [])) if not any(f.startswith(name) for f in files)
-    ]
-    if not missing:
-        return Check("extension", "ok", ", ".join(files))
-    found = f"{', '.join(files)}; " if files else ""
-    fix = "make extension CMAKE_ARGS=-DOCTAVO_CUDA=ON, where nvcc is" if missing == ["_C_cuda"] else "make extension"
-    return Check("extension", "note", f"{found}{' and '.join(missing)} not built: the reference in torch is used", fix)
-
-
-def gpu_names() -> list[str]:
+def gpu(device: str) -> Check:
     program = shutil.which("nvidia-smi")
-    if not program:
-        return []
-    query = [program, "--query-gpu=name,memory.total", "--format=csv,noheader"]
-    done = subprocess.run(query, capture_output=True, text=True, timeout=20, check=False)
-    return done.stdout.strip().splitlines() if done.returncode == 0 else []
-
-
-def gpu(device: str, names: Sequence[str]) -> Check:
+    names: list[str] = []
+    if program:
+        query = [program, "--query-gpu=name,memory.total", "--format=csv,noheader"]
+        done = subprocess.run(query, capture_output=True, text=True, timeout=20, check=False)
+        names = done.stdout.strip().splitlines() if done.returncode == 0 else []
     if names:
         return Check("gpu", "ok", "; ".join(names))
     if device.startswith("cuda"):
