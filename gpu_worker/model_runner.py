@@ -234,7 +234,10 @@ def load_runner(
     info = _info(loaded, arena, where, context, name)
     _log_start(info, ops, decoder)
     sampler = Sampler(decoder.vocab_size, where, loaded.eos_token_ids)
-    return ModelRunner(info, decoder, arena, sampler, where, capture(arena.layers))
+    graphs = capture(arena.layers)
+    if graphs is not None:
+        log.info("%s: CUDA graphs for %s sequences", info.model, ", ".join(map(str, graphs.sizes)))
+    return ModelRunner(info, decoder, arena, sampler, where, graphs)
 
 
 def _info(loaded: LoadedModel, arena: KvArena, device: torch.device, context: int, name: str | None) -> RunnerInfo:
