@@ -3,7 +3,9 @@
 import importlib.util
 import itertools
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -13,8 +15,8 @@ from target import Target, target
 from timing import Call, medians, ratio, sets
 from torch import Tensor
 
-from gpu_worker.ops.cuda_plan import DecodePlan, DecodeShape
-from gpu_worker.ops.native_cuda import DTYPES, ref
+from gpu_worker.ops import AttentionOptions, Batch, make_batch
+from gpu_worker.ops.native_cuda import NativeCudaOps
 
 BLOCK = 16
 BF16 = torch.bfloat16
@@ -54,61 +56,44 @@ class Inputs:
 
     kv: Tensor
     queries: Tensor
-    tables: Tensor
-    lens: Tensor
-    lens_list: list[int]
+    batch: Batch
 
 
-def inputs(t: Target, shape: Shape) -> Inputs:
+def inputs(t: Target, shape: Shape, scratch: dict[Any, Any]) -> Inputs:
+    """With `scratch` in common, sets have one plan."""
     lens = shape.lens
     counts = [-(-n // BLOCK) for n in lens]
-    order = torch.randperm(sum(counts), device=t.device, dtype=torch.int32)
-    tables = torch.zeros(len(lens), max(counts), dtype=torch.int32, device=t.device)
-    for row, (end, count) in enumerate(zip(itertools.accumulate(counts), counts, strict=True)):
-        tables[row, :count] = order[end - count : end]
+    order = torch.randperm(sum(counts)).tolist()
+    tables = [order[end - n : end] for end, n in zip(itertools.accumulate(counts), counts, strict=True)]
+    batch = make_batch(*[[0] * len(lens)] * 3, [1] * len(lens), lens, tables, t.device)
+    batch.scratch = scratch
     size = (sum(counts), shape.kv_heads, 2, BLOCK, shape.head_dim)
     if shape.fp8:
-        kv = torch.empty(size, dtype=torch.uint8, device=t.device).random_(0, 120)  # finite in e4m3
+        numbers = torch.empty(size, dtype=torch.uint8, device=t.device).random_(0, 120)  # finite in e4m3
+        kv = numbers.view(torch.float8_e4m3fn)
     else:
         kv = torch.empty(size, dtype=BF16, device=t.device).normal_()
     queries = torch.randn(len(lens), shape.heads, shape.head_dim, device=t.device).to(BF16)
-    return Inputs(kv, queries, tables, torch.tensor(lens, dtype=torch.int32, device=t.device), lens)
+    return Inputs(kv, queries, batch)
 
 
-def our_call(t: Target, shape: Shape, some: list[Inputs]) -> tuple[Call, Tensor]:
-    """The call, and where its result is."""
-    kind = "fp8_e4m3" if shape.fp8 else "auto"
-    group = shape.heads // shape.kv_heads
-    what = DecodeShape("decode_mma", DTYPES[BF16], kind, shape.kv_heads, group, shape.head_dim, 0)
-    plan = DecodePlan(t.extension, t.device, what, shape.batch)
-    plan.refill(shape.lens)
-    where = t.extension.Plan(*map(ref, plan.memory))
-    attention = t.extension.Attention(shape.head_dim**-0.5)
-    caches = [t.extension.KvCache(ref(x.kv[:, :, 0]), ref(x.kv[:, :, 1]), kind) for x in some]
-    out = torch.empty_like(some[0].queries)
-
-    def call(number: int) -> None:
-        x = some[number]
-        refs = ref(out), ref(x.queries)
-        t.extension.paged_decode(
-            "mma", *refs, caches[number], ref(x.tables), ref(x.lens), where, attention, None, t.stream
-        )
-
-    call.plan = plan  # type: ignore[attr-defined]  # its memory lives as long as the call
-    return call, out
+def our_call(t: Target, shape: Shape, some: list[Inputs]) -> Callable[[int], Tensor]:
+    ops, options = NativeCudaOps(t.extension, t.device), AttentionOptions(shape.head_dim**-0.5)
+    return lambda i: ops.paged_attention(some[i].queries, some[i].kv, some[i].batch, options)
 
 
 def compare(t: Target, shape: Shape, flashinfer_alone: bool = False) -> dict[str, float]:
     """Seconds of ours and of those peers that are here and take this shape."""
-    some = [inputs(t, shape) for _ in range(t.pick(sets(shape.num_bytes), 2))]
-    ours, out = our_call(t, shape, some)
+    scratch: dict[Any, Any] = {}
+    some = [inputs(t, shape, scratch) for _ in range(t.pick(sets(shape.num_bytes), 2))]
+    ours = our_call(t, shape, some)
     calls: dict[str, Call] = {"ours": ours}
     if not shape.fp8:
         calls |= flashinfer_call(t, shape, some)
     if not shape.fp8 and not flashinfer_alone:
         calls["vllm"] = vllm_call(t, shape, some)
         if not shape.skewed:
-            calls["sdpa"] = sdpa_call(shape, some, out, ours)
+            calls["sdpa"] = sdpa_call(shape, some, ours)
     return medians(t, calls, len(some))
 
 
