@@ -110,6 +110,11 @@ class WorkerSettings:
         0, "tokens one step may run; 0: 2048, fewer on a CPU that takes long for them", low=0
     )
     max_batch_sequences: int = option(64, "branches one step may run", low=1)
+    cuda_graphs: str = option(
+        "auto",
+        "captures steps of decodes as CUDA graphs, where there is a GPU and the model allows it",
+        choices=("auto", "off"),
+    )
     prefix_caching: bool = option(True, "keeps full blocks for requests that begin alike")
     chunked_prefill: bool = option(True, "mixes pieces of prompts with decoding; else prompts run first and whole")
     max_partial_prefills: int = option(4, "prompts that may be in pieces at once", low=1)

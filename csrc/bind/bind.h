@@ -2,9 +2,18 @@
 
 #include <pybind11/pybind11.h>
 
-namespace octavo::bind {
+namespace octavo {
 
 void bind_ops(pybind11::module_& module);
+
+namespace ref {
+void bind_ops(pybind11::module_& module);
+}
+
+}  // namespace octavo
+
+namespace octavo::bind {
+
 void bind_weights(pybind11::module_& module);
 void bind_llama(pybind11::module_& module);
 

@@ -3,18 +3,18 @@
 #include <algorithm>
 #include <numeric>
 
+#include "octavo/check.h"
+
 namespace octavo {
 namespace {
 
 constexpr std::int64_t kRows = 32;         // queries x heads of an item: what they sum up stays in the first cache
 constexpr std::int64_t kSplitKeys = 1024;  // of a decode: fixed, so that a sequence's bits depend on nothing else
 
-const float* floats_or_null(const TensorRef& tensor, const char* name, std::int64_t num_heads) {
-    if (!tensor.given()) {
-        return nullptr;
+void check_per_head(const TensorRef& tensor, const char* name, std::int64_t num_heads) {
+    if (tensor.given()) {
+        expect(tensor, name, {num_heads}, DType::kF32);
     }
-    expect(tensor, name, {num_heads}, DType::kF32);
-    return tensor.as<float>();
 }
 
 }  // namespace
@@ -126,21 +126,30 @@ AttentionJob attention_job(const TensorRef& kv, std::int64_t num_heads) {
     return job;
 }
 
-void paged_attention(const TensorRef& out, const TensorRef& queries, const TensorRef& kv, const BatchRef& batch,
-                     const AttentionOptions& options) {
+void check::paged_attention(const TensorRef& out, const TensorRef& queries, const TensorRef& kv, const BatchRef& batch,
+                            const AttentionOptions& options) {
     expect(queries, "queries", {kAny, kAny, kAny});
     const std::int64_t num_tokens = queries.shape[0], num_heads = queries.shape[1];
-    AttentionJob job = attention_job(kv, num_heads);
+    const AttentionJob job = attention_job(kv, num_heads);
     expect(queries, "queries", {num_tokens, num_heads, job.head_dim});
     require(queries.is_float(), "queries", "must be floats");
     expect(out, "out", {num_tokens, num_heads, job.head_dim}, queries.dtype);
     check_batch(batch, num_tokens, kv.shape[0], job.block_size);
     require(options.window >= 0, "window", "is negative");
+    check_per_head(options.alibi, "alibi", num_heads);
+    check_per_head(options.sinks, "sinks", num_heads);
+}
+
+void paged_attention(const TensorRef& out, const TensorRef& queries, const TensorRef& kv, const BatchRef& batch,
+                     const AttentionOptions& options) {
+    check::paged_attention(out, queries, kv, batch, options);
+    const std::int64_t num_tokens = queries.shape[0], num_heads = queries.shape[1];
+    AttentionJob job = attention_job(kv, num_heads);
     job.scale = options.scale;
     job.soft_cap = options.soft_cap;
     job.window = options.window;
-    job.alibi = floats_or_null(options.alibi, "alibi", num_heads);
-    job.sinks = floats_or_null(options.sinks, "sinks", num_heads);
+    job.alibi = options.alibi.as<float>();
+    job.sinks = options.sinks.as<float>();
 
     const std::int64_t row = num_heads * job.head_dim;
     const bool wide = queries.dtype == DType::kF32;

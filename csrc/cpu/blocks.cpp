@@ -5,6 +5,7 @@
 
 #include "kernels.h"
 #include "octavo/api.h"
+#include "octavo/check.h"
 #include "octavo/pool.h"
 
 namespace octavo {
@@ -41,16 +42,6 @@ void check_ids(const TensorRef& ids, const char* name, const Arena& arena, std::
     }
 }
 
-// packed [m, layers, ...] of blocks like those of the arena.
-char* check_packed(const TensorRef& packed, const Arena& arena, const TensorRef& ids) {
-    expect(ids, "ids", {kAny}, DType::kI64);
-    expect_dense(packed, "packed");
-    check_ids(ids, "ids", arena, 0, 1);
-    require(packed.size() * size_of(packed.dtype) == ids.shape[0] * arena.layers * arena.bytes, "packed",
-            "does not have the size of these blocks");
-    return packed.as<char>();
-}
-
 template <typename Body>
 void each_block(std::int64_t count, const Arena& arena, Body&& body) {
     Pool::instance().run([&](Lane& lane) {
@@ -79,7 +70,7 @@ std::uint64_t mix(std::uint64_t x) {
 
 }  // namespace
 
-void copy_blocks(const TensorRef& source, const TensorRef& target, const TensorRef& pairs) {
+void check::copy_blocks(const TensorRef& source, const TensorRef& target, const TensorRef& pairs) {
     const Arena from(source, "source"), to(target, "target");
     require(from.layers == to.layers && from.bytes == to.bytes && source.dtype == target.dtype, "target",
             "has blocks of another form than the source");
@@ -87,6 +78,11 @@ void copy_blocks(const TensorRef& source, const TensorRef& target, const TensorR
     expect_dense(pairs, "pairs");
     check_ids(pairs, "pairs", from, 0, 2);
     check_ids(pairs, "pairs", to, 1, 2);
+}
+
+void copy_blocks(const TensorRef& source, const TensorRef& target, const TensorRef& pairs) {
+    check::copy_blocks(source, target, pairs);
+    const Arena from(source, "source"), to(target, "target");
     const auto* ids = pairs.as<std::int64_t>();
     const std::int64_t count = pairs.shape[0];
     const auto size = static_cast<std::size_t>(from.bytes);
@@ -107,9 +103,20 @@ void copy_blocks(const TensorRef& source, const TensorRef& target, const TensorR
     }
 }
 
+// packed [m, layers, ...] of blocks like those of the arena.
+void check::packed_blocks(const TensorRef& packed, const TensorRef& arena, const TensorRef& ids) {
+    const Arena blocks(arena, "arena");
+    expect(ids, "ids", {kAny}, DType::kI64);
+    expect_dense(packed, "packed");
+    check_ids(ids, "ids", blocks, 0, 1);
+    require(packed.size() * size_of(packed.dtype) == ids.shape[0] * blocks.layers * blocks.bytes, "packed",
+            "does not have the size of these blocks");
+}
+
 void gather_blocks(const TensorRef& packed, const TensorRef& arena, const TensorRef& ids) {
+    check::packed_blocks(packed, arena, ids);
     const Arena from(arena, "arena");
-    char* to = check_packed(packed, from, ids);
+    char* to = packed.as<char>();
     each_block(ids.shape[0], from, [&](std::int64_t i, std::int64_t layer) {
         std::memcpy(to + (i * from.layers + layer) * from.bytes, from.at(layer, ids.as<std::int64_t>()[i]),
                     static_cast<std::size_t>(from.bytes));
@@ -117,19 +124,24 @@ void gather_blocks(const TensorRef& packed, const TensorRef& arena, const Tensor
 }
 
 void scatter_blocks(const TensorRef& arena, const TensorRef& packed, const TensorRef& ids) {
+    check::packed_blocks(packed, arena, ids);
     const Arena to(arena, "arena");
-    const char* from = check_packed(packed, to, ids);
+    const char* from = packed.as<char>();
     each_block(ids.shape[0], to, [&](std::int64_t i, std::int64_t layer) {
         std::memcpy(to.at(layer, ids.as<std::int64_t>()[i]), from + (i * to.layers + layer) * to.bytes,
                     static_cast<std::size_t>(to.bytes));
     });
 }
 
-void checksum_blocks(const TensorRef& sums, const TensorRef& arena, const TensorRef& ids) {
-    const Arena from(arena, "arena");
+void check::checksum_blocks(const TensorRef& sums, const TensorRef& arena, const TensorRef& ids) {
     expect(ids, "ids", {kAny}, DType::kI64);
     expect(sums, "sums", {ids.shape[0]}, DType::kI64);
-    check_ids(ids, "ids", from, 0, 1);
+    check_ids(ids, "ids", Arena(arena, "arena"), 0, 1);
+}
+
+void checksum_blocks(const TensorRef& sums, const TensorRef& arena, const TensorRef& ids) {
+    check::checksum_blocks(sums, arena, ids);
+    const Arena from(arena, "arena");
     Pool::instance().run([&](Lane& lane) {
         lane.each(ids.shape[0], [&](std::int64_t i) {
             std::uint64_t sum = 0x9e3779b97f4a7c15ULL;
@@ -146,12 +158,16 @@ void checksum_blocks(const TensorRef& sums, const TensorRef& arena, const Tensor
     });
 }
 
-void convert_layout(const TensorRef& target, const TensorRef& source) {
+void check::convert_layout(const TensorRef& target, const TensorRef& source) {
     expect(source, "source", {kAny, kAny, 2, kAny, kAny});
-    const std::int64_t heads = source.shape[1], size = source.shape[3], dim = source.shape[4];
-    expect(target, "target", {source.shape[0], heads, 2, size, dim});
+    expect(target, "target", {source.shape[0], source.shape[1], 2, source.shape[3], source.shape[4]});
     require(source.is_float(), "source", "must be floats");
     require(target.is_float(), "target", "must be floats");
+}
+
+void convert_layout(const TensorRef& target, const TensorRef& source) {
+    check::convert_layout(target, source);
+    const std::int64_t heads = source.shape[1], size = source.shape[3], dim = source.shape[4];
     const auto place = [](const TensorRef& x, std::int64_t block, std::int64_t head, std::int64_t kind,
                           std::int64_t slot) {
         return x.as<char>() +

@@ -5,6 +5,7 @@
 
 #include "linear.h"
 #include "octavo/api.h"
+#include "octavo/check.h"
 
 namespace octavo {
 namespace {
@@ -37,11 +38,8 @@ void each_row(std::int64_t rows, std::int64_t floats, Body&& body) {
 using Act = void (*)(const float*, const float*, std::int64_t, float*);
 
 void act_and_mul(const TensorRef& out, const TensorRef& x, Act act) {
-    expect(x, "x", {kAny, kAny});
-    require(x.shape[1] % 2 == 0, "x", "has an odd number of columns");
+    check::act_and_mul(out, x);
     const std::int64_t count = x.shape[1] / 2;
-    same_floats(x, "x", x.dtype);
-    expect(out, "out", {x.shape[0], count}, x.dtype);
     each_row(x.shape[0], count, [&](Lane& lane, std::int64_t row) {
         float* wide = lane.scratch(3 * count);
         kernels().to_float(x.dtype, at(x, row), 2 * count, wide);
@@ -52,7 +50,7 @@ void act_and_mul(const TensorRef& out, const TensorRef& x, Act act) {
 
 }  // namespace
 
-void cache_write(const TensorRef& kv, const TensorRef& keys, const TensorRef& values, const TensorRef& slots) {
+void check::cache_write(const TensorRef& kv, const TensorRef& keys, const TensorRef& values, const TensorRef& slots) {
     expect(kv, "kv", {kAny, kAny, 2, kAny, kAny});
     const std::int64_t heads = kv.shape[1], size = kv.shape[3], dim = kv.shape[4];
     expect(keys, "keys", {kAny, heads, dim});
@@ -64,6 +62,12 @@ void cache_write(const TensorRef& kv, const TensorRef& keys, const TensorRef& va
     for (std::int64_t token = 0; token < keys.shape[0]; ++token) {
         require(where[token] >= -1 && where[token] < kv.shape[0] * size, "slots", "names a slot that is not there");
     }
+}
+
+void cache_write(const TensorRef& kv, const TensorRef& keys, const TensorRef& values, const TensorRef& slots) {
+    check::cache_write(kv, keys, values, slots);
+    const std::int64_t heads = kv.shape[1], size = kv.shape[3], dim = kv.shape[4];
+    const auto* where = slots.as<std::int64_t>();
     each_row(keys.shape[0], heads * dim, [&](Lane& lane, std::int64_t token) {
         const std::int64_t slot = where[token];
         float* wide = lane.scratch(dim);
@@ -78,7 +82,7 @@ void cache_write(const TensorRef& kv, const TensorRef& keys, const TensorRef& va
     });
 }
 
-void rotary(const TensorRef& out, const TensorRef& heads, const TensorRef& cos, const TensorRef& sin) {
+void check::rotary(const TensorRef& out, const TensorRef& heads, const TensorRef& cos, const TensorRef& sin) {
     expect(heads, "heads", {kAny, kAny, kAny});
     const std::int64_t tokens = heads.shape[0], num = heads.shape[1], dim = heads.shape[2];
     same_floats(heads, "heads", heads.dtype);
@@ -88,6 +92,11 @@ void rotary(const TensorRef& out, const TensorRef& heads, const TensorRef& cos, 
     require(cos.shape[1] % 2 == 0 && 2 * half <= dim, "cos",
             "rotates an odd number of dimensions, or more than a head has");
     expect(sin, "sin", {tokens, cos.shape[1]}, DType::kF32);
+}
+
+void rotary(const TensorRef& out, const TensorRef& heads, const TensorRef& cos, const TensorRef& sin) {
+    check::rotary(out, heads, cos, sin);
+    const std::int64_t tokens = heads.shape[0], num = heads.shape[1], dim = heads.shape[2], half = cos.shape[1] / 2;
     each_row(tokens, num * dim, [&](Lane& lane, std::int64_t token) {
         float* wide = lane.scratch(2 * dim);
         const float* c = cos.as<float>() + token * cos.stride[0];
@@ -101,12 +110,16 @@ void rotary(const TensorRef& out, const TensorRef& heads, const TensorRef& cos, 
     });
 }
 
-void rms_norm(const TensorRef& out, const TensorRef& x, const TensorRef& weight, float eps) {
+void check::rms_norm(const TensorRef& out, const TensorRef& x, const TensorRef& weight) {
     expect(x, "x", {kAny, kAny});
-    const std::int64_t count = x.shape[1];
     same_floats(x, "x", x.dtype);
-    expect(out, "out", {x.shape[0], count}, x.dtype);
-    expect(weight, "weight", {count}, DType::kF32);
+    expect(out, "out", {x.shape[0], x.shape[1]}, x.dtype);
+    expect(weight, "weight", {x.shape[1]}, DType::kF32);
+}
+
+void rms_norm(const TensorRef& out, const TensorRef& x, const TensorRef& weight, float eps) {
+    check::rms_norm(out, x, weight);
+    const std::int64_t count = x.shape[1];
     each_row(x.shape[0], count, [&](Lane& lane, std::int64_t row) {
         float* wide = lane.scratch(2 * count);
         kernels().to_float(x.dtype, at(x, row), count, wide);
@@ -115,14 +128,16 @@ void rms_norm(const TensorRef& out, const TensorRef& x, const TensorRef& weight,
     });
 }
 
+void check::fused_add_rms_norm(const TensorRef& out, const TensorRef& x, const TensorRef& sum,
+                               const TensorRef& weight) {
+    rms_norm(out, x, weight);
+    expect(sum, "sum", {x.shape[0], x.shape[1]}, x.dtype);
+}
+
 void fused_add_rms_norm(const TensorRef& out, const TensorRef& x, const TensorRef& sum, const TensorRef& weight,
                         float eps) {
-    expect(x, "x", {kAny, kAny});
+    check::fused_add_rms_norm(out, x, sum, weight);
     const std::int64_t count = x.shape[1];
-    same_floats(x, "x", x.dtype);
-    expect(sum, "sum", {x.shape[0], count}, x.dtype);
-    expect(out, "out", {x.shape[0], count}, x.dtype);
-    expect(weight, "weight", {count}, DType::kF32);
     each_row(x.shape[0], count, [&](Lane& lane, std::int64_t row) {
         float* wide = lane.scratch(2 * count);
         char* to = const_cast<char*>(at(sum, row));
@@ -135,15 +150,26 @@ void fused_add_rms_norm(const TensorRef& out, const TensorRef& x, const TensorRe
     });
 }
 
+void check::act_and_mul(const TensorRef& out, const TensorRef& x) {
+    expect(x, "x", {kAny, kAny});
+    require(x.shape[1] % 2 == 0, "x", "has an odd number of columns");
+    same_floats(x, "x", x.dtype);
+    expect(out, "out", {x.shape[0], x.shape[1] / 2}, x.dtype);
+}
+
 void silu_and_mul(const TensorRef& out, const TensorRef& x) { act_and_mul(out, x, kernels().silu_mul); }
 void gelu_and_mul(const TensorRef& out, const TensorRef& x) { act_and_mul(out, x, kernels().gelu_mul); }
 
-void linear(const TensorRef& out, const TensorRef& x, const Weight& weight, const TensorRef& bias) {
+void check::linear(const TensorRef& out, const TensorRef& x, const Weight& weight, const TensorRef& bias) {
     expect(x, "x", {kAny, weight.cols}, DType::kF32);
     expect(out, "out", {x.shape[0], weight.rows}, DType::kF32);
     if (bias.given()) {
         expect(bias, "bias", {weight.rows}, DType::kF32);
     }
+}
+
+void linear(const TensorRef& out, const TensorRef& x, const Weight& weight, const TensorRef& bias) {
+    check::linear(out, x, weight, bias);
     const std::int64_t blocks = weight.cols / kBlock, columns = x.shape[0];
     const bool rounded = weight.quantizes_inputs();
     std::vector<std::int8_t> numbers(rounded ? static_cast<std::size_t>(columns * weight.cols) : 0);
@@ -161,32 +187,46 @@ void linear(const TensorRef& out, const TensorRef& x, const Weight& weight, cons
     });
 }
 
-void weight_rows(const TensorRef& out, const Weight& weight, const TensorRef& rows) {
+void check::weight_rows(const TensorRef& out, const Weight& weight, const TensorRef& rows) {
     expect(rows, "rows", {kAny}, DType::kI64);
     expect(out, "out", {rows.shape[0], weight.cols}, DType::kF32);
     const auto* ids = rows.as<std::int64_t>();
     for (std::int64_t i = 0; i < rows.shape[0]; ++i) {
         require(ids[i] >= 0 && ids[i] < weight.rows, "rows", "names a row that is not there");
     }
+}
+
+void weight_rows(const TensorRef& out, const Weight& weight, const TensorRef& rows) {
+    check::weight_rows(out, weight, rows);
+    const auto* ids = rows.as<std::int64_t>();
     each_row(rows.shape[0], weight.cols,
              [&](Lane&, std::int64_t i) { kernels().weight_row(weight, ids[i], out.as<float>() + i * out.stride[0]); });
 }
 
-void argmax(const TensorRef& ids, const TensorRef& x) {
+void check::argmax(const TensorRef& ids, const TensorRef& x) {
     expect(x, "x", {kAny, kAny}, DType::kF32);
     require(x.shape[1] > 0, "x", "has no columns");
     expect(ids, "ids", {x.shape[0]}, DType::kI64);
+}
+
+void argmax(const TensorRef& ids, const TensorRef& x) {
+    check::argmax(ids, x);
     each_row(x.shape[0], x.shape[1], [&](Lane&, std::int64_t row) {
         ids.as<std::int64_t>()[row] = kernels().argmax(x.as<float>() + row * x.stride[0], x.shape[1]);
     });
 }
 
-void merge_states(const TensorRef& out, const TensorRef& parts, const TensorRef& lse) {
+void check::merge_states(const TensorRef& out, const TensorRef& parts, const TensorRef& lse) {
     expect(parts, "parts", {kAny, kAny, kAny, kAny}, DType::kF32);
     const std::int64_t num = parts.shape[0], tokens = parts.shape[1], heads = parts.shape[2], dim = parts.shape[3];
     expect(lse, "lse", {num, tokens, heads}, DType::kF32);
     expect(out, "out", {tokens, heads, dim}, DType::kF32);
     require(num > 0, "parts", "is empty");
+}
+
+void merge_states(const TensorRef& out, const TensorRef& parts, const TensorRef& lse) {
+    check::merge_states(out, parts, lse);
+    const std::int64_t num = parts.shape[0], tokens = parts.shape[1], heads = parts.shape[2], dim = parts.shape[3];
     each_row(tokens * heads, num * dim, [&](Lane& lane, std::int64_t row) {
         const std::int64_t token = row / heads, head = row % heads;
         const auto weight_at = [&](std::int64_t part) {

@@ -94,35 +94,35 @@ BAD = [
 
 
 @pytest.mark.parametrize("op", GOOD)
-def test_the_others_are_taken(extension, op):
-    getattr(extension, op)(**GOOD[op])
+def test_the_others_are_taken(either, op):
+    getattr(either, op)(**GOOD[op])
 
 
 @pytest.mark.parametrize(("op", "name", "value"), BAD)
-def test_it_is_refused_by_name(extension, op, name, value):
+def test_it_is_refused_by_name(either, op, name, value):
     where = "values" if name == "cols" else name
     arguments = {**GOOD[op], where: value}
     tensors = [x for x in arguments.values() if isinstance(x, torch.Tensor) and not x.is_meta]
     before = [x.clone() for x in tensors]
-    with pytest.raises(extension.ArgumentError, match=rf"^{name}: "):
-        getattr(extension, op)(**arguments)
+    with pytest.raises(either.ArgumentError, match=rf"^{name}: "):
+        getattr(either, op)(**arguments)
     for x, kept in zip(tensors, before, strict=True):
         torch.testing.assert_close(x, kept, rtol=0, atol=0, equal_nan=True)
 
 
-def test_weights_are_checked(extension):
-    with pytest.raises(extension.ArgumentError, match=r"^packed: shape"):
-        extension.Weight(torch.empty(10, dtype=torch.uint8), "q4", 8, 32)
-    with pytest.raises(extension.ArgumentError, match=r"^cols: "):
-        extension.Weight(torch.empty(10, dtype=torch.uint8), "q4", 8, 33)
-    with pytest.raises(extension.ArgumentError, match=r"^data: is float32"):
-        extension.Weight(torch.empty(8, 32), "bf16", 8, 32)
-    weight = extension.Weight(torch.randn(8, 32), "f32", 8, 32)
-    with pytest.raises(extension.ArgumentError, match=r"^x: shape"):
-        extension.linear(torch.empty(1, 8), torch.randn(1, 31), weight)
-    with pytest.raises(extension.ArgumentError, match=r"^bias: shape"):
-        extension.linear(torch.empty(1, 8), torch.randn(1, 32), weight, torch.randn(7))
-    with pytest.raises(extension.ArgumentError, match=r"^rows: "):
-        extension.weight_rows(torch.empty(1, 32), weight, torch.tensor([8]))
-    with pytest.raises(extension.ArgumentError, match=r"^isa: "):
-        extension.select_isa("sse9")
+def test_weights_are_checked(either):
+    with pytest.raises(either.ArgumentError, match=r"^packed: shape"):
+        either.Weight(torch.empty(10, dtype=torch.uint8), "q4", 8, 32)
+    with pytest.raises(either.ArgumentError, match=r"^cols: "):
+        either.Weight(torch.empty(10, dtype=torch.uint8), "q4", 8, 33)
+    with pytest.raises(either.ArgumentError, match=r"^data: is float32"):
+        either.Weight(torch.empty(8, 32), "bf16", 8, 32)
+    weight = either.Weight(torch.randn(8, 32), "f32", 8, 32)
+    with pytest.raises(either.ArgumentError, match=r"^x: shape"):
+        either.linear(torch.empty(1, 8), torch.randn(1, 31), weight)
+    with pytest.raises(either.ArgumentError, match=r"^bias: shape"):
+        either.linear(torch.empty(1, 8), torch.randn(1, 32), weight, torch.randn(7))
+    with pytest.raises(either.ArgumentError, match=r"^rows: "):
+        either.weight_rows(torch.empty(1, 32), weight, torch.tensor([8]))
+    with pytest.raises(either.ArgumentError, match=r"^isa: "):
+        either.select_isa("sse9")

@@ -15,10 +15,10 @@ def ids(*values: int) -> torch.Tensor:
 
 @fuzz
 @given(st.lists(st.tuples(st.integers(0, BLOCKS - 1), st.integers(0, BLOCKS - 1)), unique_by=lambda p: p[1]))
-def test_copies_read_before_they_write(extension, pairs):
+def test_copies_read_before_they_write(either, pairs):
     arena = torch.randn(3, BLOCKS, 2, 2, 8, 4)
     before = arena.clone()
-    extension.copy_blocks(arena, arena, torch.tensor(pairs, dtype=torch.int64).view(-1, 2))
+    either.copy_blocks(arena, arena, torch.tensor(pairs, dtype=torch.int64).view(-1, 2))
     for source, target in pairs:
         assert torch.equal(arena[:, target], before[:, source])
     kept = [i for i in range(BLOCKS) if i not in {target for _, target in pairs}]
@@ -27,26 +27,26 @@ def test_copies_read_before_they_write(extension, pairs):
 
 @pytest.mark.parametrize("block_major", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.uint8], ids=str)
-def test_gathered_blocks_scatter_elsewhere(extension, dtype, block_major):
+def test_gathered_blocks_scatter_elsewhere(either, dtype, block_major):
     shape = (BLOCKS, 3, 2, 2, 8, 4) if block_major else (3, BLOCKS, 2, 2, 8, 4)
     arena = (torch.randn(shape) * 50).to(dtype)
     arena = arena.transpose(0, 1) if block_major else arena
     packed = torch.empty((2, 3, 2, 2, 8, 4), dtype=dtype)
-    extension.gather_blocks(packed, arena, ids(7, 2))
+    either.gather_blocks(packed, arena, ids(7, 2))
     assert torch.equal(packed, arena[:, [7, 2]].transpose(0, 1))
     other = torch.zeros((3, 5, 2, 2, 8, 4), dtype=dtype)
-    extension.scatter_blocks(other, packed, ids(0, 4))
+    either.scatter_blocks(other, packed, ids(0, 4))
     assert torch.equal(other[:, [0, 4]], arena[:, [7, 2]]) and not other[:, 1:4].any()
 
 
-def test_checksums_are_of_content(extension):
+def test_checksums_are_of_content(either):
     arena = torch.randn(3, BLOCKS, 2, 2, 8, 4)
     arena[:, 5] = arena[:, 1]
     arena[2, 6] = arena[2, 1]
 
     def sums(*which: int) -> list[int]:
         out = torch.empty(len(which), dtype=torch.int64)
-        extension.checksum_blocks(out, arena, ids(*which))
+        either.checksum_blocks(out, arena, ids(*which))
         return out.tolist()
 
     first = sums(*range(BLOCKS))
@@ -57,7 +57,7 @@ def test_checksums_are_of_content(extension):
 
 @fuzz
 @given(seed=st.integers(0, 2**32 - 1), count=st.integers(0, 12))
-def test_keys_and_values_go_to_their_slots_and_nowhere_else(extension, seed, count):
+def test_keys_and_values_go_to_their_slots_and_nowhere_else(either, seed, count):
     torch.manual_seed(seed)
     dtypes = [torch.float32, torch.float16, torch.bfloat16]
     kv = torch.randn(4, 2, 2, 8, 24).to(dtypes[seed % 3])
@@ -69,15 +69,15 @@ def test_keys_and_values_go_to_their_slots_and_nowhere_else(extension, seed, cou
         if slot >= 0:
             expected[slot // 8, :, 0, slot % 8] = keys[i].to(kv.dtype)
             expected[slot // 8, :, 1, slot % 8] = values[i].to(kv.dtype)
-    extension.cache_write(kv, keys, values, slots)
+    either.cache_write(kv, keys, values, slots)
     assert torch.equal(kv, expected)
 
 
-def test_layouts_convert_into_each_other(extension):
+def test_layouts_convert_into_each_other(either):
     hnd = torch.randn(5, 3, 2, 8, 24)
     nhd = torch.zeros(5, 2, 8, 3, 24)
-    extension.convert_layout(nhd.permute(0, 3, 1, 2, 4), hnd)
+    either.convert_layout(nhd.permute(0, 3, 1, 2, 4), hnd)
     assert torch.equal(nhd, hnd.permute(0, 2, 3, 1, 4))
     back = torch.zeros_like(hnd)
-    extension.convert_layout(back, nhd.permute(0, 3, 1, 2, 4))
+    either.convert_layout(back, nhd.permute(0, 3, 1, 2, 4))
     assert torch.equal(back, hnd)

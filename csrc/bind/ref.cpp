@@ -1,0 +1,12 @@
+#include "ref/ref.h"
+
+#include "bind.h"
+#include "tensor.h"
+
+namespace py = pybind11;
+
+namespace octavo::ref {
+
+#include "ops.inl"
+
+}  // namespace octavo::ref

@@ -1,0 +1,25 @@
+// What each op of api.h demands of its arguments, apart from doing it: the kernels and their definition (ref/) refuse
+// the same things with the same words. Each throws ArgumentError and touches no memory but that of ids and lengths.
+#pragma once
+
+#include "octavo/api.h"
+
+namespace octavo::check {
+
+void cache_write(const TensorRef& kv, const TensorRef& keys, const TensorRef& values, const TensorRef& slots);
+void paged_attention(const TensorRef& out, const TensorRef& queries, const TensorRef& kv, const BatchRef& batch,
+                     const AttentionOptions& options);
+void merge_states(const TensorRef& out, const TensorRef& parts, const TensorRef& lse);
+void rotary(const TensorRef& out, const TensorRef& heads, const TensorRef& cos, const TensorRef& sin);
+void rms_norm(const TensorRef& out, const TensorRef& x, const TensorRef& weight);
+void fused_add_rms_norm(const TensorRef& out, const TensorRef& x, const TensorRef& sum, const TensorRef& weight);
+void act_and_mul(const TensorRef& out, const TensorRef& x);
+void linear(const TensorRef& out, const TensorRef& x, const Weight& weight, const TensorRef& bias);
+void weight_rows(const TensorRef& out, const Weight& weight, const TensorRef& rows);
+void argmax(const TensorRef& ids, const TensorRef& x);
+void copy_blocks(const TensorRef& source, const TensorRef& target, const TensorRef& pairs);
+void packed_blocks(const TensorRef& packed, const TensorRef& arena, const TensorRef& ids);
+void checksum_blocks(const TensorRef& sums, const TensorRef& arena, const TensorRef& ids);
+void convert_layout(const TensorRef& target, const TensorRef& source);
+
+}  // namespace octavo::check
