@@ -5,6 +5,7 @@ the side being measured runs; the processes of the others are stopped meanwhile.
 """
 
 import asyncio
+import itertools
 import json
 import os
 import signal
@@ -26,6 +27,9 @@ START_S = 600.0  # vLLM compiles for minutes
 HERE = Path(__file__).parent
 
 
+FRESH = itertools.count()
+
+
 @dataclass(frozen=True, slots=True)
 class Load:
     """A closed loop: so many streams, each beginning its next request when one ends."""
@@ -34,10 +38,13 @@ class Load:
     streams: int
     requests: int
     shared_words: int = 0
+    fresh: bool = False  # what is shared has never been seen: nobody's cache has it before the loop begins
 
-    @property
     def prompts(self) -> list[str]:
+        """Other ones at each call, if they are to be fresh."""
         shared = "The quick brown fox jumps over the lazy dog. " * (self.shared_words // 9)
+        if self.fresh:
+            shared = f"Number {next(FRESH)}. {shared}"
         story = "Write a short story number {} about a cat who travels to a city far away and meets friends there. "
         return [shared + story.format(i) for i in range(self.requests)]
 
@@ -69,15 +76,15 @@ Request = Callable[[str, int], Awaitable[tuple[float, int]]]  # (text, tokens) -
 
 
 async def closed_loop(request: Request, load: Load, num_tokens: int) -> Figures:
-    """One request first, alone, as warm-up: shared prefixes are known to whoever keeps them."""
+    """One request first, alone, as warm-up: what prompts share is known to whoever keeps it, unless it is fresh."""
     gate = asyncio.Semaphore(load.streams)
 
     async def one(prompt: str) -> tuple[float, int]:
         async with gate:
             return await request(prompt, num_tokens)
 
-    prompts = load.prompts
-    await one(prompts[0])
+    prompts = load.prompts()
+    await one(load.prompts()[0])
     began = time.perf_counter()
     answers = await asyncio.gather(*map(one, prompts))
     seconds = time.perf_counter() - began
@@ -239,7 +246,7 @@ class Transformers:
         self._peer = Peer("float32")
 
     async def run(self, load: Load, num_tokens: int) -> Figures:
-        texts = load.prompts
+        texts = load.prompts()
         began = time.perf_counter()
         for first in range(0, len(texts), load.streams):
             await asyncio.to_thread(self._peer.generate_texts, texts[first : first + load.streams], num_tokens)

