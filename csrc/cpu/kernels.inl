@@ -17,6 +17,8 @@ namespace {
 
 #include "simd.inl"
 
+#include "rows.inl"
+
 #include "elementwise.inl"
 
 #include "linear_packed.inl"

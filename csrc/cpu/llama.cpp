@@ -39,6 +39,7 @@ class Buffer {
     std::int64_t count_ = 0;
 };
 
+constexpr std::int64_t kMostSize = std::int64_t{1} << 30;  // of anything: two of them multiply within 64 bits
 constexpr std::int64_t kPiece = 512;  // floats of an activation that one lane takes at once; a multiple of kBlock
 
 void expect_vector(const TensorRef& tensor, const char* name, std::int64_t size, bool optional = false) {
@@ -62,8 +63,7 @@ void expect_ids(const TensorRef& ids, const char* name, std::int64_t low, std::i
 
 struct Llama::Workspace {
     Buffer<float> x, normed, qkv, attended, gate_up, inner;
-    Buffer<std::int8_t> numbers;
-    Buffer<BlockScale> scales;
+    Buffer<InputBlock> inputs;
     std::map<std::int64_t, AttentionPlan> plans;  // by window
 };
 
@@ -80,8 +80,7 @@ class Llama::Run {
         attended_ = space.attended.take(0);
         gate_up_ = space.gate_up.take(0);
         inner_ = space.inner.take(0);
-        numbers_ = space.numbers.take(0);
-        scales_ = space.scales.take(0);
+        inputs_ = space.inputs.take(0);
     }
 
     void operator()(const TensorRef& hidden) {
@@ -110,8 +109,7 @@ class Llama::Run {
   private:
     // Inputs of `next` that begin at `from` of token t, in the form it takes.
     void to_int8(const float* x, std::int64_t cols, std::int64_t t, std::int64_t from, std::int64_t count) {
-        const std::int64_t place = t * cols + from;
-        k_.quantize(x + place, count, numbers_ + place, scales_ + place / kBlock);
+        k_.quantize(x + t * cols + from, count, inputs_ + input_at(t, cols / kBlock) + from / kBlock * kInputColumns);
     }
 
     void norm(const TensorRef& weight, const Weight& next) {
@@ -130,9 +128,8 @@ class Llama::Run {
     }
 
     void product(const Weight& weight, const float* x, const TensorRef& bias, float* y, bool accumulate) {
-        run_linear(
-            lane_, lanes_,
-            {weight, x, weight.cols, numbers_, scales_, num_tokens_, y, weight.rows, bias.as<float>(), accumulate});
+        run_linear(lane_, lanes_,
+                   {weight, x, weight.cols, inputs_, num_tokens_, y, weight.rows, bias.as<float>(), accumulate});
     }
 
     // Norms and turns queries and keys where they are, and puts keys and values into their slots.
@@ -200,8 +197,7 @@ class Llama::Run {
     const Kernels& k_;
     std::int64_t num_tokens_;
     float *x_, *normed_, *qkv_, *attended_, *gate_up_, *inner_;
-    std::int8_t* numbers_;
-    BlockScale* scales_;
+    InputBlock* inputs_;
 };
 
 Llama::Llama(const LlamaSizes& sizes, const Weight& embedding, const Weight& head, const TensorRef& norm,
@@ -216,8 +212,10 @@ Llama::Llama(const LlamaSizes& sizes, const Weight& embedding, const Weight& hea
       space_(new Workspace) {
     const LlamaSizes& s = sizes_;
     const std::int64_t queries = s.heads * s.head_dim, keys = s.kv_heads * s.head_dim;
-    require(s.vocab > 0 && s.hidden > 0 && s.inner > 0, "sizes", "are not positive");
-    require(s.kv_heads > 0 && s.heads % s.kv_heads == 0, "sizes", "have heads that do not share key-value heads");
+    for (const std::int64_t size : {s.vocab, s.hidden, s.inner, s.heads, s.kv_heads, s.head_dim}) {
+        require(size > 0 && size <= kMostSize, "sizes", "are not positive, or no model's");
+    }
+    require(s.heads % s.kv_heads == 0, "sizes", "have heads that do not share key-value heads");
     expect_weight(embedding_, "embedding", s.vocab, s.hidden);
     expect_weight(head_, "head", s.vocab, s.hidden);
     expect_vector(norm_, "norm", s.hidden);
@@ -263,6 +261,13 @@ void Llama::check(const TensorRef& hidden, const LlamaStep& step, const std::vec
     if (!kv.empty()) {
         check_batch(step.batch, num_tokens, kv[0].shape[0], kv[0].shape[3]);
     }
+    const auto& [cu_q, seq_lens, tables] = step.batch;
+    expect_apart(hidden, "hidden",
+                 {&step.token_ids, &step.positions, &step.slots, &step.rows, &cu_q, &seq_lens, &tables});
+    for (const TensorRef& layer : kv) {
+        expect_apart(layer, "kv",
+                     {&hidden, &step.token_ids, &step.positions, &step.slots, &step.rows, &cu_q, &seq_lens, &tables});
+    }
 }
 
 void Llama::forward(const TensorRef& hidden, const LlamaStep& step, const std::vector<TensorRef>& kv) {
@@ -276,8 +281,7 @@ void Llama::forward(const TensorRef& hidden, const LlamaStep& step, const std::v
     space_->attended.take(n * queries);
     space_->gate_up.take(n * 2 * s.inner);
     space_->inner.take(n * s.inner);
-    space_->numbers.take(n * widest);
-    space_->scales.take(n * (widest / kBlock + 1));
+    space_->inputs.take(input_at(n + kInputColumns, widest / kBlock + 1));
     for (auto& [window, plan] : space_->plans) {
         plan.build(step.batch, s.kv_heads, s.heads / s.kv_heads, s.head_dim, window);
     }
@@ -286,6 +290,9 @@ void Llama::forward(const TensorRef& hidden, const LlamaStep& step, const std::v
     pool.run([&](Lane& lane) { Run(*this, step, kv, lane, lanes)(hidden); });
 }
 
-void Llama::logits(const TensorRef& out, const TensorRef& hidden) const { linear(out, hidden, head_, TensorRef{}); }
+void Llama::logits(const TensorRef& out, const TensorRef& hidden) const {
+    expect(hidden, "hidden", {kAny, sizes_.hidden}, DType::kF32);
+    linear(out, hidden, head_, TensorRef{});
+}
 
 }  // namespace octavo

@@ -12,21 +12,16 @@ namespace {
 
 constexpr const char* kNames[] = {"f32", "f16", "bf16", "q8", "q4", "q4_mins"};
 
-std::int64_t numbers_bytes(Format format) { return format == Format::kQ8 ? 256 : 128; }
-
-std::int64_t scales_bytes(Format format, std::int64_t blocks) {
-    const std::int64_t bytes = blocks * 16 * (format == Format::kQ4Mins ? 2 : 1);
-    return (bytes + 63) / 64 * 64;
-}
-
 // Bytes of one GGUF block of a format, and where its numbers begin.
 std::int64_t gguf_bytes(Format format) { return format == Format::kQ8 ? 34 : format == Format::kQ4 ? 18 : 20; }
 std::int64_t gguf_numbers(Format format) { return format == Format::kQ4Mins ? 4 : 2; }
 
+void check_sizes(std::int64_t rows, std::int64_t cols) {
+    require(rows > 0 && rows < kMostElements, "rows", "must be positive, and no more than there is memory for");
+    require(cols > 0 && cols < kMostElements, "cols", "must be positive, and no more than there is memory for");
+}
+
 void check_packed(const TensorRef& packed, Format format, std::int64_t rows, std::int64_t cols) {
-    require(format >= Format::kQ8, "format", "is not a packed one");
-    require(rows > 0, "rows", "must be positive");
-    require(cols > 0 && cols % kBlock == 0, "cols", "must be a multiple of 32");
     expect(packed, "packed", {packed_bytes(format, rows, cols)}, DType::kU8);
 }
 
@@ -38,10 +33,10 @@ struct Place {
 };
 
 Place place(std::uint8_t* packed, Format format, std::int64_t cols, std::int64_t row, std::int64_t block) {
-    const std::int64_t blocks = cols / kBlock, lane = row % kGroupRows;
-    std::uint8_t* group = packed + row / kGroupRows * group_bytes(format, cols);
-    std::uint8_t* numbers = group + scales_bytes(format, blocks) + block * numbers_bytes(format);
-    return {group + block * 16 + lane * 2, group + (blocks + block) * 16 + lane * 2, numbers + lane * 4};
+    const std::int64_t lane = row % kGroupRows, blocks = row / kGroupRows * (cols / kBlock) + block;
+    std::uint8_t* numbers = packed + blocks * block_bytes(format);
+    std::uint8_t* scales = numbers + numbers_bytes(format);
+    return {scales + lane * 2, scales + (kGroupRows + lane) * 2, numbers + lane * 4};
 }
 
 void put_block(const Place& to, const std::uint8_t* from, Format format) {
@@ -50,8 +45,8 @@ void put_block(const Place& to, const std::uint8_t* from, Format format) {
         std::memcpy(to.minimum, from + 2, 2);
     }
     const std::uint8_t* numbers = from + gguf_numbers(format);
-    for (std::int64_t piece = 0; piece < numbers_bytes(format) / 32; ++piece) {
-        std::uint8_t* bytes = to.numbers + piece * 32;
+    for (std::int64_t piece = 0; piece < numbers_bytes(format) / (kGroupRows * 4); ++piece) {
+        std::uint8_t* bytes = to.numbers + piece * kGroupRows * 4;
         std::memcpy(bytes, numbers + piece * 4, 4);
         for (int i = 0; format == Format::kQ8 && i < 4; ++i) {
             bytes[i] ^= 0x80U;
@@ -94,13 +89,24 @@ Format format_named(const char* name) {
 
 const char* name_of(Format format) { return kNames[static_cast<int>(format)]; }
 
-std::int64_t group_bytes(Format format, std::int64_t cols) {
-    const std::int64_t blocks = cols / kBlock;
-    return scales_bytes(format, blocks) + blocks * numbers_bytes(format);
+std::int64_t packed_bytes(Format format, std::int64_t rows, std::int64_t cols) {
+    require(format >= Format::kQ8, "format", "is not a packed one");
+    check_sizes(rows, cols);
+    require(cols % kBlock == 0, "cols", "must be a multiple of 32");
+    return volume({(rows + kGroupRows - 1) / kGroupRows, cols / kBlock, block_bytes(format)});
 }
 
-std::int64_t packed_bytes(Format format, std::int64_t rows, std::int64_t cols) {
-    return (rows + kGroupRows - 1) / kGroupRows * group_bytes(format, cols);
+TensorRef memory_of(const Weight& weight) {
+    const std::int64_t plain = (weight.rows - 1) * weight.stride + weight.cols;
+    const std::int64_t bytes = weight.packed() ? packed_bytes(weight.format, weight.rows, weight.cols)
+                                               : plain * (weight.format == Format::kF32 ? 4 : 2);
+    TensorRef memory;
+    memory.data = const_cast<void*>(weight.data);
+    memory.shape[0] = bytes;
+    memory.stride[0] = 1;
+    memory.ndim = 1;
+    memory.dtype = DType::kU8;
+    return memory;
 }
 
 Weight make_weight(const TensorRef& data, Format format, std::int64_t rows, std::int64_t cols, bool exact) {
@@ -108,6 +114,7 @@ Weight make_weight(const TensorRef& data, Format format, std::int64_t rows, std:
         check_packed(data, format, rows, cols);
         return {format, data.data, rows, cols, 0, exact};
     }
+    check_sizes(rows, cols);
     constexpr DType kTypes[] = {DType::kF32, DType::kF16, DType::kBF16};
     expect(data, "data", {rows, cols}, kTypes[static_cast<int>(format)]);
     return {format, data.data, rows, cols, data.stride[0], exact};
@@ -117,6 +124,7 @@ void repack(const TensorRef& packed, const TensorRef& gguf, Format format, std::
     check_packed(packed, format, rows, cols);
     const std::int64_t blocks = cols / kBlock, bytes = gguf_bytes(format);
     expect(gguf, "gguf", {rows, blocks * bytes}, DType::kU8);
+    expect_apart(packed, "packed", {&gguf});
     auto* to = packed.as<std::uint8_t>();
     std::memset(to, 0, static_cast<std::size_t>(packed.shape[0]));
     Pool::instance().run([&](Lane& lane) {
@@ -136,6 +144,7 @@ void quantize(const TensorRef& packed, const TensorRef& values, Format format) {
     expect(values, "values", {kAny, kAny}, DType::kF32);
     const std::int64_t rows = values.shape[0], cols = values.shape[1];
     check_packed(packed, format, rows, cols);
+    expect_apart(packed, "packed", {&values});
     auto* to = packed.as<std::uint8_t>();
     std::memset(to, 0, static_cast<std::size_t>(packed.shape[0]));
     Pool::instance().run([&](Lane& lane) {
