@@ -101,7 +101,7 @@ class WorkerSettings:
     dtype: str = option("auto", "data type of weights and cache", choices=("auto", "float32", "bfloat16", "float16"))
     quantization: str = option(
         "auto",
-        "weights on a CPU; auto: a GGUF file's own bits; none: computed in float32; q8, q4: rounded to 8 or 4 bits",
+        "weights on a CPU; auto: a GGUF file's own bits; none: the same, in float32; q8, q4: rounded to 8 or 4 bits",
         choices=("auto", "none", "q8", "q4"),
     )
     threads: int = option(0, "CPU threads of the model; 0: one per core", low=0, high=1024)
@@ -109,7 +109,9 @@ class WorkerSettings:
     kv_cache_bytes: int = option(0, "memory for blocks; 0: sized by a profiling run", size=True, low=0)
     swap_bytes: int = option(256 * 1024**2, "host memory for blocks that are swapped out", size=True, low=0)
     context_tokens: int = option(0, "prompt and output together, at most; 0: what the model was made for", low=0)
-    max_batch_tokens: int = option(0, "tokens one step may run; 0: 256 on a CPU, 2048 elsewhere", low=0)
+    max_batch_tokens: int = option(
+        0, "tokens one step may run; 0: 2048, fewer on a CPU that takes long for them", low=0
+    )
     max_batch_sequences: int = option(64, "branches one step may run", low=1)
     cuda_graphs: str = option(
         "auto",

@@ -1,5 +1,6 @@
 #include "bind.h"
 #include "octavo/api.h"
+#include "octavo/sample.h"
 #include "tensor.h"
 
 namespace py = pybind11;

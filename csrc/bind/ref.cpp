@@ -1,6 +1,7 @@
 #include "ref/ref.h"
 
 #include "bind.h"
+#include "octavo/sample.h"
 #include "tensor.h"
 
 namespace py = pybind11;
