@@ -51,7 +51,7 @@ LlamaLayer layer_of(const py::dict& values) {
 }
 
 struct Kv {
-    std::vector<TensorRef> layers;
+    std::vector<KvCache> layers;
 };
 
 }  // namespace
@@ -61,7 +61,7 @@ void bind_llama(py::module_& module) {
         .def(py::init([](const py::list& layers) {
                  Kv kv;
                  for (const py::handle layer : layers) {
-                     kv.layers.push_back(tensor_ref(layer));
+                     kv.layers.push_back(layer.cast<KvCache>());
                  }
                  return kv;
              }),

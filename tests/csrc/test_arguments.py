@@ -64,7 +64,7 @@ BAD = [
     ("paged_attention", "kv", KV.to(torch.int32)),
     ("paged_attention", "kv", KV.transpose(3, 4)),
     ("paged_attention", "queries", torch.randn(2, 3, 16)),
-    ("paged_attention", "queries", torch.randn(2, 4, 24)),
+    ("paged_attention", "kv", torch.randn(4, 2, 2, 8, 24)),
     ("paged_attention", "out", torch.empty(2, 4, 16).half()),
     ("paged_attention", "cu_q", torch.tensor([0, 1, 3], dtype=torch.int32)),
     ("paged_attention", "cu_q", torch.tensor([0, 3, 2], dtype=torch.int32)),
