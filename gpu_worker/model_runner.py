@@ -16,7 +16,7 @@ from torch import Tensor
 from gpu_worker.kv_arena import KvArena, KvShape
 from gpu_worker.models.decoder import Decoder
 from gpu_worker.models.loader import LoadedModel, Progress, load_model
-from gpu_worker.ops import Batch, Ops, choose_ops, make_batch
+from gpu_worker.ops import Batch, Ops, choose_ops, kv_format, make_batch
 from gpu_worker.plan import Chunk, RunnerInfo, StepOutput, StepPlan, TokenScore
 from gpu_worker.sampler import Sampler
 from gpu_worker.sequence import Branch
@@ -156,6 +156,7 @@ def load_runner(
     dtype: str = "auto",
     quantization: str = "auto",
     block_size: int = 16,
+    kv_cache_dtype: str = "auto",
     kv_cache_bytes: int | None = None,
     swap_bytes: int | None = None,
     max_batch_tokens: int = 2048,
@@ -169,11 +170,13 @@ def load_runner(
     """A runner for `model` (`smollm2`, a .gguf file, a directory, owner/name on the hub) with its blocks allocated.
 
     `device` is cpu, cuda, cuda:N or auto. `kv_cache_bytes` None: what is left on a GPU after the largest step, up to 1
-    GiB on a CPU. `quantization`: see models/packing.py. `cache_dir` None: ~/.cache/octavo. `name` is what requests call
-    the model.
+    GiB on a CPU. `kv_cache_dtype`: auto (the model's) or one of kv_format.DTYPES. `quantization`: see
+    models/packing.py. `cache_dir` None: ~/.cache/octavo. `name` is what requests call the model.
     """
     if dtype not in DTYPES:
         raise InvalidArgument("dtype", f"{dtype!r} is not one of {', '.join(DTYPES)}")
+    if kv_cache_dtype != "auto" and kv_cache_dtype not in kv_format.DTYPES:
+        raise InvalidArgument("kv_cache_dtype", f"{kv_cache_dtype!r} is not one of auto, {', '.join(kv_format.DTYPES)}")
     if not 8 <= block_size <= 128 or block_size & (block_size - 1):
         raise InvalidArgument("block_size", f"{block_size} is not a power of two from 8 to 128")
     where = choose_device(device)
@@ -194,7 +197,7 @@ def load_runner(
         num_kv_heads=decoder.num_kv_heads,
         block_size=block_size,
         head_dim=decoder.head_dim,
-        dtype=loaded.dtype,
+        dtype=kv_format.DTYPES.get(kv_cache_dtype, loaded.dtype),
     )
     if kv_cache_bytes is None:
         kv_cache_bytes = kv_bytes(where, decoder, shape, max_batch_tokens, max_batch_sequences)

@@ -46,7 +46,10 @@ PYBIND11_MODULE(_C_cpu, module) {
         py::call_guard<py::gil_scoped_release>(), "Threads of all ops; 0: one per core this process may use.");
     module.def("threads", [] { return octavo::Pool::instance().size(); });
     py::register_exception<octavo::ArgumentError>(module, "ArgumentError", PyExc_ValueError);
+    octavo::bind::bind_cache(module);
     octavo::bind::bind_weights(module);
-    octavo::bind::bind_ops(module);
+    octavo::bind_ops(module);
+    auto reference = module.def_submodule("ref", "The same ops in double precision, slowly: what they mean.");
+    octavo::ref::bind_ops(reference);
     octavo::bind::bind_llama(module);
 }

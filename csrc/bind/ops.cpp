@@ -1,60 +1,13 @@
 #include <pybind11/stl.h>
 
-#include "octavo/api.h"
-
 #include "bind.h"
+#include "octavo/api.h"
 #include "tensor.h"
 
 namespace py = pybind11;
-using namespace py::literals;
 
-namespace octavo::bind {
-namespace {
+namespace octavo {
 
-// As octavo::cuda's: local_blocks, vert_stride, block_size, head_sliding_step, tp_rank; nothing: not sparse.
-BlockSparse block_sparse(const std::vector<std::int64_t>& given) {
-    if (given.empty()) {
-        return {};
-    }
-    require(given.size() == 5, "sparse", "does not have five numbers");
-    return {given[0], given[1], given[2], given[3], given[4]};
-}
+#include "ops.inl"
 
-}  // namespace
-
-void bind_ops(py::module_& module) {
-    const py::call_guard<py::gil_scoped_release> free;
-    py::class_<KvCache>(module, "KvCache", "Keys and values of a layer; refers to their memory.")
-        .def(py::init<TensorRef, TensorRef, std::string, TensorRef, TensorRef>(), "keys"_a, "values"_a = py::none(),
-             "type"_a = "auto", "key_scale"_a = py::none(), "value_scale"_a = py::none(), py::keep_alive<1, 2>(),
-             py::keep_alive<1, 3>(), py::keep_alive<1, 5>(), py::keep_alive<1, 6>());
-    module.def("cache_write", &cache_write, "kv"_a, "keys"_a, "values"_a, "slots"_a, free);
-    module.def(
-        "paged_attention",
-        [](const TensorRef& out, const TensorRef& queries, const KvCache& kv, const TensorRef& cu_q,
-           const TensorRef& seq_lens, const TensorRef& block_tables, float scale, std::int64_t window, float soft_cap,
-           const TensorRef& alibi, const TensorRef& sinks, const std::vector<std::int64_t>& sparse) {
-            const AttentionOptions options{scale, window, soft_cap, alibi, sinks, block_sparse(sparse)};
-            paged_attention(out, queries, kv, {cu_q, seq_lens, block_tables}, options);
-        },
-        "out"_a, "queries"_a, "kv"_a, "cu_q"_a, "seq_lens"_a, "block_tables"_a, "scale"_a, "window"_a = 0,
-        "soft_cap"_a = 0.0F, "alibi"_a = py::none(), "sinks"_a = py::none(),
-        "sparse"_a = std::vector<std::int64_t>(), free);
-    module.def("rope_cache_write", &rope_cache_write, "kv"_a, "queries"_a, "keys"_a, "values"_a, "positions"_a,
-               "cos_sin"_a, "slots"_a, "interleaved"_a = false, free);
-    module.def("merge_states", &merge_states, "out"_a, "parts"_a, "lse"_a, free);
-    module.def("rotary", &rotary, "out"_a, "heads"_a, "cos"_a, "sin"_a, free);
-    module.def("rms_norm", &rms_norm, "out"_a, "x"_a, "weight"_a, "eps"_a, free);
-    module.def("fused_add_rms_norm", &fused_add_rms_norm, "out"_a, "x"_a, "sum"_a, "weight"_a, "eps"_a, free);
-    module.def("silu_and_mul", &silu_and_mul, "out"_a, "x"_a, free);
-    module.def("gelu_and_mul", &gelu_and_mul, "out"_a, "x"_a, free);
-    module.def("argmax", &argmax, "ids"_a, "x"_a, free);
-    module.def("copy_blocks", &copy_blocks, "source"_a, "target"_a, "pairs"_a, free);
-    module.def("gather_blocks", &gather_blocks, "packed"_a, "arena"_a, "ids"_a, free);
-    module.def("scatter_blocks", &scatter_blocks, "arena"_a, "packed"_a, "ids"_a, free);
-    module.def("checksum_blocks", &checksum_blocks, "sums"_a, "arena"_a, "ids"_a, free);
-    module.def("convert_layout", &convert_layout, "target"_a, "source"_a, "ids"_a = py::none(), free);
-    module.def("convert_fp8", &convert_fp8, "target"_a, "source"_a, "scale"_a = 1.0F, "type"_a = "fp8", free);
-}
-
-}  // namespace octavo::bind
+}  // namespace octavo

@@ -3,7 +3,6 @@
 #include <pybind11/stl.h>
 
 #include "bind.h"
-#include "octavo/api.h"
 #include "tensor.h"
 
 namespace py = pybind11;
@@ -40,8 +39,6 @@ void bind_weights(py::module_& module) {
             quantize(packed, values, format_named(format));
         },
         "packed"_a, "values"_a, "format"_a, free);
-    module.def("linear", &linear, "out"_a, "x"_a, "weight"_a, "bias"_a = py::none(), free);
-    module.def("weight_rows", &weight_rows, "out"_a, "weight"_a, "rows"_a, free);
 }
 
 }  // namespace octavo::bind

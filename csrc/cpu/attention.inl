@@ -32,7 +32,9 @@ inline F8 load8_as(const char* p) {
 }
 
 template <DType kType>
-constexpr std::int64_t kSize = kType == DType::kF32 ? 4 : kType == DType::kF16 || kType == DType::kBF16 ? 2 : 1;
+constexpr std::int64_t kSize = kType == DType::kF32                            ? 4
+                               : kType == DType::kF16 || kType == DType::kBF16 ? 2
+                                                                               : 1;
 
 // One query of one head, and what is known of it so far.
 struct Row {
@@ -116,8 +118,7 @@ inline void widen_runs(const KvPages& pages, const KvSide& side, const char* fro
 
 template <DType kType>
 inline void widen(const KvPages& pages, const KvSide& side, const char* from, float* to) {
-    side.run == pages.head_dim ? widen_rows<kType>(pages, side, from, to)
-                               : widen_runs<kType>(pages, side, from, to);
+    side.run == pages.head_dim ? widen_rows<kType>(pages, side, from, to) : widen_runs<kType>(pages, side, from, to);
 }
 
 template <typename Do>
@@ -171,7 +172,11 @@ inline Slots take(const AttentionJob& job, const AttentionItem& item, const KvSi
     return slots;
 }
 
-// Asks for what comes next while this tile is worked on: pages end the hardware's guesses.
+// The tile after this one, asked for while this one is worked on: pages end the hardware's guesses.
+struct Ahead {
+    Slots keys, values;
+};
+
 inline void fetch_slots(const AttentionJob& job, const Slots& slots, std::int64_t group) {
     const char* at = slots.at[group];
     if (at == nullptr) {
@@ -295,12 +300,16 @@ inline void soften(Row& row, F8 tops) {
 // The weights of rows that look at the same keys of a tile, whose first position is `first`.
 template <DType kType, int kCount>
 inline void weigh(const AttentionJob& job, const Slots& keys, const Slots& values, float scale, std::int64_t first,
-                  Row* rows) {
+                  Row* rows, const Ahead* ahead) {
     F8 tops[kCount];
     for (int r = 0; r < kCount; ++r) {
         tops[r] = set8(kNone);
     }
     for (std::int64_t j = rows[0].low / 8 * 8; j < rows[0].high; j += 8) {
+        if (ahead) {
+            fetch_slots(job, ahead->keys, j / 8);
+            fetch_slots(job, ahead->values, j / 8);
+        }
         F8 products[kCount];
         dot_keys<kType, kCount>(rows, keys.at[j / 8], keys.stride, job.kv.head_dim, products);
         for (int r = 0; r < kCount; ++r) {
@@ -477,13 +486,26 @@ inline void begin_rows(const AttentionJob& job, const AttentionItem& item, std::
     }
 }
 
-// All rows over the tile [first, end), of which `next` begins the one that follows.
+inline Ahead look_ahead(const AttentionJob& job, const AttentionItem& item, std::int64_t first) {
+    const std::int64_t end = item.end_key < first + kKeyTile ? item.end_key : first + kKeyTile;
+    const KvPages& pages = job.kv;
+    return {take(job, item, pages.keys, first, item.first_key, end, true, nullptr),
+            take(job, item, pages.values, first, item.first_key, end, true, nullptr)};
+}
+
+// All rows over the tile [first, end).
 inline void attend_tile(const AttentionJob& job, const AttentionItem& item, std::int64_t first, std::int64_t end,
                         std::int64_t count, const Scratch& s) {
     const KvPages& pages = job.kv;
     const bool keys_here = in_place(job, pages.keys, count), values_here = in_place(job, pages.values, count);
     const float scale = job.scale * key_factor(pages, item.kv_head);
     Slots keys, values;
+    Ahead next;
+    const Ahead* ahead = nullptr;
+    if (end < item.end_key && pages.keys.run == pages.head_dim && pages.values.run == pages.head_dim) {
+        next = look_ahead(job, item, end);
+        ahead = &next;
+    }
     for (bool taken = false;;) {
         bool some = false;
         for (std::int64_t i = 0; i < count; ++i) {
@@ -499,7 +521,8 @@ inline void attend_tile(const AttentionJob& job, const AttentionItem& item, std:
         }
         with_type(keys.type, [&](auto type) {
             each_alike(s.rows, count, [&](auto number, Row* rows) {
-                weigh<decltype(type)::value, decltype(number)::value>(job, keys, values, scale, first, rows);
+                weigh<decltype(type)::value, decltype(number)::value>(job, keys, values, scale, first, rows, ahead);
+                ahead = nullptr;
             });
         });
         with_type(values.type, [&](auto type) {

@@ -91,8 +91,7 @@ void rope_cache_write(const KvCache& kv, const TensorRef& queries, const TensorR
     const std::int64_t dim = pages.head_dim, size = pages.block_size, half = cos_sin.shape[1] / 2;
     Pool::instance().run([&](Lane& lane) {
         lane.each(keys.shape[0], [&](std::int64_t token) {
-            const float* cos =
-                cos_sin.as<float>() + positions.as<std::int64_t>()[token] * cos_sin.stride[0];
+            const float* cos = cos_sin.as<float>() + positions.as<std::int64_t>()[token] * cos_sin.stride[0];
             const Rope rope{cos, cos + half, half, interleaved};
             float *head = lane.scratch(2 * dim), *space = head + dim;
             for (std::int64_t h = 0; h < queries.shape[1]; ++h) {
@@ -138,7 +137,7 @@ void convert_layout(const KvCache& target, const KvCache& source, const TensorRe
             const std::int64_t block = ids.given() ? ids.as<std::int64_t>()[place] : place;
             float* row = lane.scratch(from.head_dim);
             for (std::int64_t slot = 0; slot < from.block_size; ++slot) {
-                for (KvSide KvPages::*side : {&KvPages::keys, &KvPages::values}) {
+                for (KvSide KvPages::* side : {&KvPages::keys, &KvPages::values}) {
                     if (as_they_are) {
                         move_slot(from, to.*side, from.*side, block, head, slot);
                     } else {

@@ -71,9 +71,7 @@ static inline float e4m3_to_float(std::uint8_t value) {
 }
 
 // The high byte of a float16: up to 57344.
-static inline float e5m2_to_float(std::uint8_t value) {
-    return half_to_float(static_cast<std::uint16_t>(value << 8));
-}
+static inline float e5m2_to_float(std::uint8_t value) { return half_to_float(static_cast<std::uint16_t>(value << 8)); }
 
 static inline std::uint8_t float_to_eight(float value, std::uint32_t mantissa, std::uint32_t bias,
                                           std::uint32_t largest, float top) {

@@ -65,7 +65,8 @@ struct AttentionJob {
     std::int64_t window;  // 0: none
     const float* alibi;   // [heads] or null
     const float* sinks;   // [heads] or null
-    // Block-sparse, unless vert_stride <= 1: a key is seen if its block is local or (block + offset) % vert_stride == 0.
+    // Block-sparse, unless vert_stride <= 1: a key is seen if its block is local or (block + offset) % vert_stride ==
+    // 0.
     std::int64_t local_blocks, vert_stride, sparse_block;
     std::int64_t sparse_offset, sparse_head, sparse_kv_head;  // offset = first + head * one + kv head * the other
 };

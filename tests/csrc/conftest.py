@@ -12,6 +12,16 @@ torch.set_num_threads(1)
 ISAS = ("generic", "avx2", "avx512")
 
 
+class Reference:
+    """The definitions in csrc/ref, and of the extension what is no op: weights, threads."""
+
+    def __init__(self, extension: ModuleType) -> None:
+        self._extension = extension
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._extension.ref if hasattr(self._extension.ref, name) else self._extension, name)
+
+
 @pytest.fixture
 def extension() -> ModuleType:
     module = native.load()
@@ -20,12 +30,21 @@ def extension() -> ModuleType:
     return module
 
 
-@pytest.fixture(params=ISAS)
-def kernels(extension: ModuleType, request: pytest.FixtureRequest) -> Iterator[ModuleType]:
-    """The extension on each instruction set this machine has."""
+@pytest.fixture(params=("ref", *ISAS))
+def kernels(extension: ModuleType, request: pytest.FixtureRequest) -> Iterator[ModuleType | Reference]:
+    """The definitions, and the extension on each instruction set this machine has."""
+    if request.param == "ref":
+        yield Reference(extension)
+        return
     best = extension.isa()
     if ISAS.index(request.param) > ISAS.index(best):
         pytest.skip(f"this machine has no {request.param}")
     extension.select_isa(request.param)
     yield extension
     extension.select_isa(best)
+
+
+@pytest.fixture(params=("ref", "kernels"))
+def either(extension: ModuleType, request: pytest.FixtureRequest) -> ModuleType | Reference:
+    """The definitions, and the extension as it is: for what no instruction set changes."""
+    return Reference(extension) if request.param == "ref" else extension

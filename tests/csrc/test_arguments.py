@@ -29,6 +29,17 @@ GOOD = {
         "block_tables": TABLES,
         "scale": 0.3,
     },
+    "rope_cache_write": {
+        "kv": KV,
+        "queries": torch.randn(2, 4, 16),
+        "keys": torch.randn(2, 2, 16),
+        "values": torch.randn(2, 2, 16),
+        "positions": torch.tensor([0, 4]),
+        "cos_sin": torch.ones(5, 8),
+        "slots": torch.tensor([3, -1]),
+    },
+    "convert_layout": {"target": torch.empty(4, 2, 2, 8, 16), "source": KV, "ids": torch.tensor([3])},
+    "convert_fp8": {"target": torch.empty(8, dtype=torch.uint8), "source": W, "scale": 1.0, "type": "fp8"},
     "copy_blocks": {"source": ARENA, "target": ARENA, "pairs": torch.tensor([[0, 1]])},
     "gather_blocks": {"packed": torch.empty(1, 2, 3), "arena": ARENA, "ids": torch.tensor([3])},
     "scatter_blocks": {"arena": ARENA, "packed": torch.empty(1, 2, 3), "ids": torch.tensor([3])},
@@ -75,6 +86,22 @@ BAD = [
     ("paged_attention", "alibi", torch.randn(3)),
     ("paged_attention", "sinks", torch.randn(4).double()),
     ("paged_attention", "window", -1),
+    ("paged_attention", "sparse", [1, 2, 64]),
+    ("paged_attention", "sparse", [1, 2, 0, 0, 0]),
+    ("paged_attention", "sparse", [-1, 2, 64, 0, 0]),
+    ("rope_cache_write", "positions", torch.tensor([0, 5])),
+    ("rope_cache_write", "positions", torch.tensor([-1, 0])),
+    ("rope_cache_write", "cos_sin", torch.ones(5, 7)),
+    ("rope_cache_write", "cos_sin", torch.ones(5, 18)),
+    ("rope_cache_write", "queries", torch.randn(2, 4, 16).half()),
+    ("rope_cache_write", "slots", torch.tensor([32, 0])),
+    ("convert_layout", "target", torch.empty(4, 2, 2, 16, 16)),
+    ("convert_layout", "ids", torch.tensor([4])),
+    ("convert_layout", "kv", torch.empty(4, 2, 2, 8, 16, dtype=torch.int64)),
+    ("convert_fp8", "target", torch.empty(7, dtype=torch.uint8)),
+    ("convert_fp8", "source", torch.empty(8, dtype=torch.uint8)),
+    ("convert_fp8", "scale", 0.0),
+    ("convert_fp8", "kv_dtype", "fp6"),
     ("copy_blocks", "pairs", torch.tensor([[0, 4]])),
     ("copy_blocks", "pairs", torch.tensor([[-1, 0]])),
     ("copy_blocks", "target", torch.randn(2, 4, 4)),
@@ -94,35 +121,62 @@ BAD = [
 
 
 @pytest.mark.parametrize("op", GOOD)
-def test_the_others_are_taken(extension, op):
-    getattr(extension, op)(**GOOD[op])
+def test_the_others_are_taken(either, op):
+    getattr(either, op)(**GOOD[op])
 
 
 @pytest.mark.parametrize(("op", "name", "value"), BAD)
-def test_it_is_refused_by_name(extension, op, name, value):
-    where = "values" if name == "cols" else name
+def test_it_is_refused_by_name(either, op, name, value):
+    where = {"cols": "values", "kv_dtype": "type"}.get(name, name)
+    where = "source" if op == "convert_layout" and name == "kv" else where
     arguments = {**GOOD[op], where: value}
     tensors = [x for x in arguments.values() if isinstance(x, torch.Tensor) and not x.is_meta]
     before = [x.clone() for x in tensors]
-    with pytest.raises(extension.ArgumentError, match=rf"^{name}: "):
-        getattr(extension, op)(**arguments)
+    with pytest.raises(either.ArgumentError, match=rf"^{name}: "):
+        getattr(either, op)(**arguments)
     for x, kept in zip(tensors, before, strict=True):
         torch.testing.assert_close(x, kept, rtol=0, atol=0, equal_nan=True)
 
 
-def test_weights_are_checked(extension):
-    with pytest.raises(extension.ArgumentError, match=r"^packed: shape"):
-        extension.Weight(torch.empty(10, dtype=torch.uint8), "q4", 8, 32)
-    with pytest.raises(extension.ArgumentError, match=r"^cols: "):
-        extension.Weight(torch.empty(10, dtype=torch.uint8), "q4", 8, 33)
-    with pytest.raises(extension.ArgumentError, match=r"^data: is float32"):
-        extension.Weight(torch.empty(8, 32), "bf16", 8, 32)
-    weight = extension.Weight(torch.randn(8, 32), "f32", 8, 32)
-    with pytest.raises(extension.ArgumentError, match=r"^x: shape"):
-        extension.linear(torch.empty(1, 8), torch.randn(1, 31), weight)
-    with pytest.raises(extension.ArgumentError, match=r"^bias: shape"):
-        extension.linear(torch.empty(1, 8), torch.randn(1, 32), weight, torch.randn(7))
-    with pytest.raises(extension.ArgumentError, match=r"^rows: "):
-        extension.weight_rows(torch.empty(1, 32), weight, torch.tensor([8]))
-    with pytest.raises(extension.ArgumentError, match=r"^isa: "):
-        extension.select_isa("sse9")
+def test_weights_are_checked(either):
+    with pytest.raises(either.ArgumentError, match=r"^packed: shape"):
+        either.Weight(torch.empty(10, dtype=torch.uint8), "q4", 8, 32)
+    with pytest.raises(either.ArgumentError, match=r"^cols: "):
+        either.Weight(torch.empty(10, dtype=torch.uint8), "q4", 8, 33)
+    with pytest.raises(either.ArgumentError, match=r"^data: is float32"):
+        either.Weight(torch.empty(8, 32), "bf16", 8, 32)
+    weight = either.Weight(torch.randn(8, 32), "f32", 8, 32)
+    with pytest.raises(either.ArgumentError, match=r"^x: shape"):
+        either.linear(torch.empty(1, 8), torch.randn(1, 31), weight)
+    with pytest.raises(either.ArgumentError, match=r"^bias: shape"):
+        either.linear(torch.empty(1, 8), torch.randn(1, 32), weight, torch.randn(7))
+    with pytest.raises(either.ArgumentError, match=r"^rows: "):
+        either.weight_rows(torch.empty(1, 32), weight, torch.tensor([8]))
+    with pytest.raises(either.ArgumentError, match=r"^isa: "):
+        either.select_isa("sse9")
+
+
+XPACK = torch.randn(4, 2, 4, 8, 4), torch.randn(4, 2, 16, 8)
+ROWS = torch.empty(4, 2, 8, 16, dtype=torch.uint8)
+
+
+@pytest.mark.parametrize(
+    ("name", "cache"),
+    [
+        ("key_cache", (torch.randn(4, 2, 3, 8, 4), XPACK[1])),
+        ("key_cache", (torch.randn(4, 2, 8, 12), torch.randn(4, 2, 8, 16))),
+        ("value_cache", (XPACK[0], torch.randn(4, 2, 16, 16))),
+        ("value_cache", (XPACK[0], XPACK[1].half())),
+        ("key_cache", (*XPACK, "int8")),
+        ("key_cache", (ROWS, ROWS)),
+        ("kv_cache_dtype", (ROWS, ROWS, "int4")),
+        ("k_scale", (ROWS, ROWS, "int8", torch.ones(3), torch.ones(2))),
+        ("v_scale", (ROWS, ROWS, "int8", torch.ones(2), torch.ones(2).double())),
+        ("k_scale", (torch.empty(4, 2, 2, 8, 18, dtype=torch.int8), None, "auto", torch.ones(1))),
+        ("kv", (torch.empty(4, 2, 2, 9, 18, dtype=torch.int8)[:, :, :, :8].transpose(1, 3), None)),
+    ],
+)
+def test_caches_are_checked(either, name, cache):
+    arguments = {**GOOD["cache_write"], "kv": either.KvCache(*cache)}
+    with pytest.raises(either.ArgumentError, match=rf"^{name}: "):
+        either.cache_write(**arguments)

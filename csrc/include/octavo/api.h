@@ -17,9 +17,9 @@ namespace octavo {
 //   paged     keys int8 [n, g, 2, b, d + 2] and no values: of each page (the last two dimensions, contiguous) b * d
 //             numbers come first, then b float16 scales, one for each slot
 // Elements are float32, float16, bfloat16, float8_e4m3fn, float8_e5m2 or int8; `type` says what uint8 stands for: "fp8"
-// (or "fp8_e4m3"), "fp8_e5m2" or "int8". Scales: what is stored times its scale is what was given; f32 [1] or [g], or no
-// data: 1. Writing rounds to nearest, ties to even, and saturates; NaN stays NaN (in int8 with static scales, which has
-// none, it becomes -127).
+// (or "fp8_e4m3"), "fp8_e5m2" or "int8". Scales: what is stored times its scale is what was given; f32 [1] or [g], or
+// no data: 1. Writing rounds to nearest, ties to even, and saturates; NaN stays NaN (in int8 with static scales, which
+// has none, it becomes -127).
 struct KvCache {
     TensorRef keys, values;
     std::string type = "auto";

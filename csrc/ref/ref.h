@@ -1,0 +1,33 @@
+// What the ops of octavo/api.h mean: the same functions again, one obvious step after another, in double precision and
+// in one thread. Arguments, checks and errors are those of the kernels; so are results, but for their rounding.
+// Nothing here is fast, and nothing in production calls it.
+#pragma once
+
+#include "octavo/api.h"
+#include "octavo/check.h"
+
+namespace octavo::ref {
+
+void cache_write(const KvCache& kv, const TensorRef& keys, const TensorRef& values, const TensorRef& slots);
+void rope_cache_write(const KvCache& kv, const TensorRef& queries, const TensorRef& keys, const TensorRef& values,
+                      const TensorRef& positions, const TensorRef& cos_sin, const TensorRef& slots, bool interleaved);
+void paged_attention(const TensorRef& out, const TensorRef& queries, const KvCache& kv, const BatchRef& batch,
+                     const AttentionOptions& options);
+void merge_states(const TensorRef& out, const TensorRef& parts, const TensorRef& lse);
+void rotary(const TensorRef& out, const TensorRef& heads, const TensorRef& cos, const TensorRef& sin);
+void rms_norm(const TensorRef& out, const TensorRef& x, const TensorRef& weight, float eps);
+void fused_add_rms_norm(const TensorRef& out, const TensorRef& x, const TensorRef& sum, const TensorRef& weight,
+                        float eps);
+void silu_and_mul(const TensorRef& out, const TensorRef& x);
+void gelu_and_mul(const TensorRef& out, const TensorRef& x);
+void linear(const TensorRef& out, const TensorRef& x, const Weight& weight, const TensorRef& bias);
+void weight_rows(const TensorRef& out, const Weight& weight, const TensorRef& rows);
+void argmax(const TensorRef& ids, const TensorRef& x);
+void copy_blocks(const TensorRef& source, const TensorRef& target, const TensorRef& pairs);
+void gather_blocks(const TensorRef& packed, const TensorRef& arena, const TensorRef& ids);
+void scatter_blocks(const TensorRef& arena, const TensorRef& packed, const TensorRef& ids);
+void checksum_blocks(const TensorRef& sums, const TensorRef& arena, const TensorRef& ids);
+void convert_layout(const KvCache& target, const KvCache& source, const TensorRef& ids);
+void convert_fp8(const TensorRef& target, const TensorRef& source, float scale, const std::string& type);
+
+}  // namespace octavo::ref

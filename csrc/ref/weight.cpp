@@ -1,0 +1,88 @@
+#include <cmath>
+#include <vector>
+
+#include "element.h"
+#include "ref.h"
+
+namespace octavo::ref {
+namespace {
+
+double packed_at(const Weight& weight, std::int64_t row, std::int64_t col) {
+    const std::int64_t blocks = weight.cols / kBlock, lane = row % kGroupRows, block = col / kBlock, i = col % kBlock;
+    const auto* group =
+        static_cast<const std::uint8_t*>(weight.data) + row / kGroupRows * group_bytes(weight.format, weight.cols);
+    const double scale = read(group + (block * kGroupRows + lane) * 2, DType::kF16);
+    const std::int64_t numbers = weight.format == Format::kQ8 ? 256 : 128;
+    const auto* first = group + group_bytes(weight.format, weight.cols) - (blocks - block) * numbers;
+    if (weight.format == Format::kQ8) {
+        return scale * (first[i / 4 * 32 + lane * 4 + i % 4] - 128);
+    }
+    const int byte = first[i % 16 / 4 * 32 + lane * 4 + i % 4];
+    const int nibble = i < 16 ? byte & 15 : byte >> 4;
+    if (weight.format == Format::kQ4) {
+        return scale * (nibble - 8);
+    }
+    return scale * nibble + read(group + ((blocks + block) * kGroupRows + lane) * 2, DType::kF16);
+}
+
+double weight_at(const Weight& weight, std::int64_t row, std::int64_t col) {
+    if (weight.packed()) {
+        return packed_at(weight, row, col);
+    }
+    constexpr DType kTypes[] = {DType::kF32, DType::kF16, DType::kBF16};
+    const DType dtype = kTypes[static_cast<int>(weight.format)];
+    return read(static_cast<const char*>(weight.data) + (row * weight.stride + col) * size_of(dtype), dtype);
+}
+
+// Inputs as an int8 product sees them: of each 32 the largest as it is, the others in 127 steps either way. Where a
+// step ends is decided in float32, as the kernels decide it.
+void round_inputs(std::vector<double>& x) {
+    for (std::size_t first = 0; first < x.size(); first += kBlock) {
+        std::size_t largest = first;
+        for (std::size_t i = first; i < first + kBlock; ++i) {
+            largest = std::fabs(x[i]) > std::fabs(x[largest]) ? i : largest;
+        }
+        float top = 0;
+        for (std::size_t i = first; i < first + kBlock; ++i) {
+            top = i == largest ? top : std::fmax(top, std::fabs(static_cast<float>(x[i])));
+        }
+        const float steps = top > 0 ? 127.0F / top : 0.0F;
+        for (std::size_t i = first; i < first + kBlock; ++i) {
+            const float number = std::nearbyint(static_cast<float>(x[i]) * steps);
+            x[i] = i == largest ? x[i] : static_cast<double>(number) * static_cast<double>(top / 127.0F);
+        }
+    }
+}
+
+}  // namespace
+
+void linear(const TensorRef& out, const TensorRef& x, const Weight& weight, const TensorRef& bias) {
+    check::linear(out, x, weight, bias);
+    std::vector<double> input(static_cast<std::size_t>(weight.cols));
+    for (std::int64_t token = 0; token < x.shape[0]; ++token) {
+        for (std::int64_t col = 0; col < weight.cols; ++col) {
+            input[static_cast<std::size_t>(col)] = get(x, token, col);
+        }
+        if (weight.quantizes_inputs()) {
+            round_inputs(input);
+        }
+        for (std::int64_t row = 0; row < weight.rows; ++row) {
+            double sum = bias.given() ? get(bias, row) : 0;
+            for (std::int64_t col = 0; col < weight.cols; ++col) {
+                sum += weight_at(weight, row, col) * input[static_cast<std::size_t>(col)];
+            }
+            put(out, sum, token, row);
+        }
+    }
+}
+
+void weight_rows(const TensorRef& out, const Weight& weight, const TensorRef& rows) {
+    check::weight_rows(out, weight, rows);
+    for (std::int64_t i = 0; i < rows.shape[0]; ++i) {
+        for (std::int64_t col = 0; col < weight.cols; ++col) {
+            put(out, weight_at(weight, get_int(rows, i), col), i, col);
+        }
+    }
+}
+
+}  // namespace octavo::ref

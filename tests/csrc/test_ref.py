@@ -1,0 +1,45 @@
+"""The kernels beside their definitions in csrc/ref, where both must have the same bits.
+
+That the definitions are right, and that kernels are close to them, the other tests say: they run on both, against
+float64.
+"""
+
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+fuzz = settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+
+
+def test_all_ops_have_a_definition(extension):
+    """But those that change how weights are stored, and what is no op."""
+    others = {"quantize", "repack", "packed_bytes", "Weight", "Llama", "Kv", "KvCache", "ArgumentError", "ref"}
+    about = {"version", "build_info", "isa", "select_isa", "threads", "set_threads"}
+    public = {name for name in dir(extension) if not name.startswith("_")}
+    assert {name for name in dir(extension.ref) if not name.startswith("_")} == public - others - about
+
+
+@fuzz
+@given(seed=st.integers(0, 2**32 - 1), size=st.integers(1, 40), block_major=st.booleans())
+def test_checksums_are_equal(extension, seed, size, block_major):
+    arena = torch.randint(0, 256, (4, 3, size), dtype=torch.uint8, generator=torch.Generator().manual_seed(seed))
+    arena = arena.transpose(0, 1) if block_major else arena
+    ids = torch.arange(arena.shape[1])
+    sums = torch.empty(2, len(ids), dtype=torch.int64)
+    extension.checksum_blocks(sums[0], arena, ids)
+    extension.ref.checksum_blocks(sums[1], arena, ids)
+    assert torch.equal(sums[0], sums[1])
+    assert len(set(sums[0].tolist())) == len(ids) or size == 1
+
+
+@fuzz
+@given(seed=st.integers(0, 2**32 - 1), rows=st.integers(1, 40))
+def test_weights_are_decoded_alike(extension, seed, rows):
+    torch.manual_seed(seed)
+    for format_ in ("q8", "q4", "q4_mins"):
+        data = torch.randint(0, 256, (extension.packed_bytes(format_, rows, 64),), dtype=torch.uint8)
+        weight = extension.Weight(data, format_, rows, 64)  # any bytes: infinite and NaN scales as well
+        out = torch.empty(2, rows, 64)
+        extension.weight_rows(out[0], weight, torch.arange(rows))
+        extension.ref.weight_rows(out[1], weight, torch.arange(rows))
+        torch.testing.assert_close(out[0], out[1], rtol=3e-7, atol=0, equal_nan=True)
