@@ -55,6 +55,7 @@ class LLMOptions(TypedDict, total=False):
     context_tokens: int
     max_batch_tokens: int
     max_batch_sequences: int
+    cuda_graphs: str
     prefix_caching: bool
     chunked_prefill: bool
     max_partial_prefills: int

@@ -13,6 +13,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from gpu_worker.graphs import DecodeGraphs, capture_decodes
 from gpu_worker.kv_arena import KvArena, KvShape
 from gpu_worker.models.decoder import Decoder
 from gpu_worker.models.loader import LoadedModel, Progress, load_model
@@ -52,12 +53,14 @@ class ModelRunner:
         arena: KvArena,
         sampler: Sampler,
         device: torch.device,
+        graphs: DecodeGraphs | None = None,
     ) -> None:
         self._info = info
         self._decoder = decoder
         self._arena = arena
         self._sampler = sampler
         self._device = device
+        self._graphs = graphs
 
     @property
     def info(self) -> RunnerInfo:
@@ -68,15 +71,17 @@ class ModelRunner:
         output = StepOutput([], copy_s=self._move(plan))
         if not plan.chunks:
             return output
-        batch = lay_out(plan.chunks, self._info.block_size, self._device)
         wanted = _wanted_rows(plan.chunks)
-        rows = torch.tensor(wanted.rows, dtype=torch.int64, device=self._device)
-        hidden = self._decoder.forward(batch, self._arena.layers, rows)
-        if wanted.branches:
-            logits = self._decoder.logits(hidden[: wanted.num_sampled])
+        logits = self._graphs.run(plan) if self._graphs is not None else None
+        if logits is None:
+            batch = lay_out(plan.chunks, self._info.block_size, self._device, wanted.rows)
+            hidden = self._decoder.forward(batch, self._arena.layers, batch.rows)
+            if wanted.branches:
+                logits = self._decoder.logits(hidden[: wanted.num_sampled])
+            if wanted.scored:
+                output.scored = self._score(hidden[wanted.num_sampled :], wanted.scored)
+        if logits is not None:
             output.token_ids, output.scores = self._sampler.sample(logits, wanted.sampled, wanted.branches)
-        if wanted.scored:
-            output.scored = self._score(hidden[wanted.num_sampled :], wanted.scored)
         return output
 
     def _move(self, plan: StepPlan) -> float:
@@ -94,7 +99,7 @@ class ModelRunner:
     def close(self) -> None:
         """Gives the blocks' memory back."""
         self._arena.layers.clear()
-        del self._arena, self._decoder
+        del self._arena, self._decoder, self._graphs
 
     def _score(self, hidden: Tensor, scored: Sequence[tuple[int, Chunk]]) -> dict[int, list[TokenScore]]:
         result: dict[int, list[TokenScore]] = {}
@@ -111,8 +116,8 @@ class ModelRunner:
         return result
 
 
-def lay_out(chunks: Sequence[Chunk], block_size: int, device: torch.device) -> Batch:
-    """The chunks as one flat batch; token i of the plan is row i."""
+def lay_out(chunks: Sequence[Chunk], block_size: int, device: torch.device, rows: Sequence[int] = ()) -> Batch:
+    """The chunks as one flat batch; token i of the plan is row i. Logits are wanted for `rows`."""
     token_ids: list[int] = []
     positions: list[int] = []
     slots: list[int] = []
@@ -125,7 +130,7 @@ def lay_out(chunks: Sequence[Chunk], block_size: int, device: torch.device) -> B
         tables.append([*blocks[: (end - 1) // block_size + 1]])
     lengths = [chunk.length for chunk in chunks]
     ends = [chunk.start + chunk.length for chunk in chunks]
-    return make_batch(token_ids, positions, slots, lengths, ends, tables, device)
+    return make_batch(token_ids, positions, slots, lengths, ends, tables, device, rows)
 
 
 def _wanted_rows(chunks: Sequence[Chunk]) -> _Rows:
@@ -161,6 +166,7 @@ def load_runner(
     swap_bytes: int | None = None,
     max_batch_tokens: int = 2048,
     max_batch_sequences: int = 64,
+    cuda_graphs: str = "auto",
     context_tokens: int | None = None,
     cache_dir: Path | str | None = None,
     threads: int | None = None,
@@ -171,7 +177,8 @@ def load_runner(
 
     `device` is cpu, cuda, cuda:N or auto. `kv_cache_bytes` None: what is left on a GPU after the largest step, up to 1
     GiB on a CPU. `kv_cache_dtype`: auto (the model's) or one of kv_format.DTYPES. `quantization`: see
-    models/packing.py. `cache_dir` None: ~/.cache/octavo. `name` is what requests call the model.
+    models/packing.py. `cuda_graphs`: auto (where device, ops and decoder allow it) or off. `cache_dir` None:
+    ~/.cache/octavo. `name` is what requests call the model.
     """
     if dtype not in DTYPES:
         raise InvalidArgument("dtype", f"{dtype!r} is not one of {', '.join(DTYPES)}")
@@ -199,8 +206,15 @@ def load_runner(
         head_dim=decoder.head_dim,
         dtype=kv_format.DTYPES.get(kv_cache_dtype, loaded.dtype),
     )
+    context = min(decoder.context_tokens, context_tokens or decoder.context_tokens)
+
+    def capture(layers: Sequence[Tensor]) -> DecodeGraphs | None:
+        if cuda_graphs == "off" or where.type != "cuda":
+            return None
+        return capture_decodes(decoder, layers, ops, max_batch_sequences, context, where)
+
     if kv_cache_bytes is None:
-        kv_cache_bytes = kv_bytes(where, decoder, shape, max_batch_tokens, max_batch_sequences)
+        kv_cache_bytes = kv_bytes(where, decoder, shape, max_batch_tokens, max_batch_sequences, capture)
     num_blocks = kv_cache_bytes // shape.bytes_per_block
     if num_blocks < 1:
         raise InvalidArgument(
@@ -209,11 +223,11 @@ def load_runner(
     if swap_bytes is None:
         swap_bytes = kv_cache_bytes // 2 if where.type == "cpu" else min(GPU_SWAP_BYTES, host_bytes() // 4)
     arena = KvArena(shape, num_blocks, swap_bytes // shape.bytes_per_block, where, ops)
-    context = min(decoder.context_tokens, context_tokens or decoder.context_tokens, num_blocks * block_size)
+    context = min(context, num_blocks * block_size)
     info = _info(loaded, arena, where, context, name)
     _log_start(info, ops, decoder)
     sampler = Sampler(decoder.vocab_size, where, loaded.eos_token_ids)
-    return ModelRunner(info, decoder, arena, sampler, where)
+    return ModelRunner(info, decoder, arena, sampler, where, capture(arena.layers))
 
 
 def _info(loaded: LoadedModel, arena: KvArena, device: torch.device, context: int, name: str | None) -> RunnerInfo:

@@ -39,6 +39,7 @@ def build_runner(settings: WorkerSettings) -> Runner:
         swap_bytes=settings.swap_bytes,
         max_batch_tokens=batch_tokens(settings, device),
         max_batch_sequences=settings.max_batch_sequences,
+        cuda_graphs=settings.cuda_graphs,
         context_tokens=settings.context_tokens or None,
     )
 

@@ -1,8 +1,11 @@
 """Which device there is, and how much of its memory blocks may take."""
 
+import gc
 import os
+from collections.abc import Callable, Sequence
 
 import torch
+from torch import Tensor
 
 from gpu_worker.kv_arena import KvShape
 from gpu_worker.models.decoder import Decoder
@@ -34,18 +37,38 @@ def host_bytes() -> int:
 
 
 def kv_bytes(
-    device: torch.device, decoder: Decoder, shape: KvShape, max_batch_tokens: int, max_batch_sequences: int
+    device: torch.device,
+    decoder: Decoder,
+    shape: KvShape,
+    max_batch_tokens: int,
+    max_batch_sequences: int,
+    capture: Callable[[Sequence[Tensor]], object],
 ) -> int:
-    """What blocks may take: on a GPU its share less weights and the largest step, measured by running it."""
+    """What blocks may take: on a GPU its share less weights, the largest step and what `capture` makes of the arena's
+    layers. Both are measured by running them."""
     if device.type == "cpu":
         return max(shape.bytes_per_block, min(CPU_KV_BYTES, host_bytes() // 4))
     torch.cuda.reset_peak_memory_stats(device)
     before = torch.cuda.memory_allocated(device)
     _run_largest_step(device, decoder, shape, max_batch_tokens, max_batch_sequences)
     activations = torch.cuda.max_memory_allocated(device) - before
-    torch.cuda.empty_cache()
+    captured = _bytes_captured(device, shape, capture)
     free, total = torch.cuda.mem_get_info(device)
-    return int(free - (1 - GPU_MEMORY_SHARE) * total - activations)
+    return int(free - (1 - GPU_MEMORY_SHARE) * total - activations - captured)
+
+
+def _bytes_captured(device: torch.device, shape: KvShape, capture: Callable[[Sequence[Tensor]], object]) -> int:
+    """What graphs take, by the driver's count: torch's own knows nothing of the graphs beside their tensors."""
+    layers = list(shape.arena(1, device).unbind(0))
+    torch.cuda.empty_cache()
+    before = torch.cuda.mem_get_info(device)[0]
+    graphs = capture(layers)
+    torch.cuda.synchronize(device)
+    after = torch.cuda.mem_get_info(device)[0]
+    del graphs, layers
+    gc.collect()
+    torch.cuda.empty_cache()
+    return max(0, before - after)
 
 
 @torch.inference_mode()

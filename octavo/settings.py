@@ -113,6 +113,11 @@ class WorkerSettings:
     context_tokens: int = option(0, "prompt and output together, at most; 0: what the model was made for", low=0)
     max_batch_tokens: int = option(0, "tokens one step may run; 0: 256 on a CPU, 2048 elsewhere", low=0)
     max_batch_sequences: int = option(64, "branches one step may run", low=1)
+    cuda_graphs: str = option(
+        "auto",
+        "captures steps of decodes as CUDA graphs, where there is a GPU and the model allows it",
+        choices=("auto", "off"),
+    )
     prefix_caching: bool = option(True, "keeps full blocks for requests that begin alike")
     chunked_prefill: bool = option(True, "mixes pieces of prompts with decoding; else prompts run first and whole")
     max_partial_prefills: int = option(4, "prompts that may be in pieces at once", low=1)

@@ -17,6 +17,9 @@ class Decoder(Protocol):
     num_layers: int
     num_kv_heads: int
     head_dim: int
+    # Whether forward and logits do the same operations for all batches of the same sizes, without looking at numbers on
+    # the device, so that a step can be captured as a CUDA graph.
+    capturable: bool
 
     def forward(self, batch: Batch, kv: Sequence[Tensor], rows: Tensor) -> Tensor:
         """Runs all tokens of the batch, writing keys and values into `kv` (one tensor per layer).

@@ -97,6 +97,7 @@ class Gpt2Decoder:
     """A Decoder."""
 
     name = "gpt2"
+    capturable = True
 
     def __init__(self, config: Gpt2Config, tensors: Mapping[str, Tensor], ops: Ops, device: torch.device) -> None:
         self.config = config

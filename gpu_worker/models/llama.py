@@ -89,6 +89,7 @@ class LlamaDecoder:
     """A Decoder; see the module's docstring."""
 
     name = "llama"
+    capturable = True
 
     def __init__(self, config: LlamaConfig, tensors: Mapping[str, Tensor], ops: Ops, device: torch.device) -> None:
         on_device = {name: tensor.to(device) for name, tensor in tensors.items()}

@@ -27,6 +27,8 @@ def supports(config: LlamaConfig) -> bool:
 class NativeLlamaDecoder:
     """A Decoder. Sums, norms and what lies between layers are float32, whatever weights and cache are."""
 
+    capturable = False
+
     def __init__(self, config: LlamaConfig, tensors: Mapping[str, Tensor | Matrix], extension: ModuleType) -> None:
         self.name = "llama in one call"
         self.config = config

@@ -85,6 +85,8 @@ AttentionMaskInterface.register(IMPLEMENTATION, _no_mask)
 class TransformersDecoder:
     """A Decoder around a Transformers model whose attention goes through its attention interface."""
 
+    capturable = False  # its code is not ours: it may look at numbers, or remember them, where a graph would not
+
     def __init__(self, model: nn.Module, ops: Ops, device: torch.device) -> None:
         self._model = model
         self._ops = ops

@@ -93,8 +93,7 @@ def choose_ops(device: torch.device, threads: int = 0) -> Ops:
     cuda = native.load_cuda() if device.type == "cuda" else None
     if cuda is not None and cuda.device_count() > 0:
         return NativeCudaOps(cuda, device)
-    if device.type == "cpu":
-        log.warning("the extension was not built: running on the reference ops, which are several times slower")
+    log.warning("the extension for %s was not built: running on the reference ops, which are slower", device.type)
     if threads:
         torch.set_num_threads(threads)
     return ReferenceOps()

@@ -1,5 +1,6 @@
 """One step as tensors: flat tokens and, per sequence, where its keys and values lie."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Any
@@ -7,6 +8,8 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+
+from gpu_worker.ops.upload import upload
 
 
 @dataclass(slots=True, eq=False)
@@ -23,6 +26,7 @@ class Batch:
     slots: (
         Tensor  # int64 [num_tokens]: block * block_size + place in the block; -1: keep no key and value of this token
     )
+    rows: Tensor  # int64: the tokens that logits are made for
     cu_q: Tensor  # int32 [num_sequences + 1]
     seq_lens: Tensor  # int32 [num_sequences]: keys, those of this step included
     block_tables: Tensor  # int32 [num_sequences, >= blocks of the longest]
@@ -44,19 +48,30 @@ def make_batch(
     kv_lens: list[int],
     block_tables: list[list[int]],
     device: torch.device,
+    rows: Sequence[int] = (),
 ) -> Batch:
     """A Batch on `device`; tables may be of different lengths."""
     tables = np.zeros((len(block_tables), max(map(len, block_tables), default=0)), dtype=np.int32)
     for row, table in zip(tables, block_tables, strict=True):
         row[: len(table)] = table
-    flat = torch.tensor([token_ids, positions, slots], dtype=torch.int64).to(device)
+    flat, wanted, cu_q, seq_lens, table_rows = upload(
+        [
+            np.array([token_ids, positions, slots], dtype=np.int64),
+            np.array(rows, dtype=np.int64),
+            np.array([0, *accumulate(q_lens)], dtype=np.int32),
+            np.array(kv_lens, dtype=np.int32),
+            tables,
+        ],
+        device,
+    )
     return Batch(
         token_ids=flat[0],
         positions=flat[1],
         slots=flat[2],
-        cu_q=torch.tensor([0, *accumulate(q_lens)], dtype=torch.int32, device=device),
-        seq_lens=torch.tensor(kv_lens, dtype=torch.int32, device=device),
-        block_tables=torch.from_numpy(tables).to(device),
+        rows=wanted,
+        cu_q=cu_q,
+        seq_lens=seq_lens,
+        block_tables=table_rows,
         q_lens=q_lens,
         kv_lens=kv_lens,
     )

@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from gpu_worker.ops import AttentionOptions, Batch
+from gpu_worker.ops.cuda_plan import DecodePlan, DecodeShape
 from gpu_worker.ops.reference import ReferenceOps
 
 Ref = tuple[int, int, tuple[int, ...], tuple[int, ...]]
@@ -49,6 +50,7 @@ class _Part:
     rows: Tensor | None  # decode: int64, the tokens of these sequences; None: all tokens of the batch
     tables: Tensor
     lens: Tensor
+    decodes: DecodePlan | None = None
 
 
 class NativeCudaOps:
@@ -173,6 +175,19 @@ class NativeCudaOps:
             and queries.device == kv.device == self._device
         )
 
+    def refill(self, batch: Batch) -> None:
+        """Plans the attention of `batch` again, for what its kv_lens are now, into the same memory.
+
+        For batches that are used again (CUDA graphs): every sequence has one query, as when the plans were made, which
+        the first paged_attention of each kind did. Queued on the current stream; launches after it see the new plan.
+        """
+        if any(n != 1 for n in batch.q_lens):
+            raise ValueError("batch.q_lens: only decodes of one query each are planned again")
+        for key, parts in batch.scratch.items():
+            if key[0] == "native_cuda":
+                for part in parts:
+                    part.decodes.refill(batch.kv_lens)
+
     def _parts(self, queries: Tensor, kv: Tensor, batch: Batch, window: int) -> list[_Part]:
         key = ("native_cuda", window, queries.dtype, queries.shape[1], kv.shape[1:])
         parts: list[_Part] | None = batch.scratch.get(key)
@@ -190,16 +205,17 @@ class NativeCudaOps:
         ones = [i for i, n in enumerate(batch.q_lens) if n == 1]
         if ones:
             kernel = f"decode_{name}"
-            rows = self.extension.attention_rows(kernel, *what)
-            packed = self.extension.plan_decode(
-                [batch.kv_lens[i] for i in ones],
-                kv_heads * -(-group // rows),
-                self.extension.attention_slots(kernel, *what),
-                window,
+            decodes = DecodePlan(
+                self.extension,
+                self._device,
+                DecodeShape(kernel, what[0], what[1], kv_heads, group, head_dim, window),
+                len(ones),
             )
-            plan, memory = self._upload(packed, rows * (head_dim + 2))
+            decodes.refill([batch.kv_lens[i] for i in ones])
+            memory: tuple[Tensor, ...] = decodes.memory
+            plan = self.extension.Plan(*map(ref, memory))
             if len(ones) == len(batch.q_lens):
-                parts.append(_Part(kernel, plan, memory, None, batch.block_tables, batch.seq_lens))
+                parts.append(_Part(kernel, plan, memory, None, batch.block_tables, batch.seq_lens, decodes))
             else:
                 index = torch.tensor(ones, dtype=torch.int64).to(self._device)
                 tokens = batch.cu_q.long()[index]

@@ -1,4 +1,4 @@
-"""Seeds classic bugs into copies of the CUDA kernels, and says whether the cases of shim_cases.py see each.
+"""Seeds classic bugs into copies of the CUDA kernels, and says whether the cases of shim/ see each.
 
     python tests/csrc/mutants.py [name ...]
 
@@ -17,7 +17,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 BUILD = ROOT / "build" / f"cuda-shim-{sys.implementation.cache_tag}"
-SCRIPT = Path(__file__).with_name("shim_cases.py")
+SCRIPT = Path(__file__).with_name("shim")
 DECODE = ("inst/decode_mma_f16_64.cu", "inst/decode_mma_bf16_128.cu")
 PREFILL = ("inst/prefill_mma_f16_64.cu", "inst/prefill_mma_bf16_128.cu")
 
@@ -179,8 +179,9 @@ def run(folder: Path, group: str) -> bool:
         "LD_PRELOAD": " ".join(preload),
         "ASAN_OPTIONS": "detect_leaks=0",
         "OMP_NUM_THREADS": "1",
+        "PYTHONPATH": os.pathsep.join(map(str, (folder, ROOT))),
     }
-    command = [sys.executable, SCRIPT, folder, group, "60", "0"]
+    command = [sys.executable, SCRIPT, group, "60", "0"]
     return subprocess.run(command, capture_output=True, env=environment).returncode == 0
 
 

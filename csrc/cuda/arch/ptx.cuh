@@ -1,4 +1,4 @@
-// Every instruction that C++ has no name for, and nothing else. arch/simt_shim.h has the same names for a CPU.
+// Every instruction that C++ has no name for, and nothing else. shim/instructions.h has the same names for a CPU.
 #pragma once
 
 #include <cstdint>

@@ -1,8 +1,11 @@
-// What kernels are written in: CUDA C++, or on a CPU the shim that runs the same sources (OCTAVO_SIMT_SHIM).
+// What kernels are written in: CUDA C++, or its twin that runs the same sources on a CPU, where they are tested under
+// AddressSanitizer without a GPU (OCTAVO_SIMT_SHIM).
 #pragma once
 
 #ifdef OCTAVO_SIMT_SHIM
-#include "arch/simt_shim.h"
+#include "shim/instructions.h"
+#include "shim/language.h"
+#include "shim/launch.h"
 #else
 #include "arch/launch.cuh"
 #include "arch/ptx.cuh"

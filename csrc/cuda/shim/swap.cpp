@@ -1,7 +1,7 @@
 // Copying without copy engines: all is done at once. For the shim's module alone.
-#define OCTAVO_SIMT_SHIM_MAIN
 #include "swap.h"
-#include "arch/simt_shim.h"
+
+#include "arch/simt.h"
 
 namespace octavo::cuda {
 

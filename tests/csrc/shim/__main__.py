@@ -1,0 +1,58 @@
+"""Random small cases of the CUDA kernels, run on a CPU by the SIMT shim, against float64 NumPy.
+
+    LD_PRELOAD=libasan.so PYTHONPATH=<folder of _C_cuda_shim.so> python tests/csrc/shim <group> <cases> <seed>
+
+A process of its own, because AddressSanitizer must be there from its start. It prints how many cases passed, or ends
+with what is wrong. test_cuda_shim.py and mutants.py start it.
+"""
+
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from attention_cases import decode_case, merge_case, prefill_case
+from cache_cases import blocks_case, convert_case, layout_case, write_case
+from graph_cases import graph_case
+from ops_cases import ops_case
+from plan_cases import plan_case
+from refused_cases import refused_case
+from rows_cases import rows_case
+from sample_cases import sample_case
+from vllm_cases import compat_case, vllm_case
+
+GROUPS: dict[str, Callable[[Any], None]] = {
+    "decode_mma": lambda rng: decode_case(rng, "mma"),
+    "decode_simt": lambda rng: decode_case(rng, "simt"),
+    "prefill_mma": lambda rng: prefill_case(rng, "mma"),
+    "prefill_simt": lambda rng: prefill_case(rng, "simt"),
+    "vllm": vllm_case,
+    "merge": merge_case,
+    "write": write_case,
+    "blocks": blocks_case,
+    "layout": layout_case,
+    "convert": convert_case,
+    "rows": rows_case,
+    "sample": sample_case,
+    "refused": refused_case,
+    "plan": plan_case,
+    "ops": ops_case,
+    "graphs": graph_case,
+    "compat": compat_case,
+}
+
+
+def main(group: str, cases: int, seed: int) -> None:
+    start = time.monotonic()
+    for case in range(cases):
+        try:
+            GROUPS[group](np.random.default_rng((seed, case)))
+        except BaseException:
+            print(f"{group}: case {case} of seed {seed} failed", file=sys.stderr, flush=True)
+            raise
+    print(f"{group}: {cases} cases in {time.monotonic() - start:.1f} s")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))

@@ -1,0 +1,167 @@
+"""Writing into caches, moving blocks, changing layouts and types."""
+
+from typing import Any
+
+import _C_cuda_shim as native
+import numpy as np
+from arrays import BF16, F16, F32, I8, I32, I64, TOLERANCE, U8, Array, close, decoded, fp8_values, ref, to_fp8
+from kv import Cache
+from rows_cases import rotated
+from scoring import attention_setup
+
+
+def stored_as(values: np.ndarray, cache: Cache, scale: Any) -> np.ndarray:
+    scaled = values if scale is None else values.astype(np.float32) * (np.float32(1) / scale.reshape(-1, 1))
+    if cache.kind.startswith("fp8"):
+        return to_fp8(scaled, cache.kind)
+    if cache.kind == "int8":
+        return np.clip(np.rint(scaled), -127, 127).astype(np.int8)
+    return Array.of(scaled, cache.dtype).data
+
+
+def same_but_few(got: np.ndarray, want: np.ndarray, what: str) -> None:
+    """Equal, but for a few numbers that fall between two and were scaled with another rounding."""
+    different = got.view(np.uint8 if got.itemsize == 1 else got.dtype) != want.view(
+        np.uint8 if got.itemsize == 1 else want.dtype
+    )
+    both_nan = np.zeros_like(different)
+    if got.dtype.kind == "f":
+        both_nan = np.isnan(got) & np.isnan(want)
+    assert (different & ~both_nan).mean() <= 0.002, f"{what}: {(different & ~both_nan).mean():.4f} differ"
+
+
+def write_case(rng: Any) -> None:
+    dtype, kind, layout, _, size, kv_heads, _ = attention_setup(rng, "simt")
+    dim = 64 if layout == "xpack" else int(rng.choice([33, 48, 64, 128]))
+    cache = Cache(rng, layout, kind, dtype, (5, kv_heads, size, dim))
+    tokens = int(rng.integers(1, 9))
+    wide = rng.normal(0, 1, (2, tokens, kv_heads + 1, dim))
+    given = [Array.of(side, dtype) for side in wide]
+    keys, values = (Array(a.data[:, :kv_heads], dtype) for a in given)
+    slots = rng.permutation(5 * size)[:tokens].astype(np.int64)
+    slots[rng.random(tokens) < 0.2] = -1
+    if tokens > 1:
+        slots[0] = 5 * size + int(rng.integers(0, 100))  # past the end: skipped
+    before = [cache.side(i).copy() for i in range(2)]
+    rope = rng.random() < 0.5
+    rotated_keys = keys.values()
+    if rope:
+        half, interleaved = int(rng.choice([4, 8, 16])), bool(rng.random() < 0.5)
+        positions = rng.integers(0, 20, tokens).astype(np.int64)
+        angles = rng.uniform(0, 6, (20, half))
+        table = Array.of(np.concatenate((np.cos(angles), np.sin(angles)), 1), F32 if rng.random() < 0.5 else dtype)
+        queries = Array.of(rng.normal(0, 1, (tokens, 3, dim)), dtype)
+        want_queries = rotated(queries.values(), positions, table.values(), half, interleaved)
+        rotated_keys = Array.of(rotated(keys.values(), positions, table.values(), half, interleaved), dtype).values()
+        native.rope_cache_write(
+            cache.handle(),
+            queries.ref,
+            keys.ref,
+            values.ref,
+            ref(positions, I64),
+            table.ref,
+            ref(slots, I64),
+            interleaved,
+            0,
+        )
+        close(queries.values(), want_queries, TOLERANCE[dtype], "rope queries")
+    else:
+        native.cache_write(cache.handle(), keys.ref, values.ref, ref(slots, I64), 0)
+    for index, numbers in enumerate((rotated_keys, values.values())):
+        want = before[index]
+        for token, slot in enumerate(slots):
+            if 0 <= slot < 5 * size:
+                scale = (cache.key_scale, cache.value_scale)[index]
+                want[slot // size, :, slot % size] = stored_as(numbers[token], cache, scale)
+        what = f"write {rope=} {dtype=} {kind} {layout} {dim=} {size=} {slots=}"
+        if rope and index == 0:
+            close_where(decoded(cache.side(0), dtype, kind), decoded(want, dtype, kind), dtype, kind, what)
+        else:
+            same_but_few(np.ascontiguousarray(cache.side(index)), want, what)
+
+
+def close_where(got: np.ndarray, want: np.ndarray, dtype: int, kind: str, what: str) -> None:
+    known = np.isfinite(want)
+    assert (known == np.isfinite(got)).all(), what
+    tolerance = TOLERANCE[dtype] if kind == "auto" else 3e-2
+    error = np.linalg.norm(got[known] - want[known]) / max(np.linalg.norm(want[known]), 1e-30)
+    assert error <= tolerance, (what, error)
+
+
+def blocks_case(rng: Any) -> None:
+    dtype = int(rng.choice([U8, F16, F32]))
+    layers, blocks = int(rng.integers(1, 4)), 9
+    tail = tuple(int(n) for n in rng.choice([1, 2, 8, 12], 3))
+    arena = Array.of(rng.integers(0, 200, (layers, blocks, *tail)), dtype).data
+    other = Array.of(rng.integers(0, 200, (layers, blocks, *tail)), dtype).data
+    ids = rng.permutation(blocks)
+    pairs = np.stack((ids[:3], ids[3:6]), 1).astype(np.int64)
+    want = arena.copy()
+    want[:, pairs[:, 1]] = arena[:, pairs[:, 0]]
+    native.copy_blocks(ref(arena, dtype), ref(pairs, I64), 0)
+    assert (arena == want).all(), "copy_blocks"
+    want = other.copy()
+    want[:, pairs[:, 1]] = arena[:, pairs[:, 0]]
+    swapper = native.Swapper()
+    assert swapper.done(swapper.start(ref(arena, dtype), ref(other, dtype), pairs.tolist(), 0, 1 << 16))
+    assert (other == want).all(), "swap"
+    length = int(np.prod(tail)) * arena.itemsize
+    begin = int(rng.integers(0, length))
+    staging = np.full((4, layers, int(rng.integers(1, length - begin + 1))), 255, dtype=np.uint8)
+    chosen = ids[:4].astype(np.int32)
+    native.gather_blocks(ref(arena, dtype), ref(chosen, I32), ref(staging, U8), begin, 0)
+    raw = arena.reshape(layers, blocks, -1).view(np.uint8)
+    end = begin + staging.shape[2]
+    assert (staging == raw[:, chosen, begin:end].swapaxes(0, 1)).all(), "gather_blocks"
+    targets = ids[5:9].astype(np.int32)
+    want = other.reshape(layers, blocks, -1).view(np.uint8).copy()
+    want[:, targets, begin:end] = staging.swapaxes(0, 1)
+    native.scatter_blocks(ref(other, dtype), ref(targets, I32), ref(staging, U8), begin, 0)
+    assert (other.reshape(layers, blocks, -1).view(np.uint8) == want).all(), "scatter_blocks"
+    if length % 8 == 0:
+        sums = np.zeros(4, dtype=np.int64)
+        native.checksum_blocks(ref(arena, dtype), ref(chosen, I32), ref(sums, I64), 0)
+        with np.errstate(over="ignore"):
+            for i, block in enumerate(chosen):
+                words = np.ascontiguousarray(raw[:, block]).reshape(-1).view(np.uint64)
+                x = words + (np.arange(len(words), dtype=np.uint64) + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
+                x = (x ^ x >> np.uint64(30)) * np.uint64(0xBF58476D1CE4E5B9)
+                x = (x ^ x >> np.uint64(27)) * np.uint64(0x94D049BB133111EB)
+                assert (x ^ x >> np.uint64(31)).sum() == np.uint64(sums.view(np.uint64)[i]), "checksum_blocks"
+
+
+def layout_case(rng: Any) -> None:
+    dtype, kind = int(rng.choice([F32, F16])), str(rng.choice(["auto", "int8"]))
+    size, heads, dim = int(rng.choice([8, 24])), 2, 32
+    names = rng.permutation(["hnd", "nhd", "xpack"])
+    source = Cache(rng, str(names[0]), kind, dtype, (4, heads, size, dim))
+    target = Cache(rng, str(names[1]), kind, dtype, (4, heads, size, dim))
+    for block in range(4):
+        for slot in range(size):
+            source.put(rng, block, slot)
+    code = I8 if kind == "int8" else dtype
+    handles = [native.KvCache(ref(c.refs[0], code), ref(c.refs[1], code), "auto") for c in (target, source)]
+    native.convert_layout(*handles, None, 0)
+    for index in range(2):
+        assert (source.side(index) == target.side(index)).all(), f"convert_layout {names}"
+
+
+def convert_case(rng: Any) -> None:
+    dtype, kind = int(rng.choice([F32, F16, BF16])), str(rng.choice(["fp8_e4m3", "fp8_e5m2"]))
+    count = int(rng.integers(1, 3000))
+    spread = 10.0 ** rng.uniform(-4, 4, count)
+    wide = Array.of(
+        rng.normal(0, 1, count) * spread if dtype != F16 else np.clip(rng.normal(0, 1, count) * spread, -6e4, 6e4),
+        dtype,
+    )
+    narrow = np.zeros(count, dtype=np.uint8)
+    native.convert_fp8(ref(narrow, U8), wide.ref, 0.5, kind, 0)
+    assert (narrow == to_fp8(wide.values() * 2, kind)).all(), f"convert_fp8 {kind} {dtype}"
+    codes = rng.integers(0, 256, count).astype(np.uint8)
+    codes = codes[np.isfinite(fp8_values(kind)[codes])]
+    back = Array.of(np.zeros(len(codes)), dtype)
+    if len(codes):
+        native.convert_fp8(back.ref, ref(codes, U8), 0.5, kind, 0)
+        assert (back.values() == Array.of(fp8_values(kind)[codes] * 0.5, dtype).values()).all(), (
+            f"convert_fp8 back {kind} {dtype}"
+        )

@@ -1,0 +1,34 @@
+"""Captured steps of a small Llama over the kernels: a replay says what the same step says when it is run."""
+
+from typing import Any
+
+import _C_cuda_shim as native
+from arrays import BF16, F32, TOLERANCE, close
+
+
+def graph_case(rng: Any) -> None:
+    import torch
+    from stream_capture import RecordedExtension, StreamCapture
+    from tiny_llama import CPU, Form, decodes, logits_of, tiny_llama
+
+    from gpu_worker.ops.native_cuda import NativeCudaOps
+
+    torch.set_num_threads(1)
+    dtype = [torch.float32, torch.bfloat16][int(rng.integers(2))]
+    form = Form(head_dim=32, window=int(rng.choice([0, 19])), block_size=int(rng.choice([8, 16])), dtype=dtype)
+    ops = NativeCudaOps(RecordedExtension(native), CPU)
+    capture = StreamCapture()
+    captured = tiny_llama(form, ops, capture=capture, num_blocks=60, max_sequences=4)
+    eager = tiny_llama(form, NativeCudaOps(native, CPU), num_blocks=60)
+    for mine, other in zip(captured.arena.layers, eager.arena.layers, strict=True):
+        other.copy_(mine.normal_())
+    for _ in range(3):
+        lens = [int(rng.choice([1, 7, 8, 9, 40, 150])) for _ in range(int(rng.integers(1, 5)))]
+        plan = decodes(lens, rng, form.block_size, 60)
+        got = captured.runner._graphs.run(plan).double().numpy().copy()
+        want = logits_of(eager, plan).double().numpy()
+        close(got, want, TOLERANCE[F32 if dtype == torch.float32 else BF16] * 4, f"graphs {form=} {lens=}")
+        for mine, other in zip(captured.arena.layers, eager.arena.layers, strict=True):
+            close(mine.double().numpy(), other.double().numpy(), 1e-2 if dtype == torch.bfloat16 else 1e-5, "blocks")
+            other.copy_(mine)
+    assert len(capture.replays) == 3

@@ -1,0 +1,65 @@
+"""The ops as the worker calls them."""
+
+from typing import Any
+
+import _C_cuda_shim as native
+from arrays import BF16, F32, TOLERANCE, close
+
+
+def ops_case(rng: Any) -> None:
+    """NativeCudaOps against ReferenceOps, on CPU tensors."""
+    import torch
+
+    from gpu_worker.ops import AttentionOptions, make_batch
+    from gpu_worker.ops.native_cuda import NativeCudaOps
+    from gpu_worker.ops.reference import ReferenceOps
+
+    torch.set_num_threads(1)
+    cpu = torch.device("cpu")
+    ours, theirs = NativeCudaOps(native, cpu), ReferenceOps()
+    torch.manual_seed(int(rng.integers(1 << 30)))
+    dtype = [torch.float32, torch.bfloat16][int(rng.integers(2))]
+    size, kv_heads, group, dim = int(rng.choice([8, 16])), 2, int(rng.choice([1, 3])), int(rng.choice([32, 64]))
+    q_lens = [int(rng.choice([1, 1, 4, 20])) for _ in range(3)]
+    kv_lens = [n + int(rng.choice([0, 5, 40])) for n in q_lens]
+    blocks = [-(-n // size) for n in kv_lens]
+    free = list(rng.permutation(sum(blocks) + 1))
+    tables = [[int(free.pop()) for _ in range(n)] for n in blocks]
+    positions = [p for q, n in zip(q_lens, kv_lens, strict=True) for p in range(n - q, n)]
+    rows = [i for i, q in enumerate(q_lens) for _ in range(q)]
+    slots = [tables[i][p // size] * size + p % size for i, p in zip(rows, positions, strict=True)]
+    batch = make_batch([0] * len(rows), positions, slots, q_lens, kv_lens, tables, cpu)
+    other = make_batch([0] * len(rows), positions, slots, q_lens, kv_lens, tables, cpu)
+    kv = torch.randn(sum(blocks) + 1, kv_heads, 2, size, dim).to(dtype)
+    twin = kv.clone()
+    keys, values = torch.randn(2, len(rows), kv_heads, dim).to(dtype)
+    ours.cache_write(kv, keys, values, batch)
+    theirs.cache_write(twin, keys, values, other)
+    assert torch.equal(kv, twin)
+    queries = torch.randn(len(rows), kv_heads * group, dim).to(dtype)
+    options = AttentionOptions(0.2, window=int(rng.choice([0, 9])), sinks=torch.randn(kv_heads * group))
+    limit = TOLERANCE[F32 if dtype == torch.float32 else BF16]
+    for _ in range(2):  # the second time from the kept plan
+        got, want = (
+            ours.paged_attention(queries, kv, batch, options),
+            theirs.paged_attention(queries, kv, other, options),
+        )
+        close(got.double().numpy(), want.double().numpy(), limit, f"ops {q_lens=} {kv_lens=} {options=}")
+    x, weight = torch.randn(len(rows), 64).to(dtype), torch.randn(64).to(dtype)
+    cos, sin = torch.rand(2, len(rows), 16)
+    cos, sin = cos.repeat(1, 2), sin.repeat(1, 2)
+    for got, want in (
+        (ours.rms_norm(x, weight, 1e-5), theirs.rms_norm(x, weight, 1e-5)),
+        (ours.silu_and_mul(x), theirs.silu_and_mul(x)),
+        (ours.rotary(queries, cos, sin), theirs.rotary(queries.float(), cos, sin)),
+    ):
+        close(got.double().numpy(), want.double().numpy(), limit, "ops")
+    arena = torch.randn(2, 6, 2, 2, 8, 8)
+    copies = [(0, 1), (1, 2), (4, 5)] if rng.random() < 0.5 else [(0, 1), (2, 3)]
+    want = arena.clone()
+    theirs.copy_blocks(want, copies)
+    ours.copy_blocks(arena, copies)
+    assert torch.equal(arena, want)
+    target = torch.zeros_like(arena)
+    ours.swap_blocks(arena, target, [(0, 5), (1, 4)])
+    assert torch.equal(target[:, 5], arena[:, 0]) and torch.equal(target[:, 4], arena[:, 1])

@@ -1,0 +1,68 @@
+"""Medians of calls that take turns."""
+
+import statistics
+import time
+from collections.abc import Callable, Mapping
+
+import torch
+from target import Target
+
+Call = Callable[[int], object]  # with the number of the inputs to use
+COLD_BYTES = 256 << 20  # of inputs in all, so that none is found in a cache
+
+
+def sets(num_bytes: int) -> int:
+    """How many inputs of this size are more than any cache holds."""
+    return max(2, min(64, -(-COLD_BYTES // max(num_bytes, 1))))
+
+
+def medians(t: Target, calls: Mapping[str, Call], num_sets: int, repeats: int = 15) -> dict[str, float]:
+    """Seconds of one call of each, over all sets of inputs in turn; the calls take turns, too.
+
+    On a device each goes through its inputs as one graph, so that launches from Python are not what is measured.
+    """
+    runs = {name: prepared(t, call, num_sets) for name, call in calls.items()}
+    times: dict[str, list[float]] = {name: [] for name in calls}
+    for _ in range(t.pick(repeats, 2)):
+        for name, run in runs.items():
+            times[name].append(clocked(t, run) / num_sets)
+    return {name: statistics.median(values) for name, values in times.items()}
+
+
+def prepared(t: Target, call: Call, num_sets: int) -> Callable[[], object]:
+    def through() -> None:
+        for number in range(num_sets):
+            call(number)
+
+    through()
+    t.wait()
+    if t.rehearsal:
+        return through
+    stream = torch.cuda.Stream(t.device)
+    with torch.cuda.stream(stream):
+        through()
+    stream.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, stream=stream):
+        through()
+    graph.replay()
+    t.wait()
+    return graph.replay
+
+
+def clocked(t: Target, run: Callable[[], object]) -> float:
+    if t.rehearsal:
+        begin = time.perf_counter()
+        run()
+        return time.perf_counter() - begin
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    begin.record()
+    run()
+    end.record()
+    end.synchronize()
+    return begin.elapsed_time(end) / 1000
+
+
+def ratio(times: Mapping[str, float], ours: str, theirs: str) -> str:
+    """How many times as fast; empty where there is no such peer."""
+    return f"{times[theirs] / times[ours]:.2f}×" if theirs in times else ""

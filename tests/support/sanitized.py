@@ -1,0 +1,68 @@
+"""Builds of the extension's sources with AddressSanitizer and UBSan, and processes that can load them."""
+
+import functools
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+class CannotBuild(Exception):
+    """What this machine lacks."""
+
+
+@functools.cache
+def tool(name: str) -> str:
+    found = shutil.which(name) or shutil.which(name, path=str(Path(sys.executable).parent))
+    if found is None:
+        raise CannotBuild(f"there is no {name}")
+    return found
+
+
+@functools.cache
+def library(name: str) -> str:
+    """Where the compiler keeps one of its libraries."""
+    command = [tool("g++"), f"-print-file-name={name}"]
+    found = subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+    if not os.path.isabs(found):
+        raise CannotBuild(f"g++ has no {name}")
+    return found
+
+
+def build(source: str, name: str, *options: str) -> Path:
+    """The folder in which a CMake project of ours was built, incrementally."""
+    library("libasan.so")
+    try:
+        import pybind11
+    except ImportError as error:
+        raise CannotBuild("pybind11 is not installed") from error
+    folder = ROOT / "build" / f"{name}-{sys.implementation.cache_tag}"
+    configure = [
+        *(tool("cmake"), "-S", str(ROOT / source), "-B", str(folder), "-G", "Ninja"),
+        f"-DCMAKE_MAKE_PROGRAM={tool('ninja')}",
+        f"-DPython_EXECUTABLE={sys.executable}",
+        f"-Dpybind11_DIR={pybind11.get_cmake_dir()}",
+        *options,
+    ]
+    jobs = os.environ.get("CMAKE_BUILD_PARALLEL_LEVEL", "2")
+    for command in (configure, [tool("cmake"), "--build", str(folder), "--parallel", jobs]):
+        done = subprocess.run(command, capture_output=True, text=True)
+        if done.returncode:
+            raise AssertionError(done.stdout[-4000:] + done.stderr[-4000:])
+    return folder
+
+
+def environment(*folders: Path) -> dict[str, str]:
+    """For a process that imports what was built, from `folders`. torch and NumPy leak at their end: not looked at."""
+    path = [*map(str, folders), str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
+    return os.environ | {
+        "LD_PRELOAD": f"{library('libasan.so')} {library('libstdc++.so')}",
+        "ASAN_OPTIONS": "detect_leaks=0",
+        "UBSAN_OPTIONS": "print_stacktrace=1",
+        "OMP_NUM_THREADS": "1",
+        "OPENBLAS_NUM_THREADS": "1",
+        "PYTHONPATH": os.pathsep.join(path),
+    }

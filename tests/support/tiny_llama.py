@@ -1,0 +1,197 @@
+"""A small Llama of random weights under the real scheduler, on any device and any ops."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from gpu_worker.graphs import Capture, capture_decodes
+from gpu_worker.kv_arena import KvArena, KvShape
+from gpu_worker.model_runner import ModelRunner
+from gpu_worker.models.config import LlamaConfig
+from gpu_worker.models.llama import LlamaDecoder
+from gpu_worker.models.rope import Rope
+from gpu_worker.ops import Ops
+from gpu_worker.plan import Chunk, RunnerInfo, StepPlan
+from gpu_worker.sampler import Sampler
+from gpu_worker.scheduler import Outcome, Scheduler, SchedulerConfig
+from gpu_worker.sequence import Branch, Sequence
+from octavo.sampling import SamplingParams
+
+CPU = torch.device("cpu")
+PROMPTS = [[(i * 37 + j * 11) % 96 for j in range(length)] for i, length in enumerate((21, 1, 8, 40, 16, 33))]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Form:
+    """Of the model and its blocks."""
+
+    layers: int = 2
+    heads: int = 4
+    kv_heads: int = 2
+    head_dim: int = 16
+    hidden: int = 32
+    inner: int = 48
+    vocab: int = 96
+    context: int = 256
+    window: int = 0  # of every other layer
+    block_size: int = 8
+    dtype: torch.dtype = torch.float32
+
+    @property
+    def config(self) -> LlamaConfig:
+        return LlamaConfig(
+            vocab_size=self.vocab,
+            hidden_size=self.hidden,
+            intermediate_size=self.inner,
+            num_layers=self.layers,
+            num_heads=self.heads,
+            num_kv_heads=self.kv_heads,
+            head_dim=self.head_dim,
+            context_tokens=self.context,
+            norm_eps=1e-5,
+            rope=Rope(dim=self.head_dim),
+            windows=tuple(self.window if layer % 2 else 0 for layer in range(self.layers)),
+            rotated=(True,) * self.layers,
+            tied=True,
+        )
+
+    @property
+    def blocks(self) -> KvShape:
+        return KvShape(
+            num_layers=self.layers,
+            num_kv_heads=self.kv_heads,
+            block_size=self.block_size,
+            head_dim=self.head_dim,
+            dtype=self.dtype,
+        )
+
+    def weights(self, seed: int = 3) -> dict[str, Tensor]:
+        """Large ones, so that the likeliest token is far from the next."""
+        generator = torch.Generator().manual_seed(seed)
+
+        def matrix(*shape: int) -> Tensor:
+            return (torch.randn(shape, generator=generator) * 2 / shape[1] ** 0.5).to(self.dtype)
+
+        tensors = {"embedding": matrix(self.vocab, self.hidden) * 4, "norm": torch.ones(self.hidden, dtype=self.dtype)}
+        for layer in range(self.layers):
+            tensors |= {
+                f"{layer}.input_norm": torch.ones(self.hidden, dtype=self.dtype),
+                f"{layer}.mlp_norm": torch.ones(self.hidden, dtype=self.dtype),
+                f"{layer}.qkv": matrix((self.heads + 2 * self.kv_heads) * self.head_dim, self.hidden),
+                f"{layer}.out": matrix(self.hidden, self.heads * self.head_dim),
+                f"{layer}.gate_up": matrix(2 * self.inner, self.hidden),
+                f"{layer}.down": matrix(self.hidden, self.inner),
+            }
+        return tensors
+
+
+@dataclass(slots=True, kw_only=True)
+class Tiny:
+    """A runner, and what it is made of."""
+
+    runner: ModelRunner
+    decoder: LlamaDecoder
+    arena: KvArena
+
+
+def tiny_llama(
+    form: Form,
+    ops: Ops,
+    device: torch.device = CPU,
+    capture: Capture | None = None,
+    num_blocks: int = 64,
+    max_sequences: int = 16,
+) -> Tiny:
+    """With graphs, if there is something to capture with."""
+    decoder = LlamaDecoder(form.config, form.weights(), ops, device)
+    arena = KvArena(form.blocks, num_blocks, num_blocks, device, ops)
+    info = RunnerInfo(
+        model="tiny",
+        fingerprint="tiny",
+        layout=form.blocks.layout,
+        kv_dtype=form.blocks.dtype_name,
+        device=str(device),
+        vocab_size=form.vocab,
+        context_tokens=min(form.context, num_blocks * form.block_size),
+        eos_token_ids=(),
+        block_size=form.block_size,
+        num_blocks=num_blocks,
+        num_host_blocks=num_blocks,
+        bytes_per_block=form.blocks.bytes_per_block,
+        tokenizer="",
+    )
+    graphs = None
+    if capture is not None:
+        graphs = capture_decodes(decoder, arena.layers, ops, max_sequences, info.context_tokens, device, capture)
+        assert graphs is not None
+    runner = ModelRunner(info, decoder, arena, Sampler(form.vocab, device), device, graphs)
+    return Tiny(runner=runner, decoder=decoder, arena=arena)
+
+
+def request(number: int, prompt: list[int], **params: object) -> Sequence:
+    options = {"temperature": 0.0, "max_tokens": 24, "seed": number, "ignore_eos": True, **params}
+    return Sequence(f"{number:032x}", 1, list(prompt), SamplingParams(**options), b"r" * 32)  # type: ignore[arg-type]
+
+
+def requests(**params: object) -> list[Sequence]:
+    return [request(number, prompt, **params) for number, prompt in enumerate(PROMPTS)]
+
+
+def drive(
+    runner: ModelRunner,
+    sequences: list[Sequence],
+    watch: Callable[[StepPlan], None] = lambda plan: None,
+    **config: object,
+) -> tuple[list[list[int]], Scheduler]:
+    """The outputs of all branches, through the scheduler as the engine drives it; `watch` sees each plan."""
+    options = {
+        "max_batch_tokens": 64,
+        "max_batch_sequences": 16,
+        "min_preempt_interval_s": 0.0,
+        "debug": True,
+        **config,
+    }
+    scheduler = Scheduler(SchedulerConfig(**options), runner.info)  # type: ignore[arg-type]
+    outputs: dict[tuple[str, int], list[int]] = {}
+    for sequence in sequences:
+        assert scheduler.admit(sequence).outcome is Outcome.OK
+    for _ in range(2000):
+        if not scheduler.has_work:
+            return [outputs[key] for key in sorted(outputs)], scheduler
+        plan = scheduler.plan()
+        watch(plan)
+        for delta in scheduler.commit(plan, runner.run(plan)).deltas:
+            assert not delta.failure
+            outputs.setdefault((delta.sequence.seq_id, delta.branch_index), []).extend(delta.token_ids)
+    raise AssertionError("the scheduler does not come to an end")
+
+
+def decodes(lens: list[int], rng: np.random.Generator, block_size: int, num_blocks: int) -> StepPlan:
+    """A step in which sequence i has lens[i] tokens, the last of which is run; blocks are anywhere."""
+    free = rng.permutation(num_blocks).tolist()
+    chunks = []
+    for number, n in enumerate(lens):
+        branch = Branch(request(number, [1]), 0, rng.integers(0, 96, n).tolist(), 1)
+        branch.blocks = [free.pop() for _ in range(-(-n // block_size))]
+        chunks.append(Chunk(branch, n - 1, 1, (branch,)))
+    return StepPlan(1, chunks, num_decodes=len(chunks))
+
+
+def logits_of(tiny: Tiny, plan: StepPlan) -> Tensor:
+    """Of a step: what the sampler is given."""
+    seen = []
+    sample = tiny.runner._sampler.sample
+
+    def watched(logits: Tensor, rows: list[int], branches: list[Branch]) -> object:
+        seen.append(logits)
+        return sample(logits, rows, branches)
+
+    tiny.runner._sampler.sample = watched  # type: ignore[method-assign, assignment]
+    try:
+        tiny.runner.run(plan)
+    finally:
+        tiny.runner._sampler.sample = sample  # type: ignore[method-assign]
+    return seen[0]
