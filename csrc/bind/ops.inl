@@ -14,8 +14,8 @@ void bind_ops(py::module_& module) {
                               {scale, window, soft_cap, alibi, sinks, bind::block_sparse(sparse)});
         },
         "out"_a, "queries"_a, "kv"_a, "cu_q"_a, "seq_lens"_a, "block_tables"_a, "scale"_a, "window"_a = 0,
-        "soft_cap"_a = 0.0F, "alibi"_a = py::none(), "sinks"_a = py::none(),
-        "sparse"_a = std::vector<std::int64_t>(), free);
+        "soft_cap"_a = 0.0F, "alibi"_a = py::none(), "sinks"_a = py::none(), "sparse"_a = std::vector<std::int64_t>(),
+        free);
     module.def("rope_cache_write", &rope_cache_write, "kv"_a, "queries"_a, "keys"_a, "values"_a, "positions"_a,
                "cos_sin"_a, "slots"_a, "interleaved"_a = false, free);
     module.def("merge_states", &merge_states, "out"_a, "parts"_a, "lse"_a, free);

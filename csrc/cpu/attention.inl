@@ -177,7 +177,8 @@ struct Ahead {
     Slots keys, values;
 };
 
-inline void fetch_slots(const AttentionJob& job, const Slots& slots, std::int64_t group) {
+__attribute__((always_inline)) inline void fetch_slots(const AttentionJob& job, const Slots& slots,
+                                                       std::int64_t group) {
     const char* at = slots.at[group];
     if (at == nullptr) {
         return;

@@ -78,7 +78,9 @@ inline F8 halves8(F8 a, F8 b) {
     return _mm256_add_ps(_mm256_permute2f128_ps(a, b, 0x20), _mm256_permute2f128_ps(a, b, 0x31));
 }
 
-inline void fetch(const void* p) { _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T0); }
+__attribute__((always_inline)) inline void fetch(const void* p) {
+    _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T0);
+}
 
 // One 4-bit block of eight rows as eight pieces of unsigned bytes.
 struct Nibbles {
