@@ -39,11 +39,16 @@ PYBIND11_MODULE(_C_cpu, module) {
         "The instruction set kernels are chosen for: generic, avx2 or avx512.");
     module.def("build_info", &build_info, "How and for what this was built, as `octavo doctor` prints it.");
     module.def(
-        "select_isa", [](const char* name) { octavo::select_isa(name); }, py::arg("name"),
+        "select_isa", [](const std::string& name) { octavo::select_isa(name.c_str()); }, py::arg("name"),
         "Makes ops use a lesser instruction set, for comparisons.");
     module.def(
-        "set_threads", [](int count) { octavo::Pool::instance().resize(count); }, py::arg("count"),
-        py::call_guard<py::gil_scoped_release>(), "Threads of all ops; 0: one per core this process may use.");
+        "set_threads",
+        [](int count) {
+            octavo::require(count >= 0 && count <= 1024, "count", "is not between 0 and 1024");
+            octavo::Pool::instance().resize(count);
+        },
+        py::arg("count"), py::call_guard<py::gil_scoped_release>(),
+        "Threads of all ops; 0: one per core this process may use.");
     module.def("threads", [] { return octavo::Pool::instance().size(); });
     py::register_exception<octavo::ArgumentError>(module, "ArgumentError", PyExc_ValueError);
     octavo::bind::bind_cache(module);

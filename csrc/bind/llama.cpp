@@ -11,42 +11,69 @@ using namespace py::literals;
 namespace octavo::bind {
 namespace {
 
-template <typename T>
-void take(const py::dict& values, const char* name, T& field) {
-    if (values.contains(name)) {
-        field = values[name].cast<T>();
+// The values of a dict, each taken once.
+class Values {
+  public:
+    Values(py::handle values, const char* name) : name_(name) {
+        require(py::isinstance<py::dict>(values), name, "is not a dict");
+        values_ = py::reinterpret_borrow<py::dict>(values).attr("copy")();
     }
-}
 
-LlamaSizes sizes_of(const py::dict& values) {
+    template <typename T>
+    void take(const char* name, T& field) {
+        if (values_.contains(name)) {
+            try {
+                field = values_.attr("pop")(name).cast<T>();
+            } catch (const py::cast_error&) {
+                throw ArgumentError(name, "is of another type");
+            }
+        }
+    }
+
+    void end() const {
+        for (const auto& [name, value] : values_) {
+            throw ArgumentError(name_, "have nothing called " + py::str(name).cast<std::string>());
+        }
+    }
+
+  private:
+    const char* name_;
+    py::dict values_;
+};
+
+LlamaSizes sizes_of(const py::dict& dict) {
+    Values values(dict, "sizes");
     LlamaSizes sizes;
-    take(values, "vocab", sizes.vocab);
-    take(values, "hidden", sizes.hidden);
-    take(values, "inner", sizes.inner);
-    take(values, "heads", sizes.heads);
-    take(values, "kv_heads", sizes.kv_heads);
-    take(values, "head_dim", sizes.head_dim);
-    take(values, "eps", sizes.eps);
-    take(values, "scale", sizes.scale);
+    values.take("vocab", sizes.vocab);
+    values.take("hidden", sizes.hidden);
+    values.take("inner", sizes.inner);
+    values.take("heads", sizes.heads);
+    values.take("kv_heads", sizes.kv_heads);
+    values.take("head_dim", sizes.head_dim);
+    values.take("eps", sizes.eps);
+    values.take("scale", sizes.scale);
+    values.end();
     return sizes;
 }
 
-LlamaLayer layer_of(const py::dict& values) {
+LlamaLayer layer_of(py::handle dict) {
+    Values values(dict, "layers");
     LlamaLayer layer;
-    take(values, "input_norm", layer.input_norm);
-    take(values, "mlp_norm", layer.mlp_norm);
-    take(values, "qkv", layer.qkv);
-    take(values, "out", layer.out);
-    take(values, "gate_up", layer.gate_up);
-    take(values, "down", layer.down);
-    take(values, "qkv_bias", layer.qkv_bias);
-    take(values, "out_bias", layer.out_bias);
-    take(values, "gate_up_bias", layer.gate_up_bias);
-    take(values, "down_bias", layer.down_bias);
-    take(values, "q_norm", layer.q_norm);
-    take(values, "k_norm", layer.k_norm);
-    take(values, "window", layer.window);
-    take(values, "rotated", layer.rotated);
+    values.take("input_norm", layer.input_norm);
+    values.take("mlp_norm", layer.mlp_norm);
+    values.take("qkv", layer.qkv);
+    values.take("out", layer.out);
+    values.take("gate_up", layer.gate_up);
+    values.take("down", layer.down);
+    values.take("qkv_bias", layer.qkv_bias);
+    values.take("out_bias", layer.out_bias);
+    values.take("gate_up_bias", layer.gate_up_bias);
+    values.take("down_bias", layer.down_bias);
+    values.take("q_norm", layer.q_norm);
+    values.take("k_norm", layer.k_norm);
+    values.take("window", layer.window);
+    values.take("rotated", layer.rotated);
+    values.end();
     return layer;
 }
 
@@ -62,6 +89,7 @@ void bind_llama(py::module_& module) {
                  Kv kv;
                  for (const py::handle layer : layers) {
                      kv.layers.push_back(layer.cast<KvCache>());
+                     usable(kv.layers.back().keys, "kv");
                  }
                  return kv;
              }),
@@ -71,7 +99,7 @@ void bind_llama(py::module_& module) {
                          const TensorRef& cos, const TensorRef& sin, const py::list& layers) {
                  std::vector<LlamaLayer> taken;
                  for (const py::handle layer : layers) {
-                     taken.push_back(layer_of(py::reinterpret_borrow<py::dict>(layer)));
+                     taken.push_back(layer_of(layer));
                  }
                  return new Llama(sizes_of(sizes), embedding, head, norm, cos, sin, std::move(taken));
              }),

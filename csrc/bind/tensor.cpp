@@ -26,17 +26,7 @@ const DType* dtype_of(py::handle dtype) {
     return nullptr;
 }
 
-}  // namespace
-
-TensorRef tensor_ref(py::handle object) {
-    TensorRef ref;
-    if (object.is_none()) {
-        return ref;
-    }
-    if (!py::hasattr(object, "data_ptr")) {
-        ref.problem = "is not a tensor";
-        return ref;
-    }
+void look_at(py::handle object, TensorRef& ref) {
     const DType* dtype = dtype_of(object.attr("dtype"));
     const py::tuple shape = object.attr("shape"), stride = object.attr("stride")();
     if (!object.attr("is_cpu").cast<bool>()) {
@@ -53,6 +43,25 @@ TensorRef tensor_ref(py::handle object) {
             ref.shape[i] = shape[i].cast<std::int64_t>();
             ref.stride[i] = stride[i].cast<std::int64_t>();
         }
+    }
+}
+
+}  // namespace
+
+TensorRef tensor_ref(py::handle object) {
+    TensorRef ref;
+    if (object.is_none()) {
+        return ref;
+    }
+    if (!py::hasattr(object, "data_ptr")) {
+        ref.problem = "is not a tensor";
+        return ref;
+    }
+    try {
+        look_at(object, ref);
+    } catch (const py::error_already_set&) {  // a sparse tensor has no strides
+        ref = TensorRef{};
+        ref.problem = "has no plain memory";
     }
     return ref;
 }

@@ -13,9 +13,8 @@ namespace octavo::bind {
 void bind_weights(py::module_& module) {
     const py::call_guard<py::gil_scoped_release> free;
     py::class_<Weight>(module, "Weight", "A matrix inputs are multiplied with; refers to the memory of `data`.")
-        .def(py::init([](const TensorRef& data, const char* format, std::int64_t rows, std::int64_t cols, bool exact) {
-                 return make_weight(data, format_named(format), rows, cols, exact);
-             }),
+        .def(py::init([](const TensorRef& data, const std::string& format, std::int64_t rows, std::int64_t cols,
+                         bool exact) { return make_weight(data, format_named(format.c_str()), rows, cols, exact); }),
              "data"_a, "format"_a, "rows"_a, "cols"_a, "exact"_a = false, py::keep_alive<1, 2>())
         .def_readonly("rows", &Weight::rows)
         .def_readonly("cols", &Weight::cols)
@@ -23,20 +22,19 @@ void bind_weights(py::module_& module) {
         .def_property_readonly("format", [](const Weight& weight) { return name_of(weight.format); });
     module.def(
         "packed_bytes",
-        [](const char* format, std::int64_t rows, std::int64_t cols) {
-            return packed_bytes(format_named(format), rows, cols);
+        [](const std::string& format, std::int64_t rows, std::int64_t cols) {
+            return packed_bytes(format_named(format.c_str()), rows, cols);
         },
         "format"_a, "rows"_a, "cols"_a);
     module.def(
         "repack",
-        [](const TensorRef& packed, const TensorRef& gguf, const char* format, std::int64_t rows, std::int64_t cols) {
-            repack(packed, gguf, format_named(format), rows, cols);
-        },
+        [](const TensorRef& packed, const TensorRef& gguf, const std::string& format, std::int64_t rows,
+           std::int64_t cols) { repack(packed, gguf, format_named(format.c_str()), rows, cols); },
         "packed"_a, "gguf"_a, "format"_a, "rows"_a, "cols"_a, free);
     module.def(
         "quantize",
-        [](const TensorRef& packed, const TensorRef& values, const char* format) {
-            quantize(packed, values, format_named(format));
+        [](const TensorRef& packed, const TensorRef& values, const std::string& format) {
+            quantize(packed, values, format_named(format.c_str()));
         },
         "packed"_a, "values"_a, "format"_a, free);
 }

@@ -1,6 +1,7 @@
 #include "attention.h"
 
 #include <algorithm>
+#include <cmath>
 #include <numeric>
 
 #include "octavo/check.h"
@@ -91,13 +92,13 @@ void check_batch(const BatchRef& batch, std::int64_t num_tokens, std::int64_t nu
     const auto* seq_lens = batch.seq_lens.as<std::int32_t>();
     require(cu_q[0] == 0 && cu_q[num_sequences] == num_tokens, "cu_q", "does not run from 0 to the number of tokens");
     for (std::int64_t i = 0; i < num_sequences; ++i) {
-        const std::int64_t num_queries = cu_q[i + 1] - cu_q[i], length = seq_lens[i];
+        const std::int64_t num_queries = std::int64_t{cu_q[i + 1]} - cu_q[i], length = seq_lens[i];
         require(num_queries >= 0, "cu_q", "falls");
         require(length >= num_queries, "seq_lens", "is less than a sequence's queries");
         if (num_queries == 0) {
             continue;
         }
-        const std::int64_t used = (length + block_size - 1) / block_size;
+        const std::int64_t used = (length - 1) / block_size + 1;
         require(used <= batch.tables.shape[1], "block_tables", "has fewer blocks than a sequence uses");
         const auto* table = batch.tables.as<std::int32_t>() + i * batch.tables.stride[0];
         for (std::int64_t j = 0; j < used; ++j) {
@@ -119,7 +120,14 @@ AttentionJob attention_job(const KvPages& pages, std::int64_t num_heads) {
 
 namespace {
 
-void check_sparse(const BlockSparse& sparse) {
+void check_sparse(const BlockSparse& sparse, std::int64_t num_heads) {
+    for (const std::int64_t number :
+         {sparse.local_blocks, sparse.vert_stride, sparse.block_size, sparse.head_sliding_step, sparse.tp_rank}) {
+        require(number > -kMostElements && number < kMostElements, "sparse", "is out of range");
+    }
+    require(volume({sparse.tp_rank < 0 ? 0 : sparse.tp_rank + 1, num_heads, std::abs(sparse.head_sliding_step)}) <
+                kMostElements,
+            "sparse", "is out of range");
     require(sparse.vert_stride <= 1 || sparse.block_size > 0, "sparse", "has blocks of no keys");
     require(sparse.local_blocks >= 0, "sparse", "has a negative number of local blocks");
     require(sparse.tp_rank >= 0, "sparse", "has a negative rank");
@@ -146,15 +154,23 @@ void check::paged_attention(const TensorRef& out, const TensorRef& queries, cons
     require(queries.is_float(), "queries", "must be floats");
     expect(out, "out", {num_tokens, num_heads, pages.head_dim}, queries.dtype);
     check_batch(batch, num_tokens, pages.num_blocks, pages.block_size);
-    check_sparse(options.sparse);
+    check_sparse(options.sparse, num_heads);
     require(options.window >= 0, "window", "is negative");
+    require(std::isfinite(options.scale), "scale", "is not finite");
+    require(options.soft_cap >= 0 && std::isfinite(options.soft_cap), "soft_cap", "is negative or not finite");
     check_per_head(options.alibi, "alibi", num_heads);
     check_per_head(options.sinks, "sinks", num_heads);
+    expect_apart(out, "out",
+                 {&queries, &kv.keys, &kv.values, &kv.key_scale, &kv.value_scale, &batch.cu_q, &batch.seq_lens,
+                  &batch.tables, &options.alibi, &options.sinks});
 }
 
 void paged_attention(const TensorRef& out, const TensorRef& queries, const KvCache& kv, const BatchRef& batch,
                      const AttentionOptions& options) {
     check::paged_attention(out, queries, kv, batch, options);
+    if (out.size() == 0) {
+        return;
+    }
     const std::int64_t num_tokens = queries.shape[0], num_heads = queries.shape[1];
     AttentionJob job = attention_job(kv_pages(kv, queries.shape[2]), num_heads);
     const std::int64_t head_dim = job.kv.head_dim;

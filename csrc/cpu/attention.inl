@@ -186,13 +186,13 @@ __attribute__((always_inline)) inline void fetch_slots(const AttentionJob& job, 
     const std::int64_t bytes = job.kv.head_dim * size_in_cache(job.kv.dtype);
     if (slots.stride == bytes) {
         for (std::int64_t i = 0; i < 8 * bytes; i += 64) {
-            fetch(at + i);
+            fetch_second(at + i);
         }
         return;
     }
     for (std::int64_t slot = 0; slot < 8; ++slot) {
         for (std::int64_t i = 0; i < bytes; i += 64) {
-            fetch(at + slot * slots.stride + i);
+            fetch_second(at + slot * slots.stride + i);
         }
     }
 }

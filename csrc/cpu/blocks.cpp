@@ -1,4 +1,5 @@
 // Whole blocks: bytes that are moved, never looked into.
+#include <algorithm>
 #include <cstring>
 #include <unordered_set>
 #include <vector>
@@ -16,16 +17,20 @@ struct Arena {
     Arena(const TensorRef& tensor, const char* name) {
         usable(tensor, name);
         require(tensor.ndim >= 3, name, "has fewer than three dimensions");
-        std::int64_t stride = 1;
-        for (int i = tensor.ndim - 1; i >= 2; --i) {
-            require(tensor.shape[i] == 1 || tensor.stride[i] == stride, name, "has blocks that are not contiguous");
-            stride *= tensor.shape[i];
+        TensorRef block = tensor;
+        block.ndim = tensor.ndim - 2;
+        std::copy(tensor.shape + 2, tensor.shape + tensor.ndim, block.shape);
+        std::copy(tensor.stride + 2, tensor.stride + tensor.ndim, block.stride);
+        require(block.size() > 0, name, "has empty blocks");
+        if (tensor.size() > 0) {
+            expect_dense(block, name);
+            expect_apart(tensor, name, {});
         }
         const std::int64_t size = size_of(tensor.dtype);
         data = tensor.as<char>();
         layers = tensor.shape[0];
         blocks = tensor.shape[1];
-        bytes = stride * size;
+        bytes = block.size() * size;
         layer_bytes = tensor.stride[0] * size;
         block_bytes = tensor.stride[1] * size;
     }
@@ -78,6 +83,8 @@ void check::copy_blocks(const TensorRef& source, const TensorRef& target, const 
     expect_dense(pairs, "pairs");
     check_ids(pairs, "pairs", from, 0, 2);
     check_ids(pairs, "pairs", to, 1, 2);
+    expect_apart_or_same(target, "target", {&source});
+    expect_apart(target, "target", {&pairs});
 }
 
 void copy_blocks(const TensorRef& source, const TensorRef& target, const TensorRef& pairs) {
@@ -109,8 +116,10 @@ void check::packed_blocks(const TensorRef& packed, const TensorRef& arena, const
     expect(ids, "ids", {kAny}, DType::kI64);
     expect_dense(packed, "packed");
     check_ids(ids, "ids", blocks, 0, 1);
-    require(packed.size() * size_of(packed.dtype) == ids.shape[0] * blocks.layers * blocks.bytes, "packed",
+    require(packed.size() * size_of(packed.dtype) == volume({ids.shape[0], blocks.layers, blocks.bytes}), "packed",
             "does not have the size of these blocks");
+    expect_apart(packed, "packed", {&arena, &ids});
+    expect_apart(arena, "arena", {&ids});
 }
 
 void gather_blocks(const TensorRef& packed, const TensorRef& arena, const TensorRef& ids) {
@@ -137,6 +146,7 @@ void check::checksum_blocks(const TensorRef& sums, const TensorRef& arena, const
     expect(ids, "ids", {kAny}, DType::kI64);
     expect(sums, "sums", {ids.shape[0]}, DType::kI64);
     check_ids(ids, "ids", Arena(arena, "arena"), 0, 1);
+    expect_apart(sums, "sums", {&arena, &ids});
 }
 
 void checksum_blocks(const TensorRef& sums, const TensorRef& arena, const TensorRef& ids) {

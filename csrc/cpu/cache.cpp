@@ -1,4 +1,5 @@
 // Keys and values on their way into pages, out of them, and from one form into another.
+#include <cmath>
 #include <cstring>
 #include <vector>
 
@@ -23,6 +24,7 @@ KvPages check_tokens(const KvCache& kv, const TensorRef& keys, const TensorRef& 
     expect(keys, "keys", {kAny, pages.num_heads, pages.head_dim});
     expect(values, "values", {keys.shape[0], pages.num_heads, pages.head_dim}, keys.dtype);
     check_slots(slots, "slots", keys.shape[0], pages);
+    expect_apart(kv, "kv", {&keys, &values, &slots});
     return pages;
 }
 
@@ -41,8 +43,8 @@ void move_slot(const KvPages& pages, const KvSide& to, const KvSide& from, std::
     const char* source = from.data + (block * from.block + head * from.head + slot * from.slot) * size;
     const std::int64_t run = to.run < from.run ? to.run : from.run;
     for (std::int64_t i = 0; i < pages.head_dim; i += run) {
-        std::memcpy(target + dimension(to, i) * size, source + dimension(from, i) * size,
-                    static_cast<std::size_t>(run * size));
+        std::memmove(target + dimension(to, i) * size, source + dimension(from, i) * size,
+                     static_cast<std::size_t>(run * size));
     }
 }
 
@@ -54,6 +56,9 @@ void check::cache_write(const KvCache& kv, const TensorRef& keys, const TensorRe
 
 void cache_write(const KvCache& kv, const TensorRef& keys, const TensorRef& values, const TensorRef& slots) {
     const KvPages pages = check_tokens(kv, keys, values, slots);
+    if (keys.size() == 0) {
+        return;
+    }
     const std::int64_t dim = pages.head_dim, size = pages.block_size;
     Pool::instance().run([&](Lane& lane) {
         lane.each(keys.shape[0], [&](std::int64_t token) {
@@ -82,11 +87,17 @@ void check::rope_cache_write(const KvCache& kv, const TensorRef& queries, const 
         const std::int64_t position = positions.as<std::int64_t>()[token];
         require(position >= 0 && position < cos_sin.shape[0], "positions", "is out of range");
     }
+    expect_apart(queries, "queries", {&keys, &values, &positions, &cos_sin, &slots, &kv.keys, &kv.values});
+    expect_apart(queries, "queries", {&kv.key_scale, &kv.value_scale});
+    expect_apart(kv, "kv", {&positions, &cos_sin});
 }
 
 void rope_cache_write(const KvCache& kv, const TensorRef& queries, const TensorRef& keys, const TensorRef& values,
                       const TensorRef& positions, const TensorRef& cos_sin, const TensorRef& slots, bool interleaved) {
     check::rope_cache_write(kv, queries, keys, values, positions, cos_sin, slots);
+    if (keys.shape[0] == 0 || keys.shape[2] == 0) {
+        return;
+    }
     const KvPages pages = kv_pages(kv, keys.shape[2]);
     const std::int64_t dim = pages.head_dim, size = pages.block_size, half = cos_sin.shape[1] / 2;
     Pool::instance().run([&](Lane& lane) {
@@ -113,7 +124,7 @@ void rope_cache_write(const KvCache& kv, const TensorRef& queries, const TensorR
 }
 
 void check::convert_layout(const KvCache& target, const KvCache& source, const TensorRef& ids) {
-    const KvPages from = kv_pages(source), to = kv_pages(target);
+    const KvPages from = kv_pages(source, KvNames("source")), to = kv_pages(target, KvNames("target"));
     require(to.num_blocks == from.num_blocks && to.num_heads == from.num_heads && to.block_size == from.block_size &&
                 to.head_dim == from.head_dim,
             "target", "has another form than source");
@@ -124,11 +135,21 @@ void check::convert_layout(const KvCache& target, const KvCache& source, const T
             require(id >= 0 && id < from.num_blocks, "ids", "names a block that is not there");
         }
     }
+    expect_apart(target, "target", {&ids, &source.key_scale, &source.value_scale});
+    expect_apart_or_same(target.keys, "target", {&source.keys});
+    expect_apart(target.keys, "target", {&source.values});
+    if (target.values.given()) {
+        expect_apart_or_same(target.values, "target", {&source.values});
+        expect_apart(target.values, "target", {&source.keys});
+    }
 }
 
 void convert_layout(const KvCache& target, const KvCache& source, const TensorRef& ids) {
     check::convert_layout(target, source, ids);
-    const KvPages from = kv_pages(source), to = kv_pages(target);
+    if (source.keys.size() == 0) {
+        return;
+    }
+    const KvPages from = kv_pages(source, KvNames("source")), to = kv_pages(target, KvNames("target"));
     const bool as_they_are = alike(from, to);
     const std::int64_t count = ids.given() ? ids.shape[0] : from.num_blocks;
     Pool::instance().run([&](Lane& lane) {
@@ -157,14 +178,15 @@ void check::convert_fp8(const TensorRef& target, const TensorRef& source, float 
     const bool narrow = size_of(target.dtype) == 1;
     require(narrow || size_of(source.dtype) == 1, "source", "neither it nor the target holds 8-bit numbers");
     require((narrow ? source : target).is_float(), narrow ? "source" : "target", "must be floats");
-    require(scale > 0, "scale", "is not positive");
-    eight_bits_named(type, "kv_dtype");
+    require(scale > 0 && std::isfinite(scale), "scale", "is not positive and finite");
+    eight_bits_named(type, "type");
+    expect_apart(target, "target", {&source});
 }
 
 void convert_fp8(const TensorRef& target, const TensorRef& source, float scale, const std::string& type) {
     check::convert_fp8(target, source, scale, type);
     const bool narrow = size_of(target.dtype) == 1;
-    const DType bytes = eight_bits_named(type, "kv_dtype");
+    const DType bytes = eight_bits_named(type, "type");
     const DType from = narrow ? source.dtype : bytes, to = narrow ? bytes : target.dtype;
     const float factor = narrow ? 1.0F / scale : scale;
     const std::int64_t count = source.size();

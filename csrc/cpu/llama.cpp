@@ -40,6 +40,7 @@ class Buffer {
     std::int64_t count_ = 0;
 };
 
+constexpr std::int64_t kMostSize = std::int64_t{1} << 30;  // of anything: two of them multiply within 64 bits
 constexpr std::int64_t kPiece = 512;  // floats of an activation that one lane takes at once; a multiple of kBlock
 
 void expect_vector(const TensorRef& tensor, const char* name, std::int64_t size, bool optional = false) {
@@ -216,8 +217,10 @@ Llama::Llama(const LlamaSizes& sizes, const Weight& embedding, const Weight& hea
       space_(new Workspace) {
     const LlamaSizes& s = sizes_;
     const std::int64_t queries = s.heads * s.head_dim, keys = s.kv_heads * s.head_dim;
-    require(s.vocab > 0 && s.hidden > 0 && s.inner > 0, "sizes", "are not positive");
-    require(s.kv_heads > 0 && s.heads % s.kv_heads == 0, "sizes", "have heads that do not share key-value heads");
+    for (const std::int64_t size : {s.vocab, s.hidden, s.inner, s.heads, s.kv_heads, s.head_dim}) {
+        require(size > 0 && size <= kMostSize, "sizes", "are not positive, or no model's");
+    }
+    require(s.heads % s.kv_heads == 0, "sizes", "have heads that do not share key-value heads");
     expect_weight(embedding_, "embedding", s.vocab, s.hidden);
     expect_weight(head_, "head", s.vocab, s.hidden);
     expect_vector(norm_, "norm", s.hidden);
@@ -265,6 +268,9 @@ void Llama::check(const TensorRef& hidden, const LlamaStep& step, const std::vec
     if (!kv.empty()) {
         check_batch(step.batch, num_tokens, kv[0].num_blocks, kv[0].block_size);
     }
+    const auto& [cu_q, seq_lens, tables] = step.batch;
+    expect_apart(hidden, "hidden",
+                 {&step.token_ids, &step.positions, &step.slots, &step.rows, &cu_q, &seq_lens, &tables});
 }
 
 void Llama::forward(const TensorRef& hidden, const LlamaStep& step, const std::vector<KvCache>& kv) {
@@ -274,6 +280,10 @@ void Llama::forward(const TensorRef& hidden, const LlamaStep& step, const std::v
         layers.push_back(kv_pages(layer, sizes_.head_dim));
     }
     check(hidden, step, layers);
+    for (const KvCache& layer : kv) {
+        expect_apart(layer, "kv", {&hidden, &step.token_ids, &step.positions, &step.slots, &step.rows});
+        expect_apart(layer, "kv", {&step.batch.cu_q, &step.batch.seq_lens, &step.batch.tables});
+    }
     const LlamaSizes& s = sizes_;
     const std::int64_t n = step.token_ids.shape[0], queries = s.heads * s.head_dim;
     const std::int64_t widest = std::max({s.hidden, queries, s.inner});
@@ -293,6 +303,9 @@ void Llama::forward(const TensorRef& hidden, const LlamaStep& step, const std::v
     pool.run([&](Lane& lane) { Run(*this, step, layers, lane, lanes)(hidden); });
 }
 
-void Llama::logits(const TensorRef& out, const TensorRef& hidden) const { linear(out, hidden, head_, TensorRef{}); }
+void Llama::logits(const TensorRef& out, const TensorRef& hidden) const {
+    expect(hidden, "hidden", {kAny, sizes_.hidden}, DType::kF32);
+    linear(out, hidden, head_, TensorRef{});
+}
 
 }  // namespace octavo

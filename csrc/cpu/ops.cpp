@@ -39,6 +39,9 @@ using Act = void (*)(const float*, const float*, std::int64_t, float*);
 
 void act_and_mul(const TensorRef& out, const TensorRef& x, Act act) {
     check::act_and_mul(out, x);
+    if (out.size() == 0) {
+        return;
+    }
     const std::int64_t count = x.shape[1] / 2;
     each_row(x.shape[0], count, [&](Lane& lane, std::int64_t row) {
         float* wide = lane.scratch(3 * count);
@@ -60,10 +63,15 @@ void check::rotary(const TensorRef& out, const TensorRef& heads, const TensorRef
     require(cos.shape[1] % 2 == 0 && 2 * half <= dim, "cos",
             "rotates an odd number of dimensions, or more than a head has");
     expect(sin, "sin", {tokens, cos.shape[1]}, DType::kF32);
+    expect_apart_or_same(out, "out", {&heads});
+    expect_apart(out, "out", {&cos, &sin});
 }
 
 void rotary(const TensorRef& out, const TensorRef& heads, const TensorRef& cos, const TensorRef& sin) {
     check::rotary(out, heads, cos, sin);
+    if (out.size() == 0) {
+        return;
+    }
     const std::int64_t tokens = heads.shape[0], num = heads.shape[1], dim = heads.shape[2], half = cos.shape[1] / 2;
     each_row(tokens, num * dim, [&](Lane& lane, std::int64_t token) {
         float* wide = lane.scratch(2 * dim);
@@ -83,10 +91,15 @@ void check::rms_norm(const TensorRef& out, const TensorRef& x, const TensorRef& 
     same_floats(x, "x", x.dtype);
     expect(out, "out", {x.shape[0], x.shape[1]}, x.dtype);
     expect(weight, "weight", {x.shape[1]}, DType::kF32);
+    expect_apart_or_same(out, "out", {&x});
+    expect_apart(out, "out", {&weight});
 }
 
 void rms_norm(const TensorRef& out, const TensorRef& x, const TensorRef& weight, float eps) {
     check::rms_norm(out, x, weight);
+    if (out.size() == 0) {
+        return;
+    }
     const std::int64_t count = x.shape[1];
     each_row(x.shape[0], count, [&](Lane& lane, std::int64_t row) {
         float* wide = lane.scratch(2 * count);
@@ -100,11 +113,16 @@ void check::fused_add_rms_norm(const TensorRef& out, const TensorRef& x, const T
                                const TensorRef& weight) {
     rms_norm(out, x, weight);
     expect(sum, "sum", {x.shape[0], x.shape[1]}, x.dtype);
+    expect_apart_or_same(sum, "sum", {&x});
+    expect_apart(sum, "sum", {&out, &weight});
 }
 
 void fused_add_rms_norm(const TensorRef& out, const TensorRef& x, const TensorRef& sum, const TensorRef& weight,
                         float eps) {
     check::fused_add_rms_norm(out, x, sum, weight);
+    if (out.size() == 0) {
+        return;
+    }
     const std::int64_t count = x.shape[1];
     each_row(x.shape[0], count, [&](Lane& lane, std::int64_t row) {
         float* wide = lane.scratch(2 * count);
@@ -123,6 +141,7 @@ void check::act_and_mul(const TensorRef& out, const TensorRef& x) {
     require(x.shape[1] % 2 == 0, "x", "has an odd number of columns");
     same_floats(x, "x", x.dtype);
     expect(out, "out", {x.shape[0], x.shape[1] / 2}, x.dtype);
+    expect_apart_or_same(out, "out", {&x});
 }
 
 void silu_and_mul(const TensorRef& out, const TensorRef& x) { act_and_mul(out, x, kernels().silu_mul); }
@@ -134,10 +153,15 @@ void check::linear(const TensorRef& out, const TensorRef& x, const Weight& weigh
     if (bias.given()) {
         expect(bias, "bias", {weight.rows}, DType::kF32);
     }
+    const TensorRef numbers = memory_of(weight);
+    expect_apart(out, "out", {&x, &bias, &numbers});
 }
 
 void linear(const TensorRef& out, const TensorRef& x, const Weight& weight, const TensorRef& bias) {
     check::linear(out, x, weight, bias);
+    if (out.size() == 0) {
+        return;
+    }
     const std::int64_t blocks = weight.cols / kBlock, columns = x.shape[0];
     const bool rounded = weight.quantizes_inputs();
     std::vector<std::int8_t> numbers(rounded ? static_cast<std::size_t>(columns * weight.cols) : 0);
@@ -162,6 +186,8 @@ void check::weight_rows(const TensorRef& out, const Weight& weight, const Tensor
     for (std::int64_t i = 0; i < rows.shape[0]; ++i) {
         require(ids[i] >= 0 && ids[i] < weight.rows, "rows", "names a row that is not there");
     }
+    const TensorRef numbers = memory_of(weight);
+    expect_apart(out, "out", {&rows, &numbers});
 }
 
 void weight_rows(const TensorRef& out, const Weight& weight, const TensorRef& rows) {
@@ -175,10 +201,14 @@ void check::argmax(const TensorRef& ids, const TensorRef& x) {
     expect(x, "x", {kAny, kAny}, DType::kF32);
     require(x.shape[1] > 0, "x", "has no columns");
     expect(ids, "ids", {x.shape[0]}, DType::kI64);
+    expect_apart(ids, "ids", {&x});
 }
 
 void argmax(const TensorRef& ids, const TensorRef& x) {
     check::argmax(ids, x);
+    if (ids.size() == 0) {
+        return;
+    }
     each_row(x.shape[0], x.shape[1], [&](Lane&, std::int64_t row) {
         ids.as<std::int64_t>()[row] = kernels().argmax(x.as<float>() + row * x.stride[0], x.shape[1]);
     });
@@ -190,10 +220,14 @@ void check::merge_states(const TensorRef& out, const TensorRef& parts, const Ten
     expect(lse, "lse", {num, tokens, heads}, DType::kF32);
     expect(out, "out", {tokens, heads, dim}, DType::kF32);
     require(num > 0, "parts", "is empty");
+    expect_apart(out, "out", {&parts, &lse});
 }
 
 void merge_states(const TensorRef& out, const TensorRef& parts, const TensorRef& lse) {
     check::merge_states(out, parts, lse);
+    if (out.size() == 0) {
+        return;
+    }
     const std::int64_t num = parts.shape[0], tokens = parts.shape[1], heads = parts.shape[2], dim = parts.shape[3];
     each_row(tokens * heads, num * dim, [&](Lane& lane, std::int64_t row) {
         const std::int64_t token = row / heads, head = row % heads;

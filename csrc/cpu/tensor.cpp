@@ -1,5 +1,8 @@
 #include "octavo/tensor.h"
 
+#include <algorithm>
+#include <numeric>
+
 namespace octavo {
 
 std::int64_t size_of(DType dtype) {
@@ -27,15 +30,16 @@ const char* name_of(DType dtype) {
     return kNames[static_cast<int>(dtype)];
 }
 
-std::int64_t TensorRef::size() const {
-    std::int64_t count = 1;
-    for (int i = 0; i < ndim; ++i) {
-        count *= shape[i];
-    }
-    return count;
-}
-
 namespace {
+
+std::int64_t product(const std::int64_t* begin, const std::int64_t* end) {
+    if (std::find(begin, end, 0) != end) {
+        return 0;
+    }
+    return std::accumulate(begin, end, std::int64_t{1}, [](std::int64_t count, std::int64_t size) {
+        return count > kMostElements / size ? kMostElements : count * size;
+    });
+}
 
 std::string list(const std::int64_t* values, std::size_t count) {
     std::string text = "[";
@@ -45,7 +49,65 @@ std::string list(const std::int64_t* values, std::size_t count) {
     return text + "]";
 }
 
+constexpr std::int64_t kDims[kMaxDims] = {0, 1, 2, 3, 4, 5};
+
+// Elements from the first to behind the last of those in dimensions from `dim` on.
+std::int64_t reach(const TensorRef& tensor, int dim) {
+    std::int64_t last = 0;
+    for (int i = dim; i < tensor.ndim; ++i) {
+        last += (tensor.shape[i] - 1) * tensor.stride[i];
+    }
+    return last + 1;
+}
+
+// Whether no element of one lies where one of the other does, as far as memory ranges tell: those of the whole tensors,
+// or those of rows that follow each other at the same distance.
+bool apart(const TensorRef& a, const TensorRef& b) {
+    if (a.size() == 0 || b.size() == 0) {
+        return true;
+    }
+    const std::int64_t a_size = size_of(a.dtype), b_size = size_of(b.dtype);
+    const auto a_begin = reinterpret_cast<std::intptr_t>(a.data), b_begin = reinterpret_cast<std::intptr_t>(b.data);
+    if (a_begin + reach(a, 0) * a_size <= b_begin || b_begin + reach(b, 0) * b_size <= a_begin) {
+        return true;
+    }
+    const std::int64_t row = a.ndim > 1 ? a.stride[0] * a_size : 0;
+    if (row <= 0 || b.ndim <= 1 || b.stride[0] * b_size != row) {
+        return false;
+    }
+    const std::int64_t shift = ((b_begin - a_begin) % row + row) % row;
+    return shift >= reach(a, 1) * a_size && shift + reach(b, 1) * b_size <= row;
+}
+
+bool same_places(const TensorRef& a, const TensorRef& b) {
+    bool same = a.data == b.data && a.dtype == b.dtype && a.ndim == b.ndim;
+    for (int i = 0; same && i < a.ndim; ++i) {
+        same = a.stride[i] == b.stride[i] || (a.shape[i] == 1 && b.shape[i] == 1);
+    }
+    return same;
+}
+
+bool overlaps_itself(const TensorRef& tensor) {
+    std::int64_t reached = 0;  // by the dimensions with lesser strides
+    std::int64_t order[kMaxDims];
+    std::int64_t* const end =
+        std::copy_if(kDims, kDims + tensor.ndim, order, [&](auto i) { return tensor.shape[i] > 1; });
+    for (std::int64_t* next = order; next != end; ++next) {
+        std::iter_swap(
+            next, std::min_element(next, end, [&](auto i, auto j) { return tensor.stride[i] < tensor.stride[j]; }));
+        if (tensor.stride[*next] <= reached) {
+            return true;
+        }
+        reached += tensor.stride[*next] * (tensor.shape[*next] - 1);
+    }
+    return false;
+}
+
 }  // namespace
+
+std::int64_t volume(std::initializer_list<std::int64_t> sizes) { return product(sizes.begin(), sizes.end()); }
+
+std::int64_t TensorRef::size() const { return product(shape, shape + ndim); }
 
 void expect(const TensorRef& tensor, const char* name, std::initializer_list<std::int64_t> shape) {
     usable(tensor, name);
@@ -75,9 +137,23 @@ void expect(const TensorRef& tensor, const char* name, std::initializer_list<std
 void expect_dense(const TensorRef& tensor, const char* name) {
     usable(tensor, name);
     std::int64_t stride = 1;
-    for (int i = tensor.ndim - 1; i >= 0; --i) {
+    for (int i = tensor.ndim - 1; i >= 0 && tensor.size() > 0; --i) {
         require(tensor.shape[i] == 1 || tensor.stride[i] == stride, name, "is not contiguous");
         stride *= tensor.shape[i];
+    }
+}
+
+void expect_apart(const TensorRef& out, const char* name, std::initializer_list<const TensorRef*> others) {
+    require(out.size() == 0 || !overlaps_itself(out), name, "overlaps itself");
+    for (const TensorRef* other : others) {
+        require(apart(out, *other), name, "overlaps another argument");
+    }
+}
+
+void expect_apart_or_same(const TensorRef& out, const char* name, std::initializer_list<const TensorRef*> others) {
+    expect_apart(out, name, {});
+    for (const TensorRef* other : others) {
+        require(same_places(out, *other) || apart(out, *other), name, "overlaps another argument");
     }
 }
 

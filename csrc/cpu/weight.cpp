@@ -23,10 +23,12 @@ std::int64_t scales_bytes(Format format, std::int64_t blocks) {
 std::int64_t gguf_bytes(Format format) { return format == Format::kQ8 ? 34 : format == Format::kQ4 ? 18 : 20; }
 std::int64_t gguf_numbers(Format format) { return format == Format::kQ4Mins ? 4 : 2; }
 
+void check_sizes(std::int64_t rows, std::int64_t cols) {
+    require(rows > 0 && rows < kMostElements, "rows", "must be positive, and no more than there is memory for");
+    require(cols > 0 && cols < kMostElements, "cols", "must be positive, and no more than there is memory for");
+}
+
 void check_packed(const TensorRef& packed, Format format, std::int64_t rows, std::int64_t cols) {
-    require(format >= Format::kQ8, "format", "is not a packed one");
-    require(rows > 0, "rows", "must be positive");
-    require(cols > 0 && cols % kBlock == 0, "cols", "must be a multiple of 32");
     expect(packed, "packed", {packed_bytes(format, rows, cols)}, DType::kU8);
 }
 
@@ -100,7 +102,23 @@ std::int64_t group_bytes(Format format, std::int64_t cols) {
 }
 
 std::int64_t packed_bytes(Format format, std::int64_t rows, std::int64_t cols) {
-    return (rows + kGroupRows - 1) / kGroupRows * group_bytes(format, cols);
+    require(format >= Format::kQ8, "format", "is not a packed one");
+    check_sizes(rows, cols);
+    require(cols % kBlock == 0, "cols", "must be a multiple of 32");
+    return volume({(rows + kGroupRows - 1) / kGroupRows, group_bytes(format, cols)});
+}
+
+TensorRef memory_of(const Weight& weight) {
+    const std::int64_t plain = (weight.rows - 1) * weight.stride + weight.cols;
+    const std::int64_t bytes = weight.packed() ? packed_bytes(weight.format, weight.rows, weight.cols)
+                                               : plain * (weight.format == Format::kF32 ? 4 : 2);
+    TensorRef memory;
+    memory.data = const_cast<void*>(weight.data);
+    memory.shape[0] = bytes;
+    memory.stride[0] = 1;
+    memory.ndim = 1;
+    memory.dtype = DType::kU8;
+    return memory;
 }
 
 Weight make_weight(const TensorRef& data, Format format, std::int64_t rows, std::int64_t cols, bool exact) {
@@ -108,6 +126,7 @@ Weight make_weight(const TensorRef& data, Format format, std::int64_t rows, std:
         check_packed(data, format, rows, cols);
         return {format, data.data, rows, cols, 0, exact};
     }
+    check_sizes(rows, cols);
     constexpr DType kTypes[] = {DType::kF32, DType::kF16, DType::kBF16};
     expect(data, "data", {rows, cols}, kTypes[static_cast<int>(format)]);
     return {format, data.data, rows, cols, data.stride[0], exact};
@@ -117,6 +136,7 @@ void repack(const TensorRef& packed, const TensorRef& gguf, Format format, std::
     check_packed(packed, format, rows, cols);
     const std::int64_t blocks = cols / kBlock, bytes = gguf_bytes(format);
     expect(gguf, "gguf", {rows, blocks * bytes}, DType::kU8);
+    expect_apart(packed, "packed", {&gguf});
     auto* to = packed.as<std::uint8_t>();
     std::memset(to, 0, static_cast<std::size_t>(packed.shape[0]));
     Pool::instance().run([&](Lane& lane) {
@@ -136,6 +156,7 @@ void quantize(const TensorRef& packed, const TensorRef& values, Format format) {
     expect(values, "values", {kAny, kAny}, DType::kF32);
     const std::int64_t rows = values.shape[0], cols = values.shape[1];
     check_packed(packed, format, rows, cols);
+    expect_apart(packed, "packed", {&values});
     auto* to = packed.as<std::uint8_t>();
     std::memset(to, 0, static_cast<std::size_t>(packed.shape[0]));
     Pool::instance().run([&](Lane& lane) {

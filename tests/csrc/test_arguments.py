@@ -97,11 +97,11 @@ BAD = [
     ("rope_cache_write", "slots", torch.tensor([32, 0])),
     ("convert_layout", "target", torch.empty(4, 2, 2, 16, 16)),
     ("convert_layout", "ids", torch.tensor([4])),
-    ("convert_layout", "kv", torch.empty(4, 2, 2, 8, 16, dtype=torch.int64)),
+    ("convert_layout", "source", torch.empty(4, 2, 2, 8, 16, dtype=torch.int64)),
     ("convert_fp8", "target", torch.empty(7, dtype=torch.uint8)),
     ("convert_fp8", "source", torch.empty(8, dtype=torch.uint8)),
     ("convert_fp8", "scale", 0.0),
-    ("convert_fp8", "kv_dtype", "fp6"),
+    ("convert_fp8", "type", "fp6"),
     ("copy_blocks", "pairs", torch.tensor([[0, 4]])),
     ("copy_blocks", "pairs", torch.tensor([[-1, 0]])),
     ("copy_blocks", "target", torch.randn(2, 4, 4)),
@@ -127,8 +127,7 @@ def test_the_others_are_taken(either, op):
 
 @pytest.mark.parametrize(("op", "name", "value"), BAD)
 def test_it_is_refused_by_name(either, op, name, value):
-    where = {"cols": "values", "kv_dtype": "type"}.get(name, name)
-    where = "source" if op == "convert_layout" and name == "kv" else where
+    where = {"cols": "values"}.get(name, name)
     arguments = {**GOOD[op], where: value}
     tensors = [x for x in arguments.values() if isinstance(x, torch.Tensor) and not x.is_meta]
     before = [x.clone() for x in tensors]
@@ -163,20 +162,19 @@ ROWS = torch.empty(4, 2, 8, 16, dtype=torch.uint8)
 @pytest.mark.parametrize(
     ("name", "cache"),
     [
-        ("key_cache", (torch.randn(4, 2, 3, 8, 4), XPACK[1])),
-        ("key_cache", (torch.randn(4, 2, 8, 12), torch.randn(4, 2, 8, 16))),
-        ("value_cache", (XPACK[0], torch.randn(4, 2, 16, 16))),
-        ("value_cache", (XPACK[0], XPACK[1].half())),
-        ("key_cache", (*XPACK, "int8")),
-        ("key_cache", (ROWS, ROWS)),
-        ("kv_cache_dtype", (ROWS, ROWS, "int4")),
-        ("k_scale", (ROWS, ROWS, "int8", torch.ones(3), torch.ones(2))),
-        ("v_scale", (ROWS, ROWS, "int8", torch.ones(2), torch.ones(2).double())),
-        ("k_scale", (torch.empty(4, 2, 2, 8, 18, dtype=torch.int8), None, "auto", torch.ones(1))),
-        ("kv", (torch.empty(4, 2, 2, 9, 18, dtype=torch.int8)[:, :, :, :8].transpose(1, 3), None)),
+        ("keys", (torch.randn(4, 2, 3, 8, 4), XPACK[1])),
+        ("keys", (torch.randn(4, 2, 8, 12), torch.randn(4, 2, 8, 16))),
+        ("values", (XPACK[0], torch.randn(4, 2, 16, 16))),
+        ("values", (XPACK[0], XPACK[1].half())),
+        ("keys", (*XPACK, "int8")),
+        ("keys", (ROWS, ROWS)),
+        ("type", (ROWS, ROWS, "int4")),
+        ("key_scale", (ROWS, ROWS, "int8", torch.ones(3), torch.ones(2))),
+        ("value_scale", (ROWS, ROWS, "int8", torch.ones(2), torch.ones(2).double())),
+        ("key_scale", (torch.empty(4, 2, 2, 8, 18, dtype=torch.int8), None, "auto", torch.ones(1))),
+        ("keys", (torch.empty(4, 2, 2, 9, 18, dtype=torch.int8)[:, :, :, :8].transpose(1, 3), None)),
     ],
 )
 def test_caches_are_checked(either, name, cache):
-    arguments = {**GOOD["cache_write"], "kv": either.KvCache(*cache)}
     with pytest.raises(either.ArgumentError, match=rf"^{name}: "):
-        either.cache_write(**arguments)
+        either.KvCache(*cache)

@@ -6,6 +6,7 @@
 
 namespace octavo::check {
 
+void kv_cache(const KvCache& kv);
 void cache_write(const KvCache& kv, const TensorRef& keys, const TensorRef& values, const TensorRef& slots);
 void rope_cache_write(const KvCache& kv, const TensorRef& queries, const TensorRef& keys, const TensorRef& values,
                       const TensorRef& positions, const TensorRef& cos_sin, const TensorRef& slots);

@@ -14,6 +14,10 @@ std::int64_t size_of(DType dtype);
 const char* name_of(DType dtype);
 
 constexpr int kMaxDims = 6;
+constexpr std::int64_t kMostElements = std::int64_t{1} << 48;  // more no memory has: products of sizes stay in 64 bits
+
+// The product of sizes, none of them negative; kMostElements where it is more.
+std::int64_t volume(std::initializer_list<std::int64_t> sizes);
 
 // Strides are counted in elements.
 struct TensorRef {
@@ -24,7 +28,7 @@ struct TensorRef {
     DType dtype = DType::kF32;
     const char* problem = nullptr;  // why it is no tensor an op can read, for the op to say with the argument's name
 
-    std::int64_t size() const;
+    std::int64_t size() const;  // at most kMostElements
     bool given() const { return data != nullptr || problem != nullptr; }
     bool is_float() const { return dtype <= DType::kBF16; }
     template <typename T>
@@ -49,6 +53,7 @@ inline void require(bool good, const char* name, const char* problem) {
 inline void usable(const TensorRef& tensor, const char* name) {
     require(tensor.problem == nullptr, name, tensor.problem);
     require(tensor.data != nullptr || tensor.size() == 0, name, "is missing");
+    require(tensor.size() < kMostElements, name, "has more elements than there is memory");
 }
 
 // A dimension of any size, in `expect`.
@@ -60,5 +65,12 @@ void expect(const TensorRef& tensor, const char* name, std::initializer_list<std
 
 // That the elements lie without gaps, in order.
 void expect_dense(const TensorRef& tensor, const char* name);
+
+// Of what is written: that no two elements lie in one place, and none where one of `others` has any. Interleaved rows
+// may be taken for overlapping ones if their strides differ.
+void expect_apart(const TensorRef& out, const char* name, std::initializer_list<const TensorRef*> others);
+
+// The same, for what may also be written in place: where one of `others` begins, with its type and strides.
+void expect_apart_or_same(const TensorRef& out, const char* name, std::initializer_list<const TensorRef*> others);
 
 }  // namespace octavo

@@ -40,6 +40,9 @@ const char* name_of(Format format);
 std::int64_t group_bytes(Format format, std::int64_t cols);
 std::int64_t packed_bytes(Format format, std::int64_t rows, std::int64_t cols);
 
+// The bytes it refers to.
+TensorRef memory_of(const Weight& weight);
+
 // The weight in `data` (uint8, packed_bytes long) or, for plain formats, in `data` [rows, cols].
 Weight make_weight(const TensorRef& data, Format format, std::int64_t rows, std::int64_t cols, bool exact);
 

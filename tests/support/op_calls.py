@@ -1,0 +1,322 @@
+"""One good call of everything the extension offers, with memory around every tensor that nobody may touch."""
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+MARGIN = 64  # bytes on each side
+I32, I64, U8 = torch.int32, torch.int64, torch.uint8
+
+
+class Fence:
+    """Makes tensors with a margin, and tells whether any byte has changed."""
+
+    def __init__(self) -> None:
+        self._held: list[tuple[Tensor, Tensor, Tensor]] = []  # tensor, its buffer, the buffer as it was
+
+    def __call__(self, x: Tensor) -> Tensor:
+        size = x.numel() * x.element_size()
+        buffer = torch.full((size + 2 * MARGIN,), 0xA5, dtype=U8)
+        inner = buffer[MARGIN : MARGIN + size].view(x.dtype).view(x.shape)
+        inner.copy_(x)
+        self._held.append((inner, buffer, buffer.clone()))
+        return inner
+
+    def ints(self, *values: Any, dtype: torch.dtype = I64) -> Tensor:
+        return self(torch.tensor(values, dtype=dtype))
+
+    def is_whole(self, written: list[Tensor]) -> bool:
+        """Whether nothing but `written` has changed, and that only inside."""
+        places = {x.data_ptr() for x in written}
+        for inner, buffer, before in self._held:
+            same = buffer == before
+            if inner.data_ptr() in places:
+                same[MARGIN : len(same) - MARGIN] = True
+            if not same.all():
+                return False
+        return True
+
+
+@dataclass
+class Call:
+    """`arguments` by name; `outputs` are those that are written."""
+
+    function: Callable[..., Any]
+    arguments: dict[str, Any]
+    outputs: tuple[str, ...] = ()
+
+    def __call__(self) -> Any:
+        return self.function(**self.arguments)
+
+    def written(self) -> list[Tensor]:
+        return [self.arguments[name] for name in self.outputs if isinstance(self.arguments[name], Tensor)]
+
+
+def signatures(module: ModuleType) -> dict[str, str]:
+    """What the module offers that takes tensors, or lists and dicts of them: `op`, `Class`, `Class.method`."""
+    found = {}
+    for name, thing in vars(module).items():
+        if isinstance(thing, type) and not issubclass(thing, BaseException):
+            found[name] = thing.__init__.__doc__
+            methods = {key: each for key, each in vars(thing).items() if not key.startswith("_") and callable(each)}
+            found |= {f"{name}.{key}": method.__doc__ for key, method in methods.items()}
+        elif callable(thing) and not isinstance(thing, type):
+            found[name] = thing.__doc__
+    return {name: text for name, text in found.items() if re.search(r": (torch\.Tensor|list|dict)\b", text or "")}
+
+
+CALLS: dict[str, Callable[[ModuleType, Fence, int], Call]] = {}
+
+
+def good_call(module: ModuleType, name: str, fence: Fence, n: int = 2) -> Call:
+    """A call with n tokens, rows, sequences or blocks."""
+    assert name in CALLS, f"op_calls.py has no call of {name}: add one, and it is tested with what it must refuse"
+    return CALLS[name](module, fence, n)
+
+
+def of(name: str) -> Callable[[Any], Any]:
+    def keep(make: Any) -> Any:
+        CALLS[name] = make
+        return make
+
+    return keep
+
+
+def rows_of(module: ModuleType, name: str, fence: Fence, n: int, **more: Any) -> Call:
+    return Call(
+        getattr(module, name), {"out": fence(torch.empty(n, 8)), "x": fence(torch.randn(n, 8)), **more}, ("out",)
+    )
+
+
+@of("rms_norm")
+def rms_norm(module, fence, n):
+    return rows_of(module, "rms_norm", fence, n, weight=fence(torch.randn(8)), eps=1e-5)
+
+
+@of("fused_add_rms_norm")
+def fused_add_rms_norm(module, fence, n):
+    more = {"sum": fence(torch.randn(n, 8)), "weight": fence(torch.randn(8)), "eps": 1e-5}
+    call = rows_of(module, "fused_add_rms_norm", fence, n, **more)
+    call.outputs = ("out", "sum")
+    return call
+
+
+@of("silu_and_mul")
+def silu_and_mul(module, fence, n, name="silu_and_mul"):
+    return rows_of(module, name, fence, n, x=fence(torch.randn(n, 16)))
+
+
+@of("gelu_and_mul")
+def gelu_and_mul(module, fence, n):
+    return silu_and_mul(module, fence, n, "gelu_and_mul")
+
+
+@of("rotary")
+def rotary(module, fence, n):
+    arguments = {"out": fence(torch.empty(n, 4, 16)), "heads": fence(torch.randn(n, 4, 16))}
+    return Call(
+        module.rotary, {**arguments, "cos": fence(torch.ones(n, 16)), "sin": fence(torch.ones(n, 16))}, ("out",)
+    )
+
+
+def kv_of(fence):
+    return fence(torch.randn(4, 2, 2, 8, 16))
+
+
+@of("cache_write")
+def cache_write(module, fence, n):
+    keys, values = fence(torch.randn(n, 2, 16)), fence(torch.randn(n, 2, 16))
+    slots = fence.ints(*[3, -1][:n])
+    return Call(module.cache_write, {"kv": kv_of(fence), "keys": keys, "values": values, "slots": slots}, ("kv",))
+
+
+def batch_of(fence, n):
+    return {
+        "cu_q": fence.ints(*range(n + 1), dtype=I32),
+        "seq_lens": fence.ints(*[9, 3][:n], dtype=I32),
+        "block_tables": fence(torch.tensor([[0, 1], [2, 99]], dtype=I32)[:n]),
+    }
+
+
+@of("paged_attention")
+def paged_attention(module, fence, n):
+    arguments = {"out": fence(torch.empty(n, 4, 16)), "queries": fence(torch.randn(n, 4, 16)), "kv": kv_of(fence)}
+    options = {"scale": 0.3, "window": 5, "soft_cap": 2.0, "alibi": fence(torch.ones(4)), "sinks": fence(torch.ones(4))}
+    options["sparse"] = [1, 2, 8, 1, 0]
+    return Call(module.paged_attention, {**arguments, **batch_of(fence, n), **options}, ("out",))
+
+
+@of("merge_states")
+def merge_states(module, fence, n):
+    arguments = {"out": fence(torch.empty(n, 1, 8)), "parts": fence(torch.randn(3, n, 1, 8))}
+    return Call(module.merge_states, {**arguments, "lse": fence(torch.randn(3, n, 1))}, ("out",))
+
+
+@of("argmax")
+def argmax(module, fence, n):
+    return Call(module.argmax, {"ids": fence(torch.empty(n, dtype=I64)), "x": fence(torch.randn(n, 8))}, ("ids",))
+
+
+def arena_of(fence):
+    return fence(torch.randn(2, 4, 3, 2))
+
+
+@of("copy_blocks")
+def copy_blocks(module, fence, n):
+    pairs = fence(torch.tensor([[0, 1], [2, 3]])[:n])
+    return Call(module.copy_blocks, {"source": arena_of(fence), "target": arena_of(fence), "pairs": pairs}, ("target",))
+
+
+@of("gather_blocks")
+def gather_blocks(module, fence, n, name="gather_blocks", outputs=("packed",)):
+    packed, ids = fence(torch.randn(n, 2, 3, 2)), fence.ints(*[3, 0][:n])
+    return Call(getattr(module, name), {"packed": packed, "arena": arena_of(fence), "ids": ids}, outputs)
+
+
+@of("scatter_blocks")
+def scatter_blocks(module, fence, n):
+    return gather_blocks(module, fence, n, "scatter_blocks", ("arena",))
+
+
+@of("checksum_blocks")
+def checksum_blocks(module, fence, n):
+    arguments = {"sums": fence(torch.empty(n, dtype=I64)), "arena": arena_of(fence), "ids": fence.ints(*[3, 0][:n])}
+    return Call(module.checksum_blocks, arguments, ("sums",))
+
+
+@of("convert_layout")
+def convert_layout(module, fence, n):
+    target, source = fence(torch.empty(n, 2, 2, 8, 16)), fence(torch.randn(n, 2, 2, 8, 16).half())
+    ids = fence.ints(*[1, 0][:n])
+    return Call(module.convert_layout, {"target": target, "source": source, "ids": ids}, ("target",))
+
+
+@of("convert_fp8")
+def convert_fp8(module, fence, n):
+    arguments = {"target": fence(torch.empty(n, 4, dtype=U8)), "source": fence(torch.randn(n, 4))}
+    return Call(module.convert_fp8, {**arguments, "scale": 0.5, "type": "int8"}, ("target",))
+
+
+@of("KvCache")
+def kv_cache(module, fence, n):
+    arguments = {
+        "keys": fence(torch.zeros(4, 2, 1, 8, 16, dtype=U8)),
+        "values": fence(torch.zeros(4, 2, 16, 8, dtype=U8)),
+    }
+    scales = {"key_scale": fence(torch.ones(2)), "value_scale": fence(torch.ones(1))}
+    return Call(module.KvCache, {**arguments, "type": "fp8", **scales})
+
+
+@of("rope_cache_write")
+def rope_cache_write(module, fence, n):
+    call = cache_write(module, fence, n)
+    more = {"queries": fence(torch.randn(n, 4, 16)), "positions": fence.ints(*[4, 0][:n])}
+    more |= {"cos_sin": fence(torch.ones(5, 8)), "interleaved": False}
+    return Call(module.rope_cache_write, {**call.arguments, **more}, ("kv", "queries"))
+
+
+@of("quantize")
+def quantize(module, fence, n):
+    packed = fence(torch.empty(module.packed_bytes("q8", 3, 32), dtype=U8))
+    return Call(module.quantize, {"packed": packed, "values": fence(torch.randn(3, 32)), "format": "q8"}, ("packed",))
+
+
+@of("repack")
+def repack(module, fence, n):
+    packed = fence(torch.empty(module.packed_bytes("q4", 3, 32), dtype=U8))
+    gguf = fence(torch.randint(0, 100, (3, 18), dtype=U8))
+    return Call(module.repack, {"packed": packed, "gguf": gguf, "format": "q4", "rows": 3, "cols": 32}, ("packed",))
+
+
+@of("Weight")
+def weight(module, fence, n, rows=8, cols=32):
+    data = fence(torch.randn(rows, cols))
+    return Call(module.Weight, {"data": data, "format": "f32", "rows": rows, "cols": cols, "exact": False})
+
+
+@of("linear")
+def linear(module, fence, n):
+    arguments = {"out": fence(torch.empty(n, 8)), "x": fence(torch.randn(n, 32)), "weight": weight(module, fence, n)()}
+    return Call(module.linear, {**arguments, "bias": fence(torch.randn(8))}, ("out",))
+
+
+@of("weight_rows")
+def weight_rows(module, fence, n):
+    arguments = {"out": fence(torch.empty(n, 32)), "weight": weight(module, fence, n)()}
+    return Call(module.weight_rows, {**arguments, "rows": fence.ints(*[7, 0][:n])}, ("out",))
+
+
+HIDDEN, INNER, VOCAB = 32, 64, 11  # two heads of 16
+
+
+@of("Kv")
+def kv_class(module, fence, n):
+    return Call(module.Kv, {"layers": [kv_of(fence)]})
+
+
+@of("Llama")
+def llama(module, fence, n):
+    def matrix(rows, cols):
+        return weight(module, fence, n, rows, cols)()
+
+    layer = {
+        "input_norm": fence(torch.ones(HIDDEN)),
+        "mlp_norm": fence(torch.ones(HIDDEN)),
+        "qkv": matrix(96, HIDDEN),
+        "out": matrix(HIDDEN, 32),
+        "gate_up": matrix(2 * INNER, HIDDEN),
+        "down": matrix(HIDDEN, INNER),
+        "q_norm": fence(torch.ones(16)),
+        "k_norm": fence(torch.ones(16)),
+        "window": 4,
+        "rotated": True,
+    }
+    sizes = {"vocab": VOCAB, "hidden": HIDDEN, "inner": INNER, "heads": 2, "kv_heads": 2, "head_dim": 16}
+    arguments = {
+        "sizes": {**sizes, "eps": 1e-5, "scale": 0.25},
+        "embedding": matrix(VOCAB, HIDDEN),
+        "head": matrix(VOCAB, HIDDEN),
+        "norm": fence(torch.ones(HIDDEN)),
+        "cos": fence(torch.ones(10, 16)),
+        "sin": fence(torch.ones(10, 16)),
+        "layers": [layer],
+    }
+    return Call(module.Llama, arguments)
+
+
+@of("Llama.forward")
+def llama_forward(module, fence, n):
+    made = llama(module, fence, n)
+    model, kv = made(), kv_of(fence)
+    arguments = {
+        "hidden": fence(torch.empty(n, HIDDEN)),
+        "token_ids": fence.ints(*[10, 0][:n]),
+        "positions": fence.ints(*[8, 2][:n]),
+        "slots": fence.ints(*[8, 18][:n]),
+        **batch_of(fence, n),
+        "rows": fence.ints(*[0, 1][:n]),
+    }
+    held = made.arguments  # the extension refers to their memory
+
+    def forward(kv, **others):
+        assert held
+        model.forward(**others, kv=module.Kv([kv]))
+
+    return Call(forward, {**arguments, "kv": kv}, ("hidden", "kv"))
+
+
+@of("Llama.logits")
+def llama_logits(module, fence, n):
+    made = llama(module, fence, n)
+    model, held = made(), made.arguments
+
+    def logits(**arguments):
+        assert held
+        model.logits(**arguments)
+
+    return Call(logits, {"out": fence(torch.empty(n, VOCAB)), "hidden": fence(torch.randn(n, HIDDEN))}, ("out",))
