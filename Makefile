@@ -70,6 +70,10 @@ bench-kernels: install  ## the CPU kernels against bandwidth, torch and the refe
 test: install  ## all tests (ARGS='-k name' for some)
 	@$(BIN)/python -m pytest $(ARGS)
 
+.PHONY: mutants
+mutants: install  ## seed classic bugs into the extension; each must be seen (an hour; ARGS='cpu' or 'cuda', and names)
+	@PYTHONPATH=tests/support $(BIN)/python tests/csrc/mutants $(ARGS)
+
 .PHONY: check
 check: install lint types proto-lint generate-check test  ## what CI runs: lint, types, proto-lint, generate-check, test
 

@@ -10,6 +10,7 @@ import time
 from collections.abc import Coroutine
 from typing import Any, TypeVar
 
+from gpu_worker.address import advertised_host, advertised_port
 from gpu_worker.desk import Desk
 from gpu_worker.engine import IDLE_ROUND_S, Engine
 from gpu_worker.journal import Journal
@@ -49,8 +50,8 @@ async def serve(settings: WorkerSettings) -> int:
     loop = asyncio.get_running_loop()
     for name in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(name, stop.set)
-    door = Door(settings)
     try:
+        door = Door(settings)
         await door.open()
     except RuntimeError as error:
         log.error("cannot listen on %s: %s", settings.listen, error)
@@ -130,11 +131,16 @@ async def until_open(store: Store) -> None:
 
 
 class Door:
-    """What listens from the beginning: health says NOT_SERVING and the services Loading until there is a worker."""
+    """What listens from the beginning: health says NOT_SERVING and the services Loading until there is a worker.
+
+    Raises NoAddress where others could not call it.
+    """
 
     def __init__(self, settings: WorkerSettings) -> None:
         self._listen = settings.listen
-        self.worker_id = settings.worker_id or f"worker-{settings.listen.replace(':', '-')}"
+        self._host = advertised_host(settings.listen, settings.advertise)
+        self._port = advertised_port(settings.advertise)
+        self.worker_id = settings.worker_id or f"worker-{self._host}-{settings.listen.rpartition(':')[2]}"
         self.incarnation: Incarnation = new_incarnation()
         self.endpoint = ""
         self.service = WorkerService(self.worker_id, self.incarnation)
@@ -145,9 +151,11 @@ class Door:
     async def open(self) -> None:
         """Raises RuntimeError if the address cannot be had."""
         port = self._server.add_insecure_port(self._listen)
-        self.endpoint = f"{self._listen.rsplit(':', 1)[0]}:{port}"
+        self.endpoint = f"{self._host}:{self._port or port}"
         await self._server.start()
-        log.info("%s (%s) listens on %s", self.worker_id, self.incarnation, self.endpoint)
+        log.info(
+            "%s (%s) listens on %s, to be called at %s", self.worker_id, self.incarnation, self._listen, self.endpoint
+        )
 
     async def close(self, grace_s: float = 0.5) -> None:
         await self._server.stop(grace_s)

@@ -81,6 +81,9 @@ class WorkerSettings:
     program: ClassVar[str] = "worker"
 
     listen: str = option("127.0.0.1:50061", "where routers call")
+    advertise: str = option(
+        "", "host, or host:port, that routers are told to call; empty: where it listens, or what the host's name means"
+    )
     worker_id: str = option("", "stable name of this worker, such as its pod's; empty: made from host and port")
     store: str = option("redis://127.0.0.1:6379/0", _STORE_HELP, secret=True)
     model: str = option("smollm2", "a directory, a GGUF file, a hub name, or smollm2, the demo model")
@@ -153,7 +156,7 @@ class UpSettings:
 
 
 # What `octavo up` decides for each process by itself, so that it offers no flag for it.
-UP_DECIDES = ("listen", "admin_listen", "worker_id", "router_id")
+UP_DECIDES = ("listen", "admin_listen", "advertise", "worker_id", "router_id")
 
 S = TypeVar("S", bound=SettingsClass)
 

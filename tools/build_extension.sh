@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# Builds gpu_worker/_C_cpu*.so in place, incrementally. Where no compiler or no Python headers are there, it says so and
-# succeeds: octavo runs without its extension, only slower. CMAKE_ARGS adds options, for example -DOCTAVO_WERROR=OFF.
+# Builds gpu_worker/_C_cpu*.so and, where nvcc works, _C_cuda*.so in place, incrementally. Where no compiler or no Python
+# headers are there, it says so and succeeds: octavo runs without its extension, only slower. CMAKE_ARGS adds options and
+# configures anew, for example -DOCTAVO_CUDA=OFF (or AUTO again, after nvcc was installed), -DOCTAVO_WERROR=OFF.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -24,5 +25,18 @@ if [ -n "${CMAKE_ARGS:-}" ] || ! { cached && [ -f "$build/build.ninja" ]; }; the
     "$bin/cmake" -S csrc -B "$build" -G Ninja -DCMAKE_MAKE_PROGRAM="$bin/ninja" -DPython_EXECUTABLE="$python" \
         -Dpybind11_DIR="$("$python" -m pybind11 --cmakedir)" ${CMAKE_ARGS:-}
 fi
-"$bin/cmake" --build "$build"
-"$bin/cmake" --install "$build" --prefix . >/dev/null
+
+# The CPU's module is in place before nvcc begins.
+made() { "$bin/cmake" --build "$build" --target "_C_$1" && "$bin/cmake" --install "$build" --component "$1" --prefix . >/dev/null; }
+made cpu
+if grep -q "^OCTAVO_CUDA_BUILT:INTERNAL=ON" "$build/CMakeCache.txt"; then
+    built=("gpu_worker/_C_cuda.$abi"-*.so)
+    [ -e "${built[0]}" ] || echo "note: compiling the CUDA kernels takes minutes the first time; CMAKE_ARGS=-DOCTAVO_CUDA=OFF leaves them out." >&2
+    made cuda || {
+        echo "error: the CUDA kernels did not compile. What was built for the CPU is in place." >&2
+        echo "CMAKE_ARGS=-DOCTAVO_CUDA=OFF leaves them out; CMAKE_ARGS=-DOCTAVO_WERROR=OFF lets warnings and spills pass." >&2
+        exit 1
+    }
+else
+    rm -f "gpu_worker/_C_cuda.$abi"-*.so   # of an earlier build, and not what the sources say now
+fi

@@ -9,17 +9,26 @@
 
 namespace octavo {
 
-// Of 32 inputs rounded to int8: value = scale * number, but the largest one, whose number is 0, is kept as it is.
+// 32 inputs rounded to int8: value = scale * number, but the largest one, whose number is 0, is kept as it is.
 // Inputs that come out of a norm have one channel in most blocks that dwarfs the others; with it in the scale they
-// would keep few of their bits (logits err by 1.6 % then instead of 0.6 %, csrc/README.md).
-struct BlockScale {
+// would keep few of their bits (logits err by 1.6 % then instead of 0.6 %, csrc/README.md). One cache line.
+struct alignas(64) InputBlock {
     float scale;
     float scaled_sum;  // of all values as they are rounded
     float largest;
     std::int32_t sum;  // of the numbers
     // Where a packed block has the weights of the largest input: bytes from its start, bits in each word.
     std::uint32_t q4_place, q4_shift, q8_place, q8_shift;
+    std::int8_t numbers[kBlock];
 };
+
+// Blocks lie as a product of that many columns reads them: [columns / kInputColumns, blocks, kInputColumns].
+constexpr std::int64_t kInputColumns = 8;
+
+// Where a column's first block is, of `blocks`; the others follow every kInputColumns.
+static inline std::int64_t input_at(std::int64_t column, std::int64_t blocks) {
+    return column / kInputColumns * kInputColumns * blocks + column % kInputColumns;
+}
 
 // y[column, row] (+)= sum over k of weight[row, k] * x[column, k] + bias[row].
 // A result's bits depend neither on the number of columns nor on which rows are computed together.
@@ -27,8 +36,7 @@ struct LinearJob {
     Weight weight;
     const float* x;  // [columns, cols], for weights that take them as they are
     std::int64_t x_stride;
-    const std::int8_t* numbers;  // [columns, cols] and [columns, cols / 32], for those that take int8
-    const BlockScale* scales;
+    const InputBlock* inputs;  // for those that take int8
     std::int64_t columns;
     float* y;  // [columns, rows]
     std::int64_t y_stride;
@@ -86,7 +94,7 @@ struct Kernels {
     Isa isa;
     void (*linear)(const LinearJob& job, std::int64_t first_row, std::int64_t end_row, float* scratch);
     std::int64_t (*linear_scratch)(const LinearJob& job);  // floats
-    void (*quantize)(const float* x, std::int64_t count, std::int8_t* numbers, BlockScale* scales);
+    void (*quantize)(const float* x, std::int64_t count, InputBlock* to);
     void (*weight_row)(const Weight& weight, std::int64_t row, float* out);
     void (*attend)(const AttentionJob& job, const AttentionItem& item, float* scratch);
     std::int64_t (*attend_scratch)(const AttentionJob& job, std::int64_t num_queries);  // floats

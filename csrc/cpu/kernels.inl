@@ -18,6 +18,8 @@ namespace {
 
 #include "simd.inl"
 
+#include "rows.inl"
+
 #include "elementwise.inl"
 
 #include "kv_rows.inl"

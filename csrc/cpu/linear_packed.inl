@@ -1,7 +1,5 @@
 // Products with packed weights: eight rows per register, so that a result is a lane and nothing is summed across.
 
-inline F8 scales8(const std::uint8_t* p) { return load8_f16(reinterpret_cast<const std::uint16_t*>(p)); }
-
 inline void put_rows(const LinearJob& job, std::int64_t column, std::int64_t row, F8 sum) {
     float* y = job.y + column * job.y_stride + row;
     const std::int64_t count = job.weight.rows - row;
@@ -18,142 +16,119 @@ inline void put_rows(const LinearJob& job, std::int64_t column, std::int64_t row
     }
 }
 
-// Where a row group's parts are.
-struct Group {
-    const std::uint8_t* scales;
-    const std::uint8_t* minimums;
-    const std::uint8_t* numbers;
+// The part of a packed matrix that a tile of rows, the first of them `row`, has in a group's blocks.
+template <Format kFormat>
+struct Part {
+    static constexpr std::int64_t kNumbers = numbers_bytes(kFormat), kBytes = block_bytes(kFormat);
+    const std::uint8_t* group;
+    std::int64_t lane;
+
+    Part(const Weight& weight, std::int64_t row)
+        : group(static_cast<const std::uint8_t*>(weight.data) + row / kGroupRows * (weight.cols / kBlock) * kBytes),
+          lane(row % kGroupRows) {}
+    const std::uint8_t* numbers(std::int64_t block) const { return group + block * kBytes + lane * 4; }
+    const std::uint8_t* scales(std::int64_t block) const { return group + block * kBytes + kNumbers + lane * 2; }
+    const std::uint8_t* minimums(std::int64_t block) const { return scales(block) + kGroupRows * 2; }
 };
 
-template <Format kFormat>
-inline Group group_at(const Weight& weight, std::int64_t group) {
-    const std::int64_t blocks = weight.cols / kBlock;
-    const std::int64_t head = (blocks * (kFormat == Format::kQ4Mins ? 32 : 16) + 63) / 64 * 64;
-    const std::int64_t bytes = head + blocks * (kFormat == Format::kQ8 ? 256 : 128);
-    const auto* p = static_cast<const std::uint8_t*>(weight.data) + group * bytes;
-    return {p, p + blocks * 16, p + head};
-}
+constexpr std::int64_t kAhead = 2560;  // bytes
 
-// kColumns columns of kGroups row groups with inputs in int8: a block is decoded once for all columns.
-template <Format kFormat, int kColumns, int kGroups>
-inline void int8_tile(const LinearJob& job, std::int64_t group, std::int64_t column) {
+// kColumns columns of R::kRows rows with inputs in int8: a block is decoded once for all columns.
+template <Format kFormat, typename R, int kColumns>
+inline void int8_tile(const LinearJob& job, std::int64_t row, std::int64_t column) {
+    using F = typename R::F;
+    using At = Part<kFormat>;
     const std::int64_t blocks = job.weight.cols / kBlock;
-    Group at[kGroups];
-    F8 sums[kGroups][kColumns];
-    for (int g = 0; g < kGroups; ++g) {
-        at[g] = group_at<kFormat>(job.weight, group + g);
-        for (int c = 0; c < kColumns; ++c) {
-            sums[g][c] = zero8();
-        }
+    const At at(job.weight, row);
+    const InputBlock* inputs = job.inputs + input_at(column, blocks);
+    F sums[kColumns], dots[kColumns];
+#pragma GCC unroll 16
+    for (int c = 0; c < kColumns; ++c) {
+        sums[c] = R::zero();
     }
-    const std::int8_t* numbers = job.numbers + column * job.weight.cols;
-    const BlockScale* scales = job.scales + column * blocks;
-    for (std::int64_t block = 0; block < blocks; ++block) {
-        for (int g = 0; g < kGroups; ++g) {
-            const F8 scale = scales8(at[g].scales + block * 16);
-            if (kFormat == Format::kQ8) {
-                const std::uint8_t* p = at[g].numbers + block * 256;
-                if (kColumns == 1) {
-                    for (int line = 0; line < 4; ++line) {
-                        fetch(p + 2048 + 64 * line);
-                    }
-                }
-                const Bytes bytes = bytes_of(p);
-                for (int c = 0; c < kColumns; ++c) {
-                    const BlockScale& input = scales[c * blocks + block];
-                    const F8 dot = dot_bytes(bytes, numbers + c * job.weight.cols + block * kBlock, input.sum);
-                    const F8 weight = sub8(pick(words(p + input.q8_place), input.q8_shift, 255), set8(128.0F));
-                    const F8 both = fma8(weight, set8(input.largest), mul8(dot, set8(input.scale)));
-                    sums[g][c] = fma8(both, scale, sums[g][c]);
-                }
-            } else {
-                const std::uint8_t* p = at[g].numbers + block * 128;
-                if (kColumns == 1) {
-                    fetch(p + 1536);
-                    fetch(p + 1600);
-                }
-                const Nibbles n = nibbles(p);
-                const F8 minimum =
-                    kFormat == Format::kQ4Mins ? scales8(at[g].minimums + block * 16) : mul8(scale, set8(-8.0F));
-                for (int c = 0; c < kColumns; ++c) {
-                    const BlockScale& input = scales[c * blocks + block];
-                    const F8 dot = dot_nibbles(n, numbers + c * job.weight.cols + block * kBlock);
-                    const F8 weight = pick(words(p + input.q4_place), input.q4_shift, 15);
-                    const F8 both = fma8(weight, set8(input.largest), mul8(dot, set8(input.scale)));
-                    sums[g][c] = fma8(both, scale, sums[g][c]);
-                    sums[g][c] = fma8(minimum, set8(input.scaled_sum), sums[g][c]);
-                }
+    for (std::int64_t block = 0; block < blocks; ++block, inputs += kInputColumns) {
+        const std::uint8_t* p = at.numbers(block);
+        const F scale = R::halves(at.scales(block));
+        for (std::int64_t line = 0; column == 0 && line < At::kBytes; line += 64) {
+            fetch(p + kAhead + line);
+        }
+        if (kFormat == Format::kQ8) {
+            R::template dots8<kColumns>(p, inputs, dots);
+#pragma GCC unroll 16
+            for (int c = 0; c < kColumns; ++c) {
+                const InputBlock& input = inputs[c];
+                const F weight = R::sub(R::pick(p + input.q8_place, input.q8_shift, 255), R::set(128.0F));
+                const F both = R::fma(weight, R::set(input.largest), R::mul(dots[c], R::set(input.scale)));
+                sums[c] = R::fma(both, scale, sums[c]);
+            }
+        } else {
+            R::template dots4<kColumns>(p, inputs, dots);
+            const F minimum = kFormat == Format::kQ4Mins ? R::halves(at.minimums(block)) : R::mul(scale, R::set(-8.0F));
+#pragma GCC unroll 16
+            for (int c = 0; c < kColumns; ++c) {
+                const InputBlock& input = inputs[c];
+                const F weight = R::pick(p + input.q4_place, input.q4_shift, 15);
+                const F both = R::fma(weight, R::set(input.largest), R::mul(dots[c], R::set(input.scale)));
+                sums[c] = R::fma(both, scale, sums[c]);
+                sums[c] = R::fma(minimum, R::set(input.scaled_sum), sums[c]);
             }
         }
     }
-    for (int g = 0; g < kGroups; ++g) {
-        for (int c = 0; c < kColumns; ++c) {
-            put_rows(job, column + c, (group + g) * kGroupRows, sums[g][c]);
+#pragma GCC unroll 16
+    for (int c = 0; c < kColumns; ++c) {
+        for (int first = 0; first < R::kRows; first += 8) {
+            put_rows(job, column + c, row + first, R::eight(sums[c], first / 8));
         }
     }
 }
 
-template <Format kFormat>
-void int8_rows(const LinearJob& job, std::int64_t group, std::int64_t end) {
-    if (job.columns == 1) {
-        for (; group + 2 <= end; group += 2) {
-            int8_tile<kFormat, 1, 2>(job, group, 0);
-        }
-    }
-    for (; group < end; ++group) {
-        std::int64_t column = 0;
-        for (; column + 8 <= job.columns; column += 8) {
-            int8_tile<kFormat, 8, 1>(job, group, column);
-        }
-        switch (job.columns - column) {
-            case 7:
-                int8_tile<kFormat, 4, 1>(job, group, column);
-                int8_tile<kFormat, 3, 1>(job, group, column + 4);
-                break;
-            case 6:
-                int8_tile<kFormat, 6, 1>(job, group, column);
-                break;
-            case 5:
-                int8_tile<kFormat, 5, 1>(job, group, column);
-                break;
-            case 4:
-                int8_tile<kFormat, 4, 1>(job, group, column);
-                break;
-            case 3:
-                int8_tile<kFormat, 3, 1>(job, group, column);
-                break;
-            case 2:
-                int8_tile<kFormat, 2, 1>(job, group, column);
-                break;
-            case 1:
-                int8_tile<kFormat, 1, 1>(job, group, column);
-                break;
-            default:
-                break;
-        }
+// All rows with some columns, before the next columns: the inputs stay in the first cache, the weights in the second.
+template <Format kFormat, int kColumns>
+void int8_columns(const LinearJob& job, std::int64_t row, std::int64_t end, std::int64_t column) {
+    for (; row < end; row += Rows::kRows) {
+        int8_tile<kFormat, Rows, kColumns>(job, row, column);
     }
 }
 
-// One block of a row group as floats [32][8 rows]: exactly what dequantizing gives.
 template <Format kFormat>
-inline void decode_block(const Group& at, std::int64_t block, float* out) {
-    const F8 scale = scales8(at.scales + block * 16);
+void int8_rows(const LinearJob& job, std::int64_t row, std::int64_t end) {
+    std::int64_t column = 0;
+    for (; column + 8 <= job.columns; column += 8) {
+        int8_columns<kFormat, 8>(job, row, end, column);
+    }
+    if (column + 4 <= job.columns) {
+        int8_columns<kFormat, 4>(job, row, end, column);
+        column += 4;
+    }
+    if (column + 2 <= job.columns) {
+        int8_columns<kFormat, 2>(job, row, end, column);
+        column += 2;
+    }
+    if (column < job.columns) {
+        int8_columns<kFormat, 1>(job, row, end, column);
+    }
+}
+
+// A block of eight rows as floats [32][8 rows]: exactly what dequantizing gives.
+template <Format kFormat>
+inline void decode_block(const Part<kFormat>& at, std::int64_t block, float* out) {
+    const F8 scale = Rows8::halves(at.scales(block));
     if (kFormat == Format::kQ8) {
         for (int piece = 0; piece < 8; ++piece) {
-            const Words w = words(at.numbers + block * 256 + 32 * piece);
+            const Words w = words_of(at.numbers(block) + 64 * piece);
             for (int i = 0; i < 4; ++i) {
                 store8(out + (4 * piece + i) * 8,
-                       mul8(sub8(pick(w, static_cast<std::uint32_t>(8 * i), 255), set8(128.0F)), scale));
+                       mul8(sub8(pick_of(w, static_cast<std::uint32_t>(8 * i), 255), set8(128.0F)), scale));
             }
         }
         return;
     }
-    const F8 minimum = kFormat == Format::kQ4Mins ? scales8(at.minimums + block * 16) : zero8();
+    const F8 minimum = kFormat == Format::kQ4Mins ? Rows8::halves(at.minimums(block)) : zero8();
     for (int piece = 0; piece < 4; ++piece) {
-        const Words w = words(at.numbers + block * 128 + 32 * piece);
+        const Words w = words_of(at.numbers(block) + 64 * piece);
         for (int i = 0; i < 4; ++i) {
             for (int high = 0; high < 2; ++high) {
-                const F8 nibble = pick(w, static_cast<std::uint32_t>(8 * i + 4 * high), 15);
+                const F8 nibble = pick_of(w, static_cast<std::uint32_t>(8 * i + 4 * high), 15);
                 const F8 value = kFormat == Format::kQ4Mins ? add8(mul8(nibble, scale), minimum)
                                                             : mul8(sub8(nibble, set8(8.0F)), scale);
                 store8(out + (16 * high + 4 * piece + i) * 8, value);
@@ -171,7 +146,7 @@ constexpr int kExactColumns = 6;
 constexpr std::int64_t kPanelBlocks = 8;  // decoded at once: 8 KiB, which stay in the first cache for all columns
 
 // Adds `count` values of k, even and odd ones apart so that sums do not wait for each other, to kColumns columns of a
-// row group. panel: [count][8 rows]; sums: [columns][even, odd][8 rows].
+// tile of eight rows. panel: [count][8 rows]; sums: [columns][even, odd][8 rows].
 template <int kColumns>
 inline void panel_tile(const float* panel, const float* x, std::int64_t stride, std::int64_t count, float* sums) {
     F8 even[kColumns], odd[kColumns];
@@ -211,50 +186,49 @@ inline void panel_columns(const LinearJob& job, const float* panel, std::int64_t
     }
 }
 
-// One column: blocks of several row groups are decoded and used at once, so that sums do not wait for each other.
-template <Format kFormat, int kGroups>
-inline void exact_column(const LinearJob& job, std::int64_t group) {
+// One column: blocks of several tiles of eight rows are decoded and used at once, so that sums do not wait for each
+// other.
+template <Format kFormat, int kTiles>
+inline void exact_column(const LinearJob& job, std::int64_t row) {
     const std::int64_t blocks = job.weight.cols / kBlock;
-    Group at[kGroups];
-    F8 even[kGroups], odd[kGroups];
-    for (int g = 0; g < kGroups; ++g) {
-        at[g] = group_at<kFormat>(job.weight, group + g);
+    F8 even[kTiles], odd[kTiles];
+    for (int g = 0; g < kTiles; ++g) {
         even[g] = odd[g] = zero8();
     }
-    alignas(64) float panel[kGroups][kBlock * 8];
+    alignas(64) float panel[kTiles][kBlock * 8];
     for (std::int64_t block = 0; block < blocks; ++block) {
         const float* x = job.x + block * kBlock;
-        for (int g = 0; g < kGroups; ++g) {
-            decode_block<kFormat>(at[g], block, panel[g]);
+        for (int g = 0; g < kTiles; ++g) {
+            decode_block<kFormat>({job.weight, row + 8 * g}, block, panel[g]);
         }
         for (std::int64_t k = 0; k < kBlock; k += 2) {
             const F8 first = set8(x[k]), second = set8(x[k + 1]);
-            for (int g = 0; g < kGroups; ++g) {
+            for (int g = 0; g < kTiles; ++g) {
                 even[g] = fma8(load8(panel[g] + k * 8), first, even[g]);
                 odd[g] = fma8(load8(panel[g] + k * 8 + 8), second, odd[g]);
             }
         }
     }
-    for (int g = 0; g < kGroups; ++g) {
-        put_rows(job, 0, (group + g) * kGroupRows, add8(even[g], odd[g]));
+    for (int g = 0; g < kTiles; ++g) {
+        put_rows(job, 0, row + 8 * g, add8(even[g], odd[g]));
     }
 }
 
 template <Format kFormat>
-void exact_rows(const LinearJob& job, std::int64_t group, std::int64_t end, float* panel) {
+void exact_rows(const LinearJob& job, std::int64_t row, std::int64_t end, float* panel) {
     if (job.columns == 1) {
-        for (; group + 4 <= end; group += 4) {
-            exact_column<kFormat, 4>(job, group);
+        for (; row + 32 <= end; row += 32) {
+            exact_column<kFormat, 4>(job, row);
         }
-        for (; group < end; ++group) {
-            exact_column<kFormat, 1>(job, group);
+        for (; row < end; row += 8) {
+            exact_column<kFormat, 1>(job, row);
         }
         return;
     }
     const std::int64_t blocks = job.weight.cols / kBlock;
     float* sums = panel + kPanelBlocks * kBlock * 8;
-    for (; group < end; ++group) {
-        const Group at = group_at<kFormat>(job.weight, group);
+    for (; row < end; row += 8) {
+        const Part<kFormat> at(job.weight, row);
         std::memset(sums, 0, static_cast<std::size_t>(job.columns) * 64);
         for (std::int64_t first = 0; first < blocks; first += kPanelBlocks) {
             const std::int64_t count = blocks - first < kPanelBlocks ? blocks - first : kPanelBlocks;
@@ -265,75 +239,66 @@ void exact_rows(const LinearJob& job, std::int64_t group, std::int64_t end, floa
         }
         for (std::int64_t column = 0; column < job.columns; ++column) {
             const F8 sum = add8(load8(sums + column * 16), load8(sums + column * 16 + 8));
-            put_rows(job, column, group * kGroupRows, sum);
+            put_rows(job, column, row, sum);
         }
     }
 }
 
 template <Format kFormat>
 void packed_rows(const LinearJob& job, std::int64_t first_row, std::int64_t end_row, float* scratch) {
-    const std::int64_t group = first_row / kGroupRows, end = (end_row + kGroupRows - 1) / kGroupRows;
     if (job.weight.exact) {
-        exact_rows<kFormat>(job, group, end, scratch);
+        exact_rows<kFormat>(job, first_row, end_row, scratch);
     } else {
-        int8_rows<kFormat>(job, group, end);
+        int8_rows<kFormat>(job, first_row, end_row);
     }
 }
 
 template <Format kFormat>
 void packed_row(const Weight& weight, std::int64_t row, float* out) {
-    const Group at = group_at<kFormat>(weight, row / kGroupRows);
+    const Part<kFormat> at(weight, row / 8 * 8);
     float block[kBlock * 8];
     for (std::int64_t i = 0; i < weight.cols / kBlock; ++i) {
         decode_block<kFormat>(at, i, block);
         for (std::int64_t k = 0; k < kBlock; ++k) {
-            out[i * kBlock + k] = block[k * 8 + row % kGroupRows];
+            out[i * kBlock + k] = block[k * 8 + row % 8];
         }
     }
 }
 
-inline std::uint32_t lowest_bit(std::uint32_t bits) {
-    std::uint32_t at = 0;
-    while ((bits >> at & 1U) == 0) {
-        ++at;
-    }
-    return at;
-}
-
-void quantize(const float* x, std::int64_t count, std::int8_t* numbers, BlockScale* scales) {
-    for (std::int64_t block = 0; block < count / kBlock; ++block, x += kBlock, numbers += kBlock) {
-        F8 top = zero8(), odd = zero8();
+void quantize(const float* x, std::int64_t count, InputBlock* to) {
+    for (std::int64_t block = 0; block < count / kBlock; ++block, x += kBlock, to += kInputColumns) {
+        F8 values[4], top = zero8(), odd = zero8();
         for (int i = 0; i < 4; ++i) {
-            top = max8(top, abs8(load8(x + 8 * i)));
-            odd = fma8(load8(x + 8 * i), zero8(), odd);  // NaN if any input is NaN or infinite
+            values[i] = load8(x + 8 * i);
+            top = max8(top, abs8(values[i]));
+            odd = fma8(values[i], zero8(), odd);  // NaN if an input is NaN or infinite
         }
         const F8 largest = set8(top8(top));
-        std::uint32_t at = 31;
-        for (std::uint32_t i = 0; i < 4; ++i) {
-            const std::uint32_t same = same8(abs8(load8(x + 8 * i)), largest);
-            if (same != 0) {
-                at = 8 * i + lowest_bit(same);
-                break;
-            }
+        std::uint32_t same = 1U << 31;  // one is always found, unless there are NaN
+        for (int i = 0; i < 4; ++i) {
+            same |= same8(abs8(values[i]), largest) << 8 * i;
         }
-        float others[kBlock];
-        std::memcpy(others, x, sizeof others);
-        others[at] = 0;
+        const auto at = static_cast<std::uint32_t>(__builtin_ctz(same));
         top = zero8();
         for (int i = 0; i < 4; ++i) {
-            top = max8(top, abs8(load8(others + 8 * i)));
+            values[i] = without8(values[i], static_cast<int>(at) - 8 * i);
+            top = max8(top, abs8(values[i]));
         }
         const float next = top8(top), scale = next / 127.0F;
         const F8 by = set8(next > 0 ? 127.0F / next : 0.0F);
-        std::int32_t sum = 0;
-        for (int i = 0; i < 4; ++i) {
-            sum += store8_i8(numbers + 8 * i, mul8(load8(others + 8 * i), by));
+        for (F8& value : values) {
+            value = mul8(value, by);
         }
-        const float kept = x[at] + sum8(odd);  // what is not finite must reach the result
+        const std::int32_t sum = store32_i8(to->numbers, values);
+        const float kept = same8(odd, odd) == 255 ? x[at] : x[at] + sum8(odd);  // what is not finite must show
         const std::uint32_t piece = at / 4, byte = at % 4 * 8;
-        scales[block] = {scale,          scale * static_cast<float>(sum) + kept,
-                         kept,           sum,
-                         piece % 4 * 32, byte + (at < 16 ? 0U : 4U),
-                         piece * 32,     byte};
+        to->scale = scale;
+        to->scaled_sum = scale * static_cast<float>(sum) + kept;
+        to->largest = kept;
+        to->sum = sum;
+        to->q4_place = piece % 4 * 64;
+        to->q4_shift = byte + (at < 16 ? 0U : 4U);
+        to->q8_place = piece * 64;
+        to->q8_shift = byte;
     }
 }

@@ -64,8 +64,7 @@ void expect_ids(const TensorRef& ids, const char* name, std::int64_t low, std::i
 
 struct Llama::Workspace {
     Buffer<float> x, normed, qkv, attended, gate_up, inner;
-    Buffer<std::int8_t> numbers;
-    Buffer<BlockScale> scales;
+    Buffer<InputBlock> inputs;
     std::map<std::int64_t, AttentionPlan> plans;  // by window
     std::vector<KvPages> layers;
 };
@@ -83,8 +82,7 @@ class Llama::Run {
         attended_ = space.attended.take(0);
         gate_up_ = space.gate_up.take(0);
         inner_ = space.inner.take(0);
-        numbers_ = space.numbers.take(0);
-        scales_ = space.scales.take(0);
+        inputs_ = space.inputs.take(0);
     }
 
     void operator()(const TensorRef& hidden) {
@@ -113,8 +111,7 @@ class Llama::Run {
   private:
     // Inputs of `next` that begin at `from` of token t, in the form it takes.
     void to_int8(const float* x, std::int64_t cols, std::int64_t t, std::int64_t from, std::int64_t count) {
-        const std::int64_t place = t * cols + from;
-        k_.quantize(x + place, count, numbers_ + place, scales_ + place / kBlock);
+        k_.quantize(x + t * cols + from, count, inputs_ + input_at(t, cols / kBlock) + from / kBlock * kInputColumns);
     }
 
     void norm(const TensorRef& weight, const Weight& next) {
@@ -133,9 +130,8 @@ class Llama::Run {
     }
 
     void product(const Weight& weight, const float* x, const TensorRef& bias, float* y, bool accumulate) {
-        run_linear(
-            lane_, lanes_,
-            {weight, x, weight.cols, numbers_, scales_, num_tokens_, y, weight.rows, bias.as<float>(), accumulate});
+        run_linear(lane_, lanes_,
+                   {weight, x, weight.cols, inputs_, num_tokens_, y, weight.rows, bias.as<float>(), accumulate});
     }
 
     // Norms and turns queries and keys where they are, and puts keys and values into their slots.
@@ -201,8 +197,7 @@ class Llama::Run {
     const Kernels& k_;
     std::int64_t num_tokens_;
     float *x_, *normed_, *qkv_, *attended_, *gate_up_, *inner_;
-    std::int8_t* numbers_;
-    BlockScale* scales_;
+    InputBlock* inputs_;
 };
 
 Llama::Llama(const LlamaSizes& sizes, const Weight& embedding, const Weight& head, const TensorRef& norm,
@@ -293,8 +288,7 @@ void Llama::forward(const TensorRef& hidden, const LlamaStep& step, const std::v
     space_->attended.take(n * queries);
     space_->gate_up.take(n * 2 * s.inner);
     space_->inner.take(n * s.inner);
-    space_->numbers.take(n * widest);
-    space_->scales.take(n * (widest / kBlock + 1));
+    space_->inputs.take(input_at(n + kInputColumns, widest / kBlock + 1));
     for (auto& [window, plan] : space_->plans) {
         plan.build(step.batch, s.kv_heads, s.heads / s.kv_heads, s.head_dim, window);
     }

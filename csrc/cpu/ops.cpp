@@ -164,16 +164,15 @@ void linear(const TensorRef& out, const TensorRef& x, const Weight& weight, cons
     }
     const std::int64_t blocks = weight.cols / kBlock, columns = x.shape[0];
     const bool rounded = weight.quantizes_inputs();
-    std::vector<std::int8_t> numbers(rounded ? static_cast<std::size_t>(columns * weight.cols) : 0);
-    std::vector<BlockScale> scales(rounded ? static_cast<std::size_t>(columns * blocks) : 0);
-    const LinearJob job{weight,  x.as<float>(),   x.stride[0],   numbers.data(),   scales.data(),
-                        columns, out.as<float>(), out.stride[0], bias.as<float>(), false};
+    const std::int64_t num_inputs = rounded ? input_at(columns + kInputColumns, blocks) : 0;
+    std::vector<InputBlock> inputs(static_cast<std::size_t>(num_inputs));
+    const LinearJob job{weight,          x.as<float>(), x.stride[0],      inputs.data(), columns,
+                        out.as<float>(), out.stride[0], bias.as<float>(), false};
     Pool& pool = Pool::instance();
     const int lanes = pool.size();
     pool.run([&](Lane& lane) {
         lane.each(rounded ? columns : 0, [&](std::int64_t i) {
-            kernels().quantize(x.as<float>() + i * x.stride[0], weight.cols, numbers.data() + i * weight.cols,
-                               scales.data() + i * blocks);
+            kernels().quantize(x.as<float>() + i * x.stride[0], weight.cols, inputs.data() + input_at(i, blocks));
         });
         run_linear(lane, lanes, job);
     });

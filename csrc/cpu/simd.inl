@@ -86,15 +86,15 @@ __attribute__((always_inline)) inline void fetch_second(const void* p) {
     _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T1);
 }
 
-// One 4-bit block of eight rows as eight pieces of unsigned bytes.
+// A 4-bit block of eight of a group's sixteen rows, as eight pieces of unsigned bytes.
 struct Nibbles {
     __m256i piece[8];
 };
-inline Nibbles nibbles(const std::uint8_t* p) {
+inline Nibbles nibbles_of(const std::uint8_t* p) {
     Nibbles n;
     const __m256i mask = _mm256_set1_epi8(15);
     for (int i = 0; i < 4; ++i) {
-        const __m256i bytes = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p + 32 * i));
+        const __m256i bytes = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p + 64 * i));
         n.piece[i] = _mm256_and_si256(bytes, mask);
         n.piece[i + 4] = _mm256_and_si256(_mm256_srli_epi16(bytes, 4), mask);
     }
@@ -123,7 +123,7 @@ struct Bytes {
 inline Bytes bytes_of(const std::uint8_t* p) {
     Bytes b;
     for (int i = 0; i < 8; ++i) {
-        b.piece[i] = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p + 32 * i));
+        b.piece[i] = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p + 64 * i));
     }
     return b;
 }
@@ -153,7 +153,7 @@ struct Bytes {
 inline Bytes bytes_of(const std::uint8_t* p) {
     Bytes b;
     for (int i = 0; i < 8; ++i) {
-        const __m256i raw = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p + 32 * i));
+        const __m256i raw = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p + 64 * i));
         b.piece[i] = _mm256_xor_si256(raw, _mm256_set1_epi8(-128));
     }
     return b;
@@ -175,20 +175,29 @@ inline F8 dot_bytes(const Bytes& b, const std::int8_t* a, std::int32_t) {
 struct Words {
     __m256i v;
 };
-inline Words words(const std::uint8_t* p) { return {_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p))}; }
-inline F8 pick(Words w, std::uint32_t shift, int mask) {
+inline Words words_of(const std::uint8_t* p) { return {_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p))}; }
+inline F8 pick_of(Words w, std::uint32_t shift, int mask) {
     const __m256i shifted = _mm256_srlv_epi32(w.v, _mm256_set1_epi32(static_cast<int>(shift)));
     return _mm256_cvtepi32_ps(_mm256_and_si256(shifted, _mm256_set1_epi32(mask)));
 }
 
-// Eight floats in [-127, 127] to int8; returns their sum.
-inline std::int32_t store8_i8(std::int8_t* p, F8 x) {
-    const __m256i n = _mm256_cvtps_epi32(x);
-    const __m128i halves = _mm_packs_epi32(_mm256_castsi256_si128(n), _mm256_extracti128_si256(n, 1));
-    _mm_storel_epi64(reinterpret_cast<__m128i*>(p), _mm_packs_epi16(halves, halves));
-    __m128i sum = _mm_madd_epi16(halves, _mm_set1_epi16(1));
+// 32 floats in [-127, 127] to int8; returns their sum.
+inline std::int32_t store32_i8(std::int8_t* p, const F8* x) {
+    const __m256i a = _mm256_cvtps_epi32(x[0]), b = _mm256_cvtps_epi32(x[1]);
+    const __m256i c = _mm256_cvtps_epi32(x[2]), d = _mm256_cvtps_epi32(x[3]);
+    const __m256i mixed = _mm256_packs_epi16(_mm256_packs_epi32(a, b), _mm256_packs_epi32(c, d));
+    const __m256i in_order = _mm256_permutevar8x32_epi32(mixed, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7));
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), in_order);
+    const __m256i sums = _mm256_add_epi32(_mm256_add_epi32(a, b), _mm256_add_epi32(c, d));
+    __m128i sum = _mm_add_epi32(_mm256_castsi256_si128(sums), _mm256_extracti128_si256(sums, 1));
     sum = _mm_add_epi32(sum, _mm_shuffle_epi32(sum, 0x4e));
     return _mm_cvtsi128_si32(_mm_add_epi32(sum, _mm_shuffle_epi32(sum, 0xb1)));
+}
+
+// Zero in `lane`, if there is such a one.
+inline F8 without8(F8 x, int lane) {
+    const __m256i there = _mm256_cmpeq_epi32(_mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7), _mm256_set1_epi32(lane));
+    return _mm256_andnot_ps(_mm256_castsi256_ps(there), x);
 }
 
 #else
@@ -302,12 +311,12 @@ inline void fetch_second(const void*) {}
 struct Nibbles {
     const std::uint8_t* p;
 };
-inline Nibbles nibbles(const std::uint8_t* p) { return {p}; }
+inline Nibbles nibbles_of(const std::uint8_t* p) { return {p}; }
 inline F8 dot_nibbles(const Nibbles& n, const std::int8_t* a) {
     return each8([&](int row) {
         std::int32_t sum = 0;
         for (int k = 0; k < 16; ++k) {
-            const int byte = n.p[k / 4 * 32 + row * 4 + k % 4];
+            const int byte = n.p[k / 4 * 64 + row * 4 + k % 4];
             sum += (byte & 15) * a[k] + (byte >> 4) * a[k + 16];
         }
         return static_cast<float>(sum);
@@ -319,7 +328,7 @@ inline F8 dot_bytes(const Bytes& b, const std::int8_t* a, std::int32_t) {
     return each8([&](int row) {
         std::int32_t sum = 0;
         for (int k = 0; k < 32; ++k) {
-            sum += (b.p[k / 4 * 32 + row * 4 + k % 4] - 128) * a[k];
+            sum += (b.p[k / 4 * 64 + row * 4 + k % 4] - 128) * a[k];
         }
         return static_cast<float>(sum);
     });
@@ -327,17 +336,20 @@ inline F8 dot_bytes(const Bytes& b, const std::int8_t* a, std::int32_t) {
 struct Words {
     const std::uint8_t* p;
 };
-inline Words words(const std::uint8_t* p) { return {p}; }
-inline F8 pick(Words w, std::uint32_t shift, int mask) {
+inline Words words_of(const std::uint8_t* p) { return {p}; }
+inline F8 pick_of(Words w, std::uint32_t shift, int mask) {
     return each8([&](int i) { return static_cast<float>(w.p[4 * i + shift / 8] >> shift % 8 & mask); });
 }
-inline std::int32_t store8_i8(std::int8_t* p, F8 x) {
+inline std::int32_t store32_i8(std::int8_t* p, const F8* x) {
     std::int32_t sum = 0;
-    for (int i = 0; i < 8; ++i) {
-        p[i] = static_cast<std::int8_t>(std::nearbyintf(x.v[i]));
+    for (int i = 0; i < 32; ++i) {
+        p[i] = static_cast<std::int8_t>(std::nearbyintf(x[i / 8].v[i % 8]));
         sum += p[i];
     }
     return sum;
+}
+inline F8 without8(F8 x, int lane) {
+    return each8([&](int i) { return i == lane ? 0.0F : x.v[i]; });
 }
 
 #endif

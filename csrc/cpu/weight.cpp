@@ -12,13 +12,6 @@ namespace {
 
 constexpr const char* kNames[] = {"f32", "f16", "bf16", "q8", "q4", "q4_mins"};
 
-std::int64_t numbers_bytes(Format format) { return format == Format::kQ8 ? 256 : 128; }
-
-std::int64_t scales_bytes(Format format, std::int64_t blocks) {
-    const std::int64_t bytes = blocks * 16 * (format == Format::kQ4Mins ? 2 : 1);
-    return (bytes + 63) / 64 * 64;
-}
-
 // Bytes of one GGUF block of a format, and where its numbers begin.
 std::int64_t gguf_bytes(Format format) { return format == Format::kQ8 ? 34 : format == Format::kQ4 ? 18 : 20; }
 std::int64_t gguf_numbers(Format format) { return format == Format::kQ4Mins ? 4 : 2; }
@@ -40,10 +33,10 @@ struct Place {
 };
 
 Place place(std::uint8_t* packed, Format format, std::int64_t cols, std::int64_t row, std::int64_t block) {
-    const std::int64_t blocks = cols / kBlock, lane = row % kGroupRows;
-    std::uint8_t* group = packed + row / kGroupRows * group_bytes(format, cols);
-    std::uint8_t* numbers = group + scales_bytes(format, blocks) + block * numbers_bytes(format);
-    return {group + block * 16 + lane * 2, group + (blocks + block) * 16 + lane * 2, numbers + lane * 4};
+    const std::int64_t lane = row % kGroupRows, blocks = row / kGroupRows * (cols / kBlock) + block;
+    std::uint8_t* numbers = packed + blocks * block_bytes(format);
+    std::uint8_t* scales = numbers + numbers_bytes(format);
+    return {scales + lane * 2, scales + (kGroupRows + lane) * 2, numbers + lane * 4};
 }
 
 void put_block(const Place& to, const std::uint8_t* from, Format format) {
@@ -52,8 +45,8 @@ void put_block(const Place& to, const std::uint8_t* from, Format format) {
         std::memcpy(to.minimum, from + 2, 2);
     }
     const std::uint8_t* numbers = from + gguf_numbers(format);
-    for (std::int64_t piece = 0; piece < numbers_bytes(format) / 32; ++piece) {
-        std::uint8_t* bytes = to.numbers + piece * 32;
+    for (std::int64_t piece = 0; piece < numbers_bytes(format) / (kGroupRows * 4); ++piece) {
+        std::uint8_t* bytes = to.numbers + piece * kGroupRows * 4;
         std::memcpy(bytes, numbers + piece * 4, 4);
         for (int i = 0; format == Format::kQ8 && i < 4; ++i) {
             bytes[i] ^= 0x80U;
@@ -96,16 +89,11 @@ Format format_named(const char* name) {
 
 const char* name_of(Format format) { return kNames[static_cast<int>(format)]; }
 
-std::int64_t group_bytes(Format format, std::int64_t cols) {
-    const std::int64_t blocks = cols / kBlock;
-    return scales_bytes(format, blocks) + blocks * numbers_bytes(format);
-}
-
 std::int64_t packed_bytes(Format format, std::int64_t rows, std::int64_t cols) {
     require(format >= Format::kQ8, "format", "is not a packed one");
     check_sizes(rows, cols);
     require(cols % kBlock == 0, "cols", "must be a multiple of 32");
-    return volume({(rows + kGroupRows - 1) / kGroupRows, group_bytes(format, cols)});
+    return volume({(rows + kGroupRows - 1) / kGroupRows, cols / kBlock, block_bytes(format)});
 }
 
 TensorRef memory_of(const Weight& weight) {

@@ -8,21 +8,20 @@ namespace octavo::ref {
 namespace {
 
 double packed_at(const Weight& weight, std::int64_t row, std::int64_t col) {
-    const std::int64_t blocks = weight.cols / kBlock, lane = row % kGroupRows, block = col / kBlock, i = col % kBlock;
-    const auto* group =
-        static_cast<const std::uint8_t*>(weight.data) + row / kGroupRows * group_bytes(weight.format, weight.cols);
-    const double scale = read(group + (block * kGroupRows + lane) * 2, DType::kF16);
-    const std::int64_t numbers = weight.format == Format::kQ8 ? 256 : 128;
-    const auto* first = group + group_bytes(weight.format, weight.cols) - (blocks - block) * numbers;
+    const std::int64_t lane = row % kGroupRows, i = col % kBlock;
+    const std::int64_t block = row / kGroupRows * (weight.cols / kBlock) + col / kBlock;
+    const auto* first = static_cast<const std::uint8_t*>(weight.data) + block * block_bytes(weight.format);
+    const auto* scales = first + numbers_bytes(weight.format);
+    const double scale = read(scales + lane * 2, DType::kF16);
     if (weight.format == Format::kQ8) {
-        return scale * (first[i / 4 * 32 + lane * 4 + i % 4] - 128);
+        return scale * (first[i / 4 * 64 + lane * 4 + i % 4] - 128);
     }
-    const int byte = first[i % 16 / 4 * 32 + lane * 4 + i % 4];
+    const int byte = first[i % 16 / 4 * 64 + lane * 4 + i % 4];
     const int nibble = i < 16 ? byte & 15 : byte >> 4;
     if (weight.format == Format::kQ4) {
         return scale * (nibble - 8);
     }
-    return scale * nibble + read(group + ((blocks + block) * kGroupRows + lane) * 2, DType::kF16);
+    return scale * nibble + read(scales + (kGroupRows + lane) * 2, DType::kF16);
 }
 
 double weight_at(const Weight& weight, std::int64_t row, std::int64_t col) {

@@ -1,17 +1,15 @@
 """The checks of `octavo doctor`. Each looks at one thing, changes nothing, and says what to do."""
 
 import asyncio
-import importlib.util
 import os
 import shutil
 import subprocess
 import sys
-from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
-from typing import Literal
 
-from octavo.cli import ports, state
+from octavo.cli import native_checks, ports, state
+from octavo.cli.check import Check
 from octavo.cli.cluster import HOST, router_ports
 from octavo.errors import StoreUnavailable
 from octavo.options import masked
@@ -48,16 +46,6 @@ PACKAGES = {  # what must be there, and which extra brings it
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Check:
-    """What was found. `note` is worth knowing and stops nothing."""
-
-    name: str
-    result: Literal["ok", "note", "bad"]
-    detail: str
-    fix: str = ""
-
-
 def state_directory(up: UpSettings) -> Path:
     return Path(up.state_dir).absolute() if up.state_dir else state.default_directory()
 
@@ -72,7 +60,7 @@ async def all_checks(up: UpSettings, running: state.State | None) -> list[Check]
         await store(up),
         model(up.model),
         cpu(),
-        extension(),
+        *native_checks.all_checks(),
         gpu(up.device),
         memory(),
         grpcurl(),
@@ -153,16 +141,32 @@ def model(name: str) -> Check:
             return Check("model", "bad", f"the package of the demo model, {DEMO_PACKAGE}, is not installed", fix)
     path = Path(name).expanduser()
     if path.is_file():
-        return Check("model", "ok", f"{path}, {path.stat().st_size / 2**20:.0f} MiB")
+        return _gguf_file(path)
     if path.is_dir():
-        has_weights = any(path.glob("*.safetensors"))
-        fix = "" if has_weights else "it needs *.safetensors and config.json"
-        return Check("model", "ok" if has_weights else "bad", f"{path}", fix)
+        files = sorted(path.glob("*.gguf"))
+        if (path / "config.json").exists() and any(path.glob("*.safetensors")):
+            return Check("model", "ok", f"{path}")
+        if len(files) == 1 and not (path / "config.json").exists():
+            return _gguf_file(files[0])
+        return Check(
+            "model", "bad", f"{path} holds no model", "it needs config.json and *.safetensors, or one .gguf file"
+        )
     if "/" in name and not name.startswith((".", "/", "~")) and name.count("/") == 1:
         return Check("model", "note", f"{name} is no file here: it would be fetched from the hub")
     return Check(
         "model", "bad", f"{name}: no such file, directory or known name", f"give --model, such as {DEMO_MODEL}"
     )
+
+
+def _gguf_file(path: Path) -> Check:
+    try:
+        with path.open("rb") as file:
+            begins = file.read(4)
+    except OSError as error:
+        return Check("model", "bad", f"{path}: {error.strerror}", "make it readable, or give another --model")
+    if path.suffix != ".gguf" or begins != b"GGUF":
+        return Check("model", "bad", f"{path} is no GGUF file", f"give --model, such as {DEMO_MODEL}")
+    return Check("model", "ok", f"{path}, {path.stat().st_size / 2**20:.0f} MiB")
 
 
 def cpu() -> Check:
@@ -175,15 +179,6 @@ def cpu() -> Check:
     if "avx2" in found or "asimd" in found:
         return Check("cpu", "ok", detail)
     return Check("cpu", "note", detail, "it will be slow: AVX2 or NEON is what the kernels are made for")
-
-
-def extension() -> Check:
-    spec = importlib.util.find_spec("gpu_worker")
-    folder = Path(spec.origin).parent if spec and spec.origin else None
-    files = sorted(path.name for path in folder.glob("_C_*.so")) if folder else []
-    if files:
-        return Check("extension", "ok", ", ".join(files))
-    return Check("extension", "note", "not built: the reference in torch is used", "make extension")
 
 
 def gpu(device: str) -> Check:

@@ -4,6 +4,7 @@ import contextlib
 import fcntl
 import json
 import os
+import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -80,12 +81,17 @@ def locked(directory: Path) -> Iterator[None]:
     """Holds the directory for one `octavo up`; the kernel lets go when the process ends, however it does."""
     directory.mkdir(parents=True, exist_ok=True, mode=0o700)
     with (directory / LOCK).open("a+") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
+        for wait_s in (0.01, 0.05, 0.25, 0.0):  # a reader holds it for a moment
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except OSError:
+                time.sleep(wait_s)
+        else:
             raise AlreadyRunningError(
                 f"another `octavo up` uses {directory}: end it, or give this one its own --state-dir"
-            ) from None
+            )
+        remove(directory)  # of one that was killed: whoever reads must not take it for this one's
         yield
 
 

@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 from octavo import settings
-from octavo.cli import state
+from octavo.cli import checks, state
 from octavo.cli.cluster import Cluster, Wanted
 from octavo.cli.ports import PortInUseError
 from octavo.cli.supervisor import StartError, Supervisor
@@ -36,6 +36,7 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
 def run(args: argparse.Namespace) -> int:
     try:
         wanted = _wanted(args)
+        _require_model(wanted)
         with state.locked(wanted.state_dir):
             return asyncio.run(_Up(wanted, args.json).run())
     except (settings.SettingsError, state.AlreadyRunningError, PortInUseError, StartError) as error:
@@ -51,6 +52,14 @@ def _wanted(args: argparse.Namespace) -> Wanted:
         worker=settings.from_args(settings.WorkerSettings, args),
         state_dir=Path(up.state_dir).absolute() if up.state_dir else state.default_directory(),
     )
+
+
+def _require_model(wanted: Wanted) -> None:
+    """StartError where the workers could not find their model, which they would say seconds later."""
+    if wanted.up.workers and wanted.worker.runner == "model":
+        found = checks.model(wanted.up.model)
+        if found.result == "bad":
+            raise StartError(f"--model: {found.detail}: {found.fix}")
 
 
 class _Up:

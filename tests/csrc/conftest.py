@@ -1,13 +1,17 @@
 """The extension, and the instruction sets it can be told to use here."""
 
+import os
 from collections.abc import Iterator
 from types import ModuleType
 
 import pytest
 import torch
 
+import gpu_worker
 from gpu_worker.ops import native
 
+if "OCTAVO_TEST_EXTENSION" in os.environ:  # another build than the one in gpu_worker/: with sanitizers, or with a bug
+    gpu_worker.__path__.insert(0, os.environ["OCTAVO_TEST_EXTENSION"])
 torch.set_num_threads(1)
 ISAS = ("generic", "avx2", "avx512")
 

@@ -14,9 +14,19 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 MODULE = ROOT / "gpu_worker" / f"_C_cuda{sysconfig.get_config_var('EXT_SUFFIX')}"
 
-pytestmark = pytest.mark.skipif(not MODULE.exists(), reason="gpu_worker/_C_cuda was not built: there is no nvcc")
+NVCC = shutil.which("nvcc") or shutil.which("nvcc", path="/usr/local/cuda/bin")
+NOT_BUILT = "there is no nvcc" if NVCC is None else "`make extension` was told OCTAVO_CUDA=OFF, or failed"
+built = pytest.mark.skipif(not MODULE.exists(), reason=f"gpu_worker/_C_cuda was not built: {NOT_BUILT}")
+ARCHITECTURES = ("sm_80", "sm_90a")
+MOST_BYTES = 15 << 20  # of an architecture
 
 
+@pytest.mark.skipif("CI" not in os.environ or NVCC is None, reason="only CI must build for a device that is not there")
+def test_it_is_built_where_nvcc_is() -> None:
+    assert MODULE.exists()
+
+
+@built
 def test_it_loads_without_a_driver_and_counts_no_devices() -> None:
     script = "from gpu_worker.ops import native; print(native.load_cuda().device_count())"
     command = [sys.executable, "-c", script]
@@ -26,6 +36,7 @@ def test_it_loads_without_a_driver_and_counts_no_devices() -> None:
     assert done.stdout.strip() == "0"
 
 
+@built
 def test_bad_arguments_are_named_before_anything_is_touched() -> None:
     from gpu_worker.ops import native
 
@@ -36,37 +47,53 @@ def test_bad_arguments_are_named_before_anything_is_touched() -> None:
         module.rms_norm(nothing, nothing, (0, 1, (16,), (1,)), 1e-5, 0)
 
 
+@built
+def test_it_is_not_too_large() -> None:
+    assert MODULE.stat().st_size <= MOST_BYTES * len(ARCHITECTURES)
+
+
 def disassembler() -> str | None:
-    """cuobjdump, from PATH or NVIDIA's wheel."""
+    """cuobjdump from NVIDIA's wheel, which has nvdisasm beside it, or from the CUDA toolkit."""
     wheel = importlib.util.find_spec("nvidia")
     roots = (wheel.submodule_search_locations or []) if wheel else []
     found = [str(path) for root in roots for path in sorted(Path(root).glob("*/bin/cuobjdump"))]
-    return shutil.which("cuobjdump") or next(iter(found), None)
+    return next(iter(found), None) or shutil.which("cuobjdump")
 
 
-@pytest.fixture(scope="module")
-def machine_code() -> dict[str, str]:
-    """Of each kernel for sm_90a, by its mangled name."""
+@pytest.fixture(scope="module", params=ARCHITECTURES)
+def machine_code(request: pytest.FixtureRequest) -> dict[str, str]:
+    """Of each kernel, by its mangled name."""
     tool = disassembler()
     if tool is None:
         pytest.skip("no cuobjdump (the wheel nvidia-cuda-cuobjdump, or the CUDA toolkit)")
+    environment = os.environ | {"PATH": f"{Path(tool).parent}{os.pathsep}{os.environ['PATH']}"}
     listing = subprocess.run(
-        [tool, "--dump-sass", "-arch", "sm_90a", MODULE], capture_output=True, text=True, check=True
+        [tool, "--dump-sass", "-arch", request.param, MODULE],
+        capture_output=True,
+        text=True,
+        check=True,
+        env=environment,
     )
     parts = re.split(r"^\s*Function : (\S+)$", listing.stdout, flags=re.MULTILINE)
     return dict(zip(parts[1::2], parts[2::2], strict=True))
 
 
+@built
+@pytest.mark.slow
+@pytest.mark.timeout(600)  # disassembles all kernels
 def test_tensor_core_kernels_are_what_they_were_written_to_be(machine_code: dict[str, str]) -> None:
     kernels = {name: code for name, code in machine_code.items() if "_mma_kernel" in name}
-    assert len([name for name in kernels if "decode" in name]) == 30
-    assert len([name for name in kernels if "prefill" in name]) == 18
+    assert 0 < len([name for name in kernels if "decode" in name]) <= 48
+    assert 0 < len([name for name in kernels if "prefill" in name]) <= 24
     for name, code in kernels.items():
         assert re.search(r"LDGSTS\.E\.BYPASS\S*\.128", code), f"{name}: no 16-byte asynchronous copies past L1"
         assert "LDSM.16.M88.4" in code and "LDSM.16.MT88.4" in code, f"{name}: no ldmatrix, plain and transposed"
         assert "HMMA.16816.F32" in code, f"{name}: no tensor cores"
 
 
+@built
+@pytest.mark.slow
+@pytest.mark.timeout(600)  # disassembles all kernels
 def test_no_kernel_uses_local_memory(machine_code: dict[str, str]) -> None:
     for name, code in machine_code.items():
-        assert not re.search(r"\b(LDL|STL)\b", code), f"{name} spills"
+        assert " LDL" not in code and " STL" not in code, f"{name} spills"

@@ -55,6 +55,18 @@ def build(source: str, name: str, *options: str) -> Path:
     return folder
 
 
+def cpu_extension() -> Path:
+    """The folder of a _C_cpu that ends the process at the first wrong access or undefined operation."""
+    return build(
+        "csrc",
+        "csrc-sanitized",
+        "-DOCTAVO_CUDA=OFF",
+        "-DOCTAVO_SANITIZE=address;undefined",
+        "-DCMAKE_BUILD_TYPE=Debug",
+        "-DCMAKE_CXX_FLAGS_DEBUG=-O1 -g1",
+    )
+
+
 def environment(*folders: Path) -> dict[str, str]:
     """For a process that imports what was built, from `folders`. torch and NumPy leak at their end: not looked at."""
     path = [*map(str, folders), str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]

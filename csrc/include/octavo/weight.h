@@ -1,9 +1,9 @@
-// A matrix [rows, cols] that inputs are multiplied with: plain, or packed in blocks of 8 rows x 32 columns.
+// A matrix [rows, cols] that inputs are multiplied with: plain, or packed in blocks of 16 rows x 32 columns.
 //
-// A packed matrix is a run of row groups (8 rows; the last one padded with zeros). A group is: the scales of its blocks
-// (8 x float16 each), the minimums of its blocks where the format has them (likewise), then the blocks' numbers, in
-// pieces of 32 bytes: bytes 4r … 4r + 3 of a piece are four neighbouring columns of row r, so that eight rows fill one
-// register and no sum is ever taken across it.
+// A packed matrix is a run of row groups (16 rows; the last one padded with zeros), and a group a run of blocks, so
+// that whoever multiplies reads one stream. A block is its numbers, then 16 scales, then 16 minimums where the format
+// has them (float16 both). Numbers come in pieces of 64 bytes: bytes 4r … 4r + 3 of a piece are four neighbouring
+// columns of row r, so that rows fill registers and no sum is ever taken across one.
 //   kQ8: 8 pieces, byte = number + 128; value = scale * number
 //   kQ4: 4 pieces, low nibbles are columns 4j …, high nibbles columns 16 + 4j …; value = scale * (nibble - 8)
 //   kQ4Mins: the same; value = scale * nibble + minimum
@@ -18,7 +18,7 @@ namespace octavo {
 
 enum class Format : std::uint8_t { kF32, kF16, kBF16, kQ8, kQ4, kQ4Mins };
 
-constexpr std::int64_t kGroupRows = 8;
+constexpr std::int64_t kGroupRows = 16;
 constexpr std::int64_t kBlock = 32;
 
 struct Weight {
@@ -36,8 +36,13 @@ struct Weight {
 Format format_named(const char* name);
 const char* name_of(Format format);
 
-// Bytes of a packed row group, and of a whole packed matrix.
-std::int64_t group_bytes(Format format, std::int64_t cols);
+// Bytes of a packed block, of its numbers, and of a whole packed matrix.
+static constexpr std::int64_t numbers_bytes(Format format) {
+    return format == Format::kQ8 ? kGroupRows * kBlock : kGroupRows * kBlock / 2;
+}
+static constexpr std::int64_t block_bytes(Format format) {
+    return numbers_bytes(format) + kGroupRows * 2 * (format == Format::kQ4Mins ? 2 : 1);
+}
 std::int64_t packed_bytes(Format format, std::int64_t rows, std::int64_t cols);
 
 // The bytes it refers to.

@@ -13,7 +13,7 @@ import time
 import pytest
 
 from octavo import rpc
-from octavo.cli import checks, cluster, main, state, up
+from octavo.cli import checks, cluster, main, native_checks, state, up
 from octavo.cli.output import table
 from octavo.cli.state import RouterState, State, StoreState, WorkerState
 from octavo.settings import UpSettings
@@ -166,6 +166,20 @@ def test_up_refuses_a_directory_in_use_and_settings_nobody_knows(capsys, tmp_pat
     assert main(["up", "--no-such-flag"]) == 2
 
 
+@pytest.mark.parametrize("model", ["nope", "/nowhere/at/all.gguf", "a-file", "no-gguf.gguf", "an-empty-directory"])
+def test_up_says_at_once_that_there_is_no_such_model(capsys, tmp_path, model):
+    (tmp_path / "an-empty-directory").mkdir()
+    for name in ("a-file", "no-gguf.gguf"):
+        (tmp_path / name).write_text("of something else")
+    path = tmp_path / model
+    given = str(path) if path.exists() else model
+    assert main(["up", "--model", given, "--grpc-port", "0", "--state-dir", str(tmp_path / "state")]) == 1
+    message = capsys.readouterr().err
+    assert message.startswith("octavo up: --model: ")
+    assert given in message
+    assert not (tmp_path / "state").exists()  # nothing was begun
+
+
 async def test_without_workers_a_router_is_waited_for_until_it_answers():
     server = rpc.server()
     health = rpc.add_standard_services(server, ["octavo.v1.Inference"])
@@ -193,6 +207,22 @@ def test_doctor_says_what_to_fix(capsys, tmp_path):
     assert "--model" in found["model"]["fix"]
     assert found["python"]["result"] == found["state"]["result"] == "ok"
     assert main(["doctor", "--workers", "x"]) == 2
+
+
+def test_doctor_tells_what_was_compiled(monkeypatch):
+    names = [check.name for check in native_checks.all_checks()]
+    assert names == ["extension", "cuda", "nvcc"]
+    built = {"isa": "avx2", "version": "1", "compiler": "gcc 12", "build_type": "Release", "sanitizers": ""}
+    assert native_checks.cpu_extension(built).detail == "native, avx2 kernels, 1, gcc 12, Release"
+    assert native_checks.cpu_extension({**built, "sanitizers": "address"}).result == "note"
+    assert native_checks.cpu_extension({"error": "undefined symbol"}).result == "bad"
+    assert "several times slower" in native_checks.cpu_extension(None).detail
+    assert native_checks.cuda_extension({"devices": 0}).detail == "CUDA kernels, no devices"
+    assert native_checks.cuda_extension({"devices": 1}).detail == "CUDA kernels, 1 device"
+    assert native_checks.cuda_extension({"error": "no"}).result == "bad"
+    monkeypatch.setattr(native_checks, "PROBE", "import os; os.abort()")  # what another processor's code may do
+    (extension, *_) = native_checks.all_checks()
+    assert extension.result == "bad"
 
 
 async def test_doctor_tells_a_store_that_does_not_answer_without_its_password(tmp_path):

@@ -1,3 +1,4 @@
+import fcntl
 import json
 import socket
 import subprocess
@@ -38,6 +39,29 @@ def test_a_file_that_is_no_state_is_none(tmp_path, text):
         assert state.read(tmp_path) is None
         (tmp_path / state.FILE).write_text(text)
         assert state.read(tmp_path) is None
+
+
+def test_what_a_killed_owner_left_is_gone_when_the_next_one_begins(tmp_path, example):
+    with state.locked(tmp_path):
+        state.write(tmp_path, example)
+    with state.locked(tmp_path):
+        assert state.read(tmp_path) is None
+
+
+def test_a_reader_does_not_keep_an_owner_out(tmp_path):
+    (tmp_path / state.LOCK).touch()
+    reader = (tmp_path / state.LOCK).open("r+")
+    fcntl.flock(reader, fcntl.LOCK_SH)
+    waits = []
+
+    def sleep(seconds):
+        waits.append(seconds)
+        reader.close()
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(state.time, "sleep", sleep)
+        with state.locked(tmp_path):
+            assert len(waits) == 1
 
 
 def test_a_directory_has_one_owner(tmp_path):

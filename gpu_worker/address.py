@@ -1,0 +1,39 @@
+"""Under which address routers are told to call this worker."""
+
+import ipaddress
+import socket
+
+EVERYWHERE = ("", "0.0.0.0", "[::]", "::", "*")
+
+
+class NoAddress(RuntimeError):
+    """There is none that others could call."""
+
+
+def advertised_host(listen: str, advertise: str) -> str:
+    """The host that `advertise` names, else that of `listen`; where it is all of them, this machine's. NoAddress."""
+    if advertise:
+        host, colon, port = advertise.rpartition(":")
+        return host if colon and port.isdigit() else advertise
+    host = listen.rpartition(":")[0]
+    return own_address() if host in EVERYWHERE else host
+
+
+def advertised_port(advertise: str) -> int | None:
+    port = advertise.rpartition(":")[2] if ":" in advertise else ""
+    return int(port) if port.isdigit() else None
+
+
+def own_address() -> str:
+    """What this machine's name stands for: in a cluster, the address of the pod."""
+    name = socket.gethostname()
+    try:
+        found = {info[4][0] for info in socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)}
+    except OSError:
+        found = set()
+    addresses = [ipaddress.ip_address(str(text).partition("%")[0]) for text in found]
+    others = [each for each in addresses if not (each.is_loopback or each.is_link_local)]
+    if not others:
+        raise NoAddress(f"the name of this host, {name}, has no address that others could call: give --advertise HOST")
+    best = min(others, key=lambda each: (each.version, str(each)))
+    return f"[{best}]" if best.version == 6 else str(best)

@@ -1,0 +1,77 @@
+"""What `octavo doctor` says of the compiled extension: asked in a process of its own, which imports no torch."""
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from octavo.cli.check import Check
+
+TIMEOUT_S = 30
+BUILD = "make extension, or install a wheel that was built with a C++ compiler"
+PROBE = """
+import importlib, json
+found = {}
+for name in ("_C_cpu", "_C_cuda"):
+    try:
+        module = importlib.import_module("gpu_worker." + name)
+    except ModuleNotFoundError:
+        continue
+    except ImportError as error:
+        found[name] = {"error": str(error)}
+        continue
+    info = module.build_info() if hasattr(module, "build_info") else {}
+    devices = {"devices": module.device_count()} if hasattr(module, "device_count") else {}
+    found[name] = {**info, **devices}
+print(json.dumps(found))
+"""
+
+
+def all_checks() -> list[Check]:
+    found = _modules()
+    return [cpu_extension(found.get("_C_cpu")), cuda_extension(found.get("_C_cuda")), nvcc()]
+
+
+def cpu_extension(info: dict[str, Any] | None) -> Check:
+    if info is None:
+        return Check("extension", "note", "not built: the reference ops in torch are used, several times slower", BUILD)
+    if "error" in info:
+        return Check("extension", "bad", f"cannot be loaded: {info['error']}", BUILD)
+    detail = f"native, {info['isa']} kernels, {info['version']}, {info['compiler']}, {info['build_type']}"
+    if info["sanitizers"]:
+        return Check(
+            "extension", "note", f"{detail}, with {info['sanitizers']}", "make extension, without OCTAVO_SANITIZE"
+        )
+    return Check("extension", "ok", detail)
+
+
+def cuda_extension(info: dict[str, Any] | None) -> Check:
+    if info is None:
+        return Check("cuda", "ok", "no CUDA kernels were built: torch runs on a GPU, where there is one")
+    if "error" in info:
+        return Check("cuda", "bad", f"the CUDA kernels cannot be loaded: {info['error']}", BUILD)
+    devices = info["devices"]
+    return Check("cuda", "ok", f"CUDA kernels, {devices or 'no'} device{'' if devices == 1 else 's'}")
+
+
+def nvcc() -> Check:
+    usual = Path("/usr/local/cuda/bin/nvcc")
+    program = shutil.which("nvcc") or (str(usual) if usual.exists() else None)
+    if program is None:
+        return Check("nvcc", "ok", "none: needed only to build CUDA kernels")
+    done = subprocess.run([program, "--version"], capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
+    version = re.search(r"release ([\d.]+)", done.stdout)
+    return Check("nvcc", "ok", f"{version[1] if version else 'of an unknown version'}, {program}")
+
+
+def _modules() -> dict[str, Any]:
+    """What each module says of itself; those that were not built are not there."""
+    command = [sys.executable, "-P", "-c", PROBE]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
+    if done.returncode:  # a signal: it was built for another processor
+        return {"_C_cpu": {"error": (done.stderr.strip().splitlines() or [f"status {done.returncode}"])[-1]}}
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found

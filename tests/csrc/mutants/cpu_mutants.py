@@ -1,0 +1,134 @@
+"""Classic bugs in the CPU ops, which the tests of this folder must see; built as test_sanitized.py builds."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import sanitized
+from mutant import Mutant, Suite
+
+TESTS = Path(__file__).resolve().parents[1]
+GENERIC = ("cpu/isa_generic.cpp",)
+POOL = ("cpu/pool.cpp",)
+ATTENTION = "test_attention.py -k generic"
+LINEAR = "test_linear.py -k generic"
+
+MUTANTS = {
+    "wrong causal mask (one key too many)": Mutant(
+        "cpu/attention.inl",
+        "row.position + 1 < end ? row.position + 1 : end",
+        "row.position + 2 < end ? row.position + 2 : end",
+        GENERIC,
+        ATTENTION,
+    ),
+    "window one key too wide": Mutant(
+        "cpu/attention.inl", "row.position - job.window + 1", "row.position - job.window", GENERIC, ATTENTION
+    ),
+    "off-by-one page": Mutant(
+        "cpu/attention.inl",
+        "item.table[position / pages.block_size]",
+        "item.table[(position + 8) / pages.block_size]",
+        GENERIC,
+        ATTENTION,
+    ),
+    "NaN in unused slots multiplied in": Mutant(
+        "cpu/attention.inl",
+        "for (std::int64_t j = rows[0].low; j < rows[0].high; ++j) {",
+        "for (std::int64_t j = rows[0].low / 8 * 8; j < (rows[0].high + 7) / 8 * 8; ++j) {",
+        GENERIC,
+        ATTENTION,
+    ),
+    "row sum not rescaled": Mutant(
+        "cpu/attention.inl", "row.total * row.rescale + sum8(sums)", "row.total + sum8(sums)", GENERIC, ATTENTION
+    ),
+    "ALiBi distance with the wrong sign": Mutant(
+        "cpu/attention.inl", "(first - row.position)", "(row.position - first)", GENERIC, ATTENTION
+    ),
+    "wrong scale when parts are merged": Mutant(
+        "cpu/attention.inl", "more[dim + 1] * theirs", "more[dim + 1]", GENERIC, ATTENTION
+    ),
+    "a key lost where a decode is split": Mutant(
+        "cpu/attention.cpp",
+        "item.end_key = std::min(end, (key / kSplitKeys + 1) * kSplitKeys);",
+        "item.end_key = std::min(end, (key / kSplitKeys + 1) * kSplitKeys - 1);",
+        ("cpu/attention.cpp",),
+        ATTENTION,
+    ),
+    "wrong nibble order": Mutant(
+        "cpu/linear_packed.inl", "8 * i + 4 * high)", "8 * i + 4 * (1 - high))", GENERIC, LINEAR
+    ),
+    "offset of 4-bit numbers forgotten": Mutant(
+        "cpu/linear_packed.inl", "(input.scaled_sum)", "(0.0F)", GENERIC, LINEAR
+    ),
+    "lost remainder of columns": Mutant(
+        "cpu/linear_dense.inl",
+        "for (std::int64_t k = whole; k < job.weight.cols; ++k) {",
+        "for (std::int64_t k = whole; k + 1 < job.weight.cols; ++k) {",
+        GENERIC,
+        LINEAR,
+    ),
+    "rows past the last written": Mutant(
+        "cpu/linear_packed.inl",
+        "for (std::int64_t i = 0; i < count; ++i) {",
+        "for (std::int64_t i = 0; i < 8; ++i) {",
+        GENERIC,
+        LINEAR,
+    ),
+    "repacked into the wrong row": Mutant(
+        "cpu/weight.cpp", "numbers + lane * 4}", "numbers + (kGroupRows - 1 - lane) * 4}", ("cpu/weight.cpp",), LINEAR
+    ),
+    "bfloat16 truncated, not rounded": Mutant(
+        "cpu/half.h", "(bits + 0x7fffU + (bits >> 16 & 1U)) >> 16", "bits >> 16", GENERIC, "test_rows.py -k generic"
+    ),
+    "rotation the other way": Mutant(
+        "cpu/elementwise.inl",
+        "sub8(mul8(a, c), mul8(b, s))",
+        "add8(mul8(a, c), mul8(b, s))",
+        GENERIC,
+        "test_rows.py -k generic",
+    ),
+    "missing wait at the end of a phase": Mutant(
+        "cpu/pool.cpp",
+        "spin([&] { return claim_.load(std::memory_order_acquire) >> 32 != phase; });",
+        "(void)phase;",
+        POOL,
+        LINEAR,
+    ),
+    "missing wait at the end of a run": Mutant(
+        "cpu/pool.cpp",
+        "spin([&] { return state.inside.load(std::memory_order_acquire) == 0; });",
+        "",
+        POOL,
+        LINEAR,
+    ),
+    "copies that overlap done in turn": Mutant(
+        "cpu/blocks.cpp",
+        "|| !overlap(ids, count)",
+        "|| overlap(ids, count) || true",
+        ("cpu/blocks.cpp",),
+        "test_blocks.py",
+    ),
+    "a block past the end accepted": Mutant(
+        "cpu/attention.cpp",
+        "table[j] < num_blocks",
+        "table[j] <= num_blocks",
+        ("cpu/attention.cpp",),
+        "test_arguments.py",
+    ),
+}
+
+
+def first_failure(folder: Path, tests: str) -> str | None:
+    file, *options = tests.split(" ")
+    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "--tb=no", TESTS / file, *options]
+    environment = sanitized.environment() | {"OCTAVO_TEST_EXTENSION": str(folder), "CI": "true"}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment)
+    if done.returncode == 0:
+        return None
+    failed = re.search(r"^FAILED \S+?::(\S+)", done.stdout, re.MULTILINE)
+    report = re.search(r"AddressSanitizer: \S+|runtime error: .*", done.stderr + done.stdout)
+    return f"{file}: {failed[1] if failed else report[0] if report else f'ended with {done.returncode}'}"
+
+
+CPU = Suite("_C_cpu", MUTANTS, sanitized.cpu_extension, first_failure)

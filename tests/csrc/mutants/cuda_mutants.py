@@ -1,0 +1,130 @@
+"""Classic bugs in the CUDA kernels and their planner, which the cases of shim/ must see."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import sanitized
+from mutant import Mutant, Suite
+
+SCRIPT = Path(__file__).resolve().parents[1] / "shim"
+DECODE = ("cuda/inst/decode_mma_f16_64.cu", "cuda/inst/decode_mma_bf16_128.cu")
+PREFILL = ("cuda/inst/prefill_mma_f16_64.cu", "cuda/inst/prefill_mma_bf16_128.cu")
+PLAN = ("plan/attention_plan.cpp",)
+
+MUTANTS = {
+    "wrong causal mask": Mutant(
+        "cuda/prefill_mma.cuh", "at <= positions[half] &&", "at <= positions[half] + 1 &&", PREFILL, "prefill_mma"
+    ),
+    "missing wait for copies": Mutant(
+        "cuda/decode_mma.cuh", "wait_copies<D::kSlots - 2>();", "wait_copies<D::kSlots - 1>();", DECODE, "decode_mma"
+    ),
+    "missing barrier before a tile is used": Mutant(
+        "cuda/prefill_mma.cuh",
+        "            __syncthreads();  // the tile is",
+        "            // the tile is",
+        PREFILL,
+        "prefill_mma",
+    ),
+    "ring slot overwritten too early": Mutant(
+        "cuda/decode_mma.cuh", "copy(2 * tile + D::kSlots);", "copy(2 * tile + D::kSlots + 1);", DECODE, "decode_mma"
+    ),
+    "wrong merge scale": Mutant(
+        "cuda/attention.cuh",
+        "total += factor * load_shared_result(one + p.head_dim + 1);",
+        "total += load_shared_result(one + p.head_dim + 1);",
+        DECODE,
+        "decode_mma",
+    ),
+    "counter left behind": Mutant(
+        "cuda/attention.cuh", "p.counters[item.counter] = 0;", "p.counters[item.counter] = 1;", DECODE, "decode_mma"
+    ),
+    "off-by-one page": Mutant(
+        "cuda/decode_mma.cuh",
+        "table[key / p.kv.block_size] : -1",
+        "table[key / p.kv.block_size + 1] : -1",
+        DECODE,
+        "decode_mma",
+    ),
+    "second half of a tile in the first half's page": Mutant(
+        "cuda/decode_mma.cuh", "2 * (tile - pages.first) + 1);", "2 * (tile - pages.first));", DECODE, "decode_mma"
+    ),
+    "swapped strides": Mutant(
+        "cuda/common/kv_cache.cu",
+        "t.stride[0], t.stride[1], t.stride[2], 0, 1,",
+        "t.stride[0], t.stride[2], t.stride[1], 0, 1,",
+        ("cuda/common/kv_cache.cu",),
+        "write",
+    ),
+    "garbage past the end multiplied in": Mutant(
+        "cuda/decode_mma.cuh",
+        "const bool valid = at >= begin && at < end",
+        "const bool valid = at >= begin && at < end + 7",
+        DECODE,
+        "decode_mma",
+    ),
+    "wrong swizzle on one side": Mutant(
+        "cuda/tile.cuh",
+        "tile_offset<kRowBytes>(row + lane % 16, piece + lane / 16)",
+        "(row + lane % 16) * kRowBytes + (piece + lane / 16) * 16",
+        DECODE,
+        "decode_mma",
+    ),
+    "window one key too wide": Mutant(
+        "cuda/attention.cuh", "(position - key < p.window)", "(position - key <= p.window)", PREFILL, "prefill_mma"
+    ),
+    "slope with the wrong sign": Mutant(
+        "cuda/attention.cuh",
+        "return score - slope * static_cast<float>(distance);",
+        "return score + slope * static_cast<float>(distance);",
+        DECODE,
+        "decode_mma",
+    ),
+    "sum not rescaled": Mutant(
+        "cuda/decode_mma.cuh", "sum[n][column] * factor + scores", "sum[n][column] + scores", DECODE, "decode_mma"
+    ),
+    "8-bit dimensions in the order of 16-bit ones": Mutant(
+        "cuda/tile.cuh",
+        "8 * half + 2 * t : 4 * t + 2 * half",
+        "8 * half + 2 * t : 8 * half + 2 * t",
+        DECODE,
+        "decode_mma",
+    ),
+    "ties by the highest id": Mutant(
+        "cuda/sample.cuh", "if (x > top) {", "if (x >= top) {", ("cuda/sample.cu",), "sample"
+    ),
+    "a slot of -1 written": Mutant(
+        "cuda/cache.cuh",
+        "if (slot < 0 || slot >= p.num_slots) {",
+        "if (slot < -1 || slot >= p.num_slots) {",
+        ("cuda/cache.cu",),
+        "write",
+    ),
+    "part of a cut sequence left out": Mutant(
+        "plan/attention_plan.cpp",
+        "at = static_cast<std::int32_t>(end);",
+        "at = static_cast<std::int32_t>(end) + (end < lens[s] ? kTile : 0);",
+        PLAN,
+        "plan",
+    ),
+    "planner forgets the window's first key": Mutant(
+        "plan/attention_plan.cpp",
+        "std::max(0, len - shape.window)",
+        "std::max(0, len - shape.window + 1)",
+        PLAN,
+        "plan",
+    ),
+}
+
+
+def first_failure(folder: Path, group: str) -> str | None:
+    done = subprocess.run(
+        [sys.executable, SCRIPT, group, "60", "0"], capture_output=True, text=True, env=sanitized.environment(folder)
+    )
+    if done.returncode == 0:
+        return None
+    what = [line for line in done.stderr.splitlines() if "Error" in line or "simt shim" in line or "ERROR" in line]
+    return f"{group}: {what[-1][:80] if what else 'ended'}"
+
+
+CUDA = Suite("_C_cuda_shim", MUTANTS, lambda: sanitized.build("csrc/cuda/shim", "cuda-shim"), first_failure)

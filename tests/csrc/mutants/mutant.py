@@ -1,0 +1,93 @@
+"""A classic bug, and how a copy of the sources gets it."""
+
+import re
+import shlex
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[3]
+SOURCES = ROOT / "csrc"
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """In `file`, `old` becomes `new`; `units` are compiled again, and `by` must fail."""
+
+    file: str
+    old: str
+    new: str
+    units: tuple[str, ...]
+    by: str
+
+    def applied(self, text: str) -> str:
+        """Raises ValueError where the sources have moved on."""
+        if self.old not in text or self.new == self.old:
+            raise ValueError(f"{self.file} has no {self.old!r}")
+        return text.replace(self.old, self.new)
+
+
+@dataclass(frozen=True)
+class Suite:
+    """Mutants of one module, and what tests it: builds it, and says what fails with a module in some folder."""
+
+    target: str
+    mutants: dict[str, Mutant]
+    build: Callable[[], Path]
+    first_failure: Callable[[Path, str], str | None]
+
+
+class Build:
+    """A Ninja build of ours: how each unit was compiled, and how all were linked."""
+
+    def __init__(self, folder: Path, target: str) -> None:
+        self.folder = folder
+        self.compiled: dict[str, str] = {}
+        self.linked = ""
+        lines = subprocess.run(
+            ["ninja", "-C", folder, "-t", "commands", target], capture_output=True, text=True, check=True
+        )
+        for line in lines.stdout.splitlines():
+            source = re.search(r" -c (\S+)", line)
+            if source and Path(source[1]).resolve().is_relative_to(SOURCES):
+                self.compiled[Path(source[1]).resolve().relative_to(SOURCES).as_posix()] = line
+            if " -shared " in line:
+                self.linked = line.removeprefix(": && ")
+
+    @contextmanager
+    def with_bug(self, mutant: Mutant) -> Iterator[Path]:
+        """A folder with the module as it is with that bug."""
+        with tempfile.TemporaryDirectory() as name:
+            folder = Path(name)
+            shutil.copytree(SOURCES, folder / "csrc")
+            path = folder / "csrc" / mutant.file
+            path.write_text(mutant.applied(path.read_text()))
+            linked, module = self.linked, output_of(self.linked)
+            for place, unit in enumerate(mutant.units):
+                linked = self.replaced(linked, unit, folder, folder / f"{place}.o")
+            self.run(linked.replace(f"-o {module}", f"-o {folder / Path(module).name}"))
+            yield folder
+
+    def replaced(self, linked: str, unit: str, folder: Path, new: Path) -> str:
+        """Compiles `unit` again and puts it first, because of equal inline functions the linker takes the first."""
+        command = self.compiled[unit]
+        old, module = output_of(command), output_of(linked)
+        command = re.sub(r" -MD -MT \S+ -MF \S+", "", command.replace(str(SOURCES), str(folder / "csrc")))
+        self.run(command.replace(f" -o {old}", f" -o {new}"))
+        return linked.replace(f" {old}", "").replace(f"-o {module}", f"-o {module} {new}", 1)
+
+    def run(self, command: str) -> None:
+        done = subprocess.run(["sh", "-c", command], cwd=self.folder, capture_output=True, text=True)
+        if done.returncode:
+            raise RuntimeError(f"{shlex.join(['sh', '-c', command])}\n{done.stdout}{done.stderr}")
+
+
+def output_of(command: str) -> str:
+    found = re.search(r" -o (\S+)", command)
+    if found is None:
+        raise ValueError(f"no output in {command}")
+    return found[1]

@@ -1,0 +1,20 @@
+"""Whether the bugs of mutants/ can still be seeded: their run is by hand (`make mutants`)."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def test_each_bug_has_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "path", [str(Path(__file__).with_name("mutants")), *sys.path])
+    from cuda_mutants import CUDA
+
+    for suite in (CUDA,):
+        assert len(suite.mutants) >= 10
+        for name, mutant in suite.mutants.items():
+            text = (ROOT / "csrc" / mutant.file).read_text()
+            assert mutant.applied(text) != text, name
+            assert all((ROOT / "csrc" / unit).is_file() for unit in mutant.units), name

@@ -1,0 +1,57 @@
+"""What is shipped: a source distribution that can be built, and a wheel without the extension that says so."""
+
+import os
+import subprocess
+import sys
+import tarfile
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+START = """
+import logging, sys, torch
+sys.path.insert(0, sys.argv[1])
+logging.basicConfig()
+from gpu_worker import ops
+from octavo.cli import native_checks
+assert ops.__file__.startswith(sys.argv[1]), ops.__file__
+print(ops.choose_ops(torch.device("cpu")).name, "|", native_checks.cpu_extension(None).detail)
+"""
+
+
+def build(hook: str, directory: Path, **settings: str) -> Path:
+    """As pip calls scikit-build-core, with the tools that are here."""
+    code = f"from scikit_build_core.build import {hook}; print('made', {hook}({str(directory)!r}, {settings!r}))"
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return directory / done.stdout.rsplit("made ", 1)[1].strip()
+
+
+def test_a_source_distribution_has_what_it_takes_to_build(tmp_path):
+    with tarfile.open(build("build_sdist", tmp_path)) as archive:
+        names = {name.partition("/")[2] for name in archive.getnames()}
+    needed = ["pyproject.toml", "LICENSE", "README.md", "csrc/CMakeLists.txt", "csrc/cuda/CMakeLists.txt"]
+    sources = [
+        path for pattern in ("*.cpp", "*.h", "*.inl", "*.cu", "*.cuh") for path in ROOT.glob(f"csrc/**/{pattern}")
+    ]
+    assert {*needed, *(str(path.relative_to(ROOT)) for path in sources)} <= names
+    assert not [name for name in names if name.endswith(".so") or name.startswith((".venv", "build/", ".git/"))]
+
+
+@pytest.mark.slow
+def test_a_wheel_without_the_extension_runs_on_the_reference_and_says_so(tmp_path):
+    wheel = build("build_wheel", tmp_path, **{"wheel.cmake": "false"})
+    assert wheel.name.endswith("-py3-none-any.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        assert not [name for name in archive.namelist() if name.endswith(".so")]
+        archive.extractall(tmp_path / "site")
+    command = [sys.executable, "-c", START, str(tmp_path / "site")]
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("reference")
+    assert "not built" in done.stdout
+    assert "running on the reference ops" in done.stderr
