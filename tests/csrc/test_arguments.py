@@ -162,8 +162,8 @@ ROWS = torch.empty(4, 2, 8, 16, dtype=torch.uint8)
 @pytest.mark.parametrize(
     ("name", "cache"),
     [
-        ("keys", (torch.randn(4, 2, 3, 8, 4), XPACK[1])),
-        ("keys", (torch.randn(4, 2, 8, 12), torch.randn(4, 2, 8, 16))),
+        ("values", (torch.randn(4, 2, 3, 8, 4), XPACK[1])),
+        ("values", (torch.randn(4, 2, 8, 12), torch.randn(4, 2, 8, 16))),
         ("values", (XPACK[0], torch.randn(4, 2, 16, 16))),
         ("values", (XPACK[0], XPACK[1].half())),
         ("keys", (*XPACK, "int8")),
