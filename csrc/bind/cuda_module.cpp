@@ -6,8 +6,12 @@
 #include <pybind11/stl.h>
 
 #include "cuda/api.h"
+#include "cuda/device.h"
 #include "cuda/swap.h"
 #include "plan/attention_plan.h"
+#ifdef OCTAVO_SIMT_SHIM
+#include "cuda/shim/cuda_runtime.h"
+#endif
 
 namespace py = pybind11;
 using octavo::DType;
@@ -42,6 +46,7 @@ struct type_caster<TensorRef> {
             value.shape[i] = shape[i].cast<std::int64_t>();
             value.stride[i] = stride[i].cast<std::int64_t>();
         }
+        value.problem = device_problem(value.data);
         return true;
     }
 };
@@ -80,18 +85,22 @@ py::tuple pack_plan(const octavo::plan::Plan& plan) {
     return py::make_tuple(
         py::bytes(reinterpret_cast<const char*>(plan.slots.data()), 4 * plan.slots.size()),
         py::bytes(reinterpret_cast<const char*>(plan.items.data()), sizeof(octavo::plan::Item) * plan.items.size()),
-        plan.num_partials, plan.num_counters);
+        plan.num_partials);
 }
 
-octavo::plan::Shape shape_of(int num_heads, int num_slots, int window, int fixed_piece) {
-    if (num_heads < 1 || num_slots < 1) {
-        throw octavo::ArgumentError("num_slots", "and num_heads must be positive");
+octavo::plan::Shape shape_of(int num_heads, int group, int rows, int num_slots, int window, int fixed_piece,
+                             double even_enough) {
+    if (num_heads < 1 || group < 1 || rows < 1 || num_slots < 1) {
+        throw octavo::ArgumentError("num_slots", "and kv_heads, group and rows must be positive");
     }
     octavo::plan::Shape shape;
     shape.num_heads = num_heads;
+    shape.group = group;
+    shape.rows = rows;
     shape.num_slots = num_slots;
     shape.window = window;
     shape.fixed_piece = fixed_piece;
+    shape.even_enough = even_enough;
     return shape;
 }
 
@@ -137,39 +146,49 @@ void bind_types(py::module_& module) {
 
 void bind_plans(py::module_& module) {
     module.def(
-        "plan_decode",
-        [](const std::vector<std::int32_t>& lens, int num_heads, int num_slots, int window, int fixed_piece) {
-            return pack_plan(octavo::plan::plan_decode(lens, shape_of(num_heads, num_slots, window, fixed_piece)));
+        "plan_attention",
+        [](const std::vector<std::int32_t>& q_lens, const std::vector<std::int32_t>& kv_lens, int kv_heads, int group,
+           int rows, int num_slots, int window, int fixed_piece, double even_enough) {
+            if (q_lens.size() != kv_lens.size()) {
+                throw octavo::ArgumentError("kv_lens", "is not as long as q_lens");
+            }
+            const auto shape = shape_of(kv_heads, group, rows, num_slots, window, fixed_piece, even_enough);
+            return pack_plan(octavo::plan::plan_attention(q_lens, kv_lens, shape));
         },
-        py::arg("lens"), py::arg("num_heads"), py::arg("num_slots"), py::arg("window") = 0, py::arg("fixed_piece") = 0,
-        "(slots, items, number of partials, number of counters); slots and items are int32 as bytes.");
-    module.def(
-        "plan_prefill",
-        [](const std::vector<std::int32_t>& q_lens, const std::vector<std::int32_t>& lens, int group, int tile,
-           int num_heads, int num_slots, int window) {
-            return pack_plan(
-                octavo::plan::plan_prefill(q_lens, lens, group, tile, shape_of(num_heads, num_slots, window, 0)));
-        },
-        py::arg("q_lens"), py::arg("lens"), py::arg("group"), py::arg("tile"), py::arg("num_heads"),
-        py::arg("num_slots"), py::arg("window") = 0);
+        py::arg("q_lens"), py::arg("kv_lens"), py::arg("kv_heads"), py::arg("group"), py::arg("rows"),
+        py::arg("num_slots"), py::arg("window") = 0, py::arg("fixed_piece") = 0, py::arg("even_enough") = 1.0,
+        "(slots, items, number of partials); slots and items are int32 as bytes.");
     module.def(
         "plan_capacity",
-        [](std::int64_t sequences, std::int64_t keys, int num_heads, int num_slots, int fixed_piece) {
-            const auto shape = shape_of(num_heads, num_slots, 0, fixed_piece);
-            return std::make_pair(octavo::plan::max_items(sequences, shape, keys),
-                                  octavo::plan::max_partials(sequences, shape, keys));
+        [](std::int64_t sequences, std::int64_t tokens, int kv_heads, int group, int rows, int num_slots,
+           int fixed_piece, std::int64_t keys) {
+            const auto shape = shape_of(kv_heads, group, rows, num_slots, 0, fixed_piece, 1.0);
+            return std::make_pair(octavo::plan::max_items(sequences, tokens, shape, keys),
+                                  octavo::plan::max_partials(sequences, tokens, shape, keys));
         },
-        py::arg("sequences"), py::arg("keys"), py::arg("num_heads"), py::arg("num_slots"), py::arg("fixed_piece") = 0,
-        "The most items and partials that a decode plan can have.");
-    module.def("attention_slots", [](const std::string& kernel, int dtype, const std::string& kv, int dim, int group) {
-        return attention_slots(kernel, static_cast<DType>(dtype), kv, dim, group);
-    });
-    module.def("attention_rows", [](const std::string& kernel, int dtype, const std::string& kv, int dim, int group) {
-        return attention_rows(kernel, static_cast<DType>(dtype), kv, dim, group);
-    });
+        py::arg("sequences"), py::arg("tokens"), py::arg("kv_heads"), py::arg("group"), py::arg("rows"),
+        py::arg("num_slots"), py::arg("fixed_piece") = 0, py::arg("keys") = 0,
+        "The most items and partials that a plan can have.");
+    module.def(
+        "attention_kernel",
+        [](const std::string& kernel, int dtype, const std::string& kv, int dim, int rows) {
+            const KernelShape shape = attention_kernel(kernel, static_cast<DType>(dtype), kv, dim, rows);
+            return std::make_pair(shape.rows, shape.slots);
+        },
+        py::arg("kernel"), py::arg("dtype"), py::arg("kv_type"), py::arg("head_dim"), py::arg("rows"),
+        "(rows of a tile, thread blocks that run at once), for sequences of at most `rows` rows per kv head.");
 }
 
 }  // namespace
+
+#ifdef OCTAVO_SIMT_SHIM
+void bind_runtime(py::module_&& module) {
+    module.def("take_calls", &octavo::shim::take_calls);
+    module.def("fail_after", &octavo::shim::fail_after);
+    module.def("live", &octavo::shim::live);
+    module.def("place_memory", &octavo::shim::place_memory);
+}
+#endif
 
 PYBIND11_MODULE(OCTAVO_MODULE, module) {
     module.doc() = "octavo's CUDA kernels";
@@ -177,8 +196,12 @@ PYBIND11_MODULE(OCTAVO_MODULE, module) {
     py::register_exception<octavo::ArgumentError>(module, "ArgumentError", PyExc_ValueError);
     bind_types(module);
     bind_plans(module);
+#ifdef OCTAVO_SIMT_SHIM
+    bind_runtime(module.def_submodule("runtime"));
+#endif
     OCTAVO_OP(cache_write, "(kv, keys, values, slots, stream)");
-    OCTAVO_OP(rope_cache_write, "(kv, queries, keys, values, positions, cos_sin, slots, interleaved, stream)");
+    OCTAVO_OP(rope_cache_write,
+              "(kv, queries, keys, values, positions, cos, sin, rotated, slots, interleaved, stream)");
     OCTAVO_OP(copy_blocks, "(arena, pairs, stream)");
     OCTAVO_OP(copy_blocks_between, "(source, target, pairs, num_ctas, stream)");
     OCTAVO_OP(gather_blocks, "(arena, ids, staging, begin, stream)");
@@ -191,9 +214,10 @@ PYBIND11_MODULE(OCTAVO_MODULE, module) {
     OCTAVO_OP(activate_and_mul, "(out, x, activation, stream)");
     OCTAVO_OP(rotary, "(heads, positions, cos, sin, rotated, interleaved, stream)");
     OCTAVO_OP(sample, "(ids, logits, temperature, top_k, top_p, min_p, seed, branch, index, stream)");
-    OCTAVO_OP(paged_decode, "(kernel, out, queries, kv, tables, lens, plan, attention, lse, stream)");
-    OCTAVO_OP(paged_prefill, "(kernel, out, queries, kv, tables, cu_q, lens, plan, attention, lse, stream)");
+    OCTAVO_OP(penalize, "(logits, offsets, ids, counts, bias, repetition, presence, frequency, stream)");
+    OCTAVO_OP(logprobs, "(chosen, values, tokens, logits, ids, stream)");
+    OCTAVO_OP(paged_attention, "(kernel, rows, out, queries, kv, tables, cu_q, lens, plan, attention, lse, stream)");
     OCTAVO_OP(merge_states, "(out, lse, outs, lses, stream)");
-    OCTAVO_OP(paged_attention,
+    OCTAVO_OP(vllm_paged_attention,
               "(out, exp_sums, max_logits, tmp_out, queries, kv, tables, lens, max_len, partition, attention, stream)");
 }

@@ -137,7 +137,8 @@ void linear(const LinearJob& job, std::int64_t first_row, std::int64_t end_row, 
 }
 
 std::int64_t linear_scratch(const LinearJob& job) {
-    return job.weight.format >= Format::kQ8 ? kPanelBlocks * kBlock * 8 + job.columns * 16 : 4 * job.weight.cols;
+    return job.weight.format >= Format::kQ8 ? (kPanelBlocks * kBlock + job.columns * 2) * Rows::kRows
+                                            : 4 * job.weight.cols;
 }
 
 void weight_row(const Weight& weight, std::int64_t row, float* out) {

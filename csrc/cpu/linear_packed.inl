@@ -16,6 +16,13 @@ inline void put_rows(const LinearJob& job, std::int64_t column, std::int64_t row
     }
 }
 
+template <typename R>
+inline void put_tile(const LinearJob& job, std::int64_t column, std::int64_t row, typename R::F sum) {
+    for (int first = 0; first < R::kRows; first += 8) {
+        put_rows(job, column, row + first, R::eight(sum, first / 8));
+    }
+}
+
 // The part of a packed matrix that a tile of rows, the first of them `row`, has in a group's blocks.
 template <Format kFormat>
 struct Part {
@@ -76,9 +83,7 @@ inline void int8_tile(const LinearJob& job, std::int64_t row, std::int64_t colum
     }
 #pragma GCC unroll 16
     for (int c = 0; c < kColumns; ++c) {
-        for (int first = 0; first < R::kRows; first += 8) {
-            put_rows(job, column + c, row + first, R::eight(sums[c], first / 8));
-        }
+        put_tile<R>(job, column + c, row, sums[c]);
     }
 }
 
@@ -109,30 +114,28 @@ void int8_rows(const LinearJob& job, std::int64_t row, std::int64_t end) {
     }
 }
 
-// A block of eight rows as floats [32][8 rows]: exactly what dequantizing gives.
-template <Format kFormat>
-inline void decode_block(const Part<kFormat>& at, std::int64_t block, float* out) {
-    const F8 scale = Rows8::halves(at.scales(block));
+// take(k, column k of a block's rows as floats), in order: exactly what dequantizing gives.
+template <Format kFormat, typename R, typename Take>
+inline void decode_block(const Part<kFormat>& at, std::int64_t block, Take take) {
+    using F = typename R::F;
+    const F scale = R::halves(at.scales(block));
     if (kFormat == Format::kQ8) {
-        for (int piece = 0; piece < 8; ++piece) {
-            const Words w = words_of(at.numbers(block) + 64 * piece);
-            for (int i = 0; i < 4; ++i) {
-                store8(out + (4 * piece + i) * 8,
-                       mul8(sub8(pick_of(w, static_cast<std::uint32_t>(8 * i), 255), set8(128.0F)), scale));
-            }
+#pragma GCC unroll 32
+        for (int k = 0; k < kBlock; ++k) {
+            const F number = R::pick(at.numbers(block) + k / 4 * 64, static_cast<std::uint32_t>(k % 4 * 8), 255);
+            take(k, R::mul(R::sub(number, R::set(128.0F)), scale));
         }
         return;
     }
-    const F8 minimum = kFormat == Format::kQ4Mins ? Rows8::halves(at.minimums(block)) : zero8();
-    for (int piece = 0; piece < 4; ++piece) {
-        const Words w = words_of(at.numbers(block) + 64 * piece);
-        for (int i = 0; i < 4; ++i) {
-            for (int high = 0; high < 2; ++high) {
-                const F8 nibble = pick_of(w, static_cast<std::uint32_t>(8 * i + 4 * high), 15);
-                const F8 value = kFormat == Format::kQ4Mins ? add8(mul8(nibble, scale), minimum)
-                                                            : mul8(sub8(nibble, set8(8.0F)), scale);
-                store8(out + (16 * high + 4 * piece + i) * 8, value);
-            }
+    const F minimum = kFormat == Format::kQ4Mins ? R::halves(at.minimums(block)) : R::zero();
+#pragma GCC unroll 2
+    for (std::uint32_t high = 0; high < 2; ++high) {
+#pragma GCC unroll 16
+        for (std::uint32_t k = 0; k < 16; ++k) {
+            const F nibble = R::pick(at.numbers(block) + k / 4 * 64, k % 4 * 8 + 4 * high, 15);
+            const F value = kFormat == Format::kQ4Mins ? R::add(R::mul(nibble, scale), minimum)
+                                                       : R::mul(R::sub(nibble, R::set(8.0F)), scale);
+            take(static_cast<int>(16 * high + k), value);
         }
     }
 }
@@ -143,103 +146,108 @@ constexpr int kExactColumns = 8;
 constexpr int kExactColumns = 6;
 #endif
 
-constexpr std::int64_t kPanelBlocks = 8;  // decoded at once: 8 KiB, which stay in the first cache for all columns
+constexpr std::int64_t kPanelBlocks = 4;  // decoded at once: they stay in the first cache for all columns
 
 // Adds `count` values of k, even and odd ones apart so that sums do not wait for each other, to kColumns columns of a
-// tile of eight rows. panel: [count][8 rows]; sums: [columns][even, odd][8 rows].
-template <int kColumns>
+// tile of rows. panel: [count][rows]; sums: [columns][even, odd][rows].
+template <typename R, int kColumns>
 inline void panel_tile(const float* panel, const float* x, std::int64_t stride, std::int64_t count, float* sums) {
-    F8 even[kColumns], odd[kColumns];
+    using F = typename R::F;
+    F even[kColumns], odd[kColumns];
+#pragma GCC unroll 8
     for (int c = 0; c < kColumns; ++c) {
-        even[c] = load8(sums + c * 16);
-        odd[c] = load8(sums + c * 16 + 8);
+        even[c] = R::load(sums + 2 * c * R::kRows);
+        odd[c] = R::load(sums + (2 * c + 1) * R::kRows);
     }
     for (std::int64_t k = 0; k < count; k += 2) {
-        const F8 a = load8(panel + k * 8), b = load8(panel + k * 8 + 8);
+        const F a = R::load(panel + k * R::kRows), b = R::load(panel + (k + 1) * R::kRows);
+#pragma GCC unroll 8
         for (int c = 0; c < kColumns; ++c) {
-            even[c] = fma8(a, set8(x[c * stride + k]), even[c]);
-            odd[c] = fma8(b, set8(x[c * stride + k + 1]), odd[c]);
+            even[c] = R::fma(a, R::set(x[c * stride + k]), even[c]);
+            odd[c] = R::fma(b, R::set(x[c * stride + k + 1]), odd[c]);
         }
     }
+#pragma GCC unroll 8
     for (int c = 0; c < kColumns; ++c) {
-        store8(sums + c * 16, even[c]);
-        store8(sums + c * 16 + 8, odd[c]);
+        R::store(sums + 2 * c * R::kRows, even[c]);
+        R::store(sums + (2 * c + 1) * R::kRows, odd[c]);
     }
 }
 
+template <typename R>
 inline void panel_columns(const LinearJob& job, const float* panel, std::int64_t first, std::int64_t count,
                           float* sums) {
     const float* x = job.x + first;
     const std::int64_t stride = job.x_stride;
     std::int64_t column = 0;
-    for (; column + kExactColumns <= job.columns; column += kExactColumns) {
-        panel_tile<kExactColumns>(panel, x + column * stride, stride, count, sums + column * 16);
+    const auto tile = [&](auto width) {
+        constexpr int kColumns = decltype(width)::kColumns;
+        panel_tile<R, kColumns>(panel, x + column * stride, stride, count, sums + 2 * column * R::kRows);
+        column += kColumns;
+    };
+    while (column + kExactColumns <= job.columns) {
+        tile(Columns<kExactColumns>{});
     }
-    for (; column + 4 <= job.columns; column += 4) {
-        panel_tile<4>(panel, x + column * stride, stride, count, sums + column * 16);
+    while (column + 4 <= job.columns) {
+        tile(Columns<4>{});
     }
-    for (; column + 2 <= job.columns; column += 2) {
-        panel_tile<2>(panel, x + column * stride, stride, count, sums + column * 16);
+    while (column + 2 <= job.columns) {
+        tile(Columns<2>{});
     }
     if (column < job.columns) {
-        panel_tile<1>(panel, x + column * stride, stride, count, sums + column * 16);
+        tile(Columns<1>{});
     }
 }
 
-// One column: blocks of several tiles of eight rows are decoded and used at once, so that sums do not wait for each
-// other.
-template <Format kFormat, int kTiles>
+// One column: numbers are used as they are decoded. In the order of panel_tile, of kTiles tiles at once, so that sums
+// do not wait for each other.
+template <Format kFormat, typename R, int kTiles>
 inline void exact_column(const LinearJob& job, std::int64_t row) {
-    const std::int64_t blocks = job.weight.cols / kBlock;
-    F8 even[kTiles], odd[kTiles];
-    for (int g = 0; g < kTiles; ++g) {
-        even[g] = odd[g] = zero8();
+    typename R::F sums[kTiles][2];
+    for (auto& sum : sums) {
+        sum[0] = sum[1] = R::zero();
     }
-    alignas(64) float panel[kTiles][kBlock * 8];
-    for (std::int64_t block = 0; block < blocks; ++block) {
+    for (std::int64_t block = 0; block < job.weight.cols / kBlock; ++block) {
         const float* x = job.x + block * kBlock;
-        for (int g = 0; g < kTiles; ++g) {
-            decode_block<kFormat>({job.weight, row + 8 * g}, block, panel[g]);
-        }
-        for (std::int64_t k = 0; k < kBlock; k += 2) {
-            const F8 first = set8(x[k]), second = set8(x[k + 1]);
-            for (int g = 0; g < kTiles; ++g) {
-                even[g] = fma8(load8(panel[g] + k * 8), first, even[g]);
-                odd[g] = fma8(load8(panel[g] + k * 8 + 8), second, odd[g]);
-            }
+        for (int t = 0; t < kTiles; ++t) {
+            decode_block<kFormat, R>({job.weight, row + t * R::kRows}, block, [&](int k, typename R::F value) {
+                sums[t][k % 2] = R::fma(value, R::set(x[k]), sums[t][k % 2]);
+            });
         }
     }
-    for (int g = 0; g < kTiles; ++g) {
-        put_rows(job, 0, row + 8 * g, add8(even[g], odd[g]));
+    for (int t = 0; t < kTiles; ++t) {
+        put_tile<R>(job, 0, row + t * R::kRows, R::add(sums[t][0], sums[t][1]));
     }
 }
 
-template <Format kFormat>
+template <Format kFormat, typename R>
 void exact_rows(const LinearJob& job, std::int64_t row, std::int64_t end, float* panel) {
     if (job.columns == 1) {
         for (; row + 32 <= end; row += 32) {
-            exact_column<kFormat, 4>(job, row);
+            exact_column<kFormat, R, 32 / R::kRows>(job, row);
         }
-        for (; row < end; row += 8) {
-            exact_column<kFormat, 1>(job, row);
+        for (; row < end; row += R::kRows) {
+            exact_column<kFormat, R, 1>(job, row);
         }
         return;
     }
     const std::int64_t blocks = job.weight.cols / kBlock;
-    float* sums = panel + kPanelBlocks * kBlock * 8;
-    for (; row < end; row += 8) {
+    float* sums = panel + kPanelBlocks * kBlock * R::kRows;
+    for (; row < end; row += R::kRows) {
         const Part<kFormat> at(job.weight, row);
-        std::memset(sums, 0, static_cast<std::size_t>(job.columns) * 64);
+        std::memset(sums, 0, static_cast<std::size_t>(2 * job.columns * R::kRows) * 4);
         for (std::int64_t first = 0; first < blocks; first += kPanelBlocks) {
             const std::int64_t count = blocks - first < kPanelBlocks ? blocks - first : kPanelBlocks;
             for (std::int64_t block = 0; block < count; ++block) {
-                decode_block<kFormat>(at, first + block, panel + block * kBlock * 8);
+                float* decoded = panel + block * kBlock * R::kRows;
+                decode_block<kFormat, R>(at, first + block,
+                                         [&](int k, auto value) { R::store(decoded + k * R::kRows, value); });
             }
-            panel_columns(job, panel, first * kBlock, count * kBlock, sums);
+            panel_columns<R>(job, panel, first * kBlock, count * kBlock, sums);
         }
         for (std::int64_t column = 0; column < job.columns; ++column) {
-            const F8 sum = add8(load8(sums + column * 16), load8(sums + column * 16 + 8));
-            put_rows(job, column, row, sum);
+            const float* two = sums + 2 * column * R::kRows;
+            put_tile<R>(job, column, row, R::add(R::load(two), R::load(two + R::kRows)));
         }
     }
 }
@@ -247,7 +255,7 @@ void exact_rows(const LinearJob& job, std::int64_t row, std::int64_t end, float*
 template <Format kFormat>
 void packed_rows(const LinearJob& job, std::int64_t first_row, std::int64_t end_row, float* scratch) {
     if (job.weight.exact) {
-        exact_rows<kFormat>(job, first_row, end_row, scratch);
+        exact_rows<kFormat, Rows>(job, first_row, end_row, scratch);
     } else {
         int8_rows<kFormat>(job, first_row, end_row);
     }
@@ -258,7 +266,7 @@ void packed_row(const Weight& weight, std::int64_t row, float* out) {
     const Part<kFormat> at(weight, row / 8 * 8);
     float block[kBlock * 8];
     for (std::int64_t i = 0; i < weight.cols / kBlock; ++i) {
-        decode_block<kFormat>(at, i, block);
+        decode_block<kFormat, Rows8>(at, i, [&](int k, F8 value) { store8(block + k * 8, value); });
         for (std::int64_t k = 0; k < kBlock; ++k) {
             out[i * kBlock + k] = block[k * 8 + row % 8];
         }

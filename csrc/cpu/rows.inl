@@ -1,12 +1,20 @@
 // Rows of a packed matrix side by side in a register, eight or sixteen: what linear_packed.inl multiplies with. The
 // same operations per row, so the same bits.
 
+template <int kCount>
+struct Columns {
+    static constexpr int kColumns = kCount;
+};
+
 struct Rows8 {
     using F = F8;
     static constexpr int kRows = 8;
 
     static F zero() { return zero8(); }
     static F set(float x) { return set8(x); }
+    static F load(const float* p) { return load8(p); }
+    static void store(float* p, F x) { store8(p, x); }
+    static F add(F a, F b) { return add8(a, b); }
     static F sub(F a, F b) { return sub8(a, b); }
     static F mul(F a, F b) { return mul8(a, b); }
     static F fma(F a, F b, F c) { return fma8(a, b, c); }
@@ -41,6 +49,9 @@ struct Rows16 {
 
     static F zero() { return _mm512_setzero_ps(); }
     static F set(float x) { return _mm512_set1_ps(x); }
+    static F load(const float* p) { return _mm512_loadu_ps(p); }
+    static void store(float* p, F x) { _mm512_storeu_ps(p, x); }
+    static F add(F a, F b) { return _mm512_add_ps(a, b); }
     static F sub(F a, F b) { return _mm512_sub_ps(a, b); }
     static F mul(F a, F b) { return _mm512_mul_ps(a, b); }
     static F fma(F a, F b, F c) { return _mm512_fmadd_ps(a, b, c); }
@@ -49,7 +60,7 @@ struct Rows16 {
         return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
     }
     static F pick(const std::uint8_t* p, std::uint32_t shift, int mask) {
-        const __m512i shifted = _mm512_srlv_epi32(load(p), _mm512_set1_epi32(static_cast<int>(shift)));
+        const __m512i shifted = _mm512_srlv_epi32(piece(p), _mm512_set1_epi32(static_cast<int>(shift)));
         return _mm512_cvtepi32_ps(_mm512_and_si512(shifted, _mm512_set1_epi32(mask)));
     }
 
@@ -59,7 +70,7 @@ struct Rows16 {
         Sums<kColumns> sums;
 #pragma GCC unroll 4
         for (int i = 0; i < 4; ++i) {
-            const __m512i both = load(p + 64 * i);
+            const __m512i both = piece(p + 64 * i);
             sums.add(0, _mm512_and_si512(both, mask), inputs, 4 * i);
             sums.add(1, _mm512_and_si512(_mm512_srli_epi16(both, 4), mask), inputs, 16 + 4 * i);
         }
@@ -71,13 +82,13 @@ struct Rows16 {
         sums.begin(inputs);
 #pragma GCC unroll 8
         for (int i = 0; i < 8; ++i) {
-            sums.add(i % 2, load(p + 64 * i), inputs, 4 * i);
+            sums.add(i % 2, piece(p + 64 * i), inputs, 4 * i);
         }
         sums.finish(dots);
     }
 
   private:
-    static __m512i load(const std::uint8_t* p) { return _mm512_loadu_si512(p); }
+    static __m512i piece(const std::uint8_t* p) { return _mm512_loadu_si512(p); }
 
     // Every column takes a step before any takes the next: sums that wait for themselves would fill the scheduler. Few
     // columns have two sums each.

@@ -16,8 +16,6 @@ namespace octavo::cuda {
 
 using StreamHandle = void*;
 
-int device_count();
-
 // A layer of keys and values. `keys` and `values` are [num_blocks, kv_head, block_size, head_dim] for hnd and nhd, of
 // any strides with contiguous dimensions; for xpack [num_blocks, kv_head, head_dim / x, block_size, x] and [num_blocks,
 // kv_head, head_dim, block_size]. type: "auto", "fp8_e4m3" (or "fp8"), "fp8_e5m2" or "int8".
@@ -44,10 +42,10 @@ struct Attention {
 // keys, values [tokens, kv_head, head_dim], slots int64 [tokens].
 void cache_write(const KvCache& kv, const TensorRef& keys, const TensorRef& values, const TensorRef& slots,
                  StreamHandle stream);
-// The same, with queries (in place) and keys rotated first; cos_sin float [positions, rotated], cosines before sines.
+// The same, with queries (in place) and keys rotated first; see `rotary`. cos, sin are float32 or of the keys' type.
 void rope_cache_write(const KvCache& kv, const TensorRef& queries, const TensorRef& keys, const TensorRef& values,
-                      const TensorRef& positions, const TensorRef& cos_sin, const TensorRef& slots, bool interleaved,
-                      StreamHandle stream);
+                      const TensorRef& positions, const TensorRef& cos, const TensorRef& sin, int rotated,
+                      const TensorRef& slots, bool interleaved, StreamHandle stream);
 // arena [layers, blocks, ...], pairs int64 [n, 2] on the device: from, to. No block is read and written in one call.
 void copy_blocks(const TensorRef& arena, const TensorRef& pairs, StreamHandle stream);
 // The same between arenas of one form; either may be pinned host memory.
@@ -84,38 +82,50 @@ void sample(const TensorRef& ids, const TensorRef& logits, const TensorRef& temp
             const TensorRef& top_p, const TensorRef& min_p, const TensorRef& seed, const TensorRef& branch,
             const TensorRef& index, StreamHandle stream);
 
+// In place, before `sample`: entries [offsets[row], offsets[row + 1]) of ids int64, counts int32 (in the output; 0: in
+// the prompt alone; -1: in neither) and bias float32 (or nothing) are for logits [n, vocabulary] of that row; an id is
+// there once. Logits of tokens that were seen are divided (negative ones multiplied) by repetition [n]; frequency [n]
+// per occurrence and presence [n] are subtracted; bias is added (minus infinity bans).
+void penalize(const TensorRef& logits, const TensorRef& offsets, const TensorRef& ids, const TensorRef& counts,
+              const TensorRef& bias, const TensorRef& repetition, const TensorRef& presence, const TensorRef& frequency,
+              StreamHandle stream);
+// Log-softmax: chosen float32 [n], of ids int64 [n]; values float32 and tokens int64 [n, k]: the k likeliest, lower ids
+// first among equals, -1 where fewer have a probability. NaN and none for a row that `sample` refuses.
+void logprobs(const TensorRef& chosen, const TensorRef& values, const TensorRef& tokens, const TensorRef& logits,
+              const TensorRef& ids, StreamHandle stream);
+
 // ---- attention -----------------------------------------------------------------------------------------------------
 
 // What the planner (plan/attention_plan.h) made, on the device.
 struct PlanRef {
     TensorRef slots;     // int32 [num_slots + 1]
     TensorRef items;     // int32 [capacity, 8]
-    TensorRef counters;  // int32, zeros; zeros again after each call
-    TensorRef partials;  // float32
+    TensorRef counters;  // int32 [partials], zeros; zeros again after each call
+    TensorRef partials;  // float32 [partials, rows, head_dim + 2]
 };
 
-// kernel: "decode_mma", "decode_simt", "prefill_mma" or "prefill_simt". How many blocks of it run at once, which is the
-// planner's number of slots; and how many query heads (decode) or rows (prefill: tokens x heads of a group) an item
-// has.
-int attention_slots(const std::string& kernel, DType queries, const std::string& kv_type, int head_dim, int group);
-int attention_rows(const std::string& kernel, DType queries, const std::string& kv_type, int head_dim, int group);
+// What the planner must know of a kernel: the rows of its tiles, and how many of its blocks run at once (slots).
+struct KernelShape {
+    int rows, slots;
+};
+// kernel: "decode_mma" (few rows: those of a decode), "prefill_mma" or "simt". rows: the most that a sequence of the
+// batch has for a kv head (its queries times the heads of a group).
+KernelShape attention_kernel(const std::string& kernel, DType queries, const std::string& kv_type, int head_dim,
+                             int rows);
 
-// queries, out [sequences, heads, head_dim]; tables int32 [sequences, n]; lens int32 [sequences]; lse float32
-// [sequences, heads] or nothing. kernel: "mma" or "simt".
-void paged_decode(const std::string& kernel, const TensorRef& out, const TensorRef& queries, const KvCache& kv,
-                  const TensorRef& tables, const TensorRef& lens, const PlanRef& plan, const Attention& attention,
-                  const TensorRef& lse, StreamHandle stream);
-// queries, out [tokens, heads, head_dim]; cu_q int32 [sequences + 1]: a sequence's queries are its last tokens.
-void paged_prefill(const std::string& kernel, const TensorRef& out, const TensorRef& queries, const KvCache& kv,
-                   const TensorRef& tables, const TensorRef& cu_q, const TensorRef& lens, const PlanRef& plan,
-                   const Attention& attention, const TensorRef& lse, StreamHandle stream);
+// queries, out [tokens, heads, head_dim]; tables int32 [sequences, n]; cu_q int32 [sequences + 1]; lens int32
+// [sequences]: a sequence's queries are its last tokens. lse float32 [tokens, heads], base 2, or nothing. Computes the
+// sequences that the plan names; rows: of its tiles.
+void paged_attention(const std::string& kernel, int rows, const TensorRef& out, const TensorRef& queries,
+                     const KvCache& kv, const TensorRef& tables, const TensorRef& cu_q, const TensorRef& lens,
+                     const PlanRef& plan, const Attention& attention, const TensorRef& lse, StreamHandle stream);
 // outs [k, n, heads, head_dim], lses float32 [k, n, heads], base 2: what attention to all keys would have given.
 void merge_states(const TensorRef& out, const TensorRef& lse, const TensorRef& outs, const TensorRef& lses,
                   StreamHandle stream);
 // vLLM's kernel: one block per query head and partition. Without partials, partition_size is 0 and they are nothing.
-void paged_attention(const TensorRef& out, const TensorRef& exp_sums, const TensorRef& max_logits,
-                     const TensorRef& partial_out, const TensorRef& queries, const KvCache& kv, const TensorRef& tables,
-                     const TensorRef& lens, int max_len, int partition_size, const Attention& attention,
-                     StreamHandle stream);
+void vllm_paged_attention(const TensorRef& out, const TensorRef& exp_sums, const TensorRef& max_logits,
+                          const TensorRef& partial_out, const TensorRef& queries, const KvCache& kv,
+                          const TensorRef& tables, const TensorRef& lens, int max_len, int partition_size,
+                          const Attention& attention, StreamHandle stream);
 
 }  // namespace octavo::cuda

@@ -15,9 +15,8 @@ bool fits_mma(DType dtype, KvType kv, int head_dim) {
     return (dtype == DType::kF16 || dtype == DType::kBF16) && head_dim <= 256 && head_dim % step == 0;
 }
 
-KernelChoice choose_decode_mma(DType dtype, KvType kv, int head_dim, int group) {
-    require(fits_mma(dtype, kv, head_dim), "kernel", "mma does not take this type or head size: use simt");
-    const int dim = padded(head_dim), groups = group > 8 && dim < 256 ? 2 : 1;
+KernelChoice choose_decode_mma(DType dtype, KvType kv, int head_dim, int rows) {
+    const int dim = padded(head_dim), groups = rows > 8 && dim < 256 ? 2 : 1;
     if (dtype == DType::kF16) {
         return dim == 64    ? decode_mma_f16_64(kv, groups)
                : dim == 128 ? decode_mma_f16_128(kv, groups)
@@ -36,18 +35,15 @@ KernelChoice choose_prefill_mma(DType dtype, KvType kv, int head_dim) {
     return dim == 64 ? prefill_mma_bf16_64(kv) : dim == 128 ? prefill_mma_bf16_128(kv) : prefill_mma_bf16_256(kv);
 }
 
-KernelChoice choose(const std::string& name, DType dtype, KvType kv, int head_dim, int group) {
-    if (name == "decode_mma") {
-        return choose_decode_mma(dtype, kv, head_dim, group);
+KernelChoice choose(const std::string& name, DType dtype, KvType kv, int head_dim, int rows) {
+    if (name == "simt") {
+        require(head_dim <= 1024, "head_dim", "is over 1024");
+        return attention_simt(dtype, kv, head_dim);
     }
-    if (name == "prefill_mma") {
-        require(fits_mma(dtype, kv, head_dim), "kernel", "prefill_mma does not take this type or head size");
-        return choose_prefill_mma(dtype, kv, head_dim);
-    }
-    require(name == "decode_simt" || name == "prefill_simt", "kernel",
-            "is none of decode_mma, decode_simt, prefill_mma, prefill_simt");
-    require(head_dim <= 1024, "head_dim", "is over 1024");
-    return attention_simt(dtype, kv, head_dim);
+    require(name == "decode_mma" || name == "prefill_mma", "kernel", "is none of decode_mma, prefill_mma, simt");
+    require(fits_mma(dtype, kv, head_dim), "kernel", "does not take this type or head size: use simt");
+    return name == "decode_mma" ? choose_decode_mma(dtype, kv, head_dim, rows)
+                                : choose_prefill_mma(dtype, kv, head_dim);
 }
 
 // A copy of what is there: 16 bytes need every row to lie at a multiple of 16.
@@ -121,10 +117,14 @@ AttentionParams make_params(const TensorRef& out, const TensorRef& queries, cons
 
 namespace {
 
-void fill_plan(AttentionParams& p, const PlanRef& plan) {
+void fill_plan(AttentionParams& p, const PlanRef& plan, int rows) {
     expect(plan.slots, "plan.slots", {kAny}, DType::kI32);
     expect(plan.items, "plan.items", {kAny, 8}, DType::kI32);
     expect_dense(plan.items, "plan.items");
+    expect(plan.counters, "plan.counters", {kAny}, DType::kI32);
+    require(plan.partials.dtype == DType::kF32 &&
+                plan.partials.size() >= plan.counters.size() * rows * (std::int64_t{p.head_dim} + 2),
+            "plan.partials", "does not hold rows * (head_dim + 2) float32 for each counter");
     p.slots = plan.slots.as<std::int32_t>();
     p.items = reinterpret_cast<const plan::Item*>(plan.items.data);
     p.counters = plan.counters.as<std::int32_t>();
@@ -140,47 +140,27 @@ void start(const KernelChoice& choice, const AttentionParams& p, const PlanRef& 
 
 }  // namespace
 
-int attention_slots(const std::string& kernel, DType queries, const std::string& kv_type, int head_dim, int group) {
-    const KernelChoice choice = choose(kernel, queries, kv_type_named(kv_type), head_dim, group);
-    return resident_blocks(choice.kernel, choice.threads, choice.shared_bytes);
+KernelShape attention_kernel(const std::string& kernel, DType queries, const std::string& kv_type, int head_dim,
+                             int rows) {
+    const KernelChoice choice = choose(kernel, queries, kv_type_named(kv_type), head_dim, rows);
+    return {choice.rows, resident_blocks(choice.kernel, choice.threads, choice.shared_bytes)};
 }
 
-int attention_rows(const std::string& kernel, DType queries, const std::string& kv_type, int head_dim, int group) {
-    return choose(kernel, queries, kv_type_named(kv_type), head_dim, group).rows;
-}
-
-void paged_decode(const std::string& kernel, const TensorRef& out, const TensorRef& queries, const KvCache& kv,
-                  const TensorRef& tables, const TensorRef& lens, const PlanRef& plan, const Attention& attention,
-                  const TensorRef& lse, StreamHandle stream) {
-    const KvLayer layer = make_kv_layer(kv, queries.dtype);
-    AttentionParams p = make_params(out, queries, layer, tables, lens, attention, lse);
-    require(queries.shape[0] == tables.shape[0], "query", "does not have one row per sequence");
-    fill_plan(p, plan);
-    const KernelChoice choice = choose("decode_" + kernel, queries.dtype, layer.type, layer.head_dim, p.group);
-    if (kernel == "mma") {
-        require(layer.contiguous, "key_cache", "is xpack: use simt");
-        require(layer.pages.block_size % 8 == 0, "key_cache", "has a block size that is no multiple of 8: use simt");
-        require_aligned(kv, "key_cache");
-    }
-    p.subgroups = (p.group + choice.rows - 1) / choice.rows;
-    start(choice, p, plan, stream);
-}
-
-void paged_prefill(const std::string& kernel, const TensorRef& out, const TensorRef& queries, const KvCache& kv,
-                   const TensorRef& tables, const TensorRef& cu_q, const TensorRef& lens, const PlanRef& plan,
-                   const Attention& attention, const TensorRef& lse, StreamHandle stream) {
+void paged_attention(const std::string& kernel, int rows, const TensorRef& out, const TensorRef& queries,
+                     const KvCache& kv, const TensorRef& tables, const TensorRef& cu_q, const TensorRef& lens,
+                     const PlanRef& plan, const Attention& attention, const TensorRef& lse, StreamHandle stream) {
     const KvLayer layer = make_kv_layer(kv, queries.dtype);
     AttentionParams p = make_params(out, queries, layer, tables, lens, attention, lse);
     expect(cu_q, "cu_q", {tables.shape[0] + 1}, DType::kI32);
     p.cu_q = cu_q.as<std::int32_t>();
-    fill_plan(p, plan);
-    const KernelChoice choice = choose("prefill_" + kernel, queries.dtype, layer.type, layer.head_dim, p.group);
-    if (kernel == "mma") {
+    fill_plan(p, plan, rows);
+    const KernelChoice choice = choose(kernel, queries.dtype, layer.type, layer.head_dim, rows);
+    require(choice.rows == rows, "rows", "is not what attention_kernel said");
+    if (kernel != "simt") {
         require(layer.contiguous, "key_cache", "is xpack: use simt");
         require(layer.pages.block_size % 8 == 0, "key_cache", "has a block size that is no multiple of 8: use simt");
         require_aligned(kv, "key_cache");
     }
-    p.subgroups = 1;
     start(choice, p, plan, stream);
 }
 

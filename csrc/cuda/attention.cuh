@@ -26,24 +26,57 @@ struct ScoreParams {
 };
 
 struct AttentionParams {
-    void* out;                   // T [rows, heads, head_dim]
-    const void* queries;         // T [rows, heads, head_dim]; decode: a row per sequence
-    float* lse;                  // [rows, heads] or null: log2 of the sum of 2^score
+    void* out;                   // T [tokens, heads, head_dim]
+    const void* queries;         // T [tokens, heads, head_dim]
+    float* lse;                  // [tokens, heads] or null: log2 of the sum of 2^score
     const std::int32_t* tables;  // [sequences, table_stride]: entries past a sequence's last block are never read
-    const std::int32_t* lens;    // [sequences]
-    const std::int32_t* cu_q;    // [sequences + 1]; prefill only
+    const std::int32_t* lens;    // [sequences]: keys
+    const std::int32_t* cu_q;    // [sequences + 1]: a sequence's queries are its last tokens
     const std::int32_t* slots;   // [grid + 1]
     const plan::Item* items;
     std::int32_t* counters;  // zeros
-    float* partials;         // [partial][rows per item][head_dim + 2]: acc, max, sum
+    float* partials;         // [partial][rows of a tile][head_dim + 2]: acc, max, sum
     std::int64_t out_row, out_head, query_row, query_head, table_stride;
     KvPages kv;
     KvScales scales;
     ScoreParams score;
     int num_heads, num_kv_heads, head_dim;
     int group;                             // query heads per kv head
-    int subgroups;                         // items per kv head: query heads are taken kRows at a time
     std::uint32_t byte_shift, byte_scale;  // how fp8 becomes 16-bit; see tile.cuh
+};
+
+// The rows of an item: row r of it is query head `head(r)` of token `token(r)`, whose place in its sequence is
+// `position(r)`.
+struct Rows {
+    int first, count;  // of the sequence's rows for this kv head
+    int first_token, first_position, first_head, group;
+
+    __device__ __forceinline__ Rows(const AttentionParams& p, const plan::Item& item, int tile) {
+        const int queries = p.cu_q[item.sequence + 1] - p.cu_q[item.sequence];
+        first = item.row;
+        count = min(tile, queries * p.group - first);
+        first_token = p.cu_q[item.sequence];
+        first_position = p.lens[item.sequence] - queries;
+        first_head = item.head * p.group;
+        group = p.group;
+    }
+    __device__ __forceinline__ int token(int r) const { return first_token + (first + r) / group; }
+    __device__ __forceinline__ int position(int r) const { return first_position + (first + r) / group; }
+    __device__ __forceinline__ int head(int r) const { return first_head + (first + r) % group; }
+
+    template <typename T>
+    __device__ __forceinline__ const T* query(const AttentionParams& p, int r) const {
+        return static_cast<const T*>(p.queries) + token(r) * p.query_row + head(r) * p.query_head;
+    }
+    template <typename T>
+    __device__ __forceinline__ T* out(const AttentionParams& p, int r) const {
+        return static_cast<T*>(p.out) + token(r) * p.out_row + head(r) * p.out_head;
+    }
+    __device__ __forceinline__ void put_lse(const AttentionParams& p, int r, float lse) const {
+        if (p.lse) {
+            p.lse[static_cast<std::int64_t>(token(r)) * p.num_heads + head(r)] = lse;
+        }
+    }
 };
 
 // Scores of one query head against keys, from the product of query and key.
@@ -103,42 +136,23 @@ __device__ __forceinline__ float sink_of(const ScoreParams& p, int head) {
     return p.sinks ? p.sinks[head] * kLog2e : kMinusInfinity;
 }
 
-// The result of a decode item, in shared memory: acc [kRows][head_dim] (row r at acc + r * pitch), maximum and sum
-// [kRows]. Written to the output if the item is the whole; else kept, and whoever comes last merges all parts, in
-// order.
-template <typename T, int kRows>
-__device__ __forceinline__ void finish_item(const AttentionParams& p, const plan::Item& item, const float* acc,
-                                            int pitch, const float* maximum, const float* sum, int* flag) {
+// Where an item's partial result goes: [tile][head_dim + 2].
+__device__ __forceinline__ float* partial_of(const AttentionParams& p, const plan::Item& item, int part, int tile) {
+    return p.partials + static_cast<std::int64_t>(item.first + part) * tile * (p.head_dim + 2);
+}
+
+// Called by all threads when they have stored their share of a part: whoever comes last puts all parts together, in
+// order of keys, and leaves the counter as it was. `flag`: shared memory.
+template <typename T>
+__device__ __forceinline__ void join_parts(const AttentionParams& p, const plan::Item& item, const Rows& rows, int tile,
+                                           int* flag) {
     const int thread = static_cast<int>(threadIdx.x), threads = static_cast<int>(blockDim.x);
-    const int kv_head = item.head / p.subgroups, first_row = item.head % p.subgroups * kRows;
-    const int rows = min(kRows, p.group - first_row), first_head = kv_head * p.group + first_row;
-    const float value_scale = p.scales.value(kv_head);
-    T* out = static_cast<T*>(p.out) + item.sequence * p.out_row + first_head * p.out_head;
-    float* lse = p.lse ? p.lse + static_cast<std::int64_t>(item.sequence) * p.num_heads + first_head : nullptr;
-    if (item.partial < 0) {
-        for (int i = thread; i < rows * p.head_dim; i += threads) {
-            const int r = i / p.head_dim, d = i % p.head_dim;
-            float row_lse;
-            const float factor = close_row(maximum[r], sum[r], sink_of(p.score, first_head + r), value_scale, row_lse);
-            from_float(acc[r * pitch + d] * factor, out[r * p.out_head + d]);
-            if (lse && d == 0) {
-                lse[r] = row_lse;
-            }
-        }
-        return;
-    }
-    const int width = p.head_dim + 2;
-    float* mine = p.partials + static_cast<std::int64_t>(item.partial) * kRows * width;
-    for (int i = thread; i < rows * width; i += threads) {
-        const int r = i / width, d = i % width;
-        mine[i] = d < p.head_dim ? acc[r * pitch + d] : d == p.head_dim ? maximum[r] : sum[r];
-    }
     __threadfence();
     __syncthreads();
     if (thread == 0) {
-        *flag = add_acquire_release(p.counters + item.counter, 1) == item.parts - 1 ? 1 : 0;
+        *flag = add_acquire_release(p.counters + item.first, 1) == item.parts - 1 ? 1 : 0;
         if (*flag) {
-            p.counters[item.counter] = 0;  // for the next layer
+            p.counters[item.first] = 0;  // for the next layer
         }
     }
     __syncthreads();
@@ -146,27 +160,81 @@ __device__ __forceinline__ void finish_item(const AttentionParams& p, const plan
         return;
     }
     __threadfence();
-    const float* parts = p.partials + static_cast<std::int64_t>(item.first) * kRows * width;
-    for (int i = thread; i < rows * p.head_dim; i += threads) {
-        const int r = i / p.head_dim, d = i % p.head_dim;
-        float top = kMinusInfinity;
-        for (int part = 0; part < item.parts; ++part) {
-            top = fmaxf(top, load_shared_result(parts + (part * kRows * width + r * width + p.head_dim)));
+    const int width = p.head_dim + 2;
+    const std::int64_t size = static_cast<std::int64_t>(tile) * width;  // of a part
+    float* parts = partial_of(p, item, 0, tile);
+    const float value_scale = p.scales.value(item.head);
+    // A warp per row, a lane per part: each part's maximum becomes the factor its numbers are taken with.
+    const int lane = thread % 32;
+#pragma unroll 1
+    for (int r = thread / 32; r < rows.count; r += threads / 32) {
+        float* state = parts + r * width + p.head_dim;
+        float top = kMinusInfinity, total = 0.0F, lse;
+#pragma unroll 1
+        for (int first = 0; first < item.parts; first += 32) {
+            const int part = min(first + lane, item.parts - 1);
+            top = fmaxf(top, load_shared_result(state + part * size));
         }
-        float total = 0.0F, value = 0.0F;
-        for (int part = 0; part < item.parts; ++part) {
-            const float* one = parts + (static_cast<std::int64_t>(part) * kRows * width + r * width);
-            const float factor = weight_of(load_shared_result(one + p.head_dim), top);
-            total += factor * load_shared_result(one + p.head_dim + 1);
-            value += factor * load_shared_result(one + d);
+        top = reduce_warp(top, Larger{});
+#pragma unroll 1
+        for (int first = 0; first < item.parts; first += 32) {
+            const float* one = state + min(first + lane, item.parts - 1) * size;
+            const float weight = first + lane < item.parts ? weight_of(load_shared_result(one), top) : 0.0F;
+            total += weight == 0.0F ? 0.0F : weight * load_shared_result(one + 1);
         }
-        float row_lse;
-        const float factor = close_row(top, total, sink_of(p.score, first_head + r), value_scale, row_lse);
-        from_float(value * factor, out[r * p.out_head + d]);
-        if (lse && d == 0) {
-            lse[r] = row_lse;
+        total = reduce_warp(total, Add{});
+        const float factor = close_row(top, total, sink_of(p.score, rows.head(r)), value_scale, lse);
+#pragma unroll 1
+        for (int part = lane; part < item.parts; part += 32) {
+            state[part * size] = weight_of(load_shared_result(state + part * size), top) * factor;
+        }
+        if (lane == 0) {
+            rows.put_lse(p, r, lse);
         }
     }
+    __syncthreads();
+#pragma unroll 1
+    for (int i = thread; i < rows.count * p.head_dim; i += threads) {
+        const int r = i / p.head_dim, d = i % p.head_dim;
+        const float* row = parts + r * width;
+        float value = 0.0F;
+#pragma unroll 4
+        for (int part = 0; part < item.parts; ++part) {
+            value += load_shared_result(row + part * size + p.head_dim) * load_shared_result(row + part * size + d);
+        }
+        from_float(value, rows.out<T>(p, r)[d]);
+    }
+}
+
+// The result of an item that is in shared memory: acc [rows][head_dim] (row r at acc + r * pitch), maximum and sum
+// [rows]. Written to the output if the item is the whole; else kept until all parts are there.
+template <typename T>
+__device__ __forceinline__ void finish_item(const AttentionParams& p, const plan::Item& item, const Rows& rows,
+                                            int tile, const float* acc, int pitch, const float* maximum,
+                                            const float* sum, int* flag) {
+    const int thread = static_cast<int>(threadIdx.x), threads = static_cast<int>(blockDim.x);
+    if (item.parts == 1) {
+        const float value_scale = p.scales.value(item.head);
+#pragma unroll 1
+        for (int i = thread; i < rows.count * p.head_dim; i += threads) {
+            const int r = i / p.head_dim, d = i % p.head_dim;
+            float lse;
+            const float factor = close_row(maximum[r], sum[r], sink_of(p.score, rows.head(r)), value_scale, lse);
+            from_float(acc[r * pitch + d] * factor, rows.out<T>(p, r)[d]);
+            if (d == 0) {
+                rows.put_lse(p, r, lse);
+            }
+        }
+        return;
+    }
+    const int width = p.head_dim + 2;
+    float* mine = partial_of(p, item, item.part, tile);
+#pragma unroll 1
+    for (int i = thread; i < rows.count * width; i += threads) {
+        const int r = i / width, d = i % width;
+        mine[i] = d < p.head_dim ? acc[r * pitch + d] : d == p.head_dim ? maximum[r] : sum[r];
+    }
+    join_parts<T>(p, item, rows, tile, flag);
 }
 
 }  // namespace octavo::cuda

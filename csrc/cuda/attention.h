@@ -11,10 +11,10 @@ struct KernelChoice {
     void (*kernel)(AttentionParams);
     int threads;
     std::size_t shared_bytes;
-    int rows;  // query heads (decode) or query rows (prefill) that an item covers
+    int rows;  // of a tile
 };
 
-// groups: columns of 8 query heads, 1 or (not with 256 dimensions) 2.
+// groups: columns of 8 rows, 1 or (not with 256 dimensions) 2.
 KernelChoice decode_mma_f16_64(KvType kv, int groups);
 KernelChoice decode_mma_f16_128(KvType kv, int groups);
 KernelChoice decode_mma_f16_256(KvType kv, int groups);

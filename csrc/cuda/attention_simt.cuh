@@ -1,7 +1,7 @@
 // Paged decode and prefill without tensor cores: float32, odd head sizes, any layout; and the version to read first.
 //
-// A block of 4 warps takes an item: a range of keys for up to kSimtRows rows of queries that share a kv head. Keys go
-// round the warps 32 at a time: a lane makes the scores of one key; then lanes share out the dimensions of values.
+// A block of 4 warps takes an item: a range of keys for a tile of kSimtRows rows. Keys go round the warps 32 at a time:
+// a lane makes the scores of one key; then lanes share out the dimensions of values.
 #pragma once
 
 #include "attention.cuh"
@@ -35,19 +35,12 @@ __device__ __forceinline__ SimtShared simt_shared(int head_dim) {
     return s;
 }
 
-// Rows of queries that share a kv head: row i of all tokens' is query head i % group of token i / group.
-struct SimtRows {
-    int sequence, kv_head;
-    int first, count;  // rows of this item
-    int position;      // of token 0
-    int begin, end;    // keys
-};
-
 // A warp's share of the keys, into its part of s.acc, s.maximum and s.sum.
 template <typename T, typename C>
-__device__ __forceinline__ void simt_warp(const AttentionParams& p, const SimtRows& item, const SimtShared& s) {
+__device__ __forceinline__ void simt_warp(const AttentionParams& p, const plan::Item& item, const Rows& rows,
+                                          const SimtShared& s) {
     const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
-    const int kv_head = item.kv_head;
+    const int kv_head = item.head;
     const std::int32_t* table = p.tables + item.sequence * p.table_stride;
     const auto* keys = static_cast<const C*>(p.kv.keys.data);
     const auto* values = static_cast<const C*>(p.kv.values.data);
@@ -83,10 +76,9 @@ __device__ __forceinline__ void simt_warp(const AttentionParams& p, const SimtRo
                 }
             }
         }
-        for (int r = 0; r < item.count; ++r) {
-            const int position = item.position + (item.first + r) / p.group;
-            const RowScore row(p.score, kv_head * p.group + (item.first + r) % p.group, kv_head, p.num_heads,
-                               p.num_kv_heads, p.scales.key(kv_head));
+        for (int r = 0; r < rows.count; ++r) {
+            const int position = rows.position(r);
+            const RowScore row(p.score, rows.head(r), kv_head, p.num_heads, p.num_kv_heads, p.scales.key(kv_head));
             float product = scores[0];
 #pragma unroll
             for (int i = 1; i < kSimtRows; ++i) {
@@ -113,7 +105,7 @@ __device__ __forceinline__ void simt_warp(const AttentionParams& p, const SimtRo
             const std::int64_t place = __shfl_sync(kAllLanes, value_place, j);
             for (int d = lane; d < p.head_dim; d += 32) {
                 const float x = to_float(values[place + p.kv.values.dimension(d)]);
-                for (int r = 0; r < item.count; ++r) {
+                for (int r = 0; r < rows.count; ++r) {
                     acc[r * p.head_dim + d] += weights[r * 32 + j] * x;
                 }
             }
@@ -152,70 +144,22 @@ __device__ __forceinline__ void simt_join(const AttentionParams& p, const SimtSh
     __syncthreads();
 }
 
-// The rows' queries as float32 in shared memory, `from` being token 0's first query head of this kv head.
-template <typename T>
-__device__ __forceinline__ void simt_queries(const AttentionParams& p, const SimtRows& item, const T* from,
-                                             const SimtShared& s) {
-    for (int j = static_cast<int>(threadIdx.x); j < kSimtRows * p.head_dim; j += kSimtThreads) {
-        const int r = j / p.head_dim, row = item.first + r;
-        s.queries[j] = r < item.count
-                           ? to_float(from[row / p.group * p.query_row + row % p.group * p.query_head + j % p.head_dim])
-                           : 0.0F;
-    }
-    __syncthreads();
-}
-
-// A prefill tile's rows, straight to the output.
-template <typename T>
-__device__ __forceinline__ void simt_write(const AttentionParams& p, const SimtRows& rows, T* out, int first_token,
-                                           const SimtShared& s) {
-#pragma unroll 1
-    for (int r = 0; r < rows.count; ++r) {
-        const int token = (rows.first + r) / p.group, head = rows.kv_head * p.group + (rows.first + r) % p.group;
-        float lse;
-        const float factor =
-            close_row(s.maximum[r], s.sum[r], sink_of(p.score, head), p.scales.value(rows.kv_head), lse);
-        T* to = out + (first_token + token) * p.out_row + head * p.out_head;
-        for (int d = static_cast<int>(threadIdx.x); d < p.head_dim; d += kSimtThreads) {
-            from_float(s.acc[r * p.head_dim + d] * factor, to[d]);
-        }
-        if (p.lse && threadIdx.x == 0) {
-            p.lse[std::int64_t{first_token + token} * p.num_heads + head] = lse;
-        }
-    }
-}
-
-// With cu_q, items are tiles of a prefill's rows; without, ranges of a decode's keys.
 template <typename T, typename C>
-__global__ void __launch_bounds__(kSimtThreads) attention_simt_kernel(const AttentionParams p) {
+__global__ void __launch_bounds__(kSimtThreads, 4) attention_simt_kernel(const AttentionParams p) {
     const SimtShared s = simt_shared(p.head_dim);
 #pragma unroll 1
     for (int i = p.slots[blockIdx.x]; i < p.slots[blockIdx.x + 1]; ++i) {
         const plan::Item item = p.items[i];
-        const int kv_head = item.head / p.subgroups, first_row = item.head % p.subgroups * kSimtRows;
-        int first_token = item.sequence;
-        SimtRows rows{item.sequence, kv_head, first_row, min(kSimtRows, p.group - first_row), p.lens[item.sequence] - 1,
-                      item.begin,    item.end};
-        if (p.cu_q) {
-            first_token = p.cu_q[item.sequence];
-            rows.first = item.begin;
-            rows.count = item.end - item.begin;
-            rows.position += 1 - (p.cu_q[item.sequence + 1] - first_token);
-            const int first = rows.position + item.begin / p.group;
-            rows.begin = p.score.window > 0 ? max(0, first - p.score.window + 1) : 0;
-            rows.end = rows.position + (item.end - 1) / p.group + 1;
+        const Rows rows(p, item, kSimtRows);
+        for (int j = static_cast<int>(threadIdx.x); j < kSimtRows * p.head_dim; j += kSimtThreads) {
+            const int r = j / p.head_dim;
+            s.queries[j] = r < rows.count ? to_float(rows.query<T>(p, r)[j % p.head_dim]) : 0.0F;
         }
-        simt_queries(p, rows,
-                     static_cast<const T*>(p.queries) + first_token * p.query_row + kv_head * p.group * p.query_head,
-                     s);
-        simt_warp<T, C>(p, rows, s);
+        __syncthreads();
+        simt_warp<T, C>(p, item, rows, s);
         __syncthreads();
         simt_join(p, s);
-        if (p.cu_q) {
-            simt_write(p, rows, static_cast<T*>(p.out), first_token, s);
-        } else {
-            finish_item<T, kSimtRows>(p, item, s.acc, p.head_dim, s.maximum, s.sum, s.flag);
-        }
+        finish_item<T>(p, item, rows, kSimtRows, s.acc, p.head_dim, s.maximum, s.sum, s.flag);
         __syncthreads();
     }
 }

@@ -1,5 +1,7 @@
 #include "cache.cuh"
 
+#include "common/angles.h"
+#include "common/arena.h"
 #include "common/dispatch.h"
 #include "common/kv_cache.h"
 
@@ -36,24 +38,6 @@ WriteParams<T> write_params(const KvLayer& layer, const KvCache& kv, const Tenso
 
 dim3 per_row(const TensorRef& t) { return dim3(static_cast<unsigned>(t.shape[0])); }
 
-// Blocks of an arena [layers, blocks, ...] as runs of bytes.
-struct Arena {
-    unsigned char* data;
-    std::int64_t layer, block, length;
-    int num_layers;
-};
-
-Arena as_arena(const TensorRef& t, const char* name) {
-    require(t.ndim >= 3, name, "has less than three dimensions");
-    std::int64_t run = 1;
-    for (int i = t.ndim - 1; i >= 2; --i) {
-        require(t.shape[i] == 1 || t.stride[i] == run, name, "has blocks that are not contiguous");
-        run *= t.shape[i];
-    }
-    const std::int64_t size = size_of(t.dtype);
-    return {t.as<unsigned char>(), t.stride[0] * size, t.stride[1] * size, run * size, static_cast<int>(t.shape[0])};
-}
-
 void move(const MoveParams& p, int max_ctas, StreamHandle stream) {
     if (p.num_items == 0 || p.num_layers == 0 || p.length == 0) {
         return;
@@ -86,7 +70,7 @@ void move_staged(const TensorRef& arena, const TensorRef& ids, const TensorRef& 
     p.gather = gather;
     p.length = length;
     p.num_items = static_cast<int>(ids.shape[0]);
-    p.num_layers = a.num_layers;
+    p.num_layers = static_cast<int>(a.num_layers);
     auto* staged = staging.as<unsigned char>();
     p.from = gather ? a.data + begin : staged;
     p.to = gather ? staged : a.data + begin;
@@ -113,8 +97,8 @@ void cache_write(const KvCache& kv, const TensorRef& keys, const TensorRef& valu
 }
 
 void rope_cache_write(const KvCache& kv, const TensorRef& queries, const TensorRef& keys, const TensorRef& values,
-                      const TensorRef& positions, const TensorRef& cos_sin, const TensorRef& slots, bool interleaved,
-                      StreamHandle stream) {
+                      const TensorRef& positions, const TensorRef& cos, const TensorRef& sin, int rotated,
+                      const TensorRef& slots, bool interleaved, StreamHandle stream) {
     const KvLayer layer = make_kv_layer(kv, keys.dtype);
     with_kv(keys.dtype, layer.type, "key", [&](auto t, auto c) {
         using T = typename decltype(t)::Type;
@@ -124,18 +108,17 @@ void rope_cache_write(const KvCache& kv, const TensorRef& queries, const TensorR
             RopeParams<T, A> params{};
             params.write = write_params<T>(layer, kv, keys, values, slots);
             expect(queries, "query", {keys.shape[0], kAny, layer.head_dim}, keys.dtype);
-            expect(positions, "positions", {keys.shape[0]}, DType::kI64);
-            expect(cos_sin, "cos_sin", {kAny, kAny});
-            require(cos_sin.shape[1] % 2 == 0 && cos_sin.shape[1] <= layer.head_dim, "cos_sin",
-                    "does not have an even number of columns, at most head_dim");
+            expect_angles(positions, cos, sin, keys.shape[0], rotated, layer.head_dim);
             params.queries = queries.as<T>();
             params.positions = positions.as<std::int64_t>();
-            params.cos_sin = cos_sin.as<A>();
+            params.cos = cos.as<A>();
+            params.sin = sin.as<A>();
             params.query_token = queries.stride[0];
             params.query_head = queries.stride[1];
-            params.cos_sin_row = cos_sin.stride[0];
+            params.cos_row = cos.stride[0];
+            params.sin_row = sin.stride[0];
             params.num_query_heads = static_cast<int>(queries.shape[1]);
-            params.half = static_cast<int>(cos_sin.shape[1] / 2);
+            params.half = rotated / 2;
             params.interleaved = interleaved;
             const std::size_t shared = sizeof(T) * static_cast<std::size_t>(layer.num_heads * layer.head_dim);
             if (keys.size() > 0) {
@@ -143,10 +126,10 @@ void rope_cache_write(const KvCache& kv, const TensorRef& queries, const TensorR
                        params);
             }
         };
-        if (cos_sin.dtype == keys.dtype) {
+        if (cos.dtype == keys.dtype) {
             start(t);
         } else {
-            require(cos_sin.dtype == DType::kF32, "cos_sin", "is neither float32 nor of the keys' type");
+            require(cos.dtype == DType::kF32, "cos", "is neither float32 nor of the keys' type");
             start(Tag<float>{});
         }
     });
@@ -168,7 +151,7 @@ void copy_blocks_between(const TensorRef& source, const TensorRef& target, const
     p.to_block = to.block;
     p.length = from.length;
     p.num_items = static_cast<int>(pairs.shape[0]);
-    p.num_layers = from.num_layers;
+    p.num_layers = static_cast<int>(from.num_layers);
     move(p, num_ctas, stream);
 }
 
@@ -191,8 +174,8 @@ void checksum_blocks(const TensorRef& arena, const TensorRef& ids, const TensorR
     require((a.length | a.layer | a.block) % 8 == 0, "arena", "has blocks that are no multiple of 8 bytes");
     expect(ids, "block_ids", {kAny}, DType::kI32);
     expect(out, "out", {ids.shape[0]}, DType::kI64);
-    const ChecksumParams p{a.data,      ids.as<std::int32_t>(), out.as<std::uint64_t>(), a.layer, a.block, a.length / 8,
-                           a.num_layers};
+    const ChecksumParams p{a.data,  ids.as<std::int32_t>(), out.as<std::uint64_t>(),       a.layer,
+                           a.block, a.length / 8,           static_cast<int>(a.num_layers)};
     if (ids.shape[0] > 0) {
         launch(checksum_kernel, per_row(ids), kCacheThreads, 128, as_stream(stream), p);
     }

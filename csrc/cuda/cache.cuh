@@ -83,9 +83,10 @@ template <typename T, typename A>
 struct RopeParams {
     WriteParams<T> write;
     T* queries;                     // [tokens, heads, head_dim], rotated in place
-    const std::int64_t* positions;  // [tokens]
-    const A* cos_sin;               // [positions, 2 half]
-    std::int64_t query_token, query_head, cos_sin_row;
+    const std::int64_t* positions;  // [tokens] or null: rows of angles are tokens
+    const A* cos;                   // [positions, half]
+    const A* sin;
+    std::int64_t query_token, query_head, cos_row, sin_row;
     int num_query_heads, half;
     bool interleaved;
 };
@@ -95,8 +96,9 @@ template <typename T, typename C, typename A>
 __global__ void __launch_bounds__(kCacheThreads) rope_cache_write_kernel(const RopeParams<T, A> p) {
     const WriteParams<T>& w = p.write;
     const std::int64_t token = blockIdx.x;
-    const A* cos = p.cos_sin + p.positions[token] * p.cos_sin_row;
-    const A* sin = cos + p.half;
+    const std::int64_t row = p.positions ? p.positions[token] : token;
+    const A* cos = p.cos + row * p.cos_row;
+    const A* sin = p.sin + row * p.sin_row;
     auto* keys = reinterpret_cast<T*>(shared_memory());
     const int threads = static_cast<int>(blockDim.x);
     for (int i = static_cast<int>(threadIdx.x); i < w.num_heads * w.head_dim; i += threads) {

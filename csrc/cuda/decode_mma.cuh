@@ -1,13 +1,14 @@
 // Paged decode on tensor cores. Decoding reads every key and value once and does little with it, so all that matters is
 // to keep many bytes on their way:
 //
-// - Keys are the 16 rows of a product, the query heads that share them its 8 columns: read once for the whole group.
+// - Keys are the 16 rows of a product, the rows of queries that share them (heads of a group, and a few tokens: drafts,
+//   short chunks) its 8 columns: read once for all of them.
 // - Each of 4 warps takes every fourth tile of 16 keys and has a ring of its own that copies run ahead in, so the loop
 //   has no barrier of the block. Warps meet once, at the end of an item.
 // - A warp looks up its next 16 tiles' pages with one load; a copy never waits for a page table.
 //
 // Scores S = K Q^T come out with keys as rows; weights go back in transposed (movmatrix), so O^T = V^T P^T has
-// dimensions as rows and heads as columns, and a head's factors stay in the lane that needs them.
+// dimensions as rows and query rows as columns, and a row's factors stay in the lane that needs them.
 #pragma once
 
 #include "attention.cuh"
@@ -19,7 +20,7 @@ constexpr int kDecodeThreads = 128;
 constexpr int kDecodeWarps = 4;
 constexpr int kTileKeys = 16;
 
-// kDim: a head's dimensions, with zeros up to 64, 128 or 256. kGroups: columns of 8 query heads.
+// kDim: a head's dimensions, with zeros up to 64, 128 or 256. kGroups: columns of 8 rows of queries.
 template <typename T, template <typename> class KindOf, int kDim, int kGroups>
 struct Decode {
     using Kind = KindOf<T>;
@@ -28,11 +29,12 @@ struct Decode {
     static constexpr int kSlots = 16384 / kTileBytes > 8 ? 8 : 16384 / kTileBytes < 4 ? 4 : 16384 / kTileBytes;
     static constexpr int kPieces = kRowBytes / 16;                 // of a row
     static constexpr int kLoads = kDim / (16 * Kind::kFragments);  // times four matrices of a tile
-    static constexpr int kHeads = 8 * kGroups;
-    static constexpr int kPitch = kDim + 4;  // of a head's results, in floats: 4 apart in banks
+    static constexpr int kRows = 8 * kGroups;
+    static constexpr int kPitch = kDim + 4;  // of a row's results, in floats: 4 apart in banks
+    static constexpr int kAtOnce = kDim < 256 && kGroups == 1 ? 3 : 2;  // blocks per processor that registers allow
     static constexpr std::size_t kRing = static_cast<std::size_t>(kDecodeWarps) * kSlots * kTileBytes;
-    static constexpr std::size_t kJoin = 4UL * kDecodeWarps * kHeads * kPitch;
-    static constexpr std::size_t kStates = 4UL * (2 * kDecodeWarps * kHeads + 2 * kHeads + 4);
+    static constexpr std::size_t kJoin = 4UL * kDecodeWarps * kRows * kPitch;
+    static constexpr std::size_t kStates = 4UL * (2 * kDecodeWarps * kRows + 2 * kRows + 4);
     static constexpr std::size_t kShared = (kRing > kJoin ? kRing : kJoin) + kStates;
 };
 
@@ -59,10 +61,10 @@ __device__ __forceinline__ void copy_tile(const Pages& pages, int head_bytes, st
     const int lane = static_cast<int>(threadIdx.x) % 32, piece = lane % D::kPieces;
     const auto* data = static_cast<const unsigned char*>(pages.data);
     static_assert(D::kPieces <= 32);
-    constexpr int kRows = 32 / D::kPieces;  // at once
+    constexpr int kAtOnce = 32 / D::kPieces;
 #pragma unroll
-    for (int i = 0; i < kTileKeys / kRows; ++i) {
-        const int row = lane / D::kPieces + i * kRows, at = key + row;
+    for (int i = 0; i < kTileKeys / kAtOnce; ++i) {
+        const int row = lane / D::kPieces + i * kAtOnce, at = key + row;
         const bool valid = at >= begin && at < end && piece * 16 < head_bytes;
         const std::int64_t place = (row < 8 ? low : high) + row % 8 * pages.token;
         copy_async16(tile + tile_offset<D::kRowBytes>(row, piece), valid ? data + place * kBytes + piece * 16 : data,
@@ -80,20 +82,21 @@ struct DecodeWarp {
     std::uint32_t queries[kGroups][kFragments][2];
     float acc[kGroups][kFragments][4];
     float maximum[kGroups][2], sum[kGroups][2];
+    int position[kGroups][2], head[kGroups][2];  // of the rows whose weights are here
 
-    __device__ __forceinline__ void begin(const T* from, std::int64_t head_stride, int rows, int head_dim) {
+    __device__ __forceinline__ void begin(const AttentionParams& p, const Rows& rows) {
         const int g = static_cast<int>(threadIdx.x) % 32 / 4, t = static_cast<int>(threadIdx.x) % 4;
 #pragma unroll
         for (int n = 0; n < kGroups; ++n) {
-            const int head = 8 * n + g;
-            const T* query = from + head * head_stride;
+            const T* query = rows.query<T>(p, min(8 * n + g, rows.count - 1));
 #pragma unroll
             for (int f = 0; f < kFragments; ++f) {
 #pragma unroll
                 for (int half = 0; half < 2; ++half) {
                     const int dim = key_dim<Kind>(f, half, t);
-                    queries[n][f][half] =
-                        head < rows && dim < head_dim ? std::uint32_t{query[dim + 1].bits} << 16 | query[dim].bits : 0;
+                    queries[n][f][half] = 8 * n + g < rows.count && dim < p.head_dim
+                                              ? std::uint32_t{query[dim + 1].bits} << 16 | query[dim].bits
+                                              : 0;
                 }
 #pragma unroll
                 for (int i = 0; i < 4; ++i) {
@@ -102,6 +105,9 @@ struct DecodeWarp {
             }
 #pragma unroll
             for (int i = 0; i < 2; ++i) {
+                const int row = min(8 * n + 2 * t + i, rows.count - 1);
+                position[n][i] = rows.position(row);
+                head[n][i] = rows.head(row);
                 maximum[n][i] = kMinusInfinity;
                 sum[n][i] = 0.0F;
             }
@@ -133,25 +139,23 @@ struct DecodeWarp {
     }
 
     // Products become weights; what was summed so far is rescaled where a maximum grew.
-    __device__ __forceinline__ void weigh(const AttentionParams& p, const plan::Item& item, int key, int position,
-                                          int first_head, int rows, float key_scale, float (&scores)[kGroups][4],
-                                          std::uint32_t (&weights)[kGroups][2]) {
-        const int g = static_cast<int>(threadIdx.x) % 32 / 4, t = static_cast<int>(threadIdx.x) % 4;
-        const int kv_head = item.head / p.subgroups;
+    __device__ __forceinline__ void weigh(const AttentionParams& p, const plan::Item& item, int key, float key_scale,
+                                          float (&scores)[kGroups][4], std::uint32_t (&weights)[kGroups][2]) {
+        const int g = static_cast<int>(threadIdx.x) % 32 / 4;
 #pragma unroll
         for (int n = 0; n < kGroups; ++n) {
             float factors[2];
 #pragma unroll
             for (int column = 0; column < 2; ++column) {
-                const int head = min(8 * n + 2 * t + column, rows - 1);
-                const RowScore row(p.score, first_head + head, kv_head, p.num_heads, p.num_kv_heads, key_scale);
+                const RowScore row(p.score, head[n][column], item.head, p.num_heads, p.num_kv_heads, key_scale);
+                const int end = min(item.end, position[n][column] + 1);
                 float top = maximum[n][column];
 #pragma unroll
                 for (int half = 0; half < 2; ++half) {
                     const int at = key + g + 8 * half;
-                    const bool seen = at >= item.begin && at < item.end && row.sees(p.score, position, at);
+                    const bool seen = at >= item.begin && at < end && row.sees(p.score, position[n][column], at);
                     float& score = scores[n][2 * half + column];
-                    score = seen ? row(score, position - at) : kMinusInfinity;
+                    score = seen ? row(score, position[n][column] - at) : kMinusInfinity;
                     top = fmaxf(top, score);
                 }
 #pragma unroll
@@ -195,12 +199,12 @@ struct DecodeWarp {
         }
     }
 
-    // The warps' parts become one in shared memory: acc [kHeads][kPitch] at `memory`, then maximum and sum.
+    // The warps' parts become one in shared memory: acc [kRows][kPitch] at `memory`, then maximum and sum.
     __device__ __forceinline__ void join(float* memory, float* states) {
         const int thread = static_cast<int>(threadIdx.x), warp = thread / 32;
         const int g = thread % 32 / 4, t = thread % 4;
         float* maxima = states;
-        float* sums = states + kDecodeWarps * D::kHeads;
+        float* sums = states + kDecodeWarps * D::kRows;
 #pragma unroll
         for (int n = 0; n < kGroups; ++n) {
 #pragma unroll
@@ -211,8 +215,8 @@ struct DecodeWarp {
                     total += __shfl_xor_sync(kAllLanes, total, bits);
                 }
                 if (g == 0) {
-                    maxima[warp * D::kHeads + 8 * n + 2 * t + column] = maximum[n][column];
-                    sums[warp * D::kHeads + 8 * n + 2 * t + column] = total;
+                    maxima[warp * D::kRows + 8 * n + 2 * t + column] = maximum[n][column];
+                    sums[warp * D::kRows + 8 * n + 2 * t + column] = total;
                 }
             }
         }
@@ -221,14 +225,14 @@ struct DecodeWarp {
         for (int n = 0; n < kGroups; ++n) {
 #pragma unroll
             for (int column = 0; column < 2; ++column) {
-                const int head = 8 * n + 2 * t + column;
-                float top = maxima[head];
+                const int at_row = 8 * n + 2 * t + column;
+                float top = maxima[at_row];
 #pragma unroll
                 for (int other = 1; other < kDecodeWarps; ++other) {
-                    top = fmaxf(top, maxima[other * D::kHeads + head]);
+                    top = fmaxf(top, maxima[other * D::kRows + at_row]);
                 }
                 const float factor = weight_of(maximum[n][column], top);
-                float* row = memory + (warp * D::kHeads + head) * D::kPitch;
+                float* row = memory + (warp * D::kRows + at_row) * D::kPitch;
 #pragma unroll
                 for (int f = 0; f < kFragments; ++f) {
                     row[value_dim<Kind>(f, 0, g)] = acc[n][f][column] * factor;
@@ -237,26 +241,26 @@ struct DecodeWarp {
             }
         }
         __syncthreads();
-        for (int i = thread; i < D::kHeads * kDim; i += kDecodeThreads) {
+        for (int i = thread; i < D::kRows * kDim; i += kDecodeThreads) {
             const int place = i / kDim * D::kPitch + i % kDim;
             float total = memory[place];
 #pragma unroll
             for (int other = 1; other < kDecodeWarps; ++other) {
-                total += memory[other * D::kHeads * D::kPitch + place];
+                total += memory[other * D::kRows * D::kPitch + place];
             }
             memory[place] = total;
         }
-        float* joined = states + 2 * kDecodeWarps * D::kHeads;
-        if (thread < D::kHeads) {
+        float* joined = states + 2 * kDecodeWarps * D::kRows;
+        if (thread < D::kRows) {
             float top = maxima[thread], total = 0.0F;
             for (int other = 1; other < kDecodeWarps; ++other) {
-                top = fmaxf(top, maxima[other * D::kHeads + thread]);
+                top = fmaxf(top, maxima[other * D::kRows + thread]);
             }
             for (int other = 0; other < kDecodeWarps; ++other) {
-                total += weight_of(maxima[other * D::kHeads + thread], top) * sums[other * D::kHeads + thread];
+                total += weight_of(maxima[other * D::kRows + thread], top) * sums[other * D::kRows + thread];
             }
             joined[thread] = top;
-            joined[D::kHeads + thread] = total;
+            joined[D::kRows + thread] = total;
         }
         __syncthreads();
     }
@@ -268,11 +272,9 @@ __device__ __forceinline__ void decode_item(const AttentionParams& p, const plan
                                             DecodeWarp<T, KindOf, kDim, kGroups>& warp_state, unsigned char* ring) {
     using D = Decode<T, KindOf, kDim, kGroups>;
     const int warp = static_cast<int>(threadIdx.x) / 32;
-    const int kv_head = item.head / p.subgroups, first_row = item.head % p.subgroups * D::kHeads;
-    const int rows = min(D::kHeads, p.group - first_row), first_head = kv_head * p.group + first_row;
-    const int position = p.lens[item.sequence] - 1, head_bytes = p.head_dim * D::Kind::kBytes;
+    const int head_bytes = p.head_dim * D::Kind::kBytes;
     const std::int32_t* table = p.tables + item.sequence * p.table_stride;
-    const float key_scale = p.scales.key(kv_head);
+    const float key_scale = p.scales.key(item.head);
     // Tiles begin at multiples of 16, so that 8 keys never lie in two blocks.
     const int base = item.begin / kTileKeys * kTileKeys + warp * kTileKeys;
     const int num_tiles = base < item.end ? (item.end - base - 1) / (kTileKeys * kDecodeWarps) + 1 : 0;
@@ -294,8 +296,9 @@ __device__ __forceinline__ void decode_item(const AttentionParams& p, const plan
                 high_slot = low_slot + 8 < p.kv.block_size ? low_slot + 8 : 0;
             }
             const Pages& side = step % 2 == 0 ? p.kv.keys : p.kv.values;
-            copy_tile<D>(side, head_bytes, side.offset(low, kv_head, low_slot), side.offset(high, kv_head, high_slot),
-                         key, item.begin, item.end, ring + step % D::kSlots * D::kTileBytes);
+            copy_tile<D>(side, head_bytes, side.offset(low, item.head, low_slot),
+                         side.offset(high, item.head, high_slot), key, item.begin, item.end,
+                         ring + step % D::kSlots * D::kTileBytes);
         }
         commit_copies();  // also an empty group: waiting counts them
     };
@@ -315,7 +318,7 @@ __device__ __forceinline__ void decode_item(const AttentionParams& p, const plan
         arrive();
         copy(2 * tile + D::kSlots - 1);
         warp_state.multiply_keys(p, ring + 2 * tile % D::kSlots * D::kTileBytes, scores);
-        warp_state.weigh(p, item, key, position, first_head, rows, key_scale, scores, weights);
+        warp_state.weigh(p, item, key, key_scale, scores, weights);
         arrive();
         copy(2 * tile + D::kSlots);
         warp_state.multiply_values(p, ring + (2 * tile + 1) % D::kSlots * D::kTileBytes, weights);
@@ -324,24 +327,23 @@ __device__ __forceinline__ void decode_item(const AttentionParams& p, const plan
 }
 
 template <typename T, template <typename> class KindOf, int kDim, int kGroups>
-__global__ void __launch_bounds__(kDecodeThreads) decode_mma_kernel(const AttentionParams p) {
+__global__ void __launch_bounds__(kDecodeThreads, Decode<T, KindOf, kDim, kGroups>::kAtOnce)
+    decode_mma_kernel(const AttentionParams p) {
     using D = Decode<T, KindOf, kDim, kGroups>;
     unsigned char* memory = shared_memory();
     auto* states = reinterpret_cast<float*>(memory + D::kShared - D::kStates);
-    auto* flag = reinterpret_cast<int*>(states + 2 * kDecodeWarps * D::kHeads + 2 * D::kHeads);
+    auto* flag = reinterpret_cast<int*>(states + 2 * kDecodeWarps * D::kRows + 2 * D::kRows);
     const int warp = static_cast<int>(threadIdx.x) / 32;
     for (int i = p.slots[blockIdx.x]; i < p.slots[blockIdx.x + 1]; ++i) {
         const plan::Item item = p.items[i];
-        const int first_row = item.head % p.subgroups * D::kHeads;
-        const int first_head = item.head / p.subgroups * p.group + first_row;
+        const Rows rows(p, item, D::kRows);
         DecodeWarp<T, KindOf, kDim, kGroups> state;
-        state.begin(static_cast<const T*>(p.queries) + item.sequence * p.query_row + first_head * p.query_head,
-                    p.query_head, min(D::kHeads, p.group - first_row), p.head_dim);
+        state.begin(p, rows);
         decode_item(p, item, state, memory + warp * D::kSlots * D::kTileBytes);
         state.join(reinterpret_cast<float*>(memory), states);
-        const float* joined = states + 2 * kDecodeWarps * D::kHeads;
-        finish_item<T, D::kHeads>(p, item, reinterpret_cast<const float*>(memory), D::kPitch, joined,
-                                  joined + D::kHeads, flag);
+        const float* joined = states + 2 * kDecodeWarps * D::kRows;
+        finish_item<T>(p, item, rows, D::kRows, reinterpret_cast<const float*>(memory), D::kPitch, joined,
+                       joined + D::kRows, flag);
         __syncthreads();
     }
 }

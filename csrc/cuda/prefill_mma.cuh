@@ -1,8 +1,8 @@
 // Paged prefill on tensor cores: varlen, causal, chunked. A sequence's queries are its last tokens; the keys and values
 // of this chunk are already in the cache.
 //
-// An item is 64 rows of queries that share a kv head (tokens x heads of the group, so that grouped heads fill a tile),
-// 16 per warp. Tiles of keys and values are copied while the tile before is worked on, and all four warps use them.
+// A tile is 64 rows of queries that share a kv head, 16 per warp. Tiles of keys and values are copied while the one
+// before is worked on, and all four warps use them. The keys of few tiles with a long past are split like a decode's.
 #pragma once
 
 #include "attention.cuh"
@@ -25,42 +25,23 @@ struct Prefill {
     static constexpr int kQueryPitch = kDim + 8;      // 16-bit numbers: rows begin 4 banks apart
     static constexpr bool kKeepQueries = kDim < 256;  // in registers; else they are read again for each tile
     static constexpr std::size_t kTiles = 4UL * kTileBytes;
-    static constexpr std::size_t kShared = kTiles + 2UL * kPrefillRows * kQueryPitch;
+    static constexpr std::size_t kQueries = 2UL * kPrefillRows * kQueryPitch;
+    static constexpr std::size_t kShared = kTiles + kQueries + 16;
 };
-
-struct PrefillItem {
-    int sequence, kv_head, first_row, end_row;
-    int first_token, position;  // of the sequence's first query: its row, and its place in the sequence
-    int begin, end;             // keys that any of the rows sees
-};
-
-__device__ __forceinline__ PrefillItem prefill_item(const AttentionParams& p, const plan::Item& item) {
-    PrefillItem it;
-    it.sequence = item.sequence;
-    it.kv_head = item.head;
-    it.first_row = item.begin;
-    it.end_row = item.end;
-    it.first_token = p.cu_q[item.sequence];
-    it.position = p.lens[item.sequence] - (p.cu_q[item.sequence + 1] - it.first_token);
-    const int first = it.position + item.begin / p.group;
-    it.begin = p.score.window > 0 ? max(0, first - p.score.window + 1) : 0;
-    it.end = it.position + (item.end - 1) / p.group + 1;
-    return it;
-}
 
 template <typename P>
-__device__ __forceinline__ void copy_keys(const AttentionParams& p, const Pages& pages, const PrefillItem& it, int key,
+__device__ __forceinline__ void copy_keys(const AttentionParams& p, const Pages& pages, const plan::Item& item, int key,
                                           unsigned char* tile) {
     const auto* data = static_cast<const unsigned char*>(pages.data);
-    const std::int32_t* table = p.tables + it.sequence * p.table_stride;
+    const std::int32_t* table = p.tables + item.sequence * p.table_stride;
     const int piece = static_cast<int>(threadIdx.x) % P::kPieces;
     constexpr int kRows = kPrefillThreads / P::kPieces;
     for (int row = static_cast<int>(threadIdx.x) / P::kPieces; row < P::kKeys; row += kRows) {
         const int at = key + row;
-        const bool valid = at >= it.begin && at < it.end && piece * 16 < p.head_dim * P::Kind::kBytes;
+        const bool valid = at >= item.begin && at < item.end && piece * 16 < p.head_dim * P::Kind::kBytes;
         std::int64_t place = 0;
         if (valid) {
-            place = pages.offset(table[at / p.kv.block_size], it.kv_head, at % p.kv.block_size) * P::Kind::kBytes +
+            place = pages.offset(table[at / p.kv.block_size], item.head, at % p.kv.block_size) * P::Kind::kBytes +
                     piece * 16;
         }
         copy_async16(tile + tile_offset<P::kRowBytes>(row, piece), data + place, valid);
@@ -76,16 +57,10 @@ struct PrefillWarp {
     float acc[2 * P::kFragments][4];
     float maximum[2], sum[2];  // of rows g and g + 8
 
-    __device__ __forceinline__ static void stage_queries(const AttentionParams& p, const PrefillItem& it, T* staged) {
-        const T* from =
-            static_cast<const T*>(p.queries) + it.first_token * p.query_row + it.kv_head * p.group * p.query_head;
+    __device__ __forceinline__ static void stage_queries(const AttentionParams& p, const Rows& rows, T* staged) {
         for (int i = static_cast<int>(threadIdx.x); i < kPrefillRows * kDim; i += kPrefillThreads) {
-            const int row = it.first_row + i / kDim, dim = i % kDim;
-            T x{};
-            if (row < it.end_row && dim < p.head_dim) {
-                x = from[row / p.group * p.query_row + row % p.group * p.query_head + dim];
-            }
-            staged[i / kDim * P::kQueryPitch + dim] = x;
+            const int r = i / kDim, dim = i % kDim;
+            staged[r * P::kQueryPitch + dim] = r < rows.count && dim < p.head_dim ? rows.query<T>(p, r)[dim] : T{};
         }
     }
 
@@ -150,7 +125,7 @@ struct PrefillWarp {
     }
 
     // Products become weights, and what was summed so far is rescaled. `all`: every row sees every key of the tile.
-    __device__ __forceinline__ void weigh(const AttentionParams& p, const PrefillItem& it, const RowScore (&rows)[2],
+    __device__ __forceinline__ void weigh(const AttentionParams& p, const plan::Item& item, const RowScore (&rows)[2],
                                           const int (&positions)[2], int key, bool all,
                                           float (&scores)[P::kKeys / 8][4]) {
         const int t = static_cast<int>(threadIdx.x) % 4;
@@ -163,7 +138,7 @@ struct PrefillWarp {
                 for (int i = 0; i < 2; ++i) {
                     const int at = key + 8 * n + 2 * t + i;
                     float& score = scores[n][2 * half + i];
-                    const bool seen = all || (at >= it.begin && at <= positions[half] &&
+                    const bool seen = all || (at >= item.begin && at < item.end && at <= positions[half] &&
                                               rows[half].sees(p.score, positions[half], at));
                     score = seen ? rows[half](score, positions[half] - at) : kMinusInfinity;
                     top = fmaxf(top, score);
@@ -213,36 +188,49 @@ struct PrefillWarp {
         }
     }
 
-    __device__ __forceinline__ void write(const AttentionParams& p, const PrefillItem& it) {
+    // Rows to the output if the item is the whole, else as they are to the item's partial result.
+    __device__ __forceinline__ void write(const AttentionParams& p, const plan::Item& item, const Rows& rows) {
         const int warp = static_cast<int>(threadIdx.x) / 32, g = static_cast<int>(threadIdx.x) % 32 / 4;
         const int t = static_cast<int>(threadIdx.x) % 4;
-        const float value_scale = p.scales.value(it.kv_head);
+        const float value_scale = p.scales.value(item.head);
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
             float total = sum[half];
             total += __shfl_xor_sync(kAllLanes, total, 1);
             total += __shfl_xor_sync(kAllLanes, total, 2);
-            const int row = it.first_row + 16 * warp + g + 8 * half;
-            if (row >= it.end_row) {
+            const int r = 16 * warp + g + 8 * half;
+            if (r >= rows.count) {
                 continue;
             }
-            const int head = it.kv_head * p.group + row % p.group;
-            const std::int64_t token = it.first_token + row / p.group;
-            float lse;
-            const float factor = close_row(maximum[half], total, sink_of(p.score, head), value_scale, lse);
-            T* out = static_cast<T*>(p.out) + token * p.out_row + head * p.out_head;
-#pragma unroll
-            for (int n = 0; n < 2 * P::kFragments; ++n) {
-#pragma unroll
-                for (int i = 0; i < 2; ++i) {
-                    const int dim = value_dim<Kind>(n / 2, n % 2, 2 * t + i);
-                    if (dim < p.head_dim) {
-                        from_float(acc[n][2 * half + i] * factor, out[dim]);
-                    }
+            if (item.parts > 1) {
+                float* mine = partial_of(p, item, item.part, kPrefillRows) + r * (p.head_dim + 2);
+                put(p, half, 1.0F, mine);
+                if (t == 0) {
+                    mine[p.head_dim] = maximum[half];
+                    mine[p.head_dim + 1] = total;
                 }
+                continue;
             }
-            if (p.lse && t == 0) {
-                p.lse[token * p.num_heads + head] = lse;
+            float lse;
+            const float factor = close_row(maximum[half], total, sink_of(p.score, rows.head(r)), value_scale, lse);
+            put(p, half, factor, rows.out<T>(p, r));
+            if (t == 0) {
+                rows.put_lse(p, r, lse);
+            }
+        }
+    }
+
+    template <typename To>
+    __device__ __forceinline__ void put(const AttentionParams& p, int half, float factor, To* to) {
+        const int t = static_cast<int>(threadIdx.x) % 4;
+#pragma unroll
+        for (int n = 0; n < 2 * P::kFragments; ++n) {
+#pragma unroll
+            for (int i = 0; i < 2; ++i) {
+                const int dim = value_dim<Kind>(n / 2, n % 2, 2 * t + i);
+                if (dim < p.head_dim) {
+                    from_float(acc[n][2 * half + i] * factor, to[dim]);
+                }
             }
         }
     }
@@ -253,48 +241,49 @@ __global__ void __launch_bounds__(kPrefillThreads) prefill_mma_kernel(const Atte
     using P = Prefill<T, KindOf, kDim>;
     unsigned char* tiles = shared_memory();  // keys, values; keys, values
     auto* staged = reinterpret_cast<T*>(tiles + P::kTiles);
+    auto* flag = reinterpret_cast<int*>(tiles + P::kTiles + P::kQueries);
     const int warp = static_cast<int>(threadIdx.x) / 32, g = static_cast<int>(threadIdx.x) % 32 / 4;
     for (int i = p.slots[blockIdx.x]; i < p.slots[blockIdx.x + 1]; ++i) {
-        const PrefillItem it = prefill_item(p, p.items[i]);
-        const int first = it.begin / P::kKeys * P::kKeys;
+        const plan::Item item = p.items[i];
+        const Rows rows(p, item, kPrefillRows);
+        const int first = item.begin / P::kKeys * P::kKeys;
         const auto copy = [&](int key) {
             unsigned char* place = tiles + key / P::kKeys % 2 * 2 * P::kTileBytes;
-            if (key < it.end) {
-                copy_keys<P>(p, p.kv.keys, it, key, place);
-                copy_keys<P>(p, p.kv.values, it, key, place + P::kTileBytes);
+            if (key < item.end) {
+                copy_keys<P>(p, p.kv.keys, item, key, place);
+                copy_keys<P>(p, p.kv.values, item, key, place + P::kTileBytes);
             }
             commit_copies();
         };
         copy(first);
         PrefillWarp<T, KindOf, kDim> state;
-        state.stage_queries(p, it, staged);
+        state.stage_queries(p, rows, staged);
         __syncthreads();
         state.begin(staged);
-        int positions[2];
-        const int last_row = it.end_row - 1;
-        const int rows[2] = {min(it.first_row + 16 * warp + g, last_row),
-                             min(it.first_row + 16 * warp + g + 8, last_row)};
-        positions[0] = it.position + rows[0] / p.group;
-        positions[1] = it.position + rows[1] / p.group;
-        const float key_scale = p.scales.key(it.kv_head);
-        const RowScore row_scores[2] = {RowScore(p.score, it.kv_head * p.group + rows[0] % p.group, it.kv_head,
-                                                 p.num_heads, p.num_kv_heads, key_scale),
-                                        RowScore(p.score, it.kv_head * p.group + rows[1] % p.group, it.kv_head,
-                                                 p.num_heads, p.num_kv_heads, key_scale)};
-        const int seen_by_all =
-            p.score.window > 0 || p.score.vert_stride > 1 ? 0 : it.position + it.first_row / p.group + 1;
-        for (int key = first; key < it.end; key += P::kKeys) {
+        const int row = min(16 * warp + g, rows.count - 1), other = min(16 * warp + g + 8, rows.count - 1);
+        const int positions[2] = {rows.position(row), rows.position(other)};
+        const float key_scale = p.scales.key(item.head);
+        const RowScore scores_of[2] = {
+            RowScore(p.score, rows.head(row), item.head, p.num_heads, p.num_kv_heads, key_scale),
+            RowScore(p.score, rows.head(other), item.head, p.num_heads, p.num_kv_heads, key_scale)};
+        const bool masked = p.score.window > 0 || p.score.vert_stride > 1;
+        const int seen_by_all = masked ? 0 : min(item.end, rows.position(0) + 1);
+        for (int key = first; key < item.end; key += P::kKeys) {
             wait_copies<0>();
             __syncthreads();  // the tile is there for all, and all have done with the one before
             copy(key + P::kKeys);
             const unsigned char* place = tiles + key / P::kKeys % 2 * 2 * P::kTileBytes;
             float scores[P::kKeys / 8][4];
             state.multiply_keys(p, staged, place, scores);
-            state.weigh(p, it, row_scores, positions, key, key + P::kKeys <= seen_by_all, scores);
+            const bool all = key >= item.begin && key + P::kKeys <= seen_by_all;
+            state.weigh(p, item, scores_of, positions, key, all, scores);
             state.multiply_values(p, place + P::kTileBytes, scores);
         }
         wait_copies<0>();
-        state.write(p, it);
+        state.write(p, item, rows);
+        if (item.parts > 1) {
+            join_parts<T>(p, item, rows, kPrefillRows, flag);
+        }
         __syncthreads();
     }
 }

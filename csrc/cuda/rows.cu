@@ -1,6 +1,7 @@
 #include "rows.cuh"
 
 #include "api.h"
+#include "common/angles.h"
 #include "common/dispatch.h"
 
 namespace octavo::cuda {
@@ -88,16 +89,7 @@ void rotary(const TensorRef& heads, const TensorRef& positions, const TensorRef&
             using T = typename decltype(tag)::Type;
             using C = typename decltype(angle)::Type;
             expect(heads, "heads", {kAny, kAny, kAny});
-            require(rotated > 0 && rotated % 2 == 0 && rotated <= heads.shape[2], "rotated",
-                    "is not an even number of a head's dimensions");
-            expect(cos, "cos", {kAny, kAny});
-            expect(sin, "sin", {cos.shape[0], kAny}, cos.dtype);
-            require(cos.shape[1] >= rotated / 2 && sin.shape[1] >= rotated / 2, "cos", "has too few columns");
-            if (positions.data) {
-                expect(positions, "positions", {heads.shape[0]}, DType::kI64);
-            } else {
-                require(cos.shape[0] == heads.shape[0], "cos", "has another number of rows than heads");
-            }
+            expect_angles(positions, cos, sin, heads.shape[0], rotated, heads.shape[2]);
             if (heads.size() == 0) {
                 return;
             }

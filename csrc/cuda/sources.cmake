@@ -1,5 +1,6 @@
-# The kernels and their host side; swap.cu, which only a device can run, is not among them.
-set(OCTAVO_CUDA_SOURCES attention.cu attention_simt.cu cache.cu common/kv_cache.cu rows.cu sample.cu vllm_attention.cu)
+# The kernels and their host side.
+set(OCTAVO_CUDA_SOURCES attention.cu attention_simt.cu cache.cu common/kv_cache.cu device.cu logits.cu rows.cu sample.cu swap.cu
+  vllm_attention.cu)
 foreach(type f16 bf16)
   foreach(dim 64 128 256)
     list(APPEND OCTAVO_CUDA_SOURCES inst/decode_mma_${type}_${dim}.cu inst/prefill_mma_${type}_${dim}.cu)

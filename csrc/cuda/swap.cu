@@ -1,189 +1,198 @@
-// The one file that speaks to the copy engines; the shim does not run it.
+// The one file that speaks to the copy engines. What is copied, and how, is decided in plan/swap_plan.cpp.
 #include "swap.h"
 
-#include <map>
+#include <cuda_runtime_api.h>
 
-#include "arch/launch.cuh"
-#include "plan/attention_plan.h"
+#include <map>
+#include <mutex>
+#include <set>
+#include <type_traits>
+
+#include "arch/simt.h"
+#include "common/arena.h"
+#include "plan/swap_plan.h"
 
 namespace octavo::cuda {
 namespace {
 
-// The form of blocks, checked as the kernels' host side does.
-struct Side {
-    unsigned char* data;
-    std::int64_t layer, block, length, layers, blocks;
-};
-
-Side side_of(const TensorRef& t, const char* name) {
-    require(t.ndim >= 3, name, "has less than three dimensions");
-    std::int64_t run = 1;
-    for (int i = t.ndim - 1; i >= 2; --i) {
-        require(t.shape[i] == 1 || t.stride[i] == run, name, "has blocks that are not contiguous");
-        run *= t.shape[i];
+void check(cudaError_t status) {
+    if (status != cudaSuccess) {
+        throw DeviceError(std::string("swap: ") + cudaGetErrorString(status));
     }
-    const std::int64_t size = size_of(t.dtype);
-    return {t.as<unsigned char>(), t.stride[0] * size, t.stride[1] * size, run * size, t.shape[0], t.shape[1]};
 }
 
-struct Copies {
-    std::vector<void*> to;
-    std::vector<void*> from;
+template <auto kFree>
+struct Free {
+    template <typename T>
+    void operator()(T* p) const {
+        kFree(p);  // a failure here was told by a call before
+    }
+};
+using Event = std::unique_ptr<std::remove_pointer_t<cudaEvent_t>, Free<cudaEventDestroy>>;
+using CopyStream = std::unique_ptr<std::remove_pointer_t<cudaStream_t>, Free<cudaStreamDestroy>>;
+using PinnedPairs = std::unique_ptr<std::int64_t, Free<cudaFreeHost>>;
+
+Event make_event() {
+    cudaEvent_t event = nullptr;
+    check(cudaEventCreateWithFlags(&event, cudaEventDisableTiming));
+    return Event(event);
+}
+
+CopyStream make_stream() {
+    cudaStream_t stream = nullptr;
+    check(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
+    return CopyStream(stream);
+}
+
+void check_pairs(const std::vector<std::pair<std::int64_t, std::int64_t>>& pairs, const Arena& from, const Arena& to) {
+    std::set<std::int64_t> sources, targets;
+    for (const auto& [source, target] : pairs) {
+        require(source >= 0 && source < from.num_blocks, "pairs", "name a block that source does not have");
+        require(target >= 0 && target < to.num_blocks, "pairs", "name a block that target does not have");
+        require(targets.insert(target).second, "pairs", "write a block twice");
+        sources.insert(source);
+    }
+    for (const std::int64_t target : targets) {
+        require(from.data != to.data || sources.count(target) == 0, "pairs", "read and write one block");
+    }
+}
+
+void copy_by_engine(const Arena& from, const Arena& to, const std::vector<plan::Copy>& copies, cudaStream_t stream) {
+    std::vector<const void*> sources;
+    std::vector<void*> targets;
     std::vector<std::size_t> sizes;
-};
-
-// Runs of neighbours where blocks of a layer are neighbours in memory; else every block alone.
-Copies list_copies(const Side& from, const Side& to, const std::vector<plan::Run>& runs) {
-    Copies copies;
-    const bool dense = from.block == from.length && to.block == to.length;
-    for (std::int64_t layer = 0; layer < from.layers; ++layer) {
-        for (const plan::Run& run : runs) {
-            const std::int64_t pieces = dense ? 1 : run.blocks, length = dense ? run.blocks * from.length : from.length;
-            for (std::int64_t i = 0; i < pieces; ++i) {
-                copies.from.push_back(from.data + layer * from.layer + (run.from + i) * from.block);
-                copies.to.push_back(to.data + layer * to.layer + (run.to + i) * to.block);
-                copies.sizes.push_back(static_cast<std::size_t>(length));
-            }
-        }
+    for (const plan::Copy& copy : copies) {
+        sources.push_back(from.data + copy.from);
+        targets.push_back(to.data + copy.to);
+        sizes.push_back(static_cast<std::size_t>(copy.bytes));
     }
-    return copies;
-}
-
-void copy_all(Copies& copies, cudaStream_t stream) {
 #if CUDART_VERSION >= 13000
     cudaMemcpyAttributes attributes{};
     attributes.srcAccessOrder = cudaMemcpySrcAccessOrderStream;  // the source may still be written by what is queued
     attributes.flags = cudaMemcpyFlagPreferOverlapWithCompute;
     std::size_t first = 0;
-    check(cudaMemcpyBatchAsync(const_cast<const void**>(copies.to.data()), const_cast<const void**>(copies.from.data()),
-                               copies.sizes.data(), copies.sizes.size(), &attributes, &first, 1, stream),
-          "swap");
+    check(cudaMemcpyBatchAsync(const_cast<const void**>(targets.data()), sources.data(), sizes.data(), sizes.size(),
+                               &attributes, &first, 1, stream));
 #else
-    for (std::size_t i = 0; i < copies.sizes.size(); ++i) {
-        check(cudaMemcpyAsync(copies.to[i], copies.from[i], copies.sizes[i], cudaMemcpyDefault, stream), "swap");
+    for (std::size_t i = 0; i < sizes.size(); ++i) {
+        check(cudaMemcpyAsync(targets[i], sources[i], sizes[i], cudaMemcpyDefault, stream));
     }
 #endif
+}
+
+// Few thread blocks, so that decoding keeps the others. The pairs must outlive the copy.
+PinnedPairs copy_by_kernel(const TensorRef& source, const TensorRef& target, const plan::SwapPlan& plan,
+                           cudaStream_t stream) {
+    constexpr int kCopyingBlocks = 8;
+    void* memory = nullptr;
+    check(cudaHostAlloc(&memory, 16 * plan.pairs.size(), cudaHostAllocDefault));
+    PinnedPairs list(static_cast<std::int64_t*>(memory));
+    std::int64_t* next = list.get();
+    for (const auto& [from, to] : plan.pairs) {
+        *next++ = from;
+        *next++ = to;
+    }
+    TensorRef pairs;
+    pairs.data = list.get();
+    pairs.dtype = DType::kI64;
+    pairs.ndim = 2;
+    pairs.shape[0] = static_cast<std::int64_t>(plan.pairs.size());
+    pairs.shape[1] = pairs.stride[0] = 2;
+    pairs.stride[1] = 1;
+    copy_blocks_between(source, target, pairs, kCopyingBlocks, stream);
+    return list;
 }
 
 }  // namespace
 
 struct Swapper::State {
-    cudaStream_t stream = nullptr;
-    cudaEvent_t begin = nullptr;
-    std::map<std::int64_t, cudaEvent_t> events;   // of tickets not yet known to be done
-    std::map<std::int64_t, std::int64_t*> pairs;  // pinned, read by the copying kernel
+    // A swap that is not yet known to be done: what is to be kept until then.
+    struct Swap {
+        PinnedPairs pairs;
+        Event event;
+    };
+
+    std::mutex mutex;
+    CopyStream stream = make_stream();
+    Event begin = make_event();
+    std::map<std::int64_t, std::shared_ptr<Swap>> swaps;  // by ticket
     std::int64_t next = 0;
 
+    std::shared_ptr<Swap> find(std::int64_t ticket) {
+        const std::lock_guard<std::mutex> lock(mutex);
+        require(ticket >= 0 && ticket < next, "ticket", "was never given out");
+        const auto found = swaps.find(ticket);
+        return found == swaps.end() ? nullptr : found->second;
+    }
     void forget(std::int64_t ticket) {
-        const auto event = events.find(ticket);
-        if (event != events.end()) {
-            cudaEventDestroy(event->second);
-            events.erase(event);
-        }
-        const auto list = pairs.find(ticket);
-        if (list != pairs.end()) {
-            cudaFreeHost(list->second);
-            pairs.erase(list);
+        const std::lock_guard<std::mutex> lock(mutex);
+        swaps.erase(ticket);
+    }
+    // Tickets that nobody asked for again must not pile up: swaps are done in order.
+    void forget_done() {
+        while (!swaps.empty() && cudaEventQuery(swaps.begin()->second->event.get()) == cudaSuccess) {
+            swaps.erase(swaps.begin());
         }
     }
 };
 
-Swapper::Swapper() : state_(new State) {
-    check(cudaStreamCreateWithFlags(&state_->stream, cudaStreamNonBlocking), "swap stream");
-    check(cudaEventCreateWithFlags(&state_->begin, cudaEventDisableTiming), "swap event");
-}
+Swapper::Swapper() : state_(new State) {}
 
-Swapper::~Swapper() {
-    cudaStreamSynchronize(state_->stream);
-    while (!state_->events.empty()) {
-        state_->forget(state_->events.begin()->first);
-    }
-    cudaEventDestroy(state_->begin);
-    cudaStreamDestroy(state_->stream);
-}
+Swapper::~Swapper() { cudaStreamSynchronize(state_->stream.get()); }
 
 std::int64_t Swapper::start(const TensorRef& source, const TensorRef& target,
                             const std::vector<std::pair<std::int64_t, std::int64_t>>& pairs, StreamHandle after,
                             std::int64_t small_run) {
-    const Side from = side_of(source, "source"), to = side_of(target, "target");
-    require(from.length == to.length && from.layers == to.layers, "target", "has another form than source");
-    std::vector<std::int64_t> froms, tos;
-    for (const auto& [a, b] : pairs) {
-        require(a >= 0 && a < from.blocks, "pairs", "name a block that source does not have");
-        require(b >= 0 && b < to.blocks, "pairs", "name a block that target does not have");
-        froms.push_back(a);
-        tos.push_back(b);
+    const Arena from = as_arena(source, "source"), to = as_arena(target, "target");
+    require(from.length == to.length && from.num_layers == to.num_layers, "target", "has another form than source");
+    check_pairs(pairs, from, to);
+    const plan::SwapPlan plan = plan::plan_swap(from, to, pairs, small_run);
+    const std::lock_guard<std::mutex> lock(state_->mutex);
+    state_->forget_done();
+    auto swap = std::make_shared<State::Swap>();
+    swap->event = make_event();
+    cudaStream_t stream = state_->stream.get();
+    check(cudaEventRecord(state_->begin.get(), static_cast<cudaStream_t>(after)));
+    check(cudaStreamWaitEvent(stream, state_->begin.get(), 0));
+    if (plan.by_kernel) {
+        swap->pairs = copy_by_kernel(source, target, plan, stream);
+    } else if (!plan.copies.empty()) {
+        copy_by_engine(from, to, plan.copies, stream);
     }
-    const std::int64_t ticket = state_->next++;
-    check(cudaEventRecord(state_->begin, static_cast<cudaStream_t>(after)), "swap");
-    check(cudaStreamWaitEvent(state_->stream, state_->begin, 0), "swap");
-    Copies copies = list_copies(from, to, plan::coalesce(froms, tos));
-    const auto total = static_cast<std::int64_t>(pairs.size()) * from.length * from.layers;
-    const auto count = static_cast<std::int64_t>(copies.sizes.size());
-    if (count >= 16 && total / count < small_run) {
-        std::int64_t* list = nullptr;
-        check(cudaHostAlloc(reinterpret_cast<void**>(&list), 16 * pairs.size(), cudaHostAllocDefault), "swap");
-        state_->pairs[ticket] = list;
-        for (std::size_t i = 0; i < pairs.size(); ++i) {
-            list[2 * i] = froms[i];
-            list[2 * i + 1] = tos[i];
-        }
-        TensorRef device_pairs;
-        device_pairs.data = list;
-        device_pairs.ndim = 2;
-        device_pairs.shape[0] = static_cast<std::int64_t>(pairs.size());
-        device_pairs.shape[1] = 2;
-        device_pairs.stride[0] = 2;
-        device_pairs.stride[1] = 1;
-        device_pairs.dtype = DType::kI64;
-        copy_blocks_between(source, target, device_pairs, 8, state_->stream);  // few: decoding keeps the others
-    } else if (count > 0) {
-        copy_all(copies, state_->stream);
+    const cudaError_t recorded = cudaEventRecord(swap->event.get(), stream);
+    if (recorded != cudaSuccess) {
+        cudaStreamSynchronize(stream);  // the kernel reads the pairs
+        check(recorded);
     }
-    cudaEvent_t event = nullptr;
-    check(cudaEventCreateWithFlags(&event, cudaEventDisableTiming), "swap event");
-    state_->events[ticket] = event;
-    check(cudaEventRecord(event, state_->stream), "swap");
-    return ticket;
+    state_->swaps.emplace(state_->next, std::move(swap));
+    return state_->next++;
 }
 
 bool Swapper::done(std::int64_t ticket) {
-    const auto event = state_->events.find(ticket);
-    if (event == state_->events.end()) {
+    const auto swap = state_->find(ticket);
+    if (!swap) {
         return true;
     }
-    const cudaError_t status = cudaEventQuery(event->second);
+    const cudaError_t status = cudaEventQuery(swap->event.get());
     if (status == cudaErrorNotReady) {
         return false;
     }
-    check(status, "swap");
+    check(status);
     state_->forget(ticket);
     return true;
 }
 
 void Swapper::let_wait(std::int64_t ticket, StreamHandle stream) {
-    const auto event = state_->events.find(ticket);
-    if (event != state_->events.end()) {
-        check(cudaStreamWaitEvent(static_cast<cudaStream_t>(stream), event->second, 0), "swap");
+    if (const auto swap = state_->find(ticket)) {
+        check(cudaStreamWaitEvent(static_cast<cudaStream_t>(stream), swap->event.get(), 0));
     }
 }
 
 void Swapper::wait(std::int64_t ticket) {
-    const auto event = state_->events.find(ticket);
-    if (event != state_->events.end()) {
-        check(cudaEventSynchronize(event->second), "swap");
+    if (const auto swap = state_->find(ticket)) {
+        check(cudaEventSynchronize(swap->event.get()));
         state_->forget(ticket);
     }
-}
-
-int device_count() {
-    int count = 0;
-    const cudaError_t status = cudaGetDeviceCount(&count);
-    if (status == cudaErrorInsufficientDriver || status == cudaErrorNoDevice) {
-        return 0;
-    }
-    check(status, "devices");
-    return count;
 }
 
 }  // namespace octavo::cuda

@@ -10,17 +10,18 @@
 
 namespace octavo::cuda {
 
+// Threads may share one.
 class Swapper {
   public:
     Swapper();
-    ~Swapper();
+    ~Swapper();  // waits for what is on its way
     Swapper(const Swapper&) = delete;
     Swapper& operator=(const Swapper&) = delete;
 
     // Begins to copy blocks (from, to) in all layers, once all that is queued on `after` is done. Arenas are [layers,
-    // blocks, ...] of one form; a host arena is pinned. No block may be the source of one pair and the target of
-    // another. Large runs go in one call of the copy engine; where they are smaller than `small_run` bytes and many, a
-    // few thread blocks copy. Returns a ticket.
+    // blocks, ...] of one form; a host arena is pinned. No block is the target of two pairs, nor, within one arena,
+    // both source and target. Neighbours go together in one call of the copy engines; where copies are many and
+    // smaller than `small_run` bytes, a few thread blocks copy. Returns a ticket.
     std::int64_t start(const TensorRef& source, const TensorRef& target,
                        const std::vector<std::pair<std::int64_t, std::int64_t>>& pairs, StreamHandle after,
                        std::int64_t small_run);

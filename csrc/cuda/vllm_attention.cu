@@ -5,10 +5,10 @@
 
 namespace octavo::cuda {
 
-void paged_attention(const TensorRef& out, const TensorRef& exp_sums, const TensorRef& max_logits,
-                     const TensorRef& partial_out, const TensorRef& queries, const KvCache& kv, const TensorRef& tables,
-                     const TensorRef& lens, int max_len, int partition_size, const Attention& attention,
-                     StreamHandle stream) {
+void vllm_paged_attention(const TensorRef& out, const TensorRef& exp_sums, const TensorRef& max_logits,
+                          const TensorRef& partial_out, const TensorRef& queries, const KvCache& kv,
+                          const TensorRef& tables, const TensorRef& lens, int max_len, int partition_size,
+                          const Attention& attention, StreamHandle stream) {
     const KvLayer layer = make_kv_layer(kv, queries.dtype);
     const AttentionParams p = make_params(out, queries, layer, tables, lens, attention, TensorRef{});
     require(queries.shape[0] == tables.shape[0], "query", "does not have one row per sequence");

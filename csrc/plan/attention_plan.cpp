@@ -8,39 +8,52 @@
 namespace octavo::plan {
 namespace {
 
-constexpr std::int32_t kNone = -1;
+using Lengths = std::vector<std::int32_t>;
 
-std::int32_t first_key(std::int32_t len, const Shape& shape) {
-    return shape.window > 0 ? std::max(0, len - shape.window) : 0;
+std::int64_t cost_of(const Item& item, const Shape& shape) { return item.end - item.begin + shape.item_cost; }
+
+// All tiles, whole.
+std::vector<Item> whole_tiles(const Lengths& q_lens, const Lengths& kv_lens, const Shape& shape) {
+    std::vector<Item> tiles;
+    for (std::size_t s = 0; s < q_lens.size(); ++s) {
+        const std::int32_t rows = q_lens[s] * shape.group, position = kv_lens[s] - q_lens[s];
+        for (std::int32_t head = 0; head < shape.num_heads; ++head) {
+            for (std::int32_t row = 0; row < rows; row += shape.rows) {
+                const std::int32_t first = position + row / shape.group;
+                const std::int32_t last = position + (std::min(rows, row + shape.rows) - 1) / shape.group;
+                const std::int32_t begin = shape.window > 0 ? std::max(0, first - shape.window + 1) : 0;
+                tiles.push_back({static_cast<std::int32_t>(s), head, row, begin, std::max(begin, last + 1), 0, 1, 0});
+            }
+        }
+    }
+    return tiles;
 }
 
-// Gives the parts of one (sequence, head), which are the last `parts` items, their places.
-void number_parts(Plan& plan, std::size_t parts) {
-    const auto count = static_cast<std::int32_t>(parts);
-    for (std::size_t i = plan.items.size() - parts; i < plan.items.size(); ++i) {
-        Item& item = plan.items[i];
-        item.parts = count;
+// Gives the parts of one tile, which are the last `parts` items, their places.
+void number_parts(Plan& plan, std::int32_t parts) {
+    if (parts == 1) {
+        return;
+    }
+    const std::size_t first = plan.items.size() - static_cast<std::size_t>(parts);
+    for (std::int32_t i = 0; i < parts; ++i) {
+        Item& item = plan.items[first + static_cast<std::size_t>(i)];
+        item.part = i;
+        item.parts = parts;
         item.first = plan.num_partials;
-        item.counter = plan.num_counters;
-        item.partial =
-            parts == 1 ? kNone : plan.num_partials + static_cast<std::int32_t>(i + parts - plan.items.size());
     }
-    if (parts > 1) {
-        plan.num_partials += count;
-        ++plan.num_counters;
-    }
+    plan.num_partials += parts;
 }
 
-Plan plan_even(const std::vector<std::int32_t>& lens, const Shape& shape) {
+Plan cut_evenly(const std::vector<Item>& tiles, const Shape& shape) {
     Plan plan;
     std::int64_t total = std::int64_t{shape.num_slots} * shape.item_cost;  // a cut begins one more item
-    for (const std::int32_t len : lens) {
-        total += (len - first_key(len, shape) + shape.item_cost) * std::int64_t{shape.num_heads};
+    for (const Item& tile : tiles) {
+        total += cost_of(tile, shape);
     }
     const std::int64_t share = std::max<std::int64_t>(
         {(total + shape.num_slots - 1) / shape.num_slots, shape.least_piece + shape.item_cost, kTile});
     std::int64_t done = 0;  // cost of what slots before and this one have
-    std::vector<std::int32_t> sizes{0};
+    Lengths sizes{0};
     const auto slot_end = [&] { return share * static_cast<std::int64_t>(sizes.size()); };
     const auto next_slot = [&] {
         if (static_cast<std::int32_t>(sizes.size()) < shape.num_slots) {
@@ -49,29 +62,28 @@ Plan plan_even(const std::vector<std::int32_t>& lens, const Shape& shape) {
         }
         return false;
     };
-    for (std::size_t s = 0; s < lens.size(); ++s) {
-        for (std::int32_t head = 0; head < shape.num_heads; ++head) {
-            std::int32_t at = first_key(lens[s], shape);
-            std::size_t parts = 0;
-            do {
-                // Never a piece of less than half a tile: what is left of this slot's share is then let go.
-                while (slot_end() - done < shape.item_cost + kTile / 2 && next_slot()) {
-                }
-                const std::int64_t room = std::max<std::int64_t>(slot_end() - done - shape.item_cost, 0);
-                std::int64_t end = (at + room + kTile / 2) / kTile * kTile;
-                const bool last_slot = static_cast<std::int32_t>(sizes.size()) == shape.num_slots;
-                if (last_slot || end <= at || end + kTile / 2 > lens[s]) {
-                    end = lens[s];
-                }
-                plan.items.push_back(
-                    {static_cast<std::int32_t>(s), head, at, static_cast<std::int32_t>(end), kNone, 0, 1, 0});
-                ++sizes.back();
-                ++parts;
-                done += end - at + shape.item_cost;
-                at = static_cast<std::int32_t>(end);
-            } while (at < lens[s]);
-            number_parts(plan, parts);
-        }
+    for (const Item& tile : tiles) {
+        std::int32_t at = tile.begin, parts = 0;
+        do {
+            // Never a piece of less than half a tile: what is left of this slot's share is then let go.
+            while (slot_end() - done < shape.item_cost + kTile / 2 && next_slot()) {
+            }
+            const std::int64_t room = std::max<std::int64_t>(slot_end() - done - shape.item_cost, 0);
+            std::int64_t end = (at + room + kTile / 2) / kTile * kTile;
+            const bool last_slot = static_cast<std::int32_t>(sizes.size()) == shape.num_slots;
+            if (last_slot || end <= at || end + kTile / 2 > tile.end) {
+                end = tile.end;
+            }
+            Item item = tile;
+            item.begin = at;
+            item.end = static_cast<std::int32_t>(end);
+            plan.items.push_back(item);
+            ++sizes.back();
+            ++parts;
+            done += cost_of(item, shape);
+            at = item.end;
+        } while (at < tile.end);
+        number_parts(plan, parts);
     }
     sizes.resize(static_cast<std::size_t>(shape.num_slots), 0);
     plan.slots.assign(1, 0);
@@ -81,24 +93,29 @@ Plan plan_even(const std::vector<std::int32_t>& lens, const Shape& shape) {
     return plan;
 }
 
-// The dearest first, each to the slot with the least to do.
-void spread(Plan& plan, const std::vector<std::int64_t>& costs, std::int32_t num_slots) {
+// The dearest first, each to the slot with the least to do. Returns the heaviest load.
+std::int64_t spread(Plan& plan, const Shape& shape) {
     std::vector<std::size_t> order(plan.items.size());
     for (std::size_t i = 0; i < order.size(); ++i) {
         order[i] = i;
     }
-    std::stable_sort(order.begin(), order.end(), [&](std::size_t a, std::size_t b) { return costs[a] > costs[b]; });
+    std::stable_sort(order.begin(), order.end(), [&](std::size_t a, std::size_t b) {
+        return cost_of(plan.items[a], shape) > cost_of(plan.items[b], shape);
+    });
     using Load = std::pair<std::int64_t, std::int32_t>;
     std::priority_queue<Load, std::vector<Load>, std::greater<Load>> loads;
-    for (std::int32_t slot = 0; slot < num_slots; ++slot) {
+    for (std::int32_t slot = 0; slot < shape.num_slots; ++slot) {
         loads.emplace(0, slot);
     }
-    std::vector<std::vector<Item>> slots(static_cast<std::size_t>(num_slots));
+    std::vector<std::vector<Item>> slots(static_cast<std::size_t>(shape.num_slots));
+    std::int64_t heaviest = 0;
     for (const std::size_t i : order) {
         auto [load, slot] = loads.top();
         loads.pop();
         slots[static_cast<std::size_t>(slot)].push_back(plan.items[i]);
-        loads.emplace(load + costs[i], slot);
+        load += cost_of(plan.items[i], shape);
+        heaviest = std::max(heaviest, load);
+        loads.emplace(load, slot);
     }
     plan.items.clear();
     plan.slots.assign(1, 0);
@@ -106,79 +123,56 @@ void spread(Plan& plan, const std::vector<std::int64_t>& costs, std::int32_t num
         plan.items.insert(plan.items.end(), items.begin(), items.end());
         plan.slots.push_back(static_cast<std::int32_t>(plan.items.size()));
     }
+    return heaviest;
 }
 
-Plan plan_fixed(const std::vector<std::int32_t>& lens, const Shape& shape) {
+Plan cut_at_multiples(const std::vector<Item>& tiles, const Shape& shape) {
     Plan plan;
-    std::vector<std::int64_t> costs;
-    for (std::size_t s = 0; s < lens.size(); ++s) {
-        for (std::int32_t head = 0; head < shape.num_heads; ++head) {
-            std::int32_t at = first_key(lens[s], shape);
-            std::size_t parts = 0;
-            do {
-                const std::int32_t end = std::min(lens[s], (at / shape.fixed_piece + 1) * shape.fixed_piece);
-                plan.items.push_back({static_cast<std::int32_t>(s), head, at, end, kNone, 0, 1, 0});
-                costs.push_back(end - at + shape.item_cost);
-                at = end;
-                ++parts;
-            } while (at < lens[s]);
-            number_parts(plan, parts);
-        }
+    for (const Item& tile : tiles) {
+        std::int32_t at = tile.begin, parts = 0;
+        do {
+            Item item = tile;
+            item.begin = at;
+            item.end = std::min(tile.end, (at / shape.fixed_piece + 1) * shape.fixed_piece);
+            plan.items.push_back(item);
+            at = item.end;
+            ++parts;
+        } while (at < tile.end);
+        number_parts(plan, parts);
     }
-    spread(plan, costs, shape.num_slots);
+    spread(plan, shape);
     return plan;
 }
 
 }  // namespace
 
-Plan plan_decode(const std::vector<std::int32_t>& lens, const Shape& shape) {
-    return shape.fixed_piece > 0 ? plan_fixed(lens, shape) : plan_even(lens, shape);
-}
-
-std::int64_t max_items(std::int64_t sequences, const Shape& shape, std::int64_t keys) {
-    const std::int64_t whole = sequences * shape.num_heads;
+Plan plan_attention(const Lengths& q_lens, const Lengths& kv_lens, const Shape& shape) {
+    const std::vector<Item> tiles = whole_tiles(q_lens, kv_lens, shape);
     if (shape.fixed_piece > 0) {
-        return whole * (keys / shape.fixed_piece + 2);
+        return cut_at_multiples(tiles, shape);
     }
-    return whole + shape.num_slots;
-}
-
-std::int64_t max_partials(std::int64_t sequences, const Shape& shape, std::int64_t keys) {
-    return shape.fixed_piece > 0 ? max_items(sequences, shape, keys) : 2 * std::int64_t{shape.num_slots};
-}
-
-Plan plan_prefill(const std::vector<std::int32_t>& q_lens, const std::vector<std::int32_t>& lens, std::int32_t group,
-                  std::int32_t tile, const Shape& shape) {
-    Plan plan;
-    std::vector<std::int64_t> costs;
-    for (std::size_t s = 0; s < lens.size(); ++s) {
-        const std::int32_t rows = q_lens[s] * group;
-        for (std::int32_t head = 0; head < shape.num_heads; ++head) {
-            for (std::int32_t row = 0; row < rows; row += tile) {
-                const std::int32_t end = std::min(rows, row + tile);
-                const std::int32_t first = lens[s] - q_lens[s] + row / group,
-                                   last = lens[s] - q_lens[s] + (end - 1) / group;
-                const std::int32_t begin = shape.window > 0 ? std::max(0, first - shape.window + 1) : 0;
-                plan.items.push_back({static_cast<std::int32_t>(s), head, row, end, kNone, 0, 1, 0});
-                costs.push_back(last + 1 - begin + shape.item_cost);
-            }
+    if (shape.even_enough > 1.0) {
+        Plan whole;
+        whole.items = tiles;
+        std::int64_t total = 0;
+        for (const Item& tile : tiles) {
+            total += cost_of(tile, shape);
+        }
+        if (static_cast<double>(spread(whole, shape) * shape.num_slots) <=
+            shape.even_enough * static_cast<double>(total)) {
+            return whole;
         }
     }
-    spread(plan, costs, shape.num_slots);
-    return plan;
+    return cut_evenly(tiles, shape);
 }
 
-std::vector<Run> coalesce(const std::vector<std::int64_t>& from, const std::vector<std::int64_t>& to) {
-    std::vector<Run> runs;
-    for (std::size_t i = 0; i < from.size(); ++i) {
-        if (!runs.empty() && runs.back().from + runs.back().blocks == from[i] &&
-            runs.back().to + runs.back().blocks == to[i]) {
-            ++runs.back().blocks;
-        } else {
-            runs.push_back({from[i], to[i], 1});
-        }
-    }
-    return runs;
+std::int64_t max_items(std::int64_t sequences, std::int64_t tokens, const Shape& shape, std::int64_t keys) {
+    const std::int64_t tiles = (sequences + tokens * shape.group / shape.rows) * shape.num_heads;
+    return shape.fixed_piece > 0 ? tiles * (keys / shape.fixed_piece + 2) : tiles + shape.num_slots;
+}
+
+std::int64_t max_partials(std::int64_t sequences, std::int64_t tokens, const Shape& shape, std::int64_t keys) {
+    return shape.fixed_piece > 0 ? max_items(sequences, tokens, shape, keys) : 2 * std::int64_t{shape.num_slots};
 }
 
 }  // namespace octavo::plan

@@ -111,13 +111,17 @@ class LlamaDecoder:
         self._options = [kinds[window] for window in config.windows]
 
     def forward(self, batch: Batch, kv: Sequence[Tensor], rows: Tensor) -> Tensor:
-        norm, eps = self._ops.rms_norm, self.config.norm_eps
+        ops, eps = self._ops, self.config.norm_eps
         cos, sin = self._cos[batch.positions], self._sin[batch.positions]
         x = self._embedding[batch.token_ids]
+        normed = ops.rms_norm(x, self._layers[0].input_norm, eps)
         for index, layer in enumerate(self._layers):
-            x = x + self._attend(index, norm(x, layer.input_norm, eps), kv[index], batch, cos, sin)
-            x = x + self._mlp(layer, norm(x, layer.mlp_norm, eps))
-        return norm(x[rows], self._norm, eps)
+            attended = self._attend(index, normed, kv[index], batch, cos, sin)
+            normed, x = ops.add_rms_norm(attended, x, layer.mlp_norm, eps)
+            out = self._mlp(layer, normed)
+            if index + 1 < len(self._layers):
+                normed, x = ops.add_rms_norm(out, x, self._layers[index + 1].input_norm, eps)
+        return ops.add_rms_norm(out[rows], x[rows], self._norm, eps)[0]
 
     def logits(self, hidden: Tensor) -> Tensor:
         return self._ops.linear(hidden, self._head)
@@ -125,15 +129,14 @@ class LlamaDecoder:
     def _attend(self, index: int, x: Tensor, kv: Tensor, batch: Batch, cos: Tensor, sin: Tensor) -> Tensor:
         layer, config, ops = self._layers[index], self.config, self._ops
         heads = ops.linear(x, layer.qkv, layer.qkv_bias).view(x.shape[0], -1, config.head_dim)
-        turning, values = heads.split((config.num_heads + config.num_kv_heads, config.num_kv_heads), dim=1)
+        queries, keys, values = heads.split((config.num_heads, config.num_kv_heads, config.num_kv_heads), dim=1)
         if layer.q_norm is not None and layer.k_norm is not None:
-            queries, keys = turning.split((config.num_heads, config.num_kv_heads), dim=1)
             queries = ops.rms_norm(queries, layer.q_norm, config.norm_eps)
-            turning = torch.cat((queries, ops.rms_norm(keys, layer.k_norm, config.norm_eps)), dim=1)
+            keys = ops.rms_norm(keys, layer.k_norm, config.norm_eps)
         if config.rotated[index]:
-            turning = ops.rotary(turning, cos, sin)
-        queries, keys = turning.split((config.num_heads, config.num_kv_heads), dim=1)
-        ops.cache_write(kv, keys, values, batch)
+            queries = ops.rotary_cache_write(kv, queries, keys, values, cos, sin, batch)
+        else:
+            ops.cache_write(kv, keys, values, batch)
         attended = ops.paged_attention(queries, kv, batch, self._options[index])
         return ops.linear(attended.reshape(x.shape[0], -1), layer.out, layer.out_bias)
 

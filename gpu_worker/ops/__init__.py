@@ -40,6 +40,12 @@ class Ops(Protocol):
         """Stores keys and values [num_tokens, num_kv_heads, head_dim] at batch.slots; slot -1 is skipped."""
         ...
 
+    def rotary_cache_write(
+        self, kv: Tensor, queries: Tensor, keys: Tensor, values: Tensor, cos: Tensor, sin: Tensor, batch: Batch
+    ) -> Tensor:
+        """cache_write of rotated keys; returns rotated queries. What was given may be overwritten."""
+        ...
+
     def paged_attention(self, queries: Tensor, kv: Tensor, batch: Batch, options: AttentionOptions) -> Tensor:
         """Causal attention of queries [num_tokens, num_heads, head_dim] to the pages; the result has their shape.
 
@@ -56,6 +62,10 @@ class Ops(Protocol):
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         """x / sqrt(mean(x²) + eps) * weight over the last dimension."""
+        ...
+
+    def add_rms_norm(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+        """rms_norm of x + residual, and the sum [rows, size]. What was given may be overwritten."""
         ...
 
     def silu_and_mul(self, x: Tensor) -> Tensor:

@@ -6,6 +6,7 @@ start, its grid is the number of thread blocks the device runs at once, and `ref
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from types import ModuleType
 from typing import Any
 
@@ -13,53 +14,107 @@ import torch
 from torch import Tensor
 
 ITEM = 8  # int32 numbers of an item
+FEW_ROWS = 16  # that one tile of decode_mma has at most
+EVEN_ENOUGH = 1.15  # for prompts: cutting a tile of many rows costs more than this much idleness
 
 
 @dataclass(frozen=True, slots=True)
-class DecodeShape:
-    """What a plan of decodes depends on beside the lengths."""
+class PlanShape:
+    """What a plan depends on beside the lengths."""
 
-    kernel: str  # decode_mma, decode_simt
     dtype: int  # as octavo::DType counts
     kv_type: str
     kv_heads: int
     group: int  # query heads that share a key-value head
     head_dim: int
     window: int
+    tensor_cores: bool
 
 
-class DecodePlan:
-    """The plan of one query for each of `num_sequences` sequences."""
+@cache
+def _kernel(extension: ModuleType, device: int, name: str, shape: PlanShape, rows: int) -> tuple[int, int]:
+    """Rows of a tile, and how many thread blocks run at once."""
+    found: tuple[int, int] = extension.attention_kernel(name, shape.dtype, shape.kv_type, shape.head_dim, rows)
+    return found
 
-    def __init__(self, extension: ModuleType, device: torch.device, shape: DecodeShape, num_sequences: int) -> None:
-        what = shape.dtype, shape.kv_type, shape.head_dim, shape.group
-        rows = extension.attention_rows(shape.kernel, *what)
-        self.kernel = shape.kernel
-        self._extension = extension
-        self._num_sequences = num_sequences
-        self._num_heads = shape.kv_heads * -(-shape.group // rows)
-        self._num_slots = extension.attention_slots(shape.kernel, *what)
+
+class Launch:
+    """One kernel's share of a batch: sequences with at most `rows` rows (queries times heads of a group)."""
+
+    def __init__(
+        self,
+        extension: ModuleType,
+        device: torch.device,
+        kernel: str,
+        shape: PlanShape,
+        sizes: tuple[int, int, int],  # the most sequences, queries, and rows of one sequence
+    ) -> None:
+        sequences, queries, rows = sizes
+        self.kernel = kernel
+        self.rows, num_slots = _kernel(extension, device.index or 0, kernel, shape, rows)
+        self._plan_attention = extension.plan_attention
+        self._form = shape.kv_heads, shape.group, self.rows, num_slots
         self._window = shape.window
-        items, partials = extension.plan_capacity(num_sequences, 0, self._num_heads, self._num_slots)
-        starts = self._num_slots + 1
-        self._plan = Filled(starts + items * ITEM, device)
-        numbers = self._plan.device
+        self._even_enough = 1.0 if kernel == "decode_mma" else EVEN_ENOUGH
+        items, partials = extension.plan_capacity(sequences, queries, *self._form)
+        self._starts = num_slots + 1
+        self._numbers = Numbers(self._starts + items * ITEM, device)
         self.memory = (
-            numbers[:starts],
-            numbers[starts:].view(-1, ITEM),
+            self._numbers.device[: self._starts],
+            self._numbers.device[self._starts :].view(-1, ITEM),
             torch.zeros(partials, dtype=torch.int32, device=device),
-            torch.empty(partials * rows * (shape.head_dim + 2), dtype=torch.float32, device=device),
+            torch.empty(partials * self.rows * (shape.head_dim + 2), dtype=torch.float32, device=device),
         )
 
-    def refill(self, kv_lens: Sequence[int]) -> None:
-        """Plans for sequences of these lengths (0: nobody is there); queued on the current stream, not waited for."""
-        if len(kv_lens) != self._num_sequences:
-            raise ValueError(f"kv_lens: {len(kv_lens)} sequences, the plan has room for exactly {self._num_sequences}")
-        packed: tuple[Any, ...] = self._extension.plan_decode(kv_lens, self._num_heads, self._num_slots, self._window)
-        self._plan.fill(packed[0] + packed[1])
+    def refill(self, q_lens: Sequence[int], kv_lens: Sequence[int]) -> None:
+        starts, items, _ = self._plan_attention(q_lens, kv_lens, *self._form, self._window, 0, self._even_enough)
+        if len(items) > self.memory[1].nbytes:
+            raise ValueError(f"q_lens: {sum(q_lens)} queries are more than the plan has room for")
+        self._numbers.fill(starts + items)
 
 
-class Filled:
+class AttentionPlan:
+    """The launches of a batch. Sequences with few rows go to the kernel that is made for decodes."""
+
+    def __init__(
+        self,
+        extension: ModuleType,
+        device: torch.device,
+        shape: PlanShape,
+        q_lens: Sequence[int],
+        kv_lens: Sequence[int],
+    ) -> None:
+        self._group = shape.group
+        self._few: Launch | None = None
+        self._many: Launch | None = None
+        few = [n for n in q_lens if shape.tensor_cores and self._is_few(n)]
+        many = [n for n in q_lens if not (shape.tensor_cores and self._is_few(n))]
+        if few:
+            sizes = len(few), sum(few), max(few) * shape.group
+            self._few = Launch(extension, device, "decode_mma", shape, sizes)
+        if sum(many):
+            sizes = len(many), sum(many), max(many) * shape.group
+            self._many = Launch(extension, device, "prefill_mma" if shape.tensor_cores else "simt", shape, sizes)
+        self.launches = [launch for launch in (self._few, self._many) if launch is not None]
+        self.refill(q_lens, kv_lens)
+
+    def refill(self, q_lens: Sequence[int], kv_lens: Sequence[int]) -> None:
+        """Plans for these lengths (0 keys: nobody is there); queued on the current stream, not waited for.
+
+        The sequences are at most as many, and have at most as many queries, as those the plan was made for.
+        """
+        if self._many is None or self._few is None:
+            for launch in self.launches:
+                launch.refill(q_lens, kv_lens)
+            return
+        self._few.refill([n if self._is_few(n) else 0 for n in q_lens], kv_lens)
+        self._many.refill([0 if self._is_few(n) else n for n in q_lens], kv_lens)
+
+    def _is_few(self, queries: int) -> bool:
+        return queries > 0 and (queries == 1 or queries * self._group <= FEW_ROWS)
+
+
+class Numbers:
     """int32 numbers on a device that are written from the host again and again. `device` keeps its address."""
 
     def __init__(self, size: int, device: torch.device) -> None:
@@ -72,7 +127,7 @@ class Filled:
         """Queues the copy of `numbers` to the start of `device`."""
         count = len(numbers) // 4
         if self._cuda:
-            self._read.synchronize()  # the copy before this one has long been made, except after two steps at once
+            self._read.synchronize()  # the copy of the step before: long made, unless steps are queued ahead
         self._host[:count] = torch.frombuffer(bytearray(numbers), dtype=torch.int32)
         if self._cuda:
             self.device[:count].copy_(self._host[:count], non_blocking=True)

@@ -27,6 +27,12 @@ class NativeCpuOps:
         else:
             self._reference.cache_write(kv, keys, values, batch)
 
+    def rotary_cache_write(
+        self, kv: Tensor, queries: Tensor, keys: Tensor, values: Tensor, cos: Tensor, sin: Tensor, batch: Batch
+    ) -> Tensor:
+        self.cache_write(kv, self.rotary(keys, cos, sin), values, batch)
+        return self.rotary(queries, cos, sin)
+
     def paged_attention(self, queries: Tensor, kv: Tensor, batch: Batch, options: AttentionOptions) -> Tensor:
         block_size, head_dim = kv.shape[3], queries.shape[2]
         if kv.dtype not in kv_format.NAMES or queries.dtype not in FLOATS or block_size % 8 or head_dim % 8:
@@ -56,6 +62,10 @@ class NativeCpuOps:
         out = torch.empty(rows.shape, dtype=x.dtype)
         self.extension.rms_norm(out, rows, weight.float(), eps)
         return out.view(x.shape)
+
+    def add_rms_norm(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+        total = x + residual
+        return self.rms_norm(total, weight, eps), total
 
     def silu_and_mul(self, x: Tensor) -> Tensor:
         if x.dtype not in FLOATS:

@@ -5,7 +5,6 @@ launch: slots are checked by the kernel, tables and lengths by whoever made the 
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
@@ -14,7 +13,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from gpu_worker.ops import AttentionOptions, Batch
-from gpu_worker.ops.cuda_plan import DecodePlan, DecodeShape
+from gpu_worker.ops.cuda_plan import AttentionPlan, PlanShape
+from gpu_worker.ops.kv_layer import KINDS, KvLayer
 from gpu_worker.ops.reference import ReferenceOps
 
 Ref = tuple[int, int, tuple[int, ...], tuple[int, ...]]
@@ -40,19 +40,6 @@ def ref(tensor: Tensor) -> Ref:
     return tensor.data_ptr(), DTYPES[tensor.dtype], tuple(tensor.shape), tensor.stride()
 
 
-@dataclass(slots=True, eq=False)
-class _Part:
-    """Sequences of a batch that one launch works on, and their plan on the device. It outlives the launches."""
-
-    kernel: str
-    plan: Any
-    memory: tuple[Tensor, ...]  # what `plan` points into
-    rows: Tensor | None  # decode: int64, the tokens of these sequences; None: all tokens of the batch
-    tables: Tensor
-    lens: Tensor
-    decodes: DecodePlan | None = None
-
-
 class NativeCudaOps:
     """Ops over the extension, on one device. `extension` may be the shim that tests run on a CPU."""
 
@@ -63,38 +50,59 @@ class NativeCudaOps:
         self._reference = ReferenceOps()
         self._swapper: Any = None
 
-    def cache_write(self, kv: Tensor, keys: Tensor, values: Tensor, batch: Batch) -> None:
-        if kv.dtype != keys.dtype or kv.dtype not in FLOATS or keys.stride(-1) != 1 or values.stride(-1) != 1:
+    def cache_write(self, kv: Tensor | KvLayer, keys: Tensor, values: Tensor, batch: Batch) -> None:
+        if isinstance(kv, Tensor) and not (self._writes(kv, keys) and keys.stride(-1) == values.stride(-1) == 1):
             self._reference.cache_write(kv, keys, values, batch)
             return
         self.extension.cache_write(self._cache(kv), ref(keys), ref(values), ref(batch.slots), self._stream())
 
-    def paged_attention(self, queries: Tensor, kv: Tensor, batch: Batch, options: AttentionOptions) -> Tensor:
-        if not self._takes(queries, kv):
+    def rotary_cache_write(
+        self,
+        kv: Tensor | KvLayer,
+        queries: Tensor,
+        keys: Tensor,
+        values: Tensor,
+        cos: Tensor,
+        sin: Tensor,
+        batch: Batch,
+    ) -> Tensor:
+        angles = cos.dtype == sin.dtype and cos.dtype in (torch.float32, keys.dtype) and queries.dtype == keys.dtype
+        dense = all(x.stride(-1) == 1 for x in (queries, keys, values, cos, sin))
+        if isinstance(kv, Tensor) and not (self._writes(kv, keys) and angles and dense):
+            return self._reference.rotary_cache_write(kv, queries, keys, values, cos, sin, batch)
+        self.extension.rope_cache_write(
+            *(self._cache(kv), ref(queries), ref(keys), ref(values)),
+            *(None, ref(cos), ref(sin), cos.shape[-1], ref(batch.slots), False, self._stream()),
+        )
+        return queries
+
+    def paged_attention(self, queries: Tensor, kv: Tensor | KvLayer, batch: Batch, options: AttentionOptions) -> Tensor:
+        if isinstance(kv, Tensor) and not self._takes(queries, kv):
             return self._reference.paged_attention(queries, kv, batch, options)
-        parts = self._parts(queries, kv, batch, options.window)
+        layer = kv if isinstance(kv, KvLayer) else KvLayer.of(kv)
         out = torch.empty(queries.shape, dtype=queries.dtype, device=queries.device)
         alibi, sinks = (None if x is None else x.detach().float() for x in (options.alibi, options.sinks))
         attention = self.extension.Attention(
             *(options.scale, options.soft_cap, options.window),
             *(None if x is None else ref(x) for x in (alibi, sinks)),
         )
-        cache, stream = self._cache(kv), self._stream()
-        for part in parts:
-            kind, _, name = part.kernel.partition("_")
-            where = ref(part.tables), ref(part.lens)
-            if kind == "prefill":
-                self.extension.paged_prefill(
-                    *(name, ref(out), ref(queries), cache, where[0], ref(batch.cu_q), where[1]),
-                    *(part.plan, attention, None, stream),
-                )
-                continue
-            some = queries if part.rows is None else queries.index_select(0, part.rows)
-            result = out if part.rows is None else torch.empty_like(some)
-            self.extension.paged_decode(name, ref(result), ref(some), cache, *where, part.plan, attention, None, stream)
-            if part.rows is not None:
-                out.index_copy_(0, part.rows, result)
+        where = ref(batch.block_tables), ref(batch.cu_q), ref(batch.seq_lens)
+        cache, stream = self._cache(layer), self._stream()
+        for launch, plan in self._plan(queries, layer, batch, options.window)[1]:
+            self.extension.paged_attention(
+                *(launch.kernel, launch.rows, ref(out), ref(queries), cache, *where, plan, attention, None, stream)
+            )
         return out
+
+    def refill(self, batch: Batch) -> None:
+        """Plans the attention of `batch` again, for what its q_lens and kv_lens are now, into the same memory.
+
+        For batches that are used again (CUDA graphs). The plans were made by the first paged_attention of each kind,
+        for at least as many queries as now. Queued on the current stream; launches after it see the new plan.
+        """
+        for key, found in batch.scratch.items():
+            if key[0] == "native_cuda":
+                found[0].refill(batch.q_lens, batch.kv_lens)
 
     def rotary(self, heads: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         if heads.dtype not in FLOATS or cos.dtype not in FLOATS or cos.stride(-1) != 1 or sin.stride(-1) != 1:
@@ -111,6 +119,13 @@ class NativeCudaOps:
         out = torch.empty(rows.shape, dtype=x.dtype, device=x.device)
         self.extension.rms_norm(ref(out), ref(rows), ref(weight), eps, self._stream())
         return out.view(x.shape)
+
+    def add_rms_norm(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+        if x.dtype not in FLOATS or not x.dtype == residual.dtype == weight.dtype or x.dim() != 2:
+            return self._reference.add_rms_norm(x, residual, weight, eps)
+        x, residual = (t if t.stride(-1) == 1 else t.contiguous() for t in (x, residual))
+        self.extension.fused_add_rms_norm(ref(x), ref(residual), ref(weight), eps, self._stream())
+        return x, residual
 
     def silu_and_mul(self, x: Tensor) -> Tensor:
         if x.dtype not in FLOATS:
@@ -163,91 +178,42 @@ class NativeCudaOps:
         stream: int = torch.cuda.current_stream(self._device).cuda_stream
         return stream
 
-    def _cache(self, kv: Tensor) -> Any:
-        return self.extension.KvCache(ref(kv[:, :, 0]), ref(kv[:, :, 1]))
+    def _cache(self, kv: Tensor | KvLayer) -> Any:
+        layer = kv if isinstance(kv, KvLayer) else KvLayer.of(kv)
+        scales = (None if scale is None else ref(scale) for scale in (layer.key_scale, layer.value_scale))
+        return self.extension.KvCache(ref(layer.keys), ref(layer.values), layer.kind, *scales)
+
+    def _writes(self, kv: Tensor, keys: Tensor) -> bool:
+        return keys.dtype in FLOATS and (kv.dtype == keys.dtype or kv.dtype in KINDS) and kv.stride(-1) == 1
 
     def _takes(self, queries: Tensor, kv: Tensor) -> bool:
         return (
-            queries.dtype in FLOATS
-            and kv.dtype == queries.dtype
+            self._writes(kv, queries)
             and queries.stride(-1) == 1
             and kv.shape[4] <= MAX_SIMT_DIM
             and queries.device == kv.device == self._device
         )
 
-    def refill(self, batch: Batch) -> None:
-        """Plans the attention of `batch` again, for what its kv_lens are now, into the same memory.
-
-        For batches that are used again (CUDA graphs): every sequence has one query, as when the plans were made, which
-        the first paged_attention of each kind did. Queued on the current stream; launches after it see the new plan.
-        """
-        if any(n != 1 for n in batch.q_lens):
-            raise ValueError("batch.q_lens: only decodes of one query each are planned again")
-        for key, parts in batch.scratch.items():
-            if key[0] == "native_cuda":
-                for part in parts:
-                    part.decodes.refill(batch.kv_lens)
-
-    def _parts(self, queries: Tensor, kv: Tensor, batch: Batch, window: int) -> list[_Part]:
-        key = ("native_cuda", window, queries.dtype, queries.shape[1], kv.shape[1:])
-        parts: list[_Part] | None = batch.scratch.get(key)
-        if parts is None:
-            parts = batch.scratch[key] = list(self._make_parts(queries, kv, batch, window))
-        return parts
-
-    def _make_parts(self, queries: Tensor, kv: Tensor, batch: Batch, window: int) -> list[_Part]:
-        kv_heads, block_size, head_dim = kv.shape[1], kv.shape[3], kv.shape[4]
-        group = queries.shape[1] // kv_heads
-        mma = queries.dtype != torch.float32 and head_dim <= MAX_MMA_DIM and not head_dim % 8 and not block_size % 8
-        name = "mma" if mma else "simt"
-        what = DTYPES[queries.dtype], "auto", head_dim, group
-        parts = []
-        ones = [i for i, n in enumerate(batch.q_lens) if n == 1]
-        if ones:
-            kernel = f"decode_{name}"
-            decodes = DecodePlan(
-                self.extension,
-                self._device,
-                DecodeShape(kernel, what[0], what[1], kv_heads, group, head_dim, window),
-                len(ones),
+    def _plan(self, queries: Tensor, kv: KvLayer, batch: Batch, window: int) -> tuple[AttentionPlan, list[Any]]:
+        """The plan of the batch for layers of this form, and per launch the extension's handle of it."""
+        form = kv.kind, kv.num_heads, kv.block_size, kv.head_dim, kv.packed
+        key = ("native_cuda", window, queries.dtype, queries.shape[1], *form)
+        found: tuple[AttentionPlan, list[Any]] | None = batch.scratch.get(key)
+        if found is None:
+            shape = PlanShape(
+                *(DTYPES[queries.dtype], kv.kind, kv.num_heads, queries.shape[1] // kv.num_heads, kv.head_dim, window),
+                tensor_cores=_for_tensor_cores(queries.dtype, kv),
             )
-            decodes.refill([batch.kv_lens[i] for i in ones])
-            memory: tuple[Tensor, ...] = decodes.memory
-            plan = self.extension.Plan(*map(ref, memory))
-            if len(ones) == len(batch.q_lens):
-                parts.append(_Part(kernel, plan, memory, None, batch.block_tables, batch.seq_lens, decodes))
-            else:
-                index = torch.tensor(ones, dtype=torch.int64).to(self._device)
-                tokens = batch.cu_q.long()[index]
-                parts.append(_Part(kernel, plan, memory, tokens, batch.block_tables[index], batch.seq_lens[index]))
-        if any(n > 1 for n in batch.q_lens):
-            kernel = f"prefill_{name}"
-            packed = self.extension.plan_prefill(
-                [n if n > 1 else 0 for n in batch.q_lens],
-                batch.kv_lens,
-                group,
-                self.extension.attention_rows(kernel, *what),
-                kv_heads,
-                self.extension.attention_slots(kernel, *what),
-                window,
-            )
-            plan, memory = self._upload(packed, 0)
-            parts.append(_Part(kernel, plan, memory, None, batch.block_tables, batch.seq_lens))
-        return parts
+            plan = AttentionPlan(self.extension, self._device, shape, batch.q_lens, batch.kv_lens)
+            handles = [(launch, self.extension.Plan(*map(ref, launch.memory))) for launch in plan.launches]
+            found = batch.scratch[key] = plan, handles
+        return found
 
-    def _upload(self, packed: tuple[bytes, bytes, int, int], partial_floats: int) -> tuple[Any, tuple[Tensor, ...]]:
-        slots, items, num_partials, num_counters = packed
-        both = torch.frombuffer(bytearray(slots + items), dtype=torch.int32)
-        if self._device.type == "cuda":
-            both = both.pin_memory().to(self._device, non_blocking=True)
-        split = len(slots) // 4
-        memory = (
-            both[:split],
-            both[split:].view(-1, 8),
-            torch.zeros(num_counters, dtype=torch.int32, device=self._device),
-            torch.empty(num_partials * partial_floats, dtype=torch.float32, device=self._device),
-        )
-        return self.extension.Plan(*map(ref, memory)), memory
+
+def _for_tensor_cores(dtype: torch.dtype, kv: KvLayer) -> bool:
+    step = 8 if kv.kind == "auto" else 16  # dimensions that one copy of 16 bytes brings
+    fits = kv.head_dim <= MAX_MMA_DIM and not kv.head_dim % step and not kv.block_size % 8
+    return dtype != torch.float32 and fits and not kv.packed
 
 
 def _check_pairs(pairs: Sequence[tuple[int, int]], num_sources: int, num_targets: int) -> None:

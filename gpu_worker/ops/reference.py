@@ -21,6 +21,12 @@ class ReferenceOps:
             places = batch.scratch["places"] = _Places(batch.slots, kv.shape[3])
         places.write(kv, keys, values)
 
+    def rotary_cache_write(
+        self, kv: Tensor, queries: Tensor, keys: Tensor, values: Tensor, cos: Tensor, sin: Tensor, batch: Batch
+    ) -> Tensor:
+        self.cache_write(kv, self.rotary(keys, cos, sin), values, batch)
+        return self.rotary(queries, cos, sin)
+
     def paged_attention(self, queries: Tensor, kv: Tensor, batch: Batch, options: AttentionOptions) -> Tensor:
         return paged_attention(queries, kv, batch, options)
 
@@ -38,6 +44,10 @@ class ReferenceOps:
         wide = x.float()
         wide = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
         return wide.to(x.dtype) * weight
+
+    def add_rms_norm(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+        total = x + residual
+        return self.rms_norm(total, weight, eps), total
 
     def silu_and_mul(self, x: Tensor) -> Tensor:
         gate, up = x.chunk(2, dim=-1)

@@ -1,6 +1,7 @@
 """vLLM's paged attention ops by their names, argument order and meaning, for code written against them.
 
-They compute on the tensors' device and current stream. For new code: gpu_worker.ops, which is many times faster.
+They compute on the tensors' device and current stream. For new code: gpu_worker.ops, which is many times faster. Scales
+are numbers or tensors of one or kv_heads; without v_scale, k_scale (older vLLM's kv_scale) is that of both.
 """
 
 import functools
@@ -12,7 +13,7 @@ import torch
 from torch import Tensor
 
 from gpu_worker.ops import native
-from gpu_worker.ops.native_cuda import SMALL_RUN, Ref, ref
+from gpu_worker.ops.native_cuda import SMALL_RUN, ref
 
 PARTITION_SIZE = 512  # keys of a partition of paged_attention_v2
 
@@ -27,8 +28,24 @@ def extension() -> ModuleType:
     return module
 
 
-def paged_attention_v1(
+def paged_attention_v1(out: Tensor, query: Tensor, *args: Any, **kwargs: Any) -> None:
+    """(out, query, key_cache, value_cache, num_kv_heads, scale, ...): see _paged_attention.
+
+    All scores of a head must fit into shared memory: about 50000 keys."""
+    _paged_attention(out, (None, None, None), query, *args, **kwargs)
+
+
+def paged_attention_v2(
+    out: Tensor, exp_sums: Tensor, max_logits: Tensor, tmp_out: Tensor, query: Tensor, *args: Any, **kwargs: Any
+) -> None:
+    """As v1, in partitions of 512 keys: exp_sums, max_logits float32 [sequences, heads, partitions], tmp_out
+    [sequences, heads, partitions, head_dim]."""
+    _paged_attention(out, (ref(exp_sums), ref(max_logits), ref(tmp_out)), query, *args, **kwargs)
+
+
+def _paged_attention(
     out: Tensor,
+    partials: tuple[Any, Any, Any],
     query: Tensor,
     key_cache: Tensor,
     value_cache: Tensor,
@@ -41,7 +58,7 @@ def paged_attention_v1(
     alibi_slopes: Tensor | None = None,
     kv_cache_dtype: str = "auto",
     k_scale: Scale = 1.0,
-    v_scale: Scale = 1.0,
+    v_scale: Scale | None = None,
     tp_rank: int = 0,
     blocksparse_local_blocks: int = 0,
     blocksparse_vert_stride: int = 0,
@@ -49,55 +66,24 @@ def paged_attention_v1(
     blocksparse_head_sliding_step: int = 0,
 ) -> None:
     """query, out [sequences, heads, head_dim]; key_cache [blocks, kv_heads, head_dim / x, block_size, x]; value_cache
-    [blocks, kv_heads, head_dim, block_size]. All scores of a head must fit into shared memory: about 50000 keys."""
-    _check_cache(key_cache, num_kv_heads, block_size)
-    scales = _scales(k_scale, v_scale, query.device)
-    sparse = _sparse(
+    [blocks, kv_heads, head_dim, block_size]; block_tables int32 [sequences, n]; seq_lens int32 [sequences]."""
+    if key_cache.dim() != 5 or key_cache.shape[1] != num_kv_heads or key_cache.shape[3] != block_size:
+        raise ValueError(
+            f"key_cache: {tuple(key_cache.shape)} is not [blocks, {num_kv_heads}, head_dim / x, {block_size}, x]"
+        )
+    cache = _Cache(key_cache, value_cache, kv_cache_dtype, k_scale, v_scale)
+    sparse = (
         *(blocksparse_local_blocks, blocksparse_vert_stride, blocksparse_block_size),
         *(blocksparse_head_sliding_step, tp_rank),
     )
-    extension().paged_attention(
-        *(ref(out), None, None, None, ref(query), _cache(key_cache, value_cache, kv_cache_dtype, scales)),
-        *(ref(block_tables), ref(seq_lens), max_seq_len, 0, _attention(scale, alibi_slopes, sparse), _stream(query)),
+    attention = extension().Attention(
+        scale,
+        alibi=None if alibi_slopes is None else ref(alibi_slopes),
+        sparse=sparse if blocksparse_vert_stride > 1 else (),
     )
-
-
-def paged_attention_v2(
-    out: Tensor,
-    exp_sums: Tensor,
-    max_logits: Tensor,
-    tmp_out: Tensor,
-    query: Tensor,
-    key_cache: Tensor,
-    value_cache: Tensor,
-    num_kv_heads: int,
-    scale: float,
-    block_tables: Tensor,
-    seq_lens: Tensor,
-    block_size: int,
-    max_seq_len: int,
-    alibi_slopes: Tensor | None = None,
-    kv_cache_dtype: str = "auto",
-    k_scale: Scale = 1.0,
-    v_scale: Scale = 1.0,
-    tp_rank: int = 0,
-    blocksparse_local_blocks: int = 0,
-    blocksparse_vert_stride: int = 0,
-    blocksparse_block_size: int = 64,
-    blocksparse_head_sliding_step: int = 0,
-) -> None:
-    """As v1, in partitions of 512 keys: exp_sums, max_logits float32 [sequences, heads, partitions], tmp_out
-    [sequences, heads, partitions, head_dim]."""
-    _check_cache(key_cache, num_kv_heads, block_size)
-    scales = _scales(k_scale, v_scale, query.device)
-    sparse = _sparse(
-        *(blocksparse_local_blocks, blocksparse_vert_stride, blocksparse_block_size),
-        *(blocksparse_head_sliding_step, tp_rank),
-    )
-    extension().paged_attention(
-        *(ref(out), ref(exp_sums), ref(max_logits), ref(tmp_out), ref(query)),
-        *(_cache(key_cache, value_cache, kv_cache_dtype, scales), ref(block_tables), ref(seq_lens)),
-        *(max_seq_len, PARTITION_SIZE, _attention(scale, alibi_slopes, sparse), _stream(query)),
+    extension().vllm_paged_attention(
+        *(ref(out), *partials, ref(query), cache.handle, ref(block_tables), ref(seq_lens)),
+        *(max_seq_len, 0 if partials[0] is None else PARTITION_SIZE, attention, _stream(query)),
     )
 
 
@@ -109,27 +95,19 @@ def reshape_and_cache(
     slot_mapping: Tensor,
     kv_cache_dtype: str = "auto",
     k_scale: Scale = 1.0,
-    v_scale: Scale = 1.0,
+    v_scale: Scale | None = None,
 ) -> None:
     """Stores key and value [tokens, kv_heads, head_dim] at slots int64 [tokens]; a negative slot is skipped."""
-    scales = _scales(k_scale, v_scale, key.device)
-    cache = _cache(key_cache, value_cache, kv_cache_dtype, scales)
-    extension().cache_write(cache, ref(key), ref(value), ref(slot_mapping), _stream(key))
+    cache = _Cache(key_cache, value_cache, kv_cache_dtype, k_scale, v_scale)
+    extension().cache_write(cache.handle, ref(key), ref(value), ref(slot_mapping), _stream(key))
 
 
 def reshape_and_cache_flash(
-    key: Tensor,
-    value: Tensor,
-    key_cache: Tensor,
-    value_cache: Tensor,
-    slot_mapping: Tensor,
-    kv_cache_dtype: str = "auto",
-    k_scale: Scale = 1.0,
-    v_scale: Scale = 1.0,
+    key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor, slot_mapping: Tensor, *args: Any, **kwargs: Any
 ) -> None:
     """The same into caches [blocks, block_size, kv_heads, head_dim]."""
     caches = key_cache.transpose(1, 2), value_cache.transpose(1, 2)
-    reshape_and_cache(key, value, *caches, slot_mapping, kv_cache_dtype, k_scale, v_scale)
+    reshape_and_cache(key, value, *caches, slot_mapping, *args, **kwargs)
 
 
 def copy_blocks(key_caches: Sequence[Tensor], value_caches: Sequence[Tensor], block_mapping: Tensor) -> None:
@@ -142,15 +120,9 @@ def copy_blocks(key_caches: Sequence[Tensor], value_caches: Sequence[Tensor], bl
 def swap_blocks(src: Tensor, dst: Tensor, block_mapping: Tensor) -> None:
     """Copies blocks (from, to) of int64 [n, 2], on the host, between two caches. The current stream waits for it."""
     stream = _stream(dst if dst.is_cuda else src)
-    swapper = _swapper()
-    ticket = swapper.start(
-        ref(src.unsqueeze(0)),
-        ref(dst.unsqueeze(0)),
-        [tuple(pair) for pair in block_mapping.tolist()],
-        stream,
-        SMALL_RUN,
-    )
-    swapper.let_wait(ticket, stream)
+    pairs = [tuple(pair) for pair in block_mapping.tolist()]
+    ticket = _swapper().start(ref(src.unsqueeze(0)), ref(dst.unsqueeze(0)), pairs, stream, SMALL_RUN)
+    _swapper().let_wait(ticket, stream)
 
 
 def convert_fp8(output: Tensor, input: Tensor, scale: float = 1.0, kv_dtype: str = "fp8") -> None:
@@ -170,31 +142,15 @@ def _stream(tensor: Tensor) -> int:
     return stream
 
 
-def _check_cache(key_cache: Tensor, num_kv_heads: int, block_size: int) -> None:
-    if key_cache.dim() != 5 or key_cache.shape[1] != num_kv_heads or key_cache.shape[3] != block_size:
-        raise ValueError(
-            f"key_cache: {tuple(key_cache.shape)} is not [blocks, {num_kv_heads}, head_dim / x, {block_size}, x]"
-        )
+class _Cache:
+    """The extension's handle of a cache, and the scales it points to."""
 
-
-def _scales(k_scale: Scale, v_scale: Scale, device: torch.device) -> tuple[Tensor, Tensor] | None:
-    """Both as float32 on the device; None where both are 1."""
-    if k_scale == 1.0 and v_scale == 1.0 and isinstance(k_scale, float) and isinstance(v_scale, float):
-        return None
-    made = [torch.as_tensor(scale, dtype=torch.float32, device=device).reshape(-1) for scale in (k_scale, v_scale)]
-    longest = max(len(scale) for scale in made)
-    keys, values = (scale.expand(longest).contiguous() for scale in made)
-    return keys, values
-
-
-def _cache(key_cache: Tensor, value_cache: Tensor, kind: str, scales: tuple[Tensor, Tensor] | None) -> Any:
-    given: tuple[Ref, ...] = () if scales is None else tuple(ref(scale) for scale in scales)
-    return extension().KvCache(ref(key_cache), ref(value_cache), kind, *given)
-
-
-def _sparse(local_blocks: int, vert_stride: int, block_size: int, head_sliding_step: int, tp_rank: int) -> list[int]:
-    return [local_blocks, vert_stride, block_size, head_sliding_step, tp_rank] if vert_stride > 1 else []
-
-
-def _attention(scale: float, alibi_slopes: Tensor | None, sparse: list[int]) -> Any:
-    return extension().Attention(scale, alibi=None if alibi_slopes is None else ref(alibi_slopes), sparse=sparse)
+    def __init__(self, keys: Tensor, values: Tensor, kind: str, k_scale: Scale, v_scale: Scale | None) -> None:
+        both = k_scale, k_scale if v_scale is None else v_scale
+        if all(isinstance(scale, float | int) and scale == 1 for scale in both):
+            self.handle = extension().KvCache(ref(keys), ref(values), kind)
+            return
+        made = [torch.as_tensor(scale, dtype=torch.float32, device=keys.device).reshape(-1) for scale in both]
+        longest = max(len(scale) for scale in made)
+        self.scales = [scale.expand(longest).contiguous() for scale in made]
+        self.handle = extension().KvCache(ref(keys), ref(values), kind, *map(ref, self.scales))

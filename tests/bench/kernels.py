@@ -1,18 +1,20 @@
-"""The CPU kernels against what this machine can do: read bandwidth, torch, and whole steps of the demo model.
+"""The CPU kernels against what this machine can do, torch, and llama.cpp; and whole steps of the demo model.
 
-    python tests/bench/kernels.py [--quick] [--isa avx2]
+    python tests/bench/kernels.py [--quick] [--isa avx2] [--only linears attention steps] [--llama-cpp FOLDER]
 
-Both sides of a ratio are taken in turns in one process; each figure is the best of its repeats, which on a shared
-machine is the least disturbed one.
+Both sides of a ratio are taken in turns in one process (llama.cpp's just before); each figure is the best of its
+repeats, which on a shared machine is the least disturbed one. FOLDER has llama.cpp's programs (or $LLAMA_CPP).
 """
 
 import argparse
 import os
-import time
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 
 import torch
+from _llama_cpp import rates as llama_cpp_rates
+from _rates import Rates, best
 from torch import Tensor
 from torch.nn import functional
 
@@ -26,17 +28,8 @@ from gpu_worker.ops.reference import ReferenceOps
 CPU = torch.device("cpu")
 ROWS, COLS = 49152, 1152  # as the largest matrix of a small model; in float32, 226 MB: no cache holds it
 CONTEXT = 128
-
-
-def best(calls: dict[str, Callable[[], object]], repeats: int) -> dict[str, float]:
-    """Seconds of each call, taken in turns."""
-    times = {name: float("inf") for name in calls}
-    for _ in range(repeats + 1):
-        for name, call in calls.items():
-            begin = time.perf_counter()
-            call()
-            times[name] = min(times[name], time.perf_counter() - begin)
-    return times
+PROMPT = 512
+PARTS = ("linears", "attention", "steps")
 
 
 def weights(extension) -> dict[str, tuple[Tensor, object]]:
@@ -56,26 +49,26 @@ def weights(extension) -> dict[str, tuple[Tensor, object]]:
     return forms
 
 
-def linears(extension, columns: list[int], repeats: int) -> None:
+def linears(extension, machine: Rates, columns: list[int], repeats: int) -> None:
     forms = weights(extension)
     plain = forms["f32"][0]
     for count in columns:
         x, out = torch.randn(count, COLS), torch.empty(count, ROWS)
-        calls: dict[str, Callable[[], object]] = {"read": lambda: plain.view(-1).sum()}
-        calls["torch f32"] = lambda x=x: functional.linear(x, plain)
+        calls: dict[str, Callable[[], object]] = {"torch f32": lambda x=x: functional.linear(x, plain)}
         for name, (_, weight) in forms.items():
             calls[name] = lambda x=x, out=out, weight=weight: extension.linear(out, x, weight)
+        machine.measure(1)
         times = best(calls, repeats)
-        read = plain.numel() * 4 / times["read"] / 1e9
-        for name in list(calls)[1:]:
+        for name, seconds in times.items():
             data = plain if name == "torch f32" else forms[name][0]
-            rate = data.numel() * data.itemsize / times[name] / 1e9
-            flops = 2 * count * ROWS * COLS / times[name] / 1e9
-            speed = f"{rate:6.1f} GB/s  {rate / read:5.0%} of read  {flops:6.0f} GFLOP/s"
-            print(f"linear {count:3} columns  {name:14} {speed}")
+            rate = data.numel() * data.itemsize / seconds / 1e9
+            flops = 2 * count * ROWS * COLS / seconds / 1e9
+            kind, most = ("int8", machine.int8) if name in ("q8", "q4", "q4_mins") else ("float32", machine.float32)
+            speed = f"{rate:6.1f} GB/s  {rate / machine.read:5.0%} of read  {flops:6.0f} GFLOP/s"
+            print(f"linear {count:3} columns  {name:14} {speed}  {flops / most:5.0%} of {kind}")
 
 
-def attention(extension, repeats: int) -> None:
+def attention(extension, machine: Rates, repeats: int) -> None:
     """Decodes against SDPA on keys and values that were gathered beforehand."""
     ops, options = NativeCpuOps(extension), AttentionOptions(scale=0.125)
     for count, context in ((1, 4096), (16, 512), (16, 2048)):
@@ -94,12 +87,11 @@ def attention(extension, repeats: int) -> None:
         times = best(calls, 3 * repeats)
         rate = kv.numel() * 4 / times["octavo"] / 1e9
         ratio = times["sdpa"] / times["octavo"]
-        print(
-            f"decode {count:3} x {context:5}  {rate:6.1f} GB/s of keys and values, {ratio:5.2f} x SDPA on gathered ones"
-        )
+        share = f"{rate:6.1f} GB/s of keys and values, {rate / machine.read:5.0%} of read"
+        print(f"decode {count:3} x {context:5}  {share}, {ratio:5.2f} x SDPA on gathered ones")
 
 
-def cold_attention(extension, shapes: list[tuple[int, int, int]], repeats: int) -> None:
+def cold_attention(extension, machine: Rates, shapes: list[tuple[int, int, int]], repeats: int) -> None:
     """Decodes of 4096 tokens of context over caches that no cache of the CPU holds, in every type."""
     ops, count, context = NativeCpuOps(extension), 4, 4096
     for name, dtype in kv_format.DTYPES.items():
@@ -119,7 +111,9 @@ def cold_attention(extension, shapes: list[tuple[int, int, int]], repeats: int) 
             seconds = min(times.values())
             rate = blocks * shape.bytes_per_block / seconds / 1e9
             flops = 4 * count * context * group * heads * dim / seconds / 1e9
-            print(f"cold decode {group}/{heads}/{dim:<3} {name:9} {rate:6.1f} GB/s {flops:6.0f} GFLOP/s")
+            share = max(rate / machine.read, flops / machine.float32)
+            what = f"cold decode {group}/{heads}/{dim:<3} {name:9}"
+            print(f"{what} {rate:6.1f} GB/s {flops:6.0f} GFLOP/s  {share:4.0%} of the nearer limit")
 
 
 def step(runner: ModelRunner, count: int) -> Callable[[], object]:
@@ -138,25 +132,51 @@ def step(runner: ModelRunner, count: int) -> Callable[[], object]:
     return run
 
 
-def steps(counts: list[int], repeats: int) -> None:
+def prompt(runner: ModelRunner) -> Callable[[], object]:
+    """A step of one prompt."""
+    places = [*range(PROMPT)]
+    batch = make_batch(places, places, places, [PROMPT], [PROMPT], [[*range(-(-PROMPT // 16))]], CPU)
+    decoder, layers, rows = runner._decoder, runner._arena.layers, torch.tensor([PROMPT - 1])
+
+    def run() -> object:
+        with torch.inference_mode():
+            return decoder.logits(decoder.forward(batch, layers, rows))
+
+    return run
+
+
+def steps(counts: list[int], repeats: int, llama_cpp: Path | None) -> None:
     choose = model_runner.choose_ops
     model_runner.choose_ops = lambda device, threads=0: ReferenceOps()
-    runners = {"reference": load_runner("smollm2", kv_cache_bytes=1 << 27)}
+    runners = {"reference": load_runner("smollm2", kv_cache_bytes=1 << 29)}
     model_runner.choose_ops = choose
     for scheme, name in (("none", "native, float32"), ("auto", "native, int8")):
-        runners[name] = load_runner("smollm2", quantization=scheme, kv_cache_bytes=1 << 27)
-    torch.set_num_threads(len(os.sched_getaffinity(0)))
-    for count in counts:
-        times = best({name: step(runner, count) for name, runner in runners.items()}, repeats)
+        runners[name] = load_runner("smollm2", quantization=scheme, kv_cache_bytes=1 << 29)
+    threads = len(os.sched_getaffinity(0))
+    torch.set_num_threads(threads)
+    peer: dict[int, float] = {}
+    if llama_cpp is not None:
+        decoded = llama_cpp_rates(llama_cpp, counts, CONTEXT, 16, threads)
+        peer = {count: rate for count, (_, rate) in decoded.items()}
+        peer[0] = llama_cpp_rates(llama_cpp, [1], PROMPT, 2, threads)[1][0]
+    for count in [*counts, 0]:  # 0: a prompt
+        calls = {name: step(runner, count) if count else prompt(runner) for name, runner in runners.items()}
+        times = best(calls, repeats)
+        tokens, what = (count, f"{count:3} sequences") if count else (PROMPT, f"{PROMPT} of prompt")
         for name, seconds in times.items():
-            faster = times["reference"] / seconds
-            print(f"step   {count:3} sequences  {name:16} {count / seconds:7.1f} tokens/s  {faster:5.2f} x reference")
+            faster = f"{times['reference'] / seconds:5.2f} x reference"
+            faster += f"  {tokens / seconds / peer[count]:5.2f} x llama.cpp" if peer else ""
+            print(f"step   {what:13}  {name:16} {tokens / seconds:7.1f} tokens/s  {faster}")
+        if peer:
+            print(f"step   {what:13}  {'llama.cpp, Q4_1':16} {peer[count]:7.1f} tokens/s")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="fewer repeats and sizes")
     parser.add_argument("--isa", default="", help="a lesser instruction set than the best one")
+    parser.add_argument("--only", nargs="+", choices=PARTS, default=PARTS, help="some of the parts")
+    parser.add_argument("--llama-cpp", type=Path, default=os.environ.get("LLAMA_CPP") or None, help="its programs")
     args = parser.parse_args()
     extension = native.load()
     if extension is None:
@@ -166,11 +186,17 @@ def main() -> None:
     repeats = 3 if args.quick else 9
     isa = args.isa or extension.isa()
     print(f"{isa}, {extension.threads()} threads, load {os.getloadavg()[0]:.1f} before the start")
-    linears(extension, [1, 16] if args.quick else [1, 2, 4, 8, 16, 48], repeats)
-    attention(extension, repeats)
-    shapes = [(3, 3, 64), (4, 8, 128), (8, 4, 128), (1, 8, 64)]
-    cold_attention(extension, shapes[:1] if args.quick else shapes, repeats)
-    steps([1, 16] if args.quick else [1, 16, 48], repeats)
+    machine = Rates()
+    if "linears" in args.only:
+        linears(extension, machine, [1, 16] if args.quick else [1, 2, 4, 8, 16, 48], repeats)
+    if "attention" in args.only:
+        attention(extension, machine, repeats)
+        shapes = [(3, 3, 64), (4, 8, 128), (8, 4, 128), (1, 8, 64)]
+        cold_attention(extension, machine, shapes[:1] if args.quick else shapes, repeats)
+    if "steps" in args.only:
+        steps([1, 16] if args.quick else [1, 16, 48], repeats, args.llama_cpp)
+    machine.measure(1)
+    print(f"{machine}, load {os.getloadavg()[0]:.1f} at the end")
 
 
 if __name__ == "__main__":

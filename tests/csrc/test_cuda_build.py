@@ -10,6 +10,7 @@ import sysconfig
 from pathlib import Path
 
 import pytest
+import torch
 
 ROOT = Path(__file__).resolve().parents[2]
 MODULE = ROOT / "gpu_worker" / f"_C_cuda{sysconfig.get_config_var('EXT_SUFFIX')}"
@@ -45,6 +46,19 @@ def test_bad_arguments_are_named_before_anything_is_touched() -> None:
     nothing = (0, 0, (2, 16), (16, 1))
     with pytest.raises(module.ArgumentError, match=r"^weight: "):
         module.rms_norm(nothing, nothing, (0, 1, (16,), (1,)), 1e-5, 0)
+
+
+@built
+def test_memory_of_the_host_is_refused_by_name() -> None:
+    from gpu_worker.ops import native
+    from gpu_worker.ops.native_cuda import ref
+
+    module = native.load_cuda()
+    assert module is not None
+    x, out, weight = torch.ones(2, 16), torch.zeros(2, 16), torch.ones(16)
+    with pytest.raises(module.ArgumentError, match=r"^weight: (is in the host's memory|cannot be used)"):
+        module.rms_norm(ref(out), ref(x), ref(weight), 1e-5, 0)
+    assert not out.any()
 
 
 @built

@@ -24,12 +24,10 @@ __device__ __forceinline__ void from_float(float x, std::int8_t& y) {
 
 __device__ __forceinline__ float to_float(E5M2 x) { return to_float(Half{static_cast<std::uint16_t>(x.bits << 8)}); }
 __device__ __forceinline__ float to_float(E4M3 x) {
-    if ((x.bits & 0x7fU) == 0x7fU) {
-        return float_of(0x7fffffffU);
-    }
     // As if the exponent had 5 bits, then corrected by the difference of the biases.
     const std::uint32_t half = (x.bits & 0x7fU) << 7 | (x.bits & 0x80U) << 8;
-    return to_float(Half{static_cast<std::uint16_t>(half)}) * 256.0F;
+    const float y = to_float(Half{static_cast<std::uint16_t>(half)}) * 256.0F;
+    return (x.bits & 0x7fU) == 0x7fU ? float_of(0x7fffffffU) : y;
 }
 
 // To nearest, ties to even; what is too large becomes the largest number.

@@ -9,7 +9,7 @@ namespace octavo::cuda {
 template <typename T, template <typename> class Kind, int kDim, int kGroups>
 KernelChoice decode_choice() {
     using D = Decode<T, Kind, kDim, kGroups>;
-    return {decode_mma_kernel<T, Kind, kDim, kGroups>, kDecodeThreads, D::kShared, D::kHeads};
+    return {decode_mma_kernel<T, Kind, kDim, kGroups>, kDecodeThreads, D::kShared, D::kRows};
 }
 
 template <typename T, int kDim, int kGroups>

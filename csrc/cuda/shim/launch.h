@@ -3,6 +3,7 @@
 
 #include <stdexcept>
 
+#include "shim/cuda_runtime.h"
 #include "shim/runtime.h"
 
 namespace octavo::cuda {
@@ -22,11 +23,13 @@ struct Given {
 };
 
 template <typename... Parameters>
-void launch(void (*kernel)(Parameters...), dim3 grid, int threads, std::size_t shared_bytes, Stream,
+void launch(void (*kernel)(Parameters...), dim3 grid, int threads, std::size_t shared_bytes, Stream stream,
             typename Given<Parameters>::Type... parameters) {
-    const auto body = [&] { kernel(parameters...); };
-    const auto call = [](const void* arguments) { (*static_cast<decltype(body)*>(arguments))(); };
-    shim::run_grid(grid, threads, shared_bytes, {call, &body});
+    shim::enqueue(stream, [=] {
+        const auto body = [&] { kernel(parameters...); };
+        const auto call = [](const void* arguments) { (*static_cast<decltype(body)*>(arguments))(); };
+        shim::run_grid(grid, threads, shared_bytes, {call, &body});
+    });
 }
 
 template <typename... Parameters>

@@ -56,7 +56,7 @@ MUTANTS = {
         ATTENTION,
     ),
     "wrong nibble order": Mutant(
-        "cpu/linear_packed.inl", "8 * i + 4 * high)", "8 * i + 4 * (1 - high))", GENERIC, LINEAR
+        "cpu/linear_packed.inl", "k % 4 * 8 + 4 * high", "k % 4 * 8 + 4 * (1 - high)", GENERIC, LINEAR
     ),
     "offset of 4-bit numbers forgotten": Mutant(
         "cpu/linear_packed.inl", "(input.scaled_sum)", "(0.0F)", GENERIC, LINEAR

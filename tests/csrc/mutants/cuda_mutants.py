@@ -31,13 +31,30 @@ MUTANTS = {
     ),
     "wrong merge scale": Mutant(
         "cuda/attention.cuh",
-        "total += factor * load_shared_result(one + p.head_dim + 1);",
-        "total += load_shared_result(one + p.head_dim + 1);",
+        "= weight_of(load_shared_result(state + part * size), top) * factor;",
+        "= factor;",
         DECODE,
         "decode_mma",
     ),
     "counter left behind": Mutant(
-        "cuda/attention.cuh", "p.counters[item.counter] = 0;", "p.counters[item.counter] = 1;", DECODE, "decode_mma"
+        "cuda/attention.cuh", "p.counters[item.first] = 0;", "p.counters[item.first] = 1;", DECODE, "decode_mma"
+    ),
+    "a draft sees what comes after it": Mutant(
+        "cuda/decode_mma.cuh",
+        "const int end = min(item.end, position[n][column] + 1);",
+        "const int end = item.end;",
+        DECODE,
+        "decode_mma",
+    ),
+    "parts of a chunk in one place": Mutant(
+        "cuda/prefill_mma.cuh",
+        "partial_of(p, item, item.part, kPrefillRows)",
+        "partial_of(p, item, 0, kPrefillRows)",
+        PREFILL,
+        "prefill_mma",
+    ),
+    "a swap does not wait for what was queued before": Mutant(
+        "cuda/swap.cu", "check(cudaStreamWaitEvent(stream, state_->begin.get(), 0));", "", ("cuda/swap.cu",), "swap"
     ),
     "off-by-one page": Mutant(
         "cuda/decode_mma.cuh",
@@ -102,15 +119,15 @@ MUTANTS = {
     ),
     "part of a cut sequence left out": Mutant(
         "plan/attention_plan.cpp",
-        "at = static_cast<std::int32_t>(end);",
-        "at = static_cast<std::int32_t>(end) + (end < lens[s] ? kTile : 0);",
+        "at = item.end;",
+        "at = item.end + (item.end < tile.end ? kTile : 0);",
         PLAN,
         "plan",
     ),
     "planner forgets the window's first key": Mutant(
         "plan/attention_plan.cpp",
-        "std::max(0, len - shape.window)",
-        "std::max(0, len - shape.window + 1)",
+        "std::max(0, first - shape.window + 1)",
+        "std::max(0, first - shape.window + 2)",
         PLAN,
         "plan",
     ),

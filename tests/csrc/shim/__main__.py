@@ -15,11 +15,13 @@ import numpy as np
 from attention_cases import decode_case, merge_case, prefill_case
 from cache_cases import blocks_case, convert_case, layout_case, write_case
 from graph_cases import graph_case
+from logits_cases import logprobs_case, penalize_case
 from ops_cases import ops_case
 from plan_cases import plan_case
 from refused_cases import refused_case
 from rows_cases import rows_case
 from sample_cases import sample_case
+from swap_cases import place_case, swap_case
 from vllm_cases import compat_case, vllm_case
 
 GROUPS: dict[str, Callable[[Any], None]] = {
@@ -35,8 +37,12 @@ GROUPS: dict[str, Callable[[Any], None]] = {
     "convert": convert_case,
     "rows": rows_case,
     "sample": sample_case,
+    "penalize": penalize_case,
+    "logprobs": logprobs_case,
     "refused": refused_case,
+    "place": place_case,
     "plan": plan_case,
+    "swap": swap_case,
     "ops": ops_case,
     "graphs": graph_case,
     "compat": compat_case,

@@ -59,7 +59,8 @@ def write_case(rng: Any) -> None:
             keys.ref,
             values.ref,
             ref(positions, I64),
-            table.ref,
+            *(Array(half_of, table.dtype).ref for half_of in (table.data[:, :half], table.data[:, half:])),
+            2 * half,
             ref(slots, I64),
             interleaved,
             0,
@@ -103,7 +104,7 @@ def blocks_case(rng: Any) -> None:
     want = other.copy()
     want[:, pairs[:, 1]] = arena[:, pairs[:, 0]]
     swapper = native.Swapper()
-    assert swapper.done(swapper.start(ref(arena, dtype), ref(other, dtype), pairs.tolist(), 0, 1 << 16))
+    swapper.wait(swapper.start(ref(arena, dtype), ref(other, dtype), pairs.tolist(), 0, 1 << 16))
     assert (other == want).all(), "swap"
     length = int(np.prod(tail)) * arena.itemsize
     begin = int(rng.integers(0, length))

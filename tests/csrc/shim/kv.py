@@ -76,24 +76,22 @@ class Cache:
         return native.KvCache(ref(self.refs[0], code), ref(self.refs[1], code), self.kind, *scales)
 
 
-def fill(rng: Any, cache: Cache, lens: list[int], window: int) -> np.ndarray:
-    """Random numbers in slots that are used, and tables; every entry that must not be followed is garbage."""
+def fill(rng: Any, cache: Cache, lens: list[int], window: int = 0, lowest: list[int] | None = None) -> np.ndarray:
+    """Random numbers in slots that are used, and tables; every entry that must not be followed is garbage.
+
+    `lowest`: how many keys the first query of each sequence could see without a window."""
     blocks, _, size, _ = cache.shape
     free = list(rng.permutation(blocks))
     longest = max(-(-n // size) for n in lens)
     tables = np.full((len(lens), longest + 1), 1 << 28, dtype=np.int32)
     for row, n in enumerate(lens):
         for place in range(-(-n // size)):
-            if window and (place + 1) * size <= window_start(n, window):
+            if window and (place + 1) * size <= max(0, (lowest or lens)[row] - window):
                 continue  # a block that no query sees has been given back
             tables[row, place] = free.pop()
             for slot in range(min(size, n - place * size)):
                 cache.put(rng, int(tables[row, place]), slot)
     return tables
-
-
-def window_start(lowest: int, window: int) -> int:
-    return max(0, lowest - window)
 
 
 def dense(cache: Cache, table: np.ndarray, n: int, head: int) -> tuple[np.ndarray, np.ndarray]:

@@ -45,10 +45,13 @@ def ops_case(rng: Any) -> None:
             theirs.paged_attention(queries, kv, other, options),
         )
         close(got.double().numpy(), want.double().numpy(), limit, f"ops {q_lens=} {kv_lens=} {options=}")
+    layers_case(ours, batch, kv.float(), dtype, queries, options)
     x, weight = torch.randn(len(rows), 64).to(dtype), torch.randn(64).to(dtype)
     cos, sin = torch.rand(2, len(rows), 16)
     cos, sin = cos.repeat(1, 2), sin.repeat(1, 2)
+    sums = ours.add_rms_norm(x.clone(), x.flip(0), weight, 1e-5), theirs.add_rms_norm(x, x.flip(0), weight, 1e-5)
     for got, want in (
+        *zip(*sums, strict=True),
         (ours.rms_norm(x, weight, 1e-5), theirs.rms_norm(x, weight, 1e-5)),
         (ours.silu_and_mul(x), theirs.silu_and_mul(x)),
         (ours.rotary(queries, cos, sin), theirs.rotary(queries.float(), cos, sin)),
@@ -63,3 +66,45 @@ def ops_case(rng: Any) -> None:
     target = torch.zeros_like(arena)
     ours.swap_blocks(arena, target, [(0, 5), (1, 4)])
     assert torch.equal(target[:, 5], arena[:, 0]) and torch.equal(target[:, 4], arena[:, 1])
+
+
+def layers_case(ops: Any, batch: Any, kv: Any, dtype: Any, queries: Any, options: Any) -> None:
+    """Layers of 8 bits with scales, and in vLLM's layout: what was rotated and written is what attention reads."""
+    import torch
+
+    from gpu_worker.ops.kv_layer import KvLayer
+    from gpu_worker.ops.reference import ReferenceOps
+
+    blocks, heads, _, size, dim = kv.shape
+    keys, values = torch.randn(2, queries.shape[0], heads, dim).to(dtype)
+    cos, sin = torch.rand(2, queries.shape[0], dim // 2).repeat(1, 1, 2)
+    wide = kv.clone()
+    want_queries = ReferenceOps().rotary_cache_write(
+        wide, queries.float(), keys.float(), values.float(), cos, sin, batch
+    )
+    plain = kv.to(dtype)
+    got_queries = ops.rotary_cache_write(plain, queries.clone(), keys, values, cos, sin, batch)
+    rounding = 1e-5 if dtype == torch.float32 else 2e-2
+    close(got_queries.double().numpy(), want_queries.double().numpy(), rounding, "rotary_cache_write")
+    close(plain.double().numpy(), wide.double().numpy(), rounding, "rotary_cache_write")
+    for kind in (torch.float8_e4m3fn, torch.float8_e5m2, torch.int8):
+        scale = torch.full((heads,), 0.05 if kind == torch.int8 else 0.5)
+        stored = (kv / scale.view(-1, 1, 1, 1)).round() if kind == torch.int8 else kv / scale.view(-1, 1, 1, 1)
+        layer = KvLayer.of(stored.to(kind), scale, scale)
+        ops.cache_write(layer, keys, values, batch)
+        read = torch.stack((layer.keys, layer.values), dim=2).float() * scale.view(-1, 1, 1, 1)
+        check_layer(ops, layer, read, batch, queries, options)
+    x = 16 // keys.itemsize
+    packed = kv[:, :, 0].to(dtype).view(blocks, heads, size, dim // x, x).transpose(2, 3).contiguous()
+    layer = KvLayer(packed, kv[:, :, 1].to(dtype).transpose(2, 3).contiguous())
+    ops.cache_write(layer, keys, values, batch)
+    read = layer.keys.transpose(2, 3).reshape(blocks, heads, size, dim), layer.values.transpose(2, 3)
+    check_layer(ops, layer, torch.stack(read, dim=2).float(), batch, queries, options)
+
+
+def check_layer(ops: Any, layer: Any, read: Any, batch: Any, queries: Any, options: Any) -> None:
+    from gpu_worker.ops.reference import ReferenceOps
+
+    got = ops.paged_attention(queries, layer, batch, options)
+    want = ReferenceOps().paged_attention(queries.float(), read, batch, options)
+    close(got.double().numpy(), want.double().numpy(), 1e-5 if queries.itemsize == 4 else 1.2e-2, f"ops {layer.kind}")

@@ -15,7 +15,7 @@ def attention_setup(rng: Any, kernel: str) -> Any:
     dim = int(rng.choice([*dims, 256] if rng.random() < 0.15 and kernel == "mma" else dims))
     if kernel == "mma" and kind == "auto" and rng.random() < 0.2:
         dim = 72
-    size = int(rng.choice([8, 16, 16, 24, 32, 64]))
+    size = int(rng.choice([8, 16, 16, 24, 32, 64, 128]))
     kv_heads, group = int(rng.choice([1, 2])), int(rng.choice([1, 2, 3, 4, 8, 11, 16]))
     return dtype, kind, layout, dim, size, kv_heads, group
 

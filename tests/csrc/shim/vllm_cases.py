@@ -28,7 +28,7 @@ def vllm_case(rng: Any) -> None:
         arrays = [np.full((len(lens), heads, parts), np.nan, dtype=np.float32) for _ in range(2)]
         arrays.append(Array.of(np.full((len(lens), heads, parts, dim), np.nan), dtype))
         partials = [ref(arrays[0], F32), ref(arrays[1], F32), arrays[2].ref]
-    native.paged_attention(
+    native.vllm_paged_attention(
         out.ref,
         *partials,
         queries.ref,
@@ -72,7 +72,7 @@ def compat_case(rng: Any) -> None:
     places = torch.arange(n)
     slots = table.long()[places // size] * size + places % size
     scale = 1.0 if kind == "auto" else 0.5
-    vllm_compat.reshape_and_cache(keys, values, key_cache, value_cache, slots, kind, scale, scale)
+    vllm_compat.reshape_and_cache(keys, values, key_cache, value_cache, slots, kind, scale)  # for both
     query = torch.randn(1, heads, dim).half()
     lens, longest = torch.tensor([n], dtype=torch.int32), n
     common = (

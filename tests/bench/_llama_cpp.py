@@ -1,0 +1,26 @@
+"""llama.cpp's own benchmark with the demo model's file, without a server: tokens/s of prompts and of decodes."""
+
+import json
+import subprocess
+from pathlib import Path
+
+from gpu_worker.models import demo
+
+
+def rates(folder: Path, counts: list[int], prompt: int, tokens: int, threads: int) -> dict[int, tuple[float, float]]:
+    """By number of sequences: tokens/s of their prompts, and of `tokens` more of each. folder: of its programs."""
+    context = max(counts) * (prompt + tokens)
+    arguments = {
+        "-m": demo.demo_file(),
+        "-t": threads,
+        "-tb": threads,
+        "-c": context,
+        "-npp": prompt,
+        "-ntg": tokens,
+        "-npl": ",".join(map(str, counts)),
+        "--output-format": "jsonl",
+    }
+    command = [folder / "llama-batched-bench", *(str(x) for pair in arguments.items() for x in pair)]
+    printed = subprocess.run(command, check=True, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True).stdout
+    rows = [json.loads(line) for line in printed.splitlines() if line.startswith("{")]
+    return {row["pl"]: (row["speed_pp"], row["speed_tg"]) for row in rows}
