@@ -9,6 +9,7 @@
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -22,6 +23,9 @@ from octavo.sampling import SamplingParams
 
 Ids = NDArray[np.int64]
 Floats = NDArray[np.float32]
+
+_NO_IDS = np.empty(0, dtype=np.int64)
+_NO_FLOATS = np.empty(0, dtype=np.float32)
 
 
 def penalized(params: SamplingParams) -> bool:
@@ -45,16 +49,28 @@ class _Fixed:
         params = sequence.params
         bias = {token: value for token, value in params.logit_bias.items() if 0 <= token < vocab_size}
         ends = params.stop_token_ids + (() if params.ignore_eos else eos_token_ids)
+        banned = _known(params.banned_token_ids, vocab_size)
+        not_yet = _known(params.banned_token_ids + ends, vocab_size)
         self.sequence = sequence  # held, so that its id() stays its own while this is cached
-        self.bias_ids = np.array(list(bias), dtype=np.int64)
-        self.bias = np.array(list(bias.values()), dtype=np.float32)
-        self.allowed = _known(params.allowed_token_ids, vocab_size)
-        self.banned = _known(params.banned_token_ids, vocab_size)
-        self.ends = _known(ends, vocab_size)
+        self.allowed = _known(params.allowed_token_ids, vocab_size) if params.allowed_token_ids else None
+        self.bias = _with_banned(bias, banned)
+        self.bias_at_first = _with_banned(bias, not_yet)  # before min_tokens
+
+
+@dataclass(slots=True)
+class Edit:
+    """What is done to one row of logits, in this order. Ids are those of the vocabulary."""
+
+    seen: Ids  # distinct; what is left of a penalized token's logit is (/ or * repetition) - cost
+    costs: Floats
+    repetition: float
+    bias_ids: Ids  # one that is banned comes with -inf, after its bias if it has one
+    bias: Floats
+    allowed: Ids | None  # all others become -inf; None: all are
 
 
 class Adjustments:
-    """Applies the parameters above. What it keeps between calls is a cache: a pure function of each branch.
+    """What the parameters above come to. What it keeps between calls is a cache: a pure function of each branch.
 
     It holds the branches of the latest call alone, so what is preempted or finished is forgotten.
     """
@@ -69,77 +85,54 @@ class Adjustments:
     def apply(self, logits: Tensor, rows: Sequence[int], branches: Sequence[Branch]) -> None:
         """Changes logits[rows[i]] in place for branches[i]; the rows differ. `logits` is contiguous float32."""
         flat = logits.view(-1)
-        fixed = self._look_up(branches)
-        self._penalize(flat, rows, branches)
-        self._bias(flat, rows, fixed)
-        self._mask(logits, rows, branches, fixed)
-
-    def _look_up(self, branches: Sequence[Branch]) -> list[_Fixed]:
-        old = self._fixed
-        new: dict[int, _Fixed] = {}
-        for branch in branches:
-            sequence = branch.sequence
-            entry = old.get(id(sequence)) or new.get(id(sequence))
-            if entry is None:
-                entry = _Fixed(sequence, self.vocab_size, self.eos_token_ids)
-            new[id(sequence)] = entry
-        self._fixed = new
-        return [new[id(branch.sequence)] for branch in branches]
-
-    def _penalize(self, flat: Tensor, rows: Sequence[int], branches: Sequence[Branch]) -> None:
-        old = self._histories
-        new: dict[int, History] = {}
-        places: list[Ids] = []
-        factors: list[Floats] = []
-        costs: list[Floats] = []
-        for row, branch in zip(rows, branches, strict=True):
-            params = branch.sequence.params
-            if not penalized(params):
-                continue
-            history = old.get(id(branch))
-            if history is None:
-                history = History(branch, self.vocab_size, with_prompt=params.repetition_penalty != 1.0)
-            history.update()
-            new[id(branch)] = history
-            counts = history.counts
-            places.append(history.ids + row * self.vocab_size)
-            factors.append(np.full(len(counts), params.repetition_penalty, dtype=np.float32))
-            cost = params.frequency_penalty * counts + params.presence_penalty * (counts > 0)
-            costs.append(cost.astype(np.float32))
-        self._histories = new
-        if places:
-            index, factor = self._tensor(places), self._tensor(factors)
-            values = flat.take(index)
-            values = torch.where(values > 0, values / factor, values * factor) - self._tensor(costs)
-            flat.scatter_(0, index, values)
-
-    def _bias(self, flat: Tensor, rows: Sequence[int], fixed: Sequence[_Fixed]) -> None:
-        biased = [(row, entry) for row, entry in zip(rows, fixed, strict=True) if len(entry.bias)]
-        if biased:
-            index = self._tensor([entry.bias_ids + row * self.vocab_size for row, entry in biased])
-            flat.scatter_add_(0, index, self._tensor([entry.bias for _, entry in biased]))
-
-    def _mask(self, logits: Tensor, rows: Sequence[int], branches: Sequence[Branch], fixed: Sequence[_Fixed]) -> None:
-        flat = logits.view(-1)
-        confined = [
-            (row, entry)
-            for row, branch, entry in zip(rows, branches, fixed, strict=True)
-            if branch.sequence.params.allowed_token_ids
-        ]
+        edits = list(zip(rows, self.edits(branches), strict=True))
+        starts = [(row * self.vocab_size, edit) for row, edit in edits]
+        if any(len(edit.seen) for _, edit in starts):
+            index = self._tensor([edit.seen + start for start, edit in starts])
+            factors = [np.full(len(edit.seen), edit.repetition, dtype=np.float32) for _, edit in starts]
+            factor, values = self._tensor(factors), flat.take(index)
+            values = torch.where(values > 0, values / factor, values * factor)
+            flat.scatter_(0, index, values - self._tensor([edit.costs for _, edit in starts]))
+        if any(len(edit.bias) for _, edit in starts):
+            index = self._tensor([edit.bias_ids + start for start, edit in starts])
+            flat.scatter_add_(0, index, self._tensor([edit.bias for _, edit in starts]))
+        confined = [(row, edit.allowed) for row, edit in edits if edit.allowed is not None]
         if confined:
-            index = self._tensor([entry.allowed + row * self.vocab_size for row, entry in confined])
+            index = self._tensor([allowed + row * self.vocab_size for row, allowed in confined])
             kept = flat.take(index)
             logits[[row for row, _ in confined]] = -torch.inf
             flat.scatter_(0, index, kept)
-        banned: list[Ids] = []
-        for row, branch, entry in zip(rows, branches, fixed, strict=True):
-            banned.append(entry.banned + row * self.vocab_size)
-            if branch.num_output < branch.sequence.params.min_tokens:
-                banned.append(entry.ends + row * self.vocab_size)
-        flat.index_fill_(0, self._tensor(banned), -torch.inf)
+
+    def edits(self, branches: Sequence[Branch]) -> list[Edit]:
+        """What is done for each branch; arrays belong to the cache and are not changed later."""
+        histories, fixed = self._histories, self._fixed
+        self._histories, self._fixed = {}, {}
+        return [self._edit(branch, histories, fixed) for branch in branches]
+
+    def _edit(self, branch: Branch, histories: dict[int, History], old: dict[int, _Fixed]) -> Edit:
+        sequence, params = branch.sequence, branch.sequence.params
+        key = id(sequence)
+        fixed = self._fixed.get(key) or old.get(key) or _Fixed(sequence, self.vocab_size, self.eos_token_ids)
+        self._fixed[key] = fixed
+        bias_ids, bias = fixed.bias_at_first if branch.num_output < params.min_tokens else fixed.bias
+        if not penalized(params):
+            return Edit(_NO_IDS, _NO_FLOATS, 1.0, bias_ids, bias, fixed.allowed)
+        history = histories.get(id(branch))
+        if history is None:
+            history = History(branch, self.vocab_size, with_prompt=params.repetition_penalty != 1.0)
+        history.update()
+        self._histories[id(branch)] = history
+        counts = history.counts
+        costs = (params.frequency_penalty * counts + params.presence_penalty * (counts > 0)).astype(np.float32)
+        return Edit(history.ids, costs, params.repetition_penalty, bias_ids, bias, fixed.allowed)
 
     def _tensor(self, arrays: Sequence[Ids] | Sequence[Floats]) -> Tensor:
         return torch.from_numpy(np.concatenate(arrays)).to(self.device)
+
+
+def _with_banned(bias: dict[int, float], banned: Ids) -> tuple[Ids, Floats]:
+    ids = np.concatenate((np.array(list(bias), dtype=np.int64), banned))
+    return ids, np.concatenate((np.array(list(bias.values())), np.full(len(banned), -np.inf))).astype(np.float32)
 
 
 def _known(token_ids: tuple[int, ...], vocab_size: int) -> Ids:

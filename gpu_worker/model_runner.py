@@ -17,6 +17,7 @@ from gpu_worker.graphs import DecodeGraphs, capture_decodes
 from gpu_worker.kv_arena import KvArena, KvShape
 from gpu_worker.models.decoder import Decoder
 from gpu_worker.models.loader import LoadedModel, Progress, load_model
+from gpu_worker.native_sampler import choose_sampler
 from gpu_worker.ops import Batch, Ops, choose_ops, kv_format, make_batch
 from gpu_worker.plan import Chunk, RunnerInfo, StepOutput, StepPlan, TokenScore
 from gpu_worker.sampler import Sampler
@@ -226,7 +227,7 @@ def load_runner(
     context = min(context, num_blocks * block_size)
     info = _info(loaded, arena, where, context, name)
     _log_start(info, ops, decoder)
-    sampler = Sampler(decoder.vocab_size, where, loaded.eos_token_ids)
+    sampler = choose_sampler(decoder.vocab_size, where, loaded.eos_token_ids)
     return ModelRunner(info, decoder, arena, sampler, where, capture(arena.layers))
 
 

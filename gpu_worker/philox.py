@@ -30,12 +30,11 @@ def philox(counters: NDArray[np.uint64], keys: NDArray[np.uint64]) -> NDArray[np
     return np.stack((even[0], odd[0], even[1], odd[1]))
 
 
-def uniforms(seeds: Sequence[int], branches: Sequence[int], indices: Sequence[int]) -> NDArray[np.float64]:
-    """A number in [0, 1), of 53 random bits, for each (seed of 64 bits, branch, index)."""
+def random_bits(seeds: Sequence[int], branches: Sequence[int], indices: Sequence[int]) -> NDArray[np.uint64]:
+    """53 random bits for each (seed of 64 bits, branch, index)."""
     seed = np.array(seeds, dtype=np.uint64)
     zeros = np.zeros(len(seed), dtype=np.uint64)
     counters = np.stack((np.array(branches, dtype=np.uint64), np.array(indices, dtype=np.uint64), zeros, zeros))
     words = philox(counters, np.stack((seed & _LOW, seed >> _SHIFT)))
-    bits = (words[0] | words[1] << _SHIFT) >> np.uint64(11)
-    numbers: NDArray[np.float64] = bits.astype(np.float64) * 2.0**-53
-    return numbers
+    bits: NDArray[np.uint64] = (words[0] | words[1] << _SHIFT) >> np.uint64(11)
+    return bits

@@ -16,7 +16,7 @@ from torch import Tensor
 from gpu_worker.adjustments import Adjustments, adjusted
 from gpu_worker.candidates import Ids, peaks, top
 from gpu_worker.draw import Filters, draw
-from gpu_worker.philox import uniforms
+from gpu_worker.philox import random_bits
 from gpu_worker.plan import BAD_LOGITS, TokenScore
 from gpu_worker.sequence import Branch
 from octavo.sampling import SamplingParams
@@ -107,7 +107,7 @@ class Sampler:
 
     def _draw(self, x: Tensor, branches: Sequence[Branch]) -> Ids:
         params = [branch.sequence.params for branch in branches]
-        numbers = uniforms(
+        numbers = random_bits(
             [p.seed or 0 for p in params],
             [branch.index for branch in branches],
             [branch.num_output for branch in branches],

@@ -46,7 +46,7 @@ struct type_caster<TensorRef> {
             value.shape[i] = shape[i].cast<std::int64_t>();
             value.stride[i] = stride[i].cast<std::int64_t>();
         }
-        value.problem = device_problem(value.data);
+        value.problem = value.size() > 0 ? device_problem(value.data) : nullptr;
         return true;
     }
 };

@@ -2,6 +2,7 @@
 
 #include "bind.h"
 #include "octavo/api.h"
+#include "octavo/sample.h"
 #include "tensor.h"
 
 namespace py = pybind11;

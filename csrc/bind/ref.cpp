@@ -3,6 +3,7 @@
 #include <pybind11/stl.h>
 
 #include "bind.h"
+#include "octavo/sample.h"
 #include "tensor.h"
 
 namespace py = pybind11;

@@ -1,14 +1,17 @@
-"""What sampling costs: microseconds per row for each kind of request.
+"""What sampling costs: microseconds per row for each kind of request, by the reference and by the extension.
 
 Run: PYTHONPATH=. OMP_NUM_THREADS=2 python tests/bench/sampler.py
 """
 
 import argparse
+import os
 import time
 from collections.abc import Callable
 
 import torch
 
+from gpu_worker.native_sampler import choose_sampler
+from gpu_worker.ops import choose_ops
 from gpu_worker.sampler import Sampler
 from gpu_worker.sequence import Branch, Sequence
 from octavo.ids import SequenceId
@@ -26,9 +29,10 @@ KINDS = {
 }
 
 
-def branches_of(params: SamplingParams, num_rows: int, num_tokens: int, vocab_size: int) -> list[Branch]:
+def branches_of(kinds: list[SamplingParams], num_rows: int, num_tokens: int, vocab_size: int) -> list[Branch]:
     branches = []
     for seed in range(num_rows):
+        params = kinds[seed % len(kinds)]
         tokens = torch.randint(vocab_size, (num_tokens,), generator=torch.Generator().manual_seed(seed)).tolist()
         with_seed = SamplingParams(**{name: getattr(params, name) for name in params.__slots__} | {"seed": seed})
         sequence = Sequence(SequenceId(f"{seed:032x}"), 1, tokens, with_seed, b"")
@@ -49,25 +53,33 @@ def microseconds(call: Callable[[], object], repeats: int) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--vocab-size", type=int, default=49152)
-    parser.add_argument("--rows", type=int, nargs="+", default=[1, 48])
+    parser.add_argument("--rows", type=int, nargs="+", default=[1, 16, 48])
     parser.add_argument("--context", type=int, default=1024, help="tokens of the prompt, for penalties")
     parser.add_argument("--repeats", type=int, default=15)
     options = parser.parse_args()
     generator = torch.Generator().manual_seed(0)
-    print(
-        f"{torch.get_num_threads()} threads, vocabulary {options.vocab_size}, median of {options.repeats}, us per row"
-    )
+    cpu = torch.device("cpu")
+    print(f"{choose_ops(cpu).name}, load {os.getloadavg()[0]:.1f}; torch on {torch.get_num_threads()} thread")
+    print(f"vocabulary {options.vocab_size}, median of {options.repeats}, us per row: reference, extension")
     for shape, flatness in (("peaked", 1.0), ("flat", 8.0)):
         for num_rows in options.rows:
             # A Zipf-like fall with noise: at 1.0 like a small model in running text, at 8.0 close to uniform.
             ranks = torch.rand(num_rows, options.vocab_size, generator=generator).argsort(dim=-1).float()
             logits = -1.5 * torch.log1p(ranks) / flatness
-            for name, params in KINDS.items():
-                sampler = Sampler(options.vocab_size, "cpu", (0,))
-                branches = branches_of(params, num_rows, options.context, options.vocab_size)
+            cases = {name: [params] for name, params in KINDS.items()} | {"one of each": list(KINDS.values())}
+            for name, kinds in cases.items():
+                if name == "one of each" and num_rows == 1:
+                    continue
+                branches = branches_of(kinds, num_rows, options.context, options.vocab_size)
                 rows = list(range(num_rows))
-                total = microseconds(lambda s=sampler, b=branches, x=logits, r=rows: s.sample(x, r, b), options.repeats)
-                print(f"{shape:7s} {num_rows:3d} rows  {name:22s} {total / num_rows:9.1f}")
+                costs = []
+                for sampler in (
+                    Sampler(options.vocab_size, "cpu", (0,)),
+                    choose_sampler(options.vocab_size, cpu, (0,)),
+                ):
+                    call = lambda s=sampler, b=branches, x=logits, r=rows: s.sample(x, r, b)  # noqa: E731
+                    costs.append(microseconds(call, options.repeats) / num_rows)
+                print(f"{shape:7s} {num_rows:3d} rows  {name:22s} {costs[0]:9.1f} {costs[1]:9.1f}")
 
 
 if __name__ == "__main__":

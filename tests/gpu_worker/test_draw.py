@@ -1,4 +1,4 @@
-"""Filters and draws against a slow float64 reference, on every route through draw()."""
+"""Filters and draws against a slow float64 reference."""
 
 import numpy as np
 import pytest
@@ -6,17 +6,21 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpu_worker import draw as module
 from gpu_worker.candidates import peaks, top
-from gpu_worker.draw import Filters, cut, draw, probabilities
+from gpu_worker.draw import Filters, cut, draw, weights
 from octavo.sampling import SamplingParams
 
 torch.set_num_threads(1)
 
 NUM_POINTS = 400
-POINTS = (np.arange(NUM_POINTS) + 0.5) / NUM_POINTS
-# How many candidates are looked at first, and at most: as shipped, almost none, none (every row is cut by bisection).
-ROUTES = {"shipped": (256, 1024), "few candidates": (2, 1024), "whole rows": (256, 0)}
+
+
+def bits(numbers):
+    """Numbers in [0, 1) as 53 bits."""
+    return (np.asarray(numbers) * 2.0**53).astype(np.uint64)
+
+
+POINTS = bits((np.arange(NUM_POINTS) + 0.5) / NUM_POINTS)
 
 
 def reference(logits, params, top_p):
@@ -59,13 +63,9 @@ random_params = st.builds(
 )
 
 
-@pytest.mark.parametrize("route", ROUTES)
 @given(logits=rows_of_logits, params=random_params)
-def test_each_token_is_drawn_as_often_as_its_probability(route, logits, params):
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module, "_NUM_CANDIDATES", ROUTES[route][0])
-        patch.setattr(module, "_MAX_CANDIDATES", ROUTES[route][1])
-        counts = frequencies(logits, params)
+def test_each_token_is_drawn_as_often_as_its_probability(logits, params):
+    counts = frequencies(logits, params)
     # An interval of length p holds p * n evenly spaced points, give or take one. A top_p that falls on a sum of
     # probabilities may be rounded either way; a min_p on a ratio is exact here.
     nearby = [params.top_p * (1 + error) if params.top_p < 1.0 else 1.0 for error in (-1e-5, 0.0, 1e-5)]
@@ -75,12 +75,12 @@ def test_each_token_is_drawn_as_often_as_its_probability(route, logits, params):
 
 @pytest.mark.parametrize("params", [SamplingParams(top_p=0.9), SamplingParams(top_k=3000, top_p=0.5), SamplingParams()])
 def test_flat_rows_of_a_real_vocabulary(params):
-    """Nearly uniform, so that the kept prefix is thousands of tokens long: the route without candidates."""
+    """Nearly uniform, so that the kept prefix is thousands of tokens long."""
     size = 20_011
     logits = torch.randn(size, generator=torch.Generator().manual_seed(5)) * 0.5
     expected = reference(logits.numpy(), params, params.top_p)
     numbers = np.linspace(0, 1, 200, endpoint=False)
-    tokens = draw(logits.expand(200, -1), Filters.of([params] * 200, size), numbers)
+    tokens = draw(logits.expand(200, -1), Filters.of([params] * 200, size), bits(numbers))
     # In the order of ids, the token drawn is the first whose cumulative probability exceeds the number.
     sums = np.cumsum(expected)
     assert (expected[tokens] > 0).mean() >= 0.99  # float32 may place the boundary a token further
@@ -91,20 +91,20 @@ def test_flat_rows_of_a_real_vocabulary(params):
 def test_the_extreme_numbers_draw_possible_tokens():
     logits = torch.full((2, 1000), float("-inf"))
     logits[:, 300:310] = 0.0
-    tokens = draw(logits, Filters.of([SamplingParams()] * 2, 1000), np.array([0.0, 1 - 2.0**-53]))
+    tokens = draw(logits, Filters.of([SamplingParams()] * 2, 1000), bits([0.0, 1 - 2.0**-53]))
     assert tokens.tolist() == [300, 309]
 
 
 def test_rounding_never_leads_past_the_last_possible_token():
     logits = torch.randn(500, 700, generator=torch.Generator().manual_seed(1))
     logits[:, 600:] = float("-inf")
-    tokens = draw(logits, Filters.of([SamplingParams()] * 500, 700), np.full(500, 1 - 2.0**-53))
+    tokens = draw(logits, Filters.of([SamplingParams()] * 500, 700), bits(np.full(500, 1 - 2.0**-53)))
     assert set(tokens.tolist()) == {599}
 
 
 @pytest.mark.parametrize("params", [SamplingParams(top_k=3), SamplingParams(top_p=3 / 20_000 - 1e-9)])
 def test_of_more_equals_than_are_looked_at_the_lowest_ids_are_kept(params):
-    logits, numbers = torch.zeros(1, 20_000), np.array([0.1, 0.5, 0.9])
+    logits, numbers = torch.zeros(1, 20_000), bits([0.1, 0.5, 0.9])
     logits[0, 0] = -1.0
     tokens = draw(logits.expand(3, -1), Filters.of([params] * 3, 20_000), numbers)
     assert tokens.tolist() == [1, 2, 3]
@@ -142,20 +142,25 @@ def test_peaks_take_the_lowest_id(rows):
     assert ids.tolist() == [row.index(max(row)) for row in rows]
 
 
-@pytest.mark.parametrize("num_threads", [1, 2])
-def test_probabilities_have_the_same_bits_in_any_batch(num_threads):
-    """Tokens would hide a difference in the last bits until a random number falls between."""
-    logits = torch.randn(5, 40_001, generator=torch.Generator().manual_seed(2)) * 4
-    temperature = np.array([0.3, 1.0, 1.0, 0.7, 2.0])
-    torch.set_num_threads(num_threads)
-    try:
-        together = probabilities(logits, temperature)
-        for i in range(5):
-            alone = probabilities(logits[i : i + 1], temperature[i : i + 1])
-            assert torch.equal(alone[0], together[i])
-            cut(alone, Filters.of([SamplingParams(top_p=0.97)], 40_001))
-            pair = together[[i - 1, i]]
-            cut(pair, Filters.of([SamplingParams(top_p=0.97)] * 2, 40_001))
-            assert torch.equal(pair[1], alone[0])
-    finally:
-        torch.set_num_threads(1)
+def test_the_likeliest_has_the_largest_weight_and_the_impossible_none():
+    logits = torch.tensor([[1.0, 1.0, 0.0, -27.2, -28.5, float("-inf")]])
+    one = weights(logits, np.ones(1, dtype=np.float32))[0].tolist()
+    assert one[0] == one[1] == 2**40 and one[2] == pytest.approx(2**40 / np.e, rel=1e-6) and one[3:] == [1, 0, 0]
+    assert weights(logits, np.full(1, 1e-45, dtype=np.float32))[0].tolist() == [2**40, 2**40, 0, 0, 0, 0]
+
+
+def test_weights_are_exponentials():
+    logits = torch.linspace(-16, 0, 9001)[None]
+    for temperature in (0.7, 1.0, 13.0):
+        got = weights(logits, np.array([temperature], dtype=np.float32))[0].double()
+        expected = 2.0**40 * (logits[0].double() / temperature).exp()
+        torch.testing.assert_close(got, expected, rtol=2e-6, atol=0.5)
+
+
+def test_filters_cut_where_they_say():
+    logits = torch.tensor([[0.0, 2.0, 1.0, 2.0, 1.0]]).expand(3, -1)
+    params = [SamplingParams(top_k=3), SamplingParams(top_k=1), SamplingParams(min_p=0.3)]
+    filters = Filters.of(params, 5)
+    kept = weights(logits, filters.temperature)
+    cut(kept, logits, filters)
+    assert [row.nonzero().flatten().tolist() for row in kept] == [[1, 2, 3], [1], [1, 2, 3, 4]]

@@ -10,6 +10,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gpu_worker.native_sampler import NativeSampler
+from gpu_worker.ops import native
 from gpu_worker.plan import BAD_LOGITS
 from gpu_worker.sampler import Sampler
 from gpu_worker.sequence import Branch, Sequence
@@ -31,9 +33,29 @@ def logits_of(num_rows, vocab_size, seed=0, scale=3.0):
     return torch.randn(num_rows, vocab_size, generator=torch.Generator().manual_seed(seed)) * scale
 
 
+def make_reference(vocab_size, eos=EOS):
+    return Sampler(vocab_size, "cpu", eos)
+
+
+def make_native(vocab_size, eos=EOS):
+    return NativeSampler(native.load(), vocab_size, eos)
+
+
+@pytest.fixture(params=["reference", "native"], autouse=True, scope="module")
+def new_sampler(request):
+    """Every test here runs on both."""
+    if request.param == "native" and native.load() is None:
+        pytest.skip("the extension was not built")
+    KIND[0] = make_native if request.param == "native" else make_reference
+    return KIND[0]
+
+
+KIND = [make_reference]
+
+
 def sample(logits, branches, rows=None):
     rows = list(range(len(branches))) if rows is None else rows
-    return Sampler(logits.shape[1], "cpu", EOS).sample(logits, rows, branches)
+    return KIND[0](logits.shape[1]).sample(logits, rows, branches)
 
 
 MIXED = [
@@ -69,7 +91,7 @@ def test_a_branch_is_sampled_alike_in_any_company(vocab_size, num_threads):
         for i, branch in enumerate(branches):  # alone
             alone, alone_scores = sample(logits[i : i + 1], [branch])
             assert (alone[0], alone_scores.get(0)) == (tokens[i], scores.get(i))
-        sampler = Sampler(vocab_size, "cpu", EOS)
+        sampler = KIND[0](vocab_size)
         for seed in range(2):  # in another order, some twice, from rows that stay where they are
             order = random.Random(seed).choices(range(len(branches)), k=30)
             again, again_scores = sampler.sample(logits, order, [branches[i] for i in order])
@@ -223,7 +245,7 @@ few_ids = st.lists(ids, max_size=6)
 @given(st.lists(st.tuples(adjusting, few_ids, few_ids), min_size=1, max_size=4), st.integers(0, 1000), st.data())
 def test_adjustments_equal_the_reference_while_branches_change(requests, seed, data):
     """One sampler through steps in which branches grow, are replaced, fork or go away: its cache never shows."""
-    sampler = Sampler(16, "cpu", EOS)
+    sampler = KIND[0](16)
     branches = [branch_of(*request) for request in requests]
     for step in range(4):
         logits = logits_of(len(branches), 16, seed=seed + step)
@@ -300,7 +322,7 @@ def test_score_positions_of_a_prompt():
     logits = logits_of(150, 70)
     logits[77, 3] = float("nan")
     targets = [i % 70 for i in range(150)]
-    scores = Sampler(70, "cpu").score(logits, targets, 2)
+    scores = KIND[0](70, ()).score(logits, targets, 2)
     expected = torch.log_softmax(logits.double(), -1)
     assert len(scores) == 150
     for i, score in enumerate(scores):
@@ -311,7 +333,7 @@ def test_score_positions_of_a_prompt():
         else:
             assert score.logprob == pytest.approx(expected[i, targets[i]].item(), abs=1e-5)
             assert [token for token, _ in score.top] == expected[i].topk(2).indices.tolist()
-    assert Sampler(70, "cpu").score(logits[:0], [], 2) == []
+    assert KIND[0](70, ()).score(logits[:0], [], 2) == []
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -327,7 +349,7 @@ def test_competing_branches_are_ranked_by_what_a_replay_scores_again(seed):
     branches = [branch_of(each, range(20), [3, 3, 7], index=0) for each in params]
     logits = logits_of(len(branches), 60, seed)
     tokens, scores = sample(logits, branches)
-    replayed = Sampler(60, "cpu", EOS).score(logits, tokens, 0)
+    replayed = KIND[0](60).score(logits, tokens, 0)
     assert scores[0].rank_logprob == pytest.approx(replayed[0].logprob, abs=1e-6)
     assert abs(scores[0].logprob - replayed[0].logprob) > 1e-4  # or this test would see nothing
     assert scores[1].rank_logprob == scores[1].logprob == pytest.approx(replayed[1].logprob, abs=1e-6)

@@ -162,6 +162,36 @@ def argmax(module, fence, n):
     return Call(module.argmax, {"ids": fence(torch.empty(n, dtype=I64)), "x": fence(torch.randn(n, 8))}, ("ids",))
 
 
+def scores_of(fence, n):
+    scores = {"counts": fence.ints(*[1, 2][:n], dtype=I32), "logprobs": fence(torch.empty(n))}
+    return {**scores, "top_ids": fence(torch.full((n, 2), -7)), "top_logprobs": fence(torch.empty(n, 2))}
+
+
+@of("sample")
+def sample(module, fence, n):
+    floats = {"temperature": [0.5, 0.0], "top_p": [0.5, 1.0], "min_p": [0.0, 1.0], "repetition": [1.0, 2.0]}
+    lists = {"seen_ids": [3, 1], "bias_ids": [0, 3], "allowed_ids": [-1, 2]}
+    arguments = {
+        "ids": fence(torch.full((n,), -7)),
+        "logits": fence(torch.randn(2, 5)),
+        "rows": fence.ints(*[1, 0][:n]),
+    }
+    arguments |= {name: fence(torch.tensor(values[:n])) for name, values in floats.items()}
+    arguments |= {name: fence.ints(*values[:n]) for name, values in lists.items()}
+    arguments |= {name: fence(torch.randn(n)) for name in ("seen_costs", "biases")}
+    arguments |= {name: fence.ints(*range(n + 1)) for name in ("seen_ends", "bias_ends", "allowed_ends")}
+    arguments |= {"rows": fence.ints(*[1, 0][:n])}
+    arguments |= {name: fence.ints(*[5, 7][:n]) for name in ("seed", "branch", "index")}
+    arguments |= {"top_k": fence.ints(*[0, 3][:n], dtype=I32), **scores_of(fence, n)}
+    return Call(module.sample, arguments, ("ids", "logprobs", "top_ids", "top_logprobs"))
+
+
+@of("score")
+def score(module, fence, n):
+    arguments = {"logits": fence(torch.randn(n, 5)), "targets": fence.ints(*[4, 0][:n])}
+    return Call(module.score, arguments | scores_of(fence, n), ("logprobs", "top_ids", "top_logprobs"))
+
+
 def arena_of(fence):
     return fence(torch.randn(2, 4, 3, 2))
 

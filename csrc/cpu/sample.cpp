@@ -1,0 +1,305 @@
+#include "octavo/sample.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <vector>
+
+#include "kernels.h"
+#include "octavo/draw.h"
+#include "octavo/pool.h"
+#include "sample.h"
+
+namespace octavo {
+namespace {
+
+constexpr float kNever = -std::numeric_limits<float>::infinity();
+constexpr std::int64_t kLastId = std::numeric_limits<std::int64_t>::max();
+
+const DrawLoops& draw_loops() {
+#ifdef OCTAVO_X86_KERNELS
+    if (kernels().isa != Isa::kGeneric) {
+        return *avx2_draw_loops();
+    }
+#endif
+    return *generic_draw_loops();
+}
+
+template <typename T>
+T at(const TensorRef& tensor, std::int64_t i) {
+    return tensor.as<T>()[i];
+}
+
+// One branch at a time. What it keeps is memory.
+class Drawer {
+  public:
+    explicit Drawer(std::int64_t count)
+        : loops_(draw_loops()),
+          row_{nullptr, count, 0, 0},
+          spans_(static_cast<std::size_t>((count + kSpan - 1) / kSpan)) {}
+
+    // Logits to be changed: a copy of x.
+    float* copy(const float* x) {
+        changed_.assign(x, x + row_.count);
+        return changed_.data();
+    }
+
+    // Where the highest logit is, or kBadLogits.
+    std::int64_t look(const float* x) {
+        row_.logits = x;
+        const std::int64_t best = kernels().argmax(x, row_.count);
+        row_.highest = x[best];
+        return std::isfinite(row_.highest) ? best : kBadLogits;
+    }
+
+    // After `look`.
+    std::int64_t draw(const Draws& draws, std::int64_t branch) {
+        row_.factor = draw::factor_of(at<float>(draws.temperature, branch));
+        const float top_p = at<float>(draws.top_p, branch);
+        const std::int64_t top_k = at<std::int32_t>(draws.top_k, branch);
+        const bool by_count = top_k > 0 && top_k < row_.count, by_mass = top_p < 1;
+        Kept kept{kNever, kLastId, 0};
+        if (by_count || by_mass) {
+            buckets_.resize(static_cast<std::size_t>(row_.count));
+            std::uint64_t mass = sort_into(kNearBuckets);
+            if (by_count) {
+                mass = cut(kept, static_cast<std::uint64_t>(top_k), mass, [](std::uint64_t) { return 1; }, counts_);
+            }
+            if (by_mass) {
+                cut(kept, draw::share_of(top_p, mass), mass, [](std::uint64_t weight) { return weight; }, masses_);
+            }
+        }
+        kept.least = draw::least_of(at<float>(draws.min_p, branch));
+        return pick(kept, draw::random_bits(static_cast<std::uint64_t>(at<std::int64_t>(draws.seed, branch)),
+                                            static_cast<std::uint32_t>(at<std::int64_t>(draws.branch, branch)),
+                                            static_cast<std::uint32_t>(at<std::int64_t>(draws.index, branch))));
+    }
+
+    // After `look`: the log probability of `token`, and the likeliest.
+    void score(std::int64_t token, const Scores& scores, std::int64_t branch, std::int64_t num) {
+        row_.factor = draw::factor_of(1);
+        const std::uint64_t total = loops_.sum_spans(row_, {kNever, kLastId, 0}, spans_.data());
+        const double sum = std::log(std::ldexp(static_cast<double>(total), -draw::kWeightBits));
+        const auto logprob = [&](std::int64_t id) {
+            return static_cast<float>(static_cast<double>(row_.logits[id]) - static_cast<double>(row_.highest) - sum);
+        };
+        scores.logprobs.as<float>()[branch] = logprob(token);
+        const std::vector<std::int64_t>& listed = top(num);
+        for (std::int64_t i = 0; i < scores.top_ids.shape[1]; ++i) {
+            const bool there = i < static_cast<std::int64_t>(listed.size());
+            const std::int64_t id = there ? listed[static_cast<std::size_t>(i)] : -1;
+            scores.top_ids.as<std::int64_t>()[branch * scores.top_ids.stride[0] + i] = id;
+            scores.top_logprobs.as<float>()[branch * scores.top_logprobs.stride[0] + i] = there ? logprob(id) : kNever;
+        }
+    }
+
+  private:
+    struct Candidate {
+        float logit;
+        std::int64_t id;
+        std::uint64_t weight;
+    };
+
+    static bool before(const Candidate& a, const Candidate& b) {
+        return a.logit > b.logit || (a.logit == b.logit && a.id < b.id);
+    }
+
+    std::uint64_t sort_into(int num) {
+        num_buckets_ = num;
+        return loops_.histogram(row_, num, buckets_.data(), counts_, masses_);
+    }
+
+    // Ends `kept`, of `mass`, where its first tokens come to `target` by `amount` of a weight; `amounts`: the sums of
+    // each bucket. Returns the mass that stays.
+    template <typename Amount, typename Sum>
+    std::uint64_t cut(Kept& kept, std::uint64_t target, std::uint64_t mass, Amount amount, const Sum* amounts) {
+        std::uint64_t missing = target, before_mass = 0;
+        int bucket = 0;
+        while (bucket < num_buckets_ && static_cast<std::uint64_t>(amounts[bucket]) < missing) {
+            missing -= static_cast<std::uint64_t>(amounts[bucket]);
+            before_mass += masses_[bucket++];
+        }
+        if (bucket == num_buckets_ && num_buckets_ < kBuckets) {
+            sort_into(kBuckets);
+            return cut(kept, target, mass, amount, amounts);
+        }
+        if (bucket == kBuckets) {
+            return mass;
+        }
+        collect(bucket, kept);
+        auto first = candidates_.begin(), end = candidates_.end();
+        while (end - first > 1) {  // the last that is kept is in [first, end)
+            const auto middle = first + (end - first) / 2;
+            std::nth_element(first, middle, end, before);
+            std::uint64_t sum = 0;
+            for (auto each = first; each != middle; ++each) {
+                sum += amount(each->weight);
+            }
+            if (sum >= missing) {
+                end = middle;
+            } else {
+                missing -= sum;
+                first = middle;
+            }
+        }
+        if (first == end) {
+            return mass;
+        }
+        kept.logit = first->logit;
+        kept.id = first->id;
+        for (auto each = candidates_.begin(); each <= first; ++each) {
+            before_mass += each->weight;
+        }
+        return before_mass;
+    }
+
+    // The kept tokens of a bucket.
+    void collect(int bucket, const Kept& kept) {
+        candidates_.clear();
+        const std::uint16_t* buckets = buckets_.data();
+        for (std::int64_t id = loops_.next_in(buckets, 0, row_.count, bucket); id < row_.count;
+             id = loops_.next_in(buckets, id + 1, row_.count, bucket)) {
+            const Candidate each{row_.logits[id], id, draw::weight_of(row_.logits[id], row_.highest, row_.factor)};
+            if (!before({kept.logit, kept.id, 0}, each)) {
+                candidates_.push_back(each);
+            }
+        }
+    }
+
+    std::int64_t pick(const Kept& kept, std::uint64_t random) {
+        std::uint64_t place = draw::place_of(random, loops_.sum_spans(row_, kept, spans_.data()));
+        std::size_t span = 0;
+        while (place >= spans_[span]) {
+            place -= spans_[span++];
+        }
+        std::int64_t id = static_cast<std::int64_t>(span) * kSpan;
+        for (;; ++id) {
+            const Candidate each{row_.logits[id], id, draw::weight_of(row_.logits[id], row_.highest, row_.factor)};
+            const bool stays = static_cast<float>(each.weight) >= kept.least && !before({kept.logit, kept.id, 0}, each);
+            if (stays && place < each.weight) {
+                return id;
+            }
+            place -= stays ? each.weight : 0;
+        }
+    }
+
+    // The `num` likeliest tokens, as long as they are possible.
+    const std::vector<std::int64_t>& top(std::int64_t num) {
+        top_.clear();
+        const float* x = row_.logits;
+        float least = kNever;
+        for (std::int64_t id = num > 0 ? loops_.next_above(x, 0, row_.count, least) : row_.count; id < row_.count;
+             id = loops_.next_above(x, id + 1, row_.count, least)) {
+            if (static_cast<std::int64_t>(top_.size()) == num) {
+                top_.pop_back();
+            }
+            top_.insert(std::upper_bound(top_.begin(), top_.end(), id,
+                                         [x](std::int64_t a, std::int64_t b) { return x[a] > x[b]; }),
+                        id);
+            least = static_cast<std::int64_t>(top_.size()) == num ? x[top_.back()] : kNever;
+        }
+        return top_;
+    }
+
+    const DrawLoops& loops_;
+    DrawRow row_;
+    std::vector<float> changed_;
+    std::vector<std::uint64_t> spans_;
+    std::vector<std::uint16_t> buckets_;
+    int num_buckets_ = 0;  // that are counted
+    std::int32_t counts_[kBuckets];
+    std::uint64_t masses_[kBuckets];
+    std::vector<Candidate> candidates_;
+    std::vector<std::int64_t> top_;
+};
+
+// Where a branch's part of a list is.
+struct Part {
+    Part(const TensorRef& ends, std::int64_t branch)
+        : begin(ends.given() ? at<std::int64_t>(ends, branch) : 0),
+          end(ends.given() ? at<std::int64_t>(ends, branch + 1) : 0) {}
+    bool empty() const { return begin == end; }
+
+    std::int64_t begin, end;
+};
+
+bool adjusts(const Adjustments& by, std::int64_t branch) {
+    return !Part(by.seen_ends, branch).empty() || !Part(by.bias_ends, branch).empty() ||
+           !Part(by.allowed_ends, branch).empty();
+}
+
+void adjust(float* x, std::int64_t count, const Adjustments& by, std::int64_t branch) {
+    const Part seen(by.seen_ends, branch), bias(by.bias_ends, branch), allowed(by.allowed_ends, branch);
+    for (std::int64_t i = seen.begin; i < seen.end; ++i) {
+        float& logit = x[at<std::int64_t>(by.seen_ids, i)];
+        const float factor = at<float>(by.repetition, branch);
+        logit = (logit > 0 ? logit / factor : logit * factor) - at<float>(by.seen_costs, i);
+    }
+    for (std::int64_t i = bias.begin; i < bias.end; ++i) {
+        x[at<std::int64_t>(by.bias_ids, i)] += at<float>(by.biases, i);
+    }
+    if (!allowed.empty()) {
+        std::vector<float> values;
+        for (std::int64_t i = allowed.begin; i < allowed.end; ++i) {
+            const std::int64_t id = at<std::int64_t>(by.allowed_ids, i);
+            values.push_back(id >= 0 ? x[id] : kNever);
+        }
+        std::fill(x, x + count, kNever);
+        for (std::int64_t i = allowed.begin; i < allowed.end; ++i) {
+            const std::int64_t id = at<std::int64_t>(by.allowed_ids, i);
+            if (id >= 0) {
+                x[id] = values[static_cast<std::size_t>(i - allowed.begin)];
+            }
+        }
+    }
+}
+
+void no_score(const Scores& scores, std::int64_t branch) {
+    scores.logprobs.as<float>()[branch] = std::numeric_limits<float>::quiet_NaN();
+    for (std::int64_t i = 0; i < scores.top_ids.shape[1]; ++i) {
+        scores.top_ids.as<std::int64_t>()[branch * scores.top_ids.stride[0] + i] = -1;
+        scores.top_logprobs.as<float>()[branch * scores.top_logprobs.stride[0] + i] = kNever;
+    }
+}
+
+}  // namespace
+
+void sample(const TensorRef& ids, const TensorRef& logits, const Draws& draws, const Adjustments& adjustments,
+            const Scores& scores) {
+    check::sample(ids, logits, draws, adjustments, scores);
+    Pool::instance().run([&](Lane& lane) {
+        Drawer drawer(logits.shape[1]);
+        lane.each(ids.shape[0], [&](std::int64_t branch) {
+            const float* x = logits.as<float>() + at<std::int64_t>(draws.rows, branch) * logits.stride[0];
+            std::int64_t token = drawer.look(x);
+            if (token != kBadLogits && adjusts(adjustments, branch)) {
+                float* changed = drawer.copy(x);
+                adjust(changed, logits.shape[1], adjustments, branch);
+                token = drawer.look(changed);
+            }
+            if (token != kBadLogits && at<float>(draws.temperature, branch) > 0) {
+                token = drawer.draw(draws, branch);
+            }
+            ids.as<std::int64_t>()[branch] = token;
+            const std::int64_t num = scores.counts.given() ? at<std::int32_t>(scores.counts, branch) : -1;
+            if (num >= 0) {
+                token == kBadLogits ? no_score(scores, branch) : drawer.score(token, scores, branch, num);
+            }
+        });
+    });
+}
+
+void score(const TensorRef& logits, const TensorRef& targets, const Scores& scores) {
+    check::score(logits, targets, scores);
+    Pool::instance().run([&](Lane& lane) {
+        Drawer drawer(logits.shape[1]);
+        lane.each(logits.shape[0], [&](std::int64_t row) {
+            const std::int64_t best = drawer.look(logits.as<float>() + row * logits.stride[0]);
+            best == kBadLogits
+                ? no_score(scores, row)
+                : drawer.score(at<std::int64_t>(targets, row), scores, row, at<std::int32_t>(scores.counts, row));
+        });
+    });
+}
+
+}  // namespace octavo

@@ -1,0 +1,43 @@
+// The loops of a draw over a row of logits, compiled once for every x86-64 and once for AVX2, without FMA (draw.h).
+#pragma once
+
+#include <cstdint>
+
+namespace octavo {
+
+constexpr std::int64_t kSpan = 256;  // tokens whose weights are summed as one
+constexpr int kBuckets = 41 * 16;  // of tokens by power: sixteen to a power of two, the likeliest first; later ones are
+                                   // all alike, as nothing there weighs anything
+constexpr int kNearBuckets = 16 * 16;  // where filters mostly cut
+
+// What is common to a row's tokens.
+struct DrawRow {
+    const float* logits;
+    std::int64_t count;
+    float highest, factor;
+};
+
+// A token is kept if its weight is at least `least`, and its logit above `logit`, or the same and its id at most `id`.
+struct Kept {
+    float logit;
+    std::int64_t id;
+    float least;
+};
+
+struct DrawLoops {
+    // sums[i]: of the weights of those kept in span i. Returns the sum of all.
+    std::uint64_t (*sum_spans)(const DrawRow& row, const Kept& kept, std::uint64_t* sums);
+    // buckets[i]: of token i; counts and masses [num]: of the tokens of the first `num` buckets. Returns the mass of
+    // all.
+    std::uint64_t (*histogram)(const DrawRow& row, int num, std::uint16_t* buckets, std::int32_t* counts,
+                               std::uint64_t* masses);
+    // The first id from `begin` on whose logit is above `least`, or count.
+    std::int64_t (*next_above)(const float* logits, std::int64_t begin, std::int64_t count, float least);
+    // The first id from `begin` on that is in `bucket`, or count.
+    std::int64_t (*next_in)(const std::uint16_t* buckets, std::int64_t begin, std::int64_t count, int bucket);
+};
+
+const DrawLoops* generic_draw_loops();
+const DrawLoops* avx2_draw_loops();  // null where not compiled in
+
+}  // namespace octavo

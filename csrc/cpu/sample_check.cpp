@@ -1,0 +1,108 @@
+#include "octavo/sample.h"
+
+namespace octavo::check {
+namespace {
+
+template <typename T>
+void expect_range(const TensorRef& tensor, const char* name, T low, T high) {
+    for (std::int64_t i = 0; i < tensor.size(); ++i) {
+        const T value = tensor.as<T>()[i];
+        require(value >= low && value <= high, name, "is out of range");
+    }
+}
+
+// A list per branch: ends [branches + 1] into ids of `low` to `vocabulary`. Returns how long it is.
+std::int64_t expect_list(const TensorRef& ends, const char* ends_name, const TensorRef& ids, const char* ids_name,
+                         std::int64_t branches, std::int64_t low, std::int64_t vocabulary) {
+    if (!ends.given()) {
+        return 0;
+    }
+    expect(ends, ends_name, {branches + 1}, DType::kI64);
+    expect(ids, ids_name, {kAny}, DType::kI64);
+    const auto* places = ends.as<std::int64_t>();
+    require(places[0] == 0 && places[branches] == ids.shape[0], ends_name, "does not run from 0 to the list's end");
+    for (std::int64_t i = 0; i < branches; ++i) {
+        require(places[i] <= places[i + 1], ends_name, "falls");
+    }
+    expect_range<std::int64_t>(ids, ids_name, low, vocabulary - 1);
+    return ids.shape[0];
+}
+
+void expect_scores(const Scores& scores, std::int64_t branches) {
+    expect(scores.counts, "counts", {branches}, DType::kI32);
+    expect(scores.logprobs, "logprobs", {branches}, DType::kF32);
+    expect(scores.top_ids, "top_ids", {branches, kAny}, DType::kI64);
+    expect(scores.top_logprobs, "top_logprobs", {branches, scores.top_ids.shape[1]}, DType::kF32);
+    expect_range<std::int32_t>(scores.counts, "counts", -1, static_cast<std::int32_t>(scores.top_ids.shape[1]));
+}
+
+// That nothing is written where something is read, or written twice.
+void expect_outputs_apart(const Scores& to, std::initializer_list<const TensorRef*> inputs) {
+    expect_apart(to.logprobs, "logprobs", inputs);
+    expect_apart(to.logprobs, "logprobs", {&to.counts, &to.top_ids, &to.top_logprobs});
+    expect_apart(to.top_ids, "top_ids", inputs);
+    expect_apart(to.top_ids, "top_ids", {&to.counts, &to.top_logprobs});
+    expect_apart(to.top_logprobs, "top_logprobs", inputs);
+    expect_apart(to.top_logprobs, "top_logprobs", {&to.counts});
+}
+
+void expect_logits(const TensorRef& logits) {
+    expect(logits, "logits", {kAny, kAny}, DType::kF32);
+    require(logits.shape[1] > 0 && logits.shape[1] < std::int64_t{1} << 23, "logits",
+            "have no columns, or more than sums of weights have room for");
+}
+
+}  // namespace
+
+void sample(const TensorRef& ids, const TensorRef& logits, const Draws& draws, const Adjustments& adjustments,
+            const Scores& scores) {
+    expect_logits(logits);
+    expect(ids, "ids", {kAny}, DType::kI64);
+    const std::int64_t branches = ids.shape[0], vocabulary = logits.shape[1];
+    expect(draws.rows, "rows", {branches}, DType::kI64);
+    expect(draws.temperature, "temperature", {branches}, DType::kF32);
+    expect(draws.top_k, "top_k", {branches}, DType::kI32);
+    expect(draws.top_p, "top_p", {branches}, DType::kF32);
+    expect(draws.min_p, "min_p", {branches}, DType::kF32);
+    expect(draws.seed, "seed", {branches}, DType::kI64);
+    expect(draws.branch, "branch", {branches}, DType::kI64);
+    expect(draws.index, "index", {branches}, DType::kI64);
+    expect_range<std::int64_t>(draws.rows, "rows", 0, logits.shape[0] - 1);
+    expect_range<float>(draws.temperature, "temperature", 0, 3e38F);
+    expect_range<std::int32_t>(draws.top_k, "top_k", 0, 2147483647);
+    expect_range<float>(draws.top_p, "top_p", 0, 1);
+    expect_range<float>(draws.min_p, "min_p", 0, 1);
+    const Adjustments& by = adjustments;
+    const std::int64_t seen = expect_list(by.seen_ends, "seen_ends", by.seen_ids, "seen_ids", branches, 0, vocabulary);
+    const std::int64_t bias = expect_list(by.bias_ends, "bias_ends", by.bias_ids, "bias_ids", branches, 0, vocabulary);
+    expect_list(by.allowed_ends, "allowed_ends", by.allowed_ids, "allowed_ids", branches, -1, vocabulary);
+    if (by.seen_ends.given()) {
+        expect(by.seen_costs, "seen_costs", {seen}, DType::kF32);
+        expect(by.repetition, "repetition", {branches}, DType::kF32);
+    }
+    if (by.bias_ends.given()) {
+        expect(by.biases, "biases", {bias}, DType::kF32);
+    }
+    const Draws& d = draws;
+    const auto inputs = {&logits,       &d.rows,          &d.temperature, &d.top_k,      &d.top_p,
+                         &d.min_p,      &d.seed,          &d.branch,      &d.index,      &by.repetition,
+                         &by.seen_ends, &by.seen_ids,     &by.seen_costs, &by.bias_ends, &by.bias_ids,
+                         &by.biases,    &by.allowed_ends, &by.allowed_ids};
+    expect_apart(ids, "ids", inputs);
+    if (scores.counts.given()) {
+        expect_scores(scores, branches);
+        expect_apart(ids, "ids", {&scores.counts, &scores.logprobs, &scores.top_ids, &scores.top_logprobs});
+        expect_outputs_apart(scores, inputs);
+    }
+}
+
+void score(const TensorRef& logits, const TensorRef& targets, const Scores& scores) {
+    expect_logits(logits);
+    expect(targets, "targets", {logits.shape[0]}, DType::kI64);
+    expect_range<std::int64_t>(targets, "targets", 0, logits.shape[1] - 1);
+    expect_scores(scores, logits.shape[0]);
+    expect_range<std::int32_t>(scores.counts, "counts", 0, 2147483647);
+    expect_outputs_apart(scores, {&logits, &targets});
+}
+
+}  // namespace octavo::check

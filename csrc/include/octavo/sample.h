@@ -1,0 +1,58 @@
+// From logits to tokens, for a whole batch at once: what gpu_worker/sampler.py defines, in this order. Logits are
+// adjusted; log probabilities are the log-softmax of the result; temperature, top-k, top-p and min-p, then a draw.
+//
+// Filters keep a prefix of the tokens, ordered by falling logit, then rising id; the draw is by id among what is kept
+// (draw.h). A branch's token depends on its own row and parameters alone.
+#pragma once
+
+#include "octavo/tensor.h"
+
+namespace octavo {
+
+constexpr std::int64_t kBadLogits = -1;  // instead of a token: NaN or +inf in the row, or nothing finite left
+
+// How each of r branches draws.
+struct Draws {
+    TensorRef rows;                 // i64 [r]: of the logits; several branches may share one
+    TensorRef temperature;          // f32 [r]; 0: the highest logit, the lowest id on ties
+    TensorRef top_k;                // i32 [r]; 0: off
+    TensorRef top_p, min_p;         // f32 [r]; 1 and 0: off
+    TensorRef seed, branch, index;  // i64 [r], the seed as 64 bits: what the random number comes from
+};
+
+// What changes the logits of each branch. Lists have an end per branch: i's are [ends[i], ends[i + 1]). No data: none.
+struct Adjustments {
+    TensorRef repetition;                       // f32 [r]: divides positive, multiplies negative logits of `seen`
+    TensorRef seen_ends, seen_ids, seen_costs;  // i64 [r + 1], i64 [m], f32 [m]: subtracted then
+    TensorRef bias_ends, bias_ids, biases;      // i64 [r + 1], i64 [m], f32 [m]: added then; -inf bans
+    TensorRef allowed_ends, allowed_ids;        // i64 [r + 1], i64 [m]: where there are some, all others are banned
+};
+
+// Log probabilities, where they are asked for. No data: nowhere.
+struct Scores {
+    TensorRef counts;        // i32 [r]: how many of the likeliest are listed, at most n; -1: no score at all
+    TensorRef logprobs;      // f32 [r]: of the chosen token; NaN where the logits are bad
+    TensorRef top_ids;       // i64 [r, n]: likeliest first, lowest id first among equals; -1: no more that are possible
+    TensorRef top_logprobs;  // f32 [r, n]
+};
+
+// ids i64 [r], logits f32 [rows, vocabulary].
+void sample(const TensorRef& ids, const TensorRef& logits, const Draws& draws, const Adjustments& adjustments,
+            const Scores& scores);
+
+// The log probabilities of targets i64 [r], by logits f32 [r, vocabulary] as they are.
+void score(const TensorRef& logits, const TensorRef& targets, const Scores& scores);
+
+namespace check {
+void sample(const TensorRef& ids, const TensorRef& logits, const Draws& draws, const Adjustments& adjustments,
+            const Scores& scores);
+void score(const TensorRef& logits, const TensorRef& targets, const Scores& scores);
+}  // namespace check
+
+namespace ref {
+void sample(const TensorRef& ids, const TensorRef& logits, const Draws& draws, const Adjustments& adjustments,
+            const Scores& scores);
+void score(const TensorRef& logits, const TensorRef& targets, const Scores& scores);
+}  // namespace ref
+
+}  // namespace octavo
