@@ -119,6 +119,8 @@ class Admitter:
         if branch is None:
             return Verdict.SKIP, None
         hits = self._hits(branch)
+        if self._being_computed(branch, len(hits)):
+            return Verdict.SKIP, None
         left = prefill_end(branch) - len(hits) * work.info.block_size
         length = self._first_length(left, budget, share)
         verdict = self._limits(left, length, bool(chunks), chunks)
@@ -155,10 +157,9 @@ class Admitter:
         return branch
 
     def _hits(self, branch: Branch) -> list[BlockId]:
-        """Computed blocks of its tokens: at least one token, and whatever is to be scored, is left to be computed."""
+        """Computed blocks of its tokens that it can use."""
         work = self._work
-        num_tokens = min(prefill_end(branch), len(branch.tokens) - 1, branch.num_scored - 1)
-        num_blocks = num_tokens // work.info.block_size
+        num_blocks = self._num_shareable(branch)
         hits = work.cache.match(work.extend_hashes(branch, num_blocks)) if work.config.prefix_caching else []
         for other in branch.sequence.branches:  # the prompt that another branch has, whatever became of the cache
             if other.state is RUNNING:
@@ -166,24 +167,47 @@ class Admitter:
                 hits = max(hits, other.blocks[:shared], key=len)
         return hits
 
+    def _num_shareable(self, branch: Branch) -> int:
+        """Blocks it may have from others: at least one token, and whatever is to be scored, is left to be computed."""
+        num_tokens = min(prefill_end(branch), len(branch.tokens) - 1, branch.num_scored - 1)
+        return num_tokens // self._work.info.block_size
+
+    def _being_computed(self, branch: Branch, index: int) -> bool:
+        """Whether a prompt under way computes the block that the branch needs next: once is enough for both.
+
+        Nobody waits for a lower class, or for one that runs alone.
+        """
+        work = self._work
+        if not work.config.prefix_caching or index >= self._num_shareable(branch):
+            return False
+        wanted, priority = branch.hashes[index], branch.sequence.priority
+        return any(
+            other.num_sealed <= index < len(other.hashes)
+            and other.hashes[index] == wanted
+            and (index + 1) * work.info.block_size <= prefill_end(other)
+            and other.sequence.priority <= priority
+            and not other.sequence.lonely
+            for other in work.prefilling
+        )
+
     def _first_length(self, left: int, budget: int, share: int) -> int:
         work = self._work
         crowded = len(work.prefilling) + len(work.waiting) > 1
-        return min(left, budget, share if crowded and left > work.config.long_prefill else left)
+        return min(left, budget, share if crowded and left > work.budget.long_prefill else left)
 
     def _limits(self, left: int, length: int, shared: bool, chunks: list[Chunk]) -> Verdict:
         """Whether one more prompt may be under way, if this chunk does not complete it."""
-        config = self._work.config
+        config, budget = self._work.config, self._work.budget
         if length == left:
             return Verdict.STARTED
-        if not config.chunked_prefill and shared and left <= config.max_batch_tokens:
+        if not config.chunked_prefill and shared and left <= budget.tokens:
             return Verdict.FULL  # it fits a step of its own
         ending = {chunk.branch for chunk in chunks if chunk.start + chunk.length == prefill_end(chunk.branch)}
         partial = [branch for branch in self._work.prefilling if branch not in ending]
         if len(partial) >= config.max_partial_prefills:
             return Verdict.SKIP
-        num_long = sum(prefill_end(branch) - branch.num_computed > config.long_prefill for branch in partial)
-        if left > config.long_prefill and num_long >= config.max_long_partial_prefills:
+        num_long = sum(prefill_end(branch) - branch.num_computed > budget.long_prefill for branch in partial)
+        if left > budget.long_prefill and num_long >= config.max_long_partial_prefills:
             return Verdict.SKIP
         return Verdict.STARTED
 

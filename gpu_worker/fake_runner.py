@@ -11,6 +11,7 @@ import struct
 import time
 from collections.abc import Sequence
 from hashlib import blake2b
+from typing import TypedDict, Unpack
 
 from gpu_worker.plan import RunnerInfo, StepOutput, StepPlan, TokenScore
 from gpu_worker.sequence import Branch
@@ -20,6 +21,40 @@ GREEDY = SamplingParams(temperature=0.0)
 MASK = 2**64 - 1
 
 
+class Sizes(TypedDict, total=False):
+    """What runners without a model may be told of themselves."""
+
+    vocab_size: int
+    eos_token_ids: tuple[int, ...]
+    block_size: int
+    num_blocks: int
+    num_host_blocks: int
+    context_tokens: int
+    model: str
+
+
+def made_up_info(
+    kind: str, kv_dtype: str, bytes_per_slot: int, generate_eos: bool, **sizes: Unpack[Sizes]
+) -> RunnerInfo:
+    """What a runner of this kind says of itself."""
+    block_size, vocab_size = sizes.get("block_size", 16), sizes.get("vocab_size", 1000)
+    return RunnerInfo(
+        model=sizes.get("model", kind),
+        fingerprint=f"{kind}-{vocab_size}-{generate_eos}",
+        layout=f"{kind}-{block_size}",
+        kv_dtype=kv_dtype,
+        device="cpu",
+        vocab_size=vocab_size,
+        context_tokens=sizes.get("context_tokens", 8192),
+        eos_token_ids=sizes.get("eos_token_ids", (0,)),
+        block_size=block_size,
+        num_blocks=sizes.get("num_blocks", 1024),
+        num_host_blocks=sizes.get("num_host_blocks", 256),
+        bytes_per_block=block_size * bytes_per_slot,
+        tokenizer="",
+    )
+
+
 class FakeRunner:
     """Speaks the Runner interface; `step_s` is how long each step takes.
 
@@ -27,35 +62,10 @@ class FakeRunner:
     """
 
     def __init__(
-        self,
-        *,
-        vocab_size: int = 1000,
-        eos_token_ids: tuple[int, ...] = (0,),
-        generate_eos: bool = False,
-        block_size: int = 16,
-        num_blocks: int = 1024,
-        num_host_blocks: int = 256,
-        context_tokens: int = 8192,
-        model: str = "fake",
-        step_s: float = 0.0,
-        die_on_token: int = -1,
+        self, *, generate_eos: bool = False, step_s: float = 0.0, die_on_token: int = -1, **sizes: Unpack[Sizes]
     ) -> None:
         self._die_on_token = die_on_token
-        self.info = RunnerInfo(
-            model=model,
-            fingerprint=f"fake-{vocab_size}-{generate_eos}",
-            layout=f"fake-{block_size}",
-            kv_dtype="none",
-            device="cpu",
-            vocab_size=vocab_size,
-            context_tokens=context_tokens,
-            eos_token_ids=eos_token_ids,
-            block_size=block_size,
-            num_blocks=num_blocks,
-            num_host_blocks=num_host_blocks,
-            bytes_per_block=block_size * 1024,
-            tokenizer="",
-        )
+        self.info = made_up_info("fake", "none", 1024, generate_eos, **sizes)
         self.step_s = step_s
         self._choose = Chooser(self.info, generate_eos=generate_eos)
 

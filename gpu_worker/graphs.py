@@ -5,7 +5,6 @@ DecodeInputs or in the plan that the ops keep in `Batch.scratch`; both are writt
 """
 
 import logging
-import time
 from collections.abc import Callable, Sequence
 from typing import Protocol, runtime_checkable
 
@@ -122,15 +121,12 @@ def capture_decodes(
     if not isinstance(ops, CapturableOps) or not decoder.capturable:
         log.info("no CUDA graphs: %s and %s ops cannot be captured together", decoder.name, ops.name)
         return None
-    began = time.monotonic()
     block_size = layers[0].shape[3]
     inputs = DecodeInputs(max_sequences, -(-context_tokens // block_size), block_size, device)
     sizes = padded_sizes(max_sequences)
     try:
         with torch.inference_mode():
-            graphs = DecodeGraphs(decoder, layers, ops, inputs, sizes, capture or CudaCapture(device))
+            return DecodeGraphs(decoder, layers, ops, inputs, sizes, capture or CudaCapture(device))
     except RuntimeError as error:  # CUDA's own errors are such
         log.warning("no CUDA graphs, which makes small batches slower: capturing failed: %s", error)
         return None
-    log.info("CUDA graphs for %s sequences, captured in %.1f s", ", ".join(map(str, sizes)), time.monotonic() - began)
-    return graphs

@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from numbers import Integral
 from types import TracebackType
-from typing import Self, TypedDict, Unpack
+from typing import Self, TypedDict, Unpack, cast
 
 from tqdm import tqdm
 
@@ -115,7 +115,7 @@ class LLM:
         is left behind.
         """
         single = bool(prompts) and (isinstance(prompts, str) or _all_ids(prompts))
-        listed: Sequence[Prompt] = [prompts] if single else prompts  # type: ignore[assignment,list-item]
+        listed = cast("Sequence[Prompt]", [prompts] if single else prompts)
         texts = [prompt if isinstance(prompt, str) else None for prompt in listed]
         tokens = [self._encode(prompt, f"prompts[{i}]") for i, prompt in enumerate(listed)]
         return self._answer("prompts", texts, tokens, sampling_params, use_tqdm)
@@ -128,7 +128,7 @@ class LLM:
     ) -> list[RequestOutput]:
         """The assistant's answers to one conversation or many, each a list of {"role": …, "content": …}."""
         single = bool(conversations) and isinstance(conversations[0], Mapping)
-        listed: Sequence[Sequence[Message]] = [conversations] if single else conversations  # type: ignore[assignment,list-item]
+        listed = cast("Sequence[Sequence[Message]]", [conversations] if single else conversations)
         tokens = [self._apply_chat(turns, f"conversations[{i}]") for i, turns in enumerate(listed)]
         texts = [self.tokenizer.decode(ids, skip_special_tokens=False) for ids in tokens]
         return self._answer("conversations", texts, tokens, sampling_params, use_tqdm)

@@ -7,6 +7,7 @@ so a runner keeps nothing from step to step.
 import logging
 import time
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -62,6 +63,10 @@ class ModelRunner:
         self._sampler = sampler
         self._device = device
         self._graphs = graphs
+        # The extension's kernels run on the current device, and each thread has one of its own.
+        self._current_device: AbstractContextManager[object] = (
+            torch.cuda.device(device) if device.type == "cuda" else nullcontext()
+        )
 
     @property
     def info(self) -> RunnerInfo:
@@ -69,6 +74,10 @@ class ModelRunner:
 
     @torch.inference_mode()
     def run(self, plan: StepPlan) -> StepOutput:
+        with self._current_device:
+            return self._run(plan)
+
+    def _run(self, plan: StepPlan) -> StepOutput:
         output = StepOutput([], copy_s=self._move(plan))
         if not plan.chunks:
             return output
@@ -188,6 +197,8 @@ def load_runner(
     if not 8 <= block_size <= 128 or block_size & (block_size - 1):
         raise InvalidArgument("block_size", f"{block_size} is not a power of two from 8 to 128")
     where = choose_device(device)
+    if where.type == "cuda":
+        torch.cuda.set_device(where)
     ops = choose_ops(where, threads or 0)
     cache = Path(cache_dir) if cache_dir else Path.home() / ".cache" / "octavo"
     loaded = load_model(
@@ -228,7 +239,10 @@ def load_runner(
     info = _info(loaded, arena, where, context, name)
     _log_start(info, ops, decoder)
     sampler = choose_sampler(decoder.vocab_size, where, loaded.eos_token_ids)
-    return ModelRunner(info, decoder, arena, sampler, where, capture(arena.layers))
+    graphs = capture(arena.layers)
+    if graphs is not None:
+        log.info("%s: CUDA graphs for %s sequences", info.model, ", ".join(map(str, graphs.sizes)))
+    return ModelRunner(info, decoder, arena, sampler, where, graphs)
 
 
 def _info(loaded: LoadedModel, arena: KvArena, device: torch.device, context: int, name: str | None) -> RunnerInfo:

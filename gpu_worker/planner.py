@@ -53,13 +53,13 @@ class Planner:
         prefills: list[Chunk] = []
         self._secured.clear()
         if not config.chunked_prefill:
-            prefills = self._prefills(only, config.max_batch_tokens, stalled, now)
+            prefills = self._prefills(only, work.budget.for_prompts(0), stalled, now)
         if not prefills:
             stalled += self._secure(only, now)
             if not self._preemption.happened:
                 self._admitter.swap_in(only, now)
             if config.chunked_prefill:
-                budget = config.max_batch_tokens - self._num_rows(only)
+                budget = work.budget.for_prompts(self._num_rows(only))
                 prefills = self._prefills(only, budget, stalled, now)
             self._add_decodes(plan, only, stalled)
         self._add_prefills(plan, prefills)
@@ -137,7 +137,7 @@ class Planner:
             if budget <= 0:
                 break
             left = prefill_end(branch) - branch.num_computed
-            length = min(left, budget, share if crowded and left > config.long_prefill else left)
+            length = min(left, budget, share if crowded and left > work.budget.long_prefill else left)
             chunk = self._slots.prefill(branch, length, now) if branch.state is RUNNING else None
             if chunk is not None:
                 chunks.append(chunk)

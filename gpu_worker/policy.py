@@ -13,10 +13,11 @@ class SchedulerConfig:
     """How much a step may hold and who comes first."""
 
     max_batch_tokens: int = 2048
+    step_s: float = 0.0  # how long a step with prompts should take; 0: as long as max_batch_tokens take
     max_batch_sequences: int = 256  # rows that sample
     max_partial_prefills: int = 4  # prompts under way at a time
     max_long_partial_prefills: int = 1  # long ones among them
-    long_prefill_threshold: int = 0  # tokens from which a prompt is long; 0: max_batch_tokens
+    long_prefill_threshold: int = 0  # tokens from which a prompt is long; 0: what a step may run
     chunked_prefill: bool = True  # False: prompts go first, whole where they fit a step, and never beside decodes
     prefix_caching: bool = True
     watermark: float = 0.01  # part of the blocks that admissions leave to those already running
@@ -31,7 +32,7 @@ class SchedulerConfig:
         for name in ("max_batch_sequences", "max_partial_prefills", "max_long_partial_prefills", "max_waiting"):
             if not getattr(self, name) >= 1:
                 raise ValueError(f"{name}: {getattr(self, name)} is not at least 1")
-        for name in ("long_prefill_threshold", "lookahead_slots", "min_preempt_interval_s"):
+        for name in ("long_prefill_threshold", "lookahead_slots", "min_preempt_interval_s", "step_s"):
             if not getattr(self, name) >= 0:
                 raise ValueError(f"{name}: {getattr(self, name)} is negative")
         if not self.max_batch_tokens >= self.max_batch_sequences:
@@ -41,10 +42,6 @@ class SchedulerConfig:
             )
         if not 0 <= self.watermark < 1:
             raise ValueError(f"watermark: {self.watermark} is not in [0, 1)")
-
-    @property
-    def long_prefill(self) -> int:
-        return self.long_prefill_threshold or self.max_batch_tokens
 
 
 class WaitQueue:

@@ -1,6 +1,7 @@
 """Puts a worker together, and takes it down: server, runner, store, engine, journal, lease."""
 
 import asyncio
+import gc
 import json
 import logging
 import os
@@ -70,6 +71,8 @@ async def serve(settings: WorkerSettings) -> int:
         os._exit(
             0
         )  # a model that is being loaded in another thread cannot be interrupted, and there is nothing to save
+    gc.collect()
+    gc.freeze()  # else a full collection walks all that was imported, and no step begins for a tenth of a second
     worker = Worker(settings, door, store, runner)
     try:
         worker.start()

@@ -7,7 +7,7 @@ from gpu_worker.policy import SchedulerConfig
 from octavo.settings import WorkerSettings
 
 BATCH_TOKENS = 2048
-CPU_BATCH_TOKENS = 256  # a step of a model on two cores must end well within a lease
+STEPS_PER_LEASE = 12  # of a model on a CPU: the lease is renewed between steps, and others decode in them
 
 
 def build_runner(settings: WorkerSettings) -> Runner:
@@ -37,25 +37,29 @@ def build_runner(settings: WorkerSettings) -> Runner:
         kv_cache_dtype=settings.kv_cache_dtype,
         kv_cache_bytes=settings.kv_cache_bytes or None,
         swap_bytes=settings.swap_bytes,
-        max_batch_tokens=batch_tokens(settings, device),
+        max_batch_tokens=batch_tokens(settings),
         max_batch_sequences=settings.max_batch_sequences,
         cuda_graphs=settings.cuda_graphs,
         context_tokens=settings.context_tokens or None,
     )
 
 
-def batch_tokens(settings: WorkerSettings, device: str) -> int:
-    """The step's budget: as set, or what suits the device."""
-    if settings.max_batch_tokens:
-        return settings.max_batch_tokens
-    default = CPU_BATCH_TOKENS if device == "cpu" and settings.runner == "model" else BATCH_TOKENS
-    return max(default, settings.max_batch_sequences)
+def batch_tokens(settings: WorkerSettings) -> int:
+    """What a step may run at most."""
+    return settings.max_batch_tokens or max(BATCH_TOKENS, settings.max_batch_sequences)
+
+
+def step_s(settings: WorkerSettings, info: RunnerInfo) -> float:
+    """How long a step should take; 0: as long as its tokens take."""
+    follows = info.device == "cpu" and settings.runner == "model" and not settings.max_batch_tokens
+    return settings.lease_ms / 1000 / STEPS_PER_LEASE if follows else 0.0
 
 
 def scheduler_config(settings: WorkerSettings, info: RunnerInfo) -> SchedulerConfig:
-    max_batch_tokens = batch_tokens(settings, info.device)
+    max_batch_tokens = batch_tokens(settings)
     return SchedulerConfig(
         max_batch_tokens=max_batch_tokens,
+        step_s=step_s(settings, info),
         max_batch_sequences=min(settings.max_batch_sequences, max_batch_tokens),
         max_partial_prefills=settings.max_partial_prefills,
         max_long_partial_prefills=settings.max_long_partial_prefills,

@@ -22,6 +22,7 @@ from gpu_worker.preemption import Preemption
 from gpu_worker.prefix_cache import PrefixCache
 from gpu_worker.results import Admission, Delta, Load, Outcome, StepResult
 from gpu_worker.sequence import Branch, Sequence
+from gpu_worker.step_budget import StepBudget
 from gpu_worker.swap import CostModel
 from gpu_worker.workload import FINISHED, RUNNING, WAITING, Workload, prefill_end, prepare
 from octavo.errors import NotFound, OutOfBlocks, StaleEpoch
@@ -64,6 +65,11 @@ class Scheduler:
     def costs(self) -> CostModel:
         """What preemption weighs; whoever measures calls its `observe_*`."""
         return self._work.costs
+
+    @property
+    def budget(self) -> StepBudget:
+        """How many tokens a step may run; whoever measures calls its `observe`."""
+        return self._work.budget
 
     @property
     def workload(self) -> Workload:

@@ -62,7 +62,7 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
         return self._ready
 
     async def Hello(self, request: worker_pb2.HelloRequest, context: "Context") -> worker_pb2.HelloResponse:
-        info, config = self._desk.info, self._desk.engine.scheduler.config
+        info, scheduler = self._desk.info, self._desk.engine.scheduler
         return worker_pb2.HelloResponse(
             worker_id=self._worker_id,
             incarnation=self._incarnation,
@@ -78,8 +78,8 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
             vocab_size=info.vocab_size,
             tokenizer=info.tokenizer,
             eos_token_ids=info.eos_token_ids,
-            max_batch_tokens=config.max_batch_tokens,
-            max_batch_sequences=config.max_batch_sequences,
+            max_batch_tokens=scheduler.budget.tokens,
+            max_batch_sequences=scheduler.config.max_batch_sequences,
             device=info.device,
         )
 

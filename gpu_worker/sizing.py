@@ -17,9 +17,9 @@ GPU_MEMORY_SHARE = 0.9
 
 
 def choose_device(name: str) -> torch.device:
-    """The device; `auto` takes a GPU if there is one."""
+    """The device; `auto` takes a GPU if there is one. Which GPU is always said: a tensor's device says it, too."""
     if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        name = "cuda" if torch.cuda.is_available() else "cpu"
     try:
         device = torch.device(name)
     except RuntimeError as error:
@@ -28,6 +28,8 @@ def choose_device(name: str) -> torch.device:
         raise InvalidArgument("device", f"{name!r}: only cpu and cuda are supported")
     if device.type == "cuda" and not torch.cuda.is_available():
         raise InvalidArgument("device", f"{name!r}: no CUDA device is usable here; try --device cpu")
+    if device.type == "cuda" and ":" not in name:
+        return torch.device("cuda", torch.cuda.current_device())
     return device
 
 

@@ -41,6 +41,7 @@ class StepTimes:
         compute_s = run_s - output.copy_s
         if num_prefill >= max(MIN_PREFILL_TOKENS, plan.num_decodes) and compute_s > 0:
             scheduler.costs.observe_prefill(plan.num_tokens, compute_s)
+            scheduler.budget.observe(plan.num_tokens, compute_s)
             rate = plan.num_tokens / compute_s
             weight = WEIGHT if self.prefill_tokens_per_s else 1.0
             self.prefill_tokens_per_s += weight * (rate - self.prefill_tokens_per_s)

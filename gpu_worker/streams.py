@@ -59,6 +59,8 @@ class BranchLog:
     finish: FinishReason = FinishReason.NONE
     failure: str = ""
     ended: bool = False  # also when it had ended before this worker: then the record knows how
+    # Where branches compete: each item as it was told. A stop string may end the branch at any of them, by its score.
+    told: list[Item] = field(default_factory=list)
 
 
 @dataclass(slots=True, eq=False)
@@ -174,7 +176,9 @@ class Streams:
         items = []
         for branch, log in enumerate(entry.branches):
             start = next_indexes[branch] if branch < len(next_indexes) else 0
-            if start < len(log.tokens) or log.finish:
+            if log.told:
+                items += [item for item in log.told if item.first_index + len(item.token_ids) > start or item.finish]
+            elif start < len(log.tokens) or log.finish:
                 tokens = log.tokens[start:]
                 first = min(start, len(log.tokens))
                 items.append(Item(seq_id, entry.epoch, branch, first, tokens, log.chain, log.finish, log.failure))
@@ -206,6 +210,9 @@ class Streams:
         branches = [BranchLog(list(tokens), extend_chain(prompt_chain, tokens)) for tokens in outputs]
         for branch in ended_branches:
             branches[branch].ended = True
+        if sequence.params.ranked:
+            for index, log in enumerate(branches):
+                log.told.append(Item(sequence.seq_id, sequence.epoch, index, 0, tuple(log.tokens), log.chain))
         entry = self.logs[sequence.seq_id] = SequenceLog(sequence, branches)
         self.add_follower(entry, router_id)
         self._forget_if_ended(entry)
@@ -245,7 +252,7 @@ class Streams:
         log.tokens.extend(new)
         log.chain = extend_chain(log.chain, new)
         log.finish, log.failure, log.ended = delta.finish, delta.failure, bool(delta.finish)
-        if entry.followers or self._observers:
+        if entry.followers or self._observers or log.told:
             sequence = entry.sequence
             item = Item(
                 sequence.seq_id,
@@ -261,6 +268,8 @@ class Streams:
                 delta.cumulative_logprob,
                 delta.cached_tokens,
             )
+            if log.told:
+                log.told.append(item)
             self._tell(entry, item)
         if log.ended:
             self._forget_if_ended(entry)

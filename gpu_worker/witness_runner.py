@@ -9,11 +9,12 @@ any block. What is read is also compared with what should stand there; `mismatch
 import time
 from collections.abc import Sequence
 from hashlib import blake2b
+from typing import Unpack
 
 import numpy as np
 from numpy.typing import NDArray
 
-from gpu_worker.fake_runner import GREEDY, Chooser
+from gpu_worker.fake_runner import GREEDY, Chooser, Sizes, made_up_info
 from gpu_worker.plan import Chunk, RunnerInfo, StepOutput, StepPlan
 from gpu_worker.sequence import Branch
 from octavo.sampling import SamplingParams
@@ -30,41 +31,15 @@ MULTIPLIERS = (0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
 class WitnessRunner:
     """Speaks the Runner interface over an arena of witnesses; `step_s` is how long each step takes at least."""
 
-    def __init__(
-        self,
-        *,
-        vocab_size: int = 1000,
-        eos_token_ids: tuple[int, ...] = (0,),
-        generate_eos: bool = False,
-        block_size: int = 16,
-        num_blocks: int = 1024,
-        num_host_blocks: int = 256,
-        context_tokens: int = 8192,
-        model: str = "witness",
-        step_s: float = 0.0,
-    ) -> None:
-        self.info = RunnerInfo(
-            model=model,
-            fingerprint=f"witness-{vocab_size}-{generate_eos}",
-            layout=f"witness-{block_size}",
-            kv_dtype="uint64",
-            device="cpu",
-            vocab_size=vocab_size,
-            context_tokens=context_tokens,
-            eos_token_ids=eos_token_ids,
-            block_size=block_size,
-            num_blocks=num_blocks,
-            num_host_blocks=num_host_blocks,
-            bytes_per_block=block_size * len(LAYERS) * 16,
-            tokenizer="",
-        )
+    def __init__(self, *, generate_eos: bool = False, step_s: float = 0.0, **sizes: Unpack[Sizes]) -> None:
+        self.info = made_up_info("witness", "uint64", len(LAYERS) * 16, generate_eos, **sizes)
         self.step_s = step_s
         self.mismatches = 0
         self.first_mismatch = ""
         self._choose = Chooser(self.info, generate_eos=generate_eos)
-        self._arena: Words = np.full((num_blocks, block_size, len(LAYERS), 2), POISON, dtype=np.uint64)
-        self._host: Words = np.full((num_host_blocks, block_size, len(LAYERS), 2), POISON, dtype=np.uint64)
-        self._offsets: Indexes = np.arange(block_size, dtype=np.int64)
+        self._arena: Words = poison(self.info.num_blocks, self.info.block_size)
+        self._host: Words = poison(self.info.num_host_blocks, self.info.block_size)
+        self._offsets: Indexes = np.arange(self.info.block_size, dtype=np.int64)
 
     def run(self, plan: StepPlan) -> StepOutput:
         """Swaps, copies, writes the chunks' slots, reads whole contexts back."""
@@ -121,6 +96,11 @@ class WitnessRunner:
             ]
         if chunk.samples:
             self._choose.sample(settle(int(sums[-1]), end), chunk.samples, output)
+
+
+def poison(num_blocks: int, block_size: int) -> Words:
+    """Blocks nobody has written."""
+    return np.full((num_blocks, block_size, len(LAYERS), 2), POISON, dtype=np.uint64)
 
 
 def salt_of(root: bytes) -> int:

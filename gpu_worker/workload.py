@@ -19,6 +19,7 @@ from gpu_worker.policy import SchedulerConfig, WaitQueue, queue_key
 from gpu_worker.prefix_cache import PrefixCache
 from gpu_worker.results import Delta
 from gpu_worker.sequence import Branch, BranchState, Sequence
+from gpu_worker.step_budget import StepBudget
 from gpu_worker.swap import CostModel, HostPool
 from octavo.hashing import block_hash
 from octavo.ids import BlockHash, SequenceId
@@ -56,6 +57,7 @@ class Workload:
         )
         self.host = HostPool(info.num_host_blocks)
         self.costs = CostModel()
+        self.budget = StepBudget(config, info.block_size)
         self.sequences: dict[SequenceId, Sequence] = {}
         self.key = queue_key(config.policy)
         self.waiting = WaitQueue(self.key)

@@ -114,7 +114,9 @@ class WorkerSettings:
     kv_cache_bytes: int = option(0, "memory for blocks; 0: sized by a profiling run", size=True, low=0)
     swap_bytes: int = option(256 * 1024**2, "host memory for blocks that are swapped out", size=True, low=0)
     context_tokens: int = option(0, "prompt and output together, at most; 0: what the model was made for", low=0)
-    max_batch_tokens: int = option(0, "tokens one step may run; 0: 256 on a CPU, 2048 elsewhere", low=0)
+    max_batch_tokens: int = option(
+        0, "tokens one step may run; 0: 2048, fewer on a CPU that takes long for them", low=0
+    )
     max_batch_sequences: int = option(64, "branches one step may run", low=1)
     cuda_graphs: str = option(
         "auto",

@@ -91,12 +91,17 @@ class Delivery(Generic[Logprob]):
         return True
 
     def feed(self, snapshot: Snapshot, first_indexes: Sequence[int]) -> None:
-        """What the journal has from those indexes on."""
+        """What the journal has from those indexes on.
+
+        Of branches that compete only what has ended: the rest comes from the worker, with the score at every token.
+        """
         record = snapshot.record
         for branch, score in enumerate(record.scores):
             self.scores[branch] = score if score is not None else self.scores[branch]
         for reader, first, tokens in zip(self.readers, first_indexes, snapshot.outputs, strict=True):
             finish = record.finishes[reader.index]
+            if self._ranked is not None and not (finish or record.state.ended):
+                continue
             piece = reader.push(first, tokens, None, finish)
             if piece is not None:
                 self._add(reader.index, piece, (), finish)

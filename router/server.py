@@ -5,7 +5,7 @@ import secrets
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, TypeVar, cast
 
 from octavo import hashing, limits, validation, wire
 from octavo.errors import (
@@ -222,7 +222,7 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
         """The prompt's tokens, and the field they came from."""
         match request.WhichOneof("input"):
             case "token_ids":
-                return list(request.token_ids.ids), "token_ids"  # type: ignore[union-attr]
+                return list(cast("inference_pb2.GenerateRequest", request).token_ids.ids), "token_ids"
             case "text":
                 text = validation.validate_text(request.text, "text", context_tokens=model.context_tokens)
                 return await aside(len(text), lambda: model.tokenizer.encode(text)), "text"

@@ -8,7 +8,8 @@ from torch import Tensor
 
 from gpu_worker.models.dequantize import dequantize
 from octavo.errors import BadModel
-from octavo.gguf import GgufFile, Metadata, TensorInfo, TensorType
+from octavo.gguf import GgufFile, TensorInfo, TensorType
+from octavo.gguf_metadata import Metadata
 
 # Architectures whose query and key rows llama.cpp interleaves (its rotary embedding pairs neighbours, ours pairs
 # halves).

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -96,7 +96,7 @@ class TransformersDecoder:
         if "position_ids" not in accepted:
             raise BadModel(f"{type(model).__name__} takes no positions (ALiBi models are not run this way)")
         self._selects_rows = "logits_to_keep" in accepted
-        config = model.config.get_text_config()  # type: ignore[operator, union-attr]
+        config = cast("Any", model).config.get_text_config()
         self.name = f"transformers:{config.model_type}"
         self.vocab_size = int(config.vocab_size)
         self.context_tokens = int(config.max_position_embeddings)
@@ -161,12 +161,13 @@ class TransformersDecoder:
     def _own_logits(self, tokens: list[int]) -> Tensor:
         """Of the last token, by the model's eager attention."""
         ids = torch.tensor(tokens, device=self._device)
-        self._model.set_attn_implementation("eager")  # type: ignore[operator]
+        switch = cast("Any", self._model).set_attn_implementation  # nn.Module does not know it
+        switch("eager")
         try:
             rows = torch.tensor([len(tokens) - 1], device=self._device)
             return self._logits(ids, torch.arange(len(tokens), device=self._device), rows).float()
         finally:
-            self._model.set_attn_implementation(IMPLEMENTATION)  # type: ignore[operator]
+            switch(IMPLEMENTATION)
 
     def _logits(self, token_ids: Tensor, positions: Tensor, rows: Tensor) -> Tensor:
         options: dict[str, Any] = {"logits_to_keep": rows} if self._selects_rows else {}

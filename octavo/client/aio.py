@@ -31,7 +31,7 @@ class AsyncClient:
     octavo.errors.ServingError. Belongs to the event loop it is first used in; close it, or use `async with`.
     """
 
-    def __init__(self, endpoints: str | Sequence[str], *, policy: RetryPolicy = RetryPolicy()) -> None:  # noqa: B008
+    def __init__(self, endpoints: str | Sequence[str], *, policy: RetryPolicy = RetryPolicy()) -> None:  # noqa: B008  frozen: one for all
         self._endpoints = Endpoints(endpoints)
         self._policy = policy
         self._budget = RetryBudget(policy.retry_ratio, policy.min_retries)

@@ -21,7 +21,7 @@ class Client:
     Close it, or use `with`. A stream is a plain iterator; closing it early disconnects.
     """
 
-    def __init__(self, endpoints: str | Sequence[str], *, policy: RetryPolicy = RetryPolicy()) -> None:  # noqa: B008
+    def __init__(self, endpoints: str | Sequence[str], *, policy: RetryPolicy = RetryPolicy()) -> None:  # noqa: B008  frozen: one for all
         self._client = AsyncClient(endpoints, policy=policy)
         self._loop = _LoopThread()
 

@@ -12,7 +12,8 @@ import tokenizers
 from tokenizers import AddedToken, Regex, decoders, models, pre_tokenizers
 
 from octavo.errors import Mismatch
-from octavo.gguf import GgufFile, Metadata
+from octavo.gguf import GgufFile
+from octavo.gguf_metadata import Metadata
 from octavo.text.tokenizer import TokenizerParts
 
 SPACE = "▁"
@@ -141,9 +142,10 @@ def _mergeable(tokens: Sequence[str], types: Sequence[int]) -> dict[str, int]:
 
 def _scores(metadata: Metadata, count: int) -> Sequence[float]:
     scores = metadata.get("tokenizer.ggml.scores")
-    if not isinstance(scores, list) or len(scores) != count:
+    numbers = [float(score) for score in scores if isinstance(score, (int, float))] if isinstance(scores, list) else []
+    if len(numbers) != count:
         raise Mismatch("the tokenizer has neither merges nor a score for each token")
-    return [float(score) for score in scores]  # type: ignore[arg-type]
+    return numbers
 
 
 def merges_by_score(

@@ -50,7 +50,9 @@ class Load:
 
 
 @asynccontextmanager
-async def service(*worker_args: str, ready_s: float = 120.0) -> AsyncIterator[Service]:
+async def service(
+    *worker_args: str, ready_s: float = 120.0, program: Sequence[str] = ("-m", "gpu_worker")
+) -> AsyncIterator[Service]:
     """Starts everything and waits until a request succeeds."""
     with tempfile.TemporaryDirectory() as folder:
         store = EmbeddedStore(Path(folder))
@@ -58,7 +60,7 @@ async def service(*worker_args: str, ready_s: float = 120.0) -> AsyncIterator[Se
         port = free_port()
         common = ["--store", store.url, "--log-level", "warning"]
         router = ["-m", "router", "--listen", f"127.0.0.1:{port}", "--admin-listen", "", *common]
-        worker = ["-m", "gpu_worker", "--listen", "127.0.0.1:0", *common, *worker_args]
+        worker = [*program, "--listen", "127.0.0.1:0", *common, *worker_args]
         processes = [await asyncio.create_subprocess_exec(sys.executable, *command) for command in (router, worker)]
         try:
             async with AsyncClient(f"127.0.0.1:{port}") as client:

@@ -27,7 +27,7 @@ class Peer:
 
     def __init__(self, dtype: str) -> None:
         import torch
-        from transformers import AutoModelForCausalLM
+        from transformers import AutoModelForCausalLM, AutoTokenizer
 
         path = demo_file()
         self.torch = torch
@@ -35,21 +35,29 @@ class Peer:
             path.parent, gguf_file=path.name, dtype=getattr(torch, dtype)
         )
         self.model.eval()
+        self._tokenizer: Any = AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name, padding_side="left")
+
+    def generate_texts(self, texts: list[str], num_tokens: int) -> float:
+        encoded = self._tokenizer(texts, padding=True, return_tensors="pt")
+        return self._generate(encoded.input_ids, encoded.attention_mask, num_tokens)
 
     def generate(self, batch: list[list[int]], num_tokens: int) -> float:
         """tokens/s of one static batch."""
         ids = self.torch.tensor(batch)
+        return self._generate(ids, self.torch.ones_like(ids), num_tokens)
+
+    def _generate(self, ids: Any, mask: Any, num_tokens: int) -> float:
         began = time.perf_counter()
         with self.torch.inference_mode():
             self.model.generate(
                 ids,
-                attention_mask=self.torch.ones_like(ids),
+                attention_mask=mask,
                 do_sample=False,
                 max_new_tokens=num_tokens,
                 min_new_tokens=num_tokens,
                 pad_token_id=0,
             )
-        return len(batch) * num_tokens / (time.perf_counter() - began)
+        return len(ids) * num_tokens / (time.perf_counter() - began)
 
 
 async def main(args: argparse.Namespace) -> None:

@@ -48,7 +48,7 @@ GOOD = {
     "merge_states": {"out": torch.empty(2, 1, 8), "parts": torch.randn(3, 2, 1, 8), "lse": torch.randn(3, 2, 1)},
     "quantize": {"packed": torch.empty(272, dtype=torch.uint8), "values": torch.randn(3, 32), "format": "q8"},
 }
-GOOD["quantize"]["packed"] = torch.empty(64 + 256, dtype=torch.uint8)
+GOOD["quantize"]["packed"] = torch.empty(32 + 512, dtype=torch.uint8)
 
 BAD = [
     ("rms_norm", "x", X.double()),

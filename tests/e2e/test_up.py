@@ -101,7 +101,7 @@ def test_status_generate_and_a_clean_end(up):
 def test_what_dies_is_started_again_and_takes_part(up):
     """While a stream runs through all of it."""
     before, answers = up.pids(), []
-    words = ["generate", "--prompt", "A long story", "--max-tokens", 700, "--temperature", 0]
+    words = ["generate", "--prompt", "A long story", "--max-tokens", 1500, "--temperature", 0]  # outlives two kills
     endpoints = ",".join(router["endpoint"] for router in up.status()["routers"])
     story = threading.Thread(target=lambda: answers.append(up.run(*words, "--endpoint", endpoints)))
     story.start()

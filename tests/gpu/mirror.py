@@ -56,7 +56,7 @@ class Mirror:
 
     def __getattr__(self, name: str) -> Any:
         found = getattr(self._extension, name)
-        if isinstance(found, type) or name.startswith(("plan_", "attention_", "device_")):
+        if name.startswith(("_", "plan_", "attention_", "device_")) or isinstance(found, type):
             return found
         return lambda *args: self.call(found, args)
 

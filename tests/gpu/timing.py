@@ -13,15 +13,18 @@ COLD_BYTES = 256 << 20  # of inputs in all, so that none is found in a cache
 
 def sets(num_bytes: int) -> int:
     """How many inputs of this size are more than any cache holds."""
-    return max(2, min(64, -(-COLD_BYTES // max(num_bytes, 1))))
+    return 1 if num_bytes > 4 * COLD_BYTES else max(2, min(64, -(-COLD_BYTES // max(num_bytes, 1))))
 
 
-def medians(t: Target, calls: Mapping[str, Call], num_sets: int, repeats: int = 15) -> dict[str, float]:
+def medians(
+    t: Target, calls: Mapping[str, Call], num_sets: int, repeats: int = 15, captured: bool = True
+) -> dict[str, float]:
     """Seconds of one call of each, over all sets of inputs in turn; the calls take turns, too.
 
-    On a device each goes through its inputs as one graph, so that launches from Python are not what is measured.
+    On a device each goes through its inputs as one graph, so that launches from Python are not what is measured; where
+    one call takes long, or cannot be captured, without.
     """
-    runs = {name: prepared(t, call, num_sets) for name, call in calls.items()}
+    runs = {name: prepared(t, call, num_sets, captured) for name, call in calls.items()}
     times: dict[str, list[float]] = {name: [] for name in calls}
     for _ in range(t.pick(repeats, 2)):
         for name, run in runs.items():
@@ -29,14 +32,14 @@ def medians(t: Target, calls: Mapping[str, Call], num_sets: int, repeats: int = 
     return {name: statistics.median(values) for name, values in times.items()}
 
 
-def prepared(t: Target, call: Call, num_sets: int) -> Callable[[], object]:
+def prepared(t: Target, call: Call, num_sets: int, captured: bool) -> Callable[[], object]:
     def through() -> None:
         for number in range(num_sets):
             call(number)
 
     through()
     t.wait()
-    if t.rehearsal:
+    if t.rehearsal or not captured:
         return through
     stream = torch.cuda.Stream(t.device)
     with torch.cuda.stream(stream):

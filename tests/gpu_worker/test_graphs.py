@@ -195,7 +195,6 @@ def test_what_cannot_be_captured_runs_eagerly_and_says_so(caplog):
     assert captured(Looks()) is None
     assert "capturing failed: operation not permitted when stream is capturing" in caplog.text
     assert captured(TorchKernels()) is not None
-    assert "CUDA graphs for 1, 2, 4 sequences" in caplog.text
 
 
 class Forgets(TorchKernels):

@@ -272,6 +272,14 @@ def test_no_gpu_is_said_so():
         choose_device("cuda")
 
 
+def test_which_gpu_is_always_said(monkeypatch):
+    """Ops compare devices, and torch.device("cuda") is not the device of any tensor."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    assert choose_device("auto") == choose_device("cuda") == torch.device("cuda", 0)
+    assert choose_device("cuda:1") == torch.device("cuda", 1) and choose_device("cpu") == torch.device("cpu")
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("how", ["swap", "recompute"])
 def test_a_gpu_computes_the_same(model, alone, how):

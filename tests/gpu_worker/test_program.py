@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
 from pathlib import Path
 
 import grpc
@@ -19,7 +20,7 @@ from gpu_worker.fake_runner import FakeRunner
 from gpu_worker.lease import Lease
 from gpu_worker.plan import StepOutput, StepPlan
 from gpu_worker.program import Door, Stopped, Worker, before, load, until_open
-from gpu_worker.runners import batch_tokens, build_runner, scheduler_config
+from gpu_worker.runners import build_runner, scheduler_config
 from octavo import errors, rpc, wire
 from octavo.cli.ports import pick
 from octavo.errors import NotFound, StoreUnavailable
@@ -325,12 +326,19 @@ async def test_a_store_that_is_down_at_the_start_is_waited_for(monkeypatch, capl
 
 
 def test_the_budget_of_a_step_suits_the_device():
-    settings = WorkerSettings()
-    assert batch_tokens(settings, "cpu") == 256
-    assert batch_tokens(settings, "cuda:0") == 2048
-    assert batch_tokens(WorkerSettings(runner="fake"), "cpu") == 2048
-    assert batch_tokens(WorkerSettings(max_batch_tokens=77), "cpu") == 77
-    assert batch_tokens(WorkerSettings(max_batch_sequences=300), "cpu") == 300
+    info = build_runner(WorkerSettings(runner="fake")).info
+    cpu, gpu = replace(info, device="cpu"), replace(info, device="cuda:0")
+
+    def budget(info, **settings):
+        config = scheduler_config(WorkerSettings(**settings), info)
+        return config.max_batch_tokens, config.step_s
+
+    assert budget(cpu) == (2048, 0.25)  # a step ends well within a lease of 3 s, whatever the model
+    assert budget(cpu, lease_ms=6000) == (2048, 0.5)
+    assert budget(gpu) == (2048, 0.0)
+    assert budget(cpu, runner="fake") == (2048, 0.0)
+    assert budget(cpu, max_batch_tokens=77) == (77, 0.0)
+    assert budget(cpu, max_batch_sequences=3000) == (3000, 0.25)
 
 
 @pytest.mark.parametrize("name", ["fake", "witness"])

@@ -16,8 +16,13 @@ from octavo.sampling import FinishReason, SamplingParams
 SEQ = SequenceId("s")
 
 
-def begin(streams: Streams, router: str = "", outputs: list[list[int]] | None = None):
-    params = SamplingParams(max_tokens=99, seed=1)
+def begin(
+    streams: Streams,
+    router: str = "",
+    outputs: list[list[int]] | None = None,
+    params: SamplingParams | None = None,
+):
+    params = params or SamplingParams(max_tokens=99, seed=1)
     sequence = Sequence.from_admission(seq_id=SEQ, epoch=1, prompt=[1], params=params, root=b"r")
     streams.begin(sequence, prompt_chain([1]), outputs or [[]], (), router)
     return streams.logs[SEQ]
@@ -60,6 +65,22 @@ def test_following_at_any_time_from_any_index_loses_nothing(tokens, when, start)
         assert item.first_index <= len(got)
         got.extend(item.token_ids[len(got) - item.first_index :])
     assert got == tokens
+
+
+def test_where_branches_compete_a_late_follower_learns_the_score_at_every_token():
+    streams, stream = Streams(), Stream()
+    streams.attach(stream)
+    streams.name(stream, "late")
+    entry = begin(streams, outputs=[[7, 8], [7]], params=SamplingParams(max_tokens=99, seed=1, best_of=2))
+    for index, total in ((2, -1.5), (3, -2.0), (4, -4.0)):
+        delta = Delta(entry.sequence, 0, index, (index,), cumulative_logprob=total)
+        streams.accept(entry, delta)
+        streams.flush(StepResult(index, [delta], 1, 1))
+    streams.follow(stream, SEQ, [3, 0])
+    (step,) = stream.ready
+    told = [(item.branch, item.first_index, list(item.token_ids), item.cumulative_logprob) for item in step.items]
+    assert told == [(0, 3, [3], -2.0), (0, 4, [4], -4.0), (1, 0, [7], None)]
+    assert step.items[0].chain == extend_chain(prompt_chain([1]), [7, 8, 2, 3])
 
 
 def test_an_observer_sees_everything_and_a_router_only_what_it_follows():

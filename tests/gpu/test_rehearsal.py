@@ -1,0 +1,42 @@
+"""Every stage of `make gpu-check` runs, on the kernels' shim: no name is mistyped, no argument is of another time."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import sanitized
+
+HERE = Path(__file__).resolve().parent
+
+
+@pytest.fixture(scope="module")
+def shim() -> Path:
+    try:
+        return sanitized.build("csrc/cuda/shim", "cuda-shim")
+    except sanitized.CannotBuild as error:
+        pytest.skip(f"cannot build the shim: {error}")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_every_stage_runs(shim: Path, tmp_path: Path) -> None:
+    command = [sys.executable, HERE / "check.py", "--rehearse"]
+    environment = sanitized.environment(shim) | {"OUT": str(tmp_path)}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment)
+    assert done.returncode == 0, done.stdout[-8000:] + done.stderr[-2000:]
+    report = (tmp_path / "gpu-check.md").read_text()
+    assert report.count("| passed |") == 11
+    for title in ("Bandwidth", "Decode attention", "Prefill attention", "Swaps", "A decode step", "Linears"):
+        assert f"**{title}" in report
+
+
+def test_a_stage_that_fails_is_told_and_the_others_run(tmp_path: Path) -> None:
+    """Without a GPU and without the shim nothing can pass."""
+    command = [sys.executable, HERE / "check.py", "--only", "smoke,bandwidth"]
+    environment = {"PATH": "/usr/bin:/bin", "CUDA_VISIBLE_DEVICES": "", "OUT": str(tmp_path)}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment)
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[0].startswith("smoke: FAILED (status 1)")
+    assert done.stderr.splitlines()[1].startswith("bandwidth: FAILED (status 1)")
+    assert (tmp_path / "gpu-check.md").read_text().count("torch sees no CUDA device") == 2
