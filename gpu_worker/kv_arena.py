@@ -1,7 +1,8 @@
 """The memory that blocks live in: one tensor on the device, one of the same form on the host for swapped blocks.
 
-Layout `hnd`, layer by layer: [num_layers, num_blocks, num_kv_heads, 2, block_size, head_dim]. A page of one head is
-one run of memory, and device and host agree byte for byte, so swapping and migrating never rearrange.
+Layout `hnd`, layer by layer: [num_layers, num_blocks, num_kv_heads, 2, block_size, width] (ops/kv_format.py). A page of
+one head is one run of memory, scales included, and device and host agree byte for byte, so swapping and migrating never
+rearrange.
 """
 
 from collections.abc import Sequence
@@ -11,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gpu_worker.ops import Ops
+from gpu_worker.ops import Ops, kv_format
 
 ALIGNMENT = 64
 
@@ -28,12 +29,12 @@ class KvShape:
 
     @property
     def bytes_per_block(self) -> int:
-        values = self.num_layers * self.num_kv_heads * 2 * self.block_size * self.head_dim
-        return values * self.dtype.itemsize
+        slots = self.num_layers * self.num_kv_heads * 2 * self.block_size
+        return slots * kv_format.width(self.dtype, self.head_dim) * self.dtype.itemsize
 
     @property
     def dtype_name(self) -> str:
-        return str(self.dtype).removeprefix("torch.")
+        return kv_format.NAMES[self.dtype]
 
     @property
     def layout(self) -> str:
@@ -42,7 +43,8 @@ class KvShape:
 
     def arena(self, num_blocks: int, device: torch.device, pinned: bool = False) -> Tensor:
         """Zeroed memory of `num_blocks` blocks. On a CPU it costs nothing until it is written."""
-        shape = (self.num_layers, num_blocks, self.num_kv_heads, 2, self.block_size, self.head_dim)
+        width = kv_format.width(self.dtype, self.head_dim)
+        shape = (self.num_layers, num_blocks, self.num_kv_heads, 2, self.block_size, width)
         if device.type == "cpu" and not pinned:
             return _untouched(num_blocks * self.bytes_per_block).view(self.dtype).view(shape)
         return torch.zeros(shape, dtype=self.dtype, device=device, pin_memory=pinned)
@@ -83,4 +85,5 @@ class KvArena:
         """Fills blocks with NaN: whoever reads them before writing them shows it."""
         if block_ids:
             index = torch.tensor(block_ids, dtype=torch.int64, device=self._device.device)
-            self._device.index_fill_(1, index, float("nan"))
+            memory, value = kv_format.poison(self._device)
+            memory.index_fill_(1, index, value)

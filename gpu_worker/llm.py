@@ -49,6 +49,7 @@ class LLMOptions(TypedDict, total=False):
     quantization: str
     threads: int
     block_size: int
+    kv_cache_dtype: str
     kv_cache_bytes: int | str
     swap_bytes: int | str
     context_tokens: int

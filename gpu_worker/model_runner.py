@@ -19,7 +19,7 @@ from gpu_worker.kv_arena import KvArena, KvShape
 from gpu_worker.models.decoder import Decoder
 from gpu_worker.models.loader import LoadedModel, Progress, load_model
 from gpu_worker.native_sampler import choose_sampler
-from gpu_worker.ops import Batch, Ops, choose_ops, make_batch
+from gpu_worker.ops import Batch, Ops, choose_ops, kv_format, make_batch
 from gpu_worker.plan import Chunk, RunnerInfo, StepOutput, StepPlan, TokenScore
 from gpu_worker.sampler import Sampler
 from gpu_worker.sequence import Branch
@@ -171,6 +171,7 @@ def load_runner(
     dtype: str = "auto",
     quantization: str = "auto",
     block_size: int = 16,
+    kv_cache_dtype: str = "auto",
     kv_cache_bytes: int | None = None,
     swap_bytes: int | None = None,
     max_batch_tokens: int = 2048,
@@ -185,11 +186,14 @@ def load_runner(
     """A runner for `model` (`smollm2`, a .gguf file, a directory, owner/name on the hub) with its blocks allocated.
 
     `device` is cpu, cuda, cuda:N or auto. `kv_cache_bytes` None: what is left on a GPU after the largest step, up to 1
-    GiB on a CPU. `quantization`: see models/packing.py. `cuda_graphs`: auto (where device, ops and decoder allow it) or
-    off. `cache_dir` None: ~/.cache/octavo. `name` is what requests call the model.
+    GiB on a CPU. `kv_cache_dtype`: auto (the model's) or one of kv_format.DTYPES. `quantization`: see
+    models/packing.py. `cuda_graphs`: auto (where device, ops and decoder allow it) or off. `cache_dir` None:
+    ~/.cache/octavo. `name` is what requests call the model.
     """
     if dtype not in DTYPES:
         raise InvalidArgument("dtype", f"{dtype!r} is not one of {', '.join(DTYPES)}")
+    if kv_cache_dtype != "auto" and kv_cache_dtype not in kv_format.DTYPES:
+        raise InvalidArgument("kv_cache_dtype", f"{kv_cache_dtype!r} is not one of auto, {', '.join(kv_format.DTYPES)}")
     if not 8 <= block_size <= 128 or block_size & (block_size - 1):
         raise InvalidArgument("block_size", f"{block_size} is not a power of two from 8 to 128")
     where = choose_device(device)
@@ -212,7 +216,7 @@ def load_runner(
         num_kv_heads=decoder.num_kv_heads,
         block_size=block_size,
         head_dim=decoder.head_dim,
-        dtype=loaded.dtype,
+        dtype=kv_format.DTYPES.get(kv_cache_dtype, loaded.dtype),
     )
     context = min(decoder.context_tokens, context_tokens or decoder.context_tokens)
 

@@ -34,6 +34,7 @@ def build_runner(settings: WorkerSettings) -> Runner:
         quantization=settings.quantization,
         threads=settings.threads,
         block_size=settings.block_size,
+        kv_cache_dtype=settings.kv_cache_dtype,
         kv_cache_bytes=settings.kv_cache_bytes or None,
         swap_bytes=settings.swap_bytes,
         max_batch_tokens=batch_tokens(settings),

@@ -106,6 +106,11 @@ class WorkerSettings:
     )
     threads: int = option(0, "CPU threads of the model; 0: one per core", low=0, high=1024)
     block_size: int = option(16, "token slots of a block", choices=(8, 16, 32, 64, 128))
+    kv_cache_dtype: str = option(
+        "auto",
+        "data type of keys and values in blocks; auto: the model's; int8: with a scale for each token and head",
+        choices=("auto", "float32", "bfloat16", "float16", "fp8_e4m3", "fp8_e5m2", "int8"),
+    )
     kv_cache_bytes: int = option(0, "memory for blocks; 0: sized by a profiling run", size=True, low=0)
     swap_bytes: int = option(256 * 1024**2, "host memory for blocks that are swapped out", size=True, low=0)
     context_tokens: int = option(0, "prompt and output together, at most; 0: what the model was made for", low=0)

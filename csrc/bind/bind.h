@@ -2,6 +2,10 @@
 
 #include <pybind11/pybind11.h>
 
+#include <vector>
+
+#include "octavo/api.h"
+
 namespace octavo {
 
 void bind_ops(pybind11::module_& module);
@@ -14,6 +18,10 @@ void bind_ops(pybind11::module_& module);
 
 namespace octavo::bind {
 
+// local_blocks, vert_stride, block_size, head_sliding_step, tp_rank; nothing: not sparse.
+BlockSparse block_sparse(const std::vector<std::int64_t>& given);
+
+void bind_cache(pybind11::module_& module);
 void bind_weights(pybind11::module_& module);
 void bind_llama(pybind11::module_& module);
 

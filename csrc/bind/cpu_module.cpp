@@ -51,6 +51,7 @@ PYBIND11_MODULE(_C_cpu, module) {
         "Threads of all ops; 0: one per core this process may use.");
     module.def("threads", [] { return octavo::Pool::instance().size(); });
     py::register_exception<octavo::ArgumentError>(module, "ArgumentError", PyExc_ValueError);
+    octavo::bind::bind_cache(module);
     octavo::bind::bind_weights(module);
     octavo::bind_ops(module);
     auto reference = module.def_submodule("ref", "The same ops in double precision, slowly: what they mean.");

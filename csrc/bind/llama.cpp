@@ -78,7 +78,7 @@ LlamaLayer layer_of(py::handle dict) {
 }
 
 struct Kv {
-    std::vector<TensorRef> layers;
+    std::vector<KvCache> layers;
 };
 
 }  // namespace
@@ -88,8 +88,8 @@ void bind_llama(py::module_& module) {
         .def(py::init([](const py::list& layers) {
                  Kv kv;
                  for (const py::handle layer : layers) {
-                     kv.layers.push_back(tensor_ref(layer));
-                     usable(kv.layers.back(), "kv");
+                     kv.layers.push_back(layer.cast<KvCache>());
+                     usable(kv.layers.back().keys, "kv");
                  }
                  return kv;
              }),

@@ -1,3 +1,5 @@
+#include <pybind11/stl.h>
+
 #include "bind.h"
 #include "octavo/api.h"
 #include "octavo/sample.h"

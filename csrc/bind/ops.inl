@@ -7,14 +7,17 @@ void bind_ops(py::module_& module) {
     module.def("cache_write", &cache_write, "kv"_a, "keys"_a, "values"_a, "slots"_a, free);
     module.def(
         "paged_attention",
-        [](const TensorRef& out, const TensorRef& queries, const TensorRef& kv, const TensorRef& cu_q,
+        [](const TensorRef& out, const TensorRef& queries, const KvCache& kv, const TensorRef& cu_q,
            const TensorRef& seq_lens, const TensorRef& block_tables, float scale, std::int64_t window, float soft_cap,
-           const TensorRef& alibi, const TensorRef& sinks) {
+           const TensorRef& alibi, const TensorRef& sinks, const std::vector<std::int64_t>& sparse) {
             (paged_attention)(out, queries, kv, {cu_q, seq_lens, block_tables},
-                              {scale, window, soft_cap, alibi, sinks});
+                              {scale, window, soft_cap, alibi, sinks, bind::block_sparse(sparse)});
         },
         "out"_a, "queries"_a, "kv"_a, "cu_q"_a, "seq_lens"_a, "block_tables"_a, "scale"_a, "window"_a = 0,
-        "soft_cap"_a = 0.0F, "alibi"_a = py::none(), "sinks"_a = py::none(), free);
+        "soft_cap"_a = 0.0F, "alibi"_a = py::none(), "sinks"_a = py::none(), "sparse"_a = std::vector<std::int64_t>(),
+        free);
+    module.def("rope_cache_write", &rope_cache_write, "kv"_a, "queries"_a, "keys"_a, "values"_a, "positions"_a,
+               "cos_sin"_a, "slots"_a, "interleaved"_a = false, free);
     module.def("merge_states", &merge_states, "out"_a, "parts"_a, "lse"_a, free);
     module.def("rotary", &rotary, "out"_a, "heads"_a, "cos"_a, "sin"_a, free);
     module.def("rms_norm", &rms_norm, "out"_a, "x"_a, "weight"_a, "eps"_a, free);
@@ -53,5 +56,6 @@ void bind_ops(py::module_& module) {
     module.def("gather_blocks", &gather_blocks, "packed"_a, "arena"_a, "ids"_a, free);
     module.def("scatter_blocks", &scatter_blocks, "arena"_a, "packed"_a, "ids"_a, free);
     module.def("checksum_blocks", &checksum_blocks, "sums"_a, "arena"_a, "ids"_a, free);
-    module.def("convert_layout", &convert_layout, "target"_a, "source"_a, free);
+    module.def("convert_layout", &convert_layout, "target"_a, "source"_a, "ids"_a = py::none(), free);
+    module.def("convert_fp8", &convert_fp8, "target"_a, "source"_a, "scale"_a = 1.0F, "type"_a = "fp8", free);
 }

@@ -1,5 +1,7 @@
 #include "ref/ref.h"
 
+#include <pybind11/stl.h>
+
 #include "bind.h"
 #include "octavo/sample.h"
 #include "tensor.h"

@@ -16,8 +16,8 @@ const DType* dtype_of(py::handle dtype) {
         return &found->second;
     }
     const auto text = py::str(dtype).cast<std::string>();
-    for (const DType each :
-         {DType::kF32, DType::kF16, DType::kBF16, DType::kU8, DType::kI8, DType::kI32, DType::kI64}) {
+    for (const DType each : {DType::kF32, DType::kF16, DType::kBF16, DType::kU8, DType::kI8, DType::kI32, DType::kI64,
+                             DType::kE4M3, DType::kE5M2}) {
         if (text == std::string("torch.") + name_of(each)) {
             dtype.inc_ref();
             return &known.emplace(dtype.ptr(), each).first->second;

@@ -3,7 +3,7 @@
 
 #include <pybind11/pybind11.h>
 
-#include "octavo/tensor.h"
+#include "octavo/api.h"
 
 namespace octavo::bind {
 
@@ -22,6 +22,22 @@ struct type_caster<octavo::TensorRef> {
         value = octavo::bind::tensor_ref(source);
         return true;
     }
+};
+
+// A KvCache object, or a tensor that has both keys and values.
+template <>
+struct type_caster<octavo::KvCache> : type_caster_base<octavo::KvCache> {
+    bool load(handle source, bool convert) {
+        if (type_caster_base<octavo::KvCache>::load(source, convert)) {
+            return true;
+        }
+        joint_.keys = octavo::bind::tensor_ref(source);
+        value = &joint_;
+        return true;
+    }
+
+  private:
+    octavo::KvCache joint_;
 };
 
 }  // namespace pybind11::detail

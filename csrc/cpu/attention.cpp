@@ -107,70 +107,92 @@ void check_batch(const BatchRef& batch, std::int64_t num_tokens, std::int64_t nu
     }
 }
 
-AttentionJob attention_job(const TensorRef& kv, std::int64_t num_heads) {
-    expect(kv, "kv", {kAny, kAny, 2, kAny, kAny});
-    require(kv.is_float(), "kv", "must be float32, float16 or bfloat16");
-    const std::int64_t block_size = kv.shape[3], dim = kv.shape[4];
-    require(block_size % 8 == 0 && block_size > 0, "kv", "needs a block size that is a multiple of 8");
+AttentionJob attention_job(const KvPages& pages, std::int64_t num_heads) {
+    const std::int64_t dim = pages.head_dim;
+    require(pages.block_size % 8 == 0, "kv", "needs a block size that is a multiple of 8");
     require(dim % 8 == 0 && dim > 0 && dim <= 256, "kv", "needs a head_dim that is a multiple of 8, at most 256");
-    require(kv.shape[1] > 0 && num_heads % kv.shape[1] == 0, "queries", "has heads that do not share those of kv");
+    require(num_heads % pages.num_heads == 0, "queries", "has heads that do not share those of kv");
     AttentionJob job{};
-    job.kv = kv.data;
-    job.kv_dtype = kv.dtype;
-    job.kv_block = kv.stride[0];
-    job.kv_head = kv.stride[1];
-    job.kv_value = kv.stride[2];
-    job.kv_slot = kv.stride[3];
-    job.head_dim = dim;
-    job.block_size = block_size;
-    job.group = num_heads / kv.shape[1];
+    job.kv = pages;
+    job.group = num_heads / pages.num_heads;
     return job;
 }
 
-void check::paged_attention(const TensorRef& out, const TensorRef& queries, const TensorRef& kv, const BatchRef& batch,
+namespace {
+
+void check_sparse(const BlockSparse& sparse, std::int64_t num_heads) {
+    for (const std::int64_t number :
+         {sparse.local_blocks, sparse.vert_stride, sparse.block_size, sparse.head_sliding_step, sparse.tp_rank}) {
+        require(number > -kMostElements && number < kMostElements, "sparse", "is out of range");
+    }
+    require(volume({sparse.tp_rank < 0 ? 0 : sparse.tp_rank + 1, num_heads, std::abs(sparse.head_sliding_step)}) <
+                kMostElements,
+            "sparse", "is out of range");
+    require(sparse.vert_stride <= 1 || sparse.block_size > 0, "sparse", "has blocks of no keys");
+    require(sparse.local_blocks >= 0, "sparse", "has a negative number of local blocks");
+    require(sparse.tp_rank >= 0, "sparse", "has a negative rank");
+}
+
+void put_sparse(AttentionJob& job, const BlockSparse& sparse, std::int64_t num_heads) {
+    const std::int64_t step = sparse.head_sliding_step;
+    job.local_blocks = sparse.local_blocks;
+    job.vert_stride = sparse.vert_stride;
+    job.sparse_block = sparse.block_size;
+    job.sparse_head = step >= 0 ? step : 0;
+    job.sparse_kv_head = step >= 0 ? 0 : -step;
+    job.sparse_offset = sparse.tp_rank * (step >= 0 ? num_heads * step : -step * job.kv.num_heads) + 1;
+}
+
+}  // namespace
+
+void check::paged_attention(const TensorRef& out, const TensorRef& queries, const KvCache& kv, const BatchRef& batch,
                             const AttentionOptions& options) {
     expect(queries, "queries", {kAny, kAny, kAny});
     const std::int64_t num_tokens = queries.shape[0], num_heads = queries.shape[1];
-    const AttentionJob job = attention_job(kv, num_heads);
-    expect(queries, "queries", {num_tokens, num_heads, job.head_dim});
+    const KvPages pages = kv_pages(kv, queries.shape[2]);
+    attention_job(pages, num_heads);
     require(queries.is_float(), "queries", "must be floats");
-    expect(out, "out", {num_tokens, num_heads, job.head_dim}, queries.dtype);
-    check_batch(batch, num_tokens, kv.shape[0], job.block_size);
+    expect(out, "out", {num_tokens, num_heads, pages.head_dim}, queries.dtype);
+    check_batch(batch, num_tokens, pages.num_blocks, pages.block_size);
+    check_sparse(options.sparse, num_heads);
     require(options.window >= 0, "window", "is negative");
     require(std::isfinite(options.scale), "scale", "is not finite");
     require(options.soft_cap >= 0 && std::isfinite(options.soft_cap), "soft_cap", "is negative or not finite");
     check_per_head(options.alibi, "alibi", num_heads);
     check_per_head(options.sinks, "sinks", num_heads);
     expect_apart(out, "out",
-                 {&queries, &kv, &batch.cu_q, &batch.seq_lens, &batch.tables, &options.alibi, &options.sinks});
+                 {&queries, &kv.keys, &kv.values, &kv.key_scale, &kv.value_scale, &batch.cu_q, &batch.seq_lens,
+                  &batch.tables, &options.alibi, &options.sinks});
 }
 
-void paged_attention(const TensorRef& out, const TensorRef& queries, const TensorRef& kv, const BatchRef& batch,
+void paged_attention(const TensorRef& out, const TensorRef& queries, const KvCache& kv, const BatchRef& batch,
                      const AttentionOptions& options) {
     check::paged_attention(out, queries, kv, batch, options);
     if (out.size() == 0) {
         return;
     }
     const std::int64_t num_tokens = queries.shape[0], num_heads = queries.shape[1];
-    AttentionJob job = attention_job(kv, num_heads);
+    AttentionJob job = attention_job(kv_pages(kv, queries.shape[2]), num_heads);
+    const std::int64_t head_dim = job.kv.head_dim;
+    put_sparse(job, options.sparse, num_heads);
     job.scale = options.scale;
     job.soft_cap = options.soft_cap;
     job.window = options.window;
     job.alibi = options.alibi.as<float>();
     job.sinks = options.sinks.as<float>();
 
-    const std::int64_t row = num_heads * job.head_dim;
+    const std::int64_t row = num_heads * head_dim;
     const bool wide = queries.dtype == DType::kF32;
     std::vector<float> copies(wide ? 0 : static_cast<std::size_t>(2 * num_tokens * row));
     job.queries = wide ? queries.as<float>() : copies.data();
     job.query_token = wide ? queries.stride[0] : row;
-    job.query_head = wide ? queries.stride[1] : job.head_dim;
+    job.query_head = wide ? queries.stride[1] : head_dim;
     job.out = wide ? out.as<float>() : copies.data() + num_tokens * row;
     job.out_token = wide ? out.stride[0] : row;
-    job.out_head = wide ? out.stride[1] : job.head_dim;
+    job.out_head = wide ? out.stride[1] : head_dim;
 
     AttentionPlan plan;
-    plan.build(batch, kv.shape[1], job.group, job.head_dim, options.window);
+    plan.build(batch, job.kv.num_heads, job.group, head_dim, options.window);
     const auto half_row = [](const TensorRef& x, std::int64_t token, std::int64_t head) {
         return x.as<std::uint16_t>() + token * x.stride[0] + head * x.stride[1];
     };
@@ -178,16 +200,16 @@ void paged_attention(const TensorRef& out, const TensorRef& queries, const Tenso
         const auto each_head = [&](auto convert) {
             lane.each(wide ? 0 : num_tokens, [&](std::int64_t token) {
                 for (std::int64_t head = 0; head < num_heads; ++head) {
-                    convert(token, head, token * row + head * job.head_dim);
+                    convert(token, head, token * row + head * head_dim);
                 }
             });
         };
         each_head([&](std::int64_t token, std::int64_t head, std::int64_t place) {
-            kernels().to_float(queries.dtype, half_row(queries, token, head), job.head_dim, copies.data() + place);
+            kernels().to_float(queries.dtype, half_row(queries, token, head), head_dim, copies.data() + place);
         });
         plan.run(lane, job);
         each_head([&](std::int64_t token, std::int64_t head, std::int64_t place) {
-            kernels().from_float(queries.dtype, job.out + place, job.head_dim, half_row(out, token, head));
+            kernels().from_float(queries.dtype, job.out + place, head_dim, half_row(out, token, head));
         });
     });
 }

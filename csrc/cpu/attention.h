@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "kernels.h"
+#include "kv_pages.h"
 #include "octavo/api.h"
 #include "octavo/pool.h"
 
@@ -36,7 +37,7 @@ class AttentionPlan {
 // Throws unless the batch's numbers are possible: lengths, and block ids up to each sequence's last block.
 void check_batch(const BatchRef& batch, std::int64_t num_tokens, std::int64_t num_blocks, std::int64_t block_size);
 
-// The parts of a job that kv [n, g, 2, b, d] decides, checked.
-AttentionJob attention_job(const TensorRef& kv, std::int64_t num_heads);
+// The parts of a job that the pages decide, checked.
+AttentionJob attention_job(const KvPages& pages, std::int64_t num_heads);
 
 }  // namespace octavo

@@ -168,35 +168,4 @@ void checksum_blocks(const TensorRef& sums, const TensorRef& arena, const Tensor
     });
 }
 
-void check::convert_layout(const TensorRef& target, const TensorRef& source) {
-    expect(source, "source", {kAny, kAny, 2, kAny, kAny});
-    expect(target, "target", {source.shape[0], source.shape[1], 2, source.shape[3], source.shape[4]});
-    require(source.is_float(), "source", "must be floats");
-    require(target.is_float(), "target", "must be floats");
-    expect_apart_or_same(target, "target", {&source});
-}
-
-void convert_layout(const TensorRef& target, const TensorRef& source) {
-    check::convert_layout(target, source);
-    if (target.size() == 0) {
-        return;
-    }
-    const std::int64_t heads = source.shape[1], size = source.shape[3], dim = source.shape[4];
-    const auto place = [](const TensorRef& x, std::int64_t block, std::int64_t head, std::int64_t kind,
-                          std::int64_t slot) {
-        return x.as<char>() +
-               (block * x.stride[0] + head * x.stride[1] + kind * x.stride[2] + slot * x.stride[3]) * size_of(x.dtype);
-    };
-    Pool::instance().run([&](Lane& lane) {
-        lane.each(source.shape[0], [&](std::int64_t block) {
-            float* wide = lane.scratch(dim);
-            for (std::int64_t i = 0; i < heads * 2 * size; ++i) {
-                const std::int64_t head = i / (2 * size), kind = i / size % 2, slot = i % size;
-                kernels().to_float(source.dtype, place(source, block, head, kind, slot), dim, wide);
-                kernels().from_float(target.dtype, wide, dim, place(target, block, head, kind, slot));
-            }
-        });
-    });
-}
-
 }  // namespace octavo

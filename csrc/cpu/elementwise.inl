@@ -6,6 +6,15 @@ void to_float(DType dtype, const void* from, std::int64_t count, float* to) {
         std::memcpy(to, from, static_cast<std::size_t>(count) * 4);
         return;
     }
+    const auto* bytes = static_cast<const std::uint8_t*>(from);
+    if (dtype == DType::kE4M3 || dtype == DType::kE5M2 || dtype == DType::kI8) {
+        for (std::int64_t i = 0; i < count; ++i) {
+            to[i] = dtype == DType::kE4M3   ? e4m3_to_float(bytes[i])
+                    : dtype == DType::kE5M2 ? e5m2_to_float(bytes[i])
+                                            : static_cast<float>(static_cast<std::int8_t>(bytes[i]));
+        }
+        return;
+    }
     const auto* half = static_cast<const std::uint16_t*>(from);
     for (std::int64_t i = 0; i < whole; i += 8) {
         store8(to + i, dtype == DType::kF16 ? load8_f16(half + i) : load8_bf16(half + i));
@@ -19,6 +28,15 @@ void from_float(DType dtype, const float* from, std::int64_t count, void* to) {
     const std::int64_t whole = count / 8 * 8;
     if (dtype == DType::kF32) {
         std::memcpy(to, from, static_cast<std::size_t>(count) * 4);
+        return;
+    }
+    auto* bytes = static_cast<std::uint8_t*>(to);
+    if (dtype == DType::kE4M3 || dtype == DType::kE5M2 || dtype == DType::kI8) {
+        for (std::int64_t i = 0; i < count; ++i) {
+            bytes[i] = dtype == DType::kE4M3   ? float_to_e4m3(from[i])
+                       : dtype == DType::kE5M2 ? float_to_e5m2(from[i])
+                                               : static_cast<std::uint8_t>(float_to_int8(from[i]));
+        }
         return;
     }
     auto* half = static_cast<std::uint16_t*>(to);

@@ -44,20 +44,39 @@ struct LinearJob {
     bool accumulate;    // adds to what is there
 };
 
-// Attention over pages, shared by all items of a call. Keys and values of a block: [head, 2, slot, dim] by strides.
+// Where keys (or values) lie in blocks, for all layouts. Strides are counted in elements.
+struct KvSide {
+    char* data;
+    std::int64_t block, head, slot;
+    std::int64_t run, outer;  // so many dimensions follow each other; the next ones come `outer` later
+    const float* scales;      // null: 1
+    std::int64_t per_head;    // 0: one scale for all heads; 1: one for each
+    char* slot_scales;        // float16, one for each slot, beside each other; null: none
+    std::int64_t slot_scale_block, slot_scale_head;  // in bytes
+};
+
+struct KvPages {
+    KvSide keys, values;
+    DType dtype;  // a float, kE4M3, kE5M2 or kI8
+    std::int64_t num_blocks, num_heads, block_size, head_dim;
+};
+
+// Attention over pages, shared by all items of a call.
 struct AttentionJob {
     const float* queries;  // [tokens, heads, dim]
     std::int64_t query_token, query_head;
     float* out;  // [tokens, heads, dim]
     std::int64_t out_token, out_head;
-    const void* kv;
-    DType kv_dtype;
-    std::int64_t kv_block, kv_head, kv_value, kv_slot;  // strides; kv_value: from keys to values
-    std::int64_t head_dim, block_size, group;           // group: query heads per key-value head
+    KvPages kv;
+    std::int64_t group;  // query heads per key-value head
     float scale, soft_cap;
     std::int64_t window;  // 0: none
     const float* alibi;   // [heads] or null
     const float* sinks;   // [heads] or null
+    // Block-sparse, unless vert_stride <= 1: a key is seen if its block is local or (block + offset) % vert_stride ==
+    // 0.
+    std::int64_t local_blocks, vert_stride, sparse_block;
+    std::int64_t sparse_offset, sparse_head, sparse_kv_head;  // offset = first + head * one + kv head * the other
 };
 
 // Some queries of a sequence, for one key-value head: all their keys, or a range of them.
@@ -84,6 +103,10 @@ struct Kernels {
     void (*add)(const float* x, std::int64_t count, float* sum);  // sum += x
     void (*silu_mul)(const float* gate, const float* up, std::int64_t count, float* out);
     void (*gelu_mul)(const float* gate, const float* up, std::int64_t count, float* out);  // tanh form
+    void (*read_slot)(const KvPages& pages, const KvSide& side, std::int64_t block, std::int64_t head,
+                      std::int64_t slot, float* row);
+    void (*write_slot)(const KvPages& pages, const KvSide& side, std::int64_t block, std::int64_t head,
+                       std::int64_t slot, const float* row);
     void (*rotate)(const float* head, const float* cos, const float* sin, std::int64_t half, float* out);
     void (*to_float)(DType dtype, const void* from, std::int64_t count, float* to);
     void (*from_float)(DType dtype, const float* from, std::int64_t count, void* to);

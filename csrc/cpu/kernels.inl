@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <cstring>
 #include <limits>
+#include <type_traits>
 
 #if defined(__AVX2__)
 #include <immintrin.h>
@@ -21,6 +22,8 @@ namespace {
 
 #include "elementwise.inl"
 
+#include "kv_rows.inl"
+
 #include "linear_packed.inl"
 
 #include "linear_dense.inl"
@@ -31,8 +34,8 @@ namespace {
 
 const Kernels* OCTAVO_TABLE() {
     static constexpr Kernels kTable = {
-        OCTAVO_ISA, linear, linear_scratch, quantize, weight_row, attend,   attend_scratch, merge,
-        rms_norm,   add,    silu_mul,       gelu_mul, rotate,     to_float, from_float,     argmax,
+        OCTAVO_ISA, linear,   linear_scratch, quantize,  weight_row, attend, attend_scratch, merge,      rms_norm,
+        add,        silu_mul, gelu_mul,       read_slot, write_slot, rotate, to_float,       from_float, argmax,
     };
     return &kTable;
 }

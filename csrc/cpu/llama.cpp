@@ -8,6 +8,7 @@
 
 #include "attention.h"
 #include "linear.h"
+#include "rope.h"
 
 namespace octavo {
 namespace {
@@ -65,12 +66,13 @@ struct Llama::Workspace {
     Buffer<float> x, normed, qkv, attended, gate_up, inner;
     Buffer<InputBlock> inputs;
     std::map<std::int64_t, AttentionPlan> plans;  // by window
+    std::vector<KvPages> layers;
 };
 
 // One step in one lane.
 class Llama::Run {
   public:
-    Run(Llama& model, const LlamaStep& step, const std::vector<TensorRef>& kv, Lane& lane, int lanes)
+    Run(Llama& model, const LlamaStep& step, const std::vector<KvPages>& kv, Lane& lane, int lanes)
         : m_(model), s_(model.sizes_), step_(step), kv_(kv), lane_(lane), lanes_(lanes), k_(kernels()) {
         num_tokens_ = step.token_ids.shape[0];
         Workspace& space = *model.space_;
@@ -133,15 +135,15 @@ class Llama::Run {
     }
 
     // Norms and turns queries and keys where they are, and puts keys and values into their slots.
-    void place(const LlamaLayer& layer, const TensorRef& kv) {
+    void place(const LlamaLayer& layer, const KvPages& kv) {
         const std::int64_t d = s_.head_dim, turning = s_.heads + s_.kv_heads, row = (turning + s_.kv_heads) * d;
-        const std::int64_t half = m_.cos_.shape[1] / 2, size = kv.shape[3], bytes = size_of(kv.dtype);
+        const std::int64_t half = m_.cos_.shape[1] / 2, size = kv.block_size;
         lane_.each(num_tokens_, [&](std::int64_t t) {
             float* heads = qkv_ + t * row;
             const std::int64_t position = step_.positions.as<std::int64_t>()[t];
-            const float* cos = m_.cos_.as<float>() + position * m_.cos_.stride[0];
-            const float* sin = m_.sin_.as<float>() + position * m_.sin_.stride[0];
-            float* turned = lane_.scratch(d);
+            const Rope rope{m_.cos_.as<float>() + position * m_.cos_.stride[0],
+                            m_.sin_.as<float>() + position * m_.sin_.stride[0], half, false};
+            float* space = lane_.scratch(d);
             for (std::int64_t h = 0; h < turning; ++h) {
                 float* head = heads + h * d;
                 const TensorRef& weight = h < s_.heads ? layer.q_norm : layer.k_norm;
@@ -149,20 +151,18 @@ class Llama::Run {
                     k_.rms_norm(head, weight.as<float>(), s_.eps, d, head);
                 }
                 if (layer.rotated) {
-                    k_.rotate(head, cos, sin, half, turned);
-                    k_.to_float(DType::kF32, turned, 2 * half, head);
+                    turn(k_, rope, head, space);
                 }
             }
             const std::int64_t slot = step_.slots.as<std::int64_t>()[t];
             for (std::int64_t h = 0; slot >= 0 && h < s_.kv_heads; ++h) {
-                const std::int64_t at = slot / size * kv.stride[0] + h * kv.stride[1] + slot % size * kv.stride[3];
-                k_.from_float(kv.dtype, heads + (s_.heads + h) * d, d, kv.as<char>() + at * bytes);
-                k_.from_float(kv.dtype, heads + (turning + h) * d, d, kv.as<char>() + (at + kv.stride[2]) * bytes);
+                k_.write_slot(kv, kv.keys, slot / size, h, slot % size, heads + (s_.heads + h) * d);
+                k_.write_slot(kv, kv.values, slot / size, h, slot % size, heads + (turning + h) * d);
             }
         });
     }
 
-    void attend(const LlamaLayer& layer, const TensorRef& kv) {
+    void attend(const LlamaLayer& layer, const KvPages& kv) {
         AttentionJob job = attention_job(kv, s_.heads);
         job.queries = qkv_;
         job.query_token = (s_.heads + 2 * s_.kv_heads) * s_.head_dim;
@@ -191,7 +191,7 @@ class Llama::Run {
     Llama& m_;
     const LlamaSizes& s_;
     const LlamaStep& step_;
-    const std::vector<TensorRef>& kv_;
+    const std::vector<KvPages>& kv_;
     Lane& lane_;
     const int lanes_;
     const Kernels& k_;
@@ -242,11 +242,13 @@ Llama::Llama(const LlamaSizes& sizes, const Weight& embedding, const Weight& hea
 
 Llama::~Llama() = default;
 
-void Llama::check(const TensorRef& hidden, const LlamaStep& step, const std::vector<TensorRef>& kv) const {
+void Llama::check(const TensorRef& hidden, const LlamaStep& step, const std::vector<KvPages>& kv) const {
     const std::int64_t num_tokens = step.token_ids.shape[0];
     require(kv.size() == layers_.size(), "kv", "has another number of layers");
-    for (const TensorRef& layer : kv) {
-        expect(layer, "kv", {kv[0].shape[0], sizes_.kv_heads, 2, kv[0].shape[3], sizes_.head_dim}, kv[0].dtype);
+    for (const KvPages& layer : kv) {
+        require(layer.num_blocks == kv[0].num_blocks && layer.block_size == kv[0].block_size &&
+                    layer.num_heads == sizes_.kv_heads,
+                "kv", "has layers of different forms, or another number of heads");
         attention_job(layer, sizes_.heads);
     }
     expect(step.token_ids, "token_ids", {num_tokens}, DType::kI64);
@@ -256,22 +258,27 @@ void Llama::check(const TensorRef& hidden, const LlamaStep& step, const std::vec
     expect(hidden, "hidden", {step.rows.shape[0], sizes_.hidden}, DType::kF32);
     expect_ids(step.token_ids, "token_ids", 0, sizes_.vocab);
     expect_ids(step.positions, "positions", 0, cos_.shape[0]);
-    expect_ids(step.slots, "slots", -1, kv.empty() ? 0 : kv[0].shape[0] * kv[0].shape[3]);
+    expect_ids(step.slots, "slots", -1, kv.empty() ? 0 : kv[0].num_blocks * kv[0].block_size);
     expect_ids(step.rows, "rows", 0, num_tokens);
     if (!kv.empty()) {
-        check_batch(step.batch, num_tokens, kv[0].shape[0], kv[0].shape[3]);
+        check_batch(step.batch, num_tokens, kv[0].num_blocks, kv[0].block_size);
     }
     const auto& [cu_q, seq_lens, tables] = step.batch;
     expect_apart(hidden, "hidden",
                  {&step.token_ids, &step.positions, &step.slots, &step.rows, &cu_q, &seq_lens, &tables});
-    for (const TensorRef& layer : kv) {
-        expect_apart(layer, "kv",
-                     {&hidden, &step.token_ids, &step.positions, &step.slots, &step.rows, &cu_q, &seq_lens, &tables});
-    }
 }
 
-void Llama::forward(const TensorRef& hidden, const LlamaStep& step, const std::vector<TensorRef>& kv) {
-    check(hidden, step, kv);
+void Llama::forward(const TensorRef& hidden, const LlamaStep& step, const std::vector<KvCache>& kv) {
+    std::vector<KvPages>& layers = space_->layers;
+    layers.clear();
+    for (const KvCache& layer : kv) {
+        layers.push_back(kv_pages(layer, sizes_.head_dim));
+    }
+    check(hidden, step, layers);
+    for (const KvCache& layer : kv) {
+        expect_apart(layer, "kv", {&hidden, &step.token_ids, &step.positions, &step.slots, &step.rows});
+        expect_apart(layer, "kv", {&step.batch.cu_q, &step.batch.seq_lens, &step.batch.tables});
+    }
     const LlamaSizes& s = sizes_;
     const std::int64_t n = step.token_ids.shape[0], queries = s.heads * s.head_dim;
     const std::int64_t widest = std::max({s.hidden, queries, s.inner});
@@ -287,7 +294,7 @@ void Llama::forward(const TensorRef& hidden, const LlamaStep& step, const std::v
     }
     Pool& pool = Pool::instance();
     const int lanes = pool.size();
-    pool.run([&](Lane& lane) { Run(*this, step, kv, lane, lanes)(hidden); });
+    pool.run([&](Lane& lane) { Run(*this, step, layers, lane, lanes)(hidden); });
 }
 
 void Llama::logits(const TensorRef& out, const TensorRef& hidden) const {

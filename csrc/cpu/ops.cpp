@@ -53,43 +53,6 @@ void act_and_mul(const TensorRef& out, const TensorRef& x, Act act) {
 
 }  // namespace
 
-void check::cache_write(const TensorRef& kv, const TensorRef& keys, const TensorRef& values, const TensorRef& slots) {
-    expect(kv, "kv", {kAny, kAny, 2, kAny, kAny});
-    const std::int64_t heads = kv.shape[1], size = kv.shape[3], dim = kv.shape[4];
-    expect(keys, "keys", {kAny, heads, dim});
-    expect(values, "values", {keys.shape[0], heads, dim}, keys.dtype);
-    same_floats(kv, "kv", kv.dtype);
-    same_floats(keys, "keys", keys.dtype);
-    expect(slots, "slots", {keys.shape[0]}, DType::kI64);
-    const auto* where = slots.as<std::int64_t>();
-    const std::int64_t num_slots = volume({kv.shape[0], size});
-    for (std::int64_t token = 0; token < keys.shape[0]; ++token) {
-        require(where[token] >= -1 && where[token] < num_slots, "slots", "names a slot that is not there");
-    }
-    expect_apart(kv, "kv", {&keys, &values, &slots});
-}
-
-void cache_write(const TensorRef& kv, const TensorRef& keys, const TensorRef& values, const TensorRef& slots) {
-    check::cache_write(kv, keys, values, slots);
-    if (keys.size() == 0) {
-        return;
-    }
-    const std::int64_t heads = kv.shape[1], size = kv.shape[3], dim = kv.shape[4];
-    const auto* where = slots.as<std::int64_t>();
-    each_row(keys.shape[0], heads * dim, [&](Lane& lane, std::int64_t token) {
-        const std::int64_t slot = where[token];
-        float* wide = lane.scratch(dim);
-        for (std::int64_t head = 0; slot >= 0 && head < heads; ++head) {
-            const std::int64_t place = slot / size * kv.stride[0] + head * kv.stride[1] + slot % size * kv.stride[3];
-            for (const TensorRef* from : {&keys, &values}) {
-                char* to = kv.as<char>() + (place + (from == &values ? kv.stride[2] : 0)) * size_of(kv.dtype);
-                kernels().to_float(from->dtype, at(*from, token, head), dim, wide);
-                kernels().from_float(kv.dtype, wide, dim, to);
-            }
-        }
-    });
-}
-
 void check::rotary(const TensorRef& out, const TensorRef& heads, const TensorRef& cos, const TensorRef& sin) {
     expect(heads, "heads", {kAny, kAny, kAny});
     const std::int64_t tokens = heads.shape[0], num = heads.shape[1], dim = heads.shape[2];

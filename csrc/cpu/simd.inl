@@ -35,6 +35,21 @@ inline F8 load8_bf16(const std::uint16_t* p) {
     const __m256i wide = _mm256_cvtepu16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
     return _mm256_castsi256_ps(_mm256_slli_epi32(wide, 16));
 }
+inline F8 load8_i8(const char* p) {
+    return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p))));
+}
+inline F8 load8_e5m2(const char* p) {
+    const __m128i bytes = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(p));
+    return _mm256_cvtph_ps(_mm_unpacklo_epi8(_mm_setzero_si128(), bytes));
+}
+// Divided by kE4M3Factor.
+inline F8 load8_e4m3(const char* p) {
+    const __m128i wide = _mm_cvtepi8_epi16(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)));
+    const __m128i half = _mm_and_si128(_mm_slli_epi16(wide, 7), _mm_set1_epi16(static_cast<short>(0xbf80)));
+    const __m128i size = _mm_and_si128(half, _mm_set1_epi16(0x3f80));
+    const __m128i nan = _mm_cmpeq_epi16(size, _mm_set1_epi16(0x3f80));
+    return _mm256_cvtph_ps(_mm_or_si128(half, _mm_and_si128(nan, _mm_set1_epi16(0x7e00))));
+}
 inline void store8_f16(std::uint16_t* p, F8 x) {
     _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm256_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT));
 }
@@ -56,7 +71,20 @@ inline F8 sums8(const F8* x) {
     return _mm256_add_ps(_mm256_permute2f128_ps(a, b, 0x20), _mm256_permute2f128_ps(a, b, 0x31));
 }
 
-inline void fetch(const void* p) { _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T0); }
+// Sums of neighbours, within halves: a0 + a1, a2 + a3, b0 + b1, b2 + b3, then the same of the upper halves.
+inline F8 pairs8(F8 a, F8 b) { return _mm256_hadd_ps(a, b); }
+// Lower half plus upper half: of a, then of b.
+inline F8 halves8(F8 a, F8 b) {
+    return _mm256_add_ps(_mm256_permute2f128_ps(a, b, 0x20), _mm256_permute2f128_ps(a, b, 0x31));
+}
+
+// Into the first cache, and into the second. As calls they would have no effect that the compiler sees, and vanish.
+__attribute__((always_inline)) inline void fetch(const void* p) {
+    _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T0);
+}
+__attribute__((always_inline)) inline void fetch_second(const void* p) {
+    _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T1);
+}
 
 // A 4-bit block of eight of a group's sixteen rows, as eight pieces of unsigned bytes.
 struct Nibbles {
@@ -240,6 +268,27 @@ inline F8 load8_f16(const std::uint16_t* p) {
 inline F8 load8_bf16(const std::uint16_t* p) {
     return each8([&](int i) { return bf16_to_float(p[i]); });
 }
+inline F8 load8_i8(const char* p) {
+    return each8([&](int i) { return static_cast<float>(static_cast<std::int8_t>(p[i])); });
+}
+inline F8 load8_e5m2(const char* p) {
+    return each8([&](int i) { return e5m2_to_float(static_cast<std::uint8_t>(p[i])); });
+}
+inline F8 load8_e4m3(const char* p) {
+    return each8([&](int i) { return e4m3_to_float(static_cast<std::uint8_t>(p[i])) * (1.0F / kE4M3Factor); });
+}
+inline F8 pairs8(F8 a, F8 b) {
+    return each8([&](int i) {
+        const float* x = i & 2 ? b.v : a.v;
+        return x[(i & 4) + 2 * (i & 1)] + x[(i & 4) + 2 * (i & 1) + 1];
+    });
+}
+inline F8 halves8(F8 a, F8 b) {
+    return each8([&](int i) {
+        const float* x = i & 4 ? b.v : a.v;
+        return x[i & 3] + x[(i & 3) + 4];
+    });
+}
 inline void store8_f16(std::uint16_t* p, F8 x) {
     for (int i = 0; i < 8; ++i) {
         p[i] = float_to_half(x.v[i]);
@@ -257,6 +306,7 @@ inline F8 sums8(const F8* x) {
     return each8([&](int i) { return sum8(x[i]); });
 }
 inline void fetch(const void*) {}
+inline void fetch_second(const void*) {}
 
 struct Nibbles {
     const std::uint8_t* p;

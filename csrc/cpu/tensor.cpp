@@ -17,13 +17,16 @@ std::int64_t size_of(DType dtype) {
             return 2;
         case DType::kU8:
         case DType::kI8:
+        case DType::kE4M3:
+        case DType::kE5M2:
             break;
     }
     return 1;
 }
 
 const char* name_of(DType dtype) {
-    constexpr const char* kNames[] = {"float32", "float16", "bfloat16", "uint8", "int8", "int32", "int64"};
+    constexpr const char* kNames[] = {"float32", "float16", "bfloat16",      "uint8",      "int8",
+                                      "int32",   "int64",   "float8_e4m3fn", "float8_e5m2"};
     return kNames[static_cast<int>(dtype)];
 }
 

@@ -2,13 +2,12 @@
 #include <limits>
 #include <vector>
 
+#include "cache.h"
 #include "element.h"
 #include "ref.h"
 
 namespace octavo::ref {
 namespace {
-
-using Row = std::vector<double>;
 
 Row row_of(const TensorRef& tensor, std::int64_t i, std::int64_t j) {
     Row row;
@@ -26,27 +25,38 @@ double dot(const Row& a, const Row& b) {
     return sum;
 }
 
-// Keys or values (kind 0 or 1) of a sequence for one key-value head, in order, from the pages its table names.
-std::vector<Row> pages(const TensorRef& kv, const BatchRef& batch, std::int64_t sequence, std::int64_t head,
-                       std::int64_t kind, std::int64_t first, std::int64_t end) {
+// Keys or values of a sequence for one key-value head, in order, from the pages its table names.
+std::vector<Row> pages(const Cache& cache, const BatchRef& batch, std::int64_t sequence, std::int64_t head, Kind kind,
+                       std::int64_t first, std::int64_t end) {
     std::vector<Row> rows(static_cast<std::size_t>(first));
     for (std::int64_t key = first; key < end; ++key) {
-        const std::int64_t block = get_int(batch.tables, sequence, key / kv.shape[3]);
-        rows.emplace_back();
-        for (std::int64_t d = 0; d < kv.shape[4]; ++d) {
-            rows.back().push_back(get(kv, block, head, kind, key % kv.shape[3], d));
-        }
+        const std::int64_t block = get_int(batch.tables, sequence, key / cache.block_size);
+        rows.push_back(cache.get(kind, block, head, key % cache.block_size));
     }
     return rows;
 }
 
-// What a query at `position` takes from the keys [first, position].
-Row attend(const Row& query, const std::vector<Row>& keys, const std::vector<Row>& values, std::int64_t first,
-           std::int64_t position, const AttentionOptions& options, std::int64_t head) {
+// Whether sparse attention lets a query see a key that is not after it.
+bool sees(const BlockSparse& sparse, std::int64_t position, std::int64_t key, std::int64_t head, std::int64_t heads,
+          std::int64_t kv_head, std::int64_t kv_heads) {
+    if (sparse.vert_stride <= 1) {
+        return true;
+    }
+    const std::int64_t step = sparse.head_sliding_step;
+    const std::int64_t offset =
+        step >= 0 ? (sparse.tp_rank * heads + head) * step + 1 : (sparse.tp_rank * kv_heads + kv_head) * -step + 1;
+    const std::int64_t block = key / sparse.block_size, own = position / sparse.block_size;
+    return (block + offset) % sparse.vert_stride == 0 || block > own - sparse.local_blocks;
+}
+
+// What a query at `position` takes from `seen` keys, which are in order.
+Row attend(const Row& query, const std::vector<Row>& keys, const std::vector<Row>& values,
+           const std::vector<std::int64_t>& seen, std::int64_t position, const AttentionOptions& options,
+           std::int64_t head) {
     const double cap = static_cast<double>(options.soft_cap), scale = static_cast<double>(options.scale);
     double highest = options.sinks.given() ? get(options.sinks, head) : -std::numeric_limits<double>::infinity();
     Row weights;
-    for (std::int64_t key = first; key <= position; ++key) {
+    for (const std::int64_t key : seen) {
         double score = dot(query, keys[static_cast<std::size_t>(key)]) * scale;
         score = cap > 0 ? cap * std::tanh(score / cap) : score;
         score += options.alibi.given() ? get(options.alibi, head) * static_cast<double>(key - position) : 0;
@@ -60,7 +70,7 @@ Row attend(const Row& query, const std::vector<Row>& keys, const std::vector<Row
     }
     Row out(query.size(), 0);
     for (std::size_t i = 0; i < weights.size(); ++i) {
-        const Row& value = values[static_cast<std::size_t>(first) + i];
+        const Row& value = values[static_cast<std::size_t>(seen[i])];
         for (std::size_t d = 0; d < out.size(); ++d) {
             out[d] += weights[i] / total * value[d];
         }
@@ -70,24 +80,11 @@ Row attend(const Row& query, const std::vector<Row>& keys, const std::vector<Row
 
 }  // namespace
 
-void cache_write(const TensorRef& kv, const TensorRef& keys, const TensorRef& values, const TensorRef& slots) {
-    check::cache_write(kv, keys, values, slots);
-    const std::int64_t size = kv.shape[3];
-    for (std::int64_t token = 0; token < keys.shape[0]; ++token) {
-        const std::int64_t slot = get_int(slots, token);
-        for (std::int64_t head = 0; slot >= 0 && head < kv.shape[1]; ++head) {
-            for (std::int64_t d = 0; d < kv.shape[4]; ++d) {
-                put(kv, get(keys, token, head, d), slot / size, head, 0, slot % size, d);
-                put(kv, get(values, token, head, d), slot / size, head, 1, slot % size, d);
-            }
-        }
-    }
-}
-
-void paged_attention(const TensorRef& out, const TensorRef& queries, const TensorRef& kv, const BatchRef& batch,
+void paged_attention(const TensorRef& out, const TensorRef& queries, const KvCache& kv, const BatchRef& batch,
                      const AttentionOptions& options) {
     check::paged_attention(out, queries, kv, batch, options);
-    const std::int64_t heads = queries.shape[1], group = heads / kv.shape[1];
+    const Cache cache(kv, queries.shape[2]);
+    const std::int64_t heads = queries.shape[1], group = heads / cache.heads;
     const auto first_key = [&](std::int64_t position) {
         return options.window > 0 && position >= options.window ? position - options.window + 1 : 0;
     };
@@ -95,12 +92,17 @@ void paged_attention(const TensorRef& out, const TensorRef& queries, const Tenso
         const std::int64_t begin = get_int(batch.cu_q, sequence), end = get_int(batch.cu_q, sequence + 1);
         const std::int64_t length = get_int(batch.seq_lens, sequence), before = length - (end - begin);
         for (std::int64_t head = 0; head < heads && begin < end; ++head) {
-            const auto keys = pages(kv, batch, sequence, head / group, 0, first_key(before), length);
-            const auto values = pages(kv, batch, sequence, head / group, 1, first_key(before), length);
+            const auto keys = pages(cache, batch, sequence, head / group, Kind::kKeys, first_key(before), length);
+            const auto values = pages(cache, batch, sequence, head / group, Kind::kValues, first_key(before), length);
             for (std::int64_t token = begin; token < end; ++token) {
                 const std::int64_t position = before + token - begin;
-                const Row result =
-                    attend(row_of(queries, token, head), keys, values, first_key(position), position, options, head);
+                std::vector<std::int64_t> seen;
+                for (std::int64_t key = first_key(position); key <= position; ++key) {
+                    if (sees(options.sparse, position, key, head, heads, head / group, cache.heads)) {
+                        seen.push_back(key);
+                    }
+                }
+                const Row result = attend(row_of(queries, token, head), keys, values, seen, position, options, head);
                 for (std::size_t d = 0; d < result.size(); ++d) {
                     put(out, result[d], token, head, d);
                 }

@@ -84,18 +84,4 @@ void checksum_blocks(const TensorRef& sums, const TensorRef& arena, const Tensor
     }
 }
 
-void convert_layout(const TensorRef& target, const TensorRef& source) {
-    check::convert_layout(target, source);
-    for (std::int64_t id = 0; id < source.shape[0]; ++id) {
-        for (std::int64_t head = 0; head < source.shape[1]; ++head) {
-            for (std::int64_t slot = 0; slot < source.shape[3]; ++slot) {
-                for (std::int64_t d = 0; d < source.shape[4]; ++d) {
-                    put(target, get(source, id, head, 0, slot, d), id, head, 0, slot, d);
-                    put(target, get(source, id, head, 1, slot, d), id, head, 1, slot, d);
-                }
-            }
-        }
-    }
-}
-
 }  // namespace octavo::ref

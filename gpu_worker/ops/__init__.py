@@ -27,7 +27,8 @@ class AttentionOptions:
 
 
 class Ops(Protocol):
-    """Shapes: `kv` is one layer of the arena, [num_blocks, num_kv_heads, 2, block_size, head_dim], keys before values.
+    """Shapes: `kv` is one layer of the arena, [num_blocks, num_kv_heads, 2, block_size, width], keys before values;
+    kv_format.py says what its elements are.
 
     Activations keep the dtype they come in; sums are made in float32. Nothing an op is not told to read is read: a
     block no table names, or a slot past a sequence's end, may hold NaN.

@@ -6,7 +6,7 @@ from types import ModuleType
 import torch
 from torch import Tensor
 
-from gpu_worker.ops import AttentionOptions, Batch
+from gpu_worker.ops import AttentionOptions, Batch, kv_format
 from gpu_worker.ops.reference import ReferenceOps
 
 FLOATS = {torch.float32: "f32", torch.float16: "f16", torch.bfloat16: "bf16"}
@@ -22,7 +22,7 @@ class NativeCpuOps:
         self._reference = ReferenceOps()
 
     def cache_write(self, kv: Tensor, keys: Tensor, values: Tensor, batch: Batch) -> None:
-        if kv.dtype in FLOATS and keys.dtype in FLOATS and keys.stride(-1) == values.stride(-1) == 1:
+        if kv.dtype in kv_format.NAMES and keys.dtype in FLOATS and keys.stride(-1) == values.stride(-1) == 1:
             self.extension.cache_write(kv, keys, values, batch.slots)
         else:
             self._reference.cache_write(kv, keys, values, batch)
@@ -34,8 +34,8 @@ class NativeCpuOps:
         return self.rotary(queries, cos, sin)
 
     def paged_attention(self, queries: Tensor, kv: Tensor, batch: Batch, options: AttentionOptions) -> Tensor:
-        block_size, head_dim = kv.shape[3:]
-        if kv.dtype not in FLOATS or queries.dtype not in FLOATS or block_size % 8 or head_dim % 8:
+        block_size, head_dim = kv.shape[3], queries.shape[2]
+        if kv.dtype not in kv_format.NAMES or queries.dtype not in FLOATS or block_size % 8 or head_dim % 8:
             return self._reference.paged_attention(queries, kv, batch, options)
         if head_dim > MAX_HEAD_DIM or queries.stride(-1) != 1:
             return self._reference.paged_attention(queries, kv, batch, options)

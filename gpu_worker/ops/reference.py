@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from gpu_worker.ops import AttentionOptions, Batch
+from gpu_worker.ops import AttentionOptions, Batch, kv_format
 from gpu_worker.ops.reference_attention import paged_attention
 
 
@@ -63,6 +63,7 @@ class ReferenceOps:
         if not pairs:
             return
         index = torch.tensor(pairs, dtype=torch.int64)
+        source, target = kv_format.raw(source), kv_format.raw(target)
         taken = source.index_select(1, index[:, 0].to(source.device))
         target.index_copy_(1, index[:, 1].to(target.device), taken.to(target.device))
 
@@ -81,5 +82,13 @@ class _Places:
     def write(self, kv: Tensor, keys: Tensor, values: Tensor) -> None:
         if self.kept is not None:
             keys, values = keys[self.kept], values[self.kept]
-        kv[self.blocks, :, 0, self.offsets] = keys.to(kv.dtype)
-        kv[self.blocks, :, 1, self.offsets] = values.to(kv.dtype)
+        if kv.dtype == torch.int8:
+            numbers, scales = kv_format.split(kv, keys.shape[-1])
+            for side, rows in enumerate((keys, values)):
+                numbers[self.blocks, :, side, self.offsets], scales[self.blocks, :, side, self.offsets] = (
+                    kv_format.quantize(rows)
+                )
+            return
+        for side, rows in enumerate((keys, values)):
+            stored = kv_format.raw(kv_format.encode(rows, kv.dtype))
+            kv_format.raw(kv)[self.blocks, :, side, self.offsets] = stored

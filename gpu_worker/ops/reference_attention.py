@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from gpu_worker.ops import AttentionOptions, Batch
+from gpu_worker.ops import AttentionOptions, Batch, kv_format
 
 QUERY_TILE = 512
 
@@ -102,11 +102,11 @@ def _pages(blocks: Tensor, num_kv_heads: int) -> Tensor:
     return ((blocks[:, None, :] * num_kv_heads + heads[:, None]) * 2).flatten()
 
 
-def _gather(kv: Tensor, pages: Tensor, group: _Group) -> Tensor:
-    """Keys (or values) [num_sequences, num_kv_heads, num_keys, head_dim] of a group."""
-    num_kv_heads, block_size, head_dim = kv.shape[1], kv.shape[3], kv.shape[4]
-    dense = kv.view(-1, block_size * head_dim).index_select(0, pages)
-    dense = dense.view(group.num_sequences, num_kv_heads, -1, head_dim)
+def _gather(kv: Tensor, pages: Tensor, group: _Group, queries: Tensor) -> Tensor:
+    """Keys (or values) [num_sequences, num_kv_heads, num_keys, head_dim] of a group, as numbers like the queries."""
+    num_kv_heads, head_dim = kv.shape[1], queries.shape[-1]
+    stored = kv_format.raw(kv).view(-1, *kv.shape[3:]).index_select(0, pages).view(kv.dtype)
+    dense = kv_format.decode(stored, head_dim, queries.dtype).view(group.num_sequences, num_kv_heads, -1, head_dim)
     if group.stale is not None:  # whatever is there, 0 * NaN included, must not reach the sum
         sequence, key = group.stale
         dense[sequence, :, key] = 0
@@ -115,8 +115,8 @@ def _gather(kv: Tensor, pages: Tensor, group: _Group) -> Tensor:
 
 def _attend_group(queries: Tensor, kv: Tensor, group: _Group, options: AttentionOptions) -> Tensor:
     num_heads, head_dim = queries.shape[1:]
-    keys = _gather(kv, group.pages, group).to(queries.dtype)
-    values = _gather(kv, group.pages + 1, group).to(queries.dtype)
+    keys = _gather(kv, group.pages, group, queries)
+    values = _gather(kv, group.pages + 1, group, queries)
     heads = queries.view(group.num_sequences, group.num_queries, num_heads, head_dim).transpose(1, 2)
     plain = not options.soft_cap and options.sinks is None and options.alibi is None
     if group.causal and plain:

@@ -9,6 +9,7 @@ repeats, which on a shared machine is the least disturbed one. FOLDER has llama.
 import argparse
 import os
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -18,8 +19,9 @@ from torch import Tensor
 from torch.nn import functional
 
 from gpu_worker import model_runner
+from gpu_worker.kv_arena import KvShape
 from gpu_worker.model_runner import ModelRunner, load_runner
-from gpu_worker.ops import AttentionOptions, make_batch, native
+from gpu_worker.ops import AttentionOptions, kv_format, make_batch, native
 from gpu_worker.ops.native_cpu import NativeCpuOps
 from gpu_worker.ops.reference import ReferenceOps
 
@@ -87,6 +89,31 @@ def attention(extension, machine: Rates, repeats: int) -> None:
         ratio = times["sdpa"] / times["octavo"]
         share = f"{rate:6.1f} GB/s of keys and values, {rate / machine.read:5.0%} of read"
         print(f"decode {count:3} x {context:5}  {share}, {ratio:5.2f} x SDPA on gathered ones")
+
+
+def cold_attention(extension, machine: Rates, shapes: list[tuple[int, int, int]], repeats: int) -> None:
+    """Decodes of 4096 tokens of context over caches that no cache of the CPU holds, in every type."""
+    ops, count, context = NativeCpuOps(extension), 4, 4096
+    for name, dtype in kv_format.DTYPES.items():
+        for group, heads, dim in shapes:
+            shape = KvShape(num_layers=1, num_kv_heads=heads, block_size=16, head_dim=dim, dtype=dtype)
+            blocks = count * context // 16
+            caches = [shape.arena(blocks, CPU)[0] for _ in range((256 << 20) // (blocks * shape.bytes_per_block) + 2)]
+            tables = torch.randperm(blocks).view(count, -1).tolist()
+            slots, ones = list(range(blocks * 16)), [1] * count
+            everything = make_batch([0] * len(slots), slots, slots, ones, ones, tables, CPU)
+            for kv in caches:
+                ops.cache_write(kv, *torch.randn(2, 1, heads, dim).expand(2, len(slots), heads, dim), everything)
+            batch = make_batch([0] * count, [0] * count, [0] * count, ones, [context] * count, tables, CPU)
+            queries, options = torch.randn(count, group * heads, dim), AttentionOptions(scale=dim**-0.5)
+            attend = partial(ops.paged_attention, queries, batch=batch, options=options)
+            times = best({str(i): partial(attend, kv=kv) for i, kv in enumerate(caches)}, repeats)
+            seconds = min(times.values())
+            rate = blocks * shape.bytes_per_block / seconds / 1e9
+            flops = 4 * count * context * group * heads * dim / seconds / 1e9
+            share = max(rate / machine.read, flops / machine.float32)
+            what = f"cold decode {group}/{heads}/{dim:<3} {name:9}"
+            print(f"{what} {rate:6.1f} GB/s {flops:6.0f} GFLOP/s  {share:4.0%} of the nearer limit")
 
 
 def step(runner: ModelRunner, count: int) -> Callable[[], object]:
@@ -164,6 +191,8 @@ def main() -> None:
         linears(extension, machine, [1, 16] if args.quick else [1, 2, 4, 8, 16, 48], repeats)
     if "attention" in args.only:
         attention(extension, machine, repeats)
+        shapes = [(3, 3, 64), (4, 8, 128), (8, 4, 128), (1, 8, 64)]
+        cold_attention(extension, machine, shapes[:1] if args.quick else shapes, repeats)
     if "steps" in args.only:
         steps([1, 16] if args.quick else [1, 16, 48], repeats, args.llama_cpp)
     machine.measure(1)

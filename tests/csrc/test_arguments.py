@@ -31,6 +31,17 @@ GOOD = {
         "block_tables": TABLES,
         "scale": 0.3,
     },
+    "rope_cache_write": {
+        "kv": KV,
+        "queries": torch.randn(2, 4, 16),
+        "keys": torch.randn(2, 2, 16),
+        "values": torch.randn(2, 2, 16),
+        "positions": torch.tensor([0, 4]),
+        "cos_sin": torch.ones(5, 8),
+        "slots": torch.tensor([3, -1]),
+    },
+    "convert_layout": {"target": torch.empty(4, 2, 2, 8, 16), "source": KV, "ids": torch.tensor([3])},
+    "convert_fp8": {"target": torch.empty(8, dtype=torch.uint8), "source": W, "scale": 1.0, "type": "fp8"},
     "copy_blocks": {"source": ARENA, "target": ARENA, "pairs": torch.tensor([[0, 1]])},
     "gather_blocks": {"packed": torch.empty(1, 2, 3), "arena": ARENA, "ids": torch.tensor([3])},
     "scatter_blocks": {"arena": ARENA, "packed": torch.empty(1, 2, 3), "ids": torch.tensor([3])},
@@ -67,7 +78,7 @@ BAD = [
     ("paged_attention", "kv", KV.to(torch.int32)),
     ("paged_attention", "kv", KV.transpose(3, 4)),
     ("paged_attention", "queries", torch.randn(2, 3, 16)),
-    ("paged_attention", "queries", torch.randn(2, 4, 24)),
+    ("paged_attention", "kv", torch.randn(4, 2, 2, 8, 24)),
     ("paged_attention", "out", torch.empty(2, 4, 16).half()),
     ("paged_attention", "cu_q", torch.tensor([0, 1, 3], dtype=torch.int32)),
     ("paged_attention", "cu_q", torch.tensor([0, 3, 2], dtype=torch.int32)),
@@ -78,6 +89,22 @@ BAD = [
     ("paged_attention", "alibi", torch.randn(3)),
     ("paged_attention", "sinks", torch.randn(4).double()),
     ("paged_attention", "window", -1),
+    ("paged_attention", "sparse", [1, 2, 64]),
+    ("paged_attention", "sparse", [1, 2, 0, 0, 0]),
+    ("paged_attention", "sparse", [-1, 2, 64, 0, 0]),
+    ("rope_cache_write", "positions", torch.tensor([0, 5])),
+    ("rope_cache_write", "positions", torch.tensor([-1, 0])),
+    ("rope_cache_write", "cos_sin", torch.ones(5, 7)),
+    ("rope_cache_write", "cos_sin", torch.ones(5, 18)),
+    ("rope_cache_write", "queries", torch.randn(2, 4, 16).half()),
+    ("rope_cache_write", "slots", torch.tensor([32, 0])),
+    ("convert_layout", "target", torch.empty(4, 2, 2, 16, 16)),
+    ("convert_layout", "ids", torch.tensor([4])),
+    ("convert_layout", "source", torch.empty(4, 2, 2, 8, 16, dtype=torch.int64)),
+    ("convert_fp8", "target", torch.empty(7, dtype=torch.uint8)),
+    ("convert_fp8", "source", torch.empty(8, dtype=torch.uint8)),
+    ("convert_fp8", "scale", 0.0),
+    ("convert_fp8", "type", "fp6"),
     ("copy_blocks", "pairs", torch.tensor([[0, 4]])),
     ("copy_blocks", "pairs", torch.tensor([[-1, 0]])),
     ("copy_blocks", "target", torch.randn(2, 4, 4)),
@@ -103,7 +130,7 @@ def test_the_others_are_taken(either, op):
 
 @pytest.mark.parametrize(("op", "name", "value"), BAD)
 def test_it_is_refused_by_name(either, op, name, value):
-    where = "values" if name == "cols" else name
+    where = {"cols": "values"}.get(name, name)
     arguments = {**GOOD[op], where: value}
     tensors = [x for x in arguments.values() if isinstance(x, torch.Tensor) and not x.is_meta]
     before = [x.clone() for x in tensors]
@@ -129,3 +156,28 @@ def test_weights_are_checked(either):
         either.weight_rows(torch.empty(1, 32), weight, torch.tensor([8]))
     with pytest.raises(either.ArgumentError, match=r"^isa: "):
         either.select_isa("sse9")
+
+
+XPACK = torch.randn(4, 2, 4, 8, 4), torch.randn(4, 2, 16, 8)
+ROWS = torch.empty(4, 2, 8, 16, dtype=torch.uint8)
+
+
+@pytest.mark.parametrize(
+    ("name", "cache"),
+    [
+        ("values", (torch.randn(4, 2, 3, 8, 4), XPACK[1])),
+        ("values", (torch.randn(4, 2, 8, 12), torch.randn(4, 2, 8, 16))),
+        ("values", (XPACK[0], torch.randn(4, 2, 16, 16))),
+        ("values", (XPACK[0], XPACK[1].half())),
+        ("keys", (*XPACK, "int8")),
+        ("keys", (ROWS, ROWS)),
+        ("type", (ROWS, ROWS, "int4")),
+        ("key_scale", (ROWS, ROWS, "int8", torch.ones(3), torch.ones(2))),
+        ("value_scale", (ROWS, ROWS, "int8", torch.ones(2), torch.ones(2).double())),
+        ("key_scale", (torch.empty(4, 2, 2, 8, 18, dtype=torch.int8), None, "auto", torch.ones(1))),
+        ("keys", (torch.empty(4, 2, 2, 9, 18, dtype=torch.int8)[:, :, :, :8].transpose(1, 3), None)),
+    ],
+)
+def test_caches_are_checked(either, name, cache):
+    with pytest.raises(either.ArgumentError, match=rf"^{name}: "):
+        either.KvCache(*cache)

@@ -4,6 +4,7 @@ import random
 
 import pytest
 import torch
+from caches import KINDS, LAYOUTS, Cache
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -20,8 +21,8 @@ class Case:
         self.size = size = rng.choice([8, 16, 32, 64, 128])
         self.heads, self.group = rng.choice([1, 2, 3]), rng.choice([1, 2, 3, 7, 16])
         self.dim = rng.choice([32, 64, 80, 96, 128, 256])
+        layout, kind = rng.choice(LAYOUTS), rng.choice(KINDS)
         self.dtype = rng.choice([torch.float32, torch.float32, torch.float16, torch.bfloat16])
-        self.kv_dtype = rng.choice([self.dtype, torch.float32, torch.float16, torch.bfloat16])
         lengths = [0, 1, size - 1, size, size + 1, rng.randint(1, longest)]
         self.kv_lens = [rng.choice(lengths) for _ in range(rng.randint(1, 5))]
         self.q_lens = [min(n, rng.choice([0, 1, 1, n, rng.randint(1, longest)])) for n in self.kv_lens]
@@ -30,15 +31,11 @@ class Case:
         free = list(range(num_blocks))
         rng.shuffle(free)
         self.tables = [[free.pop() for _ in range(count)] for count in counts]
-        shape = (num_blocks, self.heads, 2, size, self.dim)
-        self.kv = torch.full(shape, float("nan"), dtype=self.kv_dtype)
-        if rng.random() < 0.5:  # nhd
-            self.kv = self.kv.permute(0, 2, 3, 1, 4).contiguous().permute(0, 3, 1, 2, 4)
-        self.dense = [torch.randn(2, n, self.heads, self.dim).to(self.kv_dtype) for n in self.kv_lens]
-        for table, dense in zip(self.tables, self.dense, strict=True):
-            for p in range(dense.shape[1]):
-                self.kv[table[p // size], :, 0, p % size] = dense[0, p]
-                self.kv[table[p // size], :, 1, p % size] = dense[1, p]
+        self.kv = Cache(rng, layout, kind, num_blocks, self.heads, size, self.dim)
+        for table, length in zip(self.tables, self.kv_lens, strict=True):
+            for p in range(length):
+                self.kv.put(table[p // size] * size + p % size, *torch.randn(2, self.heads, self.dim))
+        self._take_dense()
         self.queries = torch.randn(sum(self.q_lens), self.heads * self.group, self.dim).to(self.dtype)
         self.options = {
             "scale": rng.choice([0.2, self.dim**-0.5]),
@@ -46,8 +43,22 @@ class Case:
             "soft_cap": rng.choice([0.0, 0.0, 2.0]),
             "alibi": torch.rand(self.heads * self.group) if rng.random() < 0.3 else None,
             "sinks": torch.randn(self.heads * self.group) if rng.random() < 0.3 else None,
+            "sparse": [],
         }
+        if rng.random() < 0.3:
+            self.options["sparse"] = [
+                *(rng.choice([0, 1, 3]), rng.choice([2, 3]), rng.choice([8, 24, 64]), rng.choice([-1, 0, 1, 2])),
+                rng.choice([0, 2]),
+            ]
         self.garbage = [rng.choice([-(2**31), 2**31 - 1, 10**6]) for _ in range(3)]
+
+    def _take_dense(self) -> None:
+        """What each sequence has stored, [2, length, heads, dim]."""
+        stored = self.kv.read()
+        self.dense = [
+            stored[table].permute(2, 0, 3, 1, 4).flatten(1, 2)[:, :length]
+            for table, length in zip(self.tables, self.kv_lens, strict=True)
+        ]
 
     def run(self, kernels, kv=None, tables=None, only=None) -> torch.Tensor:
         """Of all sequences, or of one."""
@@ -60,7 +71,8 @@ class Case:
         cu_q = torch.tensor([0, *(self.q_lens[i] for i in chosen)]).cumsum(0).int()
         seq_lens = torch.tensor([self.kv_lens[i] for i in chosen], dtype=torch.int32)
         out = torch.full(queries.shape, float("nan"), dtype=self.dtype)
-        kernels.paged_attention(out, queries, self.kv if kv is None else kv, cu_q, seq_lens, rows, **self.options)
+        handle = (kv or self.kv).handle(kernels)
+        kernels.paged_attention(out, queries, handle, cu_q, seq_lens, rows, **self.options)
         return out
 
     def expected(self) -> torch.Tensor:
@@ -74,17 +86,32 @@ class Case:
         o = self.options
         first = max(0, position - o["window"] + 1) if o["window"] else 0
         keys, values = dense[:, first : position + 1].repeat_interleave(self.group, dim=2)
+        seen = self._seen(first, position)
         scores = torch.einsum("hd,khd->hk", query, keys) * o["scale"]
         if o["soft_cap"]:
             scores = torch.tanh(scores / o["soft_cap"]) * o["soft_cap"]
         if o["alibi"] is not None:
             scores = scores + o["alibi"].double()[:, None] * (torch.arange(first, position + 1) - position)
-        top = scores.amax(1, keepdim=True)
+        scores = scores.masked_fill(~seen, float("-inf"))
+        top = scores.amax(1, keepdim=True).clamp(min=-1e300)
         weights = (scores - top).exp()
         total = weights.sum(1, keepdim=True)
         if o["sinks"] is not None:
             total = total + (o["sinks"].double()[:, None] - top).exp()
-        return torch.einsum("hk,khd->hd", weights / total, values)
+        return torch.einsum("hk,khd->hd", (weights / total).nan_to_num(0), values)
+
+    def _seen(self, first: int, position: int) -> torch.Tensor:
+        """Which keys block-sparse attention lets each head see, as vLLM's kernel says it."""
+        heads = self.heads * self.group
+        if not self.options["sparse"]:
+            return torch.ones(heads, position + 1 - first, dtype=torch.bool)
+        local, stride, size, step, rank = self.options["sparse"]
+        blocks = torch.arange(first, position + 1) // size
+        if step >= 0:
+            offsets = (rank * heads + torch.arange(heads)) * step + 1
+        else:
+            offsets = (rank * self.heads + torch.arange(heads) // self.group) * -step + 1
+        return ((blocks + offsets[:, None]) % stride == 0) | (blocks > position // size - local)
 
 
 @fuzz
@@ -103,9 +130,8 @@ def test_neither_places_nor_neighbours_change_a_bit(kernels, seed):
     """Moving all blocks, and running each sequence alone."""
     case = Case(seed)
     result = case.run(kernels)
-    order = torch.randperm(case.kv.shape[0])
-    moved = torch.empty_like(case.kv)
-    moved[order] = case.kv
+    order = torch.randperm(case.kv.parts[0].shape[0])
+    moved = case.kv.moved(order)
     tables = [[int(order[block]) for block in table] for table in case.tables]
     assert torch.equal(case.run(kernels, moved, tables), result)
     ends = torch.tensor([0, *case.q_lens]).cumsum(0)
@@ -113,21 +139,27 @@ def test_neither_places_nor_neighbours_change_a_bit(kernels, seed):
         assert torch.equal(case.run(kernels, only=i), result[ends[i] : ends[i + 1]])
 
 
+@pytest.mark.parametrize("kind", ["float32", "fp8_e4m3", "int8_paged"])
 @pytest.mark.parametrize("window", [0, 1500])
-def test_long_decodes_are_split_and_put_together(kernels, window):
+def test_long_decodes_are_split_and_put_together(kernels, window, kind):
     case = Case(3)
     case.size, case.heads, case.group, case.dim, case.dtype = 16, 2, 3, 64, torch.float32
     torch.manual_seed(0)
     case.kv_lens, case.q_lens = [2500, 1024, 1025, 2048], [1, 1, 1, 1]
-    case.kv = torch.randn(420, 2, 2, 16, 64)
+    case.kv = Cache(random.Random(0), "hnd", kind, 420, 2, 16, 64)
+    case.kv.scales = None
+    case.kv.parts[0].view(torch.uint8).random_(0, 120)
+    if kind == "float32":
+        case.kv.parts[0].copy_(torch.randn(420, 2, 2, 16, 64))
+    if kind == "int8_paged":
+        for side in range(2):
+            case.kv.slot_scales(side).copy_(torch.rand(420, 2, 16) / 100)
     order = torch.randperm(420).tolist()
     case.tables = [[order.pop() for _ in range(-(-n // 16))] for n in case.kv_lens]
-    case.dense = [
-        case.kv[table].permute(2, 0, 3, 1, 4).reshape(2, -1, 2, 64)[:, :n]
-        for table, n in zip(case.tables, case.kv_lens, strict=True)
-    ]
+    case._take_dense()
     case.queries = torch.randn(4, 6, 64)
     case.options = {"scale": 0.3, "window": window, "sinks": torch.randn(6), "soft_cap": 0.0, "alibi": None}
+    case.options |= {"scale": 0.3 if kind == "float32" else 0.01, "sparse": []}
     result = case.run(kernels)
     torch.testing.assert_close(result.double(), case.expected(), rtol=1e-5, atol=1e-5)
     assert torch.equal(case.run(kernels, only=2), result[2:3])

@@ -1,7 +1,10 @@
 """Blocks that are written, copied, packed and named by their content."""
 
+import random
+
 import pytest
 import torch
+from caches import BYTES, KINDS, LAYOUTS, Cache, to_eight_bits
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -55,29 +58,125 @@ def test_checksums_are_of_content(either):
     assert sums(1) != first[1:2] and sums(5, 0) == [first[5], first[0]]
 
 
+def a_cache(rng: random.Random, layout: str = "", kind: str = "") -> Cache:
+    shape = (5, rng.choice([1, 2, 3]), rng.choice([8, 16]), rng.choice([16, 32, 80]))
+    return Cache(rng, layout or rng.choice(LAYOUTS), kind or rng.choice(KINDS), *shape)
+
+
+def assert_stored(given: Cache, expected: Cache) -> None:
+    """To the bit; with scales, where a quotient may fall on either side of a tie, to a unit of the last place."""
+    if given.scales is None and given.kind != "int8_paged":
+        assert all(map(torch.equal, given.bytes(), expected.bytes()))
+        return
+    ours, theirs = given.read(), expected.read()
+    unit = {"fp8_e4m3": 1 / 8, "fp8_e5m2": 1 / 4}.get(given.kind, 0.0)
+    step = (
+        given.slot_scales(0).float().nan_to_num().max() if given.kind == "int8_paged" else max(map(max, given.scales))
+    )
+    torch.testing.assert_close(ours, theirs, rtol=unit, atol=1.01 * float(step), equal_nan=True)
+    same = (ours == theirs) | (ours.isnan() & theirs.isnan())
+    assert same.float().mean() > 0.99
+
+
 @fuzz
 @given(seed=st.integers(0, 2**32 - 1), count=st.integers(0, 12))
 def test_keys_and_values_go_to_their_slots_and_nowhere_else(either, seed, count):
     torch.manual_seed(seed)
-    dtypes = [torch.float32, torch.float16, torch.bfloat16]
-    kv = torch.randn(4, 2, 2, 8, 24).to(dtypes[seed % 3])
-    keys, values = torch.randn(2, count, 5, 24)[:, :, 1:3].to(dtypes[seed // 3 % 3])
-    slots = torch.randperm(32)[:count]
+    rng = random.Random(seed)
+    cache, dtype = a_cache(rng), rng.choice([torch.float32, torch.float16, torch.bfloat16])
+    expected = cache.moved(torch.arange(5))
+    heads, dim = cache.read().shape[1], cache.dim
+    keys, values = (torch.randn(2, count, heads + 3, dim)[:, :, 1 : heads + 1] * 3).to(dtype)
+    slots = torch.randperm(5 * cache.size)[:count]
     slots[torch.rand(count) < 0.3] = -1
-    expected = kv.clone()
     for i, slot in enumerate(slots.tolist()):
         if slot >= 0:
-            expected[slot // 8, :, 0, slot % 8] = keys[i].to(kv.dtype)
-            expected[slot // 8, :, 1, slot % 8] = values[i].to(kv.dtype)
-    either.cache_write(kv, keys, values, slots)
-    assert torch.equal(kv, expected)
+            expected.put(slot, keys[i], values[i])
+    either.cache_write(cache.handle(either), keys, values, slots)
+    assert_stored(cache, expected)
 
 
-def test_layouts_convert_into_each_other(either):
-    hnd = torch.randn(5, 3, 2, 8, 24)
-    nhd = torch.zeros(5, 2, 8, 3, 24)
-    either.convert_layout(nhd.permute(0, 3, 1, 2, 4), hnd)
-    assert torch.equal(nhd, hnd.permute(0, 2, 3, 1, 4))
-    back = torch.zeros_like(hnd)
-    either.convert_layout(back, nhd.permute(0, 3, 1, 2, 4))
-    assert torch.equal(back, hnd)
+@fuzz
+@given(seed=st.integers(0, 2**32 - 1), count=st.integers(0, 9))
+def test_rotation_on_the_way_in(either, seed, count):
+    """Queries turn in place, keys on their way; the same as turning first."""
+    torch.manual_seed(seed)
+    rng = random.Random(seed)
+    cache, dtype = a_cache(rng), rng.choice([torch.float32, torch.float16, torch.bfloat16])
+    expected = cache.moved(torch.arange(5))
+    heads, dim, interleaved = cache.read().shape[1], cache.dim, rng.random() < 0.5
+    half = rng.choice([dim // 2, dim // 4, 3])
+    queries, keys, values = (torch.randn(count, n, dim).to(dtype) for n in (2 * heads, heads, heads))
+    angles = torch.rand(20, half) * 6
+    positions, slots = torch.randint(0, 20, (count,)), torch.randperm(5 * cache.size)[:count]
+    slots[torch.rand(count) < 0.3] = -1
+
+    def turned(x: torch.Tensor) -> torch.Tensor:
+        x = x.double().clone()
+        places = [2 * torch.arange(half) + i if interleaved else torch.arange(half) + i * half for i in (0, 1)]
+        a, b = x[..., places[0]], x[..., places[1]]
+        cos, sin = (f(angles.double())[positions, None] for f in (torch.cos, torch.sin))
+        x[..., places[0]], x[..., places[1]] = a * cos - b * sin, b * cos + a * sin
+        return x.float()
+
+    for i, slot in enumerate(slots.tolist()):
+        if slot >= 0:
+            expected.put(slot, turned(keys)[i], values[i])
+    table, wanted = torch.cat((angles.cos(), angles.sin()), 1), turned(queries)
+    either.rope_cache_write(cache.handle(either), queries, keys, values, positions, table, slots, interleaved)
+    rounding = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 2e-2}[dtype]
+    torch.testing.assert_close(queries.float(), wanted, rtol=rounding, atol=rounding)
+    ours, theirs = cache.read(), expected.read()
+    kept = {"fp8_e4m3": 0.13, "fp8_e5m2": 0.26, "bfloat16": 1e-2, "float16": 2e-3}.get(cache.kind, 1e-5)
+    step = {"int8": 0.07, "int8_paged": 0.04}.get(
+        cache.kind, 1e-5
+    )  # of 8 bits, for a product that fell on another side
+    torch.testing.assert_close(ours, theirs, rtol=kept, atol=step, equal_nan=True)
+
+
+@fuzz
+@given(seed=st.integers(0, 2**32 - 1))
+def test_layouts_and_types_convert_into_each_other(either, seed):
+    torch.manual_seed(seed)
+    rng = random.Random(seed)
+    source = a_cache(rng)
+    blocks, heads, _, size, dim = source.read().shape
+    for slot in range(blocks * size):
+        source.put(slot, *(torch.randn(2, heads, dim) * 2))
+    target = Cache(rng, rng.choice(LAYOUTS), rng.choice([source.kind, *KINDS]), blocks, heads, size, dim)
+    expected = target.moved(torch.arange(blocks))
+    chosen = rng.choice([None, ids(*rng.sample(range(blocks), 3))])
+    values = source.read().float()
+    for block in range(blocks) if chosen is None else chosen.tolist():
+        for place in range(size):
+            expected.put(block * size + place, values[block, :, 0, place], values[block, :, 1, place])
+    either.convert_layout(target.handle(either), source.handle(either), chosen)
+    assert_stored(target, expected)
+
+
+@pytest.mark.parametrize("kind", ["fp8_e4m3", "fp8_e5m2", "int8"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+def test_eight_bits_of_all_numbers(kernels, kind, dtype):
+    """Every byte is read as torch reads it, and every half as torch rounds it, but saturated."""
+    stored = torch.arange(256, dtype=torch.int16).to(torch.uint8)
+    numbers = stored.view(BYTES[kind]).float()
+    wide = torch.empty(256, dtype=dtype)
+    kernels.convert_fp8(wide, stored, 0.5, kind)
+    torch.testing.assert_close(wide, (numbers * 0.5).to(dtype), rtol=0, atol=0, equal_nan=True)
+    halves = torch.arange(-(2**15), 2**15, dtype=torch.int32).to(torch.int16).view(torch.float16).to(dtype)
+    back = torch.empty(halves.shape, dtype=torch.uint8)
+    kernels.convert_fp8(back, halves, 2.0, kind)
+    expected = to_eight_bits(halves.float() * 0.5, kind)
+    torch.testing.assert_close(back.view(BYTES[kind]).float(), expected.float(), rtol=0, atol=0, equal_nan=True)
+
+
+def test_a_key_that_is_broken_stays_broken(kernels):
+    """NaN among numbers of 8 bits with a scale of their own, and infinity."""
+    cache = Cache(random.Random(0), "hnd", "int8_paged", 1, 1, 8, 16)
+    keys, values = torch.ones(2, 1, 16), torch.ones(2, 1, 16)
+    keys[0, 0, 3], values[1, 0, 5] = float("nan"), float("inf")
+    kernels.cache_write(cache.handle(kernels), keys, values, ids(0, 1))
+    stored = cache.read()[0, 0]
+    assert stored[0, 0].isnan().all() and not stored[1, 1].isfinite().any()
+    for whole in (stored[1, 0], stored[0, 1]):
+        torch.testing.assert_close(whole, torch.ones(16).double(), rtol=1e-3, atol=0)

@@ -10,9 +10,10 @@ ROOT = Path(__file__).resolve().parents[2]
 
 def test_each_bug_has_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "path", [str(Path(__file__).with_name("mutants")), *sys.path])
+    from cpu_mutants import CPU
     from cuda_mutants import CUDA
 
-    for suite in (CUDA,):
+    for suite in (CPU, CUDA):
         assert len(suite.mutants) >= 10
         for name, mutant in suite.mutants.items():
             text = (ROOT / "csrc" / mutant.file).read_text()

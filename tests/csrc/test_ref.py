@@ -20,6 +20,7 @@ def test_all_ops_have_a_definition(extension):
         "Weight",
         "Llama",
         "Kv",
+        "KvCache",
         "ArgumentError",
         "ref",
         "Draws",

@@ -2,6 +2,7 @@
 
 import resource
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ import transformers
 
 from gpu_worker.kv_arena import KvShape
 from gpu_worker.model_runner import ModelRunner, choose_device, load_runner
+from gpu_worker.ops import kv_format, native
 from gpu_worker.plan import Chunk, StepPlan
 from gpu_worker.scheduler import Outcome, Scheduler, SchedulerConfig
 from gpu_worker.sequence import Branch, Sequence
@@ -54,12 +56,10 @@ def make(model: tuple[Path, transformers.PreTrainedModel]) -> Callable[..., Mode
     """A runner with this many blocks on the device and on the host."""
     shape = KvShape(num_layers=3, num_kv_heads=2, block_size=BLOCK, head_dim=8, dtype=torch.float32)
 
-    def runner(num_blocks: int = 64, num_host_blocks: int = 64) -> ModelRunner:
-        sizes = {
-            "kv_cache_bytes": num_blocks * shape.bytes_per_block,
-            "swap_bytes": num_host_blocks * shape.bytes_per_block,
-        }
-        return load_runner(str(model[0]), block_size=BLOCK, **sizes)
+    def runner(num_blocks: int = 64, num_host_blocks: int = 64, kv_cache_dtype: str = "auto") -> ModelRunner:
+        of = replace(shape, dtype=kv_format.DTYPES.get(kv_cache_dtype, torch.float32))
+        sizes = {"kv_cache_bytes": num_blocks * of.bytes_per_block, "swap_bytes": num_host_blocks * of.bytes_per_block}
+        return load_runner(str(model[0]), block_size=BLOCK, kv_cache_dtype=kv_cache_dtype, **sizes)
 
     return runner
 
@@ -206,6 +206,21 @@ def test_bad_logits_of_one_sequence_stay_its_own(make, alone):
     assert output.token_ids == [-1, alone[0][1]]
 
 
+@pytest.mark.skipif(native.load() is None, reason="torch rounds by shape, which can move a key by a step")
+@pytest.mark.parametrize("kind", ["float16", "fp8_e4m3", "fp8_e5m2", "int8"])
+def test_a_cache_in_fewer_bits_changes_nothing_of_this(make, kind):
+    """Scales belong to their tokens: batches, chunks, prefix hits, swaps and recomputing leave every bit as it is."""
+    alone = drive(make(kv_cache_dtype=kind), requests(), at_once=False, prefix_caching=False)[0]
+    assert drive(make(kv_cache_dtype=kind), requests(), max_batch_tokens=17, max_batch_sequences=6)[0] == alone
+    for how in ("swap", "recompute"):
+        outputs, scheduler = drive(make(16, kv_cache_dtype=kind), requests(), preemption=how)
+        assert outputs == alone
+        load = scheduler.workload
+        assert (load.num_preempted_swap if how == "swap" else load.num_preempted_recompute) > 0
+    info = make(kv_cache_dtype=kind).info
+    assert info.kv_dtype == kind and f".{kind}" in info.layout
+
+
 def test_a_score_of_an_earlier_chunk_is_refused(make):
     branch = Branch(request(0, PROMPTS[0]), 0, list(PROMPTS[0]), len(PROMPTS[0]))
     branch.blocks = [0, 1, 2]
@@ -240,7 +255,10 @@ def resident_bytes() -> int:
 
 @pytest.mark.parametrize(
     ("option", "value"),
-    [("kv_cache_bytes", 100), ("block_size", 12), ("block_size", 4), ("dtype", "float8"), ("device", "tpu")],
+    [
+        *(("kv_cache_bytes", 100), ("block_size", 12), ("block_size", 4)),
+        *(("dtype", "float8"), ("device", "tpu"), ("kv_cache_dtype", "int4")),
+    ],
 )
 def test_bad_options_are_named(model, option, value):
     with pytest.raises(InvalidArgument, match=option):

@@ -147,6 +147,7 @@ def batch_of(fence, n):
 def paged_attention(module, fence, n):
     arguments = {"out": fence(torch.empty(n, 4, 16)), "queries": fence(torch.randn(n, 4, 16)), "kv": kv_of(fence)}
     options = {"scale": 0.3, "window": 5, "soft_cap": 2.0, "alibi": fence(torch.ones(4)), "sinks": fence(torch.ones(4))}
+    options["sparse"] = [1, 2, 8, 1, 0]
     return Call(module.paged_attention, {**arguments, **batch_of(fence, n), **options}, ("out",))
 
 
@@ -221,7 +222,32 @@ def checksum_blocks(module, fence, n):
 @of("convert_layout")
 def convert_layout(module, fence, n):
     target, source = fence(torch.empty(n, 2, 2, 8, 16)), fence(torch.randn(n, 2, 2, 8, 16).half())
-    return Call(module.convert_layout, {"target": target, "source": source}, ("target",))
+    ids = fence.ints(*range(n))
+    return Call(module.convert_layout, {"target": target, "source": source, "ids": ids}, ("target",))
+
+
+@of("convert_fp8")
+def convert_fp8(module, fence, n):
+    arguments = {"target": fence(torch.empty(n, 4, dtype=U8)), "source": fence(torch.randn(n, 4))}
+    return Call(module.convert_fp8, {**arguments, "scale": 0.5, "type": "int8"}, ("target",))
+
+
+@of("KvCache")
+def kv_cache(module, fence, n):
+    arguments = {
+        "keys": fence(torch.zeros(4, 2, 1, 8, 16, dtype=U8)),
+        "values": fence(torch.zeros(4, 2, 16, 8, dtype=U8)),
+    }
+    scales = {"key_scale": fence(torch.ones(2)), "value_scale": fence(torch.ones(1))}
+    return Call(module.KvCache, {**arguments, "type": "fp8", **scales})
+
+
+@of("rope_cache_write")
+def rope_cache_write(module, fence, n):
+    call = cache_write(module, fence, n)
+    more = {"queries": fence(torch.randn(n, 4, 16)), "positions": fence.ints(*[4, 0][:n])}
+    more |= {"cos_sin": fence(torch.ones(5, 8)), "interleaved": False}
+    return Call(module.rope_cache_write, {**call.arguments, **more}, ("kv", "queries"))
 
 
 @of("quantize")

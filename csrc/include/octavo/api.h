@@ -10,12 +10,35 @@
 
 namespace octavo {
 
+// A layer's keys and values, in one of these forms:
+//   hnd, nhd  keys, values [n, g, b, d] by any strides, d contiguous
+//   the same  keys [n, g, 2, b, d] and no values: keys come before values
+//   xpack     keys [n, g, d / x, b, x], values [n, g, d, b]
+//   paged     keys int8 [n, g, 2, b, d + 2] and no values: of each page (the last two dimensions, contiguous) b * d
+//             numbers come first, then b float16 scales, one for each slot
+// Elements are float32, float16, bfloat16, float8_e4m3fn, float8_e5m2 or int8; `type` says what uint8 stands for: "fp8"
+// (or "fp8_e4m3"), "fp8_e5m2" or "int8". Scales: what is stored times its scale is what was given; f32 [1] or [g], or
+// no data: 1. Writing rounds to nearest, ties to even, and saturates; NaN stays NaN (in int8 with static scales, which
+// has none, it becomes -127).
+struct KvCache {
+    TensorRef keys, values;
+    std::string type = "auto";
+    TensorRef key_scale, value_scale;
+};
+
+// As vLLM defines it: a query sees the last `local_blocks` blocks of `block_size` keys, its own included, and each
+// `vert_stride`-th; which one depends on the head. Off unless vert_stride > 1.
+struct BlockSparse {
+    std::int64_t local_blocks = 0, vert_stride = 0, block_size = 64, head_sliding_step = 0, tp_rank = 0;
+};
+
 struct AttentionOptions {
     float scale = 1;
     std::int64_t window = 0;  // keys a query sees, its own included; 0: all before it
     float soft_cap = 0;       // scores become cap * tanh(score / cap); 0: they stay
     TensorRef alibi;          // f32 [h] or no data
     TensorRef sinks;          // f32 [h] or no data
+    BlockSparse sparse;
 };
 
 // Where a step's sequences are: see gpu_worker/ops/batch.py.
@@ -25,11 +48,16 @@ struct BatchRef {
     TensorRef tables;    // i32 [s, any]
 };
 
-// kv [n, g, 2, b, d] by any strides, d contiguous (hnd or nhd); keys, values [t, g, d]; slots i64 [t], -1: skipped.
-void cache_write(const TensorRef& kv, const TensorRef& keys, const TensorRef& values, const TensorRef& slots);
+// keys, values [t, g, d]; slots i64 [t], -1: skipped.
+void cache_write(const KvCache& kv, const TensorRef& keys, const TensorRef& values, const TensorRef& slots);
 
-// out, queries [t, h, d]. d a multiple of 8 up to 256, b a multiple of 8.
-void paged_attention(const TensorRef& out, const TensorRef& queries, const TensorRef& kv, const BatchRef& batch,
+// The same, with queries [t, h, d] (in place) and keys (on their way) rotated first: positions i64 [t]; cos_sin f32
+// [positions, rotated], cosines before sines. Dimension i turns with i + rotated / 2; interleaved: 2 i with 2 i + 1.
+void rope_cache_write(const KvCache& kv, const TensorRef& queries, const TensorRef& keys, const TensorRef& values,
+                      const TensorRef& positions, const TensorRef& cos_sin, const TensorRef& slots, bool interleaved);
+
+// out, queries [t, h, d]. d a multiple of 8 up to 256, b a multiple of 8. A query that sees no key gives 0.
+void paged_attention(const TensorRef& out, const TensorRef& queries, const KvCache& kv, const BatchRef& batch,
                      const AttentionOptions& options);
 
 // out, heads [t, h, d]; cos, sin f32 [t, rotated], both halves alike.
@@ -63,8 +91,12 @@ void scatter_blocks(const TensorRef& arena, const TensorRef& packed, const Tenso
 // sums i64 [m]: equal for equal bytes of all layers of a block, whatever its id.
 void checksum_blocks(const TensorRef& sums, const TensorRef& arena, const TensorRef& ids);
 
-// target = source for [n, g, 2, b, d] of any strides and float types: moves between layouts, rounds between types.
-void convert_layout(const TensorRef& target, const TensorRef& source);
+// target = source, between any two layouts and types; of all blocks, or of ids i64 [m].
+void convert_layout(const KvCache& target, const KvCache& source, const TensorRef& ids);
+
+// One of them is floats, the other 8-bit numbers (`type` as in KvCache): to those, source / scale; from them, source *
+// scale. Both dense and of one size.
+void convert_fp8(const TensorRef& target, const TensorRef& source, float scale, const std::string& type);
 
 // Attention to two disjoint sets of keys as one to both: parts f32 [p, t, h, d], lse f32 [p, t, h].
 void merge_states(const TensorRef& out, const TensorRef& parts, const TensorRef& lse);

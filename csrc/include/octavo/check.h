@@ -6,8 +6,11 @@
 
 namespace octavo::check {
 
-void cache_write(const TensorRef& kv, const TensorRef& keys, const TensorRef& values, const TensorRef& slots);
-void paged_attention(const TensorRef& out, const TensorRef& queries, const TensorRef& kv, const BatchRef& batch,
+void kv_cache(const KvCache& kv);
+void cache_write(const KvCache& kv, const TensorRef& keys, const TensorRef& values, const TensorRef& slots);
+void rope_cache_write(const KvCache& kv, const TensorRef& queries, const TensorRef& keys, const TensorRef& values,
+                      const TensorRef& positions, const TensorRef& cos_sin, const TensorRef& slots);
+void paged_attention(const TensorRef& out, const TensorRef& queries, const KvCache& kv, const BatchRef& batch,
                      const AttentionOptions& options);
 void merge_states(const TensorRef& out, const TensorRef& parts, const TensorRef& lse);
 void rotary(const TensorRef& out, const TensorRef& heads, const TensorRef& cos, const TensorRef& sin);
@@ -20,6 +23,7 @@ void argmax(const TensorRef& ids, const TensorRef& x);
 void copy_blocks(const TensorRef& source, const TensorRef& target, const TensorRef& pairs);
 void packed_blocks(const TensorRef& packed, const TensorRef& arena, const TensorRef& ids);
 void checksum_blocks(const TensorRef& sums, const TensorRef& arena, const TensorRef& ids);
-void convert_layout(const TensorRef& target, const TensorRef& source);
+void convert_layout(const KvCache& target, const KvCache& source, const TensorRef& ids);
+void convert_fp8(const TensorRef& target, const TensorRef& source, float scale, const std::string& type);
 
 }  // namespace octavo::check

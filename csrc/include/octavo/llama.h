@@ -9,6 +9,8 @@
 
 namespace octavo {
 
+struct KvPages;
+
 struct LlamaSizes {
     std::int64_t vocab = 0, hidden = 0, inner = 0, heads = 0, kv_heads = 0, head_dim = 0;
     float eps = 0, scale = 0;
@@ -41,8 +43,8 @@ class Llama {
           const TensorRef& cos, const TensorRef& sin, std::vector<LlamaLayer> layers);
     ~Llama();
 
-    // kv: per layer [n, kv_heads, 2, b, head_dim]. hidden f32 [r, hidden]: normed, what `logits` takes.
-    void forward(const TensorRef& hidden, const LlamaStep& step, const std::vector<TensorRef>& kv);
+    // kv: per layer. hidden f32 [r, hidden]: normed, what `logits` takes.
+    void forward(const TensorRef& hidden, const LlamaStep& step, const std::vector<KvCache>& kv);
 
     // out f32 [r, vocab] of hidden f32 [r, hidden].
     void logits(const TensorRef& out, const TensorRef& hidden) const;
@@ -51,7 +53,7 @@ class Llama {
     struct Workspace;
     class Run;
 
-    void check(const TensorRef& hidden, const LlamaStep& step, const std::vector<TensorRef>& kv) const;
+    void check(const TensorRef& hidden, const LlamaStep& step, const std::vector<KvPages>& kv) const;
 
     LlamaSizes sizes_;
     Weight embedding_, head_;

@@ -8,7 +8,7 @@
 
 namespace octavo {
 
-enum class DType : std::uint8_t { kF32, kF16, kBF16, kU8, kI8, kI32, kI64 };
+enum class DType : std::uint8_t { kF32, kF16, kBF16, kU8, kI8, kI32, kI64, kE4M3, kE5M2 };
 
 std::int64_t size_of(DType dtype);
 const char* name_of(DType dtype);

@@ -76,8 +76,9 @@ class Build:
         """Compiles `unit` again and puts it first, because of equal inline functions the linker takes the first."""
         command = self.compiled[unit]
         old, module = output_of(command), output_of(linked)
-        command = re.sub(r" -MD -MT \S+ -MF \S+", "", command.replace(str(SOURCES), str(folder / "csrc")))
-        self.run(command.replace(f" -o {old}", f" -o {new}"))
+        # The object first: its name may have the sources' folder in it.
+        command = re.sub(r" -MD -MT \S+ -MF \S+", "", command).replace(f" -o {old}", f" -o {new}")
+        self.run(command.replace(str(SOURCES), str(folder / "csrc")))
         return linked.replace(f" {old}", "").replace(f"-o {module}", f"-o {module} {new}", 1)
 
     def run(self, command: str) -> None:

@@ -1,0 +1,33 @@
+// From what callers pass as a cache to what kernels read.
+#pragma once
+
+#include "kernels.h"
+#include "octavo/api.h"
+
+namespace octavo {
+
+// The 8-bit type of that name ("fp8", "fp8_e4m3", "fp8_e5m2", "int8").
+DType eight_bits_named(const std::string& type, const char* name);
+
+// What errors call the parts of a cache.
+struct KvNames {
+    const char *keys, *values, *key_scale, *value_scale, *type;
+
+    explicit constexpr KvNames(const char* all) : KvNames(all, all, all, all, all) {}
+    constexpr KvNames(const char* k, const char* v, const char* ks, const char* vs, const char* t)
+        : keys(k), values(v), key_scale(ks), value_scale(vs), type(t) {}
+};
+
+// Where keys and values of `head_dim` dimensions lie; checked.
+KvPages kv_pages(const KvCache& kv, std::int64_t head_dim, const KvNames& names = KvNames("kv"));
+
+// The same where nothing else says how many dimensions there are.
+KvPages kv_pages(const KvCache& kv, const KvNames& names);
+
+// Of a cache that is written: see expect_apart of a tensor.
+void expect_apart(const KvCache& kv, const char* name, std::initializer_list<const TensorRef*> others);
+
+// That slots i64 [t] are -1 or places of the pages.
+void check_slots(const TensorRef& slots, const char* name, std::int64_t num_tokens, const KvPages& pages);
+
+}  // namespace octavo

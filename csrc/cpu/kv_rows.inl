@@ -1,0 +1,76 @@
+// One slot's keys or values, from and to pages of any form.
+
+inline float static_scale(const KvSide& side, std::int64_t head) {
+    return side.scales ? side.scales[head * side.per_head] : 1.0F;
+}
+
+inline char* slot_scale(const KvSide& side, std::int64_t block, std::int64_t head, std::int64_t slot) {
+    return side.slot_scales + block * side.slot_scale_block + head * side.slot_scale_head + 2 * slot;
+}
+
+inline std::int64_t size_in_cache(DType dtype) {
+    return dtype == DType::kF32 ? 4 : dtype == DType::kF16 || dtype == DType::kBF16 ? 2 : 1;
+}
+
+inline char* slot_place(const KvPages& pages, const KvSide& side, std::int64_t block, std::int64_t head,
+                        std::int64_t slot) {
+    return side.data + (block * side.block + head * side.head + slot * side.slot) * size_in_cache(pages.dtype);
+}
+
+void read_slot(const KvPages& pages, const KvSide& side, std::int64_t block, std::int64_t head, std::int64_t slot,
+               float* row) {
+    const char* from = slot_place(pages, side, block, head, slot);
+    const std::int64_t step = side.outer * size_in_cache(pages.dtype);
+    for (std::int64_t i = 0; i < pages.head_dim; i += side.run, from += step) {
+        to_float(pages.dtype, from, side.run, row + i);
+    }
+    float scale = static_scale(side, head);
+    if (side.slot_scales) {
+        std::uint16_t half;
+        std::memcpy(&half, slot_scale(side, block, head, slot), 2);
+        scale = half_to_float(half);
+    }
+    for (std::int64_t i = 0; scale != 1.0F && i < pages.head_dim; ++i) {
+        row[i] *= scale;
+    }
+}
+
+// The scale with which the largest of a row becomes 127; NaN where there is one.
+inline std::uint16_t scale_of_row(const float* row, std::int64_t count) {
+    float top = 0;
+    bool broken = false;
+    for (std::int64_t i = 0; i < count; ++i) {
+        const float size = std::fabs(row[i]);
+        broken = broken || size != size;
+        top = size > top ? size : top;
+    }
+    return broken ? std::uint16_t{0x7e00} : float_to_half(top / 127.0F);
+}
+
+void write_slot(const KvPages& pages, const KvSide& side, std::int64_t block, std::int64_t head, std::int64_t slot,
+                const float* row) {
+    char* to = slot_place(pages, side, block, head, slot);
+    const std::int64_t step = side.outer * size_in_cache(pages.dtype);
+    float inverse = 1.0F / static_scale(side, head);
+    if (side.slot_scales) {
+        const std::uint16_t half = scale_of_row(row, pages.head_dim);
+        std::memcpy(slot_scale(side, block, head, slot), &half, 2);
+        const float scale = half_to_float(half);
+        inverse = scale > 0 ? 1.0F / scale : 0.0F;
+    }
+    constexpr std::int64_t kPiece = 64;
+    float scaled[kPiece];
+    for (std::int64_t i = 0; i < pages.head_dim; i += side.run, to += step) {
+        if (inverse == 1.0F) {
+            from_float(pages.dtype, row + i, side.run, to);
+            continue;
+        }
+        for (std::int64_t j = 0; j < side.run; j += kPiece) {
+            const std::int64_t some = side.run - j < kPiece ? side.run - j : kPiece;
+            for (std::int64_t k = 0; k < some; ++k) {
+                scaled[k] = row[i + j + k] * inverse;
+            }
+            from_float(pages.dtype, scaled, some, to + j * size_in_cache(pages.dtype));
+        }
+    }
+}

@@ -1,0 +1,173 @@
+#include "cache.h"
+
+#include <cmath>
+#include <utility>
+
+#include "element.h"
+#include "ref.h"
+
+namespace octavo::ref {
+namespace {
+
+DType type_of(const KvCache& kv) {
+    if (kv.type == "auto") {
+        return kv.keys.dtype;
+    }
+    return kv.type == "int8" ? DType::kI8 : kv.type == "fp8_e5m2" ? DType::kE5M2 : DType::kE4M3;
+}
+
+std::int64_t dimensions(const KvCache& kv) {
+    if (kv.values.given()) {
+        return kv.keys.ndim == 5 ? kv.keys.shape[2] * kv.keys.shape[4] : kv.keys.shape[3];
+    }
+    return kv.keys.shape[4] / 8 * 8 == kv.keys.shape[4] - 2 ? kv.keys.shape[4] - 2 : kv.keys.shape[4];
+}
+
+Row row_of(const TensorRef& tensor, std::int64_t i, std::int64_t j) {
+    Row row;
+    for (std::int64_t d = 0; d < tensor.shape[2]; ++d) {
+        row.push_back(get(tensor, i, j, d));
+    }
+    return row;
+}
+
+void turn(Row& row, const TensorRef& cos_sin, std::int64_t position, bool interleaved) {
+    const std::int64_t half = cos_sin.shape[1] / 2;
+    for (std::int64_t i = 0; i < half; ++i) {
+        double &a = row[static_cast<std::size_t>(interleaved ? 2 * i : i)],
+               &b = row[static_cast<std::size_t>(interleaved ? 2 * i + 1 : i + half)];
+        const double cos = get(cos_sin, position, i), sin = get(cos_sin, position, i + half);
+        a = std::exchange(b, b * cos + a * sin) * -sin + a * cos;
+    }
+}
+
+}  // namespace
+
+Cache::Cache(const KvCache& kv, std::int64_t dim)
+    : head_dim(dim),
+      kv_(kv),
+      dtype_(type_of(kv)),
+      joint_(!kv.values.given()),
+      packed_(!joint_ && kv.keys.ndim == 5),
+      paged_(joint_ && kv.keys.shape[4] == dim + 2) {
+    blocks = kv.keys.shape[0];
+    heads = kv.keys.shape[1];
+    block_size = kv.keys.shape[joint_ || packed_ ? 3 : 2];
+}
+
+Cache::Cache(const KvCache& kv) : Cache(kv, dimensions(kv)) {}
+
+char* Cache::element(Kind kind, std::int64_t block, std::int64_t head, std::int64_t slot, std::int64_t d) const {
+    if (paged_) {
+        return at(kv_.keys, block, head, static_cast<int>(kind)) + slot * head_dim + d;
+    }
+    if (joint_) {
+        return at(kv_.keys, block, head, static_cast<int>(kind), slot, d);
+    }
+    const TensorRef& tensor = kind == Kind::kKeys ? kv_.keys : kv_.values;
+    if (!packed_) {
+        return at(tensor, block, head, slot, d);
+    }
+    const std::int64_t x = kv_.keys.shape[4];
+    return kind == Kind::kKeys ? at(tensor, block, head, d / x, slot, d % x) : at(tensor, block, head, d, slot);
+}
+
+char* Cache::slot_scale(Kind kind, std::int64_t block, std::int64_t head, std::int64_t slot) const {
+    return at(kv_.keys, block, head, static_cast<int>(kind)) + block_size * head_dim + 2 * slot;
+}
+
+double Cache::static_scale(Kind kind, std::int64_t head) const {
+    const TensorRef& scale = kind == Kind::kKeys ? kv_.key_scale : kv_.value_scale;
+    return scale.given() ? ref::get(scale, scale.shape[0] == 1 ? 0 : head) : 1;
+}
+
+Row Cache::get(Kind kind, std::int64_t block, std::int64_t head, std::int64_t slot) const {
+    const double scale = paged_ ? read(slot_scale(kind, block, head, slot), DType::kF16) : static_scale(kind, head);
+    Row row;
+    for (std::int64_t d = 0; d < head_dim; ++d) {
+        row.push_back(read(element(kind, block, head, slot, d), dtype_) * scale);
+    }
+    return row;
+}
+
+void Cache::put(Kind kind, std::int64_t block, std::int64_t head, std::int64_t slot, const Row& row) const {
+    double scale = static_scale(kind, head);
+    if (paged_) {
+        double top = 0;
+        for (const double x : row) {
+            top = std::fabs(x) <= top ? top : std::fabs(x);  // a NaN stays: nothing is at most it
+            if (std::isnan(x)) {
+                break;
+            }
+        }
+        write(slot_scale(kind, block, head, slot), DType::kF16, top / 127);
+        scale = read(slot_scale(kind, block, head, slot), DType::kF16);
+    }
+    for (std::int64_t d = 0; d < head_dim; ++d) {
+        const double x = row[static_cast<std::size_t>(d)];
+        write(element(kind, block, head, slot, d), dtype_, scale == 0 ? 0 : x / scale);
+    }
+}
+
+void cache_write(const KvCache& kv, const TensorRef& keys, const TensorRef& values, const TensorRef& slots) {
+    check::cache_write(kv, keys, values, slots);
+    const Cache cache(kv, keys.shape[2]);
+    for (std::int64_t token = 0; token < keys.shape[0]; ++token) {
+        const std::int64_t slot = get_int(slots, token), block = slot / cache.block_size;
+        for (std::int64_t head = 0; slot >= 0 && head < cache.heads; ++head) {
+            cache.put(Kind::kKeys, block, head, slot % cache.block_size, row_of(keys, token, head));
+            cache.put(Kind::kValues, block, head, slot % cache.block_size, row_of(values, token, head));
+        }
+    }
+}
+
+void rope_cache_write(const KvCache& kv, const TensorRef& queries, const TensorRef& keys, const TensorRef& values,
+                      const TensorRef& positions, const TensorRef& cos_sin, const TensorRef& slots, bool interleaved) {
+    check::rope_cache_write(kv, queries, keys, values, positions, cos_sin, slots);
+    const Cache cache(kv, keys.shape[2]);
+    for (std::int64_t token = 0; token < keys.shape[0]; ++token) {
+        const std::int64_t slot = get_int(slots, token), block = slot / cache.block_size;
+        for (std::int64_t head = 0; head < queries.shape[1]; ++head) {
+            Row query = row_of(queries, token, head);
+            turn(query, cos_sin, get_int(positions, token), interleaved);
+            for (std::int64_t d = 0; d < cache.head_dim; ++d) {
+                put(queries, query[static_cast<std::size_t>(d)], token, head, d);
+            }
+        }
+        for (std::int64_t head = 0; slot >= 0 && head < cache.heads; ++head) {
+            Row key = row_of(keys, token, head);
+            turn(key, cos_sin, get_int(positions, token), interleaved);
+            cache.put(Kind::kKeys, block, head, slot % cache.block_size, key);
+            cache.put(Kind::kValues, block, head, slot % cache.block_size, row_of(values, token, head));
+        }
+    }
+}
+
+void convert_layout(const KvCache& target, const KvCache& source, const TensorRef& ids) {
+    check::convert_layout(target, source, ids);
+    const Cache from(source), to(target);
+    for (std::int64_t i = 0; i < (ids.given() ? ids.shape[0] : from.blocks); ++i) {
+        const std::int64_t block = ids.given() ? get_int(ids, i) : i;
+        for (std::int64_t head = 0; head < from.heads; ++head) {
+            for (std::int64_t slot = 0; slot < from.block_size; ++slot) {
+                for (const Kind kind : {Kind::kKeys, Kind::kValues}) {
+                    to.put(kind, block, head, slot, from.get(kind, block, head, slot));
+                }
+            }
+        }
+    }
+}
+
+void convert_fp8(const TensorRef& target, const TensorRef& source, float scale, const std::string& type) {
+    check::convert_fp8(target, source, scale, type);
+    const bool narrow = size_of(target.dtype) == 1;
+    const DType bytes = type == "int8" ? DType::kI8 : type == "fp8_e5m2" ? DType::kE5M2 : DType::kE4M3;
+    const DType from = narrow ? source.dtype : bytes, to = narrow ? bytes : target.dtype;
+    const double factor = narrow ? 1 / static_cast<double>(scale) : static_cast<double>(scale);
+    for (std::int64_t i = 0; i < source.size(); ++i) {
+        const double value = read(source.as<char>() + i * size_of(source.dtype), from) * factor;
+        write(target.as<char>() + i * size_of(target.dtype), to, value);
+    }
+}
+
+}  // namespace octavo::ref

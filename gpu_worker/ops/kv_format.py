@@ -1,0 +1,69 @@
+"""What keys and values are stored as, and how numbers become that and numbers again.
+
+A layer of an arena is [num_blocks, num_kv_heads, 2, block_size, width]. Floats, fp8 among them, are stored as they are:
+width is head_dim. In int8 every slot of every head has a scale of its own, made when it is written, so what is stored
+depends on nothing but the key or value itself: width is head_dim + 2, and of a page (the last two dimensions) first
+come its block_size * head_dim numbers, then block_size scales in float16.
+"""
+
+import torch
+from torch import Tensor
+
+DTYPES = {
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+    "fp8_e4m3": torch.float8_e4m3fn,
+    "fp8_e5m2": torch.float8_e5m2,
+    "int8": torch.int8,
+}
+NAMES = {dtype: name for name, dtype in DTYPES.items()}
+LARGEST = {torch.float8_e4m3fn: 448.0, torch.float8_e5m2: 57344.0}  # what is larger becomes this
+SCALE_BYTES = 2
+LARGEST_INT = 127
+
+
+def width(dtype: torch.dtype, head_dim: int) -> int:
+    """Elements of a slot of one head, keys or values alone."""
+    return head_dim + SCALE_BYTES if dtype == torch.int8 else head_dim
+
+
+def raw(stored: Tensor) -> Tensor:
+    """The same memory as a type that torch can index: 8-bit floats as bytes."""
+    return stored.view(torch.uint8) if stored.dtype.itemsize == 1 else stored
+
+
+def poison(stored: Tensor) -> tuple[Tensor, float]:
+    """Memory as something to fill, and with what, so that it holds NaN."""
+    return (raw(stored), 255) if stored.dtype.itemsize == 1 else (stored, float("nan"))
+
+
+def split(kv: Tensor, head_dim: int) -> tuple[Tensor, Tensor]:
+    """Of int8 pages: numbers [..., block_size, head_dim] and scales [..., block_size], as views."""
+    block_size = kv.shape[-2]
+    pages = kv.flatten(-2)
+    numbers, scales = pages.split((block_size * head_dim, block_size * SCALE_BYTES), dim=-1)
+    return numbers.unflatten(-1, (block_size, head_dim)), scales.view(torch.float16)
+
+
+def quantize(rows: Tensor) -> tuple[Tensor, Tensor]:
+    """Rows [..., head_dim] as int8 and their scales [...], float16: the largest of a row becomes 127."""
+    wide = rows.float()
+    scales = (wide.abs().amax(-1) / LARGEST_INT).half()
+    factors = torch.where(scales > 0, 1 / scales.float(), 0)[..., None]
+    return (wide * factors).round().clamp(-LARGEST_INT, LARGEST_INT).nan_to_num().to(torch.int8), scales
+
+
+def encode(rows: Tensor, dtype: torch.dtype) -> Tensor:
+    """Rows in any type but int8: rounded to nearest, saturated where that type is of 8 bits."""
+    if dtype in LARGEST:
+        return rows.float().clamp(-LARGEST[dtype], LARGEST[dtype]).to(dtype)
+    return rows.to(dtype)
+
+
+def decode(pages: Tensor, head_dim: int, dtype: torch.dtype) -> Tensor:
+    """Stored pages [..., block_size, width] as numbers [..., block_size, head_dim]."""
+    if pages.dtype != torch.int8:
+        return pages.to(dtype)
+    numbers, scales = split(pages, head_dim)
+    return (numbers.float() * scales.float()[..., None]).to(dtype)
