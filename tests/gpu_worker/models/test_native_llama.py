@@ -1,5 +1,6 @@
 """A step in one call computes what the decoder in torch does, and rounding costs what it may."""
 
+import copy
 import json
 import shutil
 from pathlib import Path
@@ -133,7 +134,7 @@ def test_16_bit_caches_and_weights(dtype, tiny, load, reference):
 
 
 def test_weights_stored_in_16_bits_stay_so_and_lose_nothing(tiny, load, reference, tmp_path):
-    tiny("llama").model.to(torch.bfloat16).save_pretrained(tmp_path / "half")
+    copy.deepcopy(tiny("llama").model).to(torch.bfloat16).save_pretrained(tmp_path / "half")
     tiny("llama").model.float()
     runner = load(tmp_path / "half")
     assert "bf16" in runner._decoder.name and runner.info.kv_dtype == "float32"
