@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from gpu_worker.fake_runner import Chooser
+from gpu_worker.ops import native
 from gpu_worker.plan import StepOutput
 from gpu_worker.scheduler import Scheduler, SchedulerConfig, StepResult
 from gpu_worker.sequence import Sequence
@@ -327,3 +328,19 @@ class World:
 @pytest.fixture
 def make_world() -> type[World]:
     return World
+
+
+@pytest.fixture(params=["native", "generic", "reference"])
+def on_ops(request, monkeypatch):
+    """The ops and the sampler of a worker: those it chooses, those of any x86-64, and those without the extension."""
+    extension = native.load()
+    if request.param == "reference":
+        monkeypatch.setattr(native, "load", lambda: None)
+        yield
+    elif extension is None:
+        pytest.skip("the extension was not built")
+    else:
+        best = extension.isa()
+        extension.select_isa("generic" if request.param == "generic" else best)
+        yield
+        extension.select_isa(best)

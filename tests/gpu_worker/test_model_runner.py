@@ -108,6 +108,7 @@ def alone(make: Callable[..., ModelRunner]) -> list[list[int]]:
     return drive(make(), requests(), at_once=False, prefix_caching=False)[0]
 
 
+@pytest.mark.usefixtures("on_ops")
 def test_alone_is_transformers(alone, model):
     for prompt, output in zip(PROMPTS, alone, strict=True):
         with torch.inference_mode():
@@ -116,10 +117,12 @@ def test_alone_is_transformers(alone, model):
     assert len({token for output in alone for token in output}) > 20
 
 
+@pytest.mark.usefixtures("on_ops")
 def test_batched_is_alone(make, alone):
     assert drive(make(), requests())[0] == alone
 
 
+@pytest.mark.usefixtures("on_ops")
 @pytest.mark.parametrize("budget", [16, 17, 23])
 def test_prompts_in_chunks_are_prompts_whole(make, alone, budget):
     """Budgets at, above and across block boundaries; decodes run beside the chunks."""
@@ -127,6 +130,7 @@ def test_prompts_in_chunks_are_prompts_whole(make, alone, budget):
     assert outputs == alone
 
 
+@pytest.mark.usefixtures("on_ops")
 def test_a_prefix_hit_changes_nothing(make, alone):
     runner = make()
     again = [*requests(), *(request(10 + n, prompt) for n, prompt in enumerate(PROMPTS))]
@@ -137,6 +141,7 @@ def test_a_prefix_hit_changes_nothing(make, alone):
     assert scheduler.cache is not None
 
 
+@pytest.mark.usefixtures("on_ops")
 @pytest.mark.parametrize("how", ["swap", "recompute"])
 def test_preemption_changes_nothing(make, alone, how):
     """16 blocks for six sequences that want 39."""

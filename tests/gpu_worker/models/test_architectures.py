@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from gpu_worker.model_runner import ModelRunner
-from gpu_worker.ops import make_batch, native
+from gpu_worker.ops import make_batch
 from octavo.errors import BadModel
 
 OURS = {
@@ -32,22 +32,6 @@ OURS = {
     "gpt-oss": "transformers:gpt_oss",
 }
 NUM_TOKENS = 64
-
-
-@pytest.fixture(params=["native", "generic", "reference"])
-def on_ops(request, monkeypatch):
-    """The ops and the sampler of a worker: those it chooses, those of any x86-64, and those without the extension."""
-    extension = native.load()
-    if request.param == "reference":
-        monkeypatch.setattr(native, "load", lambda: None)
-        yield
-    elif extension is None:
-        pytest.skip("the extension was not built")
-    else:
-        best = extension.isa()
-        extension.select_isa("generic" if request.param == "generic" else best)
-        yield
-        extension.select_isa(best)
 
 
 @pytest.mark.parametrize("name", OURS)
