@@ -7,6 +7,7 @@
 #include "kernels.h"
 #include "octavo/api.h"
 #include "octavo/check.h"
+#include "octavo/checksum.h"
 #include "octavo/pool.h"
 
 namespace octavo {
@@ -68,9 +69,20 @@ bool overlap(const std::int64_t* pairs, std::int64_t count) {
     return false;
 }
 
-std::uint64_t mix(std::uint64_t x) {
-    x = (x ^ x >> 33) * 0xff51afd7ed558ccdULL;
-    return x ^ x >> 29;
+// Of a layer of a block, whose first word is at `place`.
+std::uint64_t checksum_of(const char* bytes, std::int64_t length, std::int64_t place) {
+    std::uint64_t sum = 0, word = 0;
+    const std::int64_t whole = length / checksum::kWordBytes, rest = length % checksum::kWordBytes;
+    for (std::int64_t i = 0; i < whole; ++i) {
+        std::memcpy(&word, bytes + i * checksum::kWordBytes, sizeof word);
+        sum += checksum::mixed(word, place + i);
+    }
+    if (rest > 0) {
+        word = 0;
+        std::memcpy(&word, bytes + length - rest, static_cast<std::size_t>(rest));
+        sum += checksum::mixed(word, place + whole);
+    }
+    return sum;
 }
 
 }  // namespace
@@ -154,14 +166,10 @@ void checksum_blocks(const TensorRef& sums, const TensorRef& arena, const Tensor
     const Arena from(arena, "arena");
     Pool::instance().run([&](Lane& lane) {
         lane.each(ids.shape[0], [&](std::int64_t i) {
-            std::uint64_t sum = 0x9e3779b97f4a7c15ULL;
+            std::uint64_t sum = 0;
             for (std::int64_t layer = 0; layer < from.layers; ++layer) {
-                const char* bytes = from.at(layer, ids.as<std::int64_t>()[i]);
-                for (std::int64_t j = 0; j < from.bytes; j += 8) {
-                    std::uint64_t word = 0;
-                    std::memcpy(&word, bytes + j, static_cast<std::size_t>(from.bytes - j < 8 ? from.bytes - j : 8));
-                    sum = mix(sum ^ word) + 0x9e3779b97f4a7c15ULL;
-                }
+                sum += checksum_of(from.at(layer, ids.as<std::int64_t>()[i]), from.bytes,
+                                   layer * checksum::words_of(from.bytes));
             }
             sums.as<std::int64_t>()[i] = static_cast<std::int64_t>(sum);
         });

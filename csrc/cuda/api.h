@@ -56,7 +56,7 @@ void gather_blocks(const TensorRef& arena, const TensorRef& ids, const TensorRef
                    StreamHandle stream);
 void scatter_blocks(const TensorRef& arena, const TensorRef& ids, const TensorRef& staging, std::int64_t begin,
                     StreamHandle stream);
-// out int64 [n]: the sum over the block's 8-byte words (layer after layer) of mix(word + (index + 1) * golden ratio).
+// out int64 [n]: what names each block of ids int32 [n] by its bytes, on any device (octavo/checksum.h).
 void checksum_blocks(const TensorRef& arena, const TensorRef& ids, const TensorRef& out, StreamHandle stream);
 // All blocks, or those of ids int32 [n]; the elements do not change.
 void convert_layout(const KvCache& target, const KvCache& source, const TensorRef& ids, StreamHandle stream);

@@ -171,11 +171,18 @@ void scatter_blocks(const TensorRef& arena, const TensorRef& ids, const TensorRe
 
 void checksum_blocks(const TensorRef& arena, const TensorRef& ids, const TensorRef& out, StreamHandle stream) {
     const Arena a = as_arena(arena, "arena");
-    require((a.length | a.layer | a.block) % 8 == 0, "arena", "has blocks that are no multiple of 8 bytes");
     expect(ids, "block_ids", {kAny}, DType::kI32);
     expect(out, "out", {ids.shape[0]}, DType::kI64);
-    const ChecksumParams p{a.data,  ids.as<std::int32_t>(), out.as<std::uint64_t>(),       a.layer,
-                           a.block, a.length / 8,           static_cast<int>(a.num_layers)};
+    const auto address = static_cast<std::int64_t>(reinterpret_cast<std::uintptr_t>(a.data));
+    const bool aligned = (a.layer | a.block | address) % checksum::kWordBytes == 0;
+    const ChecksumParams p{a.data,
+                           ids.as<std::int32_t>(),
+                           out.as<std::uint64_t>(),
+                           a.layer,
+                           a.block,
+                           a.length,
+                           static_cast<int>(a.num_layers),
+                           aligned};
     if (ids.shape[0] > 0) {
         launch(checksum_kernel, per_row(ids), kCacheThreads, 128, as_stream(stream), p);
     }

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "common/pages.cuh"
+#include "octavo/checksum.h"
 #include "rows.cuh"
 
 namespace octavo::cuda {
@@ -162,24 +163,32 @@ struct ChecksumParams {
     const unsigned char* arena;  // [layers, blocks, bytes]
     const std::int32_t* ids;
     std::uint64_t* out;
-    std::int64_t layer, block, words;  // strides in bytes; 8-byte words of a layer of a block
+    std::int64_t layer, block, length;  // strides, and a block's bytes in a layer
     int num_layers;
+    bool aligned;  // layers of blocks begin at multiples of 8 bytes
 };
 
-__device__ __forceinline__ std::uint64_t mix(std::uint64_t x) {  // splitmix64's finalizer
-    x = (x ^ x >> 30) * 0xbf58476d1ce4e5b9ULL;
-    x = (x ^ x >> 27) * 0x94d049bb133111ebULL;
-    return x ^ x >> 31;
+// Eight bytes, or the `left` there are and zeros.
+__device__ __forceinline__ std::uint64_t load_word(const unsigned char* from, std::int64_t left, bool aligned) {
+    if (aligned && left >= checksum::kWordBytes) {
+        return *reinterpret_cast<const std::uint64_t*>(from);
+    }
+    std::uint64_t word = 0;
+    for (int i = 0; i < 8 && i < left; ++i) {
+        word |= static_cast<std::uint64_t>(from[i]) << 8 * i;
+    }
+    return word;
 }
 
 static __global__ void __launch_bounds__(kCacheThreads) checksum_kernel(const ChecksumParams p) {
     const unsigned char* block = p.arena + p.ids[blockIdx.x] * p.block;
+    const std::int64_t words = checksum::words_of(p.length);
     std::uint64_t sum = 0;
     for (int layer = 0; layer < p.num_layers; ++layer) {
-        const auto* words = reinterpret_cast<const std::uint64_t*>(block + layer * p.layer);
-        for (std::int64_t i = threadIdx.x; i < p.words; i += blockDim.x) {
-            const auto place = static_cast<std::uint64_t>(layer * p.words + i + 1);
-            sum += mix(words[i] + place * 0x9e3779b97f4a7c15ULL);
+        for (std::int64_t i = threadIdx.x; i < words; i += blockDim.x) {
+            const std::int64_t begin = i * checksum::kWordBytes;
+            const std::uint64_t word = load_word(block + layer * p.layer + begin, p.length - begin, p.aligned);
+            sum += checksum::mixed(word, layer * words + i);
         }
     }
     sum = reduce_block(sum, reinterpret_cast<std::uint64_t*>(shared_memory()), Add{});

@@ -2,6 +2,7 @@
 #include <vector>
 
 #include "element.h"
+#include "octavo/checksum.h"
 #include "ref.h"
 
 namespace octavo::ref {
@@ -63,21 +64,20 @@ void scatter_blocks(const TensorRef& arena, const TensorRef& packed, const Tenso
     }
 }
 
-// A chain over the words of all layers; each layer's last word is filled up with zeros.
 void checksum_blocks(const TensorRef& sums, const TensorRef& arena, const TensorRef& ids) {
     check::checksum_blocks(sums, arena, ids);
-    constexpr std::uint64_t kStep = 0x9e3779b97f4a7c15U;
     for (std::int64_t i = 0; i < ids.shape[0]; ++i) {
-        std::uint64_t sum = kStep;
+        std::uint64_t sum = 0;
+        std::int64_t place = 0;
         for (std::int64_t layer = 0; layer < arena.shape[0]; ++layer) {
             Bytes bytes = block(arena, layer, get_int(ids, i));
             bytes.resize((bytes.size() + 7) / 8 * 8, 0);
-            for (std::size_t place = 0; place < bytes.size(); place += 8) {
+            for (std::size_t begin = 0; begin < bytes.size(); begin += 8) {
                 std::uint64_t word = 0;
-                std::memcpy(&word, bytes.data() + place, 8);
-                sum ^= word;
-                sum = (sum ^ sum >> 33) * 0xff51afd7ed558ccdU;
-                sum = (sum ^ sum >> 29) + kStep;
+                for (std::size_t j = 0; j < 8; ++j) {
+                    word |= static_cast<std::uint64_t>(static_cast<unsigned char>(bytes[begin + j])) << 8 * j;
+                }
+                sum += checksum::mixed(word, place++);
             }
         }
         std::memcpy(at(sums, i), &sum, 8);

@@ -5,6 +5,7 @@ import random
 import pytest
 import torch
 from caches import BYTES, KINDS, LAYOUTS, Cache, to_eight_bits
+from checksums import checksum
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -56,6 +57,16 @@ def test_checksums_are_of_content(either):
     assert len(set(first)) == BLOCKS - 1 and first[1] == first[5]
     arena.view(torch.int32)[1, 1, 1, 1, 7, 3] ^= 1  # one bit
     assert sums(1) != first[1:2] and sums(5, 0) == [first[5], first[0]]
+
+
+@fuzz
+@given(seed=st.integers(0, 2**32 - 1), size=st.integers(1, 40), block_major=st.booleans())
+def test_checksums_are_those_of_every_device(either, seed, size, block_major):
+    arena = torch.randint(0, 256, (4, 3, size), dtype=torch.uint8, generator=torch.Generator().manual_seed(seed))
+    arena = arena.transpose(0, 1) if block_major else arena
+    sums = torch.empty(arena.shape[1], dtype=torch.int64)
+    either.checksum_blocks(sums, arena, torch.arange(len(sums)))
+    assert sums.tolist() == [checksum(block.numpy()) for block in arena.unbind(1)]
 
 
 def a_cache(rng: random.Random, layout: str = "", kind: str = "") -> Cache:

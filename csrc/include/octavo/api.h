@@ -88,7 +88,7 @@ void copy_blocks(const TensorRef& source, const TensorRef& target, const TensorR
 void gather_blocks(const TensorRef& packed, const TensorRef& arena, const TensorRef& ids);
 void scatter_blocks(const TensorRef& arena, const TensorRef& packed, const TensorRef& ids);
 
-// sums i64 [m]: equal for equal bytes of all layers of a block, whatever its id.
+// sums i64 [m]: equal for equal bytes of all layers of a block, whatever its id and device (checksum.h).
 void checksum_blocks(const TensorRef& sums, const TensorRef& arena, const TensorRef& ids);
 
 // target = source, between any two layouts and types; of all blocks, or of ids i64 [m].

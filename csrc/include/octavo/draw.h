@@ -8,11 +8,7 @@
 #include <cstdint>
 #include <cstring>
 
-#if defined(__CUDACC__)
-#define OCTAVO_ANYWHERE __host__ __device__ __forceinline__
-#else
-#define OCTAVO_ANYWHERE inline
-#endif
+#include "octavo/anywhere.h"
 
 namespace octavo::draw {
 
