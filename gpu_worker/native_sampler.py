@@ -20,6 +20,7 @@ from gpu_worker.plan import TokenScore
 from gpu_worker.sampler import Sampler, competes, drawn, num_top, scored
 from gpu_worker.sequence import Branch
 
+_LEAST_TEMPERATURE = 1e-30  # that draws; a smaller one could be 0 in float32, which is greedy (draw.py has the same)
 _ROWS_AT_ONCE = 64  # converted to float32 at once
 
 
@@ -32,9 +33,10 @@ class _Columns:
         self.branches = list(branches)
         self.index = torch.empty(len(branches), dtype=torch.int64)
         seeds = [struct.unpack("<q", struct.pack("<Q", p.seed or 0))[0] for p in params]
+        temperatures = [max(p.temperature, _LEAST_TEMPERATURE) if drawn(p) else 0.0 for p in params]
         self.draws = {
             "rows": torch.tensor(self.rows, dtype=torch.int64),
-            "temperature": torch.tensor([p.temperature if drawn(p) else 0.0 for p in params], dtype=torch.float32),
+            "temperature": torch.tensor(temperatures, dtype=torch.float32),
             "top_k": torch.tensor([min(p.top_k, vocab_size) for p in params], dtype=torch.int32),
             "top_p": torch.tensor([p.top_p for p in params], dtype=torch.float32),
             "min_p": torch.tensor([p.min_p for p in params], dtype=torch.float32),

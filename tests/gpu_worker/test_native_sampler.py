@@ -56,3 +56,11 @@ def test_every_number_may_be_at_its_limit(name, value):
     assert tokens == expected
     if name != "repetition_penalty":  # so small a one makes logits infinite
         assert BAD_LOGITS not in tokens
+
+
+@pytest.mark.parametrize("temperature", [1e-300, 1e-46, 1e-44, 1e-30, 1e-29])
+def test_the_least_temperature_still_draws_among_equals(temperature):
+    logits = torch.zeros(1, VOCABULARY).expand(20, -1).contiguous()
+    tokens, expected = both(logits, [branch_of(SamplingParams(temperature=temperature, seed=i)) for i in range(20)])
+    assert tokens == expected
+    assert len(set(tokens)) > 10
