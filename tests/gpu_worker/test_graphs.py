@@ -32,6 +32,9 @@ class TorchKernels(ReferenceOps):
 
     name = "kernels in torch"
 
+    def captures(self, kv: Tensor) -> bool:
+        return True
+
     def cache_write(self, kv: Tensor, keys: Tensor, values: Tensor, batch: Batch) -> None:
         launch(self._write, kv, keys, values, batch.slots)
 
@@ -118,8 +121,7 @@ def test_nothing_but_the_steps_own_slots_is_written_or_read(count):
     for layer, old in zip(tiny.arena.layers, before, strict=True):
         same = (layer == old) | (layer.isnan() & old.isnan())
         assert same.all(dim=(1, 2, 4))[~written].all()
-        assert torch.isfinite(layer.transpose(1, 3)[written.nonzero(as_tuple=True)[0]].sum()) or count
-        assert not layer.permute(0, 3, 1, 2, 4)[written].isnan().any()
+        assert torch.isfinite(layer.permute(0, 3, 1, 2, 4)[written]).all()
 
 
 @pytest.fixture(scope="module")
