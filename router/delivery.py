@@ -48,6 +48,11 @@ class Delivery(Generic[Logprob]):
         return self._num_going == 0
 
     @property
+    def ranked(self) -> bool:
+        """Whether branches compete: nothing is shown before all have ended."""
+        return self._ranked is not None
+
+    @property
     def next_indexes(self) -> list[int]:
         return [reader.next_index for reader in self.readers]
 
