@@ -102,7 +102,9 @@ class Delivery(Generic[Logprob]):
         """
         record = snapshot.record
         for branch, score in enumerate(record.scores):
-            self.scores[branch] = score if score is not None else self.scores[branch]
+            settled = self.readers[branch].finish and self.scores[branch] is not None  # it may be a stop string's
+            if score is not None and not settled:
+                self.scores[branch] = score
         for reader, first, tokens in zip(self.readers, first_indexes, snapshot.outputs, strict=True):
             finish = record.finishes[reader.index]
             if self._ranked is not None and not (finish or record.state.ended):
