@@ -58,7 +58,7 @@ class Models:
         """Takes a worker in; returns why not, or an empty string."""
         async with self._loading:
             model = self._models.get(hello.model)
-            if model is None or (not model.workers and model.fingerprint != hello.fingerprint):
+            if model is None or (not model.workers and difference(model, hello)):
                 try:
                     tokenizer = await asyncio.to_thread(load, hello.tokenizer)
                 except Exception as error:  # an unreadable tokenizer must not take the router down
@@ -74,10 +74,8 @@ class Models:
                     hello.eos_token_ids,
                     tokenizer,
                 )
-        for name in ("fingerprint", "layout", "block_size", "context_tokens", "vocab_size"):
-            mine, theirs = getattr(model, name), getattr(hello, name)
-            if mine != theirs:
-                return f"{name} {theirs} differs from {mine} of model {hello.model}"
+        if different := difference(model, hello):
+            return different
         model.workers.add(hello.incarnation)
         return ""
 
@@ -102,6 +100,15 @@ class Models:
 
     def all(self) -> list[Model]:
         return sorted(self._models.values(), key=lambda model: model.name)
+
+
+def difference(model: Model, hello: WorkerHello) -> str:
+    """What keeps the worker from serving that model beside its other workers; empty if nothing does."""
+    for name in ("fingerprint", "layout", "block_size", "context_tokens", "vocab_size"):
+        mine, theirs = getattr(model, name), getattr(hello, name)
+        if mine != theirs:
+            return f"{name} {theirs} differs from {mine} of model {hello.model}"
+    return ""
 
 
 def load(source: str) -> Tokenizer | ByteTokenizer:
