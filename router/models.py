@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from octavo.errors import InvalidArgument, NotFound, NoWorkers
 from octavo.ids import Incarnation
+from octavo.record import Record
 from octavo.text.byte_tokenizer import ByteTokenizer
 from octavo.text.tokenizer import Tokenizer, load_tokenizer
 
@@ -95,8 +96,10 @@ class Models:
             raise NotFound(f"model: no model {name[:64]!r} here; there is {', '.join(sorted(self._models))}")
         return self._models[name]
 
-    def by_fingerprint(self, fingerprint: str) -> Model | None:
-        return next((model for model in self._models.values() if model.fingerprint == fingerprint), None)
+    def of(self, record: Record) -> Model | None:
+        """The model a request was accepted for; if no model here has its layout, one with the same weights."""
+        same = [model for model in self._models.values() if model.fingerprint == record.model]
+        return next((model for model in same if model.layout == record.layout), same[0] if same else None)
 
     def all(self) -> list[Model]:
         return sorted(self._models.values(), key=lambda model: model.name)

@@ -1,5 +1,7 @@
 """Which workers serve a model together, and which Model a request belongs to."""
 
+from types import SimpleNamespace
+
 import pytest
 
 from octavo.ids import Incarnation
@@ -42,3 +44,17 @@ async def test_workers_may_come_back_different_when_none_is_left(different):
     for name, value in different.items():
         assert getattr(model, name) == value
     assert " differs from " in await models.meet(hello("old"))
+
+
+async def test_a_request_belongs_to_the_model_of_its_layout_and_else_to_one_with_its_weights():
+    models = Models()
+    for name in ("bfloat16", "fp8"):
+        await models.meet(hello(name, model=name, layout=name))
+
+    def name_of(fingerprint: str, layout: str) -> str | None:
+        model = models.of(SimpleNamespace(model=fingerprint, layout=layout))
+        return model and model.name
+
+    assert [name_of("weights", layout) for layout in ("bfloat16", "fp8")] == ["bfloat16", "fp8"]
+    assert name_of("weights", "float32") in ("bfloat16", "fp8")
+    assert name_of("others", "fp8") is None

@@ -269,6 +269,35 @@ async def test_a_worker_of_another_layout_is_refused_by_name(world):
     world.workers.append(bad)
 
 
+async def test_one_fingerprint_under_two_names_is_two_models(world, oracle):
+    """The same weights with another layout: requests of one name never run on workers of the other."""
+    for model, block_size in (("small", 16), ("large", 32)):
+        await world.worker(FakeRunner(model=model, block_size=block_size))
+    await world.router()
+    await world.ready()
+    client = world.client()
+    for worker, model in zip(world.workers, ("small", "large"), strict=True):
+        ids = [f"{model}-{i}" for i in range(8)]  # at once: they spread
+        await check_outputs(
+            oracle,
+            [client.complete([*PROMPT, i], GREEDY, model=model, request_id=id) for i, id in enumerate(ids)],
+        )
+        assert {world.entry(id).record.owner for id in ids} == {worker._door.incarnation}
+
+
+async def test_a_request_goes_on_when_its_model_comes_back_with_another_layout(world, oracle, monkeypatch):
+    monkeypatch.setattr("router.pool.REMEMBER_LOST_S", 0.2)
+    monkeypatch.setattr("router.workers.REFUSED_S", 0.1)
+    await world.worker(slow())
+    await world.router()
+    await world.ready()
+    tasks = await streams(world, world.client(), 1)
+    await world.kill(world.workers[0])
+    await world.worker(FakeRunner(block_size=32))
+    await check_outputs(oracle, tasks)
+    assert world.entry("s0").record.epoch > 1
+
+
 async def test_a_member_that_describes_itself_badly_disturbs_nobody(world):
     await world.router()
     await MemoryStore(world.state).heartbeat(Member("worker", new_incarnation(), b"{}"), 60_000)
