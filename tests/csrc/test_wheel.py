@@ -11,8 +11,9 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 START = """
-import logging, sys, torch
+import importlib.machinery, logging, sys, torch
 sys.path.insert(0, sys.argv[1])
+sys.meta_path.insert(0, importlib.machinery.PathFinder)  # before the hook of an editable install
 logging.basicConfig()
 from gpu_worker import ops
 from octavo.cli import native_checks
