@@ -14,7 +14,10 @@ def advertised_host(listen: str, advertise: str) -> str:
     """The host that `advertise` names, else that of `listen`; where it is all of them, this machine's. NoAddress."""
     if advertise:
         host, colon, port = advertise.rpartition(":")
-        return host if colon and port.isdigit() else advertise
+        host = host if colon and port.isdigit() else advertise
+        if not host or (":" in host and not (host.startswith("[") and host.endswith("]"))):
+            raise NoAddress(f"--advertise {advertise}: give HOST or HOST:PORT, version 6 in brackets: [fd00::1]")
+        return host
     host = listen.rpartition(":")[0]
     return own_address() if host in EVERYWHERE else host
 

@@ -20,22 +20,24 @@ from gpu_worker.plan import TokenScore
 from gpu_worker.sampler import Sampler, competes, drawn, num_top, scored
 from gpu_worker.sequence import Branch
 
+_LEAST_TEMPERATURE = 1e-30  # that draws; a smaller one could be 0 in float32, which is greedy (draw.py has the same)
 _ROWS_AT_ONCE = 64  # converted to float32 at once
 
 
 class _Columns:
     """Some branches as the extension takes them. Where the same branches come again, only `index` is written anew."""
 
-    def __init__(self, rows: Sequence[int], branches: Sequence[Branch]) -> None:
+    def __init__(self, rows: Sequence[int], branches: Sequence[Branch], vocab_size: int) -> None:
         params = [branch.sequence.params for branch in branches]
         self.rows = list(rows)
         self.branches = list(branches)
         self.index = torch.empty(len(branches), dtype=torch.int64)
         seeds = [struct.unpack("<q", struct.pack("<Q", p.seed or 0))[0] for p in params]
+        temperatures = [max(p.temperature, _LEAST_TEMPERATURE) if drawn(p) else 0.0 for p in params]
         self.draws = {
             "rows": torch.tensor(self.rows, dtype=torch.int64),
-            "temperature": torch.tensor([p.temperature if drawn(p) else 0.0 for p in params]),
-            "top_k": torch.tensor([p.top_k for p in params], dtype=torch.int32),
+            "temperature": torch.tensor(temperatures, dtype=torch.float32),
+            "top_k": torch.tensor([min(p.top_k, vocab_size) for p in params], dtype=torch.int32),
             "top_p": torch.tensor([p.top_p for p in params], dtype=torch.float32),
             "min_p": torch.tensor([p.min_p for p in params], dtype=torch.float32),
             "seed": torch.tensor(seeds, dtype=torch.int64),
@@ -73,7 +75,7 @@ class NativeSampler(Sampler):
         logits = logits.detach().float()
         columns = self._columns
         if columns is None or not columns.matches(rows, branches):
-            columns = self._columns = _Columns(rows, branches)
+            columns = self._columns = _Columns(rows, branches, self.vocab_size)
         if columns.plain:  # numpy's argmax is the faster one
             return super().sample(logits, rows, branches)
         columns.update()

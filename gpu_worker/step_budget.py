@@ -31,7 +31,7 @@ class StepBudget:
         return min(left, max(self.tokens - num_decodes, self._low)) if self._step_s else left
 
     def observe(self, num_tokens: int, seconds: float) -> None:
-        """A step that consisted of prompts for the most part. A small one says nothing about large ones."""
+        """A step with prompts. A small one that was quick says nothing about large ones."""
         if not self._step_s or seconds <= 0 or (2 * num_tokens < self.tokens and seconds < self._step_s):
             return
         wanted = num_tokens * self._step_s / seconds

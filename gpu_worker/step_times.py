@@ -39,9 +39,11 @@ class StepTimes:
             scheduler.costs.observe_copy(num_copied * scheduler.info.bytes_per_block, output.copy_s)
         num_prefill = plan.num_tokens - plan.num_decodes
         compute_s = run_s - output.copy_s
-        if num_prefill >= max(MIN_PREFILL_TOKENS, plan.num_decodes) and compute_s > 0:
+        if num_prefill <= 0 or compute_s <= 0:
+            return
+        scheduler.budget.observe(plan.num_tokens, compute_s)  # of every such step, or a low budget would stay low
+        if num_prefill >= max(MIN_PREFILL_TOKENS, plan.num_decodes):
             scheduler.costs.observe_prefill(plan.num_tokens, compute_s)
-            scheduler.budget.observe(plan.num_tokens, compute_s)
             rate = plan.num_tokens / compute_s
             weight = WEIGHT if self.prefill_tokens_per_s else 1.0
             self.prefill_tokens_per_s += weight * (rate - self.prefill_tokens_per_s)

@@ -71,6 +71,7 @@ KvPages packed(const TensorRef& keys, const TensorRef& values, std::int64_t dim,
     require(x > 0 && dim % x == 0, names.keys, "does not divide a head's dimensions evenly");
     expect(keys, names.keys, {kAny, kAny, dim / x, kAny, x});
     expect(values, names.values, {keys.shape[0], keys.shape[1], dim, keys.shape[3]});
+    require(keys.stride[3] == x, names.keys, "has gaps between slots");
     KvPages pages{};
     pages.keys = rows_at(keys, keys.as<char>(), 0, 1, 3, x);
     pages.keys.outer = keys.stride[2];

@@ -126,15 +126,23 @@ Pool& Pool::instance() {
 
 Pool::Pool() : state_(new State) {}
 
+// In a process forked from one that had threads: they are not here, nor what they were doing.
+void Pool::forget_parent() {
+    if (state_->owner != 0 && state_->owner != getpid()) {
+        state_ = new State;
+        claim_ = 0;
+        done_ = 0;
+    }
+}
+
 int Pool::size() {
+    forget_parent();
     const std::lock_guard<std::mutex> lock(state_->runs);
     return size_ == 0 ? cores() : size_;
 }
 
 void Pool::resize(int threads) {
-    if (state_->owner != 0 && state_->owner != getpid()) {
-        state_ = new State;  // the other is that of the process this one was forked from; its threads are not here
-    }
+    forget_parent();
     State& state = *state_;
     const std::lock_guard<std::mutex> lock(state.runs);
     state.stop();

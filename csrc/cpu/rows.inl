@@ -107,7 +107,7 @@ struct Rows16 {
         void begin(const InputBlock* inputs) {
 #pragma GCC unroll 16
             for (int c = 0; c < kColumns; ++c) {
-                sum[0][c] = _mm512_set1_epi32(-128 * inputs[c].sum);
+                sum[0][c] = _mm512_set1_epi32(minus_128_times(inputs[c].sum));
             }
         }
         void add(int chain, __m512i weights, const InputBlock* inputs, int first) {

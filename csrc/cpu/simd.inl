@@ -117,6 +117,11 @@ inline F8 dot_nibbles(const Nibbles& n, const std::int8_t* a) {
     return _mm256_cvtepi32_ps(_mm256_add_epi32(even, odd));
 }
 
+// The offset of unsigned bytes. The sum of a block that has a NaN is any number, so it wraps.
+inline std::int32_t minus_128_times(std::int32_t sum) {
+    return static_cast<std::int32_t>(0U - (static_cast<std::uint32_t>(sum) << 7));
+}
+
 struct Bytes {
     __m256i piece[8];
 };
@@ -128,7 +133,7 @@ inline Bytes bytes_of(const std::uint8_t* p) {
     return b;
 }
 inline F8 dot_bytes(const Bytes& b, const std::int8_t* a, std::int32_t sum) {
-    __m256i even = _mm256_set1_epi32(-128 * sum), odd = _mm256_setzero_si256();
+    __m256i even = _mm256_set1_epi32(minus_128_times(sum)), odd = _mm256_setzero_si256();
     for (int i = 0; i < 8; i += 2) {
         even = _mm256_dpbusd_epi32(even, b.piece[i], four(a + 4 * i));
         odd = _mm256_dpbusd_epi32(odd, b.piece[i + 1], four(a + 4 * i + 4));

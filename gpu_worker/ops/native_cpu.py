@@ -73,7 +73,7 @@ class NativeCpuOps:
         rows = x.reshape(-1, x.shape[-1])
         out = torch.empty((rows.shape[0], rows.shape[1] // 2), dtype=x.dtype)
         self.extension.silu_and_mul(out, rows)
-        return out.view(*x.shape[:-1], -1)
+        return out.view(*x.shape[:-1], out.shape[1])
 
     def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         if weight.dtype not in FLOATS or x.dtype not in FLOATS or weight.stride(-1) != 1:
@@ -82,7 +82,7 @@ class NativeCpuOps:
         out = torch.empty((rows.shape[0], weight.shape[0]))
         packed = self.extension.Weight(weight, FLOATS[weight.dtype], *weight.shape)
         self.extension.linear(out, rows, packed, None if bias is None else bias.float())
-        return out.to(x.dtype).view(*x.shape[:-1], -1)
+        return out.to(x.dtype).view(*x.shape[:-1], out.shape[1])
 
     def copy_blocks(self, arena: Tensor, pairs: Sequence[tuple[int, int]]) -> None:
         self.swap_blocks(arena, arena, pairs)

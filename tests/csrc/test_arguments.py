@@ -181,3 +181,13 @@ ROWS = torch.empty(4, 2, 8, 16, dtype=torch.uint8)
 def test_caches_are_checked(either, name, cache):
     with pytest.raises(either.ArgumentError, match=rf"^{name}: "):
         either.KvCache(*cache)
+
+
+def test_runs_of_packed_keys_follow_each_other(either):
+    """Kernels read those of eight slots at once."""
+    keys, values = torch.zeros(2, 1, 4, 8, 8), torch.zeros(2, 1, 16, 8)
+    new = {"keys": torch.ones(1, 1, 16), "values": torch.ones(1, 1, 16), "slots": torch.tensor([3])}
+    either.cache_write(kv=either.KvCache(keys[..., :4].contiguous(), values), **new)
+    with pytest.raises(either.ArgumentError, match="gaps between slots"):
+        either.cache_write(kv=either.KvCache(keys[..., :4], values), **new)
+    assert not keys.any()

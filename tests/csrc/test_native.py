@@ -51,3 +51,39 @@ def test_without_the_extension_there_is_none_and_no_error(tmp_path: Path, root: 
         [sys.executable, "-S", "-c", script], cwd=tmp_path, capture_output=True, text=True, check=False
     )
     assert (done.stdout.strip(), done.stderr) == ("None", "")
+
+
+FORKED = """
+import os, threading, torch
+from gpu_worker import _C_cpu
+_C_cpu.set_threads(2)
+x = torch.randn(512, 512)
+norm = lambda out: _C_cpu.rms_norm(out, x, torch.ones(512), 1e-5)
+going = True
+def work():
+    out = torch.empty(512, 512)
+    while going:
+        norm(out)
+threading.Thread(target=work).start()
+expected = torch.empty(512, 512)
+norm(expected)
+children = []
+for _ in range(12):
+    child = os.fork()
+    if not child:
+        out = torch.zeros(512, 512)
+        _C_cpu.threads()
+        norm(out)
+        os._exit(0 if torch.equal(out, expected) else 1)
+    children.append(child)
+codes = [os.waitpid(child, 0)[1] for child in children]
+going = False
+assert codes == [0] * len(children), codes
+"""
+
+
+@pytest.mark.usefixtures("extension")
+def test_a_process_forked_while_an_op_runs_has_ops_of_its_own(root: Path) -> None:
+    command = [sys.executable, "-W", "ignore", "-c", FORKED]
+    done = subprocess.run(command, cwd=root, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr

@@ -29,6 +29,12 @@ def test_what_routers_are_told(monkeypatch, listen, advertise, host, port):
     assert (advertised_host(listen, advertise), advertised_port(advertise)) == (host, port)
 
 
+@pytest.mark.parametrize("advertise", ["fd00::1", "fd00::abcd", "fd00::1:80", "::", ":8080", ":", "host:", "host:a"])
+def test_what_names_no_host_is_refused(advertise):
+    with pytest.raises(NoAddress, match=f"--advertise {advertise}: give HOST"):
+        advertised_host("127.0.0.1:7", advertise)
+
+
 def test_an_address_of_version_6_where_there_is_no_other(monkeypatch):
     host_means(monkeypatch, "fd00::2")
     assert advertised_host("0.0.0.0:7", "") == "[fd00::2]"

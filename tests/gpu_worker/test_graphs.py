@@ -118,8 +118,7 @@ def test_nothing_but_the_steps_own_slots_is_written_or_read(count):
     for layer, old in zip(tiny.arena.layers, before, strict=True):
         same = (layer == old) | (layer.isnan() & old.isnan())
         assert same.all(dim=(1, 2, 4))[~written].all()
-        assert torch.isfinite(layer.transpose(1, 3)[written.nonzero(as_tuple=True)[0]].sum()) or count
-        assert not layer.permute(0, 3, 1, 2, 4)[written].isnan().any()
+        assert torch.isfinite(layer.permute(0, 3, 1, 2, 4)[written]).all()
 
 
 @pytest.fixture(scope="module")

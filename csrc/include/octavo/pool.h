@@ -52,6 +52,7 @@ class Pool {
 
     Pool();
     void start(Work work, const void* context);
+    void forget_parent();
     void serve(State& state, std::uint64_t seen);
     void wait(std::uint32_t phase);
 
