@@ -397,7 +397,7 @@ async def test_many_competing_tokens_reach_who_attaches_late_with_their_scores(w
     monkeypatch.setattr(WorkerLink, "follow", counted)
     await world.stop_router(world.routers[0])
     assert returned(await task) == oracle.outputs(PROMPT, params)
-    assert follows[0].count(0) == 2  # so that more than 512 items are sent again
+    assert follows[0].count(0) >= 2  # so that more than 512 items are sent again
     assert len(follows) < 40
 
 
