@@ -26,6 +26,10 @@ Capture = Callable[[Step], Step]  # runs a step once to see what it does; what i
 class CapturableOps(Ops, Protocol):
     """Ops whose launches depend on a batch's lengths through memory alone."""
 
+    def captures(self, kv: Tensor) -> bool:
+        """Whether that holds of layers like `kv`."""
+        ...
+
     def refill(self, batch: Batch) -> None:
         """Works out again, in the same memory, what is kept in batch.scratch, from q_lens and kv_lens as they are now.
 
@@ -118,8 +122,9 @@ def capture_decodes(
     capture: Capture | None = None,
 ) -> DecodeGraphs | None:
     """Graphs for up to `max_sequences` decodes; None, with a line in the log, where they cannot be had."""
-    if not isinstance(ops, CapturableOps) or not decoder.capturable:
-        log.info("no CUDA graphs: %s and %s ops cannot be captured together", decoder.name, ops.name)
+    if not isinstance(ops, CapturableOps) or not decoder.capturable or not ops.captures(layers[0]):
+        what = decoder.name, ops.name, layers[0].dtype
+        log.info("no CUDA graphs: %s and %s ops cannot be captured together, with a cache of %s", *what)
         return None
     block_size = layers[0].shape[3]
     inputs = DecodeInputs(max_sequences, -(-context_tokens // block_size), block_size, device)

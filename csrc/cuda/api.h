@@ -1,9 +1,9 @@
 // The CUDA ops, one function each. Tensors are on the current device; work is queued on `stream` and not waited for.
 // Bad arguments throw ArgumentError before anything is queued; a failing device, DeviceError.
 //
-// Indices that lie on the device (slots, block tables, lengths) cannot be checked here without waiting for it: their
-// owner does that on the host (gpu_worker/ops/native_cuda.py). Slots are also checked by the kernel: one that is
-// negative or past the last block is skipped.
+// Indices that lie on the device cannot be checked here without waiting for it. The kernel skips slots that are
+// negative or past the last block; gpu_worker/ops/native_cuda.py checks pairs of blocks; for block tables and
+// lengths whoever made the batch answers (the engine's scheduler): nobody looks again.
 #pragma once
 
 #include <cstdint>

@@ -14,7 +14,7 @@ from torch.nn import functional
 
 from gpu_worker.ops import AttentionOptions, Batch
 from gpu_worker.ops.cuda_plan import AttentionPlan, PlanShape
-from gpu_worker.ops.kv_layer import KINDS, KvLayer
+from gpu_worker.ops.kv_layer import KvLayer
 from gpu_worker.ops.reference import ReferenceOps
 
 Ref = tuple[int, int, tuple[int, ...], tuple[int, ...]]
@@ -31,13 +31,17 @@ DTYPES = {  # as octavo::DType counts them
     torch.float8_e5m2: 3,
 }
 FLOATS = (torch.float32, torch.float16, torch.bfloat16)
+FP8 = (torch.float8_e4m3fn, torch.float8_e5m2)
 MAX_MMA_DIM, MAX_SIMT_DIM = 256, 1024
 SMALL_RUN = 28 * 1024  # bytes; below, copy engines are slower than a kernel that reads pinned memory
 
 
 def ref(tensor: Tensor) -> Ref:
     """What the extension takes for a tensor."""
-    return tensor.data_ptr(), DTYPES[tensor.dtype], tuple(tensor.shape), tensor.stride()
+    dtype = DTYPES.get(tensor.dtype)
+    if dtype is None:
+        raise TypeError(f"no CUDA op takes a tensor of {tensor.dtype}")
+    return tensor.data_ptr(), dtype, tuple(tensor.shape), tensor.stride()
 
 
 class NativeCudaOps:
@@ -93,6 +97,10 @@ class NativeCudaOps:
                 *(launch.kernel, launch.rows, ref(out), ref(queries), cache, *where, plan, attention, None, stream)
             )
         return out
+
+    def captures(self, kv: Tensor) -> bool:
+        """Whether layers like this one are the kernels': the reference ops look at numbers on the device."""
+        return kv.dtype in (*FLOATS, *FP8) and kv.shape[4] <= MAX_SIMT_DIM
 
     def refill(self, batch: Batch) -> None:
         """Plans the attention of `batch` again, for what its q_lens and kv_lens are now, into the same memory.
@@ -184,7 +192,8 @@ class NativeCudaOps:
         return self.extension.KvCache(ref(layer.keys), ref(layer.values), layer.kind, *scales)
 
     def _writes(self, kv: Tensor, keys: Tensor) -> bool:
-        return keys.dtype in FLOATS and (kv.dtype == keys.dtype or kv.dtype in KINDS) and kv.stride(-1) == 1
+        """Not int8 with a scale for each slot (kv_format.py): scales of the kernels are those of a KvLayer."""
+        return keys.dtype in FLOATS and kv.dtype in (keys.dtype, *FP8) and kv.stride(-1) == 1
 
     def _takes(self, queries: Tensor, kv: Tensor) -> bool:
         return (

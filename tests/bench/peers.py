@@ -26,7 +26,7 @@ LOADS = {
     "prefix": Load("16 streams, shared prefix", 16, 32, shared_words=720),
     "fresh": Load("16, prefix seen first here", 16, 16, shared_words=720, fresh=True),
 }
-GOALS = {  # of the first side beside the second, by load: issue 3, point 7
+GOALS = {  # of the first side beside the second, by load: issue 3, point 7; beside vLLM: quality.md
     ("octavo, 4-bit", "octavo, reference ops"): {"1": 3, "16": 2},
     ("octavo, fp32", "transformers fp32"): {"1": 2, "16": 2},
     ("octavo, 4-bit", "llama.cpp"): {"1": 0.75, "16": 1.5, "48": 1.5, "prefix": 5},

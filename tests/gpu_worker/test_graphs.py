@@ -32,6 +32,9 @@ class TorchKernels(ReferenceOps):
 
     name = "kernels in torch"
 
+    def captures(self, kv: Tensor) -> bool:
+        return True
+
     def cache_write(self, kv: Tensor, keys: Tensor, values: Tensor, batch: Batch) -> None:
         launch(self._write, kv, keys, values, batch.slots)
 

@@ -3,7 +3,7 @@
     LD_PRELOAD=libasan.so PYTHONPATH=<folder of _C_cuda_shim.so> python tests/csrc/shim <group> <cases> <seed>
 
 A process of its own, because AddressSanitizer must be there from its start. It prints how many cases passed, or ends
-with what is wrong. test_cuda_shim.py and mutants.py start it.
+with what is wrong. test_cuda_shim.py and mutants/ start it; tests/gpu/fuzz.py takes GROUPS.
 """
 
 import sys

@@ -1,4 +1,5 @@
-"""The reference ops against float64 arithmetic written out, over random shapes, with traps where nobody may look."""
+"""The reference ops, and those chosen for a CPU, against float64 arithmetic written out, over random shapes, with traps
+where nobody may look."""
 
 import random
 
@@ -8,10 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpu_worker.ops import AttentionOptions, Batch, choose_ops, make_batch
+from gpu_worker.ops.reference import ReferenceOps
 
 torch.set_num_threads(1)
 CPU = torch.device("cpu")
-ops = choose_ops(CPU)
+each_ops = pytest.mark.parametrize("ops", [ReferenceOps(), choose_ops(CPU)], ids=["reference", "chosen"])
 
 
 class Pages:
@@ -76,17 +78,19 @@ class Pages:
         return torch.einsum("hk,khd->hd", weights / total, values)
 
 
+@each_ops
 @settings(max_examples=80)
 @given(seed=st.integers(0, 2**32 - 1))
-def test_attention_is_its_definition(seed):
+def test_attention_is_its_definition(ops, seed):
     pages = Pages(seed)
     result = ops.paged_attention(pages.queries, pages.kv, pages.batch(), pages.options)
     torch.testing.assert_close(result.double(), pages.expected(), rtol=1e-4, atol=1e-5)
 
 
+@each_ops
 @settings(max_examples=20)
 @given(seed=st.integers(0, 2**32 - 1))
-def test_where_blocks_lie_does_not_matter(seed):
+def test_where_blocks_lie_does_not_matter(ops, seed):
     """Moving all blocks to other places gives the same bits."""
     pages = Pages(seed)
     result = ops.paged_attention(pages.queries, pages.kv, pages.batch(), pages.options)
@@ -98,7 +102,8 @@ def test_where_blocks_lie_does_not_matter(seed):
     assert torch.equal(result, again)
 
 
-def test_long_chunks_are_tiled():
+@each_ops
+def test_long_chunks_are_tiled(ops):
     """More queries than a tile, behind a prefix, with and without a window."""
     torch.manual_seed(0)
     num_queries, num_keys, size = 1100, 1300, 16
@@ -117,9 +122,10 @@ def test_long_chunks_are_tiled():
         torch.testing.assert_close(result.double(), expected.transpose(0, 1), rtol=1e-4, atol=1e-5)
 
 
+@each_ops
 @settings(max_examples=30)
 @given(data=st.data())
-def test_keys_and_values_go_to_their_slots_and_nowhere_else(data):
+def test_keys_and_values_go_to_their_slots_and_nowhere_else(ops, data):
     num_blocks, heads, size, dim = 4, 2, 8, 4
     slots = data.draw(st.lists(st.integers(0, num_blocks * size - 1), unique=True, max_size=12))
     slots = [slot if data.draw(st.booleans()) else -1 for slot in slots]
@@ -136,7 +142,8 @@ def test_keys_and_values_go_to_their_slots_and_nowhere_else(data):
     assert torch.equal(after, before)
 
 
-def test_copies_read_before_they_write():
+@each_ops
+def test_copies_read_before_they_write(ops):
     """Exchanging two blocks and spreading one: what counts is what was there before."""
     arena = torch.randn(3, 6, 1, 2, 8, 4)
     before = arena.clone()
@@ -144,7 +151,8 @@ def test_copies_read_before_they_write():
     assert torch.equal(arena, before[:, [1, 0, 2, 2, 2, 5]])
 
 
-def test_blocks_go_to_the_other_arena_and_back():
+@each_ops
+def test_blocks_go_to_the_other_arena_and_back(ops):
     device, host = torch.randn(2, 5, 1, 2, 8, 4), torch.zeros(2, 3, 1, 2, 8, 4)
     before = device.clone()
     ops.swap_blocks(device, host, [(4, 0), (1, 2)])
@@ -154,8 +162,9 @@ def test_blocks_go_to_the_other_arena_and_back():
     assert torch.equal(device, before[:, [0, 1, 2, 1, 4]])
 
 
+@each_ops
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.bfloat16, 2e-2)])
-def test_norms_activations_and_rotation(dtype, tolerance):
+def test_norms_activations_and_rotation(ops, dtype, tolerance):
     torch.manual_seed(1)
     x, weight = torch.randn(7, 32).to(dtype), torch.randn(32).to(dtype)
     wide = x.double()
