@@ -17,6 +17,7 @@ from octavo.ids import SequenceId
 from octavo.sampling import FinishReason
 
 MAX_PENDING_STEPS = 4096  # a reader this far behind is cut off; it reads the journal and follows again
+MAX_STEP_ITEMS = 256  # of what a reader has missed; where branches compete that is an item per token
 MAX_REMEMBERED = 4096  # sequences that have ended here, so that a late repetition does not run them again
 MAX_WITHHELD_S = 0.1  # how long tokens wait for those of further steps, when several are sent together
 
@@ -182,8 +183,8 @@ class Streams:
                 tokens = log.tokens[start:]
                 first = min(start, len(log.tokens))
                 items.append(Item(seq_id, entry.epoch, branch, first, tokens, log.chain, log.finish, log.failure))
-        if items:
-            stream.push(Step(0, items))
+        for first in range(0, len(items), MAX_STEP_ITEMS):  # a reader takes each in without doing anything else
+            stream.push(Step(0, items[first : first + MAX_STEP_ITEMS]))
 
     def unfollow(self, stream: Stream, seq_id: SequenceId) -> None:
         entry = self.logs.get(seq_id)

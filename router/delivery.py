@@ -48,6 +48,11 @@ class Delivery(Generic[Logprob]):
         return self._num_going == 0
 
     @property
+    def ranked(self) -> bool:
+        """Whether branches compete: nothing is shown before all have ended."""
+        return self._ranked is not None
+
+    @property
     def next_indexes(self) -> list[int]:
         return [reader.next_index for reader in self.readers]
 
@@ -97,7 +102,9 @@ class Delivery(Generic[Logprob]):
         """
         record = snapshot.record
         for branch, score in enumerate(record.scores):
-            self.scores[branch] = score if score is not None else self.scores[branch]
+            settled = self.readers[branch].finish and self.scores[branch] is not None  # it may be a stop string's
+            if score is not None and not settled:
+                self.scores[branch] = score
         for reader, first, tokens in zip(self.readers, first_indexes, snapshot.outputs, strict=True):
             finish = record.finishes[reader.index]
             if self._ranked is not None and not (finish or record.state.ended):

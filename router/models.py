@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from octavo.errors import InvalidArgument, NotFound, NoWorkers
 from octavo.ids import Incarnation
+from octavo.record import Record
 from octavo.text.byte_tokenizer import ByteTokenizer
 from octavo.text.tokenizer import Tokenizer, load_tokenizer
 
@@ -58,7 +59,7 @@ class Models:
         """Takes a worker in; returns why not, or an empty string."""
         async with self._loading:
             model = self._models.get(hello.model)
-            if model is None or (not model.workers and model.fingerprint != hello.fingerprint):
+            if model is None or (not model.workers and difference(model, hello)):
                 try:
                     tokenizer = await asyncio.to_thread(load, hello.tokenizer)
                 except Exception as error:  # an unreadable tokenizer must not take the router down
@@ -74,10 +75,8 @@ class Models:
                     hello.eos_token_ids,
                     tokenizer,
                 )
-        for name in ("fingerprint", "layout", "block_size", "context_tokens", "vocab_size"):
-            mine, theirs = getattr(model, name), getattr(hello, name)
-            if mine != theirs:
-                return f"{name} {theirs} differs from {mine} of model {hello.model}"
+        if different := difference(model, hello):
+            return different
         model.workers.add(hello.incarnation)
         return ""
 
@@ -97,11 +96,22 @@ class Models:
             raise NotFound(f"model: no model {name[:64]!r} here; there is {', '.join(sorted(self._models))}")
         return self._models[name]
 
-    def by_fingerprint(self, fingerprint: str) -> Model | None:
-        return next((model for model in self._models.values() if model.fingerprint == fingerprint), None)
+    def of(self, record: Record) -> Model | None:
+        """The model a request was accepted for; if no model here has its layout, one with the same weights."""
+        same = [model for model in self._models.values() if model.fingerprint == record.model]
+        return next((model for model in same if model.layout == record.layout), same[0] if same else None)
 
     def all(self) -> list[Model]:
         return sorted(self._models.values(), key=lambda model: model.name)
+
+
+def difference(model: Model, hello: WorkerHello) -> str:
+    """What keeps the worker from serving that model beside its other workers; empty if nothing does."""
+    for name in ("fingerprint", "layout", "block_size", "context_tokens", "vocab_size"):
+        mine, theirs = getattr(model, name), getattr(hello, name)
+        if mine != theirs:
+            return f"{name} {theirs} differs from {mine} of model {hello.model}"
+    return ""
 
 
 def load(source: str) -> Tokenizer | ByteTokenizer:

@@ -94,7 +94,7 @@ class Placer:
         root = hashing.root_key(model.fingerprint, model.layout, salt=salt)
         hits = self.pool.index.hits(hashing.block_hashes(root, tokens, model.block_size))
         in_tokens = {id: (device * model.block_size, host * model.block_size) for id, (device, host) in hits.items()}
-        views = [view for view in self.pool.views(model.fingerprint) if view.incarnation not in excluded]
+        views = [view for view in self.pool.views(model) if view.incarnation not in excluded]
         return place(len(tokens), in_tokens, views)
 
     async def _start(self, attempt: Attempt) -> None:
@@ -173,7 +173,7 @@ class Placer:
 
     def _choose(self, attempt: Attempt) -> WorkerLink | None:
         record, tokens = attempt.record, attempt.tokens
-        model = self.models.by_fingerprint(record.model)
+        model = self.models.of(record)
         if model is None:
             return None
         decision = self.explain(model, tokens, record.salt, attempt.excluded)
@@ -211,7 +211,8 @@ class Placer:
         await patiently(lambda: self.store.requeue(seq_id, epoch))
 
     def _too_large(self, attempt: Attempt) -> Failure | None:
-        views, num_tokens = self.pool.views(attempt.record.model), len(attempt.tokens)
+        model, num_tokens = self.models.of(attempt.record), len(attempt.tokens)
+        views = self.pool.views(model) if model else []
         if not views or any(num_tokens < view.prompt_limit for view in views):
             return None
         limit = max(view.prompt_limit for view in views)

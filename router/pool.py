@@ -11,7 +11,7 @@ from octavo.record import Member
 from octavo.store.base import Store
 from router.hub import Hub
 from router.kv_index import KvIndex
-from router.models import Models
+from router.models import Model, Models
 from router.placement import WorkerView, room
 from router.workers import WorkerLink
 
@@ -62,8 +62,11 @@ class WorkerPool:
         """Whether this router has seen that process die."""
         return incarnation in self._lost
 
-    def views(self, fingerprint: str) -> list[WorkerView]:
-        return [link.view() for link in self.links.values() if link.facts and link.facts.fingerprint == fingerprint]
+    def views(self, model: Model) -> list[WorkerView]:
+        """The same weights may be served under two names, with another layout each."""
+        same = (model.fingerprint, model.layout)
+        met = [(link, link.facts) for link in self.links.values() if link.facts]
+        return [link.view() for link, facts in met if (facts.fingerprint, facts.layout) == same]
 
     def room(self) -> int:
         """How many more sequences the workers should be given now."""

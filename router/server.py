@@ -146,7 +146,7 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
             yield session
 
     def _session(self, record: Record, start: Start) -> Session:
-        model = self._models.by_fingerprint(record.model)
+        model = self._models.of(record)
         if model is None:
             raise NoWorkers("no worker has been met that serves this request's model: retry", retry_after_ms=500)
         return Session(self._services, model, record, wire.sampling_from_bytes(record.sampling), start)

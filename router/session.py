@@ -36,7 +36,9 @@ ON_ITS_WAY_S = 0.1  # in that time the worker's stream brings what the journal h
 STORE_PATIENCE_S = 30.0
 REPAIR_TRIES, REPAIR_S = 25, 0.2
 OVERDUE_S = 1.0  # for its worker to end a sequence at the deadline; then it is ended here
-MAX_INBOX = 512  # items a slow client may leave here; beyond, they are dropped and read from the journal later
+# Items a slow client may leave here; beyond, they are dropped and read from the journal later. Not where branches
+# compete: the journal has no score per token, and nobody waits for a client before the end.
+MAX_INBOX = 512
 
 Event = inference_pb2.GenerateEvent
 
@@ -94,7 +96,7 @@ class Session:
 
     def deliver(self, item: object) -> None:
         self._heard = self._services.hub.now
-        if len(self._inbox) >= MAX_INBOX:
+        if len(self._inbox) >= MAX_INBOX and not self._delivery.ranked:
             self._inbox.clear()
             self.check()
         else:

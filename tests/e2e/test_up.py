@@ -9,9 +9,13 @@ import threading
 
 import pytest
 from live.cluster import ROOT
+from live.oracle import Oracle
 from live.process import Process, descendants, exists, wait_until
 
+from octavo.client import Client, FinishReason, RetryPolicy, SamplingParams
+
 STOP_S = 40.0
+STORY_PATIENCE_S = 120.0
 
 
 class Up:
@@ -97,25 +101,54 @@ def test_status_generate_and_a_clean_end(up):
     assert not (up.state_dir / "state.json").exists()
 
 
-@pytest.mark.timeout(240)
+class Story:
+    """A stream that is read beside the test: longer than anything the test does in the meantime, on any machine that
+    gets through it, and cancelled when it has been through all of it."""
+
+    PROMPT = b"A long story"
+
+    def __init__(self, endpoints):
+        self._client = Client(endpoints, policy=RetryPolicy(progress_timeout_s=STORY_PATIENCE_S))
+        self._stream = self._client.generate(self.PROMPT, SamplingParams(temperature=0, max_tokens=8000))
+        self.tokens = list(next(self._stream).token_ids)  # it has begun, at the first endpoint
+        self._finish_reason = FinishReason.NONE
+        self._thread = threading.Thread(target=self._read, daemon=True)
+        self._thread.start()
+
+    def _read(self):
+        for event in self._stream:
+            self.tokens += event.token_ids
+            self._finish_reason = event.finish_reason
+
+    def goes_on(self):
+        """It brings more, or has ended."""
+        told = len(self.tokens)
+        wait_until(lambda: len(self.tokens) > told or not self._thread.is_alive(), STORY_PATIENCE_S, "it is stuck")
+
+    def end(self):
+        """How often it was attached again."""
+        self._client.cancel(self._stream.request_id)
+        self._thread.join(STORY_PATIENCE_S)
+        assert not self._thread.is_alive(), "a cancelled stream does not end"
+        assert self._finish_reason in (FinishReason.CANCELLED, FinishReason.LENGTH), "the stream broke"
+        self._client.close()
+        return self._stream.num_reattaches
+
+
+@pytest.mark.timeout(600)
 def test_what_dies_is_started_again_and_takes_part(up):
     """While a stream runs through all of it."""
-    before, answers = up.pids(), []
-    words = ["generate", "--prompt", "A long story", "--max-tokens", 1500, "--temperature", 0]  # outlives two kills
-    endpoints = ",".join(router["endpoint"] for router in up.status()["routers"])
-    story = threading.Thread(target=lambda: answers.append(up.run(*words, "--endpoint", endpoints)))
-    story.start()
-    for name in ("worker-0", "router-0", "store", "worker-1", "router-1"):
+    before = up.pids()
+    story = Story([router["endpoint"] for router in up.status()["routers"]])
+    for name in ("router-0", "worker-0", "store", "worker-1", "router-1"):  # first the one that carries the story
         pid = up.pids()[name]
         os.kill(pid, signal.SIGKILL)
         wait_until(lambda pid=pid: not exists(pid), 10, f"{name} lives on")
         wait_until(up.whole, 60, f"{name} does not come back:\n{up.process.tail()}")
         assert up.pids()[name] not in (pid, None)
-    story.join(90)
-    assert answers, "the stream broke"
-    assert answers[0]["num_reattaches"] > 0
-    undisturbed = up.run(*words)
-    assert answers[0]["token_ids"] == undisturbed["token_ids"]
+        story.goes_on()
+    assert story.end() > 0
+    assert story.tokens == Oracle("fake").tokens(Story.PROMPT, len(story.tokens))
     assert not set(before.values()) & set(up.pids().values())
 
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from gpu_worker.results import Delta, StepResult
 from gpu_worker.sequence import Sequence
-from gpu_worker.streams import MAX_PENDING_STEPS, Stream, Streams
+from gpu_worker.streams import MAX_PENDING_STEPS, MAX_STEP_ITEMS, Stream, Streams
 from octavo.hashing import extend_chain, prompt_chain
 from octavo.ids import SequenceId
 from octavo.sampling import FinishReason, SamplingParams
@@ -81,6 +81,17 @@ def test_where_branches_compete_a_late_follower_learns_the_score_at_every_token(
     told = [(item.branch, item.first_index, list(item.token_ids), item.cumulative_logprob) for item in step.items]
     assert told == [(0, 3, [3], -2.0), (0, 4, [4], -4.0), (1, 0, [7], None)]
     assert step.items[0].chain == extend_chain(prompt_chain([1]), [7, 8, 2, 3])
+
+
+def test_what_a_late_follower_has_missed_comes_in_pieces():
+    streams, stream, count = Streams(), Stream(), 2 * MAX_STEP_ITEMS + 1
+    streams.attach(stream)
+    entry = begin(streams, params=SamplingParams(max_tokens=9999, seed=1, best_of=2), outputs=[[], []])
+    for index in range(count):
+        streams.accept(entry, Delta(entry.sequence, 0, index, (index,), cumulative_logprob=-1.0 * index))
+    streams.follow(stream, SEQ, [0, 0])
+    assert [len(step.items) for step in stream.ready] == [MAX_STEP_ITEMS, MAX_STEP_ITEMS, 1]
+    assert drain(stream) == list(range(count))
 
 
 def test_an_observer_sees_everything_and_a_router_only_what_it_follows():

@@ -2,6 +2,7 @@
 
 import asyncio
 import random
+import threading
 from dataclasses import replace
 
 import pytest
@@ -18,6 +19,7 @@ from octavo.sampling import FinishReason, SamplingParams
 from octavo.store.memory import MemoryStore
 from octavo.v1 import admin_pb2, admin_pb2_grpc
 from router import background, following
+from router.workers import WorkerLink
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=60)
 PROMPT = list(range(3, 40))
@@ -267,6 +269,35 @@ async def test_a_worker_of_another_layout_is_refused_by_name(world):
     world.workers.append(bad)
 
 
+async def test_one_fingerprint_under_two_names_is_two_models(world, oracle):
+    """The same weights with another layout: requests of one name never run on workers of the other."""
+    for model, block_size in (("small", 16), ("large", 32)):
+        await world.worker(FakeRunner(model=model, block_size=block_size))
+    await world.router()
+    await world.ready()
+    client = world.client()
+    for worker, model in zip(world.workers, ("small", "large"), strict=True):
+        ids = [f"{model}-{i}" for i in range(8)]  # at once: they spread
+        await check_outputs(
+            oracle,
+            [client.complete([*PROMPT, i], GREEDY, model=model, request_id=id) for i, id in enumerate(ids)],
+        )
+        assert {world.entry(id).record.owner for id in ids} == {worker._door.incarnation}
+
+
+async def test_a_request_goes_on_when_its_model_comes_back_with_another_layout(world, oracle, monkeypatch):
+    monkeypatch.setattr("router.pool.REMEMBER_LOST_S", 0.2)
+    monkeypatch.setattr("router.workers.REFUSED_S", 0.1)
+    await world.worker(slow())
+    await world.router()
+    await world.ready()
+    tasks = await streams(world, world.client(), 1)
+    await world.kill(world.workers[0])
+    await world.worker(FakeRunner(block_size=32))
+    await check_outputs(oracle, tasks)
+    assert world.entry("s0").record.epoch > 1
+
+
 async def test_a_member_that_describes_itself_badly_disturbs_nobody(world):
     await world.router()
     await MemoryStore(world.state).heartbeat(Member("worker", new_incarnation(), b"{}"), 60_000)
@@ -331,6 +362,43 @@ async def test_a_stream_closed_anywhere_detaches_once_and_leaves_nothing(world):
     await world.until(lambda: not any(len(router.hub) for router in world.routers))
     await world.until(lambda: all(entry.record.state.ended for entry in world.state._entries.values()))
     world.check()
+
+
+class Patient(FakeRunner):
+    """Goes slowly from some token on, until it is told to go."""
+
+    def __init__(self, slow_from: int) -> None:
+        super().__init__(step_s=0.0)
+        self.slow_from, self.go = slow_from, threading.Event()
+
+    def run(self, plan):
+        if any(chunk.start >= self.slow_from for chunk in plan.chunks):
+            self.go.wait(0.05)
+        return super().run(plan)
+
+
+async def test_many_competing_tokens_reach_who_attaches_late_with_their_scores(world, oracle, monkeypatch):
+    """More than a session's inbox would hold: what was dropped could not be read from the journal."""
+    follows, runner = [], Patient(len(PROMPT) + 300)
+    await world.worker(runner)
+    for _ in range(2):
+        await world.router()
+    await world.ready()
+    follow = WorkerLink.follow
+
+    def counted(link, seq_id, next_indexes):
+        follows.append(list(next_indexes))
+        runner.go.set()
+        follow(link, seq_id, next_indexes)
+
+    params = SamplingParams(seed=2, best_of=3, max_tokens=500, stop=("q",))
+    task = asyncio.create_task(world.client(0, 1).complete(PROMPT, params, request_id="best"))
+    await world.until(lambda: world.state._entries and len(world.entry("best").journals[2]) > 290, 30.0)
+    monkeypatch.setattr(WorkerLink, "follow", counted)
+    await world.stop_router(world.routers[0])
+    assert returned(await task) == oracle.outputs(PROMPT, params)
+    assert follows[0].count(0) >= 2  # so that more than 512 items are sent again
+    assert len(follows) < 40
 
 
 # The store
