@@ -49,8 +49,8 @@ PYBIND11_MODULE(_C_cpu, module) {
         },
         py::arg("count"), py::call_guard<py::gil_scoped_release>(),
         "Threads of all ops; 0: one per core this process may use.");
-    module.def("threads", [] { return octavo::Pool::instance().size(); });
-    py::register_exception<octavo::ArgumentError>(module, "ArgumentError", PyExc_ValueError);
+    module.def("threads", [] { return octavo::Pool::instance().size(); }, py::call_guard<py::gil_scoped_release>());
+    py::register_local_exception<octavo::ArgumentError>(module, "ArgumentError", PyExc_ValueError);
     octavo::bind::bind_cache(module);
     octavo::bind::bind_weights(module);
     octavo::bind_ops(module);

@@ -129,6 +129,7 @@ void bind_types(py::module_& module) {
         .def(py::init([](const TensorRef& slots, const TensorRef& items, const TensorRef& counters,
                          const TensorRef& partials) { return PlanRef{slots, items, counters, partials}; }),
              py::arg("slots"), py::arg("items"), py::arg("counters"), py::arg("partials"));
+    const py::call_guard<py::gil_scoped_release> free;
     py::class_<Swapper>(module, "Swapper", "Copies blocks on a stream of its own; tickets say when it is done.")
         .def(py::init<>())
         .def(
@@ -137,11 +138,13 @@ void bind_types(py::module_& module) {
                const std::vector<std::pair<std::int64_t, std::int64_t>>& pairs, std::uintptr_t after,
                std::int64_t small_run) { return self.start(source, target, pairs, stream_of(after), small_run); },
             py::arg("source"), py::arg("target"), py::arg("pairs"), py::arg("after") = 0,
-            py::arg("small_run") = 28 * 1024)
-        .def("done", &Swapper::done)
-        .def("let_wait", [](Swapper& self, std::int64_t ticket,
-                            std::uintptr_t stream) { self.let_wait(ticket, stream_of(stream)); })
-        .def("wait", &Swapper::wait, py::call_guard<py::gil_scoped_release>());
+            py::arg("small_run") = 28 * 1024, free)
+        .def("done", &Swapper::done, free)
+        .def(
+            "let_wait",
+            [](Swapper& self, std::int64_t ticket, std::uintptr_t stream) { self.let_wait(ticket, stream_of(stream)); },
+            free)
+        .def("wait", &Swapper::wait, free);
 }
 
 void bind_plans(py::module_& module) {
@@ -153,7 +156,10 @@ void bind_plans(py::module_& module) {
                 throw octavo::ArgumentError("kv_lens", "is not as long as q_lens");
             }
             const auto shape = shape_of(kv_heads, group, rows, num_slots, window, fixed_piece, even_enough);
-            return pack_plan(octavo::plan::plan_attention(q_lens, kv_lens, shape));
+            return pack_plan([&] {
+                const py::gil_scoped_release free;
+                return octavo::plan::plan_attention(q_lens, kv_lens, shape);
+            }());
         },
         py::arg("q_lens"), py::arg("kv_lens"), py::arg("kv_heads"), py::arg("group"), py::arg("rows"),
         py::arg("num_slots"), py::arg("window") = 0, py::arg("fixed_piece") = 0, py::arg("even_enough") = 1.0,
@@ -193,7 +199,7 @@ void bind_runtime(py::module_&& module) {
 PYBIND11_MODULE(OCTAVO_MODULE, module) {
     module.doc() = "octavo's CUDA kernels";
     module.def("device_count", &device_count, "How many CUDA devices there are; 0 without a driver.");
-    py::register_exception<octavo::ArgumentError>(module, "ArgumentError", PyExc_ValueError);
+    py::register_local_exception<octavo::ArgumentError>(module, "ArgumentError", PyExc_ValueError);
     bind_types(module);
     bind_plans(module);
 #ifdef OCTAVO_SIMT_SHIM

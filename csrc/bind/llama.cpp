@@ -1,5 +1,6 @@
 #include "octavo/llama.h"
 
+#include <mutex>
 #include <utility>
 
 #include "bind.h"
@@ -78,43 +79,65 @@ LlamaLayer layer_of(py::handle dict) {
 }
 
 struct Kv {
+    py::tuple owners;  // of the memory: a list could lose them
     std::vector<KvCache> layers;
 };
+
+struct Model {
+    py::tuple owners;  // of the memory
+    Llama llama;
+    std::mutex mutex{};  // threads go in turn: a step has one workspace
+};
+
+// What the dicts hold now: changing them later must free nothing.
+py::tuple values_of(const py::list& dicts) {
+    py::list values;
+    for (const py::handle dict : dicts) {
+        values.append(py::tuple(dict.attr("values")()));
+    }
+    return py::tuple(values);
+}
 
 }  // namespace
 
 void bind_llama(py::module_& module) {
-    py::class_<Kv>(module, "Kv", "The layers of an arena, looked at once; refers to their memory.")
+    py::class_<Kv>(module, "Kv", "The layers of an arena, looked at once; refers to their memory, and keeps it.")
         .def(py::init([](const py::list& layers) {
-                 Kv kv;
-                 for (const py::handle layer : layers) {
+                 Kv kv{py::tuple(layers), {}};
+                 for (const py::handle layer : kv.owners) {
                      kv.layers.push_back(layer.cast<KvCache>());
                      usable(kv.layers.back().keys, "kv");
                  }
                  return kv;
              }),
-             "layers"_a, py::keep_alive<1, 2>());
-    py::class_<Llama>(module, "Llama", "A decoder; refers to the memory of its tensors, which the caller keeps.")
+             "layers"_a);
+    py::class_<Model>(module, "Llama", "A decoder; refers to the memory of its tensors, and keeps it.")
         .def(py::init([](const py::dict& sizes, const Weight& embedding, const Weight& head, const TensorRef& norm,
                          const TensorRef& cos, const TensorRef& sin, const py::list& layers) {
                  std::vector<LlamaLayer> taken;
                  for (const py::handle layer : layers) {
                      taken.push_back(layer_of(layer));
                  }
-                 return new Llama(sizes_of(sizes), embedding, head, norm, cos, sin, std::move(taken));
+                 return new Model{values_of(layers),
+                                  {sizes_of(sizes), embedding, head, norm, cos, sin, std::move(taken)}};
              }),
-             "sizes"_a, "embedding"_a, "head"_a, "norm"_a, "cos"_a, "sin"_a, "layers"_a)
+             "sizes"_a, "embedding"_a, "head"_a, "norm"_a, "cos"_a, "sin"_a, "layers"_a, py::keep_alive<1, 3>(),
+             py::keep_alive<1, 4>(), py::keep_alive<1, 5>(), py::keep_alive<1, 6>(), py::keep_alive<1, 7>())
         .def(
             "forward",
-            [](Llama& llama, const TensorRef& hidden, const TensorRef& token_ids, const TensorRef& positions,
+            [](Model& model, const TensorRef& hidden, const TensorRef& token_ids, const TensorRef& positions,
                const TensorRef& slots, const TensorRef& cu_q, const TensorRef& seq_lens, const TensorRef& block_tables,
                const TensorRef& rows, const Kv& kv) {
                 const LlamaStep step{token_ids, positions, slots, {cu_q, seq_lens, block_tables}, rows};
-                llama.forward(hidden, step, kv.layers);
+                const std::lock_guard<std::mutex> lock(model.mutex);
+                model.llama.forward(hidden, step, kv.layers);
             },
             "hidden"_a, "token_ids"_a, "positions"_a, "slots"_a, "cu_q"_a, "seq_lens"_a, "block_tables"_a, "rows"_a,
             "kv"_a, py::call_guard<py::gil_scoped_release>())
-        .def("logits", &Llama::logits, "out"_a, "hidden"_a, py::call_guard<py::gil_scoped_release>());
+        .def(
+            "logits",
+            [](const Model& model, const TensorRef& out, const TensorRef& hidden) { model.llama.logits(out, hidden); },
+            "out"_a, "hidden"_a, py::call_guard<py::gil_scoped_release>());
 }
 
 }  // namespace octavo::bind

@@ -48,6 +48,14 @@ void check_ids(const TensorRef& ids, const char* name, const Arena& arena, std::
     }
 }
 
+// That ids first, first + step ... of blocks that are written name none twice: who would be last is open.
+void check_once(const TensorRef& ids, const char* name, std::int64_t first, std::int64_t step) {
+    std::unordered_set<std::int64_t> seen;
+    for (std::int64_t i = first; i < ids.size(); i += step) {
+        require(seen.insert(ids.as<std::int64_t>()[i]).second, name, "writes a block twice");
+    }
+}
+
 template <typename Body>
 void each_block(std::int64_t count, const Arena& arena, Body&& body) {
     Pool::instance().run([&](Lane& lane) {
@@ -95,6 +103,7 @@ void check::copy_blocks(const TensorRef& source, const TensorRef& target, const 
     expect_dense(pairs, "pairs");
     check_ids(pairs, "pairs", from, 0, 2);
     check_ids(pairs, "pairs", to, 1, 2);
+    check_once(pairs, "pairs", 1, 2);
     expect_apart_or_same(target, "target", {&source});
     expect_apart(target, "target", {&pairs});
 }
@@ -134,6 +143,11 @@ void check::packed_blocks(const TensorRef& packed, const TensorRef& arena, const
     expect_apart(arena, "arena", {&ids});
 }
 
+void check::scatter_blocks(const TensorRef& arena, const TensorRef& packed, const TensorRef& ids) {
+    check::packed_blocks(packed, arena, ids);
+    check_once(ids, "ids", 0, 1);
+}
+
 void gather_blocks(const TensorRef& packed, const TensorRef& arena, const TensorRef& ids) {
     check::packed_blocks(packed, arena, ids);
     const Arena from(arena, "arena");
@@ -145,7 +159,7 @@ void gather_blocks(const TensorRef& packed, const TensorRef& arena, const Tensor
 }
 
 void scatter_blocks(const TensorRef& arena, const TensorRef& packed, const TensorRef& ids) {
-    check::packed_blocks(packed, arena, ids);
+    check::scatter_blocks(arena, packed, ids);
     const Arena to(arena, "arena");
     const char* from = packed.as<char>();
     each_block(ids.shape[0], to, [&](std::int64_t i, std::int64_t layer) {

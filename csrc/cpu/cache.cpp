@@ -179,7 +179,7 @@ void check::convert_fp8(const TensorRef& target, const TensorRef& source, float 
     require(narrow || size_of(source.dtype) == 1, "source", "neither it nor the target holds 8-bit numbers");
     require((narrow ? source : target).is_float(), narrow ? "source" : "target", "must be floats");
     require(scale > 0 && std::isfinite(scale), "scale", "is not positive and finite");
-    eight_bits_named(type, "type");
+    require_bytes(narrow ? target : source, eight_bits_named(type, "type"), narrow ? "target" : "source");
     expect_apart(target, "target", {&source});
 }
 
@@ -188,7 +188,6 @@ void convert_fp8(const TensorRef& target, const TensorRef& source, float scale, 
     const bool narrow = size_of(target.dtype) == 1;
     const DType bytes = eight_bits_named(type, "type");
     const DType from = narrow ? source.dtype : bytes, to = narrow ? bytes : target.dtype;
-    const float factor = narrow ? 1.0F / scale : scale;
     const std::int64_t count = source.size();
     Pool::instance().run([&](Lane& lane) {
         lane.each((count + kPiece - 1) / kPiece, [&](std::int64_t piece) {
@@ -196,7 +195,7 @@ void convert_fp8(const TensorRef& target, const TensorRef& source, float scale, 
             float* wide = lane.scratch(kPiece);
             kernels().to_float(from, source.as<char>() + first * size_of(source.dtype), some, wide);
             for (std::int64_t i = 0; i < some; ++i) {
-                wide[i] *= factor;
+                wide[i] = narrow ? wide[i] / scale : wide[i] * scale;
             }
             kernels().from_float(to, wide, some, target.as<char>() + first * size_of(target.dtype));
         });

@@ -1,5 +1,7 @@
 #include "kv_pages.h"
 
+#include <cmath>
+
 #include "octavo/check.h"
 
 namespace octavo {
@@ -13,6 +15,7 @@ DType elements(const TensorRef& data, const std::string& type, const KvNames& na
     const bool bytes = size_of(data.dtype) == 1;
     const DType dtype = type == "auto" ? data.dtype : eight_bits_named(type, names.type);
     require(type == "auto" || bytes, names.keys, "does not hold 8-bit numbers");
+    require_bytes(data, dtype, names.keys);
     require(data.is_float() || eight_bits(dtype), names.keys, "holds neither floats nor 8-bit numbers of a known kind");
     return dtype;
 }
@@ -27,6 +30,10 @@ void put_scale(KvSide& side, const TensorRef& scale, const char* name, std::int6
     }
     expect(scale, name, {kAny}, DType::kF32);
     require(scale.shape[0] == 1 || scale.shape[0] == heads, name, "has neither one number nor one for each head");
+    for (std::int64_t i = 0; i < scale.shape[0]; ++i) {
+        const float one = scale.as<float>()[i];
+        require(one > 0 && std::isfinite(one), name, "has a number that is not positive and finite");
+    }
     side.scales = scale.as<float>();
     side.per_head = scale.shape[0] == heads ? 1 : 0;
 }
@@ -94,6 +101,11 @@ DType eight_bits_named(const std::string& type, const char* name) {
     }
     require(type == "int8", name, "is none of fp8, fp8_e4m3, fp8_e5m2, int8");
     return DType::kI8;
+}
+
+void require_bytes(const TensorRef& tensor, DType meant, const char* name) {
+    require(tensor.dtype == meant || tensor.dtype == DType::kU8, name,
+            "is of another 8-bit type than it is said to be");
 }
 
 KvPages kv_pages(const KvCache& kv, std::int64_t head_dim, const KvNames& names) {

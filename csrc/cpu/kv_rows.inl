@@ -51,24 +51,24 @@ void write_slot(const KvPages& pages, const KvSide& side, std::int64_t block, st
                 const float* row) {
     char* to = slot_place(pages, side, block, head, slot);
     const std::int64_t step = side.outer * size_in_cache(pages.dtype);
-    float inverse = 1.0F / static_scale(side, head);
+    float divisor = static_scale(side, head);
     if (side.slot_scales) {
         const std::uint16_t half = scale_of_row(row, pages.head_dim);
         std::memcpy(slot_scale(side, block, head, slot), &half, 2);
         const float scale = half_to_float(half);
-        inverse = scale > 0 ? 1.0F / scale : 0.0F;
+        divisor = scale > 0 ? scale : std::numeric_limits<float>::infinity();
     }
     constexpr std::int64_t kPiece = 64;
     float scaled[kPiece];
     for (std::int64_t i = 0; i < pages.head_dim; i += side.run, to += step) {
-        if (inverse == 1.0F) {
+        if (divisor == 1.0F) {
             from_float(pages.dtype, row + i, side.run, to);
             continue;
         }
         for (std::int64_t j = 0; j < side.run; j += kPiece) {
             const std::int64_t some = side.run - j < kPiece ? side.run - j : kPiece;
             for (std::int64_t k = 0; k < some; ++k) {
-                scaled[k] = row[i + j + k] * inverse;
+                scaled[k] = row[i + j + k] / divisor;
             }
             from_float(pages.dtype, scaled, some, to + j * size_in_cache(pages.dtype));
         }

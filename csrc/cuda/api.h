@@ -22,7 +22,7 @@ using StreamHandle = void*;
 struct KvCache {
     TensorRef keys, values;
     std::string type = "auto";
-    TensorRef key_scale, value_scale;  // float32 [1] or [kv_head], or nothing: 1
+    TensorRef key_scale, value_scale;  // float32 [1] or [kv_head], positive (nobody looks), or nothing: 1
 };
 
 // How scores are made, as gpu_worker.ops.AttentionOptions says. Block-sparse attention, as vLLM defines it: a query
@@ -46,7 +46,8 @@ void cache_write(const KvCache& kv, const TensorRef& keys, const TensorRef& valu
 void rope_cache_write(const KvCache& kv, const TensorRef& queries, const TensorRef& keys, const TensorRef& values,
                       const TensorRef& positions, const TensorRef& cos, const TensorRef& sin, int rotated,
                       const TensorRef& slots, bool interleaved, StreamHandle stream);
-// arena [layers, blocks, ...], pairs int64 [n, 2] on the device: from, to. No block is read and written in one call.
+// arena [layers, blocks, ...], pairs int64 [n, 2] on the device: from, to. No block is read and written in one call, nor
+// written twice; nobody looks.
 void copy_blocks(const TensorRef& arena, const TensorRef& pairs, StreamHandle stream);
 // The same between arenas of one form; either may be pinned host memory.
 void copy_blocks_between(const TensorRef& source, const TensorRef& target, const TensorRef& pairs, int num_ctas,

@@ -16,6 +16,7 @@ namespace octavo::cuda {
 constexpr float kLog2e = 1.44269504088896341F;
 constexpr float kLn2 = 0.69314718055994531F;
 constexpr float kMinusInfinity = -std::numeric_limits<float>::infinity();
+constexpr float kNotANumber = std::numeric_limits<float>::quiet_NaN();
 
 struct ScoreParams {
     float scale, soft_cap;                                            // soft_cap 0: none
@@ -118,18 +119,30 @@ struct RowScore {
     }
 };
 
-// 2^(score - maximum) where both may be minus infinity.
+// 2^(score - maximum), where the score may be minus infinity, and then the maximum, too. NaN stays NaN.
 __device__ __forceinline__ float weight_of(float score, float maximum) {
-    return maximum == kMinusInfinity ? 0.0F : fast_exp2(score - maximum);
+    return score == kMinusInfinity ? 0.0F : fast_exp2(score - maximum);
 }
 
-// What a row's parts give together. `sink`: in base 2, or minus infinity. Returns what acc is to be multiplied with.
-__device__ __forceinline__ float close_row(float maximum, float sum, float sink, float value_scale, float& lse) {
+// What a row's parts give together. `sink`: in base 2, or minus infinity. `blind`: it may be that the row sees no key,
+// which gives 0; scores that are all minus infinity give NaN. Returns what acc is to be multiplied with.
+__device__ __forceinline__ float close_row(float maximum, float sum, float sink, float value_scale, bool blind,
+                                           float& lse) {
     const float top = fmaxf(maximum, sink);
     const float factor = weight_of(maximum, top);
     const float total = sum * factor + weight_of(sink, top);
-    lse = total == 0.0F ? kMinusInfinity : top + log2f(total);
-    return total > 0.0F ? factor * value_scale / total : total == 0.0F ? 0.0F : total;  // NaN stays NaN
+    if (total > 0.0F) {
+        lse = top + log2f(total);
+        return factor * value_scale / total;
+    }
+    const bool empty = blind && total == 0.0F;
+    lse = empty ? kMinusInfinity : kNotANumber;
+    return empty ? 0.0F : kNotANumber;
+}
+
+// Whether masks, or no keys at all, may leave a query nothing to see. Else it sees its own token.
+__device__ __forceinline__ bool is_blind(const ScoreParams& p, int position) {
+    return position < 0 || (p.vert_stride > 1 && p.local_blocks <= 0);
 }
 
 __device__ __forceinline__ float sink_of(const ScoreParams& p, int head) {
@@ -180,10 +193,11 @@ __device__ __forceinline__ void join_parts(const AttentionParams& p, const plan:
         for (int first = 0; first < item.parts; first += 32) {
             const float* one = state + min(first + lane, item.parts - 1) * size;
             const float weight = first + lane < item.parts ? weight_of(load_shared_result(one), top) : 0.0F;
-            total += weight == 0.0F ? 0.0F : weight * load_shared_result(one + 1);
+            total += weight * load_shared_result(one + 1);
         }
         total = reduce_warp(total, Add{});
-        const float factor = close_row(top, total, sink_of(p.score, rows.head(r)), value_scale, lse);
+        const bool blind = is_blind(p.score, rows.position(r));
+        const float factor = close_row(top, total, sink_of(p.score, rows.head(r)), value_scale, blind, lse);
 #pragma unroll 1
         for (int part = lane; part < item.parts; part += 32) {
             state[part * size] = weight_of(load_shared_result(state + part * size), top) * factor;
@@ -219,7 +233,9 @@ __device__ __forceinline__ void finish_item(const AttentionParams& p, const plan
         for (int i = thread; i < rows.count * p.head_dim; i += threads) {
             const int r = i / p.head_dim, d = i % p.head_dim;
             float lse;
-            const float factor = close_row(maximum[r], sum[r], sink_of(p.score, rows.head(r)), value_scale, lse);
+            const bool blind = is_blind(p.score, rows.position(r));
+            const float sink = sink_of(p.score, rows.head(r));
+            const float factor = close_row(maximum[r], sum[r], sink, value_scale, blind, lse);
             from_float(acc[r * pitch + d] * factor, rows.out<T>(p, r)[d]);
             if (d == 0) {
                 rows.put_lse(p, r, lse);

@@ -106,7 +106,8 @@ __device__ __forceinline__ void simt_warp(const AttentionParams& p, const plan::
             for (int d = lane; d < p.head_dim; d += 32) {
                 const float x = to_float(values[place + p.kv.values.dimension(d)]);
                 for (int r = 0; r < rows.count; ++r) {
-                    acc[r * p.head_dim + d] += weights[r * 32 + j] * x;
+                    const float weight = weights[r * 32 + j];
+                    acc[r * p.head_dim + d] += weight == 0.0F ? 0.0F : weight * x;  // what is not seen may be anything
                 }
             }
         }

@@ -240,11 +240,11 @@ void convert_fp8(const TensorRef& target, const TensorRef& source, float scale, 
         using T = typename decltype(t)::Type;
         using C = typename decltype(c)::Type;
         if (narrow) {
-            launch(convert_kernel<T, C>, grid, kCacheThreads, 0, as_stream(stream), wide.as<T>(), bytes.as<C>(), count,
-                   1.0F / scale);
+            launch(convert_kernel<true, T, C>, grid, kCacheThreads, 0, as_stream(stream), wide.as<T>(), bytes.as<C>(),
+                   count, scale);
         } else {
-            launch(convert_kernel<C, T>, grid, kCacheThreads, 0, as_stream(stream), bytes.as<C>(), wide.as<T>(), count,
-                   scale);
+            launch(convert_kernel<false, C, T>, grid, kCacheThreads, 0, as_stream(stream), bytes.as<C>(), wide.as<T>(),
+                   count, scale);
         }
     });
 }

@@ -21,6 +21,9 @@ struct WriteParams {
     bool whole;  // eights can be moved in pieces, here and there
 };
 
+// Rounded once: with 1 / scale, numbers halfway between two of 8 bits would go astray.
+__device__ __forceinline__ float divided(float x, float scale) { return scale == 1.0F ? x : x / scale; }
+
 template <typename C>
 __device__ __forceinline__ void write_eight(const Pages& pages, std::int64_t place, int dim, const Eight<C>& x, int n,
                                             bool whole) {
@@ -37,10 +40,10 @@ __device__ __forceinline__ void write_eight(const Pages& pages, std::int64_t pla
     }
 }
 
-// Eight dimensions of a key or value; `inverse`: 1 / its scale.
+// Eight dimensions of a key or value.
 template <typename T, typename C>
 __device__ __forceinline__ void write_piece(const T* from, const Pages& pages, std::int64_t place, int dim, int n,
-                                            float inverse, bool whole) {
+                                            float scale, bool whole) {
     Eight<C> y;
     Eight<T> x{};
     if (whole) {
@@ -53,7 +56,7 @@ __device__ __forceinline__ void write_piece(const T* from, const Pages& pages, s
     }
 #pragma unroll
     for (int j = 0; j < 8; ++j) {
-        from_float(to_float(x.at[j]) * inverse, y.at[j]);
+        from_float(divided(to_float(x.at[j]), scale), y.at[j]);
     }
     write_eight<C>(pages, place, dim, y, n, whole);
 }
@@ -69,9 +72,9 @@ __device__ __forceinline__ void write_token(const WriteParams<T>& p, std::int64_
     for (int i = static_cast<int>(threadIdx.x); i < p.num_heads * pieces; i += static_cast<int>(blockDim.x)) {
         const int head = i / pieces, dim = 8 * (i % pieces), n = p.head_dim - dim;
         write_piece<T, C>(keys + head * p.key_head, p.kv.keys, p.kv.keys.offset(block, head, place), dim, n,
-                          1.0F / p.scales.key(head), p.whole);
+                          p.scales.key(head), p.whole);
         write_piece<T, C>(p.values + token * p.value_token + head * p.value_head, p.kv.values,
-                          p.kv.values.offset(block, head, place), dim, n, 1.0F / p.scales.value(head), p.whole);
+                          p.kv.values.offset(block, head, place), dim, n, p.scales.value(head), p.whole);
     }
 }
 
@@ -214,12 +217,13 @@ __global__ void __launch_bounds__(kCacheThreads) convert_layout_kernel(const Lay
     }
 }
 
-template <typename From, typename To>
+template <bool kNarrow, typename From, typename To>
 __global__ void __launch_bounds__(kCacheThreads)
-    convert_kernel(const From* from, To* to, std::int64_t count, float factor) {
+    convert_kernel(const From* from, To* to, std::int64_t count, float scale) {
     const std::int64_t step = std::int64_t{gridDim.x} * blockDim.x;
     for (std::int64_t i = blockIdx.x * std::int64_t{blockDim.x} + threadIdx.x; i < count; i += step) {
-        from_float(to_float(from[i]) * factor, to[i]);
+        const float x = to_float(from[i]);
+        from_float(kNarrow ? divided(x, scale) : x * scale, to[i]);
     }
 }
 

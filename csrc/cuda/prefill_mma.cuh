@@ -212,7 +212,9 @@ struct PrefillWarp {
                 continue;
             }
             float lse;
-            const float factor = close_row(maximum[half], total, sink_of(p.score, rows.head(r)), value_scale, lse);
+            const bool blind = is_blind(p.score, rows.position(r));
+            const float sink = sink_of(p.score, rows.head(r));
+            const float factor = close_row(maximum[half], total, sink, value_scale, blind, lse);
             put(p, half, factor, rows.out<T>(p, r));
             if (t == 0) {
                 rows.put_lse(p, r, lse);

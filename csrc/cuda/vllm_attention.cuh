@@ -90,9 +90,10 @@ __global__ void __launch_bounds__(kVllmThreads) vllm_attention_kernel(const Vllm
         }
     }
     const float sink = v.exp_sums ? kMinusInfinity : sink_of(p.score, head);
+    const bool blind = v.exp_sums || is_blind(p.score, len - 1);
     for (int d = thread; d < p.head_dim; d += kVllmThreads) {
         float lse;
-        const float factor = close_row(top, sum, sink, p.scales.value(kv_head), lse);
+        const float factor = close_row(top, sum, sink, p.scales.value(kv_head), blind, lse);
         from_float((acc[d] + acc[p.head_dim + d] + acc[2 * p.head_dim + d] + acc[3 * p.head_dim + d]) * factor, out[d]);
     }
 }
@@ -113,6 +114,7 @@ __global__ void __launch_bounds__(kVllmThreads) vllm_reduce_kernel(const VllmPar
     for (int part = 0; part < parts; ++part) {
         total += v.exp_sums[first + part] * weight_of(v.max_logits[first + part] * kLog2e, top * kLog2e);
     }
+    const float empty = total == 0.0F && is_blind(p.score, p.lens[sequence] - 1) ? 0.0F : kNotANumber;
     T* out = static_cast<T*>(p.out) + sequence * p.out_row + head * p.out_head;
     for (int d = static_cast<int>(threadIdx.x); d < p.head_dim; d += kVllmThreads) {
         float value = 0.0F;
@@ -121,7 +123,7 @@ __global__ void __launch_bounds__(kVllmThreads) vllm_reduce_kernel(const VllmPar
                 v.exp_sums[first + part] * weight_of(v.max_logits[first + part] * kLog2e, top * kLog2e);
             value += weight == 0.0F ? 0.0F : weight * to_float(v.partial_out[(first + part) * p.head_dim + d]);
         }
-        from_float(total == 0.0F ? 0.0F : value / total, out[d]);
+        from_float(total > 0.0F ? value / total : empty, out[d]);
     }
 }
 

@@ -54,7 +54,7 @@ void gather_blocks(const TensorRef& packed, const TensorRef& arena, const Tensor
 }
 
 void scatter_blocks(const TensorRef& arena, const TensorRef& packed, const TensorRef& ids) {
-    check::packed_blocks(packed, arena, ids);
+    check::scatter_blocks(arena, packed, ids);
     const char* from = packed.as<char>();
     for (std::int64_t i = 0; i < ids.shape[0]; ++i) {
         for (std::int64_t layer = 0; layer < arena.shape[0]; ++layer) {

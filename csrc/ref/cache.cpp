@@ -41,6 +41,11 @@ void turn(Row& row, const TensorRef& cos_sin, std::int64_t position, bool interl
     }
 }
 
+// What 8 bits are made of is a float32: which of two they become is part of the definition.
+double quotient(double x, double scale) {
+    return static_cast<double>(static_cast<float>(x) / static_cast<float>(scale));
+}
+
 }  // namespace
 
 Cache::Cache(const KvCache& kv, std::int64_t dim)
@@ -105,7 +110,7 @@ void Cache::put(Kind kind, std::int64_t block, std::int64_t head, std::int64_t s
     }
     for (std::int64_t d = 0; d < head_dim; ++d) {
         const double x = row[static_cast<std::size_t>(d)];
-        write(element(kind, block, head, slot, d), dtype_, scale == 0 ? 0 : x / scale);
+        write(element(kind, block, head, slot, d), dtype_, scale == 0 ? 0 : quotient(x, scale));
     }
 }
 
@@ -163,10 +168,10 @@ void convert_fp8(const TensorRef& target, const TensorRef& source, float scale, 
     const bool narrow = size_of(target.dtype) == 1;
     const DType bytes = type == "int8" ? DType::kI8 : type == "fp8_e5m2" ? DType::kE5M2 : DType::kE4M3;
     const DType from = narrow ? source.dtype : bytes, to = narrow ? bytes : target.dtype;
-    const double factor = narrow ? 1 / static_cast<double>(scale) : static_cast<double>(scale);
+    const auto factor = static_cast<double>(scale);
     for (std::int64_t i = 0; i < source.size(); ++i) {
-        const double value = read(source.as<char>() + i * size_of(source.dtype), from) * factor;
-        write(target.as<char>() + i * size_of(target.dtype), to, value);
+        const double value = read(source.as<char>() + i * size_of(source.dtype), from);
+        write(target.as<char>() + i * size_of(target.dtype), to, narrow ? quotient(value, factor) : value * factor);
     }
 }
 

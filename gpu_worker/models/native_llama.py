@@ -39,7 +39,6 @@ class NativeLlamaDecoder:
         self.head_dim = config.head_dim
         self._extension = extension
         cos, sin = config.rope.table(config.context_tokens)
-        self._kept = [tensors, cos, sin]  # the extension refers to their memory
         arguments = {name: x.weight if isinstance(x, Matrix) else x for name, x in tensors.items()}
         self._llama = extension.Llama(
             sizes={

@@ -229,3 +229,5 @@ def _check_pairs(pairs: Sequence[tuple[int, int]], num_sources: int, num_targets
     for source, target in pairs:
         if not (0 <= source < num_sources and 0 <= target < num_targets):
             raise ValueError(f"pairs: ({source}, {target}) names a block that is not there")
+    if len({target for _, target in pairs}) < len(pairs):
+        raise ValueError("pairs: write a block twice")

@@ -1,11 +1,14 @@
 """vLLM's paged attention ops by their names, argument order and meaning, for code written against them.
 
 They compute on the tensors' device and current stream. For new code: gpu_worker.ops, which is many times faster. Scales
-are numbers or tensors of one or kv_heads; without v_scale, k_scale (older vLLM's kv_scale) is that of both.
+are positive numbers or tensors of one or kv_heads (what those hold is not looked at); without v_scale, k_scale (older
+vLLM's kv_scale) is that of both.
 """
 
 import functools
-from collections.abc import Sequence
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from types import ModuleType
 from typing import Any
 
@@ -71,20 +74,21 @@ def _paged_attention(
         raise ValueError(
             f"key_cache: {tuple(key_cache.shape)} is not [blocks, {num_kv_heads}, head_dim / x, {block_size}, x]"
         )
-    cache = _Cache(key_cache, value_cache, kv_cache_dtype, k_scale, v_scale)
     sparse = (
         *(blocksparse_local_blocks, blocksparse_vert_stride, blocksparse_block_size),
         *(blocksparse_head_sliding_step, tp_rank),
     )
-    attention = extension().Attention(
-        scale,
-        alibi=None if alibi_slopes is None else ref(alibi_slopes),
-        sparse=sparse if blocksparse_vert_stride > 1 else (),
-    )
-    extension().vllm_paged_attention(
-        *(ref(out), *partials, ref(query), cache.handle, ref(block_tables), ref(seq_lens)),
-        *(max_seq_len, 0 if partials[0] is None else PARTITION_SIZE, attention, _stream(query)),
-    )
+    with _device_of(query) as stream:
+        cache = _Cache(key_cache, value_cache, kv_cache_dtype, k_scale, v_scale)
+        attention = extension().Attention(
+            scale,
+            alibi=None if alibi_slopes is None else ref(alibi_slopes),
+            sparse=sparse if blocksparse_vert_stride > 1 else (),
+        )
+        extension().vllm_paged_attention(
+            *(ref(out), *partials, ref(query), cache.handle, ref(block_tables), ref(seq_lens)),
+            *(max_seq_len, 0 if partials[0] is None else PARTITION_SIZE, attention, stream),
+        )
 
 
 def reshape_and_cache(
@@ -98,8 +102,9 @@ def reshape_and_cache(
     v_scale: Scale | None = None,
 ) -> None:
     """Stores key and value [tokens, kv_heads, head_dim] at slots int64 [tokens]; a negative slot is skipped."""
-    cache = _Cache(key_cache, value_cache, kv_cache_dtype, k_scale, v_scale)
-    extension().cache_write(cache.handle, ref(key), ref(value), ref(slot_mapping), _stream(key))
+    with _device_of(key) as stream:
+        cache = _Cache(key_cache, value_cache, kv_cache_dtype, k_scale, v_scale)
+        extension().cache_write(cache.handle, ref(key), ref(value), ref(slot_mapping), stream)
 
 
 def reshape_and_cache_flash(
@@ -111,35 +116,43 @@ def reshape_and_cache_flash(
 
 
 def copy_blocks(key_caches: Sequence[Tensor], value_caches: Sequence[Tensor], block_mapping: Tensor) -> None:
-    """Copies blocks (from, to) of int64 [n, 2] within each cache. No block is both."""
+    """Copies blocks (from, to) of int64 [n, 2] within each cache. No block is both, and none is written twice."""
     for cache in (*key_caches, *value_caches):
-        pairs = block_mapping.to(cache.device, torch.int64)
-        extension().copy_blocks(ref(cache.unsqueeze(0)), ref(pairs), _stream(cache))
+        with _device_of(cache) as stream:
+            pairs = block_mapping.to(cache.device, torch.int64)
+            extension().copy_blocks(ref(cache.unsqueeze(0)), ref(pairs), stream)
 
 
 def swap_blocks(src: Tensor, dst: Tensor, block_mapping: Tensor) -> None:
     """Copies blocks (from, to) of int64 [n, 2], on the host, between two caches. The current stream waits for it."""
-    stream = _stream(dst if dst.is_cuda else src)
-    pairs = [tuple(pair) for pair in block_mapping.tolist()]
-    ticket = _swapper().start(ref(src.unsqueeze(0)), ref(dst.unsqueeze(0)), pairs, stream, SMALL_RUN)
-    _swapper().let_wait(ticket, stream)
+    where = dst if dst.is_cuda else src
+    with _device_of(where) as stream:
+        swapper = _swapper(where.device)
+        pairs = [tuple(pair) for pair in block_mapping.tolist()]
+        ticket = swapper.start(ref(src.unsqueeze(0)), ref(dst.unsqueeze(0)), pairs, stream, SMALL_RUN)
+        swapper.let_wait(ticket, stream)
 
 
 def convert_fp8(output: Tensor, input: Tensor, scale: float = 1.0, kv_dtype: str = "fp8") -> None:
     """uint8 output: input / scale; else input * scale, of uint8 input."""
-    extension().convert_fp8(ref(output), ref(input), scale, kv_dtype, _stream(output))
+    with _device_of(output) as stream:
+        extension().convert_fp8(ref(output), ref(input), scale, kv_dtype, stream)
 
 
 @functools.cache
-def _swapper() -> Any:
+def _swapper(device: torch.device) -> Any:
+    """One for each device: its stream belongs to the device that is current when it is made."""
     return extension().Swapper()
 
 
-def _stream(tensor: Tensor) -> int:
-    if not tensor.is_cuda:
-        return 0
-    stream: int = torch.cuda.current_stream(tensor.device).cuda_stream
-    return stream
+@contextmanager
+def _device_of(tensor: Tensor) -> Iterator[int]:
+    """Makes a tensor's device the current one, which the extension works on, and gives its stream."""
+    if tensor.is_cuda:
+        with torch.cuda.device(tensor.device):
+            yield torch.cuda.current_stream(tensor.device).cuda_stream
+    else:  # the tests' kernels on a CPU
+        yield 0
 
 
 class _Cache:
@@ -147,6 +160,9 @@ class _Cache:
 
     def __init__(self, keys: Tensor, values: Tensor, kind: str, k_scale: Scale, v_scale: Scale | None) -> None:
         both = k_scale, k_scale if v_scale is None else v_scale
+        for name, scale in zip(("k_scale", "v_scale"), both, strict=True):
+            if not isinstance(scale, Tensor) and not 0 < scale < math.inf:
+                raise ValueError(f"{name}: {scale} is not positive and finite")
         if all(isinstance(scale, float | int) and scale == 1 for scale in both):
             self.handle = extension().KvCache(ref(keys), ref(values), kind)
             return

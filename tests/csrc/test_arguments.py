@@ -104,9 +104,12 @@ BAD = [
     ("convert_fp8", "target", torch.empty(7, dtype=torch.uint8)),
     ("convert_fp8", "source", torch.empty(8, dtype=torch.uint8)),
     ("convert_fp8", "scale", 0.0),
+    ("convert_fp8", "scale", float("nan")),
     ("convert_fp8", "type", "fp6"),
+    ("convert_fp8", "target", torch.empty(8, dtype=torch.float8_e5m2)),
     ("copy_blocks", "pairs", torch.tensor([[0, 4]])),
     ("copy_blocks", "pairs", torch.tensor([[-1, 0]])),
+    ("copy_blocks", "pairs", torch.tensor([[0, 3], [1, 2], [2, 3]])),
     ("copy_blocks", "target", torch.randn(2, 4, 4)),
     ("copy_blocks", "source", torch.randn(2, 4, 3, 2).transpose(2, 3)),
     ("gather_blocks", "ids", torch.tensor([4])),
@@ -140,6 +143,13 @@ def test_it_is_refused_by_name(either, op, name, value):
         torch.testing.assert_close(x, kept, rtol=0, atol=0, equal_nan=True)
 
 
+def test_no_block_is_scattered_to_twice(either):
+    arena, packed = torch.zeros(2, 4, 3), torch.ones(2, 2, 3)
+    with pytest.raises(either.ArgumentError, match=r"^ids: writes a block twice"):
+        either.scatter_blocks(arena, packed, torch.tensor([3, 3]))
+    assert not arena.any()
+
+
 def test_weights_are_checked(either):
     with pytest.raises(either.ArgumentError, match=r"^packed: shape"):
         either.Weight(torch.empty(10, dtype=torch.uint8), "q4", 8, 32)
@@ -159,7 +169,7 @@ def test_weights_are_checked(either):
 
 
 XPACK = torch.randn(4, 2, 4, 8, 4), torch.randn(4, 2, 16, 8)
-ROWS = torch.empty(4, 2, 8, 16, dtype=torch.uint8)
+ROWS, I8, E5M2 = (torch.empty(4, 2, 8, 16, dtype=t) for t in (torch.uint8, torch.int8, torch.float8_e5m2))
 
 
 @pytest.mark.parametrize(
@@ -172,6 +182,13 @@ ROWS = torch.empty(4, 2, 8, 16, dtype=torch.uint8)
         ("keys", (*XPACK, "int8")),
         ("keys", (ROWS, ROWS)),
         ("type", (ROWS, ROWS, "int4")),
+        ("keys", (E5M2, E5M2, "int8")),
+        ("keys", (E5M2, E5M2, "fp8")),
+        ("keys", (I8, I8, "fp8_e5m2")),
+        ("key_scale", (ROWS, ROWS, "int8", torch.zeros(1), torch.ones(1))),
+        ("key_scale", (ROWS, ROWS, "fp8", torch.tensor([1.0, -1.0]), torch.ones(2))),
+        ("value_scale", (ROWS, ROWS, "fp8", torch.ones(2), torch.tensor([1.0, torch.nan]))),
+        ("value_scale", (I8, I8, "auto", torch.ones(1), torch.tensor([torch.inf]))),
         ("key_scale", (ROWS, ROWS, "int8", torch.ones(3), torch.ones(2))),
         ("value_scale", (ROWS, ROWS, "int8", torch.ones(2), torch.ones(2).double())),
         ("key_scale", (torch.empty(4, 2, 2, 8, 18, dtype=torch.int8), None, "auto", torch.ones(1))),

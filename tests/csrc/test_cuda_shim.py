@@ -32,6 +32,7 @@ CASES = {
     "ops": 8,
     "graphs": 3,
     "compat": 6,
+    "far": 3,
 }
 
 

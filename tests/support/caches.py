@@ -84,9 +84,9 @@ class Cache:
             if self.kind == "int8_paged":
                 scale = (row.abs().amax(1) / 127).half()
                 self.slot_scales(side)[block, :, place] = scale
-                row = row * torch.where(scale > 0, 1 / scale.float(), 0)[:, None]
+                row = row / torch.where(scale > 0, scale.float(), torch.inf)[:, None]
             elif self.scales is not None:
-                row = row * (1 / self.scales[side])[:, None]
+                row = row / self.scales[side][:, None]
             row = to_eight_bits(row, self.kind.removesuffix("_paged")) if self.dtype.itemsize == 1 else row
             row = row.to(self.dtype)
             if self.layout == "xpack" and side == 0:

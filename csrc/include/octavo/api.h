@@ -80,11 +80,11 @@ void linear(const TensorRef& out, const TensorRef& x, const Weight& weight, cons
 // A row of a weight, decoded: out f32 [cols].
 void weight_rows(const TensorRef& out, const Weight& weight, const TensorRef& rows);
 
-// source, target [layers, n, ...] with a block's bytes together; pairs i64 [m, 2]: (from, to). All are read before one
-// is written if source and target are the same.
+// source, target [layers, n, ...] with a block's bytes together; pairs i64 [m, 2]: (from, to), none written twice. All
+// are read before one is written if source and target are the same.
 void copy_blocks(const TensorRef& source, const TensorRef& target, const TensorRef& pairs);
 
-// packed [m, layers, ...]: blocks one after the other, all layers of each. ids i64 [m].
+// packed [m, layers, ...]: blocks one after the other, all layers of each. ids i64 [m], none written twice.
 void gather_blocks(const TensorRef& packed, const TensorRef& arena, const TensorRef& ids);
 void scatter_blocks(const TensorRef& arena, const TensorRef& packed, const TensorRef& ids);
 

@@ -1,5 +1,6 @@
 // What each op of api.h demands of its arguments, apart from doing it: the kernels and their definition (ref/) refuse
-// the same things with the same words. Each throws ArgumentError and touches no memory but that of ids and lengths.
+// the same things with the same words. Each throws ArgumentError and touches no memory but that of ids, lengths
+// and scales.
 #pragma once
 
 #include "octavo/api.h"
@@ -22,6 +23,7 @@ void weight_rows(const TensorRef& out, const Weight& weight, const TensorRef& ro
 void argmax(const TensorRef& ids, const TensorRef& x);
 void copy_blocks(const TensorRef& source, const TensorRef& target, const TensorRef& pairs);
 void packed_blocks(const TensorRef& packed, const TensorRef& arena, const TensorRef& ids);
+void scatter_blocks(const TensorRef& arena, const TensorRef& packed, const TensorRef& ids);
 void checksum_blocks(const TensorRef& sums, const TensorRef& arena, const TensorRef& ids);
 void convert_layout(const KvCache& target, const KvCache& source, const TensorRef& ids);
 void convert_fp8(const TensorRef& target, const TensorRef& source, float scale, const std::string& type);

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from attention_cases import decode_case, merge_case, prefill_case
 from cache_cases import blocks_case, convert_case, layout_case, write_case
+from far_cases import far_case
 from graph_cases import graph_case
 from logits_cases import logprobs_case, penalize_case
 from ops_cases import ops_case
@@ -45,8 +46,8 @@ GROUPS: dict[str, Callable[[Any], None]] = {
     "graphs": graph_case,
     "compat": compat_case,
 }
-# They steer the shim's CUDA runtime, which a device's cannot be.
-SHIM_GROUPS = {"place": place_case, "swap": swap_case}
+# They steer the shim's CUDA runtime, which a device's cannot be, or would copy gigabytes to a device.
+SHIM_GROUPS = {"place": place_case, "swap": swap_case, "far": far_case}
 
 
 def main(group: str, cases: int, seed: int) -> None:

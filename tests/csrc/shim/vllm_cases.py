@@ -5,20 +5,22 @@ from typing import Any
 import _C_cuda_shim as native
 import numpy as np
 from arrays import F32, I32, TOLERANCE, Array, close, i32, ref
+from attention_cases import spoil
 from kv import Cache, dense, fill
 from scoring import Scoring, attention_setup
 
 
 def vllm_case(rng: Any) -> None:
     dtype, kind, _, _, size, kv_heads, group = attention_setup(rng, "simt")
-    layout, dim = "xpack", int(rng.choice([32, 64, 80 if kind == "auto" else 64]))
+    layout, dim = "xpack", int(rng.choice([32, 64, 64, 80, 96, 112, 120 if kind == "auto" else 112, 128, 192, 256]))
     heads = kv_heads * group
     lens = [int(rng.choice([1, size, size + 1, 100, 300])) for _ in range(int(rng.integers(1, 4)))]
     scoring = Scoring(rng, heads, kv_heads)
     cache = Cache(rng, layout, kind, dtype, (sum(-(-n // size) for n in lens) + 2, kv_heads, size, dim))
     tables, lens_array = fill(rng, cache, lens, 0), i32(lens)
     queries = Array.of(rng.normal(0, 1, (len(lens), heads, dim)), dtype)
-    out = Array.of(np.full((len(lens), heads, dim), np.nan), dtype)
+    broken = spoil(rng, queries, cache, tables, lens)
+    out = Array.of(np.full((len(lens), heads, dim), 7.0), dtype)
     longest = max(lens)
     partition = int(rng.choice([0, 64, 128]))
     partials: list[Any] = [None, None, None]
@@ -49,7 +51,7 @@ def vllm_case(rng: Any) -> None:
         out.values(),
         want,
         TOLERANCE[dtype],
-        f"vllm {dtype=} {kind} {dim=} {size=} {lens=} {partition=} {vars(scoring)}",
+        f"vllm {dtype=} {kind} {dim=} {size=} {lens=} {partition=} {broken=} {vars(scoring)}",
     )
 
 
