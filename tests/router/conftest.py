@@ -14,8 +14,7 @@ from octavo.client import AsyncClient
 from octavo.ids import new_incarnation
 from octavo.sampling import FinishReason, SamplingParams
 from octavo.settings import RouterSettings, WorkerSettings
-from octavo.store.memory import MemoryStore
-from octavo.store.memory_state import MemoryState
+from octavo.store.memory import MemoryState, MemoryStore
 from octavo.text.byte_tokenizer import ByteTokenizer
 from octavo.text.ranking import rank
 from octavo.text.stop import TextStream
