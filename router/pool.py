@@ -95,7 +95,7 @@ class WorkerPool:
         forgotten = [id for id, when in self._lost.items() if time.monotonic() - when > REMEMBER_LOST_S]
         for incarnation in forgotten:
             del self._lost[incarnation]
-        gone = [id for id, link in self.links.items() if id not in present and not link.connected]
+        gone = [id for id, link in self.links.items() if id not in present and not link.steps.connected]
         for incarnation in {*gone, *(id for id in forgotten if id in self.links)}:
             await self._part(incarnation)
 

@@ -162,7 +162,7 @@ class Session:
         if not services.hub.remove(self) or (ended and not self._delivery.unsettled):
             return
         if link is not None:
-            link.unfollow(self.seq_id)
+            link.steps.unfollow(self.seq_id)
         if self._error is None:  # else the router ends, and its lease says the same
             try:
                 await asyncio.shield(self._detach())

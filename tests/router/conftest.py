@@ -18,7 +18,7 @@ from octavo.store.memory import MemoryState, MemoryStore
 from octavo.text.byte_tokenizer import ByteTokenizer
 from octavo.text.ranking import rank
 from octavo.text.stop import TextStream
-from router import pool, queue, workers
+from router import pool, queue, streams, workers
 from router.program import Router
 
 SECRET = b"s" * 32
@@ -181,7 +181,8 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Waits that matter in production and only cost time here."""
     monkeypatch.setattr(pool, "DISCOVER_S", 0.02)
     monkeypatch.setattr(workers, "RECONNECT_S", 0.02)
-    monkeypatch.setattr(workers, "WATCH_MS", 50)
+    monkeypatch.setattr(streams, "WATCH_MS", 50)
+    monkeypatch.setattr(streams, "RESYNC_S", 0.02)
     monkeypatch.setattr(queue, "CLAIM_MS", 200)
     monkeypatch.setattr(queue, "SWEEP_S", 0.1)
 

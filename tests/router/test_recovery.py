@@ -19,7 +19,7 @@ from octavo.sampling import FinishReason, SamplingParams
 from octavo.store.memory import MemoryStore
 from octavo.v1 import admin_pb2, admin_pb2_grpc
 from router import background, following
-from router.workers import WorkerLink
+from router.streams import StepStream
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=60)
 PROMPT = list(range(3, 40))
@@ -205,12 +205,9 @@ async def test_a_model_without_a_worker_keeps_no_other_waiting(world, oracle):
     link = next(link for link in world.routers[0].pool.links.values() if link.hello.model == "other")
     link.has_lease = False
     world.routers[0].pool._part_with_gone = lambda present: asyncio.sleep(0)
-    link._reported = lambda message: None
-    link.reason = "away"
     completion = await client.complete([*PROMPT, 1], GREEDY, model="fake")
     assert returned(completion) == oracle.outputs([*PROMPT, 1], GREEDY)
-    link.reason, link.has_lease = "", True
-    del link._reported
+    link.has_lease = True
     await asyncio.gather(*other)
 
 
@@ -384,17 +381,17 @@ async def test_many_competing_tokens_reach_who_attaches_late_with_their_scores(w
     for _ in range(2):
         await world.router()
     await world.ready()
-    follow = WorkerLink.follow
+    follow = StepStream.follow
 
-    def counted(link, seq_id, next_indexes):
+    def counted(stream, seq_id, next_indexes):
         follows.append(list(next_indexes))
         runner.go.set()
-        follow(link, seq_id, next_indexes)
+        follow(stream, seq_id, next_indexes)
 
     params = SamplingParams(seed=2, best_of=3, max_tokens=500, stop=("q",))
     task = asyncio.create_task(world.client(0, 1).complete(PROMPT, params, request_id="best"))
     await world.until(lambda: world.state._entries and len(world.entry("best").journals[2]) > 290, 30.0)
-    monkeypatch.setattr(WorkerLink, "follow", counted)
+    monkeypatch.setattr(StepStream, "follow", counted)
     await world.stop_router(world.routers[0])
     assert returned(await task) == oracle.outputs(PROMPT, params)
     assert follows[0].count(0) >= 2  # so that more than 512 items are sent again
