@@ -1,6 +1,6 @@
 """Who is told of which sequence: the journalled tokens of each sequence here, and the Step streams that follow it.
 
-Lives on the event loop. Plain values only: server.py turns items into wire messages.
+Lives on the event loop. Plain values only: messages.py turns items into wire messages.
 """
 
 import asyncio

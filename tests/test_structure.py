@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = ("octavo", "router", "gpu_worker")
 PROGRAM_WIRE_FILES = {
     "router": ("server", "intake", "session", "events", "workers", "streams", "admin"),
-    "gpu_worker": ("server",),
+    "gpu_worker": ("server", "messages"),
 }
 WIRE_FILES = (
     "octavo/wire.py",
