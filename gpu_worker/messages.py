@@ -3,7 +3,7 @@
 from gpu_worker.desk import AdmissionRequest, Outcome, Report, SwapOperation
 from gpu_worker.plan import RunnerInfo, TokenScore
 from gpu_worker.scheduler import Scheduler
-from gpu_worker.streams import Item, Step
+from gpu_worker.step_stream import Item, Step
 from gpu_worker.watchers import Batch
 from octavo import wire
 from octavo.errors import Failure, ServingError

@@ -1,7 +1,6 @@
 """The Worker service: what routers ask goes to the desk, what the engine brings goes up their streams."""
 
 import asyncio
-import logging
 from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING, NoReturn
 
@@ -14,7 +13,7 @@ from gpu_worker.messages import (
     step_to_wire,
     watch_to_wire,
 )
-from gpu_worker.streams import Stream
+from gpu_worker.step_stream import Stream
 from gpu_worker.watchers import Batch
 from octavo import limits, wire
 from octavo.errors import Draining, InvalidArgument, Loading, ServingError, TooManyStreams, Unimplemented
@@ -25,8 +24,6 @@ if TYPE_CHECKING:
     import grpc
 
     Context = grpc.aio.ServicerContext[object, object]
-
-log = logging.getLogger(__name__)
 
 SERVICES = ("octavo.v1.Worker", "octavo.v1.Transfer")
 MAX_STREAMS = 256
