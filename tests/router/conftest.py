@@ -1,7 +1,7 @@
 """A small service in one process and one event loop: real routers and workers on free ports, one store in memory."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from types import SimpleNamespace
@@ -22,7 +22,8 @@ from router import pool, queue, streams, workers
 from router.program import Router
 
 SECRET = b"s" * 32
-GREEDY = SamplingParams(temperature=0.0)
+GREEDY = SamplingParams(temperature=0.0, max_tokens=60)
+PROMPT = list(range(3, 40))
 
 
 class Oracle:
@@ -53,6 +54,16 @@ class Oracle:
             self.branch(prompt, replace(params, max_tokens=len(cut[index][0])), index)[1] for index in range(len(cut))
         ]
         return [cut[index] for index in rank(scores, params.n)]
+
+    @staticmethod
+    def returned(completion: object) -> list[tuple[tuple[int, ...], str, FinishReason]]:
+        """(tokens, text, finish reason) of each output, as `outputs` says them."""
+        return [(tuple(o.token_ids), o.text, o.finish_reason) for o in completion.outputs]
+
+    async def check(self, completions: Sequence[Awaitable[object]], params: SamplingParams = GREEDY) -> None:
+        """Those that `World.streams` began."""
+        for i, completion in enumerate(await asyncio.gather(*completions)):
+            assert self.returned(completion) == self.outputs([*PROMPT, i], params)
 
     def _cut(self, tokens: list[int], params: SamplingParams) -> tuple[tuple[int, ...], str, FinishReason]:
         stream, text = TextStream.of_branch(ByteTokenizer().detokenizer(), params, self.info.eos_token_ids), ""
@@ -125,6 +136,12 @@ class World:
         made = AsyncClient([self.routers[index].endpoint for index in routers or range(len(self.routers))])
         self.stack.push_async_callback(made.close)
         return made
+
+    async def streams(self, client: AsyncClient, count: int, params: SamplingParams = GREEDY) -> list[asyncio.Task]:
+        """So many requests that have begun: the tasks of their completions."""
+        tasks = [asyncio.create_task(client.complete([*PROMPT, i], params, request_id=f"s{i}")) for i in range(count)]
+        await self.until(lambda: sum(len(e.journals[0]) > 3 for e in self.state._entries.values()) == count)
+        return tasks
 
     # Breaking
 

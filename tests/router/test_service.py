@@ -17,10 +17,6 @@ GREEDY = SamplingParams(temperature=0.0, max_tokens=20)
 PROMPT = list(range(3, 40))
 
 
-def returned(completion) -> list[tuple[tuple[int, ...], str, FinishReason]]:
-    return [(tuple(o.token_ids), o.text, o.finish_reason) for o in completion.outputs]
-
-
 @pytest.mark.parametrize(
     "params",
     [
@@ -41,7 +37,7 @@ async def test_outputs_are_those_of_the_runner(world, oracle, params):
     completions = await asyncio.gather(*(client.complete([*PROMPT, i], params) for i in range(6)))
     for i, completion in enumerate(completions):
         expected = oracle.outputs([*PROMPT, i], params)
-        assert returned(completion) == expected
+        assert oracle.returned(completion) == expected
         assert completion.usage.prompt_tokens == len(PROMPT) + 1
         assert completion.usage.output_tokens == sum(len(tokens) for tokens, _, _ in expected)
         status = await client.get(completion.request_id)
@@ -114,7 +110,7 @@ async def test_one_request_joined_by_many_runs_once(world, oracle):
     params = replace(GREEDY, max_tokens=80)
     calls = [world.client(i % 2).complete(PROMPT, params, request_id="same") for i in range(5)]
     for completion in await asyncio.gather(*calls):
-        assert returned(completion) == oracle.outputs(PROMPT, params)
+        assert oracle.returned(completion) == oracle.outputs(PROMPT, params)
     assert world.entry("same").record.epoch == 1
 
 
