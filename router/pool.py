@@ -82,7 +82,7 @@ class WorkerPool:
                 continue
             try:
                 link = WorkerLink(member, self._router_id, self._hub, self._models, self.index, self._on_report)
-            except (KeyError, ValueError) as error:
+            except (KeyError, TypeError, ValueError) as error:
                 log.error("worker %s describes itself in a way that this router cannot read: %r", member.id, error)
                 continue
             log.info("met worker %s at %s (%s)", link.worker_id, link.endpoint, link.incarnation)

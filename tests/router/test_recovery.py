@@ -9,7 +9,7 @@ from gpu_worker.desk import Outcome
 from gpu_worker.fake_runner import FakeRunner
 from octavo import rpc
 from octavo.errors import OutOfBlocks, TooLarge
-from octavo.ids import new_incarnation
+from octavo.ids import Incarnation
 from octavo.record import Member, State, Why
 from octavo.sampling import FinishReason, SamplingParams
 from octavo.store.memory import MemoryStore
@@ -268,8 +268,8 @@ async def test_a_request_goes_on_when_its_model_comes_back_with_another_layout(w
 
 async def test_a_member_that_describes_itself_badly_disturbs_nobody(world):
     await world.router()
-    await MemoryStore(world.state).heartbeat(Member("worker", new_incarnation(), b"{}"), 60_000)
-    await MemoryStore(world.state).heartbeat(Member("worker", new_incarnation(), b"\xff"), 60_000)
+    for info in (b"{}", b"\xff", b"[]", b"7"):
+        await MemoryStore(world.state).heartbeat(Member("worker", Incarnation(f"0{info.hex()}"), info), 60_000)
     await world.worker()
     await world.ready()
     await world.client().complete(PROMPT, GREEDY)
