@@ -14,6 +14,7 @@ from octavo.errors import (
     NoWorkers,
     QueueFull,
     RequestExists,
+    ServingError,
     TooManyStreams,
 )
 from octavo.ids import RequestId, sequence_id
@@ -89,11 +90,7 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
         self, request: inference_pb2.AttachRequest, context: "Context"
     ) -> AsyncIterator[inference_pb2.GenerateEvent]:
         async with self._counted():
-            request_id, start = self._start(request)
-            record = await self._services.store.attach(sequence_id(TENANT, request_id), self._services.router_id)
-            if record is None:
-                raise unknown_request(request_id)
-            async with self._session(record, start) as session:
+            async with await self._attached(*self._start(request)) as session:
                 while events := await session.next_events():
                     for event in events:
                         yield event
@@ -111,7 +108,6 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
     @asynccontextmanager
     async def _generate(self, request: inference_pb2.GenerateRequest, context: "Context") -> AsyncIterator[Session]:
         prepared = await self._intake.prepare(request, deadline_of(context))
-        seq_id = prepared.new.seq_id
         accepted = await self._services.store.accept(prepared.new, self._queue_limits)
         if accepted.status == AcceptStatus.OK:
             session = Session(
@@ -126,11 +122,21 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
             raise self._queue_full(accepted)
         if accepted.status == AcceptStatus.MISMATCH:
             raise RequestExists("request_id: used before with a different body; choose another")
-        record = await self._services.store.attach(seq_id, self._services.router_id)
-        if record is None:
-            raise unknown_request(prepared.new.request_id)
-        async with self._session(record, Start()) as session:
+        async with await self._attached(prepared.new.request_id, Start()) as session:
             yield session
+
+    async def _attached(self, request_id: RequestId, start: Start) -> Session:
+        """A session of a request that was accepted before."""
+        services, seq_id = self._services, sequence_id(TENANT, request_id)
+        record = await services.store.attach(seq_id, services.router_id)
+        if record is None:
+            raise unknown_request(request_id)
+        try:
+            return self._session(record, start)
+        except ServingError:
+            if seq_id not in services.hub:
+                await services.store.detach(seq_id, services.router_id)
+            raise
 
     def _session(self, record: Record, start: Start) -> Session:
         model = self._models.of(record)
