@@ -102,7 +102,7 @@ class Session:
         if notice.what == "taken":
             if notice.epoch > self._record.epoch:
                 self._following.runs_on(notice.owner, notice.epoch, streams=False)
-                self._following.follow(self._delivery.next_indexes)
+                self._following.follow(self._delivery.missing_indexes)
         elif self._following.streaming:
             self._look_in(ON_ITS_WAY_S)
         else:
@@ -302,7 +302,7 @@ class Session:
         elif services.pool.lost(record.owner):
             services.dispatcher.recover(self.seq_id, record.epoch, Why.CONNECTION)
         else:
-            self._following.follow(self._delivery.next_indexes)
+            self._following.follow(self._delivery.missing_indexes)
 
     async def _settle(self) -> None:
         """The client sees an end that the journal does not know: a stop string, or a history nobody can continue."""

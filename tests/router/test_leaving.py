@@ -5,7 +5,10 @@ import random
 import threading
 from dataclasses import replace
 
+import pytest
+
 from gpu_worker.fake_runner import FakeRunner
+from octavo.errors import InvalidArgument
 from octavo.record import State
 from octavo.sampling import FinishReason, SamplingParams
 from router.streams import StepStream
@@ -66,6 +69,41 @@ async def test_a_stream_closed_anywhere_detaches_once_and_leaves_nothing(world):
     await world.until(lambda: not any(len(router.hub) for router in world.routers))
     await world.until(lambda: all(entry.record.state.ended for entry in world.state._entries.values()))
     world.check()
+
+
+async def test_an_attach_that_is_refused_leaves_the_request_to_who_has_it(world):
+    await world.worker(FakeRunner(step_s=0.005))
+    for _ in range(2):
+        await world.router()
+    await world.ready()
+    stream = world.client(0).generate(PROMPT, replace(GREEDY, max_tokens=200), request_id="mine")
+    await anext(stream)
+    with pytest.raises(InvalidArgument):
+        async for _ in world.client(1).attach("mine", next_indexes=[0, 0]):
+            pass
+    assert world.entry("mine").record.router != world.routers[1].services.router_id
+    seen = [event async for event in stream]
+    assert seen[-1].finish_reason is FinishReason.LENGTH
+
+
+async def test_a_stop_string_that_is_found_late_stands_in_the_record(world, oracle):
+    """Nobody read along while the worker ran to its end."""
+    await world.worker(FakeRunner(step_s=0.01))
+    await world.router()
+    await world.ready()
+    [(_, text, _)] = oracle.outputs(PROMPT, GREEDY)
+    stop = max((c for c in text if c.isascii() and text.count(c) == 1), key=text.index)
+    client, params = world.client(), replace(GREEDY, stop=(stop,))
+    [(tokens, _, _)] = oracle.outputs(PROMPT, params)
+    stream = client.generate(PROMPT, params, request_id="kept", keep_on_disconnect=True)
+    await anext(stream)
+    await stream.aclose()
+    await world.until(lambda: world.entry("kept").record.state.ended)
+    attached = [event async for event in client.attach("kept")]
+    assert tuple(token for event in attached for token in event.token_ids) == tokens
+    entry = world.entry("kept")
+    assert entry.record.finishes == (FinishReason.STOP,)
+    assert entry.snapshot().final_lengths == (len(tokens),)
 
 
 class Patient(FakeRunner):
