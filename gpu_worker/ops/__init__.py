@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from gpu_worker.ops.batch import Batch, make_batch
+from octavo.cores import usable_cores
 
 log = logging.getLogger(__name__)
 
@@ -86,7 +87,7 @@ class Ops(Protocol):
 
 
 def choose_ops(device: torch.device, threads: int = 0) -> Ops:
-    """The fastest ops there are for `device`, on `threads` threads (0: one per core); the runner logs their name.
+    """The fastest ops for `device`, on `threads` threads (0: one per core it may use); the runner logs their name.
 
     With native ops torch itself gets one thread: two teams of threads would fight for the cores.
     """
@@ -97,7 +98,7 @@ def choose_ops(device: torch.device, threads: int = 0) -> Ops:
 
     extension = native.load() if device.type == "cpu" else None
     if extension is not None:
-        extension.set_threads(threads)
+        extension.set_threads(threads or usable_cores())
         torch.set_num_threads(1)
         return NativeCpuOps(extension)
     cuda = native.load_cuda() if device.type == "cuda" else None

@@ -11,6 +11,7 @@ from pathlib import Path
 from octavo.cli import native_checks, ports, state
 from octavo.cli.check import Check
 from octavo.cli.cluster import HOST, router_ports
+from octavo.cores import usable_cores
 from octavo.errors import StoreUnavailable
 from octavo.options import masked
 from octavo.settings import UpSettings
@@ -175,7 +176,7 @@ def cpu() -> Check:
     except OSError:
         return Check("cpu", "note", f"{os.cpu_count()} cores; what they can do is not known here")
     found = [name for name in ISA if name in words]
-    detail = f"{len(os.sched_getaffinity(0))} cores, {' '.join(found) or 'no vector instructions known to us'}"
+    detail = f"{usable_cores()} cores, {' '.join(found) or 'no vector instructions known to us'}"
     if "avx2" in found or "asimd" in found:
         return Check("cpu", "ok", detail)
     return Check("cpu", "note", detail, "it will be slow: AVX2 or NEON is what the kernels are made for")

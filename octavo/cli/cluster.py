@@ -14,6 +14,7 @@ from octavo.cli import ports
 from octavo.cli.child import Child, StoreChild
 from octavo.cli.state import RouterState, State, StoreState, WorkerState
 from octavo.cli.supervisor import Service
+from octavo.cores import usable_cores
 from octavo.options import SettingsClass
 from octavo.settings import RouterSettings, UpSettings, WorkerSettings, arguments_of, environment_of
 from octavo.store.embedded import MAX_SOCKET_PATH, EmbeddedStore
@@ -100,7 +101,7 @@ class Cluster:
 
     def _worker(self, index: int, port: int) -> tuple[Service, WorkerState]:
         name = f"worker-{index}"
-        threads = self._wanted.worker.threads or max(1, len(os.sched_getaffinity(0)) // max(self._wanted.up.workers, 1))
+        threads = self._wanted.worker.threads or max(1, usable_cores() // max(self._wanted.up.workers, 1))
         settings = replace(
             self._wanted.worker,
             listen=f"{HOST}:{port}",

@@ -9,6 +9,8 @@ from types import ModuleType
 
 import pytest
 
+from gpu_worker.ops import native
+
 LEVELS = {
     "avx512": {"avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_vnni"},
     "avx2": {"avx2", "fma", "f16c"},
@@ -51,6 +53,17 @@ def test_without_the_extension_there_is_none_and_no_error(tmp_path: Path, root: 
         [sys.executable, "-S", "-c", script], cwd=tmp_path, capture_output=True, text=True, check=False
     )
     assert (done.stdout.strip(), done.stderr) == ("None", "")
+
+
+def test_each_module_raises_its_own_errors(extension: ModuleType) -> None:
+    """Also where both are loaded: whoever catches one by its name must not see the other's."""
+    cuda = native.load_cuda()
+    if cuda is None:
+        pytest.skip("the CUDA kernels were not built")
+    with pytest.raises(extension.ArgumentError, match=r"^parts: "):
+        extension.merge_states(None, None, None)
+    with pytest.raises(cuda.ArgumentError, match=r"^kernel: "):
+        cuda.attention_kernel("none", 0, "auto", 64, 1)
 
 
 FORKED = """

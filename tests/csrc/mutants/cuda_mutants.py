@@ -66,6 +66,20 @@ MUTANTS = {
     "second half of a tile in the first half's page": Mutant(
         "cuda/decode_mma.cuh", "2 * (tile - pages.first) + 1);", "2 * (tile - pages.first));", DECODE, "decode_mma"
     ),
+    "a row of NaN gives zeros": Mutant(
+        "cuda/attention.cuh",
+        "return score == kMinusInfinity ? 0.0F",
+        "return maximum == kMinusInfinity ? 0.0F",
+        DECODE,
+        "decode_mma",
+    ),
+    "the last token of a step is not written": Mutant(
+        "cuda/cache.cu",
+        "launch(cache_write_kernel<T, C>, per_row(keys)",
+        "launch(cache_write_kernel<T, C>, dim3(static_cast<unsigned>(keys.shape[0] - 1))",
+        ("cuda/cache.cu",),
+        "write",
+    ),
     "swapped strides": Mutant(
         "cuda/common/kv_cache.cu",
         "t.stride[0], t.stride[1], t.stride[2], 0, 1,",

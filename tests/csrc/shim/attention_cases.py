@@ -95,7 +95,7 @@ def spoil(rng: Any, queries: Array, cache: Cache, tables: np.ndarray, lens: list
     kind, sequence, dim = str(rng.choice(kinds)), int(rng.integers(len(lens))), int(rng.integers(cache.shape[3]))
     if kind in ("nan", "inf", "-inf"):
         row, head = int(rng.integers(queries.data.shape[0])), int(rng.integers(queries.data.shape[1]))
-        queries.data[row, head, dim] = Array.of(np.array(float(kind)), queries.dtype).data
+        queries.data[row, head, dim] = Array.of(np.array(float(kind)), queries.dtype).data.item()
         return kind, row, head, dim
     if kind and lens[sequence]:
         place = lens[sequence] - 1 - int(rng.integers(min(lens[sequence], 40)))

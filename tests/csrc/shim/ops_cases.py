@@ -6,9 +6,29 @@ import _C_cuda_shim as native
 from arrays import BF16, F32, TOLERANCE, close
 
 
+def errors_stay_apart() -> None:
+    """Where the CPU's module is loaded as well, each raises its own errors."""
+    from gpu_worker.ops import native as modules
+
+    cpu = modules.load()
+    if cpu is None:
+        return
+    for call, error in (
+        (lambda: cpu.merge_states(None, None, None), cpu.ArgumentError),
+        (lambda: native.attention_kernel("none", F32, "auto", 64, 1), native.ArgumentError),
+    ):
+        try:
+            call()
+        except error:
+            continue
+        raise AssertionError("an op took a bad argument")
+
+
 def ops_case(rng: Any) -> None:
     """NativeCudaOps against ReferenceOps, on CPU tensors."""
     import torch
+
+    errors_stay_apart()
 
     from gpu_worker.ops import AttentionOptions, make_batch
     from gpu_worker.ops.native_cuda import NativeCudaOps
