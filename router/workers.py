@@ -11,6 +11,7 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from typing import TypeVar
 
 import grpc
 
@@ -30,8 +31,11 @@ from router.streams import StepStream, WatchStream
 
 log = logging.getLogger(__name__)
 
+Answer = TypeVar("Answer")
+
 HELLO_S = 5.0
 PROBE_S = 0.5
+CANCEL_S = 1.0
 SCHEDULE_S = 2.5  # longer than any step; a worker that hangs costs its new sequences this much
 RECONNECT_S = 0.2
 REFUSED_S = 5.0  # until a worker that does not fit is asked again
@@ -113,12 +117,10 @@ class WorkerLink:
             router_id=self._router_id if follow else "", admissions=[admission_to_wire(admission)]
         )
         try:
-            response = await self._stub.Schedule(request, timeout=SCHEDULE_S)
+            response = await self._answer(self._stub.Schedule, request, SCHEDULE_S)
         except grpc.aio.AioRpcError as error:
             self._declined = True
             raise LinkBroken(f"worker {self.worker_id}: Schedule: {error.code().name}") from error
-        except grpc.aio.UsageError as error:  # this link has been closed: its worker is lost
-            raise LinkBroken(f"worker {self.worker_id}: Schedule: it is lost") from error
         result = response.results[0]
         outcome = Outcome(result.outcome)
         if outcome is Outcome.ADMITTED:
@@ -143,21 +145,33 @@ class WorkerLink:
         """Best effort: the record's cancel flag is what counts."""
         request = worker_pb2.WorkerCancelRequest(sequences=[worker_pb2.SequenceEpoch(seq_id=seq_id, epoch=epoch)])
         try:
-            await self._stub.Cancel(request, timeout=1.0)
-        except grpc.aio.AioRpcError as error:
-            log.debug("worker %s: Cancel: %s", self.worker_id, error.code().name)
+            await self._answer(self._stub.Cancel, request, CANCEL_S)
+        except (grpc.aio.AioRpcError, LinkBroken) as error:
+            log.debug("worker %s: Cancel: %s", self.worker_id, error)
 
     async def probe(self) -> bool | None:
         """True: it lives. False: nobody listens, or somebody else. None: no answer in time, so nobody knows."""
         try:
-            hello = await self._stub.Hello(self._hello_request(), timeout=PROBE_S)
+            hello = await self._answer(self._stub.Hello, self._hello_request(), PROBE_S)
         except grpc.aio.AioRpcError as error:
             if error.code() == grpc.StatusCode.DEADLINE_EXCEEDED:
                 return None
             return error.code() != grpc.StatusCode.UNAVAILABLE  # any other status was sent by somebody alive
-        except grpc.aio.UsageError:  # this link has been closed
+        except LinkBroken:
             return False
         return bool(hello.incarnation == self.incarnation)
+
+    async def _answer(self, call: Callable[..., Awaitable[Answer]], request: object, timeout_s: float) -> Answer:
+        """Raises LinkBroken when this link is closed, before or meanwhile: its worker is lost."""
+        try:
+            return await call(request, timeout=timeout_s)
+        except grpc.aio.UsageError as error:
+            raise LinkBroken(f"worker {self.worker_id} is lost") from error
+        except asyncio.CancelledError as error:
+            task = asyncio.current_task()
+            if task is None or task.cancelling():
+                raise
+            raise LinkBroken(f"worker {self.worker_id} is lost") from error  # it is the call that was cancelled
 
     def view(self) -> WorkerView:
         """A snapshot for placement."""
