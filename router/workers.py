@@ -8,9 +8,7 @@ import asyncio
 import json
 import logging
 import time
-from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
-from enum import Enum
+from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
 import grpc
@@ -19,8 +17,8 @@ from octavo import rpc, wire
 from octavo.errors import Failure
 from octavo.ids import Incarnation, SequenceId
 from octavo.record import Member
-from octavo.sampling import SamplingParams
-from octavo.v1 import types_pb2, worker_pb2, worker_pb2_grpc
+from octavo.v1 import worker_pb2, worker_pb2_grpc
+from router.admission import Admission, Outcome, admission_to_wire
 from router.dispatched import Dispatched
 from router.hub import Hub
 from router.kv_index import KvIndex
@@ -40,32 +38,6 @@ SCHEDULE_S = 2.5  # longer than any step; a worker that hangs costs its new sequ
 RECONNECT_S = 0.2
 REFUSED_S = 5.0  # until a worker that does not fit is asked again
 SILENT_S = 2.0  # a worker that reports nothing for so long gets nothing new
-
-
-class Outcome(Enum):
-    """A worker's answer to an admission."""
-
-    ADMITTED = worker_pb2.ADMISSION_OUTCOME_ADMITTED
-    LATER = worker_pb2.ADMISSION_OUTCOME_LATER
-    NEVER = worker_pb2.ADMISSION_OUTCOME_NEVER
-    REJECTED = worker_pb2.ADMISSION_OUTCOME_REJECTED
-    STALE_EPOCH = worker_pb2.ADMISSION_OUTCOME_STALE_EPOCH
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Admission:
-    """What a worker is asked to run; see worker.proto."""
-
-    seq_id: SequenceId
-    epoch: int
-    prompt: Sequence[int]
-    outputs: Sequence[Sequence[int]]
-    finished_branches: Sequence[int]
-    sampling: SamplingParams
-    salt: str
-    priority: int
-    deadline_in_ms: int
-    alone: bool
 
 
 class LinkBroken(Exception):
@@ -298,19 +270,4 @@ def facts_of(hello: worker_pb2.HelloResponse) -> WorkerHello:
         max_batch_tokens=hello.max_batch_tokens,
         max_batch_sequences=hello.max_batch_sequences,
         device=hello.device,
-    )
-
-
-def admission_to_wire(admission: Admission) -> worker_pb2.Admission:
-    return worker_pb2.Admission(
-        seq_id=admission.seq_id,
-        epoch=admission.epoch,
-        prompt=types_pb2.TokenIds(ids=admission.prompt),
-        outputs=[types_pb2.TokenIds(ids=output) for output in admission.outputs],
-        finished_branches=admission.finished_branches,
-        sampling=wire.sampling_to_wire(admission.sampling),
-        salt=admission.salt,
-        priority=admission.priority,
-        deadline_in_ms=admission.deadline_in_ms,
-        alone=admission.alone,
     )

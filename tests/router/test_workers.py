@@ -11,10 +11,11 @@ from octavo.ids import Incarnation, SequenceId
 from octavo.record import Member
 from octavo.sampling import SamplingParams
 from octavo.v1 import worker_pb2_grpc
+from router.admission import Admission
 from router.hub import Hub
 from router.kv_index import KvIndex
 from router.models import Models
-from router.workers import Admission, LinkBroken, WorkerLink
+from router.workers import LinkBroken, WorkerLink
 
 ADMISSION = Admission(
     seq_id=SequenceId("a" * 32),
