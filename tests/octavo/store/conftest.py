@@ -95,7 +95,7 @@ class Bench:
 
     async def listening(self, router: Incarnation) -> None:
         """Returns when somebody hears that router's notices."""
-        while not await self._heard(router):
+        while not await self._heard(router):  # noqa: ASYNC110
             await asyncio.sleep(0.01)
 
     async def _heard(self, router: Incarnation) -> bool:

@@ -175,7 +175,7 @@ async def test_the_documented_acl_is_enough(bench: Any, server: EmbeddedStore, n
         await member.open()
         stream = member.notices(ROUTER)
         waiting = asyncio.ensure_future(anext(stream))
-        await asyncio.sleep(0.1)
+        await bench.listening(ROUTER)
         await member.heartbeat(Member("worker", W1, b""), 1000)
         await member.accept(new(), LIMITS)
         async with asyncio.timeout(5):
