@@ -45,6 +45,7 @@ class NativeCpuOps:
             *(options.scale, options.window, options.soft_cap),
             None if options.alibi is None else options.alibi.float(),
             None if options.sinks is None else options.sinks.detach().float(),
+            () if options.sparse is None else options.sparse.numbers,
         )
         return out
 

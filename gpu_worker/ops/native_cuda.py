@@ -1,6 +1,6 @@
 """The ops in CUDA (csrc/cuda). What they do not support goes to the reference ops, op by op.
 
-No op waits for the device, except swap_blocks, which says so. What lies on the device cannot be checked before a
+No op waits for the device. What lies on the device cannot be checked before a
 launch: slots are checked by the kernel, tables and lengths by whoever made the batch.
 """
 
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from gpu_worker.ops import AttentionOptions, Batch
+from gpu_worker.ops import AttentionOptions, Batch, Swap
 from gpu_worker.ops.cuda_plan import AttentionPlan, PlanShape
 from gpu_worker.ops.kv_layer import KvLayer
 from gpu_worker.ops.reference import ReferenceOps
@@ -89,6 +89,7 @@ class NativeCudaOps:
         attention = self.extension.Attention(
             *(options.scale, options.soft_cap, options.window),
             *(None if x is None else ref(x) for x in (alibi, sinks)),
+            () if options.sparse is None else options.sparse.numbers,
         )
         where = ref(batch.block_tables), ref(batch.cu_q), ref(batch.seq_lens)
         cache, stream = self._cache(layer), self._stream()
@@ -157,17 +158,18 @@ class NativeCudaOps:
             return
         self.extension.copy_blocks(ref(arena), ref(index.to(arena.device)), self._stream())
 
-    def swap_blocks(self, source: Tensor, target: Tensor, pairs: Sequence[tuple[int, int]]) -> None:
+    def swap_blocks(self, source: Tensor, target: Tensor, pairs: Sequence[tuple[int, int]]) -> Swap | None:
         if not pairs:
-            return
+            return None
         _check_pairs(pairs, source.shape[1], target.shape[1])
         if not all(self._reachable(arena) for arena in (source, target)):
             self._reference.swap_blocks(source, target, pairs)
-            return
+            if self._device.type == "cuda":
+                torch.cuda.synchronize(self._device)
+            return None
         if self._swapper is None:
             self._swapper = self.extension.Swapper()
-        ticket = self._swapper.start(ref(source), ref(target), list(pairs), self._stream(), SMALL_RUN)
-        self._swapper.wait(ticket)
+        return _Swap(self, self._swapper.start(ref(source), ref(target), list(pairs), self._stream(), SMALL_RUN))
 
     def _copy_through_staging(self, arena: Tensor, pairs: Tensor) -> None:
         size = arena[0, 0].numel() * arena.element_size()
@@ -217,6 +219,20 @@ class NativeCudaOps:
             handles = [(launch, self.extension.Plan(*map(ref, launch.memory))) for launch in plan.launches]
             found = batch.scratch[key] = plan, handles
         return found
+
+
+class _Swap:
+    """A Swap: a ticket of the extension's."""
+
+    def __init__(self, ops: NativeCudaOps, ticket: int) -> None:
+        self._ops = ops
+        self._ticket = ticket
+
+    def wait(self) -> None:
+        self._ops._swapper.wait(self._ticket)
+
+    def let_wait(self) -> None:
+        self._ops._swapper.let_wait(self._ticket, self._ops._stream())
 
 
 def _for_tensor_cores(dtype: torch.dtype, kv: KvLayer) -> bool:
