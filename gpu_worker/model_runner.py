@@ -5,7 +5,6 @@ so a runner keeps nothing from step to step.
 """
 
 import logging
-import time
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
@@ -18,6 +17,7 @@ from gpu_worker.graphs import DecodeGraphs, capture_decodes
 from gpu_worker.kv_arena import KvArena, KvShape
 from gpu_worker.models.decoder import Decoder
 from gpu_worker.models.loader import LoadedModel, Progress, load_model
+from gpu_worker.moves import Moves
 from gpu_worker.native_sampler import choose_sampler
 from gpu_worker.ops import Batch, Ops, choose_ops, kv_format, make_batch
 from gpu_worker.plan import Chunk, RunnerInfo, StepOutput, StepPlan, TokenScore
@@ -60,6 +60,7 @@ class ModelRunner:
         self._info = info
         self._decoder = decoder
         self._arena = arena
+        self._moves = Moves(arena)
         self._sampler = sampler
         self._device = device
         self._graphs = graphs
@@ -78,7 +79,7 @@ class ModelRunner:
             return self._run(plan)
 
     def _run(self, plan: StepPlan) -> StepOutput:
-        output = StepOutput([], copy_s=self._move(plan))
+        output = StepOutput([], copy_s=self._moves.run(plan))
         if not plan.chunks:
             return output
         wanted = _wanted_rows(plan.chunks)
@@ -94,22 +95,11 @@ class ModelRunner:
             output.token_ids, output.scores = self._sampler.sample(logits, wanted.sampled, wanted.branches)
         return output
 
-    def _move(self, plan: StepPlan) -> float:
-        """Swaps and copies blocks; the seconds that the swaps took."""
-        began = time.perf_counter()
-        self._arena.swap_out(plan.swap_out)
-        self._arena.poison(plan.poison)
-        self._arena.swap_in(plan.swap_in)
-        if plan.swap_in and self._device.type == "cuda":
-            torch.cuda.synchronize(self._device)
-        swapped = time.perf_counter()
-        self._arena.copy(plan.copies)
-        return swapped - began if plan.swap_out or plan.swap_in else 0.0
-
     def close(self) -> None:
         """Gives the blocks' memory back."""
+        self._moves.finish()
         self._arena.layers.clear()
-        del self._arena, self._decoder, self._graphs
+        del self._moves, self._arena, self._decoder, self._graphs
 
     def _score(self, hidden: Tensor, scored: Sequence[tuple[int, Chunk]]) -> dict[int, list[TokenScore]]:
         result: dict[int, list[TokenScore]] = {}
