@@ -28,6 +28,9 @@ class LateOps(ReferenceOps):
         self.queue.append((swap, source, target, list(pairs)))
         return swap
 
+    def copy_blocks(self, arena, pairs):
+        super().swap_blocks(arena, arena, pairs)
+
     def advance(self, count):
         for _, *copy in self.queue[:count]:
             super().swap_blocks(*copy)
