@@ -167,6 +167,7 @@ def load_runner(
     max_batch_tokens: int = 2048,
     max_batch_sequences: int = 64,
     cuda_graphs: str = "auto",
+    batch_invariant: bool = False,
     context_tokens: int | None = None,
     cache_dir: Path | str | None = None,
     threads: int | None = None,
@@ -177,8 +178,9 @@ def load_runner(
 
     `device` is cpu, cuda, cuda:N or auto. `kv_cache_bytes` None: what is left on a GPU after the largest step, up to 1
     GiB on a CPU. `kv_cache_dtype`: auto (the model's) or one of kv_format.DTYPES. `quantization`: see
-    models/packing.py. `cuda_graphs`: auto (where device, ops and decoder allow it) or off. `cache_dir` None:
-    ~/.cache/octavo. `name` is what requests call the model.
+    models/packing.py. `cuda_graphs`: auto (where device, ops and decoder allow it) or off. `batch_invariant`: a
+    sequence's bits must not depend on the batch (InvalidArgument where they would). `cache_dir` None: ~/.cache/octavo.
+    `name` is what requests call the model.
     """
     if dtype not in DTYPES:
         raise InvalidArgument("dtype", f"{dtype!r} is not one of {', '.join(DTYPES)}")
@@ -189,7 +191,7 @@ def load_runner(
     where = choose_device(device)
     if where.type == "cuda":
         torch.cuda.set_device(where)
-    ops = choose_ops(where, threads or 0)
+    ops = choose_ops(where, threads or 0, batch_invariant)
     cache = Path(cache_dir) if cache_dir else Path.home() / ".cache" / "octavo"
     loaded = load_model(
         model,
@@ -225,6 +227,8 @@ def load_runner(
     if swap_bytes is None:
         swap_bytes = kv_cache_bytes // 2 if where.type == "cpu" else min(GPU_SWAP_BYTES, host_bytes() // 4)
     arena = KvArena(shape, num_blocks, swap_bytes // shape.bytes_per_block, where, ops)
+    if batch_invariant:
+        _expect_invariant(ops, decoder, arena)
     context = min(context, num_blocks * block_size)
     info = _info(loaded, arena, where, context, name)
     _log_start(info, ops, decoder)
@@ -233,6 +237,12 @@ def load_runner(
     if graphs is not None:
         log.info("%s: CUDA graphs for %s sequences", info.model, ", ".join(map(str, graphs.sizes)))
     return ModelRunner(info, decoder, arena, sampler, where, graphs)
+
+
+def _expect_invariant(ops: Ops, decoder: Decoder, arena: KvArena) -> None:
+    if not decoder.batch_invariant or not ops.batch_invariant(arena.layers[0], decoder.head_dim):
+        what = f"decoder {decoder.name} on {ops.name} ops, with a cache of {arena.shape.dtype_name}"
+        raise InvalidArgument("batch_invariant", f"{what}: what a sequence gets depends on the batch")
 
 
 def _info(loaded: LoadedModel, arena: KvArena, device: torch.device, context: int, name: str | None) -> RunnerInfo:

@@ -90,6 +90,7 @@ class LlamaDecoder:
 
     name = "llama"
     capturable = True
+    batch_invariant = True
 
     def __init__(self, config: LlamaConfig, tensors: Mapping[str, Tensor], ops: Ops, device: torch.device) -> None:
         on_device = {name: tensor.to(device) for name, tensor in tensors.items()}

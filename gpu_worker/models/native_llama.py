@@ -28,6 +28,7 @@ class NativeLlamaDecoder:
     """A Decoder. Sums, norms and what lies between layers are float32, whatever weights and cache are."""
 
     capturable = False
+    batch_invariant = True
 
     def __init__(self, config: LlamaConfig, tensors: Mapping[str, Tensor | Matrix], extension: ModuleType) -> None:
         self.name = "llama in one call"

@@ -65,6 +65,10 @@ class Ops(Protocol):
 
     name: str
 
+    def batch_invariant(self, kv: Tensor, head_dim: int) -> bool:
+        """Whether a sequence gets the same bits whoever else is in the batch, with layers like `kv`."""
+        ...
+
     def cache_write(self, kv: Tensor, keys: Tensor, values: Tensor, batch: Batch) -> None:
         """Stores keys and values [num_tokens, num_kv_heads, head_dim] at batch.slots; slot -1 is skipped."""
         ...
@@ -117,8 +121,10 @@ class Ops(Protocol):
         ...
 
 
-def choose_ops(device: torch.device, threads: int = 0) -> Ops:
+def choose_ops(device: torch.device, threads: int = 0, batch_invariant: bool = False) -> Ops:
     """The fastest ops there are for `device`, on `threads` threads (0: one per core); the runner logs their name.
+
+    `batch_invariant`: that are so, where there are any; see Ops.
 
     With native ops torch itself gets one thread: two teams of threads would fight for the cores.
     """
@@ -134,7 +140,7 @@ def choose_ops(device: torch.device, threads: int = 0) -> Ops:
         return NativeCpuOps(extension)
     cuda = native.load_cuda() if device.type == "cuda" else None
     if cuda is not None and cuda.device_count() > 0:
-        return NativeCudaOps(cuda, device)
+        return NativeCudaOps(cuda, device, batch_invariant)
     log.warning("the extension for %s was not built: running on the reference ops, which are slower", device.type)
     if threads:
         torch.set_num_threads(threads)

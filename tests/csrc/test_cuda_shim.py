@@ -33,6 +33,7 @@ CASES = {
     "swapped": 2,
     "ops": 8,
     "graphs": 3,
+    "invariant": 3,
     "compat": 6,
 }
 

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from attention_cases import decode_case, merge_case, prefill_case
 from cache_cases import blocks_case, convert_case, layout_case, write_case
-from graph_cases import graph_case, swapped_case
+from graph_cases import graph_case, invariant_case, swapped_case
 from logits_cases import logprobs_case, penalize_case
 from ops_cases import ops_case
 from plan_cases import plan_case
@@ -45,6 +45,7 @@ GROUPS: dict[str, Callable[[Any], None]] = {
     "plan": plan_case,
     "ops": ops_case,
     "graphs": graph_case,
+    "invariant": invariant_case,
     "compat": compat_case,
 }
 # They steer the shim's CUDA runtime, which a device's cannot be.

@@ -40,7 +40,7 @@ def reference(monkeypatch, load):
 
     def load_reference(model, **options):
         with monkeypatch.context() as patch:
-            patch.setattr(model_runner, "choose_ops", lambda device, threads=0: ReferenceOps())
+            patch.setattr(model_runner, "choose_ops", lambda *_: ReferenceOps())
             return load(model, **options)
 
     return load_reference
