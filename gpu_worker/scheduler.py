@@ -30,6 +30,8 @@ from octavo.errors import NotFound, OutOfBlocks, StaleEpoch
 from octavo.ids import SequenceId
 from octavo.sampling import FinishReason
 
+MAX_STALE_DEADLINES = 64
+
 __all__ = ["Admission", "Delta", "Load", "Outcome", "Scheduler", "SchedulerConfig", "StepResult"]
 
 
@@ -110,8 +112,15 @@ class Scheduler:
         self._num_admitted += 1
         take_in(sequence, self._work)
         if sequence.deadline is not None:
-            heapq.heappush(self._deadlines, (sequence.deadline, sequence.order, sequence))
+            self._watch_deadline(sequence, sequence.deadline)
         return Admission(Outcome.OK)
+
+    def _watch_deadline(self, sequence: Sequence, deadline: float) -> None:
+        """Those of sequences that have ended are forgotten in time, however far off they are."""
+        if len(self._deadlines) > MAX_STALE_DEADLINES + 2 * len(self.sequences):
+            self._deadlines = [entry for entry in self._deadlines if self.sequences.get(entry[2].seq_id) is entry[2]]
+            heapq.heapify(self._deadlines)
+        heapq.heappush(self._deadlines, (deadline, sequence.order, sequence))
 
     def cancel(self, seq_id: SequenceId, reason: FinishReason = FinishReason.CANCELLED) -> bool:
         """Ends a sequence with what it has; its terminal deltas come with the next step. False if it is not here."""
