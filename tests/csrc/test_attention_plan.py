@@ -93,7 +93,7 @@ def test_threads_end_together(plan, sizes, form, window, threads):
     work = [item.queries * group * (item.end - item.first) for item in items]
     for item in items:
         assert item.queries * group <= max(MOST_ROWS, group)
-        assert item.queries > 1 or item.end - item.first <= SPLIT
+        assert sizes[item.sequence][0] > 1 or item.end - item.first <= SPLIT
     busy = [0] * threads
     for size in work:
         heapq.heappush(busy, heapq.heappop(busy) + size)
