@@ -23,9 +23,9 @@ def _quotas(cgroups: Path, membership: Path) -> Iterator[float]:
     for line in lines:
         _, controllers, path = line.split(":", 2)
         if not controllers:
-            root, files = cgroups, ("cpu.max",)
+            root, files = cgroups, ["cpu.max"]
         elif "cpu" in controllers.split(","):
-            root, files = cgroups / "cpu", ("cpu.cfs_quota_us", "cpu.cfs_period_us")
+            root, files = cgroups / "cpu", ["cpu.cfs_quota_us", "cpu.cfs_period_us"]
         else:
             continue
         place = Path(path.lstrip("/"))

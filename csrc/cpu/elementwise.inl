@@ -60,7 +60,7 @@ void rms_norm(const float* x, const float* weight, float eps, std::int64_t count
         const F8 some = load8_some(x + i, count - i < 8 ? count - i : 8);
         a = fma8(some, some, a);
     }
-    const float scale = 1.0F / std::sqrt(sum8(add8(a, b)) / static_cast<float>(count) + eps);
+    const float scale = 1.0F / sqrtf(sum8(add8(a, b)) / static_cast<float>(count) + eps);
     for (i = 0; i + 8 <= count; i += 8) {
         store8(out + i, mul8(mul8(load8(x + i), set8(scale)), load8(weight + i)));
     }
@@ -123,7 +123,7 @@ void rotate(const float* head, const float* cos, const float* sin, std::int64_t 
 }
 
 std::int64_t argmax(const float* x, std::int64_t count) {
-    F8 tops = set8(-std::numeric_limits<float>::infinity()), sums = zero8();
+    F8 tops = set8(-kInfinity), sums = zero8();
     std::int64_t i = 0;
     for (; i + 8 <= count; i += 8) {
         const F8 some = load8(x + i);

@@ -1,5 +1,6 @@
 // The body of every isa_*.cpp, which defines OCTAVO_ISA and OCTAVO_TABLE and is compiled for its instruction set.
-// Everything is in an anonymous namespace, and no standard function that could be inlined and shared is used.
+// Everything is in an anonymous namespace, and no inline function of the standard library is called: where it is not
+// inlined, the linker keeps one of all units' copies, which may be the one for AVX2, for all of them.
 #include <cmath>
 #include <cstdint>
 #include <cstring>

@@ -40,8 +40,8 @@ inline std::uint16_t scale_of_row(const float* row, std::int64_t count) {
     float top = 0;
     bool broken = false;
     for (std::int64_t i = 0; i < count; ++i) {
-        const float size = std::fabs(row[i]);
-        broken = broken || !(size <= std::numeric_limits<float>::max());
+        const float size = fabsf(row[i]);
+        broken = broken || !(size < kInfinity);
         top = size > top ? size : top;
     }
     const float scale = top / 127.0F;
@@ -57,7 +57,7 @@ void write_slot(const KvPages& pages, const KvSide& side, std::int64_t block, st
         const std::uint16_t half = scale_of_row(row, pages.head_dim);
         std::memcpy(slot_scale(side, block, head, slot), &half, 2);
         const float scale = half_to_float(half);
-        divisor = scale > 0 ? scale : std::numeric_limits<float>::infinity();
+        divisor = scale > 0 ? scale : kInfinity;
     }
     constexpr std::int64_t kPiece = 64;
     float scaled[kPiece];

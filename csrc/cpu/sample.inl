@@ -10,6 +10,8 @@
 namespace octavo {
 namespace {
 
+constexpr float kNever = -std::numeric_limits<float>::infinity();
+
 struct Span {
     float logits[kSpan], powers[kSpan], weights[kSpan];
 };
@@ -19,7 +21,7 @@ std::int64_t weigh(const DrawRow& row, std::int64_t begin, Span& span) {
     const std::int64_t some = row.count - begin < kSpan ? row.count - begin : kSpan;
     std::memcpy(span.logits, row.logits + begin, static_cast<std::size_t>(some) * sizeof(float));
     for (std::int64_t i = some; i < kSpan; ++i) {
-        span.logits[i] = -std::numeric_limits<float>::infinity();
+        span.logits[i] = kNever;
     }
     for (std::int64_t i = 0; i < kSpan; ++i) {
         span.powers[i] = draw::power_of(span.logits[i], row.highest, row.factor);

@@ -1,6 +1,8 @@
 // Eight floats at a time (F8), and the dot product of eight rows with one block of inputs. Included by one translation
 // unit per instruction set, inside its anonymous namespace.
 
+constexpr float kInfinity = std::numeric_limits<float>::infinity();
+
 #if defined(__AVX2__) && defined(__FMA__) && defined(__F16C__)
 
 #include "simd/floats_avx2.inl"
@@ -32,10 +34,11 @@ inline F8 load8_some(const float* p, std::int64_t count) {
     return load8(wide);
 }
 
-// e^x, within 2 ulp, of x clamped to [-87.3, 88]. NaN stays NaN: min8 and max8 give their second operand then.
+// e^x, within 2 ulp; below -87.3 next to nothing, above 88.3 infinity. NaN stays NaN: min8 and max8 give their second
+// operand then.
 inline F8 exp8(F8 x) {
     const F8 low = set8(-87.33654F);
-    const F8 inside = max8(low, min8(set8(88.0F), x));
+    const F8 inside = max8(low, min8(set8(89.0F), x));
     const F8 n = round8(mul8(inside, set8(1.44269504F)));
     F8 r = fma8(n, set8(-0.693359375F), inside);
     r = fma8(n, set8(2.12194440e-4F), r);

@@ -42,6 +42,22 @@ def test_rows(kernels, dtype, seed, rows, columns):
     close(half, torch.nn.functional.gelu(gate, approximate="tanh") * up)
 
 
+def test_activations_of_huge_numbers(kernels):
+    """A gate that is shut stays shut, however far; what is no number shows."""
+    gate = torch.tensor([[-3e38, -1e30, -100.0, -88.5, -88.0, 88.5, 3e38, 0.0]])
+    for act, definition in (
+        (kernels.silu_and_mul, torch.nn.functional.silu),
+        (kernels.gelu_and_mul, lambda x: torch.nn.functional.gelu(x, approximate="tanh")),
+    ):
+        for shape in ((1, 8), (8, 1)):  # by eights, and what is left
+            out = torch.empty(shape)
+            act(out, torch.stack((gate.view(shape), torch.ones(shape)), 1).flatten(1))
+            torch.testing.assert_close(out.view(1, 8), definition(gate.double()).float(), rtol=1e-5, atol=1e-35)
+        lost = torch.tensor([[float("nan"), -float("inf"), 1.0, 1.0]])
+        act(out := torch.empty(1, 2), lost)
+        assert out.isnan().all()
+
+
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize(("dim", "rotated"), [(64, 64), (64, 32), (80, 20), (24, 6)])
 def test_rotary(kernels, dtype, dim, rotated):

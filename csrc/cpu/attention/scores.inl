@@ -88,7 +88,7 @@ inline void blank(Row& row, std::int64_t first, float value) {
 inline void soften(Row& row, F8 tops) {
     const float top = top8(tops);
     const float next = top > row.maximum ? top : row.maximum;
-    row.rescale = row.maximum == next ? 1.0F : row.maximum == kNone ? 0.0F : std::exp(row.maximum - next);
+    row.rescale = row.maximum == next ? 1.0F : row.maximum == kNone ? 0.0F : expf(row.maximum - next);
     F8 sums = zero8();
     for (std::int64_t j = row.low / 8 * 8; j < row.high; j += 8) {
         store8(row.weights + j, exp8(sub8(load8(row.weights + j), set8(next))));

@@ -3,7 +3,7 @@
 constexpr std::int64_t kKeyTile = 32;
 constexpr std::int64_t kGroups = kKeyTile / 8;
 constexpr int kMostRows = 4;  // computed together
-constexpr float kNone = -std::numeric_limits<float>::infinity();
+constexpr float kNone = -kInfinity;
 
 #if defined(__AVX512VL__)
 constexpr bool kManyRegisters = true;

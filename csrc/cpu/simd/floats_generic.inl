@@ -42,10 +42,10 @@ inline F8 fma8(F8 a, F8 b, F8 c) {
     return each8([&](int i) { return a.v[i] * b.v[i] + c.v[i]; });
 }
 inline F8 abs8(F8 a) {
-    return each8([&](int i) { return std::fabs(a.v[i]); });
+    return each8([&](int i) { return fabsf(a.v[i]); });
 }
 inline F8 round8(F8 a) {
-    return each8([&](int i) { return std::nearbyintf(a.v[i]); });
+    return each8([&](int i) { return nearbyintf(a.v[i]); });
 }
 inline std::uint32_t same8(F8 a, F8 b) {
     std::uint32_t bits = 0;

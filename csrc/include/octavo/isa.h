@@ -10,7 +10,7 @@ namespace octavo {
 enum class Isa {
     kGeneric,  // plain C++17
     kAvx2,     // AVX2, FMA and F16C
-    kAvx512,   // AVX-512 F, BW, DQ, VL and VNNI (on 256-bit registers)
+    kAvx512,   // AVX-512 F, BW, DQ, VL and VNNI
 };
 
 // The best level this machine runs. Never throws; the first call asks, later ones remember.
