@@ -7,7 +7,7 @@ import grpc
 import pytest
 
 from gpu_worker import server as server_module
-from gpu_worker import streams as streams_module
+from gpu_worker import step_stream
 from gpu_worker.desk import Desk
 from gpu_worker.engine import Engine
 from gpu_worker.fake_runner import FakeRunner, fake_oracle
@@ -327,7 +327,7 @@ async def test_a_router_that_comes_again_replaces_its_old_stream(service):
 
 async def test_a_stream_that_is_not_read_is_cut_off_and_others_are_not(service, monkeypatch):
     """The slow one's messages fill its connection's window first, then its bounded queue."""
-    monkeypatch.setattr(streams_module, "MAX_PENDING_STEPS", 50)
+    monkeypatch.setattr(step_stream, "MAX_PENDING_STEPS", 50)
     service.runner.step_s = 0.003
     apart = grpc.aio.insecure_channel(
         service.endpoint, options=[("grpc.http2.bdp_probe", 0), ("grpc.use_local_subchannel_pool", 1)]
