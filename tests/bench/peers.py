@@ -118,4 +118,7 @@ if __name__ == "__main__":
     parser.add_argument("--loads", nargs="+", choices=LOADS, default=list(LOADS))
     every = ["q4", "none", "reference", "transformers", "llama.cpp", "vllm"]
     parser.add_argument("--sides", nargs="+", choices=every, default=every)
-    asyncio.run(main(parser.parse_args()))
+    try:
+        asyncio.run(main(parser.parse_args()))
+    except asyncio.CancelledError:
+        raise SystemExit("ended by a signal") from None

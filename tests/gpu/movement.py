@@ -95,27 +95,25 @@ def pages(t: Target, dtype: torch.dtype) -> Tensor:
 
 
 def cache(t: Target, *parts: Tensor) -> Any:
+    """Refers to the memory of its parts, which the caller keeps."""
     return t.extension.KvCache(*map(ref, parts))
 
 
 def conversions(t: Target) -> list[Case]:
     source = pages(t, torch.bfloat16)
-    keys, values = source[:, :, 0], source[:, :, 1]
-    nhd = torch.empty_like(source.transpose(1, 3)).permute(0, 3, 2, 1, 4)  # a token's heads together
-    packed = torch.empty_like(keys.unflatten(3, (-1, 8)).transpose(2, 3)), torch.empty_like(values.transpose(2, 3))
+    sides = source[:, :, 0], source[:, :, 1]
+    nhd = torch.empty_like(source.transpose(1, 3).contiguous()).permute(0, 3, 2, 1, 4)  # a token's heads together
+    keys, values = sides[0].unflatten(3, (-1, 8)).transpose(2, 3).contiguous(), sides[1].transpose(2, 3).contiguous()
     narrow = torch.empty(source.shape, dtype=torch.uint8, device=t.device)
-    size = source.numel() * 2
-    here, x = cache(t, keys, values), t.extension
-    to_nhd, to_xpack = cache(t, nhd[:, :, 0], nhd[:, :, 1]), cache(t, *packed)
+    size, x = source.numel() * 2, t.extension
+
+    def convert(*parts: Tensor) -> Call:
+        return lambda i: x.convert_layout(cache(t, *parts), cache(t, *sides), None, t.stream)
+
     floats = narrow.view(torch.float8_e4m3fn)
     return [
-        (
-            "convert_layout, hnd to nhd",
-            2 * size,
-            lambda i: x.convert_layout(to_nhd, here, None, t.stream),
-            lambda i: nhd.copy_(source),
-        ),
-        ("convert_layout, hnd to xpack", 2 * size, lambda i: x.convert_layout(to_xpack, here, None, t.stream), None),
+        ("convert_layout, hnd to nhd", 2 * size, convert(nhd[:, :, 0], nhd[:, :, 1]), lambda i: nhd.copy_(source)),
+        ("convert_layout, hnd to xpack", 2 * size, convert(keys, values), None),
         (
             "convert_fp8, to e4m3",
             1.5 * size,
@@ -140,9 +138,15 @@ def writes(t: Target) -> list[Case]:
     keys, values = torch.randn(2, tokens, heads, dim, device=t.device).to(torch.bfloat16)
     queries = torch.randn(tokens, 4 * heads, dim, device=t.device).to(torch.bfloat16)
     angles = torch.rand(tokens, dim, device=t.device)
-    kv, x = cache(t, layer[:, :, 0], layer[:, :, 1]), t.extension
-    places = slots // block, slots % block
-    turning = (ref(queries), ref(keys), ref(values), None, ref(angles), ref(angles), dim, ref(slots), False, t.stream)
+    x, places = t.extension, (slots // block, slots % block)
+
+    def write(number: int) -> None:
+        x.cache_write(cache(t, layer[:, :, 0], layer[:, :, 1]), ref(keys), ref(values), ref(slots), t.stream)
+
+    def turn_and_write(number: int) -> None:
+        heads = ref(queries), ref(keys), ref(values)
+        turning = None, ref(angles), ref(angles), dim, ref(slots), False
+        x.rope_cache_write(cache(t, layer[:, :, 0], layer[:, :, 1]), *heads, *turning, t.stream)
 
     def written(number: int) -> None:
         layer[places[0], :, 0, places[1]] = keys
@@ -150,8 +154,8 @@ def writes(t: Target) -> list[Case]:
 
     size = 2 * keys.numel() * 2
     return [
-        ("cache_write", 2 * size, lambda i: x.cache_write(kv, ref(keys), ref(values), ref(slots), t.stream), written),
-        ("rope_cache_write", 2 * size + 4 * queries.numel(), lambda i: x.rope_cache_write(kv, *turning), None),
+        ("cache_write", 2 * size, write, written),
+        ("rope_cache_write", 2 * size + 4 * queries.numel(), turn_and_write, None),
     ]
 
 

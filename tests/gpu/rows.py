@@ -55,7 +55,9 @@ def hidden(t: Target, count: int) -> tuple[int, list[Case]]:
     def gated(i: int, act: Callable[[Tensor], Tensor]) -> Tensor:
         return act(wide[i, :, :width]) * wide[i, :, width:]
 
-    turning = (None, ref(angles), ref(angles), 64, False, stream)
+    def rotated(i: int) -> None:
+        ours.rotary(ref(heads[i]), None, ref(angles), ref(angles), 64, False, stream)
+
     return num_sets, [
         (
             "rms_norm",
@@ -81,7 +83,7 @@ def hidden(t: Target, count: int) -> tuple[int, list[Case]]:
             lambda i: ours.activate_and_mul(ref(out), ref(wide[i]), "gelu", stream),
             lambda i: gated(i, functional.gelu),
         ),
-        ("rotary", 2 * size, lambda i: ours.rotary(ref(heads[i]), *turning), turned),
+        ("rotary", 2 * size, rotated, turned),
     ]
 
 
@@ -109,17 +111,20 @@ def logits(t: Target, count: int) -> tuple[int, list[Case]]:
     seen = torch.rand(count, vocabulary, device=t.device).topk(num_seen).indices.flatten()
     counts = torch.ones(len(seen), dtype=torch.int32, device=t.device)
     ones, zeros = torch.ones(count, device=t.device), torch.zeros(count, device=t.device)
-    penalties = (ref(offsets), ref(seen), ref(counts), None, ref(ones), ref(zeros), ref(zeros), t.stream)
+
+    def penalize(i: int) -> None:
+        entries = ref(offsets), ref(seen), ref(counts), None
+        ours.penalize(ref(x), *entries, ref(ones), ref(zeros), ref(zeros), t.stream)
 
     def sample(top_k: int = 0, top_p: float = 1.0) -> Call:
         settings = [ones * 0.8, (zeros + top_k).int(), ones * top_p, zeros, ids.clone(), ids.clone(), ids.clone()]
         return lambda i: ours.sample(ref(ids), ref(x), *map(ref, settings), t.stream)
 
     return 1, [
-        ("sample", size, sample(), lambda i: torch.softmax(x / 0.8, -1).multinomial(1)),
+        ("sample", size, sample(), lambda i: drawn(torch.softmax(x / 0.8, -1))),
         (f"sample, top-k {TOP_K}", size, sample(top_k=TOP_K), lambda i: among_likeliest(x)),
         (f"sample, top-p {TOP_P}", size, sample(top_p=TOP_P), lambda i: within_mass(x)),
-        ("penalize", 20.0 * len(seen), lambda i: ours.penalize(ref(x), *penalties), None),
+        ("penalize", 20.0 * len(seen), penalize, None),
         (
             "logprobs",
             size,
@@ -129,16 +134,21 @@ def logits(t: Target, count: int) -> tuple[int, list[Case]]:
     ]
 
 
+def drawn(chances: Tensor) -> Tensor:
+    """`multinomial` looks at numbers on the device, which no graph can."""
+    return (chances / torch.empty_like(chances).exponential_()).argmax(-1, keepdim=True)
+
+
 def among_likeliest(x: Tensor) -> Tensor:
     values, ids = (x / 0.8).topk(TOP_K)
-    return ids.gather(1, torch.softmax(values, -1).multinomial(1))
+    return ids.gather(1, drawn(torch.softmax(values, -1)))
 
 
 def within_mass(x: Tensor) -> Tensor:
     values, ids = (x / 0.8).sort(dim=-1, descending=True)
     chances = torch.softmax(values, -1)
     chances = chances.masked_fill(chances.cumsum(-1) - chances > TOP_P, 0)
-    return ids.gather(1, chances.multinomial(1))
+    return ids.gather(1, drawn(chances))
 
 
 def main() -> None:
