@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 from _cases import AttentionCase
-from _peer import Peer
+from _peer import Peer, names
 from _rates import Side, clocked
 from _table import Plan, Table, Work
 from torch import Tensor
@@ -26,7 +26,7 @@ PROMPTS = ((512, 0), (512, 3584))  # tokens, after so many others
 
 
 def decodes(extension: ModuleType, plan: Plan, peers: Sequence[Peer]) -> None:
-    table = Table(plan, f"Decode attention, context {CONTEXT}, blocks of {BLOCK}, shuffled, cold")
+    table = Table(plan, f"Decode attention, context {CONTEXT}, blocks of {BLOCK}, shuffled, cold", names(peers), True)
     types = ("float32", "bfloat16") if plan.quick else tuple(kv_format.DTYPES)
     for group, kv_heads, dim in SHAPES[:1] if plan.quick else SHAPES:
         for name in types:
@@ -36,7 +36,7 @@ def decodes(extension: ModuleType, plan: Plan, peers: Sequence[Peer]) -> None:
 
 
 def prompts(extension: ModuleType, plan: Plan, peers: Sequence[Peer]) -> None:
-    table = Table(plan, "Prefill attention: a prompt, or a chunk of one")
+    table = Table(plan, "Prefill attention: a prompt, or a chunk of one", names(peers), True)
     for group, kv_heads, dim in SHAPES[:1] if plan.quick else SHAPES[:2]:
         for name in ("float32",) if plan.quick else ("float32", "bfloat16"):
             for tokens, before in PROMPTS[:1] if plan.quick else PROMPTS:

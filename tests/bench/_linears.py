@@ -8,7 +8,7 @@ from typing import Any
 import gguf
 import torch
 from _cases import PERIOD, LinearCase
-from _peer import Peer
+from _peer import Peer, names
 from _rates import Side, clocked
 from _table import Plan, Table, Work
 from torch import Tensor
@@ -21,7 +21,7 @@ FORMS = (*PLAIN, *PACKED)
 
 
 def linears(extension: ModuleType, plan: Plan, peers: Sequence[Peer]) -> None:
-    table = Table(plan, f"Linears, {ROWS} × {INNER}; torch in float32 or bfloat16")
+    table = Table(plan, f"Linears, {ROWS} × {INNER}; torch in float32 or bfloat16", names(peers), True)
     for form in FORMS:
         rows(table, extension, peers, form, False, (1, 16) if plan.quick else (1, 2, 4, 8, 16, 48, 256))
     for form in PACKED:

@@ -59,6 +59,11 @@ class Peer:
         return json.loads(line)
 
 
+def names(peers: Sequence[Peer]) -> list[str]:
+    """Of all sides that a table has beside ours."""
+    return ["torch", *(peer.name for peer in peers)]
+
+
 def llama_cpp(folder: Path) -> Peer:
     return Peer("llama.cpp", [sys.executable, HERE / "_ggml_ops.py", folder])
 

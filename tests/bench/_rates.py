@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 
 Side = Callable[[], float]  # does it once; the seconds that took
-PAUSE_S = 0.004  # between turns: threads of the last one may still spin
+PAUSE_S = 0.01  # between turns: the threads of OpenMP spin for 5 ms when their work is done
 BYTES = 1 << 28  # eight times the last cache: a turn of `read` leaves nothing of the others' data in it
 SIDE = 1024
 

@@ -2,21 +2,10 @@
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from _rates import Machine, Side, medians
-
-PEERS = ("torch", "llama.cpp", "vLLM-CPU")
-HEAD = (
-    "case",
-    "ms",
-    "GB/s",
-    "Gop/s",
-    "of the nearer roof",
-    *(f"÷ {peer}" for peer in PEERS),
-    "read, copy, Gop/s; load",
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,15 +29,19 @@ class Plan:
 
 
 class Table:
-    """Rows of one kind of op. `octavo` is the side that is measured; the speed of others is given as a ratio."""
+    """Rows of one kind of op. `octavo` is the side that is measured; beside others, how many times as fast."""
 
-    def __init__(self, plan: Plan, title: str) -> None:
+    def __init__(self, plan: Plan, title: str, peers: Sequence[str] = ("torch",), products: bool = False) -> None:
         self._machine = plan.machine
-        self._repeats = repeats = plan.repeats
+        self._repeats = plan.repeats
         self._match = plan.match
-        print(f"\n**{title}**, medians of {repeats}, sides in turns\n")
-        print("| " + " | ".join(HEAD) + " |")
-        print("|" + "---|" * len(HEAD), flush=True)
+        self._peers = peers
+        self._products = products
+        speed, rates = (("GB/s", "Gop/s"), "read, copy, Gop/s") if products else (("GB/s",), "read, copy")
+        head = ("case", "ms", *speed, "of the nearer roof", *(f"× {peer}" for peer in peers), f"{rates}; load")
+        print(f"\n**{title}**, medians of {plan.repeats}, sides in turns\n")
+        print("| " + " | ".join(head) + " |")
+        print("|" + "---|" * len(head), flush=True)
 
     def wants(self, case: str) -> bool:
         return bool(self._match.search(case))
@@ -62,11 +55,12 @@ class Table:
         seconds = times["octavo"]
         most = rates.int8 if work.int8 else rates.float32
         roof = max(work.num_bytes / (rates.copy if work.writes else rates.read), work.operations / most) / 1e9
-        ratios = [f"{times[peer] / seconds:.2f}×" if peer in times else "" for peer in PEERS]
-        speed = (
-            f"{work.num_bytes / seconds / 1e9:.1f}",
-            f"{work.operations / seconds / 1e9:.0f}" if work.operations else "",
-        )
-        state = f"{rates.read:.1f}, {rates.copy:.1f}, {most:.0f}; {os.getloadavg()[0]:.1f}"
-        cells = (case, f"{seconds * 1e3:.3g}", *speed, f"{roof / seconds:.0%}", *ratios, state)
+        ratios = [f"{times[peer] / seconds:.2f}" if peer in times else "" for peer in self._peers]
+        speed = [f"{work.num_bytes / seconds / 1e9:.1f}"]
+        state = [f"{rates.read:.0f}", f"{rates.copy:.0f}"]
+        if self._products:
+            speed.append(f"{work.operations / seconds / 1e9:.0f}" if work.operations else "")
+            state.append(f"{most:.0f}")
+        share, load = f"{roof / seconds:.0%}", f"{os.getloadavg()[0]:.0f}"
+        cells = (case, f"{seconds * 1e3:.3g}", *speed, share, *ratios, f"{', '.join(state)}; {load}")
         print("| " + " | ".join(cells) + " |", flush=True)
