@@ -52,6 +52,7 @@ class LLMOptions(TypedDict, total=False):
     max_batch_tokens: int
     max_batch_sequences: int
     cuda_graphs: str
+    batch_invariant: bool
     prefix_caching: bool
     chunked_prefill: bool
     max_partial_prefills: int

@@ -16,12 +16,13 @@ from octavo.ids import Incarnation, SequenceId, new_operation_id
 from octavo.record import Record, Snapshot, Taken, TakeStatus, Why
 from octavo.sampling import FinishReason
 from octavo.store.base import Store
+from router.admission import Admission, Outcome
 from router.background import Background, patiently
 from router.hub import Hub, Placed
 from router.models import Model, Models
 from router.placement import Decision, WorkerView, place
 from router.pool import WorkerPool
-from router.workers import Admission, LinkBroken, Outcome, WorkerLink
+from router.workers import LinkBroken, WorkerLink
 
 log = logging.getLogger(__name__)
 

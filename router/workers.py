@@ -8,9 +8,8 @@ import asyncio
 import json
 import logging
 import time
-from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
-from enum import Enum
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
 
 import grpc
 
@@ -18,8 +17,8 @@ from octavo import rpc, wire
 from octavo.errors import Failure
 from octavo.ids import Incarnation, SequenceId
 from octavo.record import Member
-from octavo.sampling import SamplingParams
-from octavo.v1 import types_pb2, worker_pb2, worker_pb2_grpc
+from octavo.v1 import worker_pb2, worker_pb2_grpc
+from router.admission import Admission, Outcome, admission_to_wire
 from router.dispatched import Dispatched
 from router.hub import Hub
 from router.kv_index import KvIndex
@@ -30,38 +29,15 @@ from router.streams import StepStream, WatchStream
 
 log = logging.getLogger(__name__)
 
+Answer = TypeVar("Answer")
+
 HELLO_S = 5.0
 PROBE_S = 0.5
+CANCEL_S = 1.0
 SCHEDULE_S = 2.5  # longer than any step; a worker that hangs costs its new sequences this much
 RECONNECT_S = 0.2
 REFUSED_S = 5.0  # until a worker that does not fit is asked again
 SILENT_S = 2.0  # a worker that reports nothing for so long gets nothing new
-
-
-class Outcome(Enum):
-    """A worker's answer to an admission."""
-
-    ADMITTED = worker_pb2.ADMISSION_OUTCOME_ADMITTED
-    LATER = worker_pb2.ADMISSION_OUTCOME_LATER
-    NEVER = worker_pb2.ADMISSION_OUTCOME_NEVER
-    REJECTED = worker_pb2.ADMISSION_OUTCOME_REJECTED
-    STALE_EPOCH = worker_pb2.ADMISSION_OUTCOME_STALE_EPOCH
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Admission:
-    """What a worker is asked to run; see worker.proto."""
-
-    seq_id: SequenceId
-    epoch: int
-    prompt: Sequence[int]
-    outputs: Sequence[Sequence[int]]
-    finished_branches: Sequence[int]
-    sampling: SamplingParams
-    salt: str
-    priority: int
-    deadline_in_ms: int
-    alone: bool
 
 
 class LinkBroken(Exception):
@@ -113,12 +89,10 @@ class WorkerLink:
             router_id=self._router_id if follow else "", admissions=[admission_to_wire(admission)]
         )
         try:
-            response = await self._stub.Schedule(request, timeout=SCHEDULE_S)
+            response = await self._answer(self._stub.Schedule, request, SCHEDULE_S)
         except grpc.aio.AioRpcError as error:
             self._declined = True
             raise LinkBroken(f"worker {self.worker_id}: Schedule: {error.code().name}") from error
-        except grpc.aio.UsageError as error:  # this link has been closed: its worker is lost
-            raise LinkBroken(f"worker {self.worker_id}: Schedule: it is lost") from error
         result = response.results[0]
         outcome = Outcome(result.outcome)
         if outcome is Outcome.ADMITTED:
@@ -143,21 +117,33 @@ class WorkerLink:
         """Best effort: the record's cancel flag is what counts."""
         request = worker_pb2.WorkerCancelRequest(sequences=[worker_pb2.SequenceEpoch(seq_id=seq_id, epoch=epoch)])
         try:
-            await self._stub.Cancel(request, timeout=1.0)
-        except grpc.aio.AioRpcError as error:
-            log.debug("worker %s: Cancel: %s", self.worker_id, error.code().name)
+            await self._answer(self._stub.Cancel, request, CANCEL_S)
+        except (grpc.aio.AioRpcError, LinkBroken) as error:
+            log.debug("worker %s: Cancel: %s", self.worker_id, error)
 
     async def probe(self) -> bool | None:
         """True: it lives. False: nobody listens, or somebody else. None: no answer in time, so nobody knows."""
         try:
-            hello = await self._stub.Hello(self._hello_request(), timeout=PROBE_S)
+            hello = await self._answer(self._stub.Hello, self._hello_request(), PROBE_S)
         except grpc.aio.AioRpcError as error:
             if error.code() == grpc.StatusCode.DEADLINE_EXCEEDED:
                 return None
             return error.code() != grpc.StatusCode.UNAVAILABLE  # any other status was sent by somebody alive
-        except grpc.aio.UsageError:  # this link has been closed
+        except LinkBroken:
             return False
         return bool(hello.incarnation == self.incarnation)
+
+    async def _answer(self, call: Callable[..., Awaitable[Answer]], request: object, timeout_s: float) -> Answer:
+        """Raises LinkBroken when this link is closed, before or meanwhile: its worker is lost."""
+        try:
+            return await call(request, timeout=timeout_s)
+        except grpc.aio.UsageError as error:
+            raise LinkBroken(f"worker {self.worker_id} is lost") from error
+        except asyncio.CancelledError as error:
+            task = asyncio.current_task()
+            if task is None or task.cancelling():
+                raise
+            raise LinkBroken(f"worker {self.worker_id} is lost") from error  # it is the call that was cancelled
 
     def view(self) -> WorkerView:
         """A snapshot for placement."""
@@ -284,19 +270,4 @@ def facts_of(hello: worker_pb2.HelloResponse) -> WorkerHello:
         max_batch_tokens=hello.max_batch_tokens,
         max_batch_sequences=hello.max_batch_sequences,
         device=hello.device,
-    )
-
-
-def admission_to_wire(admission: Admission) -> worker_pb2.Admission:
-    return worker_pb2.Admission(
-        seq_id=admission.seq_id,
-        epoch=admission.epoch,
-        prompt=types_pb2.TokenIds(ids=admission.prompt),
-        outputs=[types_pb2.TokenIds(ids=output) for output in admission.outputs],
-        finished_branches=admission.finished_branches,
-        sampling=wire.sampling_to_wire(admission.sampling),
-        salt=admission.salt,
-        priority=admission.priority,
-        deadline_in_ms=admission.deadline_in_ms,
-        alone=admission.alone,
     )

@@ -14,7 +14,7 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = ("octavo", "router", "gpu_worker")
 PROGRAM_WIRE_FILES = {
-    "router": ("server", "intake", "session", "events", "workers", "streams", "admin"),
+    "router": ("server", "intake", "session", "events", "workers", "admission", "streams", "admin"),
     "gpu_worker": ("server", "messages"),
 }
 WIRE_FILES = (

@@ -20,6 +20,11 @@ class AttentionPlan {
     // In every lane.
     void run(Lane& lane, const AttentionJob& job);
 
+    // What the plan is made of: items, in what order they are begun, and where partial results lie.
+    const std::vector<AttentionItem>& items() const { return items_; }
+    const std::vector<std::int64_t>& order() const { return order_; }
+    const std::vector<float>& partials() const { return partials_; }
+
   private:
     struct Split {
         std::size_t first_item;
@@ -39,5 +44,9 @@ void check_batch(const BatchRef& batch, std::int64_t num_tokens, std::int64_t nu
 
 // The parts of a job that the pages decide, checked.
 AttentionJob attention_job(const KvPages& pages, std::int64_t num_heads);
+
+// Throws unless its numbers are possible; makes them part of a job.
+void check_sparse(const BlockSparse& sparse, std::int64_t num_heads);
+void put_sparse(AttentionJob& job, const BlockSparse& sparse, std::int64_t num_heads);
 
 }  // namespace octavo

@@ -14,6 +14,8 @@ from _table import Plan, Table, Work
 from torch import Tensor
 from torch.nn import functional
 
+from gpu_worker.models.huge_pages import HugePages
+
 ROWS, INNER = 49152, 1152  # as the largest matrix of a small model; 4-bit forms of it are as large as the last cache
 PLAIN = {"f32": torch.float32, "bf16": torch.bfloat16}
 PACKED = ("q8", "q4", "q4_mins")
@@ -56,12 +58,13 @@ def loading(table: Table, extension: ModuleType) -> None:
 
 
 def stored(extension: ModuleType, form: str, exact: bool) -> tuple[Tensor, Any]:
-    """The case's matrix in that form: its memory, and what refers to it."""
+    """The case's matrix in that form: its memory, as a worker has it for weights, and what refers to it."""
     _, matrix = LinearCase(ROWS, INNER, 1, form).inputs()
     if form in PLAIN:
-        memory = matrix.to(PLAIN[form])
+        dtype = PLAIN[form]
+        memory = HugePages().take(matrix.numel() * dtype.itemsize).view(dtype).view(matrix.shape).copy_(matrix)
     else:
-        memory = torch.empty(extension.packed_bytes(form, ROWS, INNER), dtype=torch.uint8)
+        memory = HugePages().take(extension.packed_bytes(form, ROWS, INNER))
         if form == "q4_mins":
             blocks = gguf.quantize(matrix[:PERIOD].numpy(), gguf.GGMLQuantizationType.Q4_1)
             extension.repack(memory, torch.from_numpy(blocks).repeat(ROWS // PERIOD, 1), form, ROWS, INNER)

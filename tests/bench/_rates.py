@@ -8,6 +8,8 @@ from dataclasses import dataclass
 
 import torch
 
+from gpu_worker.models.huge_pages import HugePages
+
 Side = Callable[[], float]  # does it once; the seconds that took
 PAUSE_S = 0.01  # between turns: the threads of OpenMP spin for 5 ms when their work is done
 BYTES = 1 << 28  # eight times the last cache: a turn of `read` leaves nothing of the others' data in it
@@ -48,8 +50,9 @@ class Machine:
 
     def __init__(self) -> None:
         torch.set_num_threads(len(os.sched_getaffinity(0)))
-        self._memory = torch.rand(BYTES // 4)
-        self._there = torch.empty_like(self._memory)
+        self._memory, self._there = HugePages().take(2 * BYTES).view(torch.float32).chunk(2)
+        self._memory.uniform_()
+        self._there.zero_()
         self._floats = torch.randn(2, SIDE, SIDE)
         self._bytes = torch.randint(-100, 100, (2, SIDE, SIDE), dtype=torch.int8)
         self.sides: dict[str, Side] = {

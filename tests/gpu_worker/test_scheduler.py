@@ -68,6 +68,18 @@ def test_deadlines_stop_within_two_steps_with_what_there_is() -> None:
     assert not bench.scheduler.has_work and bench.scheduler.load().num_used_blocks == 0
 
 
+def test_a_far_deadline_keeps_nothing_of_what_has_ended() -> None:
+    bench = Bench()
+    bench.admit("lives", params=replace(GREEDY, max_tokens=5000), deadline=5.0)
+    for number in range(500):
+        bench.admit(f"s{number}", deadline=1e6 + number)
+        bench.scheduler.drop(SequenceId(f"s{number}"))
+    assert len(bench.scheduler._deadlines) < 100
+    bench.now = 5.0
+    bench.step()
+    assert bench.finishes == {"lives.0": FinishReason.DEADLINE}
+
+
 @pytest.mark.parametrize("in_flight", [False, True])
 @pytest.mark.parametrize("drop", [False, True])
 def test_cancel_and_drop_free_everything(in_flight: bool, drop: bool) -> None:
