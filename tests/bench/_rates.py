@@ -13,7 +13,7 @@ from gpu_worker.models.huge_pages import HugePages
 Side = Callable[[], float]  # does it once; the seconds that took
 PAUSE_S = 0.01  # between turns: the threads of OpenMP spin for 5 ms when their work is done
 BYTES = 1 << 28  # eight times the last cache: a turn of `read` leaves nothing of the others' data in it
-SIDE = 1024
+SIDE = 1536
 
 
 def clocked(call: Callable[[], object]) -> Side:
