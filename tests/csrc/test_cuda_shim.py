@@ -19,7 +19,7 @@ CASES = {
     "merge": 200,
     "write": 300,
     "blocks": 100,
-    "layout": 60,
+    "layout": 12,  # of nine each
     "convert": 100,
     "rows": 120,
     "sample": 150,
