@@ -64,7 +64,7 @@ class Edit:
     seen: Ids  # distinct; what is left of a penalized token's logit is (/ or * repetition) - cost
     costs: Floats
     repetition: float
-    bias_ids: Ids  # one that is banned comes with -inf, after its bias if it has one
+    bias_ids: Ids  # distinct; what is banned comes with -inf
     bias: Floats
     allowed: Ids | None  # all others become -inf; None: all are
 
@@ -131,8 +131,8 @@ class Adjustments:
 
 
 def _with_banned(bias: dict[int, float], banned: Ids) -> tuple[Ids, Floats]:
-    ids = np.concatenate((np.array(list(bias), dtype=np.int64), banned))
-    return ids, np.concatenate((np.array(list(bias.values())), np.full(len(banned), -np.inf))).astype(np.float32)
+    added = bias | dict.fromkeys(banned.tolist(), -np.inf)
+    return np.array(list(added), dtype=np.int64), np.array(list(added.values()), dtype=np.float32)
 
 
 def _known(token_ids: tuple[int, ...], vocab_size: int) -> Ids:

@@ -19,7 +19,8 @@ from gpu_worker.plan import RunnerInfo
 from gpu_worker.results import Admission, Load
 from gpu_worker.scheduler import Scheduler
 from gpu_worker.sequence import Sequence
-from gpu_worker.streams import MAX_PENDING_STEPS, Stream, Streams
+from gpu_worker.step_stream import MAX_PENDING_STEPS, Stream
+from gpu_worker.streams import Streams
 from gpu_worker.watchers import Batch, Event, Watcher, Watchers
 from octavo import hashing, validation
 from octavo.errors import Failure, InvalidArgument, OutOfBlocks, ServingError, StaleEpoch, TooLarge

@@ -13,7 +13,8 @@ from typing import Protocol, TypeVar
 
 from gpu_worker.results import Delta, StepResult
 from gpu_worker.sequence import Sequence
-from gpu_worker.streams import SequenceLog, Streams
+from gpu_worker.sequence_log import SequenceLog
+from gpu_worker.streams import Streams
 from octavo.errors import HistoryLost, StoreUnavailable
 from octavo.record import Append, Appended, AppendStatus
 from octavo.sampling import FinishReason

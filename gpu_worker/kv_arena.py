@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gpu_worker.ops import Ops, kv_format
+from gpu_worker.ops import Ops, Swap, kv_format
 
 ALIGNMENT = 64
 
@@ -69,13 +69,13 @@ class KvArena:
         self._host = shape.arena(num_host_blocks, torch.device("cpu"), pinned=device.type == "cuda")
         self.layers: list[Tensor] = list(self._device.unbind(0))
 
-    def swap_out(self, pairs: Sequence[tuple[int, int]]) -> None:
-        """Device blocks to host blocks; done when it returns."""
-        self._ops.swap_blocks(self._device, self._host, pairs)
+    def swap_out(self, pairs: Sequence[tuple[int, int]]) -> Swap | None:
+        """Device blocks to host blocks; None: done when it returns."""
+        return self._ops.swap_blocks(self._device, self._host, pairs)
 
-    def swap_in(self, pairs: Sequence[tuple[int, int]]) -> None:
-        """Host blocks to device blocks."""
-        self._ops.swap_blocks(self._host, self._device, pairs)
+    def swap_in(self, pairs: Sequence[tuple[int, int]]) -> Swap | None:
+        """Host blocks to device blocks, in the same way."""
+        return self._ops.swap_blocks(self._host, self._device, pairs)
 
     def copy(self, pairs: Sequence[tuple[int, int]]) -> None:
         """Device blocks to device blocks; all are read before one is written."""

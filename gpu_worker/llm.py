@@ -11,34 +11,30 @@ import random
 import threading
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
-from numbers import Integral
+from collections.abc import Sequence
 from types import TracebackType
-from typing import Self, TypedDict, Unpack, cast
+from typing import Self, TypedDict, Unpack
 
 from tqdm import tqdm
 
 from gpu_worker.answer import Answer, CompletionOutput, RequestOutput
 from gpu_worker.engine import BLOCKED_ROUND_S, Engine
+from gpu_worker.intake import Intake, Message, Params, Prompt
 from gpu_worker.interrupts import Interrupts
 from gpu_worker.plan import Runner
 from gpu_worker.runners import build_runner, scheduler_config
 from gpu_worker.scheduler import Admission, Scheduler
 from gpu_worker.sequence import Sequence as ScheduledSequence
-from octavo import hashing, validation
-from octavo.errors import InvalidArgument, TooLarge
+from octavo import hashing
+from octavo.errors import TooLarge
 from octavo.ids import SequenceId
 from octavo.options import closest, from_values
 from octavo.sampling import SamplingParams
 from octavo.settings import WorkerSettings
 from octavo.text.byte_tokenizer import ByteTokenizer
-from octavo.text.stop import TextStream
 from octavo.text.tokenizer import load_tokenizer
 
 __all__ = ["LLM", "CompletionOutput", "LLMOptions", "RequestOutput", "SamplingParams"]
-
-Prompt = str | Sequence[int]  # text or token ids
-Message = Mapping[str, str]  # {"role": ..., "content": ...}
 
 
 class LLMOptions(TypedDict, total=False):
@@ -56,6 +52,7 @@ class LLMOptions(TypedDict, total=False):
     max_batch_tokens: int
     max_batch_sequences: int
     cuda_graphs: str
+    batch_invariant: bool
     prefix_caching: bool
     chunked_prefill: bool
     max_partial_prefills: int
@@ -89,7 +86,8 @@ class LLM:
         self.tokenizer = load_tokenizer(self.info.tokenizer) if self.info.tokenizer else ByteTokenizer()
         self.engine = self._new_engine()
         self._root = hashing.root_key(self.info.fingerprint, self.info.layout)
-        self._seeds: random.Random = random.SystemRandom() if seed is None else random.Random(seed)
+        seeds: random.Random = random.SystemRandom() if seed is None else random.Random(seed)
+        self._intake = Intake(self.info, self.tokenizer, seeds)
         self._lock = threading.Lock()
         self._num_requests = 0
 
@@ -106,7 +104,7 @@ class LLM:
     def generate(
         self,
         prompts: Prompt | Sequence[Prompt],
-        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        sampling_params: Params = None,
         use_tqdm: bool = True,
     ) -> list[RequestOutput]:
         """The answers to one prompt or many, in their order. `sampling_params` is for all, or one for each.
@@ -114,106 +112,25 @@ class LLM:
         Everything is checked before anything runs: InvalidArgument and TooLarge name the prompt. After Ctrl-C nothing
         is left behind.
         """
-        single = bool(prompts) and (isinstance(prompts, str) or _all_ids(prompts))
-        listed = cast("Sequence[Prompt]", [prompts] if single else prompts)
-        texts = [prompt if isinstance(prompt, str) else None for prompt in listed]
-        tokens = [self._encode(prompt, f"prompts[{i}]") for i, prompt in enumerate(listed)]
-        return self._answer("prompts", texts, tokens, sampling_params, use_tqdm)
+        with self._lock:
+            return self._answer(self._intake.prompts(prompts, sampling_params), use_tqdm)
 
     def chat(
         self,
         conversations: Sequence[Message] | Sequence[Sequence[Message]],
-        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        sampling_params: Params = None,
         use_tqdm: bool = True,
     ) -> list[RequestOutput]:
         """The assistant's answers to one conversation or many, each a list of {"role": …, "content": …}."""
-        single = bool(conversations) and isinstance(conversations[0], Mapping)
-        listed = cast("Sequence[Sequence[Message]]", [conversations] if single else conversations)
-        tokens = [self._apply_chat(turns, f"conversations[{i}]") for i, turns in enumerate(listed)]
-        texts = [self.tokenizer.decode(ids, skip_special_tokens=False) for ids in tokens]
-        return self._answer("conversations", texts, tokens, sampling_params, use_tqdm)
-
-    # What was asked
-
-    def _encode(self, prompt: Prompt, place: str) -> list[int]:
-        if _all_ids(prompt):
-            return [int(token_id) for token_id in prompt]
-        text = validation.validate_text(_utf8(prompt, place), place, context_tokens=self.info.context_tokens)
-        return self.tokenizer.encode(text)
-
-    def _apply_chat(self, turns: Sequence[Message], place: str) -> list[int]:
-        try:
-            messages = [(turn["role"], _utf8(turn["content"], place)) for turn in turns]
-        except (KeyError, TypeError):
-            raise InvalidArgument(place, 'must be a list of {"role": …, "content": …}') from None
-        try:
-            checked = validation.validate_chat(messages, context_tokens=self.info.context_tokens)
-            return self.tokenizer.apply_chat([(turn["role"], turn["content"]) for turn in checked])
-        except InvalidArgument as error:
-            raise InvalidArgument(place, error.message) from None
-
-    def _answer(
-        self,
-        name: str,
-        texts: Sequence[str | None],
-        tokens: Sequence[list[int]],
-        sampling_params: SamplingParams | Sequence[SamplingParams] | None,
-        use_tqdm: bool,
-    ) -> list[RequestOutput]:
         with self._lock:
-            params = self._params(sampling_params, len(tokens))
-            answers = [
-                self._request(f"{name}[{i}]", text, token_ids, own)
-                for i, (text, token_ids, own) in enumerate(zip(texts, tokens, params, strict=True))
-            ]
-            with tqdm(total=len(answers), unit="prompt", dynamic_ncols=True, disable=not use_tqdm) as bar:
-                self._run(answers, bar)
-            return [answer.output() for answer in answers]
-
-    def _params(self, given: SamplingParams | Sequence[SamplingParams] | None, count: int) -> list[SamplingParams]:
-        """One for each prompt, validated."""
-        if given is None or isinstance(given, SamplingParams):
-            shared = given or SamplingParams()
-            self._validate(shared, "sampling_params")
-            return [shared] * count
-        if len(given) != count:
-            raise InvalidArgument("sampling_params", f"{len(given)} for {count} prompts; give one, or one for each")
-        for i, params in enumerate(given):
-            self._validate(params, f"sampling_params[{i}]")
-        return list(given)
-
-    def _validate(self, params: SamplingParams, place: str) -> None:
-        if not isinstance(params, SamplingParams):
-            raise InvalidArgument(place, "must be SamplingParams")
-        info = self.info
-        try:
-            validation.validate_sampling(
-                params,
-                vocab_size=info.vocab_size,
-                context_tokens=info.context_tokens,
-                eos_token_ids=info.eos_token_ids,
-            )
-        except InvalidArgument as error:
-            raise InvalidArgument(f"{place}.{error.field}", error.message.removeprefix(f"{error.field}: ")) from None
-
-    def _request(self, place: str, text: str | None, token_ids: list[int], params: SamplingParams) -> Answer:
-        """A request that has passed every check."""
-        info = self.info
-        try:
-            validation.validate_prompt(
-                token_ids, params, vocab_size=info.vocab_size, context_tokens=info.context_tokens, field=place
-            )
-        except InvalidArgument as error:
-            raise (error if error.field == place else InvalidArgument(place, error.message)) from None
-        resolved = validation.resolve(
-            params,
-            prompt_len=len(token_ids),
-            context_tokens=info.context_tokens,
-            seed_source=lambda: self._seeds.getrandbits(63),
-        )
-        return Answer(place, text, token_ids, resolved, lambda: self._new_stream(resolved))
+            return self._answer(self._intake.conversations(conversations, sampling_params), use_tqdm)
 
     # Running it
+
+    def _answer(self, answers: Sequence[Answer], use_tqdm: bool) -> list[RequestOutput]:
+        with tqdm(total=len(answers), unit="prompt", dynamic_ncols=True, disable=not use_tqdm) as bar:
+            self._run(answers, bar)
+        return [answer.output() for answer in answers]
 
     def _run(self, answers: Sequence[Answer], bar: tqdm) -> None:
         with Interrupts() as interrupts:
@@ -275,11 +192,6 @@ class LLM:
             arrival=time.monotonic(),
         )
 
-    def _new_stream(self, params: SamplingParams) -> TextStream:
-        return TextStream.of_branch(
-            self.tokenizer.detokenizer(params.skip_special_tokens), params, self.info.eos_token_ids
-        )
-
     def _new_engine(self) -> Engine:
         """Never started: its steps run in the caller's thread."""
         scheduler = Scheduler(scheduler_config(self._settings, self.info), self.info)
@@ -305,18 +217,3 @@ class Progress:
 def _check(answer: Answer, admission: Admission) -> None:
     if not admission.ok:
         raise TooLarge(f"{answer.place}: {admission.message}")
-
-
-def _all_ids(value: object) -> bool:
-    if not isinstance(value, Sequence) or isinstance(value, (str, bytes)):
-        return False
-    return all(isinstance(item, Integral) for item in value)
-
-
-def _utf8(text: object, place: str) -> bytes:
-    if not isinstance(text, str):
-        raise InvalidArgument(place, f"a {type(text).__name__} is neither text nor a list of token ids")
-    try:
-        return text.encode()
-    except UnicodeEncodeError as error:
-        raise InvalidArgument(place, f"has no UTF-8 form at character {error.start}") from None

@@ -5,7 +5,6 @@ so a runner keeps nothing from step to step.
 """
 
 import logging
-import time
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
@@ -18,6 +17,7 @@ from gpu_worker.graphs import DecodeGraphs, capture_decodes
 from gpu_worker.kv_arena import KvArena, KvShape
 from gpu_worker.models.decoder import Decoder
 from gpu_worker.models.loader import LoadedModel, Progress, load_model
+from gpu_worker.moves import Moves
 from gpu_worker.native_sampler import choose_sampler
 from gpu_worker.ops import Batch, Ops, choose_ops, kv_format, make_batch
 from gpu_worker.plan import Chunk, RunnerInfo, StepOutput, StepPlan, TokenScore
@@ -60,6 +60,7 @@ class ModelRunner:
         self._info = info
         self._decoder = decoder
         self._arena = arena
+        self._moves = Moves(arena)
         self._sampler = sampler
         self._device = device
         self._graphs = graphs
@@ -78,7 +79,7 @@ class ModelRunner:
             return self._run(plan)
 
     def _run(self, plan: StepPlan) -> StepOutput:
-        output = StepOutput([], copy_s=self._move(plan))
+        output = StepOutput([], copy_s=self._moves.run(plan))
         if not plan.chunks:
             return output
         wanted = _wanted_rows(plan.chunks)
@@ -94,22 +95,11 @@ class ModelRunner:
             output.token_ids, output.scores = self._sampler.sample(logits, wanted.sampled, wanted.branches)
         return output
 
-    def _move(self, plan: StepPlan) -> float:
-        """Swaps and copies blocks; the seconds that the swaps took."""
-        began = time.perf_counter()
-        self._arena.swap_out(plan.swap_out)
-        self._arena.poison(plan.poison)
-        self._arena.swap_in(plan.swap_in)
-        if plan.swap_in and self._device.type == "cuda":
-            torch.cuda.synchronize(self._device)
-        swapped = time.perf_counter()
-        self._arena.copy(plan.copies)
-        return swapped - began if plan.swap_out or plan.swap_in else 0.0
-
     def close(self) -> None:
         """Gives the blocks' memory back."""
+        self._moves.finish()
         self._arena.layers.clear()
-        del self._arena, self._decoder, self._graphs
+        del self._moves, self._arena, self._decoder, self._graphs
 
     def _score(self, hidden: Tensor, scored: Sequence[tuple[int, Chunk]]) -> dict[int, list[TokenScore]]:
         result: dict[int, list[TokenScore]] = {}
@@ -177,6 +167,7 @@ def load_runner(
     max_batch_tokens: int = 2048,
     max_batch_sequences: int = 64,
     cuda_graphs: str = "auto",
+    batch_invariant: bool = False,
     context_tokens: int | None = None,
     cache_dir: Path | str | None = None,
     threads: int | None = None,
@@ -187,8 +178,9 @@ def load_runner(
 
     `device` is cpu, cuda, cuda:N or auto. `kv_cache_bytes` None: what is left on a GPU after the largest step, up to 1
     GiB on a CPU. `kv_cache_dtype`: auto (the model's) or one of kv_format.DTYPES. `quantization`: see
-    models/packing.py. `cuda_graphs`: auto (where device, ops and decoder allow it) or off. `cache_dir` None:
-    ~/.cache/octavo. `name` is what requests call the model.
+    models/packing.py. `cuda_graphs`: auto (where device, ops and decoder allow it) or off. `batch_invariant`: a
+    sequence's bits must not depend on the batch (InvalidArgument where they would). `cache_dir` None: ~/.cache/octavo.
+    `name` is what requests call the model.
     """
     if dtype not in DTYPES:
         raise InvalidArgument("dtype", f"{dtype!r} is not one of {', '.join(DTYPES)}")
@@ -199,7 +191,7 @@ def load_runner(
     where = choose_device(device)
     if where.type == "cuda":
         torch.cuda.set_device(where)
-    ops = choose_ops(where, threads or 0)
+    ops = choose_ops(where, threads or 0, batch_invariant)
     cache = Path(cache_dir) if cache_dir else Path.home() / ".cache" / "octavo"
     loaded = load_model(
         model,
@@ -235,6 +227,8 @@ def load_runner(
     if swap_bytes is None:
         swap_bytes = kv_cache_bytes // 2 if where.type == "cpu" else min(GPU_SWAP_BYTES, host_bytes() // 4)
     arena = KvArena(shape, num_blocks, swap_bytes // shape.bytes_per_block, where, ops)
+    if batch_invariant:
+        _expect_invariant(ops, decoder, arena)
     context = min(context, num_blocks * block_size)
     info = _info(loaded, arena, where, context, name)
     _log_start(info, ops, decoder)
@@ -243,6 +237,12 @@ def load_runner(
     if graphs is not None:
         log.info("%s: CUDA graphs for %s sequences", info.model, ", ".join(map(str, graphs.sizes)))
     return ModelRunner(info, decoder, arena, sampler, where, graphs)
+
+
+def _expect_invariant(ops: Ops, decoder: Decoder, arena: KvArena) -> None:
+    if not decoder.batch_invariant or not ops.batch_invariant(arena.layers[0], decoder.head_dim):
+        what = f"decoder {decoder.name} on {ops.name} ops, with a cache of {arena.shape.dtype_name}"
+        raise InvalidArgument("batch_invariant", f"{what}: what a sequence gets depends on the batch")
 
 
 def _info(loaded: LoadedModel, arena: KvArena, device: torch.device, context: int, name: str | None) -> RunnerInfo:

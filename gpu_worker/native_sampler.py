@@ -4,7 +4,6 @@
 """
 
 import itertools
-import struct
 from collections.abc import Sequence
 from dataclasses import replace
 from types import ModuleType
@@ -14,48 +13,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gpu_worker.adjustments import adjusted
+from gpu_worker.columns import Columns
+from gpu_worker.cuda_sampler import CudaSampler
 from gpu_worker.ops import native
 from gpu_worker.plan import TokenScore
-from gpu_worker.sampler import Sampler, competes, drawn, num_top, scored
+from gpu_worker.sampler import Sampler, competes
 from gpu_worker.sequence import Branch
 
-_LEAST_TEMPERATURE = 1e-30  # that draws; a smaller one could be 0 in float32, which is greedy (draw.py has the same)
 _ROWS_AT_ONCE = 64  # converted to float32 at once
-
-
-class _Columns:
-    """Some branches as the extension takes them. Where the same branches come again, only `index` is written anew."""
-
-    def __init__(self, rows: Sequence[int], branches: Sequence[Branch], vocab_size: int) -> None:
-        params = [branch.sequence.params for branch in branches]
-        self.rows = list(rows)
-        self.branches = list(branches)
-        self.index = torch.empty(len(branches), dtype=torch.int64)
-        seeds = [struct.unpack("<q", struct.pack("<Q", p.seed or 0))[0] for p in params]
-        temperatures = [max(p.temperature, _LEAST_TEMPERATURE) if drawn(p) else 0.0 for p in params]
-        self.draws = {
-            "rows": torch.tensor(self.rows, dtype=torch.int64),
-            "temperature": torch.tensor(temperatures, dtype=torch.float32),
-            "top_k": torch.tensor([min(p.top_k, vocab_size) for p in params], dtype=torch.int32),
-            "top_p": torch.tensor([p.top_p for p in params], dtype=torch.float32),
-            "min_p": torch.tensor([p.min_p for p in params], dtype=torch.float32),
-            "seed": torch.tensor(seeds, dtype=torch.int64),
-            "branch": torch.tensor([branch.index for branch in branches], dtype=torch.int64),
-            "index": self.index,
-        }
-        self.random = any(drawn(p) for p in params)
-        self.adjusted = any(branch.sequence.params.min_tokens or adjusted(branch) for branch in branches)
-        self.scored = [i for i, p in enumerate(params) if scored(p)]
-        self.plain = not (self.random or self.adjusted or self.scored)
-        self.counts = [num_top(p) if scored(p) else -1 for p in params]
-
-    def matches(self, rows: Sequence[int], branches: Sequence[Branch]) -> bool:
-        return self.branches == branches and self.rows == rows  # branches compare by identity
-
-    def update(self) -> None:
-        if self.random:
-            self.index.numpy()[:] = [branch.num_output for branch in self.branches]
 
 
 class NativeSampler(Sampler):
@@ -64,7 +29,7 @@ class NativeSampler(Sampler):
     def __init__(self, extension: ModuleType, vocab_size: int, eos_token_ids: tuple[int, ...] = ()) -> None:
         super().__init__(vocab_size, "cpu", eos_token_ids)
         self._extension = extension
-        self._columns: _Columns | None = None
+        self._columns: Columns | None = None
 
     @torch.inference_mode()
     def sample(
@@ -75,7 +40,7 @@ class NativeSampler(Sampler):
         logits = logits.detach().float()
         columns = self._columns
         if columns is None or not columns.matches(rows, branches):
-            columns = self._columns = _Columns(rows, branches, self.vocab_size)
+            columns = self._columns = Columns(rows, branches, self.vocab_size)
         if columns.plain:  # numpy's argmax is the faster one
             return super().sample(logits, rows, branches)
         columns.update()
@@ -125,9 +90,12 @@ class NativeSampler(Sampler):
 def choose_sampler(vocab_size: int, device: torch.device, eos_token_ids: tuple[int, ...]) -> Sampler:
     """The fastest there is for logits on `device`."""
     extension = native.load() if device.type == "cpu" else None
-    if extension is None:
-        return Sampler(vocab_size, device, eos_token_ids)
-    return NativeSampler(extension, vocab_size, eos_token_ids)
+    if extension is not None:
+        return NativeSampler(extension, vocab_size, eos_token_ids)
+    kernels = native.load_cuda() if device.type == "cuda" else None
+    if kernels is not None and kernels.device_count() > 0:
+        return CudaSampler(kernels, vocab_size, device, eos_token_ids)
+    return Sampler(vocab_size, device, eos_token_ids)
 
 
 class _Results:

@@ -40,6 +40,7 @@ def build_runner(settings: WorkerSettings) -> Runner:
         max_batch_tokens=batch_tokens(settings),
         max_batch_sequences=settings.max_batch_sequences,
         cuda_graphs=settings.cuda_graphs,
+        batch_invariant=settings.batch_invariant,
         context_tokens=settings.context_tokens or None,
     )
 

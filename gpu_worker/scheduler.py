@@ -14,6 +14,7 @@ from collections.abc import Callable
 from typing import Literal
 
 from gpu_worker.admission import Admitter
+from gpu_worker.arrival import prepare, take_in, too_large
 from gpu_worker.committer import Committer
 from gpu_worker.plan import RunnerInfo, StepOutput, StepPlan
 from gpu_worker.planner import Planner
@@ -24,10 +25,12 @@ from gpu_worker.results import Admission, Delta, Load, Outcome, StepResult
 from gpu_worker.sequence import Branch, Sequence
 from gpu_worker.step_budget import StepBudget
 from gpu_worker.swap import CostModel
-from gpu_worker.workload import FINISHED, RUNNING, WAITING, Workload, prefill_end, prepare
+from gpu_worker.workload import FINISHED, RUNNING, WAITING, Workload, prefill_end
 from octavo.errors import NotFound, OutOfBlocks, StaleEpoch
 from octavo.ids import SequenceId
 from octavo.sampling import FinishReason
+
+MAX_STALE_DEADLINES = 64
 
 __all__ = ["Admission", "Delta", "Load", "Outcome", "Scheduler", "SchedulerConfig", "StepResult"]
 
@@ -99,53 +102,25 @@ class Scheduler:
         if known is not None and known.epoch == sequence.epoch:
             return Admission(Outcome.OK)
         prepare(sequence, self.info)
-        if refusal := self._too_large(sequence):
+        if refusal := too_large(sequence, self._work):
             return Admission(Outcome.NEVER, refusal)
         if len(self._work.waiting) >= self.config.max_waiting:
             return Admission(Outcome.LATER, f"{len(self._work.waiting)} sequences are waiting already")
         if known is not None:
             self.drop(known.seq_id)
-        self._accept(sequence)
-        return Admission(Outcome.OK)
-
-    def _accept(self, sequence: Sequence) -> None:
-        work = self._work
         sequence.order = self._num_admitted
         self._num_admitted += 1
-        if sequence.fan_out and len(sequence.branches) > self.config.max_batch_sequences:
-            sequence.fan_out = False
-        self.sequences[sequence.seq_id] = sequence
+        take_in(sequence, self._work)
         if sequence.deadline is not None:
-            heapq.heappush(self._deadlines, (sequence.deadline, sequence.order, sequence))
-        if sequence.lonely:
-            work.loners.append(sequence)
-        for branch in sequence.branches:
-            if branch.state is WAITING and (reason := ended_before(branch)):
-                work.pending.append(work.delta(branch, (), reason))
-                work.finish(branch, reason)
-        if sequence.beams is not None and all(sequence.beams.done):
-            work.drop(sequence)
-        elif sequence.finished:
-            work.forget(sequence)
-        else:
-            work.enqueue(sequence)
+            self._watch_deadline(sequence, sequence.deadline)
+        return Admission(Outcome.OK)
 
-    def _too_large(self, sequence: Sequence) -> str:
-        """Why the sequence can never run here, with the numbers; empty if it can."""
-        info, width = self.info, sequence.params.beam_width
-        longest = max(len(branch.tokens) for branch in sequence.branches)
-        if len(sequence.prompt) >= info.context_tokens:
-            return f"prompt of {len(sequence.prompt)} tokens leaves no room in the context of {info.context_tokens}"
-        needed = self._work.blocks.blocks_for(longest + self.config.lookahead_slots)
-        if width:
-            needed = longest // info.block_size + width
-        if needed > info.num_blocks:
-            return (
-                f"{longest} tokens need {needed} blocks of {info.block_size} tokens; this worker has {info.num_blocks}"
-            )
-        if width > self.config.max_batch_sequences:
-            return f"beam_width: {width} is more than the {self.config.max_batch_sequences} branches a step can hold"
-        return ""
+    def _watch_deadline(self, sequence: Sequence, deadline: float) -> None:
+        """Those of sequences that have ended are forgotten in time, however far off they are."""
+        if len(self._deadlines) > MAX_STALE_DEADLINES + 2 * len(self.sequences):
+            self._deadlines = [entry for entry in self._deadlines if self.sequences.get(entry[2].seq_id) is entry[2]]
+            heapq.heapify(self._deadlines)
+        heapq.heappush(self._deadlines, (deadline, sequence.order, sequence))
 
     def cancel(self, seq_id: SequenceId, reason: FinishReason = FinishReason.CANCELLED) -> bool:
         """Ends a sequence with what it has; its terminal deltas come with the next step. False if it is not here."""
@@ -347,12 +322,3 @@ class Scheduler:
 
     def _check(self) -> None:
         self._work.check()
-
-
-def ended_before(branch: Branch) -> FinishReason:
-    """Whether a replayed branch had reached its end although its journal does not say so."""
-    if not branch.num_output:
-        return FinishReason.NONE
-    if branch.tokens[-1] in branch.stops and branch.num_output > branch.sequence.params.min_tokens:
-        return FinishReason.STOP
-    return FinishReason.LENGTH if len(branch.tokens) > branch.last else FinishReason.NONE

@@ -1,25 +1,29 @@
-"""The Worker service: turns wire messages into commands to the engine, and results into wire messages."""
+"""The Worker service: what routers ask goes to the desk, what the engine brings goes up their streams."""
 
 import asyncio
-import logging
 from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING, NoReturn
 
-from gpu_worker.desk import AdmissionRequest, Desk, Outcome, SwapOperation
-from gpu_worker.plan import TokenScore
-from gpu_worker.streams import Item, Step, Stream
+from gpu_worker.desk import AdmissionRequest, Desk, Outcome
+from gpu_worker.messages import (
+    SWAPS,
+    admission_from_wire,
+    hello_to_wire,
+    outcome_to_wire,
+    step_to_wire,
+    watch_to_wire,
+)
+from gpu_worker.step_stream import Stream
 from gpu_worker.watchers import Batch
 from octavo import limits, wire
-from octavo.errors import Draining, Failure, InvalidArgument, Loading, ServingError, TooManyStreams, Unimplemented
+from octavo.errors import Draining, InvalidArgument, Loading, ServingError, TooManyStreams, Unimplemented
 from octavo.ids import Incarnation, SequenceId
-from octavo.v1 import transfer_pb2_grpc, types_pb2, worker_pb2, worker_pb2_grpc
+from octavo.v1 import transfer_pb2_grpc, worker_pb2, worker_pb2_grpc
 
 if TYPE_CHECKING:
     import grpc
 
     Context = grpc.aio.ServicerContext[object, object]
-
-log = logging.getLogger(__name__)
 
 SERVICES = ("octavo.v1.Worker", "octavo.v1.Transfer")
 MAX_STREAMS = 256
@@ -27,19 +31,6 @@ DEFAULT_WATCH_MS = 500
 MIN_WATCH_MS = 10
 LOADING_RETRY_MS = 1000
 NO_TRANSFER = "Transfer comes with live migration; until then a sequence moves by take and replay"
-
-OUTCOMES = {
-    Outcome.ADMITTED: worker_pb2.ADMISSION_OUTCOME_ADMITTED,
-    Outcome.LATER: worker_pb2.ADMISSION_OUTCOME_LATER,
-    Outcome.NEVER: worker_pb2.ADMISSION_OUTCOME_NEVER,
-    Outcome.REJECTED: worker_pb2.ADMISSION_OUTCOME_REJECTED,
-    Outcome.STALE_EPOCH: worker_pb2.ADMISSION_OUTCOME_STALE_EPOCH,
-}
-SWAPS: dict[int, SwapOperation] = {
-    worker_pb2.SWAP_OPERATION_OUT: "out",
-    worker_pb2.SWAP_OPERATION_IN: "in",
-    worker_pb2.SWAP_OPERATION_DROP: "drop",
-}
 
 
 class WorkerService(worker_pb2_grpc.WorkerServicer):
@@ -62,32 +53,14 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
         return self._ready
 
     async def Hello(self, request: worker_pb2.HelloRequest, context: "Context") -> worker_pb2.HelloResponse:
-        info, scheduler = self._desk.info, self._desk.engine.scheduler
-        return worker_pb2.HelloResponse(
-            worker_id=self._worker_id,
-            incarnation=self._incarnation,
-            schema_revision=wire.SCHEMA_REVISION,
-            model=info.model,
-            model_fingerprint=info.fingerprint,
-            block_size=info.block_size,
-            kv_dtype=info.kv_dtype,
-            kv_layout=info.layout,
-            num_blocks=info.num_blocks,
-            num_host_blocks=info.num_host_blocks,
-            context_tokens=info.context_tokens,
-            vocab_size=info.vocab_size,
-            tokenizer=info.tokenizer,
-            eos_token_ids=info.eos_token_ids,
-            max_batch_tokens=scheduler.budget.tokens,
-            max_batch_sequences=scheduler.config.max_batch_sequences,
-            device=info.device,
-        )
+        desk = self._desk
+        return hello_to_wire(self._worker_id, self._incarnation, desk.info, desk.engine.scheduler)
 
     async def Schedule(self, request: worker_pb2.ScheduleRequest, context: "Context") -> worker_pb2.ScheduleResponse:
         check_batch("admissions", len(request.admissions))
         if self.draining:
             raise Draining(f"worker {self._worker_id} is draining: place elsewhere")
-        parsed = [parse_admission(admission) for admission in request.admissions]
+        parsed = [admission_from_wire(admission) for admission in request.admissions]
         good = [admission for admission in parsed if isinstance(admission, AdmissionRequest)]
         admitted = iter(await self._desk.admit(good, request.router_id))
         results = []
@@ -95,9 +68,7 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
             outcome, failure = (
                 next(admitted) if isinstance(admission, AdmissionRequest) else (Outcome.REJECTED, admission.failure())
             )
-            results.append(
-                worker_pb2.AdmissionResult(seq_id=original.seq_id, outcome=OUTCOMES[outcome], failure=to_wire(failure))
-            )
+            results.append(outcome_to_wire(original.seq_id, outcome, failure))
         return worker_pb2.ScheduleResponse(results=results)
 
     async def Step(
@@ -171,39 +142,14 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
         interval_s = max(MIN_WATCH_MS, request.interval_ms or DEFAULT_WATCH_MS) / 1000
         try:
             device, host, batch = await desk.cache_snapshot(watcher)
-            yield self._watch_response(batch, worker_pb2.KvSnapshot(device_hashes=device, host_hashes=host))
+            yield self._watched(batch, (device, host))
             while True:
-                yield self._watch_response(await watcher.next(interval_s))
+                yield self._watched(await watcher.next(interval_s))
         finally:
             desk.watchers.close(watcher)
 
-    def _watch_response(self, batch: Batch, snapshot: worker_pb2.KvSnapshot | None = None) -> worker_pb2.WatchResponse:
-        report = self._desk.report
-        load = report.load
-        return worker_pb2.WatchResponse(
-            incarnation=self._incarnation,
-            event_seq=batch.event_seq,
-            digest=batch.digest,
-            snapshot=snapshot,
-            events=[event_to_wire(kind, hashes) for kind, hashes in batch.events],
-            load=worker_pb2.Load(
-                num_running=load.num_running,
-                num_waiting=load.num_waiting,
-                num_swapped=load.num_swapped,
-                num_free_blocks=load.num_free_blocks,
-                num_cached_blocks=load.num_cached_blocks,
-                num_used_blocks=load.num_used_blocks,
-                num_prefill_tokens=load.num_prefill_tokens,
-                step_ms=report.step_s * 1000,
-                num_steps=report.num_steps,
-                draining=self.draining,
-                num_sequences=load.num_sequences,
-                prefill_tokens_per_s=report.prefill_tokens_per_s,
-                num_free_host_blocks=load.num_free_host_blocks,
-                num_preempted_swap=load.num_preempted_swap,
-                num_preempted_recompute=load.num_preempted_recompute,
-            ),
-        )
+    def _watched(self, batch: Batch, snapshot: tuple[bytes, bytes] | None = None) -> worker_pb2.WatchResponse:
+        return watch_to_wire(self._incarnation, self._desk.report, batch, draining=self.draining, snapshot=snapshot)
 
     async def Drain(self, request: worker_pb2.DrainRequest, context: "Context") -> NoReturn:
         raise Unimplemented(
@@ -255,70 +201,3 @@ async def swapped(desk: Desk, item: worker_pb2.SwapItem) -> worker_pb2.SwapResul
     except ServingError as error:
         result.failure.CopyFrom(wire.failure_to_wire(error.failure()))
     return result
-
-
-def parse_admission(admission: worker_pb2.Admission) -> AdmissionRequest | ServingError:
-    try:
-        return AdmissionRequest(
-            seq_id=SequenceId(admission.seq_id),
-            epoch=admission.epoch,
-            prompt=list(admission.prompt.ids),
-            outputs=[list(output.ids) for output in admission.outputs],
-            finished_branches=tuple(admission.finished_branches),
-            params=wire.sampling_from_wire(admission.sampling),
-            salt=admission.salt,
-            priority=admission.priority,
-            deadline_in_ms=admission.deadline_in_ms,
-            alone=admission.alone,
-        )
-    except ServingError as error:
-        return error
-
-
-def to_wire(failure: Failure | None) -> types_pb2.Failure | None:
-    return wire.failure_to_wire(failure) if failure else None
-
-
-def step_to_wire(step: Step, incarnation: Incarnation) -> worker_pb2.StepResult:
-    return worker_pb2.StepResult(
-        step_id=step.step_id,
-        incarnation=incarnation,
-        items=[item_to_wire(item) for item in step.items],
-        unknown_seq_ids=step.unknown,
-        num_branches=step.num_branches,
-        num_tokens=step.num_tokens,
-    )
-
-
-def item_to_wire(item: Item) -> worker_pb2.StepItem:
-    message = worker_pb2.StepItem(
-        seq_id=item.seq_id,
-        epoch=item.epoch,
-        branch=item.branch,
-        first_index=item.first_index,
-        token_ids=item.token_ids,
-        chain=item.chain,
-    )
-    if item.finish:
-        message.finish_reason = wire.finish_to_wire(item.finish)
-    if item.cumulative_logprob is not None:
-        message.cumulative_logprob = item.cumulative_logprob
-    if item.cached_tokens is not None:
-        message.cached_tokens = item.cached_tokens
-    if item.scores:
-        message.logprobs.extend(score_to_wire(score) for score in item.scores)
-    if item.prompt_scores:
-        message.prompt_logprobs.extend(score_to_wire(score) for score in item.prompt_scores)
-    if item.failure:
-        message.failure.CopyFrom(wire.failure_to_wire(Failure.from_json(item.failure)))
-    return message
-
-
-def event_to_wire(kind: str, hashes: bytes) -> worker_pb2.KvEvent:
-    if kind == "cleared":
-        return worker_pb2.KvEvent(cleared=True)
-    return worker_pb2.KvEvent(stored=hashes) if kind == "stored" else worker_pb2.KvEvent(removed=hashes)
-
-
-def score_to_wire(score: TokenScore) -> types_pb2.Logprobs:
-    return wire.score_to_wire(score.token_id, score.logprob, score.top)

@@ -8,6 +8,7 @@ from gpu_worker.policy import SchedulerConfig
 
 START_TOKENS = 256
 MAX_CHANGE = 2.0  # per step: one that was disturbed says little
+ROOM = 0.8  # of the wanted time: a full step that took less gets a block more, whatever its rate says
 
 
 class StepBudget:
@@ -31,10 +32,20 @@ class StepBudget:
         return min(left, max(self.tokens - num_decodes, self._low)) if self._step_s else left
 
     def observe(self, num_tokens: int, seconds: float) -> None:
-        """A step with prompts. A small one that was quick says nothing about large ones."""
-        if not self._step_s or seconds <= 0 or (2 * num_tokens < self.tokens and seconds < self._step_s):
+        """A step with prompts. A small one that was quick says nothing about large ones.
+
+        What every step costs, however small, counts here as its tokens' time. So a quick step shows that more fit than
+        its rate says, and never that fewer do.
+        """
+        if not self._step_s or seconds <= 0:
             return
         wanted = num_tokens * self._step_s / seconds
+        if seconds < self._step_s:
+            if 2 * num_tokens < self.tokens:
+                return
+            full = num_tokens > self.tokens - self._low
+            more = self._low if full and seconds < ROOM * self._step_s else 0
+            wanted = max(wanted, self.tokens + more)
         wanted = min(max(wanted, self.tokens / MAX_CHANGE), self.tokens * MAX_CHANGE)
         whole = int(wanted) // self._low * self._low
         self.tokens = min(max(whole, self._low), self._high)

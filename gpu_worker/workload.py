@@ -12,7 +12,6 @@ import sys
 import time
 from collections.abc import Callable
 
-from gpu_worker.beam import BeamSearch
 from gpu_worker.block_manager import BlockManager
 from gpu_worker.plan import Chunk, RunnerInfo
 from gpu_worker.policy import SchedulerConfig, WaitQueue, queue_key
@@ -283,34 +282,3 @@ class Workload:
         for problem, found in problems.items():
             if found:
                 raise AssertionError(problem)
-
-
-def prepare(sequence: Sequence, info: RunnerInfo) -> None:
-    """Fills in what the scheduler keeps on branches: where they stop, what is to be scored, how they start."""
-    params, num_prompt = sequence.params, len(sequence.prompt)
-    if not sequence.branches:
-        sequence.branches = [
-            Branch(sequence, index, list(sequence.prompt), num_prompt) for index in range(params.num_branches)
-        ]
-    eos = () if params.ignore_eos else info.eos_token_ids
-    stops = frozenset((*params.stop_token_ids, *eos))
-    room = info.context_tokens - num_prompt
-    last = num_prompt + (room if params.max_tokens is None else min(params.max_tokens, room)) - 1
-    if params.beam_width:
-        sequence.beams = BeamSearch(
-            params.beam_width, params.n, params.length_penalty, last + 1 - num_prompt, params.min_tokens, stops
-        )
-        sequence.beams.starts = [branch.num_journalled_at_start for branch in sequence.branches]
-        sequence.beams.done = [branch.state is FINISHED for branch in sequence.branches]
-        sequence.branches = [Branch(sequence, 0, list(sequence.prompt), num_prompt)]
-        if params.logprobs is not None:
-            sequence.branches[0].scores = []
-    for branch in sequence.branches:
-        branch.stops = stops | {-1}
-        branch.last = last
-        if params.prompt_logprobs is not None and branch.index == 0 and not branch.num_output and num_prompt > 1:
-            branch.num_scored = 1
-        elif params.ranked and branch.num_output:
-            branch.num_scored = num_prompt
-    fresh = all(branch.state is WAITING and not branch.num_output for branch in sequence.branches)
-    sequence.fan_out = fresh and len(sequence.branches) > 1

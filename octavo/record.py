@@ -40,6 +40,11 @@ class NewSequence:
     keep_on_disconnect: bool
     router: Incarnation  # whose client is attached
 
+    @property
+    def cost(self) -> int:
+        """What it counts for while it waits: the most tokens it can come to hold."""
+        return len(self.prompt) + self.max_tokens * self.num_branches
+
 
 @dataclass(slots=True, kw_only=True)
 class Record:

@@ -123,6 +123,9 @@ class WorkerSettings:
         "captures steps of decodes as CUDA graphs, where there is a GPU and the model allows it",
         choices=("auto", "off"),
     )
+    batch_invariant: bool = option(
+        False, "a sequence gets the same bits whatever runs beside it, on a GPU as well, where it costs speed"
+    )
     prefix_caching: bool = option(True, "keeps full blocks for requests that begin alike")
     chunked_prefill: bool = option(True, "mixes pieces of prompts with decoding; else prompts run first and whole")
     max_partial_prefills: int = option(4, "prompts that may be in pieces at once", low=1)

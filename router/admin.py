@@ -8,9 +8,10 @@ from octavo.errors import InvalidArgument, NotFound, Unimplemented
 from octavo.ids import Incarnation, sequence_id
 from octavo.record import Record
 from octavo.v1 import admin_pb2, admin_pb2_grpc, inference_pb2
+from router.intake import TENANT, Intake
 from router.placement import Candidate, Decision
 from router.placer import Placer
-from router.server import STATES, TENANT, InferenceService
+from router.server import STATES
 from router.session import Services
 from router.workers import WorkerLink
 
@@ -27,10 +28,10 @@ LATER = "comes with live migration; stop a worker with SIGTERM, and others take 
 class AdminService(admin_pb2_grpc.AdminServicer):
     """What operators call. Reads only, for now."""
 
-    def __init__(self, services: Services, placer: Placer, inference: InferenceService) -> None:
+    def __init__(self, services: Services, placer: Placer, intake: Intake) -> None:
         self._services = services
         self._placer = placer
-        self._inference = inference
+        self._intake = intake
 
     def serve_on(self, server: "grpc.aio.Server") -> None:
         admin_pb2_grpc.add_AdminServicer_to_server(self, server)
@@ -67,7 +68,7 @@ class AdminService(admin_pb2_grpc.AdminServicer):
                 if decision is None:
                     raise NotFound("request_id: this router did not place it, or has forgotten it; ask another router")
             case "hypothetical":
-                prepared = await self._inference.prepare(request.hypothetical)
+                prepared = await self._intake.prepare(request.hypothetical)
                 decision = self._placer.explain(prepared.model, list(prepared.new.prompt), prepared.new.salt, set())
             case _:
                 raise InvalidArgument("what", "send a request_id or a hypothetical request")

@@ -54,9 +54,6 @@ class BranchReader:
             self.text_bytes = text_bytes
         self._text_stopped = delta.stopped
 
-    def has_gap(self, first_index: int) -> bool:
-        return first_index > self.next_index
-
     def push(self, first_index: int, token_ids: Sequence[int], chain: int | None, finish: FinishReason) -> Piece | None:
         """What is new in a run of tokens that begins at or before the next index; None if nothing is.
 

@@ -36,6 +36,8 @@ class Delivery(Generic[Logprob]):
         self.places: list[PlaceValues] = [(0, record.prompt_chain, 0)] * params.n  # after each branch's last event
         self.scores: list[float | None] = [None] * record.num_branches
         self.unsettled = False  # there is an end that the journal does not know
+        # Where branches compete: whose score is of more than the client has, as a stop string stands before the end.
+        self._unsure: set[int] = set()
         self._params = params
         self._start = start
         self._num_going = record.num_branches
@@ -55,6 +57,11 @@ class Delivery(Generic[Logprob]):
     @property
     def next_indexes(self) -> list[int]:
         return [reader.next_index for reader in self.readers]
+
+    @property
+    def missing_indexes(self) -> list[int]:
+        """From where a worker is asked to send: also the last token of a branch whose score there is not known."""
+        return [reader.next_index - (reader.index in self._unsure) for reader in self.readers]
 
     # In
 
@@ -84,15 +91,21 @@ class Delivery(Generic[Logprob]):
         score: float | None,
     ) -> bool:
         """A worker's committed tokens; False if some before them are missing."""
-        reader = self.readers[branch]
+        reader, end = self.readers[branch], first_index + len(token_ids)
+        if reader.finish:
+            if branch in self._unsure and score is not None and end == reader.next_index:
+                self.scores[branch], self.unsettled = score, True
+                self._unsure.discard(branch)
+            return True
         skip = reader.next_index - first_index
         if skip < 0:
             return False
-        if score is not None and not reader.finish:
+        if score is not None:
             self.scores[branch] = score
         piece = reader.push(first_index, token_ids, chain, finish)
         if piece is not None:
-            self._add(branch, piece, logprobs[skip : skip + len(piece.token_ids)] if logprobs else (), finish)
+            self.unsettled |= bool(piece.finish) and not (finish and reader.next_index == end)
+            self._add(branch, piece, logprobs[skip : skip + len(piece.token_ids)] if logprobs else ())
         return True
 
     def feed(self, snapshot: Snapshot, first_indexes: Sequence[int]) -> None:
@@ -111,7 +124,18 @@ class Delivery(Generic[Logprob]):
                 continue
             piece = reader.push(first, tokens, None, finish)
             if piece is not None:
-                self._add(reader.index, piece, (), finish)
+                self._look_at_end(reader, record)
+                self._add(reader.index, piece, ())
+
+    def _look_at_end(self, reader: BranchReader, record: Record) -> None:
+        """Where a stop string stands before the end that the record knows, the record is to be told."""
+        branch = reader.index
+        if not reader.finish or (record.finishes[branch] and reader.next_index == record.final_lengths[branch]):
+            return
+        if self._ranked is None or not record.finishes[branch]:
+            self.unsettled = True
+        else:
+            self._unsure.add(branch)
 
     def has_news(self, snapshot: Snapshot, first_indexes: Sequence[int]) -> bool:
         """Whether the journal is ahead of the client."""
@@ -121,10 +145,9 @@ class Delivery(Generic[Logprob]):
             for reader, first, tokens in zip(self.readers, first_indexes, snapshot.outputs, strict=True)
         )
 
-    def _add(self, branch: int, piece: Piece, logprobs: Sequence[Logprob], finish: FinishReason) -> None:
+    def _add(self, branch: int, piece: Piece, logprobs: Sequence[Logprob]) -> None:
         if piece.finish:
             self._num_going -= 1
-            self.unsettled |= not finish
         if self._ranked is not None:
             self._ranked.add(branch, piece, logprobs)
         elif self._shown and can_join(self._shown[-1], branch, piece, logprobs):
@@ -150,7 +173,7 @@ class Delivery(Generic[Logprob]):
 
     def stopped(self) -> list[tuple[int, int, float | None]]:
         """(branch, length, score) of those that a stop string ended, as far as this client's text is concerned."""
-        ended = [reader for reader in self.readers if reader.finish is FinishReason.STOP]
+        ended = [r for r in self.readers if r.finish is FinishReason.STOP and r.index not in self._unsure]
         return [(reader.index, reader.next_index, self.scores[reader.index]) for reader in ended]
 
     def num_output_tokens(self) -> int:

@@ -32,8 +32,8 @@ class Following:
         """Asks the owner for the items from there on; without a connection to it there is nobody to ask."""
         record = self.record
         link = self._pool.find(record.owner)
-        if record.state is State.RUNNING and link is not None and link.connected:
-            link.follow(record.seq_id, next_indexes)
+        if record.state is State.RUNNING and link is not None and link.steps.connected:
+            link.steps.follow(record.seq_id, next_indexes)
             self._stream = (record.owner, record.epoch)
         else:
             self._stream = None
@@ -41,7 +41,7 @@ class Following:
     @property
     def streaming(self) -> bool:
         link = self._pool.find(self.record.owner)
-        return link is not None and link.connected and self._stream == (self.record.owner, self.record.epoch)
+        return link is not None and link.steps.connected and self._stream == (self.record.owner, self.record.epoch)
 
     def unknown(self) -> float | None:
         """The owner does not know it: how long to wait before asking again; None: long enough, it never got it.

@@ -7,7 +7,9 @@ from dataclasses import dataclass, field
 from octavo.errors import InvalidArgument, NotFound, NoWorkers
 from octavo.ids import Incarnation
 from octavo.record import Record
+from octavo.sampling import SamplingParams
 from octavo.text.byte_tokenizer import ByteTokenizer
+from octavo.text.stop import TextStream
 from octavo.text.tokenizer import Tokenizer, load_tokenizer
 
 log = logging.getLogger(__name__)
@@ -46,6 +48,10 @@ class Model:
     eos_token_ids: tuple[int, ...]
     tokenizer: Tokenizer | ByteTokenizer
     workers: set[Incarnation] = field(default_factory=set)
+
+    def text_stream(self, params: SamplingParams) -> TextStream:
+        """The text of one branch, from its first token on."""
+        return TextStream.of_branch(self.tokenizer.detokenizer(params.skip_special_tokens), params, self.eos_token_ids)
 
 
 class Models:

@@ -16,12 +16,13 @@ from octavo.ids import Incarnation, SequenceId, new_operation_id
 from octavo.record import Record, Snapshot, Taken, TakeStatus, Why
 from octavo.sampling import FinishReason
 from octavo.store.base import Store
+from router.admission import Admission, Outcome
 from router.background import Background, patiently
 from router.hub import Hub, Placed
 from router.models import Model, Models
 from router.placement import Decision, WorkerView, place
 from router.pool import WorkerPool
-from router.workers import Admission, LinkBroken, Outcome, WorkerLink
+from router.workers import LinkBroken, WorkerLink
 
 log = logging.getLogger(__name__)
 
@@ -137,7 +138,7 @@ class Placer:
         if not fresh and not await self._read_again(attempt):
             return None, None
         admission, follow = admission_of(attempt.snapshot, taken), attempt.record.seq_id in self.hub
-        was_alive = link.connected
+        was_alive = link.steps.connected
         try:
             outcome, failure = await link.schedule(admission, follow)
         except LinkBroken as error:
@@ -184,7 +185,7 @@ class Placer:
         if link is not None:
             on_device, _ = decision.hits.get(link.incarnation, (0, 0))
             attempt.num_to_compute = len(tokens) - on_device
-            link.picked(record.seq_id, attempt.num_to_compute)
+            link.dispatched.sent(record.seq_id, attempt.num_to_compute)  # before any report has it: a burst spreads
         return link
 
     def _remember(self, seq_id: SequenceId, decision: Decision) -> None:

@@ -82,7 +82,7 @@ class WorkerPool:
                 continue
             try:
                 link = WorkerLink(member, self._router_id, self._hub, self._models, self.index, self._on_report)
-            except (KeyError, ValueError) as error:
+            except (KeyError, TypeError, ValueError) as error:
                 log.error("worker %s describes itself in a way that this router cannot read: %r", member.id, error)
                 continue
             log.info("met worker %s at %s (%s)", link.worker_id, link.endpoint, link.incarnation)
@@ -95,7 +95,7 @@ class WorkerPool:
         forgotten = [id for id, when in self._lost.items() if time.monotonic() - when > REMEMBER_LOST_S]
         for incarnation in forgotten:
             del self._lost[incarnation]
-        gone = [id for id, link in self.links.items() if id not in present and not link.connected]
+        gone = [id for id, link in self.links.items() if id not in present and not link.steps.connected]
         for incarnation in {*gone, *(id for id in forgotten if id in self.links)}:
             await self._part(incarnation)
 

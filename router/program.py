@@ -16,6 +16,7 @@ from octavo.store.base import Store
 from router.admin import AdminService
 from router.background import Background, forever
 from router.hub import Hub
+from router.intake import Intake
 from router.models import Models
 from router.placer import Placer
 from router.pool import WorkerPool
@@ -51,8 +52,9 @@ class Router:
         tokens = ResumeTokens(secret)
         self.services = Services(store, incarnation, self.hub, self.pool, self.dispatcher, tokens, attend_s)
         limits = QueueLimits(settings.max_queued_requests, settings.max_queued_tokens)
-        self.inference = InferenceService(self.services, self.models, limits, settings.max_streams)
-        self.admin = AdminService(self.services, self.placer, self.inference)
+        intake = Intake(self.models, incarnation)
+        self.inference = InferenceService(self.services, self.models, intake, limits, settings.max_streams)
+        self.admin = AdminService(self.services, self.placer, intake)
         self._tasks: list[asyncio.Task[None]] = []
 
     async def start(self) -> None:

@@ -1,13 +1,10 @@
-"""The Inference service: validates and tokenizes what clients send, and gives them their streams."""
+"""The Inference service: accepts what clients send, and gives them their streams."""
 
-import asyncio
-import secrets
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeVar, cast
+from typing import TYPE_CHECKING
 
-from octavo import hashing, limits, validation, wire
+from octavo import limits, validation, wire
 from octavo.errors import (
     DeadlineExceeded,
     Draining,
@@ -17,14 +14,15 @@ from octavo.errors import (
     NoWorkers,
     QueueFull,
     RequestExists,
+    ServingError,
     TooManyStreams,
 )
-from octavo.ids import RequestId, new_request_id, sequence_id
-from octavo.record import Accepted, AcceptStatus, NewSequence, QueueLimits, Record, State, first_record
-from octavo.sampling import SamplingParams
+from octavo.ids import RequestId, sequence_id
+from octavo.record import Accepted, AcceptStatus, QueueLimits, Record, State, first_record
 from octavo.text.ranking import rank
 from octavo.v1 import inference_pb2, inference_pb2_grpc
-from router.models import Model, Models
+from router.intake import TENANT, Intake
+from router.models import Models
 from router.resume import Place, Start
 from router.session import Services, Session
 
@@ -33,11 +31,7 @@ if TYPE_CHECKING:
 
     Context = grpc.aio.ServicerContext[object, object]
 
-T = TypeVar("T")
-
-TENANT = ""  # until requests are authenticated, all clients are one
 DEADLINE_MARGIN_MS = 100  # before the caller's own, so that what was generated reaches it
-LARGE = 8192  # characters or ids: what a tokenizer does with so many takes about as long as a step
 DRAIN_TOKENS_PER_S = 200.0  # a guess for the retry delay while no worker has been measured
 
 STATES = {
@@ -49,21 +43,15 @@ STATES = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Prepared:
-    """A request that has passed every check."""
-
-    new: NewSequence
-    model: Model
-    params: SamplingParams
-
-
 class InferenceService(inference_pb2_grpc.InferenceServicer):
     """What clients call. Nothing here outlives a call."""
 
-    def __init__(self, services: Services, models: Models, queue_limits: QueueLimits, max_streams: int) -> None:
+    def __init__(
+        self, services: Services, models: Models, intake: Intake, queue_limits: QueueLimits, max_streams: int
+    ) -> None:
         self._services = services
         self._models = models
+        self._intake = intake
         self._queue_limits = queue_limits
         self._max_streams = max_streams
         self._num_streams = 0
@@ -102,11 +90,7 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
         self, request: inference_pb2.AttachRequest, context: "Context"
     ) -> AsyncIterator[inference_pb2.GenerateEvent]:
         async with self._counted():
-            request_id, start = self._start(request)
-            record = await self._services.store.attach(sequence_id(TENANT, request_id), self._services.router_id)
-            if record is None:
-                raise unknown_request(request_id)
-            async with self._session(record, start) as session:
+            async with await self._attached(*self._start(request)) as session:
                 while events := await session.next_events():
                     for event in events:
                         yield event
@@ -123,8 +107,7 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
 
     @asynccontextmanager
     async def _generate(self, request: inference_pb2.GenerateRequest, context: "Context") -> AsyncIterator[Session]:
-        prepared = await self.prepare(request, deadline_of(context))
-        seq_id = prepared.new.seq_id
+        prepared = await self._intake.prepare(request, deadline_of(context))
         accepted = await self._services.store.accept(prepared.new, self._queue_limits)
         if accepted.status == AcceptStatus.OK:
             session = Session(
@@ -139,11 +122,21 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
             raise self._queue_full(accepted)
         if accepted.status == AcceptStatus.MISMATCH:
             raise RequestExists("request_id: used before with a different body; choose another")
-        record = await self._services.store.attach(seq_id, self._services.router_id)
-        if record is None:
-            raise unknown_request(prepared.new.request_id)
-        async with self._session(record, Start()) as session:
+        async with await self._attached(prepared.new.request_id, Start()) as session:
             yield session
+
+    async def _attached(self, request_id: RequestId, start: Start) -> Session:
+        """A session of a request that was accepted before."""
+        services, seq_id = self._services, sequence_id(TENANT, request_id)
+        record = await services.store.attach(seq_id, services.router_id)
+        if record is None:
+            raise unknown_request(request_id)
+        try:
+            return self._session(record, start)
+        except ServingError:
+            if seq_id not in services.hub:
+                await services.store.detach(seq_id, services.router_id)
+            raise
 
     def _session(self, record: Record, start: Start) -> Session:
         model = self._models.of(record)
@@ -177,62 +170,6 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
             f"{accepted.num_queued} requests with {accepted.queued_tokens} tokens are waiting: retry later",
             retry_after_ms=retry_ms,
         )
-
-    # From wire to values
-
-    async def prepare(self, request: inference_pb2.GenerateRequest, deadline_in_ms: int = 0) -> Prepared:
-        """Raises what is wrong with it."""
-        model = self._models.find(request.model if request.HasField("model") else None)
-        if not model.workers:
-            raise NoWorkers(f"no worker serves {model.name} now: retry, or start one", retry_after_ms=500)
-        request_id = (
-            validation.validate_request_id(request.request_id) if request.HasField("request_id") else new_request_id()
-        )
-        params = wire.sampling_from_wire(request.sampling)
-        context, vocab, eos = model.context_tokens, model.vocab_size, model.eos_token_ids
-        validation.validate_sampling(params, vocab_size=vocab, context_tokens=context, eos_token_ids=eos)
-        prompt, field = await self._prompt(request, model)
-        validation.validate_prompt(prompt, params, vocab_size=vocab, context_tokens=context, field=field)
-        params = validation.resolve(
-            params, prompt_len=len(prompt), context_tokens=context, seed_source=lambda: secrets.randbits(63)
-        )
-        new = NewSequence(
-            seq_id=sequence_id(TENANT, request_id),
-            request_id=request_id,
-            body_hash=wire.request_hash(request),
-            tenant=TENANT,
-            salt=TENANT,
-            model=model.fingerprint,
-            layout=model.layout,
-            sampling=wire.sampling_bytes(params),
-            prompt=prompt,
-            prompt_chain=hashing.prompt_chain(prompt),
-            num_branches=params.num_branches,
-            max_tokens=params.max_tokens or 0,
-            priority=priority_of(request.priority),
-            deadline_in_ms=deadline_in_ms,
-            keep_on_disconnect=request.on_disconnect == inference_pb2.ON_DISCONNECT_KEEP,
-            router=self._services.router_id,
-        )
-        return Prepared(new, model, params)
-
-    async def _prompt(
-        self, request: "inference_pb2.GenerateRequest | inference_pb2.TokenizeRequest", model: Model
-    ) -> tuple[list[int], str]:
-        """The prompt's tokens, and the field they came from."""
-        match request.WhichOneof("input"):
-            case "token_ids":
-                return list(cast("inference_pb2.GenerateRequest", request).token_ids.ids), "token_ids"
-            case "text":
-                text = validation.validate_text(request.text, "text", context_tokens=model.context_tokens)
-                return await aside(len(text), lambda: model.tokenizer.encode(text)), "text"
-            case "chat":
-                turns, begin_answer = wire.chat_from_wire(request.chat)
-                messages = validation.validate_chat(turns, context_tokens=model.context_tokens)
-                chat = [(message["role"], message["content"]) for message in messages]
-                size = sum(len(content) for _, content in chat)
-                return await aside(size, lambda: model.tokenizer.apply_chat(chat, begin_answer)), "chat"
-        raise InvalidArgument("input", "send text, token_ids or chat")
 
     # Requests
 
@@ -271,18 +208,13 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
     async def Tokenize(
         self, request: inference_pb2.TokenizeRequest, context: "Context"
     ) -> inference_pb2.TokenizeResponse:
-        model = self._models.find(request.model if request.HasField("model") else None)
-        return inference_pb2.TokenizeResponse(token_ids=(await self._prompt(request, model))[0])
+        tokens, _ = await self._intake.prompt(request, self._intake.model(request))
+        return inference_pb2.TokenizeResponse(token_ids=tokens)
 
     async def Detokenize(
         self, request: inference_pb2.DetokenizeRequest, context: "Context"
     ) -> inference_pb2.DetokenizeResponse:
-        model = self._models.find(request.model if request.HasField("model") else None)
-        validation.check_token_ids("token_ids", request.token_ids, model.vocab_size)
-        skip = request.skip_special_tokens if request.HasField("skip_special_tokens") else True
-        ids = list(request.token_ids)
-        text = await aside(len(ids), lambda: model.tokenizer.decode(ids, skip))
-        return inference_pb2.DetokenizeResponse(text=text)
+        return inference_pb2.DetokenizeResponse(text=await self._intake.text(request))
 
     async def ListModels(
         self, request: inference_pb2.ListModelsRequest, context: "Context"
@@ -305,11 +237,6 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
         return inference_pb2.ListModelsResponse(models=models, schema_revision=wire.SCHEMA_REVISION)
 
 
-async def aside(size: int, work: Callable[[], T]) -> T:
-    """The result of `work`; if it is large, from a thread, so that no stream has to wait for it."""
-    return await asyncio.to_thread(work) if size > LARGE else work()
-
-
 def deadline_of(context: "Context") -> int:
     """Milliseconds the request has, 0 for no limit."""
     remaining = context.time_remaining()
@@ -320,12 +247,6 @@ def deadline_of(context: "Context") -> int:
     if deadline_in_ms <= 0:
         raise DeadlineExceeded("the deadline passed before the request was accepted")
     return deadline_in_ms
-
-
-def priority_of(value: "inference_pb2.Priority") -> int:
-    if value not in inference_pb2.Priority.values():
-        raise InvalidArgument("priority", f"no class {int(value)}; use one of SYSTEM, INTERACTIVE, DEFAULT, BULK")
-    return int(value) or int(inference_pb2.PRIORITY_DEFAULT)
 
 
 def unknown_request(request_id: str) -> NotFound:

@@ -19,19 +19,18 @@ from octavo.ids import Incarnation
 from octavo.record import Notice, Record, Snapshot, State, Why
 from octavo.sampling import FinishReason, SamplingParams
 from octavo.store.base import Store
-from octavo.text.stop import TextStream
-from octavo.v1 import inference_pb2, types_pb2, worker_pb2
+from octavo.v1 import types_pb2, worker_pb2
 from router.background import patiently
-from router.branch import Piece
 from router.delivery import Delivery
+from router.events import Event, Events
 from router.following import Following
 from router.hub import Hub, Placed
+from router.lookout import Lookout
 from router.models import Model
 from router.pool import WorkerPool
 from router.queue import Dispatcher
 from router.resume import ResumeTokens, Start
 
-SILENCE_S = 1.0  # how long a session trusts silence
 ON_ITS_WAY_S = 0.1  # in that time the worker's stream brings what the journal has, and log probabilities with it
 STORE_PATIENCE_S = 30.0
 REPAIR_TRIES, REPAIR_S = 25, 0.2
@@ -39,8 +38,6 @@ OVERDUE_S = 1.0  # for its worker to end a sequence at the deadline; then it is 
 # Items a slow client may leave here; beyond, they are dropped and read from the journal later. Not where branches
 # compete: the journal has no score per token, and nobody waits for a client before the end.
 MAX_INBOX = 512
-
-Event = inference_pb2.GenerateEvent
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,22 +64,17 @@ class Session:
         self.seq_id = record.seq_id
         self._services = services
         self._following = Following(record, services.pool)
-        self._request_id = record.request_id.encode()
-        self._delivery = Delivery[types_pb2.Logprobs](record, params, lambda: text_stream(model, params), start)
-        self._prompt_logprobs: Sequence[types_pb2.Logprobs] = ()
-        self._cached_tokens = 0
+        self._delivery = Delivery[types_pb2.Logprobs](record, params, lambda: model.text_stream(params), start)
+        self._events = Events(record, self._delivery, services.tokens)
         self._failure: Failure | None = None
         self._inbox: deque[worker_pb2.StepItem] = deque()
         self._wake = asyncio.Event()
         self._error: ServingError | None = None
         self._begun = start.fresh
-        self._look = False  # at the record, now
-        self._look_at = float("inf")
+        self._lookout = Lookout(services.hub.now, services.attend_s)
         self._behind: list[int] | None = []  # where the last look saw it behind the journal; None: whatever it sees
-        self._heard = self._attended = services.hub.now
         self._outage_since: float | None = None
-        self._deadline = float("inf")
-        self._overdue = False
+        self._overdue = False  # past the deadline, and its worker has been given time to see it
 
     # What the hub tells
 
@@ -95,7 +87,7 @@ class Session:
         return self._record.owner
 
     def deliver(self, item: object) -> None:
-        self._heard = self._services.hub.now
+        self._lookout.heard(self._services.hub.now)
         if len(self._inbox) >= MAX_INBOX and not self._delivery.ranked:
             self._inbox.clear()
             self.check()
@@ -110,7 +102,7 @@ class Session:
         if notice.what == "taken":
             if notice.epoch > self._record.epoch:
                 self._following.runs_on(notice.owner, notice.epoch, streams=False)
-                self._following.follow(self._delivery.next_indexes)
+                self._following.follow(self._delivery.missing_indexes)
         elif self._following.streaming:
             self._look_in(ON_ITS_WAY_S)
         else:
@@ -128,20 +120,11 @@ class Session:
 
     def check(self) -> None:
         self._behind = None
-        self._look_now()
-
-    def _look_now(self) -> None:
-        self._look = True
+        self._lookout.look = True
         self._wake.set()
 
     def tick(self, now: float) -> None:
-        """Time has passed: silence, and a deadline, are looked into."""
-        if now >= self._look_at:
-            self._look_now()
-        elif now - self._heard > SILENCE_S or now - self._attended > self._services.attend_s:
-            self._heard = now
-            self._look_now()
-        elif now >= self._deadline:
+        if self._lookout.tick(now):
             self._wake.set()
 
     def end(self, error: ServingError) -> None:
@@ -162,7 +145,7 @@ class Session:
         if not services.hub.remove(self) or (ended and not self._delivery.unsettled):
             return
         if link is not None:
-            link.unfollow(self.seq_id)
+            link.steps.unfollow(self.seq_id)
         if self._error is None:  # else the router ends, and its lease says the same
             try:
                 await asyncio.shield(self._detach())
@@ -178,7 +161,7 @@ class Session:
     def limit(self, deadline_in_ms: int) -> None:
         """The request ends after that time, even if no worker has begun it."""
         if deadline_in_ms:
-            self._deadline = time.monotonic() + deadline_in_ms / 1000
+            self._lookout.deadline = time.monotonic() + deadline_in_ms / 1000
 
     def returned_scores(self) -> list[float | None] | None:
         """The scores of the returned branches, once all have ended; None if they did not compete."""
@@ -195,9 +178,9 @@ class Session:
             elif self._inbox:
                 self._wake.clear()
                 self._drain()
-            elif self._look:
+            elif self._lookout.look:
                 await self._look_up()
-            elif self._deadline <= time.monotonic():
+            elif self._lookout.deadline <= time.monotonic():
                 await self._expire()
             else:
                 await self._wake.wait()
@@ -205,16 +188,17 @@ class Session:
                 continue
             if delivery.unsettled:
                 await self._settle()
-            if events := self._events():
+            if events := self._events.new(self._failure):
                 return events
         return []
 
     async def _expire(self) -> None:
         """A running sequence is stopped by its worker; one that nobody runs, or does not stop, ends here."""
         if self._record.state is State.RUNNING and not self._overdue:
-            self._overdue, self._deadline = True, self._deadline + OVERDUE_S
+            self._overdue = True
+            self._lookout.deadline += OVERDUE_S
             return
-        self._deadline = time.monotonic() + OVERDUE_S
+        self._lookout.deadline = time.monotonic() + OVERDUE_S
         try:
             await self._services.store.finish(self.seq_id, -1, FinishReason.DEADLINE, None)
         except StoreUnavailable:
@@ -226,10 +210,7 @@ class Session:
             self._take(self._inbox.popleft())
 
     def _take(self, item: worker_pb2.StepItem) -> None:
-        if item.HasField("cached_tokens"):
-            self._cached_tokens = item.cached_tokens
-        if item.prompt_logprobs:
-            self._prompt_logprobs = item.prompt_logprobs
+        self._events.note(item)
         finish = FinishReason.NONE
         if item.finish_reason:
             finish = wire.finish_from_wire(item.finish_reason)
@@ -260,7 +241,7 @@ class Session:
 
     async def _look_up(self) -> None:
         """Reads what is journalled beyond here, and sees to it that somebody runs the rest."""
-        self._look, self._look_at = False, float("inf")
+        self._lookout.looked()
         delivery, first_indexes = self._delivery, self._delivery.next_indexes
         try:
             snapshot = await self._read(first_indexes)
@@ -283,7 +264,7 @@ class Session:
         return self._following.streaming and self._behind is not None and self._behind != here
 
     def _look_in(self, delay_s: float) -> None:
-        self._look_at = min(self._look_at, self._services.hub.now + delay_s)
+        self._lookout.look_by(self._services.hub.now + delay_s)
 
     def _bear_outage(self) -> None:
         """Whatever a worker sends is delivered meanwhile. Raises after long patience."""
@@ -302,13 +283,13 @@ class Session:
         if record.failure:
             self._failure = Failure.from_json(record.failure)
         if record.deadline_ms and not self._overdue:
-            self._deadline = time.monotonic() + max(0, record.deadline_ms - snapshot.now_ms) / 1000
+            self._lookout.deadline = time.monotonic() + max(0, record.deadline_ms - snapshot.now_ms) / 1000
         return snapshot
 
     async def _look_after(self, record: Record) -> None:
         """That it runs, that its worker sends it here, and that the store knows that somebody listens."""
         services = self._services
-        self._attended = services.hub.now
+        self._lookout.attended(services.hub.now)
         if record.state.ended:
             return
         if not record.router:  # who was attached last has left, or it was a race with one who left
@@ -321,7 +302,7 @@ class Session:
         elif services.pool.lost(record.owner):
             services.dispatcher.recover(self.seq_id, record.epoch, Why.CONNECTION)
         else:
-            self._following.follow(self._delivery.next_indexes)
+            self._following.follow(self._delivery.missing_indexes)
 
     async def _settle(self) -> None:
         """The client sees an end that the journal does not know: a stop string, or a history nobody can continue."""
@@ -338,41 +319,3 @@ class Session:
         link = self._services.pool.find(self._record.owner)
         if link is not None and delivery.ended:
             await link.cancel(self.seq_id, self._record.epoch)
-
-    # Events
-
-    def _events(self) -> list[Event]:
-        events = [self._event(branch, piece, logprobs) for branch, piece, logprobs in self._delivery.shown()]
-        if self._delivery.ended:
-            events[-1].finished.CopyFrom(self._finished())
-        return events
-
-    def _event(self, branch: int, piece: Piece, logprobs: Sequence[types_pb2.Logprobs]) -> Event:
-        places = self._delivery.places
-        places[branch] = piece.place
-        event = Event(
-            request_id=self._record.request_id,
-            branch=branch,
-            first_index=piece.first_index,
-            token_ids=piece.token_ids,
-            text=piece.text,
-            resume_token=self._services.tokens.make(self._request_id, places),
-        )
-        if logprobs:
-            event.logprobs.extend(logprobs)
-        if self._prompt_logprobs and branch == 0:
-            event.prompt_logprobs.extend(self._prompt_logprobs)
-            self._prompt_logprobs = ()
-        if piece.finish:
-            event.finish_reason = wire.finish_to_wire(piece.finish)
-        return event
-
-    def _finished(self) -> inference_pb2.Finished:
-        num_output = self._delivery.num_output_tokens()
-        usage = wire.usage_to_wire(self._record.prompt_len, num_output, self._cached_tokens)
-        failure = wire.failure_to_wire(self._failure) if self._failure else None
-        return inference_pb2.Finished(usage=usage, failure=failure)
-
-
-def text_stream(model: Model, params: SamplingParams) -> TextStream:
-    return TextStream.of_branch(model.tokenizer.detokenizer(params.skip_special_tokens), params, model.eos_token_ids)

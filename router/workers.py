@@ -8,10 +8,8 @@ import asyncio
 import json
 import logging
 import time
-from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
-from enum import Enum
-from typing import Any
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
 
 import grpc
 
@@ -19,52 +17,27 @@ from octavo import rpc, wire
 from octavo.errors import Failure
 from octavo.ids import Incarnation, SequenceId
 from octavo.record import Member
-from octavo.sampling import SamplingParams
-from octavo.v1 import types_pb2, worker_pb2, worker_pb2_grpc
+from octavo.v1 import worker_pb2, worker_pb2_grpc
+from router.admission import Admission, Outcome, admission_to_wire
 from router.dispatched import Dispatched
 from router.hub import Hub
-from router.kv_index import Applied, KvChange, KvEvent, KvIndex
+from router.kv_index import KvIndex
 from router.models import Models, WorkerHello
 from router.pacing import ReplayPace
 from router.placement import WorkerView
+from router.streams import StepStream, WatchStream
 
 log = logging.getLogger(__name__)
 
+Answer = TypeVar("Answer")
+
 HELLO_S = 5.0
 PROBE_S = 0.5
+CANCEL_S = 1.0
 SCHEDULE_S = 2.5  # longer than any step; a worker that hangs costs its new sequences this much
 RECONNECT_S = 0.2
 REFUSED_S = 5.0  # until a worker that does not fit is asked again
-WATCH_MS = 250
 SILENT_S = 2.0  # a worker that reports nothing for so long gets nothing new
-PICKS_REMEMBERED_S = 5.0
-KV_CHANGES = {"stored": KvChange.STORED, "removed": KvChange.REMOVED, "cleared": KvChange.CLEARED}
-
-
-class Outcome(Enum):
-    """A worker's answer to an admission."""
-
-    ADMITTED = worker_pb2.ADMISSION_OUTCOME_ADMITTED
-    LATER = worker_pb2.ADMISSION_OUTCOME_LATER
-    NEVER = worker_pb2.ADMISSION_OUTCOME_NEVER
-    REJECTED = worker_pb2.ADMISSION_OUTCOME_REJECTED
-    STALE_EPOCH = worker_pb2.ADMISSION_OUTCOME_STALE_EPOCH
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Admission:
-    """What a worker is asked to run; see worker.proto."""
-
-    seq_id: SequenceId
-    epoch: int
-    prompt: Sequence[int]
-    outputs: Sequence[Sequence[int]]
-    finished_branches: Sequence[int]
-    sampling: SamplingParams
-    salt: str
-    priority: int
-    deadline_in_ms: int
-    alone: bool
 
 
 class LinkBroken(Exception):
@@ -93,21 +66,19 @@ class WorkerLink:
         self.load = worker_pb2.Load()
         self.load_at = 0.0
         self.reason = "not met yet"  # why it is not available; empty when it is
-        self.connected = False  # the Step stream is open
         self.lost = False
         self.has_lease = True
         self.dispatched = Dispatched()
         self._declined = False  # it had no room, and has not reported since
         self._replaced = False  # another process listens at its endpoint
         self._router_id = router_id
-        self._hub = hub
         self._models = models
         self._index = index
         self._on_report = on_report
         self._channel = rpc.channel(self.endpoint, internal=True)
         self._stub = worker_pb2_grpc.WorkerStub(self._channel)
-        self._commands: asyncio.Queue[worker_pb2.StepRequest] = asyncio.Queue()
-        self._picks: list[float] = []
+        self.steps = StepStream(self._stub, self.incarnation, router_id, hub)
+        self._watch = WatchStream(self._stub, self.incarnation, index, self._reported)
         self._replays = ReplayPace()
 
     # What the router asks of a worker
@@ -118,23 +89,16 @@ class WorkerLink:
             router_id=self._router_id if follow else "", admissions=[admission_to_wire(admission)]
         )
         try:
-            response = await self._stub.Schedule(request, timeout=SCHEDULE_S)
+            response = await self._answer(self._stub.Schedule, request, SCHEDULE_S)
         except grpc.aio.AioRpcError as error:
             self._declined = True
             raise LinkBroken(f"worker {self.worker_id}: Schedule: {error.code().name}") from error
-        except grpc.aio.UsageError as error:  # this link has been closed: its worker is lost
-            raise LinkBroken(f"worker {self.worker_id}: Schedule: it is lost") from error
         result = response.results[0]
         outcome = Outcome(result.outcome)
         if outcome is Outcome.ADMITTED:
             self.dispatched.admitted(admission.seq_id)
         self._declined |= outcome is Outcome.LATER
         return outcome, wire.failure_from_wire(result.failure) if result.HasField("failure") else None
-
-    def picked(self, seq_id: SequenceId, num_tokens: int) -> None:
-        """Work counts before any load report has it, so that a burst spreads. If it is not sent, tell `dispatched`."""
-        self.dispatched.sent(seq_id, num_tokens)
-        self._picks.append(time.monotonic())
 
     async def pace(self, num_tokens: int) -> None:
         """Waits until a replay of so many tokens may be sent."""
@@ -149,39 +113,41 @@ class WorkerLink:
         if delay_s:
             await asyncio.sleep(delay_s)
 
-    def follow(self, seq_id: SequenceId, next_indexes: Sequence[int]) -> None:
-        """Asks for the items from there on. Lost when the stream breaks: every session is told of a new one."""
-        follow = worker_pb2.Follow(seq_id=seq_id, next_indexes=next_indexes)
-        self._commands.put_nowait(worker_pb2.StepRequest(follow=follow))
-
-    def unfollow(self, seq_id: SequenceId) -> None:
-        self._commands.put_nowait(worker_pb2.StepRequest(unfollow=worker_pb2.Unfollow(seq_id=seq_id)))
-
     async def cancel(self, seq_id: SequenceId, epoch: int) -> None:
         """Best effort: the record's cancel flag is what counts."""
         request = worker_pb2.WorkerCancelRequest(sequences=[worker_pb2.SequenceEpoch(seq_id=seq_id, epoch=epoch)])
         try:
-            await self._stub.Cancel(request, timeout=1.0)
-        except grpc.aio.AioRpcError as error:
-            log.debug("worker %s: Cancel: %s", self.worker_id, error.code().name)
+            await self._answer(self._stub.Cancel, request, CANCEL_S)
+        except (grpc.aio.AioRpcError, LinkBroken) as error:
+            log.debug("worker %s: Cancel: %s", self.worker_id, error)
 
     async def probe(self) -> bool | None:
         """True: it lives. False: nobody listens, or somebody else. None: no answer in time, so nobody knows."""
         try:
-            hello = await self._stub.Hello(self._hello_request(), timeout=PROBE_S)
+            hello = await self._answer(self._stub.Hello, self._hello_request(), PROBE_S)
         except grpc.aio.AioRpcError as error:
             if error.code() == grpc.StatusCode.DEADLINE_EXCEEDED:
                 return None
             return error.code() != grpc.StatusCode.UNAVAILABLE  # any other status was sent by somebody alive
-        except grpc.aio.UsageError:  # this link has been closed
+        except LinkBroken:
             return False
         return bool(hello.incarnation == self.incarnation)
 
+    async def _answer(self, call: Callable[..., Awaitable[Answer]], request: object, timeout_s: float) -> Answer:
+        """Raises LinkBroken when this link is closed, before or meanwhile: its worker is lost."""
+        try:
+            return await call(request, timeout=timeout_s)
+        except grpc.aio.UsageError as error:
+            raise LinkBroken(f"worker {self.worker_id} is lost") from error
+        except asyncio.CancelledError as error:
+            task = asyncio.current_task()
+            if task is None or task.cancelling():
+                raise
+            raise LinkBroken(f"worker {self.worker_id} is lost") from error  # it is the call that was cancelled
+
     def view(self) -> WorkerView:
         """A snapshot for placement."""
-        now = time.monotonic()
-        self._picks = [when for when in self._picks if now - when < PICKS_REMEMBERED_S]
-        load, facts, reason = self.load, self.facts, self._unavailable(now)
+        load, facts, reason = self.load, self.facts, self._unavailable()
         return WorkerView(
             incarnation=self.incarnation,
             worker_id=self.worker_id,
@@ -199,19 +165,19 @@ class WorkerLink:
             max_batch_sequences=facts.max_batch_sequences if facts else 1,
             context_tokens=facts.context_tokens if facts else 0,
             prefill_tokens_per_s=load.prefill_tokens_per_s,
-            recent_picks=len(self._picks),
+            recent_picks=self.dispatched.num_recent,
         )
 
-    def _unavailable(self, now: float) -> str:
+    def _unavailable(self) -> str:
         """Why nothing is to be placed there; empty if it may be. Its process may live while its engine hangs."""
         if self.lost or self.reason or self.facts is None:
             return self.reason or ("lost" if self.lost else "not met yet")
-        if not self.connected:
+        if not self.steps.connected:
             return "its streams are not open"
         if not self.has_lease:
             return "its lease has ended: its engine makes no progress"
-        if now - self.load_at > SILENT_S:
-            return f"silent for {now - self.load_at:.0f} s"
+        if (silent_s := time.monotonic() - self.load_at) > SILENT_S:
+            return f"silent for {silent_s:.0f} s"
         return "had no room; until its next report" if self._declined else ""
 
     # Its life
@@ -270,7 +236,7 @@ class WorkerLink:
 
     async def _streams(self) -> None:
         """Returns when either stream has broken."""
-        tasks = [asyncio.create_task(self._watch()), asyncio.create_task(self._step())]
+        tasks = [asyncio.create_task(stream.run()) for stream in (self._watch, self.steps)]
         try:
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         finally:
@@ -280,70 +246,12 @@ class WorkerLink:
                 if isinstance(outcome, Exception) and not isinstance(outcome, grpc.aio.AioRpcError):
                     log.error("worker %s: stream failed", self.worker_id, exc_info=outcome)
 
-    async def _watch(self) -> None:
-        """Load and cache events; after a gap, once more from a new snapshot."""
-        while True:
-            call = self._stub.Watch(worker_pb2.WatchRequest(interval_ms=WATCH_MS))
-            try:
-                while (message := await call.read()) is not grpc.aio.EOF:
-                    self._reported(message)
-                    if not self._update_index(message):
-                        break
-                else:
-                    return
-            finally:
-                call.cancel()
-            await asyncio.sleep(RECONNECT_S)
-
-    def _reported(self, message: worker_pb2.WatchResponse) -> None:
-        self.load, self.load_at = message.load, time.monotonic()
+    def _reported(self, load: worker_pb2.Load) -> None:
+        self.load, self.load_at = load, time.monotonic()
         self.dispatched.reported()
-        self.reason = "draining" if message.load.draining else ""
+        self.reason = "draining" if load.draining else ""
         self._declined = False
         self._on_report()
-
-    def _update_index(self, message: worker_pb2.WatchResponse) -> bool:
-        if message.HasField("snapshot"):
-            snapshot = message.snapshot
-            self._index.apply_snapshot(
-                self.incarnation, snapshot.device_hashes, snapshot.host_hashes, message.event_seq
-            )
-            return True
-        events = [
-            KvEvent(KV_CHANGES[event.WhichOneof("event")], event.stored or event.removed) for event in message.events
-        ]
-        return self._index.apply(self.incarnation, events, message.event_seq, message.digest) is Applied.OK
-
-    async def _step(self) -> None:
-        call = self._stub.Step()
-        await call.write(worker_pb2.StepRequest(open=worker_pb2.Open(router_id=self._router_id)))
-        await call.write(worker_pb2.StepRequest(grant=worker_pb2.Grant(steps=0)))
-        self._commands = asyncio.Queue()  # what was said to an older stream is void
-        writer = asyncio.create_task(self._write_commands(call))
-        writer.add_done_callback(lambda _: call.cancel())
-        try:
-            self.connected = True
-            self._hub.check_owned(self.incarnation)  # each session says where it is
-            while (result := await call.read()) is not grpc.aio.EOF:
-                self._hand_on(result)
-        finally:
-            self.connected = False
-            call.cancel()
-            writer.cancel()
-            await asyncio.gather(writer, return_exceptions=True)
-
-    def _hand_on(self, result: worker_pb2.StepResult) -> None:
-        deliver = self._hub.deliver
-        for item in result.items:
-            if not deliver(SequenceId(item.seq_id), item):
-                self.unfollow(SequenceId(item.seq_id))
-        for seq_id in result.unknown_seq_ids:
-            self._hub.unknown(SequenceId(seq_id), self.incarnation)
-
-    async def _write_commands(self, call: Any) -> None:
-        commands = self._commands
-        while True:
-            await call.write(await commands.get())
 
 
 def facts_of(hello: worker_pb2.HelloResponse) -> WorkerHello:
@@ -362,19 +270,4 @@ def facts_of(hello: worker_pb2.HelloResponse) -> WorkerHello:
         max_batch_tokens=hello.max_batch_tokens,
         max_batch_sequences=hello.max_batch_sequences,
         device=hello.device,
-    )
-
-
-def admission_to_wire(admission: Admission) -> worker_pb2.Admission:
-    return worker_pb2.Admission(
-        seq_id=admission.seq_id,
-        epoch=admission.epoch,
-        prompt=types_pb2.TokenIds(ids=admission.prompt),
-        outputs=[types_pb2.TokenIds(ids=output) for output in admission.outputs],
-        finished_branches=admission.finished_branches,
-        sampling=wire.sampling_to_wire(admission.sampling),
-        salt=admission.salt,
-        priority=admission.priority,
-        deadline_in_ms=admission.deadline_in_ms,
-        alone=admission.alone,
     )

@@ -13,13 +13,16 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = ("octavo", "router", "gpu_worker")
-PROGRAM_WIRE_FILES = ("server", "session", "workers", "migration", "transfer", "admin")
+PROGRAM_WIRE_FILES = {
+    "router": ("server", "intake", "session", "events", "workers", "admission", "streams", "admin"),
+    "gpu_worker": ("server", "messages"),
+}
 WIRE_FILES = (
     "octavo/wire.py",
     "octavo/rpc.py",
     "octavo/client/*",
     "octavo/cli/*",
-    *(f"{package}/{stem}.py" for package in ("router", "gpu_worker") for stem in PROGRAM_WIRE_FILES),
+    *(f"{package}/{stem}.py" for package, stems in PROGRAM_WIRE_FILES.items() for stem in stems),
 )
 UNSAFE_MODULES = {"pickle", "cPickle", "_pickle", "cloudpickle", "dill", "marshal", "shelve"}
 UNSAFE_CALLS = {"eval", "exec", "torch.load", "yaml.load", "yaml.unsafe_load", "numpy.load", "np.load"}

@@ -1,5 +1,7 @@
 #include "octavo/llama.h"
 
+#include <pybind11/stl.h>
+
 #include <utility>
 
 #include "bind.h"
@@ -72,6 +74,9 @@ LlamaLayer layer_of(py::handle dict) {
     values.take("q_norm", layer.q_norm);
     values.take("k_norm", layer.k_norm);
     values.take("window", layer.window);
+    std::vector<std::int64_t> sparse;
+    values.take("sparse", sparse);
+    layer.sparse = block_sparse(sparse);
     values.take("rotated", layer.rotated);
     values.end();
     return layer;

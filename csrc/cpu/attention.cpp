@@ -118,8 +118,6 @@ AttentionJob attention_job(const KvPages& pages, std::int64_t num_heads) {
     return job;
 }
 
-namespace {
-
 void check_sparse(const BlockSparse& sparse, std::int64_t num_heads) {
     for (const std::int64_t number :
          {sparse.local_blocks, sparse.vert_stride, sparse.block_size, sparse.head_sliding_step, sparse.tp_rank}) {
@@ -142,8 +140,6 @@ void put_sparse(AttentionJob& job, const BlockSparse& sparse, std::int64_t num_h
     job.sparse_kv_head = step >= 0 ? 0 : -step;
     job.sparse_offset = sparse.tp_rank * (step >= 0 ? num_heads * step : -step * job.kv.num_heads) + 1;
 }
-
-}  // namespace
 
 void check::paged_attention(const TensorRef& out, const TensorRef& queries, const KvCache& kv, const BatchRef& batch,
                             const AttentionOptions& options) {

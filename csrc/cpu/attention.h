@@ -40,4 +40,8 @@ void check_batch(const BatchRef& batch, std::int64_t num_tokens, std::int64_t nu
 // The parts of a job that the pages decide, checked.
 AttentionJob attention_job(const KvPages& pages, std::int64_t num_heads);
 
+// Throws unless its numbers are possible; makes them part of a job.
+void check_sparse(const BlockSparse& sparse, std::int64_t num_heads);
+void put_sparse(AttentionJob& job, const BlockSparse& sparse, std::int64_t num_heads);
+
 }  // namespace octavo

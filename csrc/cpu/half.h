@@ -33,6 +33,8 @@ static inline float half_to_float(std::uint16_t half) {
     return float_of(sign | (exponent + 112U) << 23 | mantissa << 13);
 }
 
+constexpr float kLargestHalf = 65504.0F;
+
 static inline std::uint16_t float_to_half(float value) {
     const std::uint32_t bits = bits_of(value), sign = bits >> 16 & 0x8000U, magnitude = bits & 0x7fffffffU;
     std::uint32_t half;

@@ -35,16 +35,17 @@ void read_slot(const KvPages& pages, const KvSide& side, std::int64_t block, std
     }
 }
 
-// The scale with which the largest of a row becomes 127; NaN where there is one.
+// The scale with which the largest of a row becomes 127, as far as float16 goes; NaN where a number is not finite.
 inline std::uint16_t scale_of_row(const float* row, std::int64_t count) {
     float top = 0;
     bool broken = false;
     for (std::int64_t i = 0; i < count; ++i) {
         const float size = std::fabs(row[i]);
-        broken = broken || size != size;
+        broken = broken || !(size <= std::numeric_limits<float>::max());
         top = size > top ? size : top;
     }
-    return broken ? std::uint16_t{0x7e00} : float_to_half(top / 127.0F);
+    const float scale = top / 127.0F;
+    return broken ? std::uint16_t{0x7e00} : float_to_half(scale < kLargestHalf ? scale : kLargestHalf);
 }
 
 void write_slot(const KvPages& pages, const KvSide& side, std::int64_t block, std::int64_t head, std::int64_t slot,

@@ -9,13 +9,17 @@ inline F8 load_weight(const void* p, std::int64_t i) {
     return kFormat == Format::kF16 ? load8_f16(half) : load8_bf16(half);
 }
 
+// Fewer than eight, the rest zero.
 template <Format kFormat>
-inline float one_weight(const void* p, std::int64_t i) {
+inline F8 load_weights(const void* p, std::int64_t i, std::int64_t count) {
     if (kFormat == Format::kF32) {
-        return static_cast<const float*>(p)[i];
+        return load8_some(static_cast<const float*>(p) + i, count);
     }
-    const std::uint16_t half = static_cast<const std::uint16_t*>(p)[i];
-    return kFormat == Format::kF16 ? half_to_float(half) : bf16_to_float(half);
+    std::uint16_t some[8] = {};
+    for (std::int64_t j = 0; j < count; ++j) {
+        some[j] = static_cast<const std::uint16_t*>(p)[i + j];
+    }
+    return load_weight<kFormat>(some, 0);
 }
 
 template <Format kFormat, int kRows, int kColumns>
@@ -31,25 +35,29 @@ inline void dense_tile(const LinearJob& job, const void* rows, std::int64_t stri
         }
     }
     const float* x = job.x + column * job.x_stride;
-    const std::int64_t whole = job.weight.cols / 8 * 8;
-    for (std::int64_t k = 0; k < whole; k += 8) {
+    const std::int64_t whole = job.weight.cols / 8 * 8, rest = job.weight.cols - whole;
+    const auto add = [&](auto input, auto weight) {
         F8 inputs[kColumns];
         for (int c = 0; c < kColumns; ++c) {
-            inputs[c] = load8(x + c * job.x_stride + k);
+            inputs[c] = input(x + c * job.x_stride);
         }
         for (int r = 0; r < kRows; ++r) {
-            const F8 weight = load_weight<kFormat>(w[r], k);
+            const F8 weights = weight(w[r]);
             for (int c = 0; c < kColumns; ++c) {
-                sums[r][c] = fma8(weight, inputs[c], sums[r][c]);
+                sums[r][c] = fma8(weights, inputs[c], sums[r][c]);
             }
         }
+    };
+    for (std::int64_t k = 0; k < whole; k += 8) {
+        add([k](const float* p) { return load8(p + k); }, [k](const void* p) { return load_weight<kFormat>(p, k); });
+    }
+    if (rest > 0) {  // in the same registers: added one by one, compilers may sum them in another order in each tile
+        add([=](const float* p) { return load8_some(p + whole, rest); },
+            [=](const void* p) { return load_weights<kFormat>(p, whole, rest); });
     }
     for (int r = 0; r < kRows; ++r) {
         for (int c = 0; c < kColumns; ++c) {
             float sum = sum8(sums[r][c]);
-            for (std::int64_t k = whole; k < job.weight.cols; ++k) {
-                sum += one_weight<kFormat>(w[r], k) * x[c * job.x_stride + k];
-            }
             float& y = job.y[(column + c) * job.y_stride + row + r];
             sum = job.bias ? sum + job.bias[row + r] : sum;
             y = job.accumulate ? y + sum : sum;
@@ -105,12 +113,8 @@ void dense_rows(const LinearJob& job, std::int64_t row, std::int64_t end, float*
             continue;
         }
         for (int r = 0; r < 4; ++r) {  // widened once for all columns
-            for (std::int64_t k = 0; k < cols / 8 * 8; k += 8) {
-                store8(scratch + r * cols + k, load_weight<kFormat>(rows + r * stride * kSize, k));
-            }
-            for (std::int64_t k = cols / 8 * 8; k < cols; ++k) {
-                scratch[r * cols + k] = one_weight<kFormat>(rows + r * stride * kSize, k);
-            }
+            constexpr DType kType = kFormat == Format::kF16 ? DType::kF16 : DType::kBF16;
+            to_float(kType, rows + r * stride * kSize, cols, scratch + r * cols);
         }
         dense_columns<Format::kF32, 4>(job, scratch, cols, row);
     }

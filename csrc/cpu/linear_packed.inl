@@ -273,6 +273,9 @@ void packed_row(const Weight& weight, std::int64_t row, float* out) {
     }
 }
 
+// What 127 steps come to at least: smaller ones would have no inverse.
+constexpr float kLeastTop = 127.0F * std::numeric_limits<float>::min();
+
 void quantize(const float* x, std::int64_t count, InputBlock* to) {
     for (std::int64_t block = 0; block < count / kBlock; ++block, x += kBlock, to += kInputColumns) {
         F8 values[4], top = zero8(), odd = zero8();
@@ -292,8 +295,8 @@ void quantize(const float* x, std::int64_t count, InputBlock* to) {
             values[i] = without8(values[i], static_cast<int>(at) - 8 * i);
             top = max8(top, abs8(values[i]));
         }
-        const float next = top8(top), scale = next / 127.0F;
-        const F8 by = set8(next > 0 ? 127.0F / next : 0.0F);
+        const float next = top8(top), steps = next < kLeastTop ? kLeastTop : next, scale = steps / 127.0F;
+        const F8 by = set8(127.0F / steps);
         for (F8& value : values) {
             value = mul8(value, by);
         }

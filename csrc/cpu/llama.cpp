@@ -172,6 +172,7 @@ class Llama::Run {
         job.out_head = s_.head_dim;
         job.scale = s_.scale;
         job.window = layer.window;
+        put_sparse(job, layer.sparse, s_.heads);
         m_.space_->plans.at(layer.window).run(lane_, job);
     }
 
@@ -236,6 +237,7 @@ Llama::Llama(const LlamaSizes& sizes, const Weight& embedding, const Weight& hea
         expect_vector(layer.q_norm, "q_norm", s.head_dim, true);
         expect_vector(layer.k_norm, "k_norm", s.head_dim, true);
         require(layer.window >= 0, "window", "is negative");
+        check_sparse(layer.sparse, s.heads);
         space_->plans[layer.window];
     }
 }

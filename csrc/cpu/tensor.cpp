@@ -51,32 +51,75 @@ std::string list(const std::int64_t* values, std::size_t count) {
 
 constexpr std::int64_t kDims[kMaxDims] = {0, 1, 2, 3, 4, 5};
 
-// Elements from the first to behind the last of those in dimensions from `dim` on.
-std::int64_t reach(const TensorRef& tensor, int dim) {
-    std::int64_t last = 0;
-    for (int i = dim; i < tensor.ndim; ++i) {
-        last += (tensor.shape[i] - 1) * tensor.stride[i];
-    }
-    return last + 1;
-}
+// Two tensors, dimension by dimension: those with longer strides first, without those of one element in both.
+struct Dims {
+    struct Dim {
+        std::int64_t count_a, count_b;    // elements
+        std::int64_t stride_a, stride_b;  // bytes
+        bool alike() const { return count_a == 1 || count_b == 1 || stride_a == stride_b; }
+        std::int64_t step() const { return count_a > 1 ? stride_a : stride_b; }
+    };
 
-// Whether no element of one lies where one of the other does, as far as memory ranges tell: those of the whole tensors,
-// or those of rows that follow each other at the same distance.
-bool apart(const TensorRef& a, const TensorRef& b) {
-    if (a.size() == 0 || b.size() == 0) {
+    Dims(const TensorRef& a, const TensorRef& b) : a_size(size_of(a.dtype)), b_size(size_of(b.dtype)) {
+        for (int i = 0; i < std::max(a.ndim, b.ndim); ++i) {
+            Dim dim{1, 1, 0, 0};
+            if (i < a.ndim) {
+                dim.count_a = a.shape[i];
+                dim.stride_a = a.stride[i] * a_size;
+            }
+            if (i < b.ndim) {
+                dim.count_b = b.shape[i];
+                dim.stride_b = b.stride[i] * b_size;
+            }
+            if (dim.count_a > 1 || dim.count_b > 1) {
+                dims[count++] = dim;
+            }
+        }
+        std::stable_sort(dims, dims + count, [](const Dim& x, const Dim& y) { return x.step() > y.step(); });
+    }
+
+    // Bytes from the first to behind the last of what dimensions from `first` on reach.
+    std::int64_t reach_a(int first) const {
+        return std::accumulate(dims + first, dims + count, a_size,
+                               [](std::int64_t sum, const Dim& dim) { return sum + (dim.count_a - 1) * dim.stride_a; });
+    }
+    std::int64_t reach_b(int first) const {
+        return std::accumulate(dims + first, dims + count, b_size,
+                               [](std::int64_t sum, const Dim& dim) { return sum + (dim.count_b - 1) * dim.stride_b; });
+    }
+
+    Dim dims[kMaxDims];
+    int count = 0;
+    std::int64_t a_size, b_size;
+};
+
+constexpr std::int64_t kMostNear = 4;  // rows of one that come near a row of the other: more are tangled
+
+// Whether no element of one lies where one of the other does, as far as ranges of memory tell: where both have rows at
+// the same distance, those of each pair of rows that come near each other. b begins `shift` bytes behind a.
+bool apart(const Dims& both, int first, std::int64_t shift) {
+    if (shift >= both.reach_a(first) || -shift >= both.reach_b(first)) {
         return true;
     }
-    const std::int64_t a_size = size_of(a.dtype), b_size = size_of(b.dtype);
-    const auto a_begin = reinterpret_cast<std::intptr_t>(a.data), b_begin = reinterpret_cast<std::intptr_t>(b.data);
-    if (a_begin + reach(a, 0) * a_size <= b_begin || b_begin + reach(b, 0) * b_size <= a_begin) {
-        return true;
-    }
-    const std::int64_t row = a.ndim > 1 ? a.stride[0] * a_size : 0;
-    if (row <= 0 || b.ndim <= 1 || b.stride[0] * b_size != row) {
+    if (first == both.count || !both.dims[first].alike() || both.dims[first].step() <= 0) {
         return false;
     }
-    const std::int64_t shift = ((b_begin - a_begin) % row + row) % row;
-    return shift >= reach(a, 1) * a_size && shift + reach(b, 1) * b_size <= row;
+    const Dims::Dim& dim = both.dims[first];
+    const std::int64_t step = dim.step(), behind = both.reach_b(first + 1), ahead = both.reach_a(first + 1);
+    const auto below = [step](std::int64_t x) { return x / step - (x % step < 0 ? 1 : 0); };
+    // Row i of a and row i + k of b are shift + k * step apart, which is near if between -behind and ahead.
+    const std::int64_t least = std::max(1 - dim.count_a, below(-behind - shift) + 1);
+    const std::int64_t most = std::min(dim.count_b - 1, below(ahead - shift - 1));
+    bool found = most - least < kMostNear;
+    for (std::int64_t k = least; found && k <= most; ++k) {
+        found = apart(both, first + 1, shift + k * step);
+    }
+    return found;
+}
+
+bool apart(const TensorRef& a, const TensorRef& b) {
+    const auto a_begin = reinterpret_cast<std::intptr_t>(a.data), b_begin = reinterpret_cast<std::intptr_t>(b.data);
+    return a.size() == 0 || b.size() == 0 || apart(Dims(a, b), 0, b_begin - a_begin);
 }
 
 bool same_places(const TensorRef& a, const TensorRef& b) {

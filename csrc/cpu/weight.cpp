@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <limits>
 
 #include "half.h"
 #include "octavo/pool.h"
@@ -61,7 +62,7 @@ void round_block(const float* values, Format format, std::uint8_t* gguf) {
         largest = std::fabs(values[i]) > std::fabs(largest) ? values[i] : largest;
     }
     const float scale = format == Format::kQ8 ? std::fabs(largest) / 127.0F : largest / -8.0F;
-    const float inverse = scale != 0 ? 1.0F / scale : 0.0F;
+    const float inverse = std::fabs(scale) < std::numeric_limits<float>::min() ? 0.0F : 1.0F / scale;
     const std::uint16_t half = float_to_half(scale);
     std::memcpy(gguf, &half, 2);
     for (std::int64_t i = 0; i < kBlock; ++i) {

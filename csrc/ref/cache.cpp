@@ -1,6 +1,7 @@
 #include "cache.h"
 
 #include <cmath>
+#include <limits>
 #include <utility>
 
 #include "element.h"
@@ -95,12 +96,13 @@ void Cache::put(Kind kind, std::int64_t block, std::int64_t head, std::int64_t s
     if (paged_) {
         double top = 0;
         for (const double x : row) {
-            top = std::fabs(x) <= top ? top : std::fabs(x);  // a NaN stays: nothing is at most it
-            if (std::isnan(x)) {
+            top = std::isfinite(x) ? std::fmax(top, std::fabs(x)) : std::numeric_limits<double>::quiet_NaN();
+            if (std::isnan(top)) {
                 break;
             }
         }
-        write(slot_scale(kind, block, head, slot), DType::kF16, top / 127);
+        const double scale_of_row = top / 127, largest = 65504;
+        write(slot_scale(kind, block, head, slot), DType::kF16, scale_of_row > largest ? largest : scale_of_row);
         scale = read(slot_scale(kind, block, head, slot), DType::kF16);
     }
     for (std::int64_t d = 0; d < head_dim; ++d) {

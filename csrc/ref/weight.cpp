@@ -1,4 +1,5 @@
 #include <cmath>
+#include <limits>
 #include <vector>
 
 #include "element.h"
@@ -41,11 +42,11 @@ void round_inputs(std::vector<double>& x) {
         for (std::size_t i = first; i < first + kBlock; ++i) {
             largest = std::fabs(x[i]) > std::fabs(x[largest]) ? i : largest;
         }
-        float top = 0;
+        float top = 127 * std::numeric_limits<float>::min();  // smaller steps have no inverse
         for (std::size_t i = first; i < first + kBlock; ++i) {
             top = i == largest ? top : std::fmax(top, std::fabs(static_cast<float>(x[i])));
         }
-        const float steps = top > 0 ? 127.0F / top : 0.0F;
+        const float steps = 127.0F / top;
         for (std::size_t i = first; i < first + kBlock; ++i) {
             const float number = std::nearbyint(static_cast<float>(x[i]) * steps);
             x[i] = i == largest ? x[i] : static_cast<double>(number) * static_cast<double>(top / 127.0F);

@@ -6,6 +6,7 @@ from typing import Any
 
 from gpu_worker.models import rope
 from gpu_worker.models.rope import Rope
+from gpu_worker.ops import BlockSparse
 from octavo.errors import BadModel
 
 LLAMA_LIKE = ("llama", "mistral", "qwen2", "qwen3", "smollm3")
@@ -26,6 +27,7 @@ class LlamaConfig:
     norm_eps: float
     rope: Rope
     windows: tuple[int, ...]  # per layer; 0: sees everything
+    sparse: tuple[BlockSparse | None, ...]  # per layer
     rotated: tuple[bool, ...]  # per layer: whether positions are encoded at all
     tied: bool  # the output projection is the embedding
 
@@ -58,6 +60,7 @@ class LlamaConfig:
             norm_eps=float(config["rms_norm_eps"]),
             rope=Rope.from_config(config, head_dim),
             windows=windows,
+            sparse=tuple(_sparse(config, layer, num_heads) for layer in range(num_layers)),
             rotated=tuple(bool(no_rope[layer]) for layer in range(num_layers)),
             tied=bool(config.get("tie_word_embeddings", False)),
         )
@@ -72,6 +75,20 @@ def is_llama_like(config: Mapping[str, Any]) -> bool:
         and (scaling.get("rope_type") or scaling.get("type") or "default") in rope.KINDS
         and "quantization_config" not in config
     )
+
+
+def _sparse(config: Mapping[str, Any], layer: int, num_heads: int) -> BlockSparse | None:
+    """Which keys `layer` leaves out, by the names of Phi-3-small's configuration; None: none."""
+    stride, dense_every = (
+        int(config.get(name) or 0) for name in ("blocksparse_vert_stride", "dense_attention_every_n_layers")
+    )
+    if stride <= 1 or (dense_every and (layer + 1) % dense_every == 0):
+        return None
+    local, size = int(config["blocksparse_num_local_blocks"]), int(config["blocksparse_block_size"])
+    if local < 1 or size < 1:
+        raise BadModel(f"config.json: block-sparse attention to {local} blocks of {size} keys")
+    step = 0 if config.get("blocksparse_homo_head_pattern") else max(1, stride // num_heads)
+    return BlockSparse(local_blocks=local, vert_stride=stride, block_size=size, head_step=step)
 
 
 def _window(config: Mapping[str, Any], layer: int) -> int:

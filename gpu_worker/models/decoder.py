@@ -20,6 +20,7 @@ class Decoder(Protocol):
     # Whether forward and logits do the same operations for all batches of the same sizes, without looking at numbers on
     # the device, so that a step can be captured as a CUDA graph.
     capturable: bool
+    batch_invariant: bool  # whether it computes a sequence's rows without the others', if its ops do
 
     def forward(self, batch: Batch, kv: Sequence[Tensor], rows: Tensor) -> Tensor:
         """Runs all tokens of the batch, writing keys and values into `kv` (one tensor per layer).

@@ -98,6 +98,7 @@ class Gpt2Decoder:
 
     name = "gpt2"
     capturable = True
+    batch_invariant = True
 
     def __init__(self, config: Gpt2Config, tensors: Mapping[str, Tensor], ops: Ops, device: torch.device) -> None:
         self.config = config

@@ -90,6 +90,7 @@ class LlamaDecoder:
 
     name = "llama"
     capturable = True
+    batch_invariant = True
 
     def __init__(self, config: LlamaConfig, tensors: Mapping[str, Tensor], ops: Ops, device: torch.device) -> None:
         on_device = {name: tensor.to(device) for name, tensor in tensors.items()}
@@ -107,8 +108,9 @@ class LlamaDecoder:
         cos, sin = config.rope.table(config.context_tokens)
         self._cos, self._sin = cos.to(device, self._norm.dtype), sin.to(device, self._norm.dtype)
         scale = config.head_dim**-0.5
-        kinds = {window: AttentionOptions(scale=scale, window=window) for window in set(config.windows)}
-        self._options = [kinds[window] for window in config.windows]
+        layers = list(zip(config.windows, config.sparse, strict=True))
+        kinds = {kind: AttentionOptions(scale=scale, window=kind[0], sparse=kind[1]) for kind in set(layers)}
+        self._options = [kinds[kind] for kind in layers]
 
     def forward(self, batch: Batch, kv: Sequence[Tensor], rows: Tensor) -> Tensor:
         ops, eps = self._ops, self.config.norm_eps

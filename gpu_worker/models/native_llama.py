@@ -28,6 +28,7 @@ class NativeLlamaDecoder:
     """A Decoder. Sums, norms and what lies between layers are float32, whatever weights and cache are."""
 
     capturable = False
+    batch_invariant = True
 
     def __init__(self, config: LlamaConfig, tensors: Mapping[str, Tensor | Matrix], extension: ModuleType) -> None:
         self.name = "llama in one call"
@@ -95,7 +96,12 @@ class NativeLlamaDecoder:
     def _layer(self, arguments: Mapping[str, Any], layer: int) -> dict[str, Any]:
         prefix = f"{layer}."
         found = {name.removeprefix(prefix): x for name, x in arguments.items() if name.startswith(prefix)}
-        return found | {"window": self.config.windows[layer], "rotated": self.config.rotated[layer]}
+        sparse = self.config.sparse[layer]
+        return found | {
+            "window": self.config.windows[layer],
+            "sparse": () if sparse is None else sparse.numbers,
+            "rotated": self.config.rotated[layer],
+        }
 
     def _layers(self, kv: Sequence[Tensor]) -> Any:
         """The arena as the extension sees it; the same list of tensors comes with every step."""

@@ -86,6 +86,7 @@ class TransformersDecoder:
     """A Decoder around a Transformers model whose attention goes through its attention interface."""
 
     capturable = False  # its code is not ours: it may look at numbers, or remember them, where a graph would not
+    batch_invariant = False  # nor does it round without looking at shapes
 
     def __init__(self, model: nn.Module, ops: Ops, device: torch.device) -> None:
         self._model = model

@@ -12,7 +12,23 @@ from gpu_worker.ops.batch import Batch, make_batch
 
 log = logging.getLogger(__name__)
 
-__all__ = ["AttentionOptions", "Batch", "Ops", "choose_ops", "make_batch"]
+__all__ = ["AttentionOptions", "Batch", "BlockSparse", "Ops", "Swap", "choose_ops", "make_batch"]
+
+
+@dataclass(frozen=True, slots=True)
+class BlockSparse:
+    """Which keys a query sees, as vLLM defines it: those of the last blocks, its own included, and those of each
+    `vert_stride`-th block, the first of which depends on the head."""
+
+    local_blocks: int
+    vert_stride: int  # more than 1
+    block_size: int = 64  # keys
+    head_step: int = 0  # blocks from head to head; negative: from key-value head to key-value head
+
+    @property
+    def numbers(self) -> tuple[int, int, int, int, int]:
+        """As the extension takes them: the last is the rank among workers that share the heads."""
+        return self.local_blocks, self.vert_stride, self.block_size, self.head_step, 0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -24,6 +40,19 @@ class AttentionOptions:
     soft_cap: float = 0.0  # scores become cap * tanh(score / cap); 0: they stay
     alibi: Tensor | None = None  # float32 [num_heads]: slope * (key position - query position) is added
     sinks: Tensor | None = None  # float32 [num_heads]: a score without a value, that takes part in the softmax
+    sparse: BlockSparse | None = None  # None: a query sees all keys that the window lets it see
+
+
+class Swap(Protocol):
+    """Copies under way between two arenas, in the order they were asked for. Neither arena goes before them."""
+
+    def wait(self) -> None:
+        """Until they are done."""
+        ...
+
+    def let_wait(self) -> None:
+        """The same for what is queued on the device from now on, not for who calls."""
+        ...
 
 
 class Ops(Protocol):
@@ -35,6 +64,10 @@ class Ops(Protocol):
     """
 
     name: str
+
+    def batch_invariant(self, kv: Tensor, head_dim: int) -> bool:
+        """Whether a sequence gets the same bits whoever else is in the batch, with layers like `kv`."""
+        ...
 
     def cache_write(self, kv: Tensor, keys: Tensor, values: Tensor, batch: Batch) -> None:
         """Stores keys and values [num_tokens, num_kv_heads, head_dim] at batch.slots; slot -1 is skipped."""
@@ -49,7 +82,7 @@ class Ops(Protocol):
     def paged_attention(self, queries: Tensor, kv: Tensor, batch: Batch, options: AttentionOptions) -> Tensor:
         """Causal attention of queries [num_tokens, num_heads, head_dim] to the pages; the result has their shape.
 
-        Query head h reads key-value head h // (num_heads / num_kv_heads).
+        Query head h reads key-value head h // (num_heads / num_kv_heads). A query that sees no key gives 0.
         """
         ...
 
@@ -80,13 +113,18 @@ class Ops(Protocol):
         """Copies blocks (from, to) in all layers of `arena` [num_layers, num_blocks, ...]; reads all, then writes."""
         ...
 
-    def swap_blocks(self, source: Tensor, target: Tensor, pairs: Sequence[tuple[int, int]]) -> None:
-        """As copy_blocks, from one arena to another, which may be on another device. Done when it returns."""
+    def swap_blocks(self, source: Tensor, target: Tensor, pairs: Sequence[tuple[int, int]]) -> Swap | None:
+        """As copy_blocks, from one arena to another, which may be on another device. None: done when it returns.
+
+        Else it begins when all is done that was queued before, and no block is written twice, or both read and written
+        if the arenas are one."""
         ...
 
 
-def choose_ops(device: torch.device, threads: int = 0) -> Ops:
+def choose_ops(device: torch.device, threads: int = 0, batch_invariant: bool = False) -> Ops:
     """The fastest ops there are for `device`, on `threads` threads (0: one per core); the runner logs their name.
+
+    `batch_invariant`: that are so, where there are any; see Ops.
 
     With native ops torch itself gets one thread: two teams of threads would fight for the cores.
     """
@@ -102,7 +140,7 @@ def choose_ops(device: torch.device, threads: int = 0) -> Ops:
         return NativeCpuOps(extension)
     cuda = native.load_cuda() if device.type == "cuda" else None
     if cuda is not None and cuda.device_count() > 0:
-        return NativeCudaOps(cuda, device)
+        return NativeCudaOps(cuda, device, batch_invariant)
     log.warning("the extension for %s was not built: running on the reference ops, which are slower", device.type)
     if threads:
         torch.set_num_threads(threads)

@@ -15,6 +15,7 @@ from torch import Tensor
 
 ITEM = 8  # int32 numbers of an item
 FEW_ROWS = 16  # that one tile of decode_mma has at most
+FIXED_PIECE = 1024  # keys, where results may not depend on the batch
 EVEN_ENOUGH = 1.15  # for prompts: cutting a tile of many rows costs more than this much idleness
 
 
@@ -29,6 +30,7 @@ class PlanShape:
     head_dim: int
     window: int
     tensor_cores: bool
+    fixed_piece: int = 0  # keys of each piece, whatever else is in the batch; 0: what makes the load even
 
 
 @cache
@@ -48,15 +50,18 @@ class Launch:
         kernel: str,
         shape: PlanShape,
         sizes: tuple[int, int, int],  # the most sequences, queries, and rows of one sequence
+        most_keys: int,
     ) -> None:
         sequences, queries, rows = sizes
+        if shape.fixed_piece:  # the tile's width, too, is the same for all batches
+            rows = max(FEW_ROWS, shape.group)
         self.kernel = kernel
         self.rows, num_slots = _kernel(extension, device.index or 0, kernel, shape, rows)
         self._plan_attention = extension.plan_attention
         self._form = shape.kv_heads, shape.group, self.rows, num_slots
-        self._window = shape.window
+        self._cut = shape.window, shape.fixed_piece
         self._even_enough = 1.0 if kernel == "decode_mma" else EVEN_ENOUGH
-        items, partials = extension.plan_capacity(sequences, queries, *self._form)
+        items, partials = extension.plan_capacity(sequences, queries, *self._form, shape.fixed_piece, most_keys)
         self._starts = num_slots + 1
         self._numbers = Numbers(self._starts + items * ITEM, device)
         self.memory = (
@@ -67,7 +72,7 @@ class Launch:
         )
 
     def refill(self, q_lens: Sequence[int], kv_lens: Sequence[int]) -> None:
-        starts, items, _ = self._plan_attention(q_lens, kv_lens, *self._form, self._window, 0, self._even_enough)
+        starts, items, _ = self._plan_attention(q_lens, kv_lens, *self._form, *self._cut, self._even_enough)
         if len(items) > self.memory[1].nbytes:
             raise ValueError(f"q_lens: {sum(q_lens)} queries are more than the plan has room for")
         self._numbers.fill(starts + items)
@@ -83,7 +88,9 @@ class AttentionPlan:
         shape: PlanShape,
         q_lens: Sequence[int],
         kv_lens: Sequence[int],
+        most_keys: int,
     ) -> None:
+        """`most_keys`: of the longest sequence there will be."""
         self._group = shape.group
         self._few: Launch | None = None
         self._many: Launch | None = None
@@ -91,10 +98,11 @@ class AttentionPlan:
         many = [n for n in q_lens if not (shape.tensor_cores and self._is_few(n))]
         if few:
             sizes = len(few), sum(few), max(few) * shape.group
-            self._few = Launch(extension, device, "decode_mma", shape, sizes)
+            self._few = Launch(extension, device, "decode_mma", shape, sizes, most_keys)
         if sum(many):
             sizes = len(many), sum(many), max(many) * shape.group
-            self._many = Launch(extension, device, "prefill_mma" if shape.tensor_cores else "simt", shape, sizes)
+            kernel = "prefill_mma" if shape.tensor_cores else "simt"
+            self._many = Launch(extension, device, kernel, shape, sizes, most_keys)
         self.launches = [launch for launch in (self._few, self._many) if launch is not None]
         self.refill(q_lens, kv_lens)
 

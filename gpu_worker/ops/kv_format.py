@@ -21,6 +21,7 @@ NAMES = {dtype: name for name, dtype in DTYPES.items()}
 LARGEST = {torch.float8_e4m3fn: 448.0, torch.float8_e5m2: 57344.0}  # what is larger becomes this
 SCALE_BYTES = 2
 LARGEST_INT = 127
+LARGEST_SCALE = torch.finfo(torch.float16).max
 
 
 def width(dtype: torch.dtype, head_dim: int) -> int:
@@ -47,9 +48,13 @@ def split(kv: Tensor, head_dim: int) -> tuple[Tensor, Tensor]:
 
 
 def quantize(rows: Tensor) -> tuple[Tensor, Tensor]:
-    """Rows [..., head_dim] as int8 and their scales [...], float16: the largest of a row becomes 127."""
+    """Rows [..., head_dim] as int8 and their scales [...], float16: the largest of a row becomes 127.
+
+    As far as float16 goes: what is larger than 127 of its largest becomes that. NaN where a number is not finite.
+    """
     wide = rows.float()
-    scales = (wide.abs().amax(-1) / LARGEST_INT).half()
+    tops = wide.abs().amax(-1)
+    scales = (tops / LARGEST_INT).clamp(max=LARGEST_SCALE).where(tops.isfinite(), torch.nan).half()
     factors = torch.where(scales > 0, 1 / scales.float(), 0)[..., None]
     return (wide * factors).round().clamp(-LARGEST_INT, LARGEST_INT).nan_to_num().to(torch.int8), scales
 

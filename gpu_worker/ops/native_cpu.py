@@ -34,10 +34,7 @@ class NativeCpuOps:
         return self.rotary(queries, cos, sin)
 
     def paged_attention(self, queries: Tensor, kv: Tensor, batch: Batch, options: AttentionOptions) -> Tensor:
-        block_size, head_dim = kv.shape[3], queries.shape[2]
-        if kv.dtype not in kv_format.NAMES or queries.dtype not in FLOATS or block_size % 8 or head_dim % 8:
-            return self._reference.paged_attention(queries, kv, batch, options)
-        if head_dim > MAX_HEAD_DIM or queries.stride(-1) != 1:
+        if not self._takes(kv, queries.shape[2]) or queries.dtype not in FLOATS or queries.stride(-1) != 1:
             return self._reference.paged_attention(queries, kv, batch, options)
         out = torch.empty(queries.shape, dtype=queries.dtype)
         self.extension.paged_attention(
@@ -45,8 +42,15 @@ class NativeCpuOps:
             *(options.scale, options.window, options.soft_cap),
             None if options.alibi is None else options.alibi.float(),
             None if options.sinks is None else options.sinks.detach().float(),
+            () if options.sparse is None else options.sparse.numbers,
         )
         return out
+
+    def batch_invariant(self, kv: Tensor, head_dim: int) -> bool:
+        return self._takes(kv, head_dim)
+
+    def _takes(self, kv: Tensor, head_dim: int) -> bool:
+        return kv.dtype in kv_format.NAMES and not kv.shape[3] % 8 and not head_dim % 8 and head_dim <= MAX_HEAD_DIM
 
     def rotary(self, heads: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         if heads.dtype not in FLOATS or heads.stride(-1) != 1:

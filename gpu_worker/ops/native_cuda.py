@@ -1,6 +1,6 @@
 """The ops in CUDA (csrc/cuda). What they do not support goes to the reference ops, op by op.
 
-No op waits for the device, except swap_blocks, which says so. What lies on the device cannot be checked before a
+No op waits for the device. What lies on the device cannot be checked before a
 launch: slots are checked by the kernel, tables and lengths by whoever made the batch.
 """
 
@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from gpu_worker.ops import AttentionOptions, Batch
-from gpu_worker.ops.cuda_plan import AttentionPlan, PlanShape
+from gpu_worker.ops import AttentionOptions, Batch, Swap
+from gpu_worker.ops.cuda_plan import FIXED_PIECE, AttentionPlan, PlanShape
 from gpu_worker.ops.kv_layer import KvLayer
 from gpu_worker.ops.reference import ReferenceOps
 
@@ -33,6 +33,7 @@ DTYPES = {  # as octavo::DType counts them
 FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 FP8 = (torch.float8_e4m3fn, torch.float8_e5m2)
 MAX_MMA_DIM, MAX_SIMT_DIM = 256, 1024
+TILE_ROWS = 64  # of matrix products that may not depend on the batch
 SMALL_RUN = 28 * 1024  # bytes; below, copy engines are slower than a kernel that reads pinned memory
 
 
@@ -45,12 +46,16 @@ def ref(tensor: Tensor) -> Ref:
 
 
 class NativeCudaOps:
-    """Ops over the extension, on one device. `extension` may be the shim that tests run on a CPU."""
+    """Ops over the extension, on one device. `extension` may be the shim that tests run on a CPU.
 
-    def __init__(self, extension: ModuleType, device: torch.device) -> None:
+    `batch_invariant`: what a sequence gets does not depend on who else is in the batch, where the kernels compute it.
+    """
+
+    def __init__(self, extension: ModuleType, device: torch.device, batch_invariant: bool = False) -> None:
         self.extension = extension
         self.name = f"native ({device.type})"
         self._device = device
+        self._fixed_piece = FIXED_PIECE if batch_invariant else 0
         self._reference = ReferenceOps()
         self._swapper: Any = None
 
@@ -89,6 +94,7 @@ class NativeCudaOps:
         attention = self.extension.Attention(
             *(options.scale, options.soft_cap, options.window),
             *(None if x is None else ref(x) for x in (alibi, sinks)),
+            () if options.sparse is None else options.sparse.numbers,
         )
         where = ref(batch.block_tables), ref(batch.cu_q), ref(batch.seq_lens)
         cache, stream = self._cache(layer), self._stream()
@@ -101,6 +107,9 @@ class NativeCudaOps:
     def captures(self, kv: Tensor) -> bool:
         """Whether layers like this one are the kernels': the reference ops look at numbers on the device."""
         return kv.dtype in (*FLOATS, *FP8) and kv.shape[4] <= MAX_SIMT_DIM
+
+    def batch_invariant(self, kv: Tensor, head_dim: int) -> bool:
+        return bool(self._fixed_piece) and self.captures(kv)
 
     def refill(self, batch: Batch) -> None:
         """Plans the attention of `batch` again, for what its q_lens and kv_lens are now, into the same memory.
@@ -145,7 +154,7 @@ class NativeCudaOps:
         return out.view(*x.shape[:-1], -1)
 
     def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-        return functional.linear(x, weight, bias)  # cuBLAS
+        return _linear_by_tiles(x, weight, bias) if self._fixed_piece else functional.linear(x, weight, bias)  # cuBLAS
 
     def copy_blocks(self, arena: Tensor, pairs: Sequence[tuple[int, int]]) -> None:
         if not pairs:
@@ -157,17 +166,18 @@ class NativeCudaOps:
             return
         self.extension.copy_blocks(ref(arena), ref(index.to(arena.device)), self._stream())
 
-    def swap_blocks(self, source: Tensor, target: Tensor, pairs: Sequence[tuple[int, int]]) -> None:
+    def swap_blocks(self, source: Tensor, target: Tensor, pairs: Sequence[tuple[int, int]]) -> Swap | None:
         if not pairs:
-            return
+            return None
         _check_pairs(pairs, source.shape[1], target.shape[1])
         if not all(self._reachable(arena) for arena in (source, target)):
             self._reference.swap_blocks(source, target, pairs)
-            return
+            if self._device.type == "cuda":
+                torch.cuda.synchronize(self._device)
+            return None
         if self._swapper is None:
             self._swapper = self.extension.Swapper()
-        ticket = self._swapper.start(ref(source), ref(target), list(pairs), self._stream(), SMALL_RUN)
-        self._swapper.wait(ticket)
+        return _Swap(self, self._swapper.start(ref(source), ref(target), list(pairs), self._stream(), SMALL_RUN))
 
     def _copy_through_staging(self, arena: Tensor, pairs: Tensor) -> None:
         size = arena[0, 0].numel() * arena.element_size()
@@ -212,17 +222,41 @@ class NativeCudaOps:
             shape = PlanShape(
                 *(DTYPES[queries.dtype], kv.kind, kv.num_heads, queries.shape[1] // kv.num_heads, kv.head_dim, window),
                 tensor_cores=_for_tensor_cores(queries.dtype, kv),
+                fixed_piece=self._fixed_piece,
             )
-            plan = AttentionPlan(self.extension, self._device, shape, batch.q_lens, batch.kv_lens)
+            most_keys = batch.block_tables.shape[1] * kv.block_size
+            plan = AttentionPlan(self.extension, self._device, shape, batch.q_lens, batch.kv_lens, most_keys)
             handles = [(launch, self.extension.Plan(*map(ref, launch.memory))) for launch in plan.launches]
             found = batch.scratch[key] = plan, handles
         return found
+
+
+class _Swap:
+    """A Swap: a ticket of the extension's."""
+
+    def __init__(self, ops: NativeCudaOps, ticket: int) -> None:
+        self._ops = ops
+        self._ticket = ticket
+
+    def wait(self) -> None:
+        self._ops._swapper.wait(self._ticket)
+
+    def let_wait(self) -> None:
+        self._ops._swapper.let_wait(self._ticket, self._ops._stream())
 
 
 def _for_tensor_cores(dtype: torch.dtype, kv: KvLayer) -> bool:
     step = 8 if kv.kind == "auto" else 16  # dimensions that one copy of 16 bytes brings
     fits = kv.head_dim <= MAX_MMA_DIM and not kv.head_dim % step and not kv.block_size % 8
     return dtype != torch.float32 and fits and not kv.packed
+
+
+def _linear_by_tiles(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """A matrix product is rounded as its shape has it: so every one here has the same."""
+    rows = x.reshape(-1, x.shape[-1])
+    padded = functional.pad(rows, (0, 0, 0, -rows.shape[0] % TILE_ROWS))
+    tiles = [functional.linear(tile, weight, bias) for tile in padded.split(TILE_ROWS)]
+    return torch.cat(tiles)[: rows.shape[0]].view(*x.shape[:-1], weight.shape[0])
 
 
 def _check_pairs(pairs: Sequence[tuple[int, int]], num_sources: int, num_targets: int) -> None:

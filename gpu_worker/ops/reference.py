@@ -30,6 +30,9 @@ class ReferenceOps:
     def paged_attention(self, queries: Tensor, kv: Tensor, batch: Batch, options: AttentionOptions) -> Tensor:
         return paged_attention(queries, kv, batch, options)
 
+    def batch_invariant(self, kv: Tensor, head_dim: int) -> bool:
+        return False  # torch rounds by shape
+
     def rotary(self, heads: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         size = cos.shape[-1]
         turned = heads if size == heads.shape[-1] else heads[..., :size]

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from gpu_worker.ops import AttentionOptions, Batch, kv_format
+from gpu_worker.ops import AttentionOptions, Batch, BlockSparse, kv_format
 
 QUERY_TILE = 512
 
@@ -27,6 +27,7 @@ class _Group:
     pages: (
         Tensor  # int64 [num_sequences * num_kv_heads * num_blocks]: rows of keys when kv is seen as pages of one head
     )
+    positions: Tensor  # int64 [num_sequences, num_queries]: of queries
     distance: Tensor  # int64 [num_sequences, num_queries, num_keys]: query position - key position
     stale: tuple[Tensor, Tensor] | None  # (sequence, key) that were gathered and belong to nobody
     causal: bool  # query i sees exactly the keys 0 … i
@@ -91,6 +92,7 @@ def _make_group(batch: Batch, kv: Tensor, window: int, indices: list[int]) -> _G
         num_queries=num_queries,
         num_keys=width,
         pages=_pages(blocks, kv.shape[1]),
+        positions=query_positions,
         distance=distance,
         stale=(stale[:, 0], stale[:, 1]) if len(indices) > 1 and stale.shape[0] else None,
         causal=not window and len(indices) == 1 and num_queries == width,
@@ -118,7 +120,7 @@ def _attend_group(queries: Tensor, kv: Tensor, group: _Group, options: Attention
     keys = _gather(kv, group.pages, group, queries)
     values = _gather(kv, group.pages + 1, group, queries)
     heads = queries.view(group.num_sequences, group.num_queries, num_heads, head_dim).transpose(1, 2)
-    plain = not options.soft_cap and options.sinks is None and options.alibi is None
+    plain = not options.soft_cap and options.sinks is None and options.alibi is None and options.sparse is None
     if group.causal and plain:
         result = functional.scaled_dot_product_attention(
             heads, keys, values, is_causal=True, scale=options.scale, enable_gqa=num_heads != keys.shape[1]
@@ -129,8 +131,8 @@ def _attend_group(queries: Tensor, kv: Tensor, group: _Group, options: Attention
         end = min(start + QUERY_TILE, group.num_queries)
         last = group.num_keys - (group.num_queries - end) if group.num_queries > 1 else group.num_keys
         distance = group.distance[:, start:end, :last]
-        attend = _attend_plain if plain else _attend_scores
-        tiles.append(attend(heads[:, :, start:end], keys[:, :, :last], values[:, :, :last], distance, options))
+        tile = heads[:, :, start:end], keys[:, :, :last], values[:, :, :last], distance, options
+        tiles.append(_attend_plain(*tile) if plain else _attend_scores(*tile, group.positions[:, start:end]))
     result = tiles[0] if len(tiles) == 1 else torch.cat(tiles, dim=2)
     return result.transpose(1, 2).reshape(queries.shape)
 
@@ -139,6 +141,16 @@ def _visible(distance: Tensor, window: int) -> Tensor:
     """Which keys a query sees: bool [num_sequences, num_queries, num_keys]."""
     seen = distance >= 0
     return seen & (distance < window) if window else seen
+
+
+def _sparsely_visible(sparse: BlockSparse, positions: Tensor, distance: Tensor, heads: int, kv_heads: int) -> Tensor:
+    """The same, for each head: bool [num_sequences, heads, num_queries, num_keys]."""
+    head = torch.arange(heads, device=distance.device)
+    offset = head * sparse.head_step if sparse.head_step >= 0 else head // (heads // kv_heads) * -sparse.head_step
+    own = positions[:, :, None] // sparse.block_size
+    block = (positions[:, :, None] - distance) // sparse.block_size
+    strided = (block[:, None] + offset.view(-1, 1, 1) + 1) % sparse.vert_stride == 0
+    return strided | (block > own - sparse.local_blocks)[:, None]
 
 
 def _attend_plain(queries: Tensor, keys: Tensor, values: Tensor, distance: Tensor, options: AttentionOptions) -> Tensor:
@@ -159,9 +171,9 @@ def _attend_plain(queries: Tensor, keys: Tensor, values: Tensor, distance: Tenso
 
 
 def _attend_scores(
-    queries: Tensor, keys: Tensor, values: Tensor, distance: Tensor, options: AttentionOptions
+    queries: Tensor, keys: Tensor, values: Tensor, distance: Tensor, options: AttentionOptions, positions: Tensor
 ) -> Tensor:
-    """The same with everything that changes scores; in float32."""
+    """The same with everything that changes scores; in float32. positions: of queries."""
     num_sequences, num_heads, num_queries, head_dim = queries.shape
     num_kv_heads = keys.shape[1]
     grouped = queries.reshape(num_sequences, num_kv_heads, -1, num_queries, head_dim).float()
@@ -171,12 +183,15 @@ def _attend_scores(
         scores = torch.tanh(scores / options.soft_cap) * options.soft_cap
     if options.alibi is not None:
         scores = scores - options.alibi.view(-1, 1, 1) * distance[:, None]
-    scores = scores.masked_fill(~_visible(distance, options.window)[:, None], float("-inf"))
+    seen = _visible(distance, options.window)[:, None]
+    if options.sparse is not None:
+        seen = seen & _sparsely_visible(options.sparse, positions, distance, num_heads, num_kv_heads)
+    scores = scores.masked_fill(~seen, float("-inf"))
     if options.sinks is not None:
         sinks = options.sinks.float().view(1, -1, 1, 1).expand(num_sequences, -1, num_queries, 1)
         weights = torch.cat((scores, sinks), dim=-1).softmax(-1)[..., :-1]
     else:
-        weights = scores.softmax(-1)
+        weights = scores.softmax(-1).masked_fill(~seen.any(-1, keepdim=True), 0)
     grouped_weights = weights.view(num_sequences, num_kv_heads, -1, num_queries, weights.shape[-1])
     result = grouped_weights @ values[:, :, None].float()
     return result.view(queries.shape).to(queries.dtype)

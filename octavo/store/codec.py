@@ -52,11 +52,6 @@ def fixed_fields(new: NewSequence) -> list[str | bytes | int]:
     return [part for pair in fields.items() for part in pair]
 
 
-def queue_cost(new: NewSequence) -> int:
-    """What a waiting sequence counts for: the most tokens it can come to hold."""
-    return len(new.prompt) + new.max_tokens * new.num_branches
-
-
 def _score(text: str | None) -> float | None:
     return None if text is None else float(text)
 

@@ -168,7 +168,7 @@ class RedisStore:
         reply = await self._on(
             new.seq_id,
             "accept",
-            codec.queue_cost(new),
+            new.cost,
             -(-limits.max_requests // num_shards),
             -(-limits.max_tokens // num_shards),
             new.deadline_in_ms,

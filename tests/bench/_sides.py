@@ -9,6 +9,7 @@ import itertools
 import json
 import os
 import signal
+import tempfile
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
@@ -147,6 +148,23 @@ class Octavo:
     async def stop(self) -> None:
         self._processes.signal(signal.SIGCONT)
         await self._stack.aclose()
+
+
+class Float32(Octavo):
+    """The demo model's weights as transformers computes with them: float32, four bytes each."""
+
+    def __init__(self) -> None:
+        super().__init__("octavo, float32")
+        self._folder = tempfile.TemporaryDirectory()
+
+    async def start(self) -> None:
+        await asyncio.to_thread(Peer("float32").save, Path(self._folder.name))
+        self._args = ("--model", self._folder.name, "--device", "cpu", "--quantization", "none")
+        await super().start()
+
+    async def stop(self) -> None:
+        await super().stop()
+        self._folder.cleanup()
 
 
 class Server:

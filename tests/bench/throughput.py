@@ -7,8 +7,10 @@ Greedy, 24-token prompts that differ. transformers gets its best case: one stati
 
 import argparse
 import asyncio
+import json
 import statistics
 import time
+from pathlib import Path
 from typing import Any
 
 from _service import describe_machine, load, service
@@ -36,6 +38,18 @@ class Peer:
         )
         self.model.eval()
         self._tokenizer: Any = AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name, padding_side="left")
+
+    def save(self, folder: Path) -> None:
+        """As a Transformers folder in float32, which `save_pretrained` refuses to write of a GGUF file."""
+        from safetensors.torch import save_file
+
+        tied = ("lm_head.weight",) if self.model.config.tie_word_embeddings else ()
+        weights = {name: data.float() for name, data in self.model.state_dict().items() if name not in tied}
+        save_file(weights, folder / "model.safetensors")
+        config = {**self.model.config.to_dict(), "dtype": "float32"}
+        config.pop("quantization_config", None)
+        (folder / "config.json").write_text(json.dumps(config))
+        self._tokenizer.save_pretrained(folder)
 
     def generate_texts(self, texts: list[str], num_tokens: int) -> float:
         encoded = self._tokenizer(texts, padding=True, return_tensors="pt")

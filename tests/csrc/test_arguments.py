@@ -1,5 +1,7 @@
 """What an op cannot work with is refused by name, before any memory is touched."""
 
+import random
+
 import pytest
 import torch
 
@@ -191,3 +193,42 @@ def test_runs_of_packed_keys_follow_each_other(either):
     with pytest.raises(either.ArgumentError, match="gaps between slots"):
         either.cache_write(kv=either.KvCache(keys[..., :4], values), **new)
     assert not keys.any()
+
+
+def test_keys_and_values_of_one_tensor_may_be_given_apart(either):
+    joint, apart = torch.zeros(2, 4, 3, 2, 8, 16)
+    keys, values = torch.randn(2, 2, 3, 16)
+    either.cache_write(joint, keys, values, torch.tensor([3, 17]))
+    either.cache_write(either.KvCache(apart[:, :, 0], apart[:, :, 1]), keys, values, torch.tensor([3, 17]))
+    assert torch.equal(joint, apart) and joint.any()
+    with pytest.raises(ValueError, match=r"^kv: overlaps"):
+        either.cache_write(either.KvCache(apart[:, :, 0], apart[:, :, 0]), keys, values, torch.tensor([3, 17]))
+
+
+def test_what_overlaps_is_refused_and_what_only_interleaves_is_not(either):
+    rng, memory, places = random.Random(0), torch.randn(400), torch.arange(400)
+    interleaved = refused = 0
+    for _ in range(400):
+        shape = [rng.randint(1, 3), rng.randint(1, 3), 4]
+        inner = rng.randrange(2)
+
+        def view(shape=shape, inner=inner, rng=rng):
+            strides = [0, 0, 1]
+            strides[inner] = rng.choice([4, 8, 12])
+            strides[1 - inner] = strides[inner] * shape[inner] + rng.choice([0, 4, 20])
+            return shape, strides, rng.randrange(0, 60, 2)
+
+        where, other = view(), view()
+        if rng.random() < 0.8:
+            other = shape, where[1], other[2]
+        out, heads = memory.as_strided(*where), memory.as_strided(*other)
+        held, read = (set(places.as_strided(*each).flatten().tolist()) for each in (where, other))
+        angles = torch.ones(shape[0], 4), torch.zeros(shape[0], 4)
+        if held & read and where != other:
+            refused += 1
+            with pytest.raises(ValueError, match=r"^out: overlaps"):
+                either.rotary(out, heads, *angles)
+        elif where[1] == other[1]:
+            interleaved += max(held) > min(read) and max(read) > min(held)
+            either.rotary(out, heads, *angles)
+    assert interleaved > 30 and refused > 100

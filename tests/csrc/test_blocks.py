@@ -213,3 +213,17 @@ def test_a_key_that_is_broken_stays_broken(kernels):
     assert stored[0, 0].isnan().all() and not stored[1, 1].isfinite().any()
     for whole in (stored[1, 0], stored[0, 1]):
         torch.testing.assert_close(whole, torch.ones(16).double(), rtol=1e-3, atol=0)
+
+
+@pytest.mark.parametrize("kind", ["fp8_e4m3", "fp8_e5m2", "int8", "int8_paged"])
+def test_what_is_too_large_saturates(kernels, kind):
+    """With a scale of its own as well, which ends where float16 does."""
+    cache = Cache(random.Random(0), "hnd", kind, 1, 2, 8, 16)
+    cache.scales = None
+    expected = cache.moved(ids(0))
+    for slot, large in enumerate((8.3e6, 8.4e6, 1e30, 3.4e38)):
+        keys = torch.linspace(-1, 1, 16).mul(large).expand(1, 2, 16)
+        kernels.cache_write(cache.handle(kernels), keys, keys, ids(slot))
+        expected.put(slot, keys[0], keys[0])
+    assert_stored(cache, expected)
+    assert cache.read()[0, :, :, :4].isfinite().all()

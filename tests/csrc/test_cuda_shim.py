@@ -23,14 +23,17 @@ CASES = {
     "convert": 100,
     "rows": 120,
     "sample": 150,
+    "sampler": 40,
     "penalize": 60,
     "logprobs": 60,
     "refused": 5,
     "place": 2,
     "plan": 4,
     "swap": 60,
+    "swapped": 2,
     "ops": 8,
     "graphs": 3,
+    "invariant": 3,
     "compat": 6,
 }
 

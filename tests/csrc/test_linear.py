@@ -33,8 +33,8 @@ def rounded(x: torch.Tensor) -> torch.Tensor:
     blocks = x.view(x.shape[0], -1, 32)
     at = blocks.abs().argmax(-1, keepdim=True)
     others = blocks.scatter(-1, at, 0.0)
-    top = others.abs().amax(-1, keepdim=True)
-    by = torch.where(top > 0, torch.tensor(127.0) / top, 0.0)  # `127.0 / top` multiplies with a rounded 1 / top
+    top = others.abs().amax(-1, keepdim=True).clamp(min=127 * torch.finfo(torch.float32).tiny)
+    by = torch.tensor(127.0) / top  # `127.0 / top` multiplies with a rounded 1 / top
     numbers = (others * by).round()
     return (numbers.double() * (top / 127.0).double()).scatter(-1, at, blocks.gather(-1, at).double()).view(x.shape)
 
@@ -75,6 +75,41 @@ def test_a_column_does_not_depend_on_those_beside_it(kernels, format_, exact):
             assert torch.equal(product(kernels, x[:count].contiguous(), weight), together[:count])
     finally:
         kernels.set_threads(0)
+
+
+@pytest.mark.parametrize("cols", range(33, 41))
+@pytest.mark.parametrize("format_", PLAIN)
+def test_nor_where_a_row_ends_within_a_register(kernels, format_, cols):
+    torch.manual_seed(cols)
+    _data, weight, _ = make(kernels, format_, 29, cols)
+    x = torch.randn(20, cols)
+    together = product(kernels, x, weight)
+    for count in (1, 2, 3, 4, 6, 7, 13):
+        assert torch.equal(product(kernels, x[:count].contiguous(), weight), together[:count])
+
+
+@pytest.mark.parametrize("size", [1e-36, 1e-37, 1e-38, 1e-40, 1e-45])
+@pytest.mark.parametrize("format_", PACKED)
+def test_inputs_so_small_that_their_steps_have_no_inverse(kernels, format_, size):
+    """A block's step is then the smallest normal number; nothing becomes infinite or NaN."""
+    torch.manual_seed(0)
+    _data, weight, values = make(kernels, format_, 20, 96)
+    x = torch.randn(3, 96) * size
+    x[1, 32:64] = torch.randn(32)
+    x[2, 5] = 1.0
+    error = product(kernels, x, weight).double() - rounded(x) @ values.T
+    assert float(error[0].abs().max()) < 1e-6 * size + 1e-37
+    assert float(error[1:].abs().max()) < 1e-4
+
+
+@pytest.mark.parametrize("format_", ["q8", "q4"])
+def test_weights_too_small_for_their_scale_are_zero(kernels, format_):
+    for size in (1e-9, 1e-37, 1e-39, 1e-44):
+        data = torch.empty(kernels.packed_bytes(format_, 3, 32), dtype=torch.uint8)
+        kernels.quantize(data, torch.randn(3, 32) * size, format_)
+        out = torch.empty(3, 32)
+        kernels.weight_rows(out, kernels.Weight(data, format_, 3, 32), torch.arange(3))
+        assert not out.any()
 
 
 @pytest.mark.parametrize("format_", [*PLAIN, *PACKED])

@@ -1,5 +1,7 @@
 """A small Llama through the worker's own runner: replays equal eager steps, a device equals the CPU."""
 
+from typing import Any
+
 import numpy as np
 import torch
 from target import Target, target
@@ -23,7 +25,8 @@ def ops(t: Target) -> NativeCudaOps:
         return NativeCudaOps(t.extension, t.device)
     from stream_capture import RecordedExtension
 
-    return NativeCudaOps(RecordedExtension(t.extension), t.device)  # type: ignore[arg-type]
+    recorded: Any = RecordedExtension(t.extension)
+    return NativeCudaOps(recorded, t.device)
 
 
 def replays_equal_eager_steps(t: Target, form: Form, tolerance: float) -> tuple[int, int]:

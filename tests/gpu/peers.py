@@ -1,7 +1,8 @@
 """Other people's decode attention, on the same numbers as ours."""
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 import torch
 from target import Target
@@ -19,7 +20,8 @@ TOLERANCE = 2e-2  # of the norm: bfloat16 on both sides
 
 def vllm_call(t: Target, shape: "Shape", some: "list[Inputs]") -> Call:
     """vLLM's kernels (our compatible op): v1 or v2, as vLLM chooses."""
-    vllm_compat.extension = lambda: t.extension  # type: ignore[assignment]
+    compat: Any = vllm_compat
+    compat.extension = lambda: t.extension
     longest = max(shape.lens)
     parts = -(-longest // vllm_compat.PARTITION_SIZE)
     form = (shape.batch, shape.heads, parts)
@@ -77,7 +79,7 @@ def sdpa_call(shape: "Shape", some: "list[Inputs]", ours: Callable[[int], Tensor
 def flashinfer_call(t: Target, shape: "Shape", some: "list[Inputs]") -> dict[str, Call]:
     """FlashInfer with tensor cores, where it is installed."""
     try:
-        import flashinfer  # type: ignore[import-not-found]
+        flashinfer = import_module("flashinfer")
     except ImportError:
         return {}
     block = some[0].kv.shape[3]

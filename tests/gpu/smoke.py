@@ -43,7 +43,7 @@ def main() -> None:
     torch.testing.assert_close(ours.rms_norm(x, weight, 1e-5), theirs.rms_norm(x, weight, 1e-5), rtol=2e-2, atol=2e-2)
     arena = torch.randn(2, 8, 64, device=t.device)
     pinned = torch.zeros(2, 8, 64, pin_memory=not t.rehearsal)
-    ours.swap_blocks(arena, pinned, [(1, 6), (2, 7)])
+    ours.swap_blocks(arena, pinned, [(1, 6), (2, 7)]).wait()
     assert torch.equal(pinned[:, 6:].to(t.device), arena[:, 1:3]), "swap_blocks"
     t.say("one launch of each family agrees with the reference")
     t.finish()

@@ -13,7 +13,8 @@ from gpu_worker.fake_runner import FakeRunner, fake_oracle
 from gpu_worker.journal import Journal
 from gpu_worker.results import StepResult
 from gpu_worker.scheduler import Scheduler, SchedulerConfig
-from gpu_worker.streams import Stream, Streams
+from gpu_worker.step_stream import Stream
+from gpu_worker.streams import Streams
 from octavo.errors import Draining, InvalidArgument, NotFound, StaleEpoch
 from octavo.ids import SequenceId
 from octavo.sampling import SamplingParams

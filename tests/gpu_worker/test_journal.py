@@ -8,7 +8,8 @@ import pytest
 from gpu_worker.journal import Journal
 from gpu_worker.results import Delta, StepResult
 from gpu_worker.sequence import Sequence
-from gpu_worker.streams import Stream, Streams
+from gpu_worker.step_stream import Stream
+from gpu_worker.streams import Streams
 from octavo.errors import StoreUnavailable
 from octavo.hashing import extend_chain, prompt_chain
 from octavo.ids import SequenceId

@@ -2,34 +2,25 @@
 
 import asyncio
 import logging
-import signal
-import subprocess
-import sys
 import threading
 import time
-from collections.abc import AsyncIterator, Callable
-from dataclasses import replace
-from pathlib import Path
+from collections.abc import AsyncIterator
 
 import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
+from waiting import until
 
 from gpu_worker import program
 from gpu_worker.fake_runner import FakeRunner
-from gpu_worker.lease import Lease
 from gpu_worker.plan import StepOutput, StepPlan
 from gpu_worker.program import Door, Stopped, Worker, before, load, until_open
-from gpu_worker.runners import build_runner, scheduler_config
 from octavo import errors, rpc, wire
-from octavo.cli.ports import pick
 from octavo.errors import NotFound, StoreUnavailable
 from octavo.ids import Incarnation, SequenceId
-from octavo.record import Member, NewSequence, QueueLimits, State, Why
+from octavo.record import NewSequence, QueueLimits, State, Why
 from octavo.sampling import FinishReason, SamplingParams
 from octavo.settings import WorkerSettings
-from octavo.store import open_store
-from octavo.store.embedded import EmbeddedStore
 from octavo.store.memory import MemoryStore
 from octavo.v1 import worker_pb2, worker_pb2_grpc
 
@@ -111,17 +102,8 @@ async def life(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Life]:
     await made.end()
 
 
-async def until(condition: Callable[[], object], seconds: float = 20.0) -> None:
-    """Waits for a condition, which may be a coroutine function."""
-    async with asyncio.timeout(seconds):
-        while True:
-            found = condition()
-            if await found if asyncio.iscoroutine(found) else found:
-                return
-            await asyncio.sleep(0.01)
-
-
-# Lease and health
+async def not_(condition) -> bool:
+    return not await condition()
 
 
 async def test_it_serves_once_the_store_knows_it_and_leaves_at_the_end(life):
@@ -200,10 +182,6 @@ async def test_a_scheduler_that_fails_ends_the_process(life):
     assert "loop" in life.ended[0]
 
 
-async def not_(condition) -> bool:
-    return not await condition()
-
-
 async def test_a_store_that_is_away_costs_the_lease_and_nothing_else(life):
     await until(life.serving)
     await life.run_something()
@@ -224,46 +202,6 @@ async def test_a_store_that_is_away_costs_the_lease_and_nothing_else(life):
     await until(lambda: life.worker.engine.times.num_steps > steps + 50)
     assert await life.tokens() > count
     assert not life.ended
-
-
-class SlowStore(MemoryStore):
-    """Renewals that take a while."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.order: list[str] = []
-
-    async def heartbeat(self, member: Member, lease_ms: int) -> None:
-        await asyncio.sleep(0.05)
-        self.order.append("heartbeat")
-
-    async def leave(self, member: Member) -> None:
-        self.order.append("leave")
-
-
-async def test_leaving_comes_after_the_renewal_that_is_under_way():
-    store = SlowStore()
-    lease = Lease(store, Member("worker", Incarnation("i"), b"{}"), 1000)
-    lease.beat()
-    await asyncio.sleep(0.01)
-    await lease.end()
-    lease._next = 0.0
-    lease.beat()
-    await asyncio.sleep(0.1)
-    assert store.order == ["heartbeat", "leave"]
-
-
-async def test_beats_renew_three_times_in_a_lease_at_most():
-    store = SlowStore()
-    lease = Lease(store, Member("worker", Incarnation("i"), b"{}"), 60_000)
-    for _ in range(100):
-        lease.beat()
-    await asyncio.sleep(0.1)
-    assert store.order == ["heartbeat"]
-    assert lease.begun
-
-
-# Starting
 
 
 async def test_it_listens_and_says_so_while_the_model_loads(monkeypatch):
@@ -320,141 +258,3 @@ async def test_a_store_that_is_down_at_the_start_is_waited_for(monkeypatch, capl
 
     await until_open(Late())
     assert tries == 4
-
-
-# Settings
-
-
-def test_the_budget_of_a_step_suits_the_device():
-    info = build_runner(WorkerSettings(runner="fake")).info
-    cpu, gpu = replace(info, device="cpu"), replace(info, device="cuda:0")
-
-    def budget(info, **settings):
-        config = scheduler_config(WorkerSettings(**settings), info)
-        return config.max_batch_tokens, config.step_s
-
-    assert budget(cpu) == (2048, 0.25)  # a step ends well within a lease of 3 s, whatever the model
-    assert budget(cpu, lease_ms=6000) == (2048, 0.5)
-    assert budget(gpu) == (2048, 0.0)
-    assert budget(cpu, runner="fake") == (2048, 0.0)
-    assert budget(cpu, max_batch_tokens=77) == (77, 0.0)
-    assert budget(cpu, max_batch_sequences=3000) == (3000, 0.25)
-
-
-@pytest.mark.parametrize("name", ["fake", "witness"])
-def test_settings_reach_runner_and_scheduler(name):
-    settings = WorkerSettings(
-        runner=name, block_size=32, step_delay_ms=3, max_batch_tokens=100, max_batch_sequences=200, policy="priority",
-        preemption="swap", chunked_prefill=False, prefix_caching=False, long_prefill_threshold=7,
-    )  # fmt: skip
-    runner = build_runner(settings)
-    assert (runner.info.block_size, runner.step_s, runner.info.model) == (32, 0.003, name)
-    config = scheduler_config(settings, runner.info)
-    assert (config.max_batch_tokens, config.max_batch_sequences) == (100, 100)
-    assert (config.policy, config.preemption, config.long_prefill_threshold) == ("priority", "swap", 7)
-    assert not config.chunked_prefill
-    assert not config.prefix_caching
-
-
-# Real processes
-
-
-class Process:
-    """`python -m gpu_worker` as `octavo up` starts it."""
-
-    def __init__(self, root: Path, log: Path, store: str, *arguments: str) -> None:
-        self.endpoint = f"127.0.0.1:{pick(1)[0]}"
-        self.log = log
-        command = [sys.executable, "-m", "gpu_worker", "--listen", self.endpoint, "--store", store, *arguments]
-        with log.open("wb") as out:
-            self.process = subprocess.Popen(command, cwd=root, stdout=out, stderr=out)
-
-    async def health(self) -> int:
-        async with grpc.aio.insecure_channel(self.endpoint) as channel:
-            try:
-                return (await health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest())).status
-            except grpc.aio.AioRpcError:
-                return -1
-
-    async def serving(self) -> bool:
-        assert self.process.poll() is None, self.log.read_text()
-        return await self.health() == health_pb2.HealthCheckResponse.SERVING
-
-    async def listening(self) -> bool:
-        assert self.process.poll() is None, self.log.read_text()
-        return await self.health() == health_pb2.HealthCheckResponse.NOT_SERVING
-
-    async def exit_code(self, seconds: float = 20.0) -> int:
-        await until(lambda: self.process.poll() is not None, seconds)
-        return self.process.returncode
-
-
-@pytest.fixture
-def start(root: Path, tmp_path: Path):
-    started: list[Process] = []
-
-    def launch(store: str, *arguments: str) -> Process:
-        started.append(Process(root, tmp_path / f"worker{len(started)}.log", store, "--runner", "fake", *arguments))
-        return started[-1]
-
-    yield launch
-    for each in started:
-        each.process.kill()
-        each.process.wait()
-
-
-async def test_a_worker_process_from_no_store_to_the_end(start, tmp_path):
-    """It waits for the store, serves, ends during a step on SIGTERM; a second one hangs, and gives up by itself."""
-    server = EmbeddedStore(tmp_path)
-    worker = start(server.url, "--step-delay-ms", "300")
-    hanging = start(server.url, "--step-delay-ms", "60000", "--lease-ms", "200")
-    early = start(server.url)
-    await until(worker.listening)
-    await until(early.listening)
-    early.process.send_signal(signal.SIGTERM)
-    assert await early.exit_code() == 0, early.log.read_text()
-    await server.start()
-    store = open_store(server.url)
-    await store.open()
-    await until(worker.serving)
-    await until(hanging.serving)
-    assert len(await store.members("worker")) == 2
-    for each in (worker, hanging):
-        async with grpc.aio.insecure_channel(each.endpoint) as channel:
-            call = worker_pb2_grpc.WorkerStub(channel).Step()
-            item = worker_pb2.Admission(seq_id=SEQ, epoch=1, priority=3)
-            item.sampling.CopyFrom(wire.sampling_to_wire(SamplingParams(max_tokens=9, best_of=1, seed=0)))
-            item.prompt.ids.extend([1, 2, 3])
-            await worker_pb2_grpc.WorkerStub(channel).Schedule(worker_pb2.ScheduleRequest(admissions=[item]))
-            await call.write(worker_pb2.StepRequest(grant=worker_pb2.Grant(steps=0)))
-            await asyncio.sleep(0.1)
-    worker.process.send_signal(signal.SIGTERM)
-    assert await worker.exit_code() == 0, worker.log.read_text()
-    await until(hanging.listening)  # not serving any more
-    assert await store.members("worker") == []
-    assert await hanging.exit_code() == program.HANG_STATUS
-    assert "gives up" in hanging.log.read_text()
-    await store.close()
-    await server.stop()
-
-
-async def test_a_worker_process_says_why_it_cannot_start(start, root, tmp_path):
-    taken = start("memory://")
-    await until(taken.serving)
-    command = [
-        sys.executable,
-        "-m",
-        "gpu_worker",
-        "--listen",
-        taken.endpoint,
-        "--store",
-        "memory://",
-        "--runner",
-        "fake",
-    ]
-    second = await asyncio.to_thread(
-        subprocess.run, command, cwd=root, capture_output=True, text=True, check=False, timeout=60
-    )
-    assert second.returncode == 1
-    assert "cannot listen" in second.stderr
-    assert "Traceback" not in second.stderr

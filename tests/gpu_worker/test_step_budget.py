@@ -58,6 +58,19 @@ def test_small_steps_say_nothing_unless_they_are_slow() -> None:
     assert following.tokens == START_TOKENS // 2
 
 
+@pytest.mark.parametrize("rate", [1000, 4000])
+def test_what_every_step_costs_does_not_keep_the_budget_small(rate: float) -> None:
+    """The rate of small steps is then far below that of large ones."""
+    following = budget()
+    run(following, 5)
+    assert following.tokens == BLOCK
+    seconds = run(following, rate, steps=40, fixed_s=0.15)
+    assert 0.8 * 0.25 <= seconds <= 0.25 + BLOCK / rate
+    before = following.tokens
+    following.observe(before * 2 // 3, 0.15 + before * 2 / 3 / rate)  # quick, and not full
+    assert following.tokens >= before
+
+
 def test_decodes_never_shut_prompts_out_where_the_budget_follows() -> None:
     following = budget()
     run(following, 5)

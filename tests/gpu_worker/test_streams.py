@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 
 from gpu_worker.results import Delta, StepResult
 from gpu_worker.sequence import Sequence
-from gpu_worker.streams import MAX_PENDING_STEPS, MAX_STEP_ITEMS, Stream, Streams
+from gpu_worker.step_stream import MAX_PENDING_STEPS, Stream
+from gpu_worker.streams import MAX_STEP_ITEMS, Streams
 from octavo.hashing import extend_chain, prompt_chain
 from octavo.ids import SequenceId
 from octavo.sampling import FinishReason, SamplingParams

@@ -1,7 +1,7 @@
 """A small service in one process and one event loop: real routers and workers on free ports, one store in memory."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from types import SimpleNamespace
@@ -14,16 +14,16 @@ from octavo.client import AsyncClient
 from octavo.ids import new_incarnation
 from octavo.sampling import FinishReason, SamplingParams
 from octavo.settings import RouterSettings, WorkerSettings
-from octavo.store.memory import MemoryStore
-from octavo.store.memory_state import MemoryState
+from octavo.store.memory import MemoryState, MemoryStore
 from octavo.text.byte_tokenizer import ByteTokenizer
 from octavo.text.ranking import rank
 from octavo.text.stop import TextStream
-from router import pool, queue, workers
+from router import pool, queue, streams, workers
 from router.program import Router
 
 SECRET = b"s" * 32
-GREEDY = SamplingParams(temperature=0.0)
+GREEDY = SamplingParams(temperature=0.0, max_tokens=60)
+PROMPT = list(range(3, 40))
 
 
 class Oracle:
@@ -54,6 +54,16 @@ class Oracle:
             self.branch(prompt, replace(params, max_tokens=len(cut[index][0])), index)[1] for index in range(len(cut))
         ]
         return [cut[index] for index in rank(scores, params.n)]
+
+    @staticmethod
+    def returned(completion: object) -> list[tuple[tuple[int, ...], str, FinishReason]]:
+        """(tokens, text, finish reason) of each output, as `outputs` says them."""
+        return [(tuple(o.token_ids), o.text, o.finish_reason) for o in completion.outputs]
+
+    async def check(self, completions: Sequence[Awaitable[object]], params: SamplingParams = GREEDY) -> None:
+        """Those that `World.streams` began."""
+        for i, completion in enumerate(await asyncio.gather(*completions)):
+            assert self.returned(completion) == self.outputs([*PROMPT, i], params)
 
     def _cut(self, tokens: list[int], params: SamplingParams) -> tuple[tuple[int, ...], str, FinishReason]:
         stream, text = TextStream.of_branch(ByteTokenizer().detokenizer(), params, self.info.eos_token_ids), ""
@@ -127,6 +137,12 @@ class World:
         self.stack.push_async_callback(made.close)
         return made
 
+    async def streams(self, client: AsyncClient, count: int, params: SamplingParams = GREEDY) -> list[asyncio.Task]:
+        """So many requests that have begun: the tasks of their completions."""
+        tasks = [asyncio.create_task(client.complete([*PROMPT, i], params, request_id=f"s{i}")) for i in range(count)]
+        await self.until(lambda: sum(len(e.journals[0]) > 3 for e in self.state._entries.values()) == count)
+        return tasks
+
     # Breaking
 
     async def kill(self, worker: Worker) -> None:
@@ -182,7 +198,8 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Waits that matter in production and only cost time here."""
     monkeypatch.setattr(pool, "DISCOVER_S", 0.02)
     monkeypatch.setattr(workers, "RECONNECT_S", 0.02)
-    monkeypatch.setattr(workers, "WATCH_MS", 50)
+    monkeypatch.setattr(streams, "WATCH_MS", 50)
+    monkeypatch.setattr(streams, "RESYNC_S", 0.02)
     monkeypatch.setattr(queue, "CLAIM_MS", 200)
     monkeypatch.setattr(queue, "SWEEP_S", 0.1)
 

@@ -9,14 +9,9 @@ from hypothesis import strategies as st
 from octavo.errors import HistoryLost
 from octavo.hashing import extend_chain, prompt_chain
 from octavo.sampling import FinishReason
+from octavo.text.byte_tokenizer import ByteTokenizer
+from octavo.text.stop import TextStream
 from router.branch import BranchReader, Piece
-
-try:
-    from octavo.text.byte_tokenizer import ByteTokenizer
-    from octavo.text.stop import TextStream
-except ImportError:
-    from router.byte_tokenizer import ByteTokenizer
-    from router.stop import TextStream
 
 CHAIN = prompt_chain([1, 2])
 TEXT = "naïve café 日本 stop here 🙂 and on"
@@ -95,9 +90,3 @@ def test_another_history_is_data_loss_not_a_wrong_answer():
         branch.push(3, [1], extend_chain(CHAIN, [9, 9, 9, 1]), FinishReason.NONE)
     with pytest.raises(HistoryLost):
         reader().resume(TOKENS[:3], CHAIN, 0)
-
-
-def test_a_gap_is_seen():
-    branch = reader()
-    assert branch.has_gap(1)
-    assert not branch.has_gap(0)

@@ -126,6 +126,19 @@ def test_a_burst_spreads_because_dispatches_count_at_once() -> None:
     assert {sent.num_sequences for sent in dispatched.values()} == {10}
 
 
+def test_what_was_sent_counts_as_recent_for_five_seconds() -> None:
+    clock = [10.0]
+    dispatched = Dispatched(lambda: clock[0])
+    dispatched.sent("a", 1)
+    clock[0] = 12.0
+    dispatched.sent("b", 1)
+    dispatched.refused("a")
+    recent = {}
+    for clock[0] in (14.9, 15.0, 16.9, 17.0):
+        recent[clock[0]] = dispatched.num_recent
+    assert recent == {14.9: 2, 15.0: 1, 16.9: 1, 17.0: 0}
+
+
 def test_equal_workers_take_turns_by_recent_picks_then_name() -> None:
     views = [idle("b", recent_picks=1), idle("c", recent_picks=0), idle("a", recent_picks=1)]
     assert [c.worker_id for c in place(100, {}, views).candidates] == ["c", "a", "b"]

@@ -82,7 +82,7 @@ class Cache:
         for side, given in enumerate((keys.float(), values.float())):
             row = given
             if self.kind == "int8_paged":
-                scale = (row.abs().amax(1) / 127).half()
+                scale = (row.abs().amax(1) / 127).clamp(max=65504).half()
                 self.slot_scales(side)[block, :, place] = scale
                 row = row * torch.where(scale > 0, 1 / scale.float(), 0)[:, None]
             elif self.scales is not None:

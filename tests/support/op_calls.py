@@ -304,6 +304,7 @@ def llama(module, fence, n):
         "q_norm": fence(torch.ones(16)),
         "k_norm": fence(torch.ones(16)),
         "window": 4,
+        "sparse": [1, 2, 8, 1, 0],
         "rotated": True,
     }
     sizes = {"vocab": VOCAB, "hidden": HIDDEN, "inner": INNER, "heads": 2, "kv_heads": 2, "head_dim": 16}

@@ -54,6 +54,7 @@ class Form:
             norm_eps=1e-5,
             rope=Rope(dim=self.head_dim),
             windows=tuple(self.window if layer % 2 else 0 for layer in range(self.layers)),
+            sparse=(None,) * self.layers,
             rotated=(True,) * self.layers,
             tied=True,
         )

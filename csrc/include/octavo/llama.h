@@ -26,6 +26,7 @@ struct LlamaLayer {
     TensorRef qkv_bias, out_bias, gate_up_bias, down_bias;
     TensorRef q_norm, k_norm;  // [head_dim]
     std::int64_t window = 0;
+    BlockSparse sparse;
     bool rotated = true;
 };
 

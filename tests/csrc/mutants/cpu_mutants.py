@@ -62,8 +62,8 @@ MUTANTS = {
     ),
     "lost remainder of columns": Mutant(
         "cpu/linear_dense.inl",
-        "for (std::int64_t k = whole; k < job.weight.cols; ++k) {",
-        "for (std::int64_t k = whole; k + 1 < job.weight.cols; ++k) {",
+        "if (rest > 0) {",
+        "if (rest > 1) {",
         GENERIC,
         LINEAR,
     ),

@@ -14,13 +14,14 @@ from typing import Any
 import numpy as np
 from attention_cases import decode_case, merge_case, prefill_case
 from cache_cases import blocks_case, convert_case, layout_case, write_case
-from graph_cases import graph_case
+from graph_cases import graph_case, invariant_case, swapped_case
 from logits_cases import logprobs_case, penalize_case
 from ops_cases import ops_case
 from plan_cases import plan_case
 from refused_cases import refused_case
 from rows_cases import rows_case
 from sample_cases import sample_case
+from sampler_cases import sampler_case
 from swap_cases import place_case, swap_case
 from vllm_cases import compat_case, vllm_case
 
@@ -37,16 +38,18 @@ GROUPS: dict[str, Callable[[Any], None]] = {
     "convert": convert_case,
     "rows": rows_case,
     "sample": sample_case,
+    "sampler": sampler_case,
     "penalize": penalize_case,
     "logprobs": logprobs_case,
     "refused": refused_case,
     "plan": plan_case,
     "ops": ops_case,
     "graphs": graph_case,
+    "invariant": invariant_case,
     "compat": compat_case,
 }
 # They steer the shim's CUDA runtime, which a device's cannot be.
-SHIM_GROUPS = {"place": place_case, "swap": swap_case}
+SHIM_GROUPS = {"place": place_case, "swap": swap_case, "swapped": swapped_case}
 
 
 def main(group: str, cases: int, seed: int) -> None:

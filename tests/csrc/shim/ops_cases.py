@@ -10,7 +10,7 @@ def ops_case(rng: Any) -> None:
     """NativeCudaOps against ReferenceOps, on CPU tensors."""
     import torch
 
-    from gpu_worker.ops import AttentionOptions, make_batch
+    from gpu_worker.ops import AttentionOptions, BlockSparse, make_batch
     from gpu_worker.ops.native_cuda import NativeCudaOps
     from gpu_worker.ops.reference import ReferenceOps
 
@@ -37,7 +37,8 @@ def ops_case(rng: Any) -> None:
     theirs.cache_write(twin, keys, values, other)
     assert torch.equal(kv, twin)
     queries = torch.randn(len(rows), kv_heads * group, dim).to(dtype)
-    options = AttentionOptions(0.2, window=int(rng.choice([0, 9])), sinks=torch.randn(kv_heads * group))
+    sparse = BlockSparse(1, 3, 8, int(rng.choice([-1, 0, 1]))) if rng.random() < 0.3 else None
+    options = AttentionOptions(0.2, window=int(rng.choice([0, 9])), sinks=torch.randn(kv_heads * group), sparse=sparse)
     limit = TOLERANCE[F32 if dtype == torch.float32 else BF16]
     for _ in range(2):  # the second time from the kept plan
         got, want = (
@@ -64,7 +65,7 @@ def ops_case(rng: Any) -> None:
     ours.copy_blocks(arena, copies)
     assert torch.equal(arena, want)
     target = torch.zeros_like(arena)
-    ours.swap_blocks(arena, target, [(0, 5), (1, 4)])
+    ours.swap_blocks(arena, target, [(0, 5), (1, 4)]).wait()
     assert torch.equal(target[:, 5], arena[:, 0]) and torch.equal(target[:, 4], arena[:, 1])
 
 

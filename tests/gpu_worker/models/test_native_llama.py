@@ -40,7 +40,7 @@ def reference(monkeypatch, load):
 
     def load_reference(model, **options):
         with monkeypatch.context() as patch:
-            patch.setattr(model_runner, "choose_ops", lambda device, threads=0: ReferenceOps())
+            patch.setattr(model_runner, "choose_ops", lambda *_: ReferenceOps())
             return load(model, **options)
 
     return load_reference
@@ -96,6 +96,31 @@ def test_it_is_the_decoder_in_torch(kind, isa, tiny, load, reference):
     finally:
         extension.select_isa(best)
     assert float((logits - expected).abs().max() / expected.abs().max()) < 1e-5
+
+
+SPARSE = {"blocksparse_block_size": 8, "blocksparse_num_local_blocks": 1, "blocksparse_vert_stride": 3}
+
+
+@pytest.mark.parametrize("more", [{}, {"dense_attention_every_n_layers": 2}, {"blocksparse_homo_head_pattern": True}])
+def test_block_sparse_layers(more, tiny, load, reference, tmp_path):
+    copied = shutil.copytree(tiny("llama").directory, tmp_path / "sparse")
+    config = json.loads((copied / "config.json").read_text())
+    (copied / "config.json").write_text(json.dumps(config | SPARSE | more))
+    expected, logits = run(reference(copied), LENGTHS), run(load(copied), LENGTHS)
+    assert float((logits - expected).abs().max() / expected.abs().max()) < 1e-5
+    dense = run(load(tiny("llama").directory), LENGTHS)
+    assert float((logits - dense).abs().max() / dense.abs().max()) > 1e-3
+    if more:
+        (copied / "config.json").write_text(json.dumps(config | SPARSE))
+        assert not torch.equal(run(load(copied), LENGTHS), logits)
+
+
+def test_block_sparse_numbers_that_mean_nothing_are_refused(tiny, load, tmp_path):
+    copied = shutil.copytree(tiny("llama").directory, tmp_path / "sparse")
+    config = json.loads((copied / "config.json").read_text())
+    (copied / "config.json").write_text(json.dumps(config | SPARSE | {"blocksparse_block_size": 0}))
+    with pytest.raises(BadModel, match="block-sparse attention to 1 blocks of 0 keys"):
+        load(copied)
 
 
 def test_a_sequence_alone_says_the_same_to_the_bit(tiny, load):

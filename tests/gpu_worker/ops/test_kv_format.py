@@ -70,6 +70,15 @@ def test_what_is_read_is_near_what_was_written(kind):
     assert torch.equal(read[:, 0], -read[:, 1])
 
 
+@pytest.mark.parametrize("ops", [NATIVE, REFERENCE], ids=["native", "reference"])
+def test_integers_saturate_where_float16_ends(ops):
+    cache, keys = arena("int8", ops), torch.ones(3, 2, 32) * torch.tensor([8e6, 1e7, -3e38]).view(3, 1, 1)
+    ops.cache_write(cache.layers[0], keys, keys, step([3], [3], [[3]]))
+    read = kv_format.decode(cache.layers[0][3], 32, torch.float32)[:, :, :3].transpose(0, 2)
+    expected = keys.clamp(-127 * 65504, 127 * 65504)[:, None].expand(3, 2, 2, 32)
+    torch.testing.assert_close(read, expected, rtol=1e-3, atol=0)
+
+
 @kinds
 @pytest.mark.parametrize("ops", [NATIVE, REFERENCE], ids=["native", "reference"])
 def test_blocks_move_with_their_scales(kind, ops):

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpu_worker.ops import AttentionOptions, Batch, choose_ops, make_batch
+from gpu_worker.ops import AttentionOptions, Batch, BlockSparse, choose_ops, make_batch
 from gpu_worker.ops.reference import ReferenceOps
 
 torch.set_num_threads(1)
@@ -47,6 +47,9 @@ class Pages:
             soft_cap=rng.choice([0.0, 0.0, 2.0]),
             alibi=torch.rand(self.num_kv_heads * self.group) if rng.random() < 0.3 else None,
             sinks=torch.randn(self.num_kv_heads * self.group) if rng.random() < 0.3 else None,
+            sparse=BlockSparse(rng.randint(0, 2), rng.choice([2, 3]), rng.choice([5, 8, 16]), rng.choice([-1, 0, 1]))
+            if rng.random() < 0.3
+            else None,
         )
 
     def batch(self, tables: list[list[int]] | None = None) -> Batch:
@@ -71,11 +74,24 @@ class Pages:
             scores = torch.tanh(scores / options.soft_cap) * options.soft_cap
         if options.alibi is not None:
             scores = scores + options.alibi.double()[:, None] * (torch.arange(first, position + 1) - position)
-        weights = scores.exp()
+        weights = scores.exp() * self._seen(torch.arange(first, position + 1), position)
         total = weights.sum(1, keepdim=True)
         if options.sinks is not None:
             total = total + options.sinks.double().exp()[:, None]
-        return torch.einsum("hk,khd->hd", weights / total, values)
+        return torch.einsum("hk,khd->hd", (weights / total).nan_to_num(0), values)
+
+    def _seen(self, keys: torch.Tensor, position: int) -> torch.Tensor:
+        """Which keys block-sparse attention lets each head see."""
+        sparse, rows = self.options.sparse, []
+        for head in range(self.num_kv_heads * self.group):
+            if sparse is None:
+                rows.append(torch.ones(len(keys)))
+                continue
+            blocks, step = keys // sparse.block_size, sparse.head_step
+            offset = head * step if step >= 0 else head // self.group * -step
+            local = blocks > position // sparse.block_size - sparse.local_blocks
+            rows.append((local | ((blocks + offset + 1) % sparse.vert_stride == 0)).double())
+        return torch.stack(rows)
 
 
 @each_ops

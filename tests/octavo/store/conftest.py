@@ -9,12 +9,11 @@ from typing import Any
 
 import pytest
 
-from octavo.ids import Incarnation, RequestId, sequence_id
-from octavo.record import NewSequence
+from octavo.ids import Incarnation, RequestId, SequenceId, sequence_id
+from octavo.record import NewSequence, QueueLimits, Taken, TakeStatus, Why
 from octavo.store import library
 from octavo.store.embedded import EmbeddedStore
-from octavo.store.memory import MemoryStore
-from octavo.store.memory_state import MemoryState
+from octavo.store.memory import MemoryState, MemoryStore
 from octavo.store.redis import RedisOptions, RedisStore
 
 CLOCK_KEY = "octavo:{s0}:test-clock"
@@ -80,6 +79,17 @@ class Bench:
     async def close(self) -> None:
         for store in self._opened:
             await store.close()
+
+    async def run(self, request: NewSequence, owner: Incarnation = Incarnation("worker1")) -> int:
+        """Accepts and places a request; the epoch."""
+        await self.store.accept(request, QueueLimits())
+        taken = await self.store.take(request.seq_id, 0, owner, "first", Why.QUEUED)
+        assert taken.status is TakeStatus.OK
+        return taken.epoch
+
+    async def crash(self, seq_id: SequenceId, epoch: int, to: Incarnation) -> Taken:
+        """The owner at that epoch has died, and another worker takes over."""
+        return await self.store.take(seq_id, epoch, to, f"crash{epoch}", Why.CONNECTION)
 
     async def advance(self, ms: int) -> None:
         self.clock.now_ms += ms

@@ -1,0 +1,6 @@
+"""The store's definition: the same functions as lua/, on plain values, for tests, simulation and one-process use."""
+
+from octavo.store.memory.state import MemoryState
+from octavo.store.memory.store import MemoryStore
+
+__all__ = ["MemoryState", "MemoryStore"]

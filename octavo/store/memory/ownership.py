@@ -1,0 +1,148 @@
+"""Who may run a sequence: take-over, and the two sides of a migration."""
+
+from collections.abc import Sequence
+
+from octavo.errors import PoisonSuspected
+from octavo.ids import Incarnation, SequenceId
+from octavo.record import Migrated, MigrateStatus, Record, State, Taken, TakeStatus, Why
+from octavo.sampling import FinishReason
+from octavo.store.memory.state import ALIVE_MS, QUARANTINE_MS, Entry, MemoryState
+
+POISON_CRASHES = 3
+MAX_SUSPECTS = 4
+SUSPECT_RETRY_MS = 250
+
+
+def take(
+    state: MemoryState, seq_id: SequenceId, expected_epoch: int, new_owner: Incarnation, take_id: str, why: Why
+) -> Taken:
+    entry = state.get(seq_id)
+    if entry is None:
+        return Taken(TakeStatus.GONE)
+    record = entry.record
+
+    def answer(status: TakeStatus, retry_ms: int = 0) -> Taken:
+        return Taken(status, record.epoch, record.crashes, retry_ms)
+
+    if record.take_id == take_id and record.epoch == expected_epoch + 1:
+        return answer(TakeStatus.SAME)
+    if record.take_id == take_id and record.epoch == expected_epoch and record.state is State.FAILED:
+        return answer(TakeStatus.POISON)
+    if record.state.ended:
+        return answer(TakeStatus.CLOSED)
+    if record.epoch != expected_epoch or (record.state is State.QUEUED) != (why is Why.QUEUED):
+        return answer(TakeStatus.FENCED)
+    owner_lost = why in (Why.LEASE, Why.CONNECTION)
+    if owner_lost and state.frozen:
+        return answer(TakeStatus.FROZEN, state.frozen_until - state.now_ms())
+    if why is Why.LEASE and state.lease_alive(record.owner):
+        return answer(TakeStatus.ALIVE)
+    if record.cancel or state.past_deadline(record):
+        state.finish(entry, -1, FinishReason.CANCELLED if record.cancel else FinishReason.DEADLINE)
+        return answer(TakeStatus.CLOSED)
+    if _must_wait(state, record, new_owner, owner_lost):
+        return answer(TakeStatus.FROZEN, SUSPECT_RETRY_MS)
+    if owner_lost and record.owner != new_owner and _count_crash(state, record):
+        record.take_id = take_id
+        message = f"sequence {seq_id}: three workers died while running it; it will not be tried again"
+        state.finish(entry, -1, FinishReason.ERROR, failure=PoisonSuspected(message).failure().to_json())
+        return answer(TakeStatus.POISON)
+    state.queue.discard(seq_id)
+    state.claims.pop(seq_id, None)
+    state.note(entry, "taken", f"{new_owner} {why}")
+    record.take_id, entry.proof = take_id, 0
+    _hand_over(state, entry, new_owner)
+    return answer(TakeStatus.OK)
+
+
+def _count_crash(state: MemoryState, record: Record) -> bool:
+    """Counts a crash of the owner, unless it died running another suspect alone; true for one too many."""
+    if _runs_another_suspect(state, record.owner, record):
+        return False
+    record.crashes += 1
+    record.suspects = (*record.suspects, record.owner)[-MAX_SUSPECTS:]
+    return record.crashes >= POISON_CRASHES
+
+
+def _must_wait(state: MemoryState, record: Record, new_owner: Incarnation, owner_lost: bool) -> bool:
+    """Two suspects on one worker would hide which of them kills it: the second waits for the first one's end."""
+    counts = owner_lost and record.owner != new_owner and not _runs_another_suspect(state, record.owner, record)
+    crashes = record.crashes + counts
+    return crashes == POISON_CRASHES - 1 and _runs_another_suspect(state, new_owner, record)
+
+
+def _runs_another_suspect(state: MemoryState, owner: Incarnation, record: Record) -> bool:
+    suspect, until = state.quarantine.get(owner, (record.seq_id, 0))
+    return suspect != record.seq_id and until > state.now_ms()
+
+
+def _hand_over(state: MemoryState, entry: Entry, owner: Incarnation) -> None:
+    record = entry.record
+    record.state, record.owner, record.epoch = State.RUNNING, owner, record.epoch + 1
+    record.mig_id = record.mig_to = ""
+    entry.expires_ms = state.now_ms() + ALIVE_MS
+    if record.crashes >= POISON_CRASHES - 1:
+        state.quarantine[owner] = (record.seq_id, state.now_ms() + QUARANTINE_MS)
+    state.notify(entry, "taken")
+
+
+def mig_begin(state: MemoryState, seq_id: SequenceId, epoch: int, mig_id: str, target: Incarnation) -> Migrated:
+    entry = state.get(seq_id)
+    if entry is None:
+        return Migrated(MigrateStatus.GONE)
+    record = entry.record
+    if refused := _not_running(record, epoch):
+        return refused
+    if record.mig_id:
+        same = (record.mig_id, record.mig_to) == (mig_id, target)
+        return Migrated(MigrateStatus.SAME if same else MigrateStatus.BUSY, epoch)
+    record.mig_id, record.mig_to = mig_id, target
+    state.note(entry, "migrating", target)
+    return Migrated(MigrateStatus.OK, epoch)
+
+
+def mig_commit(
+    state: MemoryState, seq_id: SequenceId, epoch: int, mig_id: str, target: Incarnation, num_tokens: Sequence[int]
+) -> Migrated:
+    """By the destination, when it holds everything."""
+    entry = state.get(seq_id)
+    if entry is None:
+        return Migrated(MigrateStatus.GONE)
+    record = entry.record
+    if (record.last_mig, record.epoch) == (mig_id, epoch + 1):
+        return Migrated(MigrateStatus.SAME, epoch + 1)
+    if refused := _not_running(record, epoch):
+        return refused
+    if (record.mig_id, record.mig_to) != (mig_id, target):
+        return Migrated(MigrateStatus.NO_MIGRATION, epoch)
+    if [len(journal) for journal in entry.journals] != list(num_tokens):
+        return Migrated(MigrateStatus.GAP, epoch)
+    state.note(entry, "migrated", target)
+    record.take_id, record.last_mig = "", mig_id
+    _hand_over(state, entry, target)
+    return Migrated(MigrateStatus.OK, record.epoch)
+
+
+def mig_abort(state: MemoryState, seq_id: SequenceId, epoch: int, mig_id: str) -> Migrated:
+    """By the source. Exactly one of commit and abort wins."""
+    entry = state.get(seq_id)
+    if entry is None:
+        return Migrated(MigrateStatus.GONE)
+    record = entry.record
+    if record.last_mig == mig_id:
+        return Migrated(MigrateStatus.COMMITTED, record.epoch)
+    if refused := _not_running(record, epoch):
+        return refused
+    if record.mig_id not in ("", mig_id):
+        return Migrated(MigrateStatus.NO_MIGRATION, epoch)
+    if record.mig_id:
+        record.mig_id = record.mig_to = ""
+        state.note(entry, "stayed", record.owner)
+    return Migrated(MigrateStatus.ABORTED, epoch)
+
+
+def _not_running(record: Record, epoch: int) -> Migrated | None:
+    """Why a migration of this owner cannot go on, if so."""
+    if record.epoch != epoch or record.state is State.QUEUED:
+        return Migrated(MigrateStatus.FENCED, record.epoch)
+    return Migrated(MigrateStatus.CLOSED, record.epoch) if record.state.ended else None

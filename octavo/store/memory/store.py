@@ -1,0 +1,238 @@
+"""MemoryStore: a process's handle on a state, and the life of a sequence from acceptance to what is read of it."""
+
+import asyncio
+import secrets
+from collections.abc import AsyncIterator, Callable, Sequence
+
+from octavo.ids import Incarnation, SequenceId
+from octavo.record import (
+    Accepted,
+    AcceptStatus,
+    Append,
+    Appended,
+    Member,
+    Migrated,
+    NewSequence,
+    Notice,
+    Popped,
+    QueueLimits,
+    Record,
+    Snapshot,
+    State,
+    Swept,
+    Taken,
+    Why,
+    first_record,
+)
+from octavo.sampling import FinishReason
+from octavo.store.memory import ownership
+from octavo.store.memory.journal import append
+from octavo.store.memory.state import ALIVE_MS, Entry, MemoryState
+from octavo.store.memory.sweep import sweep
+
+
+class MemoryStore:
+    """See Store. Handles on one `shared` state are processes on one server; `shared.restart()` restarts it."""
+
+    def __init__(self, shared: MemoryState | None = None, on_generation: Callable[[int], None] | None = None) -> None:
+        self.shared = shared or MemoryState()
+        self._on_generation = on_generation
+        self._generation = self.shared.generation
+
+    @property
+    def generation(self) -> int:
+        return self._generation
+
+    async def open(self) -> None:
+        self._generation = self.shared.generation
+
+    async def close(self) -> None:
+        pass
+
+    def _enter(self) -> MemoryState:
+        """The state, after the generation has been looked at: what every function begins with."""
+        if self._generation != self.shared.generation:
+            self._generation = self.shared.generation
+            if self._on_generation is not None:
+                self._on_generation(self._generation)
+        return self.shared
+
+    # A sequence's life
+
+    async def accept(self, new: NewSequence, limits: QueueLimits) -> Accepted:
+        state = self._enter()
+        count, tokens = state.depth()
+        known = state.get(new.seq_id)
+        if known is not None:
+            same = known.record.body_hash == new.body_hash
+            return Accepted(AcceptStatus.EXISTS if same else AcceptStatus.MISMATCH, count, tokens)
+        if count >= limits.max_requests or (count > 0 and tokens + new.cost > limits.max_tokens):
+            return Accepted(AcceptStatus.FULL, count, tokens)
+        now = state.now_ms()
+        state.add(
+            Entry(
+                record=first_record(new, now),
+                prompt=tuple(new.prompt),
+                journals=[[] for _ in range(new.num_branches)],
+                cost=new.cost,
+                place=state.next_arrival(new.priority),
+                expires_ms=now + ALIVE_MS,
+            )
+        )
+        return Accepted(AcceptStatus.OK, *state.depth())
+
+    async def pop(self, router: Incarnation, count: int, claim_ms: int) -> list[Popped]:
+        state = self._enter()
+        popped: list[Popped] = []
+        while len(popped) < count and (seq_id := state.first_waiting()) is not None:
+            entry = state.get(seq_id)
+            if entry is not None and state.past_deadline(entry.record):
+                state.finish(entry, -1, FinishReason.DEADLINE)
+                continue
+            state.queue.discard(seq_id)
+            if entry is not None:
+                state.claims[seq_id] = state.now_ms() + claim_ms
+                popped.append(Popped(seq_id, entry.record.epoch))
+        return popped
+
+    async def requeue(self, seq_id: SequenceId, epoch: int) -> bool:
+        state = self._enter()
+        entry = state.get(seq_id)
+        if entry is None or entry.record.state.ended:
+            return False
+        record = entry.record
+        if record.state is State.QUEUED and record.epoch in (epoch, epoch + 1):
+            if seq_id in state.claims:
+                state.wait(entry)
+            return True
+        if record.epoch != epoch:
+            return False
+        if record.cancel:
+            state.finish(entry, -1, FinishReason.CANCELLED)
+            return False
+        state.release_quarantine(entry)
+        owner = record.owner
+        record.state, record.epoch, record.owner = State.QUEUED, epoch + 1, Incarnation("")
+        record.take_id = record.mig_id = record.mig_to = ""
+        state.note(entry, "requeued", owner)
+        state.wait(entry)
+        entry.expires_ms = state.now_ms() + ALIVE_MS
+        return True
+
+    async def take(
+        self, seq_id: SequenceId, expected_epoch: int, new_owner: Incarnation, take_id: str, why: Why
+    ) -> Taken:
+        return ownership.take(self._enter(), seq_id, expected_epoch, new_owner, take_id, why)
+
+    async def append_batch(self, items: Sequence[Append]) -> list[Appended]:
+        state = self._enter()
+        return [append(state, item) for item in items]
+
+    async def finish(
+        self,
+        seq_id: SequenceId,
+        branch: int,
+        reason: FinishReason,
+        length: int | None,
+        failure: str = "",
+        score: float | None = None,
+    ) -> bool:
+        state = self._enter()
+        entry = state.get(seq_id)
+        if entry is None or branch >= entry.record.num_branches:
+            return False
+        if length is not None and length > len(entry.journals[branch]):
+            return False
+        if not entry.record.state.ended:
+            state.finish(entry, branch, reason, length, failure, score)
+        if reason is FinishReason.STOP and length is not None and branch >= 0:
+            state.cut(entry, branch, length, score)
+        finishes = entry.record.finishes
+        return reason in finishes if branch == -1 else finishes[branch] == reason
+
+    async def read(
+        self, seq_id: SequenceId, *, prompt: bool = False, from_indexes: Sequence[int] | None = None
+    ) -> Snapshot | None:
+        state = self._enter()
+        entry = state.get(seq_id)
+        if entry is None:
+            return None
+        outputs = tuple(
+            tuple(journal[first:]) for journal, first in zip(entry.journals, from_indexes or (), strict=False)
+        )
+        return Snapshot(entry.snapshot(), entry.prompt if prompt else (), outputs, state.now_ms())
+
+    async def cancel(self, seq_id: SequenceId) -> Record | None:
+        state = self._enter()
+        entry = state.get(seq_id)
+        if entry is None:
+            return None
+        state.cancel(entry)
+        return entry.snapshot()
+
+    async def attach(self, seq_id: SequenceId, router: Incarnation) -> Record | None:
+        entry = self._enter().get(seq_id)
+        if entry is None:
+            return None
+        entry.record.router, entry.record.detached_since_ms = router, 0
+        return entry.snapshot()
+
+    async def detach(self, seq_id: SequenceId, router: Incarnation) -> None:
+        state = self._enter()
+        entry = state.get(seq_id)
+        if entry is not None and router and entry.record.router == router:
+            entry.record.router, entry.record.detached_since_ms = Incarnation(""), state.now_ms()
+
+    # Migration
+
+    async def mig_begin(self, seq_id: SequenceId, epoch: int, mig_id: str, target: Incarnation) -> Migrated:
+        return ownership.mig_begin(self._enter(), seq_id, epoch, mig_id, target)
+
+    async def mig_commit(
+        self, seq_id: SequenceId, epoch: int, mig_id: str, target: Incarnation, num_tokens: Sequence[int]
+    ) -> Migrated:
+        return ownership.mig_commit(self._enter(), seq_id, epoch, mig_id, target, num_tokens)
+
+    async def mig_abort(self, seq_id: SequenceId, epoch: int, mig_id: str) -> Migrated:
+        return ownership.mig_abort(self._enter(), seq_id, epoch, mig_id)
+
+    # Members and housekeeping
+
+    async def heartbeat(self, member: Member, lease_ms: int) -> None:
+        state = self._enter()
+        until = state.now_ms() + lease_ms
+        state.leases[member.id] = until
+        state.members.setdefault(member.kind, {})[member.id] = (member.info, until)
+
+    async def leave(self, member: Member) -> None:
+        state = self._enter()
+        state.leases.pop(member.id, None)
+        state.members.get(member.kind, {}).pop(member.id, None)
+
+    async def members(self, kind: str) -> list[Member]:
+        state = self._enter()
+        known = sorted(state.members.get(kind, {}).items())
+        return [Member(kind, name, info) for name, (info, until) in known if until > state.now_ms()]
+
+    async def sweep(self, limit: int, grace_ms: int) -> Swept:
+        return sweep(self._enter(), limit, grace_ms)
+
+    async def list_sequences(self, owner: Incarnation | None, limit: int) -> list[Record]:
+        state = self._enter()
+        entries = [entry for entry in map(state.get, sorted(state.checks)) if entry is not None]
+        return [entry.snapshot() for entry in entries if owner in (None, entry.record.owner)][:limit]
+
+    async def queue_depth(self) -> tuple[int, int]:
+        return self._enter().depth()
+
+    async def secret(self, name: str) -> bytes:
+        return self._enter().secrets.setdefault(name, secrets.token_bytes(32))
+
+    async def notices(self, router: Incarnation) -> AsyncIterator[Notice]:
+        queue: asyncio.Queue[Notice] = asyncio.Queue()
+        self.shared.subscribers[queue] = router
+        try:
+            while True:
+                yield await queue.get()
+        finally:
+            del self.shared.subscribers[queue]

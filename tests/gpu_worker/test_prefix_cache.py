@@ -1,0 +1,86 @@
+"""Blocks that several share: computed once, hit by those who may, told of to whoever watches."""
+
+from scheduler_bench import Bench
+
+from octavo.ids import SequenceId
+
+
+def test_a_second_prompt_hits_the_first_ones_blocks_and_its_output() -> None:
+    bench = Bench()
+    first = bench.admit("a", 9)
+    bench.finish()
+    chat = bench.admit("b", [*first.branches[0].tokens, 3, 3])
+    plan, result = bench.step()
+    assert chat.cached_tokens == 16  # 17 tokens of the first turn, the last of which was never computed
+    assert plan.num_tokens == 19 - 16
+    assert result.deltas[0].cached_tokens == 16
+
+
+def test_at_least_one_token_is_computed_and_other_roots_hit_nothing() -> None:
+    bench = Bench()
+    bench.admit("a", [1] * 8)
+    bench.finish()
+    same = bench.admit("b", [1] * 8)
+    foreign = bench.admit("c", [1] * 8, root=b"x" * 32)
+    bench.step()
+    assert (same.cached_tokens, foreign.cached_tokens) == (4, 0)
+
+
+def test_a_prompt_that_several_share_is_computed_once() -> None:
+    shared = [1 + i % 50 for i in range(41)]
+    prompts = {name: [*shared, number, number] for number, name in enumerate("abcdef")}
+    alone = Bench()
+    bench = Bench(max_batch_tokens=64)
+    for name, prompt in prompts.items():
+        alone.admit(name, prompt)
+        alone.finish()
+        bench.admit(name, prompt)
+    bench.step()
+    assert bench.lengths == {"a": 43}  # and no one begins what this step brings
+    bench.step()
+    assert bench.lengths == {"a": 1} | dict.fromkeys("bcdef", 3)  # 40 of 43 tokens are in whole blocks
+    bench.finish()
+    assert bench.tokens == alone.tokens
+
+
+def test_who_waits_for_a_shared_prompt_goes_on_where_it_ends() -> None:
+    shared = [1 + i % 50 for i in range(40)]
+    bench = Bench()
+    bench.admit("first", [*shared, 1])
+    bench.admit("other", 5)
+    second = bench.admit("second", [*shared, 2])
+    bench.step()
+    assert set(bench.lengths) == {"first", "other"}
+    bench.scheduler.cancel(SequenceId("first"))
+    bench.finish()
+    assert second.cached_tokens == 24 and len(bench.tokens["second.0"]) == 8  # what the first step computed
+
+
+def test_nobody_waits_for_a_prompt_of_a_lower_class_or_another_tenant() -> None:
+    shared = [1 + i % 50 for i in range(40)]
+    bench = Bench(max_batch_tokens=128)
+    bench.admit("bulk", shared, priority=4)
+    bench.admit("default", shared)
+    bench.admit("foreign", shared, root=b"x" * 32)
+    bench.admit("late", shared, priority=4)
+    bench.step()
+    assert set(bench.lengths) == {"bulk", "default", "foreign"}
+    bench.finish()
+    assert {len(tokens) for tokens in bench.tokens.values()} == {8}
+
+
+def test_cache_events_lead_to_the_snapshot() -> None:
+    bench = Bench(runner={"num_blocks": 12})
+    held: set[bytes] = set()
+    for number in range(30):
+        bench.admit(f"s{number}", 4 + number % 9)
+    while bench.scheduler.has_work:
+        bench.step()
+        for kind, block_hash in bench.scheduler.cache.take_events():
+            held.add(block_hash) if kind == "stored" else held.remove(block_hash)
+        digest = 0
+        for block_hash in held:
+            digest ^= int.from_bytes(block_hash[:8], "little")
+        assert held == set(bench.scheduler.cache.snapshot()[0])
+        assert digest == bench.scheduler.cache.digest
+    assert held

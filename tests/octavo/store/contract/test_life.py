@@ -1,0 +1,103 @@
+"""From acceptance to what is read of it: the queue, deadlines, clients that come and go."""
+
+from collections.abc import Callable
+from typing import Any
+
+from octavo.ids import Incarnation, RequestId, sequence_id
+from octavo.record import AcceptStatus, NewSequence, QueueLimits, State, Why
+from octavo.sampling import FinishReason
+
+ROUTER, OTHER = Incarnation("router1"), Incarnation("router2")
+W1 = Incarnation("worker1")
+LIMITS = QueueLimits()
+New = Callable[..., NewSequence]
+
+
+async def test_a_request_survives_the_trip_unchanged(bench: Any, new: New) -> None:
+    request = new(num_branches=2, deadline_in_ms=5000, keep_on_disconnect=True, tenant="tenänt {s1}", salt="")
+    assert (await bench.store.accept(request, LIMITS)).status is AcceptStatus.OK
+    snapshot = await bench.store.read(request.seq_id, prompt=True, from_indexes=[0, 0])
+    record = snapshot.record
+    for name in ("request_id", "body_hash", "tenant", "salt", "model", "layout", "sampling", "prompt_chain",
+                 "num_branches", "max_tokens", "priority", "keep_on_disconnect", "router"):  # fmt: skip
+        assert getattr(record, name) == getattr(request, name), name
+    assert snapshot.prompt == request.prompt
+    assert snapshot.outputs == ((), ())
+    assert record.deadline_ms == record.accepted_ms + 5000 == snapshot.now_ms + 5000
+    assert (record.state, record.epoch, record.prompt_len) == (State.QUEUED, 0, len(request.prompt))
+
+
+async def test_a_retry_is_recognized_and_another_body_refused(bench: Any, new: New) -> None:
+    assert (await bench.store.accept(new(), LIMITS)).status is AcceptStatus.OK
+    assert (await bench.store.accept(new(), LIMITS)).status is AcceptStatus.EXISTS
+    assert (await bench.store.accept(new(body_hash=b"other"), LIMITS)).status is AcceptStatus.MISMATCH
+    assert await bench.store.queue_depth() == (1, 67)
+
+
+async def test_the_queue_is_bounded_in_requests_and_tokens(make_memory_bench: Any, new: New) -> None:
+    store = make_memory_bench().store
+    for i in range(3):
+        assert (await store.accept(new(str(i)), QueueLimits(3, 10_000))).status is AcceptStatus.OK
+    full = await store.accept(new("3"), QueueLimits(3, 10_000))
+    assert (full.status, full.num_queued, full.queued_tokens) == (AcceptStatus.FULL, 3, 201)
+    assert (await store.accept(new("3"), QueueLimits(4, 250))).status is AcceptStatus.FULL
+
+
+async def test_classes_then_arrival_and_requeued_ones_first(bench: Any, new: New) -> None:
+    names = {"a": 3, "b": 3, "c": 2}
+    ids = {}
+    for name, priority in names.items():
+        seq_id = sequence_id("tenant", RequestId(name))[4:]
+        ids[name] = "0000" + seq_id  # one shard: between shards the order is not promised
+        await bench.store.accept(new(name, seq_id=ids[name], priority=priority), LIMITS)
+    first = await bench.store.pop(ROUTER, 2, 100)
+    assert [popped.seq_id for popped in first] == [ids["c"], ids["a"]]
+    epoch = (await bench.store.take(ids["a"], 0, W1, "t", Why.QUEUED)).epoch
+    assert await bench.store.requeue(ids["a"], epoch)
+    assert await bench.store.requeue(ids["c"], 0)
+    again = await bench.store.pop(ROUTER, 9, 100)
+    assert [popped.seq_id for popped in again] == [ids["c"], ids["a"], ids["b"]]
+    assert again[1].epoch == epoch + 1  # whoever owned it is fenced
+
+
+async def test_a_requeue_can_be_repeated(bench: Any, new: New) -> None:
+    epoch = await bench.run(new())
+    for _ in range(2):
+        assert await bench.store.requeue(new().seq_id, epoch)
+    assert (await bench.store.queue_depth())[0] == 1
+    assert not await bench.store.requeue(new().seq_id, epoch - 1)
+
+
+async def test_the_timeline_keeps_the_last_entries(bench: Any, new: New) -> None:
+    epoch = await bench.run(new())
+    for i in range(40):
+        await bench.advance(1)
+        epoch = (await bench.store.take(new().seq_id, epoch, W1, str(i), Why.REFUSED)).epoch
+    timeline = (await bench.store.read(new().seq_id)).record.timeline
+    assert timeline == tuple((ms, "taken", f"{W1} refused") for ms in range(9, 41))
+
+
+async def test_nothing_is_popped_past_its_deadline(bench: Any, new: New) -> None:
+    await bench.store.accept(new(deadline_in_ms=50), LIMITS)
+    await bench.advance(50)
+    assert await bench.store.pop(ROUTER, 1, 100) == []
+    record = (await bench.store.read(new().seq_id)).record
+    assert (record.state, record.finishes) == (State.DONE, (FinishReason.DEADLINE,))
+    assert await bench.store.queue_depth() == (0, 0)
+
+
+async def test_attach_brings_a_client_back(bench: Any, new: New) -> None:
+    await bench.store.accept(new(), LIMITS)
+    await bench.store.detach(new().seq_id, ROUTER)
+    record = await bench.store.attach(new().seq_id, OTHER)
+    assert (record.router, record.detached_since_ms) == (OTHER, 0)
+    assert await bench.store.attach(new("unknown").seq_id, OTHER) is None
+
+
+async def test_cancel_is_at_once_while_waiting_and_repeatable(bench: Any, new: New) -> None:
+    await bench.store.accept(new(), LIMITS)
+    for _ in range(2):
+        assert (await bench.store.cancel(new().seq_id)).state is State.CANCELLED
+    assert await bench.store.queue_depth() == (0, 0)
+    assert await bench.store.pop(ROUTER, 1, 100) == []
+    assert await bench.store.cancel(new("unknown").seq_id) is None

@@ -1,0 +1,82 @@
+"""What processes know of each other: members, lists, secrets, notices, the generation."""
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+from octavo.ids import Incarnation
+from octavo.record import Member, NewSequence, Notice, QueueLimits, State
+from octavo.sampling import FinishReason
+
+ROUTER, OTHER = Incarnation("router1"), Incarnation("router2")
+W1, W2 = Incarnation("worker1"), Incarnation("worker2")
+LIMITS = QueueLimits()
+New = Callable[..., NewSequence]
+
+
+async def test_members_come_and_go(bench: Any) -> None:
+    first, second = Member("worker", W1, b"\xff1"), Member("worker", W2, b"2")
+    await bench.store.heartbeat(first, 1000)
+    await bench.store.heartbeat(second, 3000)
+    await bench.store.heartbeat(Member("router", ROUTER, b"r"), 3000)
+    assert await bench.store.members("worker") == [first, second]
+    await bench.advance(1000)
+    assert await bench.store.members("worker") == [second]
+    await bench.store.leave(second)
+    assert await bench.store.members("worker") == []
+    assert await bench.store.members("router") == [Member("router", ROUTER, b"r")]
+
+
+async def test_listing_finds_the_live_by_owner(bench: Any, new: New) -> None:
+    names = [str(i) for i in range(12)]
+    for name in names:
+        await bench.run(new(name), W1 if int(name) % 2 else W2)
+    await bench.store.finish(new("0").seq_id, -1, FinishReason.STOP, None)
+    every = await bench.store.list_sequences(None, 100)
+    assert {record.request_id for record in every} == set(names[1:])
+    assert {record.owner for record in await bench.store.list_sequences(W1, 100)} == {W1}
+    assert len(await bench.store.list_sequences(None, 5)) == 5
+
+
+async def test_a_secret_is_shared_and_stays(bench: Any) -> None:
+    other = bench.another()
+    await other.open()
+    ours, theirs, more = await bench.store.secret("x"), await other.secret("x"), await bench.store.secret("y")
+    assert ours == theirs != more
+    assert len(ours) == 32
+
+
+async def test_notices_reach_the_attached_router(bench: Any, new: New) -> None:
+    stream = bench.store.notices(ROUTER)
+    waiting = asyncio.ensure_future(anext(stream))
+    await asyncio.sleep(0.1)
+    request = new()
+    epoch = await bench.run(request)
+    await bench.store.attach(request.seq_id, ROUTER)
+    await bench.run(new("elsewhere", router=OTHER))  # of this one, the wake-up alone
+    await bench.store.cancel(request.seq_id)
+    await bench.store.finish(request.seq_id, -1, FinishReason.CANCELLED, None)
+    async with asyncio.timeout(5):
+        notices = [await waiting] + [await anext(stream) for _ in range(4)]
+    await stream.aclose()
+    assert notices == [
+        Notice(request.seq_id, "queued", 0, Incarnation("")),
+        Notice(request.seq_id, "taken", epoch, W1),
+        Notice(new("elsewhere").seq_id, "queued", 0, Incarnation("")),
+        Notice(request.seq_id, "cancelled", epoch, W1),
+        Notice(request.seq_id, "ended", epoch, W1),
+    ]
+
+
+async def test_another_process_learns_the_generation(bench: Any, new: New) -> None:
+    other = bench.another()
+    await other.open()
+    heard: list[int] = []
+    other._on_generation = heard.append
+    await bench.restart()
+    await bench.store.accept(new(), LIMITS)
+    assert (await other.read(new().seq_id)).record.state is State.QUEUED
+    await asyncio.gather(*(other.queue_depth() for _ in range(4)))
+    assert heard
+    assert heard[-1] == other.generation
+    assert heard == sorted(set(heard))

@@ -1,0 +1,143 @@
+"""Routers that stop and clients that leave: who is still there goes on, and nothing is left of the others."""
+
+import asyncio
+import random
+import threading
+from dataclasses import replace
+
+import pytest
+
+from gpu_worker.fake_runner import FakeRunner
+from octavo.errors import InvalidArgument
+from octavo.record import State
+from octavo.sampling import FinishReason, SamplingParams
+from router.streams import StepStream
+
+GREEDY = SamplingParams(temperature=0.0, max_tokens=60)
+PROMPT = list(range(3, 40))
+
+
+async def test_a_router_that_stops_sends_its_clients_on(world, oracle):
+    """At once, and without an end of the request."""
+    await world.worker(FakeRunner(step_s=0.01))
+    for _ in range(2):
+        await world.router()
+    await world.ready()
+    tasks = await world.streams(world.client(0, 1), 4)
+    async with asyncio.timeout(1.5):
+        await world.stop_router(world.routers[0])
+    for task in tasks:
+        assert not task.done()
+    await oracle.check(tasks)
+
+
+async def test_leaving_ends_what_nobody_else_listens_to(world):
+    await world.worker()
+    for _ in range(2):
+        await world.router(grace_ms=2000)  # a session says three times in that time that it is there
+    await world.ready()
+    one, two = world.client(0), world.client(1)
+    params = replace(GREEDY, max_tokens=3000)
+    kept, left = one.generate(PROMPT, params, request_id="kept"), one.generate(PROMPT, params, request_id="left")
+    await anext(kept)
+    await anext(left)
+    other = two.attach("kept")
+    await anext(other)
+    await other.aclose()  # who was attached last leaves, and the first one is still there
+    await left.aclose()
+    await world.until(lambda: world.entry("left").record.state is State.CANCELLED)
+    seen = [event async for event in kept]
+    assert seen[-1].finish_reason is FinishReason.LENGTH
+
+
+async def test_a_stream_closed_anywhere_detaches_once_and_leaves_nothing(world):
+    """Random numbers of events, random times: no session, no task, no attachment stays."""
+    await world.start(workers=2, routers=2)
+    rng, clients = random.Random(7), [world.client(0), world.client(1)]
+
+    async def one(i: int) -> None:
+        stream = clients[i % 2].generate([*PROMPT, i % 5], GREEDY, request_id=f"r{i % 20}-{i % 5}")
+        try:
+            async with asyncio.timeout(rng.uniform(0.0, 0.1)):
+                for _ in range(rng.randint(0, 12)):
+                    await anext(stream)
+        except TimeoutError:
+            pass
+        await stream.aclose()
+
+    await asyncio.gather(*(one(i) for i in range(60)))
+    await world.until(lambda: not any(len(router.hub) for router in world.routers))
+    await world.until(lambda: all(entry.record.state.ended for entry in world.state._entries.values()))
+    world.check()
+
+
+async def test_an_attach_that_is_refused_leaves_the_request_to_who_has_it(world):
+    await world.worker(FakeRunner(step_s=0.005))
+    for _ in range(2):
+        await world.router()
+    await world.ready()
+    stream = world.client(0).generate(PROMPT, replace(GREEDY, max_tokens=200), request_id="mine")
+    await anext(stream)
+    with pytest.raises(InvalidArgument):
+        async for _ in world.client(1).attach("mine", next_indexes=[0, 0]):
+            pass
+    assert world.entry("mine").record.router != world.routers[1].services.router_id
+    seen = [event async for event in stream]
+    assert seen[-1].finish_reason is FinishReason.LENGTH
+
+
+async def test_a_stop_string_that_is_found_late_stands_in_the_record(world, oracle):
+    """Nobody read along while the worker ran to its end."""
+    await world.worker(FakeRunner(step_s=0.01))
+    await world.router()
+    await world.ready()
+    [(_, text, _)] = oracle.outputs(PROMPT, GREEDY)
+    stop = max((c for c in text if c.isascii() and text.count(c) == 1), key=text.index)
+    client, params = world.client(), replace(GREEDY, stop=(stop,))
+    [(tokens, _, _)] = oracle.outputs(PROMPT, params)
+    stream = client.generate(PROMPT, params, request_id="kept", keep_on_disconnect=True)
+    await anext(stream)
+    await stream.aclose()
+    await world.until(lambda: world.entry("kept").record.state.ended)
+    attached = [event async for event in client.attach("kept")]
+    assert tuple(token for event in attached for token in event.token_ids) == tokens
+    entry = world.entry("kept")
+    assert entry.record.finishes == (FinishReason.STOP,)
+    assert entry.snapshot().final_lengths == (len(tokens),)
+
+
+class Patient(FakeRunner):
+    """Goes slowly from some token on, until it is told to go."""
+
+    def __init__(self, slow_from: int) -> None:
+        super().__init__(step_s=0.0)
+        self.slow_from, self.go = slow_from, threading.Event()
+
+    def run(self, plan):
+        if any(chunk.start >= self.slow_from for chunk in plan.chunks):
+            self.go.wait(0.05)
+        return super().run(plan)
+
+
+async def test_many_competing_tokens_reach_who_attaches_late_with_their_scores(world, oracle, monkeypatch):
+    """More than a session's inbox would hold: what was dropped could not be read from the journal."""
+    follows, runner = [], Patient(len(PROMPT) + 300)
+    await world.worker(runner)
+    for _ in range(2):
+        await world.router()
+    await world.ready()
+    follow = StepStream.follow
+
+    def counted(stream, seq_id, next_indexes):
+        follows.append(list(next_indexes))
+        runner.go.set()
+        follow(stream, seq_id, next_indexes)
+
+    params = SamplingParams(seed=2, best_of=3, max_tokens=500, stop=("q",))
+    task = asyncio.create_task(world.client(0, 1).complete(PROMPT, params, request_id="best"))
+    await world.until(lambda: world.state._entries and len(world.entry("best").journals[2]) > 290, 30.0)
+    monkeypatch.setattr(StepStream, "follow", counted)
+    await world.stop_router(world.routers[0])
+    assert oracle.returned(await task) == oracle.outputs(PROMPT, params)
+    assert follows[0].count(0) >= 2  # so that more than 512 items are sent again
+    assert len(follows) < 40

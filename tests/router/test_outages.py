@@ -1,0 +1,73 @@
+"""A store that does not answer only delays."""
+
+import asyncio
+from dataclasses import replace
+
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from gpu_worker.fake_runner import FakeRunner
+from octavo.errors import StoreUnavailable
+from octavo.sampling import SamplingParams
+from octavo.store.memory import MemoryStore
+
+GREEDY = SamplingParams(temperature=0.0, max_tokens=60)
+PROMPT = list(range(3, 40))
+
+
+class Flaky(MemoryStore):
+    """Answers some calls with StoreUnavailable: before they are done, or after."""
+
+    def __init__(self, state) -> None:
+        super().__init__(state)
+        self.outages: list[bool] = []
+
+    def __getattribute__(self, name):
+        found = super().__getattribute__(name)
+        if name.startswith("_") or not asyncio.iscoroutinefunction(found):
+            return found
+
+        async def call(*args, **kwargs):
+            fails = self.outages.pop() if self.outages else None
+            if fails is True:
+                raise StoreUnavailable("down")
+            answer = await found(*args, **kwargs)
+            if fails is False:
+                raise StoreUnavailable("the answer was lost")
+            return answer
+
+        return call
+
+
+@settings(max_examples=8, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.lists(st.sampled_from([None, None, True, False]), max_size=120))
+def test_a_store_that_fails_at_any_call_costs_nothing(make_world, oracle, data):
+    asyncio.run(through_outages(make_world(), oracle, data))
+
+
+async def through_outages(world, oracle, outages) -> None:
+    async with world.stack:
+        store = Flaky(world.state)
+        for _ in range(2):
+            await world.worker()
+        await world.router(store, lease_ms=5000)
+        await world.ready()
+        client = world.client()
+        store.outages = list(outages)
+        stop = ("k",)
+        params = [GREEDY, replace(GREEDY, stop=stop), SamplingParams(seed=1, n=2, max_tokens=20)]
+        got = await asyncio.gather(*(client.complete([*PROMPT, i], each) for i, each in enumerate(params)))
+        for i, (completion, each) in enumerate(zip(got, params, strict=True)):
+            assert oracle.returned(completion) == oracle.outputs([*PROMPT, i], each)
+
+
+async def test_an_outage_of_seconds_only_delays(world, oracle):
+    await world.worker(FakeRunner(step_s=0.01))
+    store = Flaky(world.state)
+    await world.router(store)
+    await world.ready()
+    tasks = await world.streams(world.client(), 3)
+    store.outages = [True] * 200
+    await asyncio.sleep(0.3)
+    store.outages = []
+    await oracle.check(tasks)

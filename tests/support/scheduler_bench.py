@@ -1,0 +1,55 @@
+"""A scheduler to be tested step by step."""
+
+from gpu_worker.fake_runner import FakeRunner
+from gpu_worker.plan import StepPlan
+from gpu_worker.scheduler import Scheduler, SchedulerConfig, StepResult
+from gpu_worker.sequence import Sequence
+from octavo.ids import SequenceId
+from octavo.sampling import FinishReason, SamplingParams
+
+GREEDY = SamplingParams(temperature=0.0, max_tokens=8)
+
+
+class Bench:
+    """A scheduler, a FakeRunner and a clock that moves when told."""
+
+    def __init__(self, *, runner: dict | None = None, **config) -> None:
+        self.runner = FakeRunner(**{"block_size": 4, "num_blocks": 64, "num_host_blocks": 16, **(runner or {})})
+        self.now = 0.0
+        config = {"max_batch_tokens": 32, "max_batch_sequences": 16, "watermark": 0.0, "debug": True, **config}
+        self.scheduler = Scheduler(SchedulerConfig(**config), self.runner.info, clock=lambda: self.now)
+        self.tokens: dict[str, list[int]] = {}
+        self.finishes: dict[str, FinishReason] = {}
+
+    def sequence(self, name: str, prompt: int | list[int] = 5, params: SamplingParams = GREEDY, **more) -> Sequence:
+        start = sum(map(ord, name))  # so that no two share a prefix
+        tokens = [1 + (start + index * index) % 97 for index in range(prompt)] if isinstance(prompt, int) else prompt
+        return Sequence.from_admission(
+            **{"seq_id": SequenceId(name), "epoch": 1, "prompt": tokens, "params": params, "root": bytes(32), **more}
+        )
+
+    def admit(self, name: str, prompt: int | list[int] = 5, params: SamplingParams = GREEDY, **more) -> Sequence:
+        sequence = self.sequence(name, prompt, params, **more)
+        admission = self.scheduler.admit(sequence)
+        assert admission.ok, admission
+        return sequence
+
+    def step(self) -> tuple[StepPlan, StepResult]:
+        plan = self.scheduler.plan()
+        lengths = {c.branch.sequence.seq_id: c.length for c in plan.chunks}
+        result = self.scheduler.commit(plan, self.runner.run(plan))
+        self.lengths = lengths
+        for delta in result.deltas:
+            name = f"{delta.sequence.seq_id}.{delta.branch_index}"
+            self.tokens.setdefault(name, []).extend(delta.token_ids)
+            if delta.finish:
+                assert name not in self.finishes
+                self.finishes[name] = delta.finish
+        return plan, result
+
+    def finish(self, limit: int = 2000) -> None:
+        for _ in range(limit):
+            if not self.scheduler.has_work:
+                return
+            self.step()
+        raise AssertionError(f"not done after {limit} steps: {self.scheduler.load()}")

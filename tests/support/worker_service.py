@@ -1,0 +1,133 @@
+"""The Worker service over real gRPC in this process, and calls of it."""
+
+import asyncio
+from collections.abc import Callable
+
+import grpc
+import pytest
+
+from gpu_worker.desk import Desk
+from gpu_worker.engine import Engine
+from gpu_worker.fake_runner import FakeRunner
+from gpu_worker.journal import Journal
+from gpu_worker.results import StepResult
+from gpu_worker.scheduler import Scheduler, SchedulerConfig
+from gpu_worker.server import WorkerService
+from gpu_worker.streams import Streams
+from octavo import errors, hashing, rpc, wire
+from octavo.ids import Incarnation
+from octavo.sampling import SamplingParams
+from octavo.v1 import worker_pb2, worker_pb2_grpc
+
+ADMITTED = worker_pb2.ADMISSION_OUTCOME_ADMITTED
+
+
+class Service:
+    """A worker without store and lease, and a stub to call it."""
+
+    def __init__(self) -> None:
+        self.runner = FakeRunner(block_size=4, num_blocks=4096, num_host_blocks=16, context_tokens=4096)
+        loop = asyncio.get_running_loop()
+
+        def on_result(result: StepResult) -> None:
+            loop.call_soon_threadsafe(self.journal.submit, result)
+
+        def on_progress() -> None:
+            self.desk.refresh(self.engine.scheduler)
+
+        config = SchedulerConfig(max_batch_tokens=64, max_batch_sequences=16)
+        self.engine = Engine(
+            Scheduler(config, self.runner.info), self.runner, on_result, on_progress, idle_round_s=0.02
+        )
+        self.streams = Streams()
+        self.desk = Desk(self.engine, self.runner.info, self.streams)
+        self.journal = Journal(None, self.streams, self.desk)
+        self.service = WorkerService("w", Incarnation("me"))
+
+    async def start(self) -> None:
+        self.task = asyncio.create_task(self.journal.run())
+        self.server = rpc.server(internal=True)
+        worker_pb2_grpc.add_WorkerServicer_to_server(self.service, self.server)
+        port = self.server.add_insecure_port("127.0.0.1:0")
+        await self.server.start()
+        self.endpoint = f"127.0.0.1:{port}"
+        self.channel = rpc.channel(self.endpoint, internal=True)
+        self.stub = worker_pb2_grpc.WorkerStub(self.channel)
+        self.engine.start()
+
+    async def stop(self) -> None:
+        await self.channel.close()
+        await self.server.stop(0)
+        await asyncio.to_thread(self.engine.stop)
+        self.task.cancel()
+
+    async def schedule(self, *admissions: worker_pb2.Admission, router_id: str = "") -> list[int]:
+        request = worker_pb2.ScheduleRequest(router_id=router_id, admissions=admissions)
+        return [result.outcome for result in (await self.stub.Schedule(request)).results]
+
+    def step(self) -> "StepCall":
+        return StepCall(self.stub)
+
+    async def until(self, condition: Callable[[], bool]) -> None:
+        async with asyncio.timeout(20):
+            while not condition():  # noqa: ASYNC110
+                await asyncio.sleep(0.002)
+
+
+class StepCall:
+    """One open Step stream."""
+
+    def __init__(self, stub: worker_pb2_grpc.WorkerStub) -> None:
+        self.call = stub.Step()
+
+    async def send(self, **command) -> "StepCall":
+        await self.call.write(worker_pb2.StepRequest(**command))
+        return self
+
+    async def open(self, router_id: str) -> "StepCall":
+        return await self.send(open=worker_pb2.Open(router_id=router_id))
+
+    async def grant(self, steps: int) -> "StepCall":
+        return await self.send(grant=worker_pb2.Grant(steps=steps))
+
+    async def read(self) -> worker_pb2.StepResult:
+        async with asyncio.timeout(20):
+            return await self.call.read()
+
+    async def rest(self) -> list[worker_pb2.StepResult]:
+        """Half-closes, and reads to the end."""
+        await self.call.done_writing()
+        results = []
+        async with asyncio.timeout(20):
+            while (result := await self.call.read()) is not grpc.aio.EOF:
+                results.append(result)
+        return results
+
+    async def error(self) -> errors.ServingError:
+        """What the stream ends with."""
+        with pytest.raises(grpc.aio.AioRpcError) as raised:
+            async with asyncio.timeout(20):
+                while await self.call.read() is not grpc.aio.EOF:
+                    pass
+        return rpc.error_from(raised.value)
+
+
+def admission(
+    number: int = 1, prompt: tuple[int, ...] = (1, 2, 3), max_tokens: int = 8, **more
+) -> worker_pb2.Admission:
+    params = SamplingParams(temperature=0, max_tokens=max_tokens, best_of=1, seed=0, ignore_eos=True)
+    fields = {"seq_id": f"{number:032x}", "epoch": 1, "priority": 3, **more}
+    item = worker_pb2.Admission(sampling=wire.sampling_to_wire(params), **fields)
+    item.prompt.ids.extend(prompt)
+    return item
+
+
+def tokens_of(results: list[worker_pb2.StepResult], number: int = 1, prompt: tuple[int, ...] = (1, 2, 3)) -> list[int]:
+    """What a reader has of a sequence after dropping duplicates; the chain is checked."""
+    tokens: list[int] = []
+    for item in (item for result in results for item in result.items if item.seq_id == f"{number:032x}"):
+        assert item.first_index <= len(tokens)
+        tokens += item.token_ids[len(tokens) - item.first_index :]
+        whole = tokens[: item.first_index + len(item.token_ids)]
+        assert item.chain == hashing.extend_chain(hashing.prompt_chain(prompt), whole)
+    return tokens
