@@ -1,4 +1,4 @@
-"""Classic bugs in the CPU ops, which the tests of this folder must see: in the module as it ships, without sanitizers."""
+"""Classic bugs in the CPU ops, which the tests of this folder must see in the module that ships, without sanitizers."""
 
 import os
 import re
