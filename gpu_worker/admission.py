@@ -8,6 +8,7 @@ from gpu_worker.preemption import Preemption
 from gpu_worker.sequence import Branch, Sequence
 from gpu_worker.slots import Slots
 from gpu_worker.workload import RUNNING, SWAPPED, WAITING, Workload, prefill_end
+from octavo.errors import OutOfBlocks
 from octavo.ids import BlockId, HostBlockId
 
 MAX_SKIPPED = 64  # sequences passed over in one step because they cannot start just now
@@ -70,6 +71,22 @@ class Admitter:
         work.unswap(sequence)
         work.protected.add(sequence)
         return True
+
+    def bring_back(self, sequence: Sequence) -> int:
+        """Brings in on request, however long it was to stay out; how many blocks come."""
+        work = self._work
+        if not sequence.swapped:
+            return 0
+        num_blocks = len({block for branch in sequence.branches for block in branch.host_blocks})
+        sequence.hold_until = float("-inf")
+        if sequence in work.moved_out:  # the copy out is still to be made: the next step brings it back
+            return num_blocks
+        if not self.bring_in(sequence):
+            raise OutOfBlocks(
+                f"sequence {sequence.seq_id}: {num_blocks} blocks needed, {work.blocks.num_available} to be had; "
+                "it comes back when there is room"
+            )
+        return num_blocks
 
     def _places(self, branches: list[Branch]) -> dict[HostBlockId, BlockId | None]:
         """Where each host block goes: a device block that still has its content, or None for a new one."""

@@ -81,6 +81,18 @@ class Preemption:
         work.tidy()
         return True
 
+    def send_away(self, sequence: Sequence, until: float) -> int:
+        """Moves a running sequence out on request, and keeps it out until then; how many blocks went."""
+        work = self._work
+        used = {block for b in sequence.branches for block in b.blocks[: work.blocks.blocks_for(b.num_computed)]}
+        if not self.swap_out(sequence):
+            raise OutOfBlocks(
+                f"sequence {sequence.seq_id}: {len(used)} computed blocks cannot move to the host pool now "
+                f"({work.host.num_free} blocks free there)"
+            )
+        sequence.hold_until = until
+        return len(used)
+
     def _prefers_swap(self, sequence: Sequence) -> bool:
         work = self._work
         if work.config.preemption != "auto":

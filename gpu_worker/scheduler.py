@@ -26,7 +26,7 @@ from gpu_worker.sequence import Branch, Sequence
 from gpu_worker.step_budget import StepBudget
 from gpu_worker.swap import CostModel
 from gpu_worker.workload import FINISHED, RUNNING, WAITING, Workload, prefill_end
-from octavo.errors import NotFound, OutOfBlocks, StaleEpoch
+from octavo.errors import NotFound, StaleEpoch
 from octavo.ids import SequenceId
 from octavo.sampling import FinishReason
 
@@ -267,32 +267,10 @@ class Scheduler:
         if operation == "drop":
             return self._preemption.recompute(sequence) if sequence in work.active or sequence.swapped else 0
         if operation == "in":
-            return self._swap_in(sequence)
+            return self._admitter.bring_back(sequence)
         if sequence not in work.active:
             return 0
-        used = {block for b in sequence.branches for block in b.blocks[: work.blocks.blocks_for(b.num_computed)]}
-        if not self._preemption.swap_out(sequence):
-            raise OutOfBlocks(
-                f"sequence {seq_id}: {len(used)} computed blocks cannot move to the host pool now "
-                f"({work.host.num_free} blocks free there)"
-            )
-        sequence.hold_until = self._clock() + self.config.min_preempt_interval_s
-        return len(used)
-
-    def _swap_in(self, sequence: Sequence) -> int:
-        work = self._work
-        if not sequence.swapped:
-            return 0
-        num_blocks = len({block for branch in sequence.branches for block in branch.host_blocks})
-        sequence.hold_until = float("-inf")
-        if sequence in work.moved_out:  # the copy out is still to be made: the next step brings it back
-            return num_blocks
-        if not self._admitter.bring_in(sequence):
-            raise OutOfBlocks(
-                f"sequence {sequence.seq_id}: {num_blocks} blocks needed, {work.blocks.num_available} to be had; "
-                "it comes back when there is room"
-            )
-        return num_blocks
+        return self._preemption.send_away(sequence, until=self._clock() + self.config.min_preempt_interval_s)
 
     # State
 

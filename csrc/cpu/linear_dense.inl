@@ -48,7 +48,11 @@ inline void dense_tile(const LinearJob& job, const void* rows, std::int64_t stri
             }
         }
     };
+    const char* next = static_cast<const char*>(rows) + kRows * stride * kSize;  // memory in its order, a tile ahead
     for (std::int64_t k = 0; k < whole; k += 8) {
+        for (std::int64_t line = 0; column == 0 && line < kRows * 8 * kSize; line += 64) {
+            fetch_second(next + k * kRows * kSize + line);
+        }
         add([k](const float* p) { return load8(p + k); }, [k](const void* p) { return load_weight<kFormat>(p, k); });
     }
     if (rest > 0) {  // in the same registers: added one by one, compilers may sum them in another order in each tile
@@ -114,6 +118,9 @@ void dense_rows(const LinearJob& job, std::int64_t row, std::int64_t end, float*
         }
         for (int r = 0; r < 4; ++r) {  // widened once for all columns
             constexpr DType kType = kFormat == Format::kF16 ? DType::kF16 : DType::kBF16;
+            for (std::int64_t line = 0; line < cols * kSize; line += 64) {
+                fetch_second(rows + (4 + r) * stride * kSize + line);
+            }
             to_float(kType, rows + r * stride * kSize, cols, scratch + r * cols);
         }
         dense_columns<Format::kF32, 4>(job, scratch, cols, row);

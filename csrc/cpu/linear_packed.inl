@@ -38,7 +38,7 @@ struct Part {
     const std::uint8_t* minimums(std::int64_t block) const { return scales(block) + kGroupRows * 2; }
 };
 
-constexpr std::int64_t kAhead = 2560;  // bytes
+constexpr std::int64_t kAhead = 8192;  // bytes; into the second cache: asking for the first one holds up the loads
 
 // kColumns columns of R::kRows rows with inputs in int8: a block is decoded once for all columns.
 template <Format kFormat, typename R, int kColumns>
@@ -57,7 +57,7 @@ inline void int8_tile(const LinearJob& job, std::int64_t row, std::int64_t colum
         const std::uint8_t* p = at.numbers(block);
         const F scale = R::halves(at.scales(block));
         for (std::int64_t line = 0; column == 0 && line < At::kBytes; line += 64) {
-            fetch(p + kAhead + line);
+            fetch_second(p + kAhead + line);
         }
         if (kFormat == Format::kQ8) {
             R::template dots8<kColumns>(p, inputs, dots);

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from gpu_worker.models.gguf_tensors import GgufSource
+from gpu_worker.models.huge_pages import HugePages
 from gpu_worker.models.weights import Taker, WeightSource
 from octavo.gguf import TensorType
 
@@ -51,6 +52,7 @@ class Packer:
         self._taker = taker
         self._scheme = scheme
         self._dtype = dtype
+        self._memory = HugePages()
         self.formats: Counter[str] = Counter()
 
     def stack(self, names: list[str], shapes: list[tuple[int, ...]]) -> Matrix:
@@ -78,13 +80,18 @@ class Packer:
         dtype = parts[0].dtype if len(stored) == 1 and parts[0].dtype in FORMATS else torch.float32
         if self._dtype != torch.float32 and dtype == torch.float32:
             dtype = self._dtype
-        data = torch.cat([part.to(dtype) for part in parts]) if len(parts) > 1 else parts[0].to(dtype).contiguous()
+        if len(parts) == 1 and parts[0].dtype == dtype:
+            data = parts[0].contiguous()
+        else:
+            rows, columns = sum(part.shape[0] for part in parts), parts[0].shape[1]
+            data = self._memory.take(rows * columns * dtype.itemsize).view(dtype).view(rows, columns)
+            torch.cat([part.to(dtype) for part in parts], out=data)
         return self._matrix(data, FORMATS[dtype], *data.shape)
 
     def _round(self, names: list[str], shapes: list[tuple[int, ...]], format_: str) -> Matrix:
         parts = [self._taker.stored(name, shape).float() for name, shape in zip(names, shapes, strict=True)]
         values = torch.cat(parts)
-        data = self._memory(format_, *values.shape)
+        data = self._packed(format_, *values.shape)
         self._extension.quantize(data, values, format_)
         return self._matrix(data, format_, *values.shape)
 
@@ -98,12 +105,12 @@ class Packer:
                 blocks = _with_minimums(blocks)
             parts.append(blocks)
             self._taker.took(name)
-        data = self._memory(format_, rows, columns)
+        data = self._packed(format_, rows, columns)
         self._extension.repack(data, torch.cat(parts), format_, rows, columns)
         return self._matrix(data, format_, rows, columns)
 
-    def _memory(self, format_: str, rows: int, columns: int) -> Tensor:
-        return torch.empty(self._extension.packed_bytes(format_, rows, columns), dtype=torch.uint8)
+    def _packed(self, format_: str, rows: int, columns: int) -> Tensor:
+        return self._memory.take(self._extension.packed_bytes(format_, rows, columns))
 
     def _matrix(self, data: Tensor, format_: str, rows: int, columns: int) -> Matrix:
         self.formats[format_] += 1

@@ -1,18 +1,12 @@
-"""The store on a Redis or Valkey server. The only file that knows the client library."""
+"""The store on a Redis or Valkey server: what each function takes and answers."""
 
 import asyncio
 import secrets
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from dataclasses import dataclass
-from typing import Any, TypeVar
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import aclosing
+from typing import Any
 
-import redis.asyncio as client
-from redis.asyncio.retry import Retry
-from redis.backoff import NoBackoff
-from redis.exceptions import ConnectionError as ConnectionLost
-from redis.exceptions import RedisError, ResponseError
-
-from octavo.errors import PoisonSuspected, StoreUnavailable
+from octavo.errors import PoisonSuspected
 from octavo.ids import Incarnation, SequenceId
 from octavo.record import (
     Accepted,
@@ -35,26 +29,13 @@ from octavo.record import (
     Why,
 )
 from octavo.sampling import FinishReason
-from octavo.store import codec, keys, library
+from octavo.store import codec, keys
+from octavo.store.server import RedisOptions, Server
 
-T = TypeVar("T")
 APPEND_STATUSES = tuple(AppendStatus)  # in the order of the numbers in lua/40_journal.lua
 LIST_CHUNK = 256
 MAX_BATCH = 4096
 QUARANTINED_CRASHES = 2
-MAX_GENERATIONS_PER_CALL = 4
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RedisOptions:
-    """How long to wait for what, and how many shards the records are spread over (the same for every process)."""
-
-    num_shards: int = 1
-    connect_timeout_s: float = 1.0
-    call_timeout_s: float = 2.0
-    freeze_ms: int = 3000
-    retain_ms: int = 600_000
-    max_connections: int = 16
 
 
 class RedisStore:
@@ -67,92 +48,21 @@ class RedisStore:
         on_generation: Callable[[int], None] | None = None,
         source: str | None = None,
     ) -> None:
-        self._url = url
         self._options = options or RedisOptions()
-        if not 1 <= self._options.num_shards <= keys.MAX_SHARDS:
-            raise ValueError(f"num_shards: {self._options.num_shards} is not within 1..{keys.MAX_SHARDS}")
-        self._on_generation = on_generation
-        self._source = source or library.source()
-        self._generations = [0] * self._options.num_shards
-        self._redis = self._connect(self._options.call_timeout_s)
-
-    def _connect(self, timeout_s: float | None) -> Any:
-        pool = client.BlockingConnectionPool.from_url(
-            self._url,
-            protocol=2,
-            timeout=self._options.call_timeout_s,  # for a free connection
-            socket_connect_timeout=self._options.connect_timeout_s,
-            socket_timeout=timeout_s,
-            max_connections=self._options.max_connections,
-            retry=Retry(
-                NoBackoff(), 1, supported_errors=(ConnectionLost,)
-            ),  # a pooled connection may be dead: once more
-        )
-        return client.Redis.from_pool(pool)
-
-    # Talking to the server
+        self.server = Server(url, self._options, on_generation, source)
+        self._call, self._each_shard = self.server.call, self.server.each_shard
 
     @property
     def generation(self) -> int:
         """Grows whenever a shard's does."""
-        return sum(self._generations)
+        return self.server.generation
 
     async def open(self) -> None:
         """Loads the function library where it is missing or old, and learns the generation."""
-        await self._guard(self._load_library)
-        await self._each_shard("depth")
+        await self.server.open()
 
     async def close(self) -> None:
-        await self._redis.aclose()
-
-    async def _load_library(self) -> None:
-        try:
-            current = await self._redis.fcall("octavo1_revision", 0)
-        except ResponseError as error:
-            if "Function not found" not in str(error):
-                raise
-            current = 0
-        if current < library.REVISION:
-            await self._redis.function_load(self._source, replace=True)
-
-    async def _guard(self, operation: Callable[..., Awaitable[T]], *args: Any) -> T:
-        """Turns what can go wrong with a connection or a server into StoreUnavailable."""
-        try:
-            return await operation(*args)
-        except (RedisError, OSError, TimeoutError) as error:
-            raise StoreUnavailable(f"the store does not answer ({type(error).__name__}: {error})") from error
-
-    async def _fcall(self, name: str, names: Sequence[str], args: Sequence[Any]) -> Any:
-        try:
-            return await self._redis.fcall(name, len(names), *names, *args)
-        except ResponseError as error:
-            if "Function not found" not in str(error):
-                raise
-            await self._load_library()  # the server lost it: FUNCTION FLUSH, or an empty replacement
-            return await self._redis.fcall(name, len(names), *names, *args)
-
-    async def _call(self, shard: int, name: str, *args: Any, records: Sequence[str] = ()) -> list[Any]:
-        """One function call; a new generation is picked up and the call repeated."""
-        options = self._options
-        names = [keys.generation(shard), *records]
-        for _ in range(MAX_GENERATIONS_PER_CALL):
-            header = (self._generations[shard], options.freeze_ms, options.retain_ms)
-            reply: list[Any] = await self._guard(self._fcall, f"octavo1_{name}", names, [*header, *args])
-            if reply[0] != b"STALE_GENERATION":
-                return reply
-            self._learn_generation(shard, int(reply[1]))
-        raise StoreUnavailable("the store restarts again and again")
-
-    def _learn_generation(self, shard: int, generation: int) -> None:
-        first = self._generations[shard] == 0
-        if generation <= self._generations[shard]:  # another call was told before
-            return
-        self._generations[shard] = generation
-        if self._on_generation is not None and not first:
-            self._on_generation(self.generation)
-
-    async def _each_shard(self, name: str, *args: Any) -> list[list[Any]]:
-        return await asyncio.gather(*(self._call(shard, name, *args) for shard in range(self._options.num_shards)))
+        await self.server.close()
 
     async def _on(self, seq_id: SequenceId, name: str, *args: Any) -> list[Any]:
         shard = self._shard(seq_id)
@@ -323,21 +233,9 @@ class RedisStore:
 
         What is said while the connection is down is lost: whoever listens also looks now and then.
         """
-        pause_s = 0.05
-        while True:
-            connection = self._connect(None)
-            subscriber = connection.pubsub(ignore_subscribe_messages=True)
-            try:
-                await subscriber.subscribe(keys.notice_channel(router), keys.QUEUED_CHANNEL)
-                pause_s = 0.05
-                async for message in subscriber.listen():
-                    yield codec.parse_notice(message["data"])
-            except (RedisError, OSError, TimeoutError):
-                await asyncio.sleep(pause_s)
-                pause_s = min(2 * pause_s, 1.0)
-            finally:
-                await subscriber.aclose()
-                await connection.aclose()
+        async with aclosing(self.server.listen(keys.notice_channel(router), keys.QUEUED_CHANNEL)) as payloads:
+            async for payload in payloads:
+                yield codec.parse_notice(payload)
 
 
 def _poison(seq_id: SequenceId) -> str:

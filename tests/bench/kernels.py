@@ -3,24 +3,27 @@
     python tests/bench/kernels.py [--quick] [--isa avx2] [--only linears attention steps] [--llama-cpp FOLDER]
 
 Both sides of a ratio are taken in turns in one process (llama.cpp's just before); each figure is the best of its
-repeats, which on a shared machine is the least disturbed one. FOLDER has llama.cpp's programs (or $LLAMA_CPP).
+repeats, which on a shared machine is the least disturbed one; "of read" is the median of products each beside the
+reading of memory just before it. FOLDER has llama.cpp's programs (or $LLAMA_CPP).
 """
 
 import argparse
 import os
+import statistics
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
 import torch
 from _llama_cpp import rates as llama_cpp_rates
-from _rates import Rates, best
+from _rates import BYTES, Rates, best, in_turns
 from torch import Tensor
 from torch.nn import functional
 
 from gpu_worker import model_runner
 from gpu_worker.kv_arena import KvShape
 from gpu_worker.model_runner import ModelRunner, load_runner
+from gpu_worker.models.huge_pages import HugePages
 from gpu_worker.ops import AttentionOptions, kv_format, make_batch, native
 from gpu_worker.ops.native_cpu import NativeCpuOps
 from gpu_worker.ops.reference import ReferenceOps
@@ -33,13 +36,14 @@ PARTS = ("linears", "attention", "steps")
 
 
 def weights(extension) -> dict[str, tuple[Tensor, object]]:
-    """A matrix in every form, with its memory."""
-    values = torch.randn(ROWS, COLS)
+    """A matrix in every form, with its memory, which is what the worker puts weights into."""
+    memory = HugePages()
+    values = memory.take(ROWS * COLS * 4).view(torch.float32).view(ROWS, COLS).normal_()
     forms: dict[str, tuple[Tensor, object]] = {"f32": (values, extension.Weight(values, "f32", ROWS, COLS))}
-    half = values.bfloat16()
+    half = memory.take(ROWS * COLS * 2).view(torch.bfloat16).view(ROWS, COLS).copy_(values)
     forms["bf16"] = (half, extension.Weight(half, "bf16", ROWS, COLS))
     for name in ("q8", "q4", "q4_mins"):
-        data = torch.empty(extension.packed_bytes(name, ROWS, COLS), dtype=torch.uint8)
+        data = memory.take(extension.packed_bytes(name, ROWS, COLS))
         if name == "q4_mins":
             data.random_(0, 120)
         else:
@@ -54,17 +58,22 @@ def linears(extension, machine: Rates, columns: list[int], repeats: int) -> None
     plain = forms["f32"][0]
     for count in columns:
         x, out = torch.randn(count, COLS), torch.empty(count, ROWS)
-        calls: dict[str, Callable[[], object]] = {"torch f32": lambda x=x: functional.linear(x, plain)}
+        products: dict[str, Callable[[], object]] = {"torch f32": lambda x=x: functional.linear(x, plain)}
         for name, (_, weight) in forms.items():
-            calls[name] = lambda x=x, out=out, weight=weight: extension.linear(out, x, weight)
+            products[name] = lambda x=x, out=out, weight=weight: extension.linear(out, x, weight)
+        calls: dict[str, Callable[[], object]] = {}
+        for name, call in products.items():  # reads memory in between: no cache holds what comes next
+            calls |= {f"read, {name}": machine.read_memory, name: call}
         machine.measure(1)
-        times = best(calls, repeats)
-        for name, seconds in times.items():
+        times = in_turns(calls, repeats)
+        for name in products:
             data = plain if name == "torch f32" else forms[name][0]
-            rate = data.numel() * data.itemsize / seconds / 1e9
-            flops = 2 * count * ROWS * COLS / seconds / 1e9
+            size, seconds = data.numel() * data.itemsize, min(times[name])
+            rate, flops = size / seconds / 1e9, 2 * count * ROWS * COLS / seconds / 1e9
+            reads = zip(times[f"read, {name}"], times[name], strict=True)
+            share = statistics.median(size / product / (BYTES / read) for read, product in reads)
             kind, most = ("int8", machine.int8) if name in ("q8", "q4", "q4_mins") else ("float32", machine.float32)
-            speed = f"{rate:6.1f} GB/s  {rate / machine.read:5.0%} of read  {flops:6.0f} GFLOP/s"
+            speed = f"{rate:6.1f} GB/s  {share:5.0%} of read  {flops:6.0f} GFLOP/s"
             print(f"linear {count:3} columns  {name:14} {speed}  {flops / most:5.0%} of {kind}")
 
 

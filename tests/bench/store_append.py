@@ -37,14 +37,14 @@ async def measure(store: Any, batch: int, num_items: int) -> tuple[float, float]
     """(server, caller) microseconds per item."""
     rounds = max(50, num_items // batch)
     ids = [await start_sequence(store, rounds) for _ in range(batch)]
-    await store._redis.config_resetstat()
+    await store.server.client.config_resetstat()
     begun = time.perf_counter()
     for index in range(rounds):
         replies = await store.append_batch([Append(seq_id, 1, 0, index, [index]) for seq_id in ids])
         if any(reply.status is not AppendStatus.OK for reply in replies):
             raise RuntimeError(f"unexpected replies: {replies}")
     seconds = time.perf_counter() - begun
-    stats = (await store._redis.info("commandstats"))["cmdstat_fcall"]
+    stats = (await store.server.client.info("commandstats"))["cmdstat_fcall"]
     for seq_id in ids:
         await store.finish(seq_id, -1, FinishReason.STOP, None)
     return stats["usec"] / rounds / batch, seconds * 1e6 / rounds / batch

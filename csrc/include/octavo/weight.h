@@ -43,6 +43,11 @@ static constexpr std::int64_t numbers_bytes(Format format) {
 static constexpr std::int64_t block_bytes(Format format) {
     return numbers_bytes(format) + kGroupRows * 2 * (format == Format::kQ4Mins ? 2 : 1);
 }
+// Of a row; packed ones share blocks.
+static inline std::int64_t row_bytes(const Weight& weight) {
+    return weight.packed() ? block_bytes(weight.format) * weight.cols / (kGroupRows * kBlock)
+                           : weight.cols * (weight.format == Format::kF32 ? 4 : 2);
+}
 std::int64_t packed_bytes(Format format, std::int64_t rows, std::int64_t cols);
 
 // The bytes it refers to.

@@ -4,6 +4,7 @@ import asyncio
 import shutil
 import socket
 from collections.abc import AsyncIterator, Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +12,11 @@ import pytest
 
 from octavo.ids import Incarnation, RequestId, SequenceId, sequence_id
 from octavo.record import NewSequence, QueueLimits, Taken, TakeStatus, Why
-from octavo.store import library
+from octavo.store import keys, library
 from octavo.store.embedded import EmbeddedStore
 from octavo.store.memory import MemoryState, MemoryStore
-from octavo.store.redis import RedisOptions, RedisStore
+from octavo.store.redis import RedisStore
+from octavo.store.server import RedisOptions
 
 CLOCK_KEY = "octavo:{s0}:test-clock"
 CLOCK = f"local function now_ms() return tonumber(redis.call('GET', '{CLOCK_KEY}')) end"
@@ -65,15 +67,15 @@ class Clock:
 class Bench:
     """A store to test with a clock to turn and a server to restart, whichever kind it is."""
 
-    def __init__(self, clock: Clock, store: MemoryStore | RedisStore, another: Callable[[], Any]) -> None:
+    def __init__(self, clock: Clock, store: MemoryStore | RedisStore, another: Callable[..., Any]) -> None:
         self.clock = clock
         self.store = store
         self._make = another
         self._opened = [store]
 
-    def another(self) -> Any:
+    def another(self, on_generation: Callable[[int], None] | None = None) -> Any:
         """One more process on the same server."""
-        self._opened.append(self._make())
+        self._opened.append(self._make(on_generation=on_generation))
         return self._opened[-1]
 
     async def close(self) -> None:
@@ -91,35 +93,44 @@ class Bench:
         """The owner at that epoch has died, and another worker takes over."""
         return await self.store.take(seq_id, epoch, to, f"crash{epoch}", Why.CONNECTION)
 
+    async def listening(self, router: Incarnation) -> None:
+        """Returns when somebody hears that router's notices."""
+        while not await self._heard(router):  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+
+    async def _heard(self, router: Incarnation) -> bool:
+        if isinstance(self.store, MemoryStore):
+            return router in self.store.shared.subscribers.values()
+        [(_, count)] = await self.store.server.client.pubsub_numsub(keys.notice_channel(router))
+        return bool(count)
+
     async def advance(self, ms: int) -> None:
         self.clock.now_ms += ms
         if isinstance(self.store, RedisStore):
-            await self.store._redis.set(CLOCK_KEY, self.clock.now_ms, ex=3600)
+            await self.store.server.client.set(CLOCK_KEY, self.clock.now_ms, ex=3600)
 
     async def restart(self) -> None:
         """As another server process would find the data; a real restart is tested in test_durability.py."""
         if isinstance(self.store, MemoryStore):
             self.store.shared.restart()
             return
-        for key in await self.store._redis.keys("octavo:*:gen"):
-            generation, _, frozen = (await self.store._redis.get(key)).split()
-            await self.store._redis.set(key, b"%s %s %s" % (generation, b"0" * 40, frozen), ex=3600)
+        for key in await self.store.server.client.keys("octavo:*:gen"):
+            generation, _, frozen = (await self.store.server.client.get(key)).split()
+            await self.store.server.client.set(key, b"%s %s %s" % (generation, b"0" * 40, frozen), ex=3600)
 
 
 def memory_bench() -> Bench:
     clock = Clock()
     state = MemoryState(lambda: clock.now_ms)
-    return Bench(clock, MemoryStore(state), lambda: MemoryStore(state))
+    return Bench(clock, MemoryStore(state), partial(MemoryStore, state))
 
 
 async def redis_bench(url: str, num_shards: int = 1) -> Bench:
     """An empty store with hand-set time."""
 
-    def another() -> RedisStore:
-        return RedisStore(url, RedisOptions(num_shards=num_shards), source=TEST_SOURCE)
-
+    another = partial(RedisStore, url, RedisOptions(num_shards=num_shards), source=TEST_SOURCE)
     store = another()
-    await store._redis.flushall()
+    await store.server.client.flushall()
     bench = Bench(Clock(), store, another)
     await bench.advance(0)
     await store.open()

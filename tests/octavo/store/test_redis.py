@@ -16,7 +16,8 @@ from octavo.record import Append, AppendStatus, Member, NewSequence, QueueLimits
 from octavo.sampling import FinishReason
 from octavo.store import library, open_store
 from octavo.store.embedded import EmbeddedStore
-from octavo.store.redis import RedisOptions, RedisStore
+from octavo.store.redis import RedisStore
+from octavo.store.server import RedisOptions
 
 ROUTER, W1, W2 = Incarnation("router1"), Incarnation("worker1"), Incarnation("worker2")
 LIMITS = QueueLimits()
@@ -60,8 +61,8 @@ async def test_every_key_expires(bench: Any, new: New) -> None:
     await store.cancel(new("cancelled").seq_id)
     await store.secret("resume")
     await store.sweep(10, 1000)
-    keys = [key.decode() for key in await store._redis.keys("*")]
-    ttls = {key: await store._redis.pttl(key) for key in keys}
+    keys = [key.decode() for key in await store.server.client.keys("*")]
+    ttls = {key: await store.server.client.pttl(key) for key in keys}
     kinds = {key.split("}:")[1].split(":")[0] for key in keys}
     assert kinds >= {"gen", "seq", "queue", "claims", "queue-tokens", "arrivals", "live", "lease", "member", "members",
                      "secret", "test-clock"}  # fmt: skip
@@ -74,28 +75,28 @@ async def test_every_key_expires(bench: Any, new: New) -> None:
 
 async def test_a_record_that_vanished_leaves_no_count_behind(bench: Any, new: New) -> None:
     await bench.store.accept(new(), LIMITS)
-    await bench.store._redis.delete(f"octavo:{{s0}}:seq:{new().seq_id}")
+    await bench.store.server.client.delete(f"octavo:{{s0}}:seq:{new().seq_id}")
     assert await bench.store.pop(ROUTER, 1, 1000) == []
     assert await bench.store.queue_depth() == (0, 0)
 
 
 async def test_no_key_has_a_part_the_client_chose(bench: Any, new: New) -> None:
     await bench.store.accept(new("{s1}:*\n", tenant="{tenant}"), LIMITS)
-    keys = b" ".join(await bench.store._redis.keys("*"))
+    keys = b" ".join(await bench.store.server.client.keys("*"))
     assert b"tenant" not in keys
     assert b"\n" not in keys
 
 
 async def test_a_lost_library_is_loaded_again(bench: Any, new: New) -> None:
     await bench.store.accept(new(), LIMITS)
-    await bench.store._redis.function_flush()
+    await bench.store.server.client.function_flush()
     assert (await bench.store.read(new().seq_id)).record.state is State.QUEUED
 
 
 async def test_losing_all_data_is_a_new_generation(bench: Any, new: New) -> None:
     await bench.store.accept(new(), LIMITS)
     before = bench.store.generation
-    await bench.store._redis.flushall()
+    await bench.store.server.client.flushall()
     await bench.advance(0)
     assert await bench.store.read(new().seq_id) is None
     assert bench.store.generation > before
@@ -104,7 +105,7 @@ async def test_losing_all_data_is_a_new_generation(bench: Any, new: New) -> None
 async def test_data_from_before_are_a_new_generation(bench: Any, new: New) -> None:
     """A promoted replica that lagged: its generation is below what the callers know."""
     await bench.store.accept(new(), LIMITS)
-    bench.store._generations[0] += 10
+    bench.store.server.generations[0] += 10
     before = bench.store.generation
     assert (await bench.store.read(new().seq_id)).record.state is State.QUEUED
     assert bench.store.generation > before
@@ -113,11 +114,11 @@ async def test_data_from_before_are_a_new_generation(bench: Any, new: New) -> No
 async def test_an_older_library_is_replaced_and_a_newer_one_kept(bench: Any) -> None:
     store = bench.store
     for revision, expected in ((0, library.REVISION), (library.REVISION + 1, library.REVISION + 1)):
-        text = store._source.replace(f"local REVISION = {library.REVISION}", f"local REVISION = {revision}")
-        await store._redis.function_load(text, replace=True)
+        text = store.server.source.replace(f"local REVISION = {library.REVISION}", f"local REVISION = {revision}")
+        await store.server.client.function_load(text, replace=True)
         await store.open()
-        assert await store._redis.fcall("octavo1_revision", 0) == expected
-    await store._redis.function_load(store._source, replace=True)
+        assert await store.server.client.fcall("octavo1_revision", 0) == expected
+    await store.server.client.function_load(store.server.source, replace=True)
 
 
 async def test_many_calls_at_once_wait_for_a_connection(bench: Any, new: New) -> None:
@@ -166,15 +167,15 @@ async def test_the_documented_acl_is_enough(bench: Any, server: EmbeddedStore, n
     [block] = re.findall(r"An ACL for a process: (.*?)\n\n", text, re.DOTALL)
     rules, commands = re.findall(r"`([^`]*)`", block)
     rules += " " + " ".join("+" + command for command in commands.split())
-    await bench.store._redis.execute_command("ACL", "SETUSER", "member", "reset", "on", ">pass", *rules.split())
+    await bench.store.server.client.execute_command("ACL", "SETUSER", "member", "reset", "on", ">pass", *rules.split())
     url = server.url.replace("unix://", "unix://member:pass@")
-    member = RedisStore(url, RedisOptions(), source=bench.store._source)
+    member = RedisStore(url, RedisOptions(), source=bench.store.server.source)
     try:
-        await bench.store._redis.function_flush()
+        await bench.store.server.client.function_flush()
         await member.open()
         stream = member.notices(ROUTER)
         waiting = asyncio.ensure_future(anext(stream))
-        await asyncio.sleep(0.1)
+        await bench.listening(ROUTER)
         await member.heartbeat(Member("worker", W1, b""), 1000)
         await member.accept(new(), LIMITS)
         async with asyncio.timeout(5):
@@ -194,7 +195,7 @@ async def test_the_documented_acl_is_enough(bench: Any, server: EmbeddedStore, n
         await member.list_sequences(None, 1)
         await member.leave(Member("worker", W1, b""))
         with pytest.raises(StoreUnavailable, match="permission"):
-            await member._guard(member._redis.flushall)
+            await member.server.guard(member.server.client.flushall)
     finally:
         await member.close()
 

@@ -49,7 +49,7 @@ async def test_a_secret_is_shared_and_stays(bench: Any) -> None:
 async def test_notices_reach_the_attached_router(bench: Any, new: New) -> None:
     stream = bench.store.notices(ROUTER)
     waiting = asyncio.ensure_future(anext(stream))
-    await asyncio.sleep(0.1)
+    await bench.listening(ROUTER)
     request = new()
     epoch = await bench.run(request)
     await bench.store.attach(request.seq_id, ROUTER)
@@ -69,10 +69,9 @@ async def test_notices_reach_the_attached_router(bench: Any, new: New) -> None:
 
 
 async def test_another_process_learns_the_generation(bench: Any, new: New) -> None:
-    other = bench.another()
-    await other.open()
     heard: list[int] = []
-    other._on_generation = heard.append
+    other = bench.another(heard.append)
+    await other.open()
     await bench.restart()
     await bench.store.accept(new(), LIMITS)
     assert (await other.read(new().seq_id)).record.state is State.QUEUED

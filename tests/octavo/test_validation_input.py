@@ -1,0 +1,187 @@
+"""Prompts, texts, chats, request ids, admissions: what is allowed, and which field an error names."""
+
+import dataclasses
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from refusals import refusal
+
+from octavo import validation
+from octavo.errors import InvalidArgument
+from octavo.sampling import SamplingParams
+
+VOCAB, CONTEXT, EOS = 100, 64, (2,)
+NAN = math.nan
+DEFAULT = SamplingParams()
+
+tokens = st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size=CONTEXT - 1)
+
+
+def check_sampling(params):
+    validation.validate_sampling(params, vocab_size=VOCAB, context_tokens=CONTEXT, eos_token_ids=EOS)
+
+
+def check_prompt(ids, params=DEFAULT, **changed):
+    validation.validate_prompt(ids, params, **{"vocab_size": VOCAB, "context_tokens": CONTEXT, **changed})
+
+
+@given(tokens, st.none() | st.integers(1, CONTEXT), st.integers(0, CONTEXT))
+def test_what_passes_fits_the_context_and_resolves(ids, max_tokens, min_tokens):
+    params = dataclasses.replace(DEFAULT, max_tokens=max_tokens, min_tokens=min_tokens)
+    if refusal(check_sampling, params):
+        return
+    room = CONTEXT - len(ids)
+    error = refusal(check_prompt, ids, params)
+    if error is not None:
+        assert error.field == ("min_tokens" if max_tokens is None else "max_tokens")
+        assert (min_tokens if max_tokens is None else max_tokens) > room
+        return
+    resolved = validation.resolve(params, prompt_len=len(ids), context_tokens=CONTEXT, seed_source=lambda: 2**64 + 5)
+    assert 1 <= resolved.max_tokens <= room
+    assert resolved.min_tokens <= resolved.max_tokens
+    assert (resolved.seed, resolved.best_of) == (5, 1)
+    check_sampling(resolved)
+    assert validation.resolve(resolved, prompt_len=len(ids), context_tokens=CONTEXT, seed_source=int) == resolved
+
+
+def test_the_default_of_max_tokens_is_256_where_there_is_room():
+    resolved = validation.resolve(DEFAULT, prompt_len=3, context_tokens=10_000, seed_source=int)
+    assert resolved.max_tokens == 256
+    assert validation.resolve(DEFAULT, prompt_len=9_900, context_tokens=10_000, seed_source=int).max_tokens == 100
+
+
+@pytest.mark.parametrize(
+    ("ids", "says"),
+    [
+        ([], "empty"),
+        ([1] * CONTEXT, "no room"),
+        ([1, VOCAB], "position 1"),
+        ([-1], "not below 100"),
+        ([2**40], "position 0"),
+        ([10**5000], "huge"),
+        ([1.0], "float"),
+        (["secret"], "str"),
+        ([None], "NoneType"),
+    ],
+)
+def test_bad_prompts(ids, says):
+    with pytest.raises(InvalidArgument, match=says) as caught:
+        check_prompt(ids)
+    assert caught.value.field == "token_ids"
+    assert "secret" not in str(caught.value)
+
+
+def test_a_prompt_that_is_too_long_says_the_numbers():
+    with pytest.raises(InvalidArgument) as caught:
+        check_prompt([1] * 120, dataclasses.replace(DEFAULT, max_tokens=9000), context_tokens=8192)
+    assert str(caught.value) == "max_tokens: 9000 + prompt 120 exceeds this model's context of 8192"
+
+
+@given(st.binary(max_size=40))
+def test_text_is_the_text_or_refused(data):
+    error = refusal(validation.validate_text, data, "text", context_tokens=2)
+    if error is None:
+        assert validation.validate_text(data, "text", context_tokens=2).encode() == data
+    else:
+        assert error.field == "text"
+        assert not 0 < len(data) <= 32 or data.decode(errors="replace").encode() != data
+
+
+@pytest.mark.parametrize("value", [None, "text", bytearray(b"x"), 3])
+def test_text_must_be_bytes(value):
+    with pytest.raises(InvalidArgument):
+        validation.validate_text(value, "text", context_tokens=10)
+
+
+def test_the_place_where_text_stops_being_utf8_is_named():
+    with pytest.raises(InvalidArgument, match="byte 2"):
+        validation.validate_text(b"ab\xff", "text", context_tokens=10)
+
+
+def test_chats():
+    turns = validation.validate_chat([("system", b"be brief"), ("user", b"")], context_tokens=10)
+    assert turns == [{"role": "system", "content": "be brief"}, {"role": "user", "content": ""}]
+
+
+@pytest.mark.parametrize(
+    ("messages", "field"),
+    [
+        ([], "chat.messages"),
+        ([("user", b"")] * 1025, "chat.messages"),
+        ([("user", b"x" * 100), ("user", b"x" * 61)], "chat.messages"),
+        ([("", b"x")], "chat.messages[0].role"),
+        ([("user", b"x"), ("r" * 65, b"x")], "chat.messages[1].role"),
+        ([("a\nb", b"x")], "chat.messages[0].role"),
+        ([("user", b"\xff")], "chat.messages[0].content"),
+    ],
+)
+def test_bad_chats(messages, field):
+    with pytest.raises(InvalidArgument) as caught:
+        validation.validate_chat(messages, context_tokens=10)
+    assert caught.value.field == field
+
+
+@given(st.text(max_size=140))
+def test_request_ids(text):
+    good = 1 <= len(text) <= 128 and all(" " <= character <= "~" for character in text)
+    assert (refusal(validation.validate_request_id, text) is None) == good
+
+
+@pytest.mark.parametrize(
+    ("text", "good"), [("a" * 128, True), ("a" * 129, False), ("a\n", False), (" ~", True), (None, False)]
+)
+def test_edges_of_request_ids(text, good):
+    assert (refusal(validation.validate_request_id, text) is None) == good
+
+
+# Admissions
+
+ADMISSION = {
+    "seq_id": "0123456789abcdef" * 2,
+    "epoch": 1,
+    "prompt": [1, 2, 3],
+    "params": dataclasses.replace(DEFAULT, max_tokens=4, seed=1, n=2, best_of=2),
+    "outputs": [[5], [6, 7]],
+    "finished_branches": [1],
+    "salt": "tenant",
+    "priority": 3,
+    "deadline_in_ms": 0,
+}
+
+
+def admit(**changed):
+    values = {**ADMISSION, "vocab_size": VOCAB, "context_tokens": CONTEXT, "eos_token_ids": EOS, **changed}
+    validation.validate_admission(**values)
+
+
+def test_good_admissions():
+    admit()
+    admit(outputs=[], finished_branches=[])
+    admit(outputs=[[1] * 4, []], deadline_in_ms=1, epoch=2**64 - 1, priority=1, salt="")
+
+
+@pytest.mark.parametrize(
+    ("field", "changed"),
+    [
+        *[("seq_id", {"seq_id": value}) for value in ("", "x" * 32, "0" * 31, "0" * 33, "A" * 32, None)],
+        *[("epoch", {"epoch": value}) for value in (0, -1, 2**64, 1.0, None)],
+        *[("prompt", {"prompt": value}) for value in ([], [VOCAB], [1] * CONTEXT, [-1])],
+        *[("priority", {"priority": value}) for value in (0, 5, -1)],
+        *[("deadline_in_ms", {"deadline_in_ms": value}) for value in (-1, 2**63)],
+        *[("salt", {"salt": value}) for value in ("x" * 129, "é", None)],
+        *[("outputs", {"outputs": value}) for value in ([[]], [[], [], []])],
+        ("outputs[1]", {"outputs": [[], [1] * 5]}),
+        ("outputs[0]", {"outputs": [[VOCAB], []]}),
+        *[("finished_branches", {"finished_branches": value}) for value in ([2], [0, 0], [-1], None)],
+        ("sampling.seed", {"params": dataclasses.replace(ADMISSION["params"], seed=None)}),
+        ("sampling.max_tokens", {"params": dataclasses.replace(ADMISSION["params"], max_tokens=None)}),
+        ("max_tokens", {"params": dataclasses.replace(ADMISSION["params"], max_tokens=CONTEXT - 2)}),
+        ("temperature", {"params": dataclasses.replace(ADMISSION["params"], temperature=NAN)}),
+    ],
+)
+def test_bad_admissions(field, changed):
+    with pytest.raises(InvalidArgument) as caught:
+        admit(**changed)
+    assert caught.value.field == field
