@@ -106,9 +106,12 @@ void rms_norm(const TensorRef& out, const TensorRef& x, const TensorRef& weight,
 }
 
 void check::fused_add_rms_norm(const TensorRef& x, const TensorRef& residual, const TensorRef& weight) {
-    rms_norm(x, x, weight);
+    expect(x, "x", {kAny, kAny});
+    same_floats(x, "x", x.dtype);
     expect(residual, "residual", {x.shape[0], x.shape[1]}, x.dtype);
-    expect_apart(residual, "residual", {&x, &weight});
+    expect(weight, "weight", {x.shape[1]}, DType::kF32);
+    expect_apart(x, "x", {&residual, &weight});
+    expect_apart(residual, "residual", {&weight});
 }
 
 void fused_add_rms_norm(const TensorRef& x, const TensorRef& residual, const TensorRef& weight, float eps) {

@@ -58,16 +58,16 @@ def gathers(t: Target) -> None:
     blocks = t.pick(1024, 8)
     arena = shape.arena(blocks, t.device)
     arena.normal_()
-    ids = torch.randperm(blocks, device=t.device)[: blocks // 2].to(torch.int32)
+    ids = torch.randperm(blocks, device=t.device)[: blocks // 2]
     per_layer = shape.bytes_per_block // shape.num_layers
     staging = torch.empty(len(ids), shape.num_layers, per_layer, dtype=torch.uint8, device=t.device)
     sums = torch.empty(len(ids), dtype=torch.int64, device=t.device)
     pairs = torch.stack((ids, ids.flip(0)), 1).long()[: len(ids) // 2].contiguous()
     calls = {
-        "gather_blocks": lambda i: t.extension.gather_blocks(ref(arena), ref(ids), ref(staging), 0, t.stream),
-        "scatter_blocks": lambda i: t.extension.scatter_blocks(ref(arena), ref(ids), ref(staging), 0, t.stream),
-        "copy_blocks": lambda i: t.extension.copy_blocks(ref(arena), ref(pairs), t.stream),
-        "checksum_blocks": lambda i: t.extension.checksum_blocks(ref(arena), ref(ids), ref(sums), t.stream),
+        "gather_blocks": lambda i: t.extension.gather_blocks(ref(staging), ref(arena), ref(ids), 0, t.stream),
+        "scatter_blocks": lambda i: t.extension.scatter_blocks(ref(arena), ref(staging), ref(ids), 0, t.stream),
+        "copy_blocks": lambda i: t.extension.copy_blocks(ref(arena), ref(arena), ref(pairs), t.stream),
+        "checksum_blocks": lambda i: t.extension.checksum_blocks(ref(sums), ref(arena), ref(ids), t.stream),
     }
     moved = {"gather_blocks": 2.0, "scatter_blocks": 2.0, "copy_blocks": 1.0, "checksum_blocks": 1.0}
     times = medians(t, calls, 1)

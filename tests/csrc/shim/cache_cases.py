@@ -4,7 +4,7 @@ from typing import Any
 
 import _C_cuda_shim as native
 import numpy as np
-from arrays import BF16, F16, F32, I8, I32, I64, TOLERANCE, U8, Array, close, decoded, fp8_values, ref, to_fp8
+from arrays import BF16, F16, F32, I8, I64, TOLERANCE, U8, Array, close, decoded, fp8_values, ref, to_fp8
 from checksums import checksum
 from kv import Cache
 from rows_cases import rotated
@@ -100,7 +100,7 @@ def blocks_case(rng: Any) -> None:
     pairs = np.stack((ids[:3], ids[3:6]), 1).astype(np.int64)
     want = arena.copy()
     want[:, pairs[:, 1]] = arena[:, pairs[:, 0]]
-    native.copy_blocks(ref(arena, dtype), ref(pairs, I64), 0)
+    native.copy_blocks(ref(arena, dtype), ref(arena, dtype), ref(pairs, I64), 0)
     assert (arena == want).all(), "copy_blocks"
     want = other.copy()
     want[:, pairs[:, 1]] = arena[:, pairs[:, 0]]
@@ -110,19 +110,19 @@ def blocks_case(rng: Any) -> None:
     length = int(np.prod(tail)) * arena.itemsize
     begin = int(rng.integers(0, length))
     staging = np.full((4, layers, int(rng.integers(1, length - begin + 1))), 255, dtype=np.uint8)
-    chosen = ids[:4].astype(np.int32)
-    native.gather_blocks(ref(arena, dtype), ref(chosen, I32), ref(staging, U8), begin, 0)
+    chosen = ids[:4].astype(np.int64)
+    native.gather_blocks(ref(staging, U8), ref(arena, dtype), ref(chosen, I64), begin, 0)
     raw = arena.reshape(layers, blocks, -1).view(np.uint8)
     end = begin + staging.shape[2]
     assert (staging == raw[:, chosen, begin:end].swapaxes(0, 1)).all(), "gather_blocks"
-    targets = ids[5:9].astype(np.int32)
+    targets = ids[5:9].astype(np.int64)
     want = other.reshape(layers, blocks, -1).view(np.uint8).copy()
     want[:, targets, begin:end] = staging.swapaxes(0, 1)
-    native.scatter_blocks(ref(other, dtype), ref(targets, I32), ref(staging, U8), begin, 0)
+    native.scatter_blocks(ref(other, dtype), ref(staging, U8), ref(targets, I64), begin, 0)
     assert (other.reshape(layers, blocks, -1).view(np.uint8) == want).all(), "scatter_blocks"
     sums = np.zeros(4, dtype=np.int64)
     inner = arena[:, :, int(rng.integers(tail[0])) :]  # begins, and ends, anywhere
-    native.checksum_blocks(ref(inner, dtype), ref(chosen, I32), ref(sums, I64), 0)
+    native.checksum_blocks(ref(sums, I64), ref(inner, dtype), ref(chosen, I64), 0)
     inner_bytes = np.ascontiguousarray(inner).reshape(layers, blocks, -1).view(np.uint8)
     assert sums.tolist() == [checksum(inner_bytes[:, block]) for block in chosen], "checksum_blocks"
 

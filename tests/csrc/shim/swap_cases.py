@@ -161,7 +161,7 @@ def place_case(rng: Any) -> None:
     assert message.startswith("source: "), message
     tables = table.astype(np.int32)
     native.runtime.place_memory(tables.ctypes.data, tables.nbytes, 0, 0)
-    message = refusal(lambda: native.copy_blocks(ref(arena, F32), ref(tables, I32), 0))
+    message = refusal(lambda: native.copy_blocks(ref(arena, F32), ref(arena, F32), ref(tables, I32), 0))
     assert message.startswith("pairs: "), message
     for memory in (host, elsewhere, tables):  # others may get these addresses
         native.runtime.place_memory(memory.ctypes.data, memory.nbytes, 3, 0)
