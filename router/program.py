@@ -23,7 +23,7 @@ from router.pool import WorkerPool
 from router.queue import Dispatcher
 from router.resume import ResumeTokens
 from router.server import InferenceService
-from router.session import Services
+from router.services import Services
 
 log = logging.getLogger(__name__)
 

@@ -230,7 +230,6 @@ PYBIND11_MODULE(OCTAVO_MODULE, module) {
     OCTAVO_OP(rope_cache_write,
               "(kv, queries, keys, values, positions, cos, sin, rotated, slots, interleaved, stream)");
     OCTAVO_ORDERED(copy_blocks, "(source, target, pairs, stream)");
-    OCTAVO_OP(copy_blocks_between, "(source, target, pairs, num_ctas, stream)");
     OCTAVO_ORDERED(gather_blocks, "(staging, arena, ids, begin, stream)");
     OCTAVO_ORDERED(scatter_blocks, "(arena, staging, ids, begin, stream)");
     OCTAVO_ORDERED(checksum_blocks, "(sums, arena, ids, stream)");

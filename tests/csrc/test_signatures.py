@@ -26,7 +26,6 @@ CPU_ONLY = {
 }
 CUDA_ONLY = {
     "activate_and_mul": "silu_and_mul and gelu_and_mul by name, and the exact GELU",
-    "copy_blocks_between": "by few thread blocks, beside other work",
     "logprobs": "score",
     "penalize": "sample",
     "vllm_paged_attention": "compatibility",
