@@ -120,7 +120,8 @@ def copy_blocks(key_caches: Sequence[Tensor], value_caches: Sequence[Tensor], bl
     for cache in (*key_caches, *value_caches):
         with _device_of(cache) as stream:
             pairs = block_mapping.to(cache.device, torch.int64)
-            extension().copy_blocks(ref(cache.unsqueeze(0)), ref(pairs), stream)
+            arena = ref(cache.unsqueeze(0))
+            extension().copy_blocks(arena, arena, ref(pairs), stream)
 
 
 def swap_blocks(src: Tensor, dst: Tensor, block_mapping: Tensor) -> None:

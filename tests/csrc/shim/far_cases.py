@@ -67,19 +67,19 @@ def attended(rng: Any, far: np.ndarray, near: np.ndarray, ids: np.ndarray) -> No
 
 
 def moved(rng: Any, far: np.ndarray, near: np.ndarray, ids: np.ndarray) -> None:
-    arena, block = ref(far[None], F16), ids.astype(np.int32)
+    arena, block = ref(far[None], F16), ids.astype(np.int64)
     staging = np.zeros((NEAR, 1, 2 * int(np.prod(SHAPE))), dtype=np.uint8)
-    native.gather_blocks(arena, ref(block, I32), ref(staging, U8), 0, 0)
+    native.gather_blocks(ref(staging, U8), arena, ref(block, I64), 0, 0)
     assert staging.tobytes() == near.tobytes(), "gather_blocks"
     sums = [np.zeros(NEAR, dtype=np.int64) for _ in range(2)]
-    native.checksum_blocks(arena, ref(block, I32), ref(sums[0], I64), 0)
-    native.checksum_blocks(ref(near[None], F16), ref(i32(range(NEAR)), I32), ref(sums[1], I64), 0)
+    native.checksum_blocks(ref(sums[0], I64), arena, ref(block, I64), 0)
+    native.checksum_blocks(ref(sums[1], I64), ref(near[None], F16), ref(np.arange(NEAR), I64), 0)
     assert (sums[0] == sums[1]).all(), "checksum_blocks"
     turned = staging[::-1].copy()
-    native.scatter_blocks(arena, ref(block, I32), ref(turned, U8), 0, 0)
+    native.scatter_blocks(arena, ref(turned, U8), ref(block, I64), 0, 0)
     assert (far[ids[::-1]] == near).all(), "scatter_blocks"
     pairs = np.stack((ids[:2], ids[3:]), 1).astype(np.int64)
-    native.copy_blocks(arena, ref(pairs, I64), 0)
+    native.copy_blocks(arena, arena, ref(pairs, I64), 0)
     assert (far[ids[3:]] == far[ids[:2]]).all(), "copy_blocks"
     swapper = native.Swapper()
     swapper.wait(swapper.start(arena, ref(near[None], F16), [(int(ids[0]), 0), (int(ids[2]), 1)], 0, 1 << 16))
