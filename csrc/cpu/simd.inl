@@ -106,43 +106,6 @@ inline __m256i four(const std::int8_t* a) {
     return _mm256_set1_epi32(bytes);
 }
 
-#if defined(__AVX512VNNI__) && defined(__AVX512VL__)
-
-inline F8 dot_nibbles(const Nibbles& n, const std::int8_t* a) {
-    __m256i even = _mm256_setzero_si256(), odd = _mm256_setzero_si256();
-    for (int i = 0; i < 8; i += 2) {
-        even = _mm256_dpbusd_epi32(even, n.piece[i], four(a + 4 * i));
-        odd = _mm256_dpbusd_epi32(odd, n.piece[i + 1], four(a + 4 * i + 4));
-    }
-    return _mm256_cvtepi32_ps(_mm256_add_epi32(even, odd));
-}
-
-// The offset of unsigned bytes. The sum of a block that has a NaN is any number, so it wraps.
-inline std::int32_t minus_128_times(std::int32_t sum) {
-    return static_cast<std::int32_t>(0U - (static_cast<std::uint32_t>(sum) << 7));
-}
-
-struct Bytes {
-    __m256i piece[8];
-};
-inline Bytes bytes_of(const std::uint8_t* p) {
-    Bytes b;
-    for (int i = 0; i < 8; ++i) {
-        b.piece[i] = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p + 64 * i));
-    }
-    return b;
-}
-inline F8 dot_bytes(const Bytes& b, const std::int8_t* a, std::int32_t sum) {
-    __m256i even = _mm256_set1_epi32(minus_128_times(sum)), odd = _mm256_setzero_si256();
-    for (int i = 0; i < 8; i += 2) {
-        even = _mm256_dpbusd_epi32(even, b.piece[i], four(a + 4 * i));
-        odd = _mm256_dpbusd_epi32(odd, b.piece[i + 1], four(a + 4 * i + 4));
-    }
-    return _mm256_cvtepi32_ps(_mm256_add_epi32(even, odd));
-}
-
-#else
-
 // Sums of pairs stay below 2 * 15 * 127 = 3810, so eight of them fit 16 bits.
 inline F8 dot_nibbles(const Nibbles& n, const std::int8_t* a) {
     __m256i sum = _mm256_maddubs_epi16(n.piece[0], four(a));
@@ -164,7 +127,7 @@ inline Bytes bytes_of(const std::uint8_t* p) {
     return b;
 }
 // |b| * (a with b's sign): pairs stay below 2 * 128 * 127, within 16 bits, but no two of them would.
-inline F8 dot_bytes(const Bytes& b, const std::int8_t* a, std::int32_t) {
+inline F8 dot_bytes(const Bytes& b, const std::int8_t* a) {
     __m256i sum = _mm256_setzero_si256();
     for (int i = 0; i < 8; ++i) {
         const __m256i pairs =
@@ -173,8 +136,6 @@ inline F8 dot_bytes(const Bytes& b, const std::int8_t* a, std::int32_t) {
     }
     return _mm256_cvtepi32_ps(sum);
 }
-
-#endif
 
 // Byte (shift / 8) of each 32-bit lane, its low `mask` bits, as floats.
 struct Words {
@@ -197,12 +158,6 @@ inline std::int32_t store32_i8(std::int8_t* p, const F8* x) {
     __m128i sum = _mm_add_epi32(_mm256_castsi256_si128(sums), _mm256_extracti128_si256(sums, 1));
     sum = _mm_add_epi32(sum, _mm_shuffle_epi32(sum, 0x4e));
     return _mm_cvtsi128_si32(_mm_add_epi32(sum, _mm_shuffle_epi32(sum, 0xb1)));
-}
-
-// Zero in `lane`, if there is such a one.
-inline F8 without8(F8 x, int lane) {
-    const __m256i there = _mm256_cmpeq_epi32(_mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7), _mm256_set1_epi32(lane));
-    return _mm256_andnot_ps(_mm256_castsi256_ps(there), x);
 }
 
 #else
@@ -329,7 +284,7 @@ inline F8 dot_nibbles(const Nibbles& n, const std::int8_t* a) {
 }
 using Bytes = Nibbles;
 inline Bytes bytes_of(const std::uint8_t* p) { return {p}; }
-inline F8 dot_bytes(const Bytes& b, const std::int8_t* a, std::int32_t) {
+inline F8 dot_bytes(const Bytes& b, const std::int8_t* a) {
     return each8([&](int row) {
         std::int32_t sum = 0;
         for (int k = 0; k < 32; ++k) {
@@ -352,9 +307,6 @@ inline std::int32_t store32_i8(std::int8_t* p, const F8* x) {
         sum += p[i];
     }
     return sum;
-}
-inline F8 without8(F8 x, int lane) {
-    return each8([&](int i) { return i == lane ? 0.0F : x.v[i]; });
 }
 
 #endif
