@@ -37,7 +37,7 @@ void AttentionPlan::build(const BatchRef& batch, std::int64_t num_kv_heads, std:
             const std::int64_t end = position + count;
             for (std::int64_t head = 0; head < num_kv_heads; ++head) {
                 AttentionItem item{table, head, cu_q[i] + q, count, position, first, end, nullptr};
-                if (num_queries > 1 || end / kSplitKeys == first / kSplitKeys) {
+                if (num_queries > 1 || (end - 1) / kSplitKeys == first / kSplitKeys) {
                     items_.push_back(item);
                     continue;
                 }

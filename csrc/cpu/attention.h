@@ -20,6 +20,11 @@ class AttentionPlan {
     // In every lane.
     void run(Lane& lane, const AttentionJob& job);
 
+    // What the plan is made of: items, in what order they are begun, and where partial results lie.
+    const std::vector<AttentionItem>& items() const { return items_; }
+    const std::vector<std::int64_t>& order() const { return order_; }
+    const std::vector<float>& partials() const { return partials_; }
+
   private:
     struct Split {
         std::size_t first_item;

@@ -16,37 +16,37 @@ LINEAR = "test_linear.py -k generic"
 
 MUTANTS = {
     "wrong causal mask (one key too many)": Mutant(
-        "cpu/attention.inl",
+        "cpu/attention/mask.inl",
         "row.position + 1 < end ? row.position + 1 : end",
         "row.position + 2 < end ? row.position + 2 : end",
         GENERIC,
         ATTENTION,
     ),
     "window one key too wide": Mutant(
-        "cpu/attention.inl", "row.position - job.window + 1", "row.position - job.window", GENERIC, ATTENTION
+        "cpu/attention/mask.inl", "row.position - job.window + 1", "row.position - job.window", GENERIC, ATTENTION
     ),
     "off-by-one page": Mutant(
-        "cpu/attention.inl",
+        "cpu/attention/pages.inl",
         "item.table[position / pages.block_size]",
         "item.table[(position + 8) / pages.block_size]",
         GENERIC,
         ATTENTION,
     ),
     "NaN in unused slots multiplied in": Mutant(
-        "cpu/attention.inl",
+        "cpu/attention/values.inl",
         "for (std::int64_t j = rows[0].low; j < rows[0].high; ++j) {",
         "for (std::int64_t j = rows[0].low / 8 * 8; j < (rows[0].high + 7) / 8 * 8; ++j) {",
         GENERIC,
         ATTENTION,
     ),
     "row sum not rescaled": Mutant(
-        "cpu/attention.inl", "row.total * row.rescale + sum8(sums)", "row.total + sum8(sums)", GENERIC, ATTENTION
+        "cpu/attention/scores.inl", "row.total * row.rescale + sum8(sums)", "row.total + sum8(sums)", GENERIC, ATTENTION
     ),
     "ALiBi distance with the wrong sign": Mutant(
-        "cpu/attention.inl", "(first - row.position)", "(row.position - first)", GENERIC, ATTENTION
+        "cpu/attention/scores.inl", "(first - row.position)", "(row.position - first)", GENERIC, ATTENTION
     ),
     "wrong scale when parts are merged": Mutant(
-        "cpu/attention.inl", "more[dim + 1] * theirs", "more[dim + 1]", GENERIC, ATTENTION
+        "cpu/attention/merge.inl", "more[dim + 1] * theirs", "more[dim + 1]", GENERIC, ATTENTION
     ),
     "a key lost where a decode is split": Mutant(
         "cpu/attention.cpp",

@@ -1,0 +1,75 @@
+// Packed blocks of weights, and a digit of 32 inputs, with AVX2.
+
+// A 4-bit block of eight of a group's sixteen rows, as eight pieces of unsigned bytes.
+struct Nibbles {
+    __m256i piece[8];
+};
+inline Nibbles nibbles_of(const std::uint8_t* p) {
+    Nibbles n;
+    const __m256i mask = _mm256_set1_epi8(15);
+    for (int i = 0; i < 4; ++i) {
+        const __m256i bytes = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p + 64 * i));
+        n.piece[i] = _mm256_and_si256(bytes, mask);
+        n.piece[i + 4] = _mm256_and_si256(_mm256_srli_epi16(bytes, 4), mask);
+    }
+    return n;
+}
+inline __m256i four(const std::int8_t* a) {
+    std::int32_t bytes;
+    std::memcpy(&bytes, a, 4);
+    return _mm256_set1_epi32(bytes);
+}
+
+// Sums of pairs stay below 2 * 15 * 127 = 3810, so eight of them fit 16 bits.
+inline F8 dot_nibbles(const Nibbles& n, const std::int8_t* a) {
+    __m256i sum = _mm256_maddubs_epi16(n.piece[0], four(a));
+    for (int i = 1; i < 8; ++i) {
+        sum = _mm256_add_epi16(sum, _mm256_maddubs_epi16(n.piece[i], four(a + 4 * i)));
+    }
+    return _mm256_cvtepi32_ps(_mm256_madd_epi16(sum, _mm256_set1_epi16(1)));
+}
+
+struct Bytes {
+    __m256i piece[8];  // signed
+};
+inline Bytes bytes_of(const std::uint8_t* p) {
+    Bytes b;
+    for (int i = 0; i < 8; ++i) {
+        const __m256i raw = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p + 64 * i));
+        b.piece[i] = _mm256_xor_si256(raw, _mm256_set1_epi8(-128));
+    }
+    return b;
+}
+// |b| * (a with b's sign): pairs stay below 2 * 128 * 127, within 16 bits, but no two of them would.
+inline F8 dot_bytes(const Bytes& b, const std::int8_t* a) {
+    __m256i sum = _mm256_setzero_si256();
+    for (int i = 0; i < 8; ++i) {
+        const __m256i pairs =
+            _mm256_maddubs_epi16(_mm256_abs_epi8(b.piece[i]), _mm256_sign_epi8(four(a + 4 * i), b.piece[i]));
+        sum = _mm256_add_epi32(sum, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
+    }
+    return _mm256_cvtepi32_ps(sum);
+}
+
+// Byte (shift / 8) of each 32-bit lane, its low `mask` bits, as floats.
+struct Words {
+    __m256i v;
+};
+inline Words words_of(const std::uint8_t* p) { return {_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p))}; }
+inline F8 pick_of(Words w, std::uint32_t shift, int mask) {
+    const __m256i shifted = _mm256_srlv_epi32(w.v, _mm256_set1_epi32(static_cast<int>(shift)));
+    return _mm256_cvtepi32_ps(_mm256_and_si256(shifted, _mm256_set1_epi32(mask)));
+}
+
+// 32 floats in [-127, 127] to int8; returns their sum.
+inline std::int32_t store32_i8(std::int8_t* p, const F8* x) {
+    const __m256i a = _mm256_cvtps_epi32(x[0]), b = _mm256_cvtps_epi32(x[1]);
+    const __m256i c = _mm256_cvtps_epi32(x[2]), d = _mm256_cvtps_epi32(x[3]);
+    const __m256i mixed = _mm256_packs_epi16(_mm256_packs_epi32(a, b), _mm256_packs_epi32(c, d));
+    const __m256i in_order = _mm256_permutevar8x32_epi32(mixed, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7));
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), in_order);
+    const __m256i sums = _mm256_add_epi32(_mm256_add_epi32(a, b), _mm256_add_epi32(c, d));
+    __m128i sum = _mm_add_epi32(_mm256_castsi256_si128(sums), _mm256_extracti128_si256(sums, 1));
+    sum = _mm_add_epi32(sum, _mm_shuffle_epi32(sum, 0x4e));
+    return _mm_cvtsi128_si32(_mm_add_epi32(sum, _mm_shuffle_epi32(sum, 0xb1)));
+}

@@ -1,0 +1,78 @@
+// Eight floats in a register of AVX2.
+
+using F8 = __m256;
+
+inline F8 zero8() { return _mm256_setzero_ps(); }
+inline F8 set8(float x) { return _mm256_set1_ps(x); }
+inline F8 load8(const float* p) { return _mm256_loadu_ps(p); }
+inline void store8(float* p, F8 x) { _mm256_storeu_ps(p, x); }
+inline F8 add8(F8 a, F8 b) { return _mm256_add_ps(a, b); }
+inline F8 sub8(F8 a, F8 b) { return _mm256_sub_ps(a, b); }
+inline F8 mul8(F8 a, F8 b) { return _mm256_mul_ps(a, b); }
+inline F8 div8(F8 a, F8 b) { return _mm256_div_ps(a, b); }
+inline F8 max8(F8 a, F8 b) { return _mm256_max_ps(a, b); }
+inline F8 min8(F8 a, F8 b) { return _mm256_min_ps(a, b); }
+inline F8 fma8(F8 a, F8 b, F8 c) { return _mm256_fmadd_ps(a, b, c); }
+inline F8 abs8(F8 a) { return _mm256_andnot_ps(_mm256_set1_ps(-0.0F), a); }
+inline F8 round8(F8 a) { return _mm256_round_ps(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
+// Bit i: whether a and b have the same element i.
+inline std::uint32_t same8(F8 a, F8 b) {
+    return static_cast<std::uint32_t>(_mm256_movemask_ps(_mm256_cmp_ps(a, b, _CMP_EQ_OQ)));
+}
+// 2^a for whole a in [-126, 127]
+inline F8 exponent8(F8 a) {
+    const __m256i n = _mm256_add_epi32(_mm256_cvtps_epi32(a), _mm256_set1_epi32(127));
+    return _mm256_castsi256_ps(_mm256_slli_epi32(n, 23));
+}
+
+inline F8 load8_f16(const std::uint16_t* p) {
+    return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+}
+inline F8 load8_bf16(const std::uint16_t* p) {
+    const __m256i wide = _mm256_cvtepu16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+    return _mm256_castsi256_ps(_mm256_slli_epi32(wide, 16));
+}
+inline F8 load8_i8(const char* p) {
+    return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p))));
+}
+inline F8 load8_e5m2(const char* p) {
+    const __m128i bytes = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(p));
+    return _mm256_cvtph_ps(_mm_unpacklo_epi8(_mm_setzero_si128(), bytes));
+}
+// Divided by kE4M3Factor.
+inline F8 load8_e4m3(const char* p) {
+    const __m128i wide = _mm_cvtepi8_epi16(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)));
+    const __m128i half = _mm_and_si128(_mm_slli_epi16(wide, 7), _mm_set1_epi16(static_cast<short>(0xbf80)));
+    const __m128i size = _mm_and_si128(half, _mm_set1_epi16(0x3f80));
+    const __m128i nan = _mm_cmpeq_epi16(size, _mm_set1_epi16(0x3f80));
+    return _mm256_cvtph_ps(_mm_or_si128(half, _mm_and_si128(nan, _mm_set1_epi16(0x7e00))));
+}
+inline void store8_f16(std::uint16_t* p, F8 x) {
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm256_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT));
+}
+
+inline float sum8(F8 x) {
+    __m128 y = _mm_add_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps(x, 1));
+    y = _mm_add_ps(y, _mm_movehl_ps(y, y));
+    return _mm_cvtss_f32(_mm_add_ss(y, _mm_movehdup_ps(y)));
+}
+inline float top8(F8 x) {
+    __m128 y = _mm_max_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps(x, 1));
+    y = _mm_max_ps(y, _mm_movehl_ps(y, y));
+    return _mm_cvtss_f32(_mm_max_ss(y, _mm_movehdup_ps(y)));
+}
+
+// Sums of neighbours, within halves: a0 + a1, a2 + a3, b0 + b1, b2 + b3, then the same of the upper halves.
+inline F8 pairs8(F8 a, F8 b) { return _mm256_hadd_ps(a, b); }
+// Lower half plus upper half: of a, then of b.
+inline F8 halves8(F8 a, F8 b) {
+    return _mm256_add_ps(_mm256_permute2f128_ps(a, b, 0x20), _mm256_permute2f128_ps(a, b, 0x31));
+}
+
+// Into the first cache, and into the second. As calls they would have no effect that the compiler sees, and vanish.
+__attribute__((always_inline)) inline void fetch(const void* p) {
+    _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T0);
+}
+__attribute__((always_inline)) inline void fetch_second(const void* p) {
+    _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T1);
+}
