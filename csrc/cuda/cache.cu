@@ -193,6 +193,7 @@ void convert_layout(const KvCache& target, const KvCache& source, const TensorRe
     require(target.keys.dtype == source.keys.dtype && to.num_heads == from.num_heads && to.head_dim == from.head_dim &&
                 to.num_blocks == from.num_blocks && to.pages.block_size == from.pages.block_size,
             "target", "has another form than source");
+    require(to.type == from.type, "target", "has another type than source");
     if (ids.data) {
         expect(ids, "block_ids", {kAny}, DType::kI32);
     }

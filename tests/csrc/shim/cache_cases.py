@@ -1,5 +1,6 @@
 """Writing into caches, moving blocks, changing layouts and types."""
 
+import itertools
 from typing import Any
 
 import _C_cuda_shim as native
@@ -18,6 +19,10 @@ def stored_as(values: np.ndarray, cache: Cache, scale: Any) -> np.ndarray:
     if cache.kind == "int8":
         return np.clip(np.rint(scaled), -127, 127).astype(np.int8)
     return Array.of(scaled, cache.dtype).data
+
+
+def same_bits(got: np.ndarray, want: np.ndarray) -> bool:
+    return np.ascontiguousarray(got).tobytes() == np.ascontiguousarray(want).tobytes()
 
 
 def same_but_few(got: np.ndarray, want: np.ndarray, what: str) -> None:
@@ -128,19 +133,23 @@ def blocks_case(rng: Any) -> None:
 
 
 def layout_case(rng: Any) -> None:
-    dtype, kind = int(rng.choice([F32, F16])), str(rng.choice(["auto", "int8"]))
-    size, heads, dim = int(rng.choice([8, 24])), 2, 32
-    names = rng.permutation(["hnd", "nhd", "xpack"])
-    source = Cache(rng, str(names[0]), kind, dtype, (4, heads, size, dim))
-    target = Cache(rng, str(names[1]), kind, dtype, (4, heads, size, dim))
-    for block in range(4):
-        for slot in range(size):
-            source.put(rng, block, slot)
-    code = I8 if kind == "int8" else dtype
-    handles = [native.KvCache(ref(c.refs[0], code), ref(c.refs[1], code), "auto") for c in (target, source)]
-    native.convert_layout(*handles, None, 0)
-    for index in range(2):
-        assert (source.side(index) == target.side(index)).all(), f"convert_layout {names}"
+    """Every layout into every other, and into itself."""
+    dtype, kind = int(rng.choice([F32, F16, BF16])), str(rng.choice(["auto", "int8", "fp8_e4m3"]))
+    shape = (4, int(rng.integers(1, 4)), int(rng.choice([8, 24])), 32)
+    chosen = rng.permutation(4)[:2].astype(np.int32)
+    for names in itertools.product(["hnd", "nhd", "xpack"], repeat=2):
+        source, target = (Cache(rng, name, kind, dtype, shape) for name in names)
+        for block in range(4):
+            for slot in range(shape[2]):
+                source.put(rng, block, slot)
+        code = {"auto": dtype, "int8": I8}.get(kind, U8)
+        given = [native.KvCache(*(ref(side, code) for side in c.refs), c.kind) for c in (target, source)]
+        before = [target.side(index).copy() for index in range(2)]
+        for block_ids, moved in ((ref(chosen, I32), chosen), (None, np.arange(4))):
+            native.convert_layout(*given, block_ids, 0)
+            for index in range(2):
+                before[index][moved] = source.side(index)[moved]
+                assert same_bits(target.side(index), before[index]), f"convert_layout {names} {kind}"
 
 
 def convert_case(rng: Any) -> None:
