@@ -147,6 +147,15 @@ def test_a_sequence_alone_says_the_same_to_the_bit(tiny, load):
     assert torch.equal(torch.cat([logits([0]), logits([1]), logits([2])]), together)
 
 
+def test_a_promise_about_batches_is_kept_or_refused(tiny, load, reference):
+    assert load(tiny("llama").directory, batch_invariant=True)._decoder.batch_invariant
+    assert load(tiny("gpt2").directory, batch_invariant=True)
+    with pytest.raises(InvalidArgument, match=r"batch_invariant: decoder transformers:opt on native"):
+        load(tiny("opt").directory, batch_invariant=True)
+    with pytest.raises(InvalidArgument, match=r"batch_invariant: decoder llama on reference"):
+        reference(tiny("llama").directory, batch_invariant=True)
+
+
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_16_bit_caches_and_weights(dtype, tiny, load, reference):
     """Err no more than the decoder in torch: most of it is the rounding of weights."""
