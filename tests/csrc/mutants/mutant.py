@@ -4,7 +4,6 @@ import re
 import shlex
 import shutil
 import subprocess
-import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -12,6 +11,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[3]
 SOURCES = ROOT / "csrc"
+CHANGED = ROOT / "build" / "mutant"
 
 
 @dataclass(frozen=True)
@@ -31,14 +31,22 @@ class Mutant:
         return text.replace(self.old, self.new)
 
 
-@dataclass(frozen=True)
-class Suite:
-    """Mutants of one module, and what tests it: builds it, and says what fails with a module in some folder."""
+@contextmanager
+def copy_with(mutant: Mutant) -> Iterator[Path]:
+    """A folder with a copy of csrc/ that has the bug: always the same, so that ccache knows it in the next run."""
+    shutil.rmtree(CHANGED, ignore_errors=True)
+    shutil.copytree(SOURCES, CHANGED / "csrc")
+    (CHANGED / "build").mkdir()
+    path = CHANGED / "csrc" / mutant.file
+    path.write_text(mutant.applied(path.read_text()))
+    yield CHANGED
 
-    target: str
-    mutants: dict[str, Mutant]
-    build: Callable[[], Path]
-    first_failure: Callable[[Path, str], str | None]
+
+class Sources:
+    """For tests that compile by themselves what is in some folder's csrc/."""
+
+    folder = ROOT
+    with_bug = staticmethod(copy_with)
 
 
 class Build:
@@ -61,11 +69,7 @@ class Build:
     @contextmanager
     def with_bug(self, mutant: Mutant) -> Iterator[Path]:
         """A folder with the module as it is with that bug."""
-        with tempfile.TemporaryDirectory() as name:
-            folder = Path(name)
-            shutil.copytree(SOURCES, folder / "csrc")
-            path = folder / "csrc" / mutant.file
-            path.write_text(mutant.applied(path.read_text()))
+        with copy_with(mutant) as folder:
             linked, module = self.linked, output_of(self.linked)
             for place, unit in enumerate(mutant.units):
                 linked = self.replaced(linked, unit, folder, folder / f"{place}.o")
@@ -77,7 +81,9 @@ class Build:
         command = self.compiled[unit]
         old, module = output_of(command), output_of(linked)
         # The object first: its name may have the sources' folder in it.
-        command = re.sub(r" -MD -MT \S+ -MF \S+", "", command).replace(f" -o {old}", f" -o {new}")
+        command = (
+            re.sub(r" -MD -MT \S+ -MF \S+", "", command).replace(f" -o {old}", f" -o {new}").replace(" -O3", " -O1")
+        )
         self.run(command.replace(str(SOURCES), str(folder / "csrc")))
         return linked.replace(f" {old}", "").replace(f"-o {module}", f"-o {module} {new}", 1)
 
@@ -92,3 +98,12 @@ def output_of(command: str) -> str:
     if found is None:
         raise ValueError(f"no output in {command}")
     return found[1]
+
+
+@dataclass(frozen=True)
+class Suite:
+    """Mutants, what they are made from, and what tests it: says what fails with what is in some folder."""
+
+    mutants: dict[str, Mutant]
+    build: Callable[[], Build | Sources]
+    first_failure: Callable[[Path, str], str | None]
