@@ -43,6 +43,16 @@ def test_gathered_blocks_scatter_elsewhere(either, dtype, block_major):
     assert torch.equal(other[:, [0, 4]], arena[:, [7, 2]]) and not other[:, 1:4].any()
 
 
+def test_parts_of_blocks_are_gathered_and_scattered(either):
+    arena = torch.randint(0, 256, (2, BLOCKS, 40), dtype=torch.uint8)
+    before, staging = arena.clone(), torch.empty(3, 2, 7, dtype=torch.uint8)
+    either.gather_blocks(staging, arena, ids(8, 0, 4), 11)
+    assert torch.equal(staging, arena[:, [8, 0, 4], 11:18].transpose(0, 1))
+    either.scatter_blocks(arena, staging, ids(1, 2, 3), 33)
+    before[:, [1, 2, 3], 33:] = staging.transpose(0, 1)
+    assert torch.equal(arena, before)
+
+
 def test_checksums_are_of_content(either):
     arena = torch.randn(3, BLOCKS, 2, 2, 8, 4)
     arena[:, 5] = arena[:, 1]
@@ -133,8 +143,8 @@ def test_rotation_on_the_way_in(either, seed, count):
     for i, slot in enumerate(slots.tolist()):
         if slot >= 0:
             expected.put(slot, turned(keys)[i], values[i])
-    table, wanted = torch.cat((angles.cos(), angles.sin()), 1), turned(queries)
-    either.rope_cache_write(cache.handle(either), queries, keys, values, positions, table, slots, interleaved)
+    wanted, tables = turned(queries), (angles.cos(), angles.sin(), 2 * half)
+    either.rope_cache_write(cache.handle(either), queries, keys, values, positions, *tables, slots, interleaved)
     rounding = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 2e-2}[dtype]
     torch.testing.assert_close(queries.float(), wanted, rtol=rounding, atol=rounding)
     ours, theirs = cache.read(), expected.read()

@@ -13,7 +13,7 @@ CASES = {
     "convert": 100,
     "rows": 120,
     "sample": 150,
-    "sampler": 40,
+    "sampler": 20,
     "penalize": 60,
     "logprobs": 60,
     "refused": 5,

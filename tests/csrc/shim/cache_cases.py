@@ -5,7 +5,7 @@ from typing import Any
 
 import _C_cuda_shim as native
 import numpy as np
-from arrays import BF16, F16, F32, I8, I32, I64, TOLERANCE, U8, Array, close, decoded, fp8_values, ref, to_fp8
+from arrays import BF16, F16, F32, I8, I64, TOLERANCE, U8, Array, close, decoded, fp8_values, ref, to_fp8
 from checksums import checksum
 from kv import Cache
 from rows_cases import rotated
@@ -105,7 +105,7 @@ def blocks_case(rng: Any) -> None:
     pairs = np.stack((ids[:3], ids[3:6]), 1).astype(np.int64)
     want = arena.copy()
     want[:, pairs[:, 1]] = arena[:, pairs[:, 0]]
-    native.copy_blocks(ref(arena, dtype), ref(pairs, I64), 0)
+    native.copy_blocks(ref(arena, dtype), ref(arena, dtype), ref(pairs, I64), 0)
     assert (arena == want).all(), "copy_blocks"
     want = other.copy()
     want[:, pairs[:, 1]] = arena[:, pairs[:, 0]]
@@ -115,19 +115,19 @@ def blocks_case(rng: Any) -> None:
     length = int(np.prod(tail)) * arena.itemsize
     begin = int(rng.integers(0, length))
     staging = np.full((4, layers, int(rng.integers(1, length - begin + 1))), 255, dtype=np.uint8)
-    chosen = ids[:4].astype(np.int32)
-    native.gather_blocks(ref(arena, dtype), ref(chosen, I32), ref(staging, U8), begin, 0)
+    chosen = ids[:4].astype(np.int64)
+    native.gather_blocks(ref(staging, U8), ref(arena, dtype), ref(chosen, I64), begin, 0)
     raw = arena.reshape(layers, blocks, -1).view(np.uint8)
     end = begin + staging.shape[2]
     assert (staging == raw[:, chosen, begin:end].swapaxes(0, 1)).all(), "gather_blocks"
-    targets = ids[5:9].astype(np.int32)
+    targets = ids[5:9].astype(np.int64)
     want = other.reshape(layers, blocks, -1).view(np.uint8).copy()
     want[:, targets, begin:end] = staging.swapaxes(0, 1)
-    native.scatter_blocks(ref(other, dtype), ref(targets, I32), ref(staging, U8), begin, 0)
+    native.scatter_blocks(ref(other, dtype), ref(staging, U8), ref(targets, I64), begin, 0)
     assert (other.reshape(layers, blocks, -1).view(np.uint8) == want).all(), "scatter_blocks"
     sums = np.zeros(4, dtype=np.int64)
     inner = arena[:, :, int(rng.integers(tail[0])) :]  # begins, and ends, anywhere
-    native.checksum_blocks(ref(inner, dtype), ref(chosen, I32), ref(sums, I64), 0)
+    native.checksum_blocks(ref(sums, I64), ref(inner, dtype), ref(chosen, I64), 0)
     inner_bytes = np.ascontiguousarray(inner).reshape(layers, blocks, -1).view(np.uint8)
     assert sums.tolist() == [checksum(inner_bytes[:, block]) for block in chosen], "checksum_blocks"
 
@@ -136,7 +136,7 @@ def layout_case(rng: Any) -> None:
     """Every layout into every other, and into itself."""
     dtype, kind = int(rng.choice([F32, F16, BF16])), str(rng.choice(["auto", "int8", "fp8_e4m3"]))
     shape = (4, int(rng.integers(1, 4)), int(rng.choice([8, 24])), 32)
-    chosen = rng.permutation(4)[:2].astype(np.int32)
+    chosen = rng.permutation(4)[:2].astype(np.int64)
     for names in itertools.product(["hnd", "nhd", "xpack"], repeat=2):
         source, target = (Cache(rng, name, kind, dtype, shape) for name in names)
         for block in range(4):
@@ -145,7 +145,7 @@ def layout_case(rng: Any) -> None:
         code = {"auto": dtype, "int8": I8}.get(kind, U8)
         given = [native.KvCache(*(ref(side, code) for side in c.refs), c.kind) for c in (target, source)]
         before = [target.side(index).copy() for index in range(2)]
-        for block_ids, moved in ((ref(chosen, I32), chosen), (None, np.arange(4))):
+        for block_ids, moved in ((ref(chosen, I64), chosen), (None, np.arange(4))):
             native.convert_layout(*given, block_ids, 0)
             for index in range(2):
                 before[index][moved] = source.side(index)[moved]

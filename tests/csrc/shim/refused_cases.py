@@ -37,7 +37,7 @@ def refused_case(rng: Any) -> None:
         (Cache(rng, "nhd", "fp8_e5m2", F16, (3, 2, 16, 64)), None),
         (Cache(rng, "nhd", "fp8_e4m3", F16, (3, 2, 8, 64)), None),
         (cache, None),
-        (source, ref(np.zeros(2, dtype=np.int64), I64)),
+        (source, ref(np.zeros(2, dtype=np.int32), I32)),
     ):
         refusal(lambda t=target, ids=block_ids: native.convert_layout(t.handle(), source.handle(), ids, 0))
 
