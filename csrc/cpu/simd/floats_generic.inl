@@ -101,9 +101,5 @@ inline float top8(F8 x) {
     return top;
 }
 
-inline F8 without8(F8 x, int lane) {
-    return each8([&](int i) { return i == lane ? 0.0F : x.v[i]; });
-}
-
 inline void fetch(const void*) {}
 inline void fetch_second(const void*) {}
