@@ -5,13 +5,12 @@ import shlex
 import shutil
 import subprocess
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[3]
 SOURCES = ROOT / "csrc"
-CHANGED = ROOT / "build" / "mutant"
 
 
 @dataclass(frozen=True)
@@ -32,21 +31,23 @@ class Mutant:
 
 
 @contextmanager
-def copy_with(mutant: Mutant) -> Iterator[Path]:
-    """A folder with a copy of csrc/ that has the bug: always the same, so that ccache knows it in the next run."""
-    shutil.rmtree(CHANGED, ignore_errors=True)
-    shutil.copytree(SOURCES, CHANGED / "csrc")
-    (CHANGED / "build").mkdir()
-    path = CHANGED / "csrc" / mutant.file
+def copy_with(mutant: Mutant, folder: Path) -> Iterator[Path]:
+    """`folder` with a copy of csrc/ that has the bug: always the same, so that ccache knows it in the next run."""
+    shutil.rmtree(folder, ignore_errors=True)
+    shutil.copytree(SOURCES, folder / "csrc")
+    (folder / "build").mkdir()
+    path = folder / "csrc" / mutant.file
     path.write_text(mutant.applied(path.read_text()))
-    yield CHANGED
+    yield folder
 
 
 class Sources:
     """For tests that compile by themselves what is in some folder's csrc/."""
 
     folder = ROOT
-    with_bug = staticmethod(copy_with)
+
+    def with_bug(self, mutant: Mutant) -> AbstractContextManager[Path]:
+        return copy_with(mutant, ROOT / "build" / "mutant")
 
 
 class Build:
@@ -69,7 +70,7 @@ class Build:
     @contextmanager
     def with_bug(self, mutant: Mutant) -> Iterator[Path]:
         """A folder with the module as it is with that bug."""
-        with copy_with(mutant) as folder:
+        with copy_with(mutant, self.folder / "mutant") as folder:
             linked, module = self.linked, output_of(self.linked)
             for place, unit in enumerate(mutant.units):
                 linked = self.replaced(linked, unit, folder, folder / f"{place}.o")
