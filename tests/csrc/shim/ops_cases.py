@@ -14,7 +14,7 @@ def errors_stay_apart() -> None:
     if cpu is None:
         return
     for call, error in (
-        (lambda: cpu.merge_states(None, None, None), cpu.ArgumentError),
+        (lambda: cpu.rms_norm(None, None, None, 1e-5), cpu.ArgumentError),
         (lambda: native.attention_kernel("none", F32, "auto", 64, 1), native.ArgumentError),
     ):
         try:
