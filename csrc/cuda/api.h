@@ -46,8 +46,8 @@ void cache_write(const KvCache& kv, const TensorRef& keys, const TensorRef& valu
 void rope_cache_write(const KvCache& kv, const TensorRef& queries, const TensorRef& keys, const TensorRef& values,
                       const TensorRef& positions, const TensorRef& cos, const TensorRef& sin, int rotated,
                       const TensorRef& slots, bool interleaved, StreamHandle stream);
-// arena [layers, blocks, ...], pairs int64 [n, 2] on the device: from, to. No block is read and written in one call, nor
-// written twice; nobody looks.
+// arena [layers, blocks, ...], pairs int64 [n, 2] on the device: from, to. No block is read and written in one call,
+// nor written twice; nobody looks.
 void copy_blocks(const TensorRef& arena, const TensorRef& pairs, StreamHandle stream);
 // The same between arenas of one form; either may be pinned host memory.
 void copy_blocks_between(const TensorRef& source, const TensorRef& target, const TensorRef& pairs, int num_ctas,
