@@ -6,6 +6,7 @@
 
 #include <limits>
 
+#include "common/fault.cuh"
 #include "common/numeric.cuh"
 #include "common/pages.cuh"
 #include "common/reduce.cuh"
@@ -16,7 +17,6 @@ namespace octavo::cuda {
 constexpr float kLog2e = 1.44269504088896341F;
 constexpr float kLn2 = 0.69314718055994531F;
 constexpr float kMinusInfinity = -std::numeric_limits<float>::infinity();
-constexpr float kNotANumber = std::numeric_limits<float>::quiet_NaN();
 
 struct ScoreParams {
     float scale, soft_cap;                                            // soft_cap 0: none
@@ -42,22 +42,55 @@ struct AttentionParams {
     KvScales scales;
     ScoreParams score;
     int num_heads, num_kv_heads, head_dim;
-    int group;                             // query heads per kv head
-    std::uint32_t byte_shift, byte_scale;  // how fp8 becomes 16-bit; see tile.cuh
+    int group;  // query heads per kv head
+    int num_tokens, num_sequences, num_items, num_partials;
+    int max_keys;  // that a row of tables has room for
+    FaultWord fault;
+    Fp8Constants fp8;
 };
 
+// The items of a thread block. What lies on the device is not believed, here and below: nobody could look at it before.
+__device__ __forceinline__ int first_item(const AttentionParams& p) { return max(p.slots[blockIdx.x], 0); }
+__device__ __forceinline__ int end_item(const AttentionParams& p) { return min(p.slots[blockIdx.x + 1], p.num_items); }
+
+__device__ __forceinline__ bool is_possible(const AttentionParams& p, const plan::Item& item) {
+    const auto below = [](int number, int limit) {
+        return static_cast<unsigned>(number) < static_cast<unsigned>(limit);
+    };
+    const bool place = below(item.sequence, p.num_sequences) & below(item.head, p.num_kv_heads) & (item.row >= 0);
+    const bool keys = (item.begin >= 0) & (item.begin <= item.end) & (item.end <= p.max_keys);
+    const bool parts = (item.parts > 1) & below(item.part, item.parts) & (item.first >= 0) &
+                       (item.parts <= p.num_partials - item.first);
+    return place & keys & ((item.parts == 1) | parts);
+}
+
+// The block that `key` is in, or -1.
+__device__ __forceinline__ std::int32_t block_of(const AttentionParams& p, const std::int32_t* table, int key) {
+    const std::int32_t block = table[key / p.kv.block_size];
+    return is_one_of(block, p.kv.num_blocks, p.fault, Fault::kBlockTables) ? block : -1;
+}
+
 // The rows of an item: row r of it is query head `head(r)` of token `token(r)`, whose place in its sequence is
-// `position(r)`.
+// `position(r)`. None of an item that cannot be.
 struct Rows {
-    int first, count;  // of the sequence's rows for this kv head
-    int first_token, first_position, first_head, group;
+    int first = 0, count = 0;  // of the sequence's rows for this kv head
+    int first_token = 0, first_position = 0, first_head = 0, group = 1;
 
     __device__ __forceinline__ Rows(const AttentionParams& p, const plan::Item& item, int tile) {
-        const int queries = p.cu_q[item.sequence + 1] - p.cu_q[item.sequence];
+        if (!is_possible(p, item)) {
+            tell(p.fault, Fault::kPlan);
+            return;
+        }
+        const int begin = p.cu_q[item.sequence], end = p.cu_q[item.sequence + 1], keys = p.lens[item.sequence];
+        const int queries = (begin >= 0) & (begin <= end) & (end <= p.num_tokens) ? end - begin : 0;
+        if ((keys < 0) | (keys > p.max_keys) | (queries * p.group <= item.row)) {
+            tell(p.fault, (keys < 0) | (keys > p.max_keys) ? Fault::kSeqLens : Fault::kCuQ);
+            return;
+        }
         first = item.row;
         count = min(tile, queries * p.group - first);
-        first_token = p.cu_q[item.sequence];
-        first_position = p.lens[item.sequence] - queries;
+        first_token = begin;
+        first_position = keys - queries;
         first_head = item.head * p.group;
         group = p.group;
     }
@@ -124,25 +157,13 @@ __device__ __forceinline__ float weight_of(float score, float maximum) {
     return score == kMinusInfinity ? 0.0F : fast_exp2(score - maximum);
 }
 
-// What a row's parts give together. `sink`: in base 2, or minus infinity. `blind`: it may be that the row sees no key,
-// which gives 0; scores that are all minus infinity give NaN. Returns what acc is to be multiplied with.
-__device__ __forceinline__ float close_row(float maximum, float sum, float sink, float value_scale, bool blind,
-                                           float& lse) {
+// What a row's parts give together. `sink`: in base 2, or minus infinity. Returns what acc is to be multiplied with.
+__device__ __forceinline__ float close_row(float maximum, float sum, float sink, float value_scale, float& lse) {
     const float top = fmaxf(maximum, sink);
     const float factor = weight_of(maximum, top);
     const float total = sum * factor + weight_of(sink, top);
-    if (total > 0.0F) {
-        lse = top + log2f(total);
-        return factor * value_scale / total;
-    }
-    const bool empty = blind && total == 0.0F;
-    lse = empty ? kMinusInfinity : kNotANumber;
-    return empty ? 0.0F : kNotANumber;
-}
-
-// Whether masks, or no keys at all, may leave a query nothing to see. Else it sees its own token.
-__device__ __forceinline__ bool is_blind(const ScoreParams& p, int position) {
-    return position < 0 || (p.vert_stride > 1 && p.local_blocks <= 0);
+    lse = total == 0.0F ? kMinusInfinity : top + log2f(total);
+    return total > 0.0F ? factor * value_scale / total : total == 0.0F ? 0.0F : total;  // NaN stays NaN
 }
 
 __device__ __forceinline__ float sink_of(const ScoreParams& p, int head) {
@@ -196,8 +217,7 @@ __device__ __forceinline__ void join_parts(const AttentionParams& p, const plan:
             total += weight * load_shared_result(one + 1);
         }
         total = reduce_warp(total, Add{});
-        const bool blind = is_blind(p.score, rows.position(r));
-        const float factor = close_row(top, total, sink_of(p.score, rows.head(r)), value_scale, blind, lse);
+        const float factor = close_row(top, total, sink_of(p.score, rows.head(r)), value_scale, lse);
 #pragma unroll 1
         for (int part = lane; part < item.parts; part += 32) {
             state[part * size] = weight_of(load_shared_result(state + part * size), top) * factor;
@@ -233,9 +253,7 @@ __device__ __forceinline__ void finish_item(const AttentionParams& p, const plan
         for (int i = thread; i < rows.count * p.head_dim; i += threads) {
             const int r = i / p.head_dim, d = i % p.head_dim;
             float lse;
-            const bool blind = is_blind(p.score, rows.position(r));
-            const float sink = sink_of(p.score, rows.head(r));
-            const float factor = close_row(maximum[r], sum[r], sink, value_scale, blind, lse);
+            const float factor = close_row(maximum[r], sum[r], sink_of(p.score, rows.head(r)), value_scale, lse);
             from_float(acc[r * pitch + d] * factor, rows.out<T>(p, r)[d]);
             if (d == 0) {
                 rows.put_lse(p, r, lse);

@@ -59,27 +59,13 @@ MUTANTS = {
     ),
     "off-by-one page": Mutant(
         "cuda/decode_mma.cuh",
-        "table[key / p.kv.block_size] : -1",
-        "table[key / p.kv.block_size + 1] : -1",
+        "? block_of(p, table, key) : -1",
+        "? block_of(p, table + 1, key) : -1",
         DECODE,
         "decode_mma",
     ),
     "second half of a tile in the first half's page": Mutant(
         "cuda/decode_mma.cuh", "2 * (tile - pages.first) + 1);", "2 * (tile - pages.first));", DECODE, "decode_mma"
-    ),
-    "a row of NaN gives zeros": Mutant(
-        "cuda/attention.cuh",
-        "return score == kMinusInfinity ? 0.0F",
-        "return maximum == kMinusInfinity ? 0.0F",
-        DECODE,
-        "decode_mma",
-    ),
-    "the last token of a step is not written": Mutant(
-        "cuda/cache.cu",
-        "launch(cache_write_kernel<T, C>, per_row(keys)",
-        "launch(cache_write_kernel<T, C>, dim3(static_cast<unsigned>(keys.shape[0] - 1))",
-        ("cuda/cache.cu",),
-        "write",
     ),
     "swapped strides": Mutant(
         "cuda/common/kv_cache.cu",
@@ -131,6 +117,23 @@ MUTANTS = {
         "if (slot < -1 || slot >= p.num_slots) {",
         ("cuda/cache.cu",),
         "write",
+    ),
+    "a block that is not there followed": Mutant(
+        "cuda/attention.cuh",
+        "? block : -1;",
+        "? block : block;",
+        (*DECODE, *PREFILL, "cuda/attention_simt.cu"),
+        "lost",
+    ),
+    "NaN of fp8 taken for 480": Mutant(
+        "cuda/tile.cuh", "special = (size + c.carry) & c.mask;", "special = 0;", (*DECODE, *PREFILL), "nan"
+    ),
+    "values without their slots' scales": Mutant(
+        "cuda/attention_simt.cuh",
+        "value_scale = p.scales.value_slots.of(",
+        "value_scale = p.scales.key_slots.of(",
+        ("cuda/attention_simt.cu",),
+        "ops",
     ),
     "part of a cut sequence left out": Mutant(
         "plan/attention_plan.cpp",

@@ -64,15 +64,6 @@ class Cache:
             else:
                 (self.keys, self.values)[index][block, :, slot] = row
 
-    def spoil(self, index: int, block: int, slot: int, dim: int) -> None:
-        """No number in keys (0) or values (1) of one slot; only a cache of floats can say so."""
-        nan = Array.of(np.array(np.nan), self.dtype).data
-        if self.layout == "xpack" and index == 0:
-            x = self.refs[0].shape[4]
-            self.refs[0][block, :, dim // x, slot, dim % x] = nan
-        else:
-            (self.keys, self.values)[index][block, :, slot, dim] = nan
-
     def read(self, index: int) -> np.ndarray:
         """What keys (0) or values (1) mean, scales included."""
         scale = (self.key_scale, self.value_scale)[index]
@@ -107,5 +98,8 @@ def dense(cache: Cache, table: np.ndarray, n: int, head: int) -> tuple[np.ndarra
     size = cache.shape[2]
     count = -(-n // size)
     known = np.where(table[:count] < cache.shape[0], table[:count], 0)
-    keys, values = (cache.read(index)[known, head].reshape(-1, cache.shape[3])[:n] for index in range(2))
-    return keys, values
+    sides = []
+    for index in range(2):
+        rows = cache.read(index)[known, head].reshape(-1, cache.shape[3])[:n]
+        sides.append(np.where(np.isfinite(rows), rows, 0))
+    return sides[0], sides[1]
