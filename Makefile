@@ -61,7 +61,7 @@ bench: install  ## benchmarks, by hand on a quiet machine; results belong in tes
 	@shopt -s nullglob; for script in tests/bench/[^_]*.py; do echo ">> $$script"; $(BIN)/python "$$script" $(ARGS); done
 
 .PHONY: bench-kernels
-bench-kernels: install  ## the CPU kernels against bandwidth, torch and the reference ops (ARGS='--quick'; with '--llama-cpp FOLDER', llama.cpp)
+bench-kernels: install  ## every CPU op against the machine's own rates and torch (ARGS='--llama-cpp DIR --vllm-cpu DIR', '--only decode', '--quick')
 	@$(BIN)/python tests/bench/kernels.py $(ARGS)
 
 # ---- check ---------------------------------------------------------------------------------------------------------

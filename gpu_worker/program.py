@@ -5,11 +5,8 @@ import gc
 import json
 import logging
 import os
-import signal
 import threading
 import time
-from collections.abc import Coroutine
-from typing import Any, TypeVar
 
 from gpu_worker.address import advertised_host, advertised_port
 from gpu_worker.desk import Desk
@@ -25,12 +22,12 @@ from gpu_worker.streams import Streams
 from octavo import rpc
 from octavo.errors import ServingError, StoreUnavailable
 from octavo.ids import Incarnation, new_incarnation
+from octavo.loop import Stopped, before, stop_event
 from octavo.record import Member
 from octavo.settings import WorkerSettings
 from octavo.store import open_store
 from octavo.store.base import Store
 
-T = TypeVar("T")
 log = logging.getLogger(__name__)
 
 LOAD_EVERY_S = 0.05
@@ -41,16 +38,9 @@ STOP_GRACE_S = 3.0
 STORE_RETRY_S = 0.5
 
 
-class Stopped(Exception):
-    """The process was asked to end while it was still starting."""
-
-
 async def serve(settings: WorkerSettings) -> int:
     """Runs until SIGTERM or SIGINT. Returns the exit status."""
-    stop = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    for name in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(name, stop.set)
+    stop = stop_event()
     try:
         door = Door(settings)
         await door.open()
@@ -68,9 +58,7 @@ async def serve(settings: WorkerSettings) -> int:
     except Stopped:
         log.info("asked to end while starting")
         await door.close(0)
-        os._exit(
-            0
-        )  # a model that is being loaded in another thread cannot be interrupted, and there is nothing to save
+        os._exit(0)  # a model that another thread loads cannot be interrupted, and there is nothing to save
     gc.collect()
     gc.freeze()  # else a full collection walks all that was imported, and no step begins for a tenth of a second
     worker = Worker(settings, door, store, runner)
@@ -82,17 +70,6 @@ async def serve(settings: WorkerSettings) -> int:
         await store.close()
         runner.close()
     return 0
-
-
-async def before(stop: asyncio.Event, work: Coroutine[Any, Any, T]) -> T:
-    """The result of `work`, unless the process is asked to end before it is there: Stopped."""
-    working, stopping = asyncio.create_task(work), asyncio.create_task(stop.wait())
-    await asyncio.wait([working, stopping], return_when=asyncio.FIRST_COMPLETED)
-    stopping.cancel()
-    if not working.done():
-        working.cancel()
-        raise Stopped
-    return working.result()
 
 
 async def load(settings: WorkerSettings) -> Runner:

@@ -12,7 +12,7 @@ from router.intake import TENANT, Intake
 from router.placement import Candidate, Decision
 from router.placer import Placer
 from router.server import STATES
-from router.session import Services
+from router.services import Services
 from router.workers import WorkerLink
 
 if TYPE_CHECKING:

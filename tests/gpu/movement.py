@@ -1,18 +1,19 @@
-"""Blocks that move: swaps against pinned copies, gather and scatter against device copies; ops on rows."""
+"""Blocks that move: swaps against pinned copies; what copies, packs, names, converts and writes them against copies."""
 
 import time
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from bandwidth import copy_bandwidth, host_bandwidth
 from target import Target, target
-from timing import Call, medians, ratio, sets
+from timing import Call, medians, ratio
 from torch import Tensor
 
 from gpu_worker.kv_arena import KvShape
-from gpu_worker.ops import Ops
-from gpu_worker.ops.native_cuda import SMALL_RUN, NativeCudaOps, ref
-from gpu_worker.ops.reference import ReferenceOps
+from gpu_worker.ops.native_cuda import SMALL_RUN, ref
+
+Case = tuple[str, float, Call, Call | None]  # op, bytes read and written, ours, torch's
 
 
 def swaps(t: Target) -> None:
@@ -52,8 +53,22 @@ def timed(t: Target, run: Callable[[], object]) -> float:
     return time.perf_counter() - begin
 
 
-def gathers(t: Target) -> None:
+def within(t: Target) -> None:
+    """Every op on blocks, over all of an arena's layers or over one of many blocks."""
     copy = copy_bandwidth(t)
+    rows = []
+    for op, num_bytes, call, peer in (*gathers(t), *conversions(t), *writes(t)):
+        times = medians(t, {"ours": call} | ({"torch": peer} if peer else {}), 1)
+        rate = num_bytes / times["ours"]
+        share = rate / copy
+        rows.append(
+            (op, f"{times['ours'] * 1e6:.1f}", f"{rate / 1e9:.0f}", f"{share:.0%}", ratio(times, "ours", "torch"))
+        )
+    head = ("op", "µs", "GB/s", "of copy", "torch")
+    t.table("Blocks within the device, bfloat16 (goal: ≥ 90 % for gather and scatter)", head, rows)
+
+
+def gathers(t: Target) -> list[Case]:
     shape = KvShape(num_layers=t.pick(16, 2), num_kv_heads=8, block_size=16, head_dim=128, dtype=torch.bfloat16)
     blocks = t.pick(1024, 8)
     arena = shape.arena(blocks, t.device)
@@ -63,58 +78,92 @@ def gathers(t: Target) -> None:
     staging = torch.empty(len(ids), shape.num_layers, per_layer, dtype=torch.uint8, device=t.device)
     sums = torch.empty(len(ids), dtype=torch.int64, device=t.device)
     pairs = torch.stack((ids, ids.flip(0)), 1).long()[: len(ids) // 2].contiguous()
-    calls = {
-        "gather_blocks": lambda i: t.extension.gather_blocks(ref(arena), ref(ids), ref(staging), 0, t.stream),
-        "scatter_blocks": lambda i: t.extension.scatter_blocks(ref(arena), ref(ids), ref(staging), 0, t.stream),
-        "copy_blocks": lambda i: t.extension.copy_blocks(ref(arena), ref(pairs), t.stream),
-        "checksum_blocks": lambda i: t.extension.checksum_blocks(ref(arena), ref(ids), ref(sums), t.stream),
-    }
-    moved = {"gather_blocks": 2.0, "scatter_blocks": 2.0, "copy_blocks": 1.0, "checksum_blocks": 1.0}
-    times = medians(t, calls, 1)
-    rows = [
-        (n, f"{moved[n] * staging.numel() / s / 1e9:.0f}", f"{moved[n] * staging.numel() / s / copy:.0%}")
-        for n, s in times.items()
+    size = staging.numel()
+    x = t.extension
+    return [
+        ("gather_blocks", 2 * size, lambda i: x.gather_blocks(ref(arena), ref(ids), ref(staging), 0, t.stream), None),
+        ("scatter_blocks", 2 * size, lambda i: x.scatter_blocks(ref(arena), ref(ids), ref(staging), 0, t.stream), None),
+        ("copy_blocks", size, lambda i: x.copy_blocks(ref(arena), ref(pairs), t.stream), None),
+        ("checksum_blocks", size, lambda i: x.checksum_blocks(ref(arena), ref(ids), ref(sums), t.stream), None),
     ]
-    t.table("Blocks within the device (goal: ≥ 90 % for gather and scatter)", ("op", "GB/s", "of copy"), rows)
 
 
-def row_ops(t: Target) -> None:
-    """A step's rows; the peer is what torch needs for the same."""
-    copy = copy_bandwidth(t)
-    ours, theirs = NativeCudaOps(t.extension, t.device), ReferenceOps()
-    width = t.pick(4096, 64)
-    rows = []
-    for tokens in t.pick((16, 2048), (2,)):
-        num_sets = t.pick(sets(tokens * width * 4), 1)
-        x = torch.randn(num_sets, tokens, 2 * width, device=t.device).to(torch.bfloat16)
-        calls = zip(row_calls(t, ours, x).items(), row_calls(t, theirs, x).values(), strict=True)
-        for ((name, num_bytes), call), peer in calls:
-            times = medians(t, {"ours": call, "torch": peer}, num_sets)
-            share = num_bytes * tokens * width / times["ours"] / copy
-            rows.append((name, tokens, f"{times['ours'] * 1e6:.1f}", f"{share:.0%}", ratio(times, "ours", "torch")))
-    t.table(
-        "Rows of 4096 (8192 before silu_and_mul and rotary), bfloat16", ("op", "rows", "µs", "of copy", "torch"), rows
-    )
+def pages(t: Target, dtype: torch.dtype) -> Tensor:
+    """A layer of many blocks."""
+    size = (t.pick(8192, 8), 8, 2, 16, t.pick(128, 32))
+    return torch.randn(size, device=t.device).to(dtype)
 
 
-def row_calls(t: Target, ops: Ops, x: Tensor) -> dict[tuple[str, int], Call]:
-    """By name and bytes moved per row and half of x's width. x: [sets, rows, width]."""
-    width = x.shape[2] // 2
-    heads = x.view(*x.shape[:2], -1, 64)
-    weight = torch.ones(width, dtype=x.dtype, device=t.device)
-    cos = torch.rand(x.shape[1], 64, dtype=x.dtype, device=t.device)
-    return {
-        ("rms_norm", 4): lambda i: ops.rms_norm(x[i, :, :width], weight, 1e-5),
-        ("silu_and_mul", 6): lambda i: ops.silu_and_mul(x[i]),
-        ("rotary", 8): lambda i: ops.rotary(heads[i], cos, cos),
-    }
+def cache(t: Target, *parts: Tensor) -> Any:
+    """Refers to the memory of its parts, which the caller keeps."""
+    return t.extension.KvCache(*map(ref, parts))
+
+
+def conversions(t: Target) -> list[Case]:
+    source = pages(t, torch.bfloat16)
+    sides = source[:, :, 0], source[:, :, 1]
+    nhd = torch.empty_like(source.transpose(1, 3).contiguous()).permute(0, 3, 2, 1, 4)  # a token's heads together
+    keys, values = sides[0].unflatten(3, (-1, 8)).transpose(2, 3).contiguous(), sides[1].transpose(2, 3).contiguous()
+    narrow = torch.empty(source.shape, dtype=torch.uint8, device=t.device)
+    size, x = source.numel() * 2, t.extension
+
+    def convert(*parts: Tensor) -> Call:
+        return lambda i: x.convert_layout(cache(t, *parts), cache(t, *sides), None, t.stream)
+
+    floats = narrow.view(torch.float8_e4m3fn)
+    return [
+        ("convert_layout, hnd to nhd", 2 * size, convert(nhd[:, :, 0], nhd[:, :, 1]), lambda i: nhd.copy_(source)),
+        ("convert_layout, hnd to xpack", 2 * size, convert(keys, values), None),
+        (
+            "convert_fp8, to e4m3",
+            1.5 * size,
+            lambda i: x.convert_fp8(ref(narrow), ref(source), 1.0, "fp8_e4m3", t.stream),
+            lambda i: floats.copy_(source),
+        ),
+        (
+            "convert_fp8, from e4m3",
+            1.5 * size,
+            lambda i: x.convert_fp8(ref(source), ref(narrow), 1.0, "fp8_e4m3", t.stream),
+            lambda i: source.copy_(floats),
+        ),
+    ]
+
+
+def writes(t: Target) -> list[Case]:
+    """A chunk of tokens to places anywhere; with 32 heads of queries to turn."""
+    layer = pages(t, torch.bfloat16)
+    blocks, heads, _, block, dim = layer.shape
+    tokens = t.pick(8192, 5)
+    slots = torch.randperm(blocks * block, device=t.device)[:tokens]
+    keys, values = torch.randn(2, tokens, heads, dim, device=t.device).to(torch.bfloat16)
+    queries = torch.randn(tokens, 4 * heads, dim, device=t.device).to(torch.bfloat16)
+    angles = torch.rand(tokens, dim, device=t.device)
+    x, places = t.extension, (slots // block, slots % block)
+
+    def write(number: int) -> None:
+        x.cache_write(cache(t, layer[:, :, 0], layer[:, :, 1]), ref(keys), ref(values), ref(slots), t.stream)
+
+    def turn_and_write(number: int) -> None:
+        heads = ref(queries), ref(keys), ref(values)
+        turning = None, ref(angles), ref(angles), dim, ref(slots), False
+        x.rope_cache_write(cache(t, layer[:, :, 0], layer[:, :, 1]), *heads, *turning, t.stream)
+
+    def written(number: int) -> None:
+        layer[places[0], :, 0, places[1]] = keys
+        layer[places[0], :, 1, places[1]] = values
+
+    size = 2 * keys.numel() * 2
+    return [
+        ("cache_write", 2 * size, write, written),
+        ("rope_cache_write", 2 * size + 4 * queries.numel(), turn_and_write, None),
+    ]
 
 
 def main() -> None:
     t = target()
     torch.manual_seed(0)
-    for part in (swaps, gathers, row_ops):
-        part(t)
+    swaps(t)
+    within(t)
     t.finish()
 
 

@@ -26,8 +26,9 @@ def test_every_stage_runs(shim: Path, tmp_path: Path) -> None:
     done = subprocess.run(command, capture_output=True, text=True, env=environment)
     assert done.returncode == 0, done.stdout[-8000:] + done.stderr[-2000:]
     report = (tmp_path / "gpu-check.md").read_text()
-    assert report.count("| passed |") == 11
-    for title in ("Bandwidth", "Decode attention", "Prefill attention", "Swaps", "A decode step", "Linears"):
+    assert report.count("| passed |") == 12
+    titles = ("Bandwidth", "Decode attention", "Prefill attention", "Swaps", "Blocks within", "Ops on rows", "Merging")
+    for title in (*titles, "From logits", "A decode step", "Linears"):
         assert f"**{title}" in report
 
 

@@ -215,54 +215,17 @@ def test_a_seed_repeats_a_program_and_requests_differ():
     assert one[0].outputs != one[1].outputs
 
 
-# Chat
-
-
-def test_a_model_without_a_template_refuses_chats(llm):
-    with pytest.raises(InvalidArgument, match=r"^conversations\[0\]: .*template"):
-        llm.chat([{"role": "user", "content": "Hi"}], use_tqdm=False)
-
-
 # Bad input
 
-PROMPTS = [
-    (["ok", ""], r"prompts\[1\]: is empty"),
-    (["ok", []], r"prompts\[1\]: the prompt is empty"),
-    ([[1, 2], [3, 128]], r"prompts\[1\]: token id 128 at position 1"),
-    ([[1, -1]], r"prompts\[0\]: token id -1"),
-    (["ok", None], r"prompts\[1\]: a NoneType"),
-    (["ok", b"bytes"], r"prompts\[1\]: a bytes"),
-    (["ok", 3], r"prompts\[1\]: a int"),
-    (["ok", [1.5]], r"prompts\[1\]: a list"),
-    (["\ud800"], r"prompts\[0\]: has no UTF-8"),
-    (["ok", [1] * 8192], r"prompts\[1\]: a prompt of 8192"),
-    (["ok", [1] * 8190], r"prompts\[1\]: max_tokens: 8 \+ prompt 8190"),
-    (["x" * (16 * 8192 + 1)], r"prompts\[0\]: 131073 bytes"),
-]
 
-
-@pytest.mark.parametrize(("prompts", "message"), PROMPTS, ids=[message for _, message in PROMPTS])
-def test_a_bad_prompt_is_named(llm, prompts, message):
+def test_nothing_runs_if_one_prompt_is_bad(llm):
     steps = llm.engine.times.num_steps
-    with pytest.raises(InvalidArgument, match=f"^{message}"):
-        llm.generate(prompts, GREEDY, use_tqdm=False)
+    with pytest.raises(InvalidArgument, match=r"^prompts\[1\]: is empty"):
+        llm.generate(["ok", ""], GREEDY, use_tqdm=False)
+    with pytest.raises(InvalidArgument, match=r"^conversations\[0\]: .*template"):
+        llm.chat([{"role": "user", "content": "Hi"}], use_tqdm=False)
     assert idle(llm)
     assert llm.engine.times.num_steps == steps
-
-
-@pytest.mark.parametrize(
-    ("params", "message"),
-    [
-        (SamplingParams(temperature=float("nan")), r"sampling_params\.temperature: nan"),
-        ([GREEDY, replace(GREEDY, top_p=2.0)], r"sampling_params\[1\]\.top_p: 2"),
-        ([GREEDY], r"sampling_params: 1 for 2 prompts"),
-        ([GREEDY, {"n": 1}], r"sampling_params\[1\]: must be SamplingParams"),
-        (replace(GREEDY, stop="text"), r"sampling_params\.stop: must be a list"),
-    ],
-)
-def test_bad_parameters_are_named(llm, params, message):
-    with pytest.raises(InvalidArgument, match=f"^{message}"):
-        llm.generate(["a", "b"], params, use_tqdm=False)
 
 
 def test_what_can_never_fit_is_named_before_anything_runs():

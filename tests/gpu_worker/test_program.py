@@ -14,7 +14,7 @@ from waiting import until
 from gpu_worker import program
 from gpu_worker.fake_runner import FakeRunner
 from gpu_worker.plan import StepOutput, StepPlan
-from gpu_worker.program import Door, Stopped, Worker, before, load, until_open
+from gpu_worker.program import Door, Worker, load, until_open
 from octavo import errors, rpc, wire
 from octavo.errors import NotFound, StoreUnavailable
 from octavo.ids import Incarnation, SequenceId
@@ -234,14 +234,6 @@ async def test_what_goes_wrong_while_loading_is_raised_here(monkeypatch):
     monkeypatch.setattr(program, "build_runner", fails)
     with pytest.raises(NotFound, match="no such model"):
         await load(WorkerSettings())
-
-
-async def test_a_process_asked_to_end_does_not_wait_for_what_it_began():
-    stop = asyncio.Event()
-    asyncio.get_running_loop().call_later(0.01, stop.set)
-    with pytest.raises(Stopped):
-        await before(stop, asyncio.sleep(100))
-    assert await before(asyncio.Event(), asyncio.sleep(0, "done")) == "done"
 
 
 async def test_a_store_that_is_down_at_the_start_is_waited_for(monkeypatch, caplog):

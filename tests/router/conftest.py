@@ -11,7 +11,7 @@ import pytest
 from gpu_worker.fake_runner import Chooser, FakeRunner, fold
 from gpu_worker.program import Door, Worker
 from octavo.client import AsyncClient
-from octavo.ids import new_incarnation
+from octavo.ids import Incarnation, new_incarnation
 from octavo.sampling import FinishReason, SamplingParams
 from octavo.settings import RouterSettings, WorkerSettings
 from octavo.store.memory import MemoryState, MemoryStore
@@ -19,6 +19,7 @@ from octavo.text.byte_tokenizer import ByteTokenizer
 from octavo.text.ranking import rank
 from octavo.text.stop import TextStream
 from router import pool, queue, streams, workers
+from router.models import WorkerHello
 from router.program import Router
 
 SECRET = b"s" * 32
@@ -202,6 +203,32 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(streams, "RESYNC_S", 0.02)
     monkeypatch.setattr(queue, "CLAIM_MS", 200)
     monkeypatch.setattr(queue, "SWEEP_S", 0.1)
+
+
+@pytest.fixture
+def hello() -> Callable[..., WorkerHello]:
+    """What a worker says of itself; keyword arguments change it."""
+
+    def make(incarnation: str, **different: object) -> WorkerHello:
+        usual = {
+            "worker_id": "worker-0",
+            "incarnation": Incarnation(incarnation),
+            "model": "name",
+            "fingerprint": "weights",
+            "layout": "bfloat16",
+            "block_size": 16,
+            "num_blocks": 10,
+            "context_tokens": 100,
+            "vocab_size": 256,
+            "tokenizer": "",
+            "eos_token_ids": (),
+            "max_batch_tokens": 10,
+            "max_batch_sequences": 1,
+            "device": "cpu",
+        }
+        return WorkerHello(**{**usual, **different})
+
+    return make
 
 
 @pytest.fixture

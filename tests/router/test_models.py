@@ -5,27 +5,7 @@ from types import SimpleNamespace
 import pytest
 
 from octavo.ids import Incarnation
-from router.models import Models, WorkerHello
-
-
-def hello(incarnation: str, **different: object) -> WorkerHello:
-    usual = {
-        "worker_id": "worker-0",
-        "incarnation": Incarnation(incarnation),
-        "model": "name",
-        "fingerprint": "weights",
-        "layout": "bfloat16",
-        "block_size": 16,
-        "num_blocks": 10,
-        "context_tokens": 100,
-        "vocab_size": 256,
-        "tokenizer": "",
-        "eos_token_ids": (),
-        "max_batch_tokens": 10,
-        "max_batch_sequences": 1,
-        "device": "cpu",
-    }
-    return WorkerHello(**{**usual, **different})
+from router.models import Models
 
 
 @pytest.mark.parametrize(
@@ -33,7 +13,7 @@ def hello(incarnation: str, **different: object) -> WorkerHello:
     [{"fingerprint": "others"}, {"layout": "fp8", "block_size": 32}, {"context_tokens": 50}, {"vocab_size": 300}],
     ids=lambda different: "-".join(different),
 )
-async def test_workers_may_come_back_different_when_none_is_left(different):
+async def test_workers_may_come_back_different_when_none_is_left(hello, different):
     models = Models()
     assert await models.meet(hello("old")) == ""
     assert " differs from " in await models.meet(hello("new", **different))
@@ -46,7 +26,7 @@ async def test_workers_may_come_back_different_when_none_is_left(different):
     assert " differs from " in await models.meet(hello("old"))
 
 
-async def test_a_request_belongs_to_the_model_of_its_layout_and_else_to_one_with_its_weights():
+async def test_a_request_belongs_to_the_model_of_its_layout_and_else_to_one_with_its_weights(hello):
     models = Models()
     for name in ("bfloat16", "fp8"):
         await models.meet(hello(name, model=name, layout=name))

@@ -1,8 +1,9 @@
-"""Fixtures for real processes. A conftest that wants them imports them by name."""
+"""Fixtures for real processes, and what is shown when they fail. A conftest that wants them imports them by name."""
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 from live.cluster import Cluster, Shape
@@ -45,3 +46,14 @@ def whole(cluster: Cluster) -> Iterator[Cluster]:
     yield cluster
     cluster.revive()
     cluster.wait_idle()
+
+
+@pytest.hookimpl(hookwrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Iterator[None]:
+    """A failure shows the logs of the processes."""
+    outcome: Any = yield
+    report = outcome.get_result()
+    if report.failed:
+        for value in getattr(item, "funcargs", {}).values():
+            if isinstance(value, Cluster):
+                report.sections.append((f"logs of {value.directory}", value.report()))

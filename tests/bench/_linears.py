@@ -1,0 +1,97 @@
+"""Matrix products of kernels.py: a matrix in each form it may be stored in, and from one to many columns of inputs."""
+
+from collections.abc import Sequence
+from functools import partial
+from types import ModuleType
+from typing import Any
+
+import gguf
+import torch
+from _cases import PERIOD, LinearCase
+from _peer import Peer, names
+from _rates import Side, clocked
+from _table import Plan, Table, Work
+from torch import Tensor
+from torch.nn import functional
+
+from gpu_worker.models.huge_pages import HugePages
+
+ROWS, INNER = 49152, 1152  # as the largest matrix of a small model; 4-bit forms of it are as large as the last cache
+PLAIN = {"f32": torch.float32, "bf16": torch.bfloat16}
+PACKED = ("q8", "q4", "q4_mins")
+FORMS = (*PLAIN, *PACKED)
+
+
+def linears(extension: ModuleType, plan: Plan, peers: Sequence[Peer]) -> None:
+    table = Table(plan, f"Linears, {ROWS} × {INNER}; torch in float32 or bfloat16", names(peers), True)
+    for form in FORMS:
+        rows(table, extension, peers, form, False, (1, 16) if plan.quick else (1, 2, 4, 8, 16, 48, 256))
+    for form in PACKED:
+        rows(table, extension, (), form, True, (1, 16) if plan.quick else (1, 16, 48))
+    loading(table, extension)
+
+
+def rows(
+    table: Table, extension: ModuleType, peers: Sequence[Peer], form: str, exact: bool, counts: Sequence[int]
+) -> None:
+    names = {count: f"{form}{' exact' if exact else ''}, {count} columns" for count in counts}
+    if not any(map(table.wants, names.values())):
+        return
+    memory, weight = stored(extension, form, exact)
+    for count, name in names.items():
+        if table.wants(name):
+            row(name, table, extension, peers, LinearCase(ROWS, INNER, count, form), memory, weight)
+
+
+def loading(table: Table, extension: ModuleType) -> None:
+    """What happens to weights once, and to those of tokens at each step."""
+    _, matrix = LinearCase(ROWS, INNER, 1, "q4").inputs()
+    memory, weight = stored(extension, "q4", False)
+    size = matrix.numel() * 4 + memory.numel()
+    table.row("quantize, q4", Work(size), {"octavo": clocked(lambda: extension.quantize(memory, matrix, "q4"))})
+    blocks = torch.randint(0, 255, (ROWS, INNER // 32 * 18), dtype=torch.uint8)
+    call = partial(extension.repack, memory, blocks, "q4", ROWS, INNER)
+    table.row("repack, q4", Work(2 * blocks.numel(), writes=True), {"octavo": clocked(call)})
+    ids, out = torch.randperm(ROWS)[:512], torch.empty(512, INNER)
+    call = partial(extension.weight_rows, out, weight, ids)
+    table.row("weight_rows, q4, 512 rows", Work(out.numel() * 4.6), {"octavo": clocked(call)})
+
+
+def stored(extension: ModuleType, form: str, exact: bool) -> tuple[Tensor, Any]:
+    """The case's matrix in that form: its memory, as a worker has it for weights, and what refers to it."""
+    _, matrix = LinearCase(ROWS, INNER, 1, form).inputs()
+    if form in PLAIN:
+        dtype = PLAIN[form]
+        memory = HugePages().take(matrix.numel() * dtype.itemsize).view(dtype).view(matrix.shape).copy_(matrix)
+    else:
+        memory = HugePages().take(extension.packed_bytes(form, ROWS, INNER))
+        if form == "q4_mins":
+            blocks = gguf.quantize(matrix[:PERIOD].numpy(), gguf.GGMLQuantizationType.Q4_1)
+            extension.repack(memory, torch.from_numpy(blocks).repeat(ROWS // PERIOD, 1), form, ROWS, INNER)
+        else:
+            extension.quantize(memory, matrix, form)
+    return memory, extension.Weight(memory, form, ROWS, INNER, exact=exact)
+
+
+def row(
+    name: str,
+    table: Table,
+    extension: ModuleType,
+    peers: Sequence[Peer],
+    case: LinearCase,
+    memory: Tensor,
+    weight: Any,
+) -> None:
+    x, matrix = case.inputs()
+    out = torch.empty(case.columns, case.rows)
+    ours = partial(extension.linear, out, x, weight)
+    sides: dict[str, Side] = {"octavo": clocked(ours)}
+    if case.form in PLAIN:
+        dense = matrix.to(PLAIN[case.form])
+        sides["torch"] = clocked(partial(functional.linear, x.to(dense.dtype), dense))
+    del matrix
+    ours()
+    sides |= {peer.name: peer.seconds for peer in peers if peer.has(case, out)}
+    int8 = case.form not in PLAIN and not weight.exact
+    work = Work(memory.numel() * memory.itemsize, 2.0 * case.columns * case.rows * case.inner, int8=int8)
+    table.row(name, work, sides)

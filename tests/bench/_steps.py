@@ -1,0 +1,85 @@
+"""Whole steps of the demo model in kernels.py: no router, worker or sampling; and llama.cpp's, by its own benchmark."""
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from _llama_cpp import rates as llama_cpp_rates
+from _rates import clocked, medians
+from _table import Plan
+
+from gpu_worker import model_runner
+from gpu_worker.model_runner import ModelRunner, load_runner
+from gpu_worker.ops import make_batch
+from gpu_worker.ops.reference import ReferenceOps
+
+CPU = torch.device("cpu")
+CONTEXT = 128
+PROMPT = 512
+
+
+def decode(runner: ModelRunner, count: int) -> Callable[[], object]:
+    """A step of `count` sequences, logits included."""
+    blocks = CONTEXT // 16 + 1
+    tables = [list(range(i * blocks, (i + 1) * blocks)) for i in range(count)]
+    slots = [table[CONTEXT // 16] * 16 for table in tables]
+    decoder, layers, rows = runner._decoder, runner._arena.layers, torch.arange(count)
+
+    def run() -> object:
+        sizes = ([1] * count, [CONTEXT + 1] * count)
+        with torch.inference_mode():
+            batch = make_batch([*range(5, 5 + count)], [CONTEXT] * count, slots, *sizes, tables, CPU)
+            return decoder.logits(decoder.forward(batch, layers, rows))
+
+    return run
+
+
+def prompt(runner: ModelRunner) -> Callable[[], object]:
+    """A step of one prompt."""
+    places = [*range(PROMPT)]
+    batch = make_batch(places, places, places, [PROMPT], [PROMPT], [[*range(-(-PROMPT // 16))]], CPU)
+    decoder, layers, rows = runner._decoder, runner._arena.layers, torch.tensor([PROMPT - 1])
+
+    def run() -> object:
+        with torch.inference_mode():
+            return decoder.logits(decoder.forward(batch, layers, rows))
+
+    return run
+
+
+def load_runners() -> dict[str, ModelRunner]:
+    choose = model_runner.choose_ops
+    model_runner.choose_ops = lambda *_: ReferenceOps()
+    runners = {"reference": load_runner("smollm2", kv_cache_bytes=1 << 29)}
+    model_runner.choose_ops = choose
+    for scheme, name in (("none", "native, float32"), ("auto", "native, int8")):
+        runners[name] = load_runner("smollm2", quantization=scheme, kv_cache_bytes=1 << 29)
+    return runners
+
+
+def steps(plan: Plan, llama_cpp: Path | None) -> None:
+    """llama.cpp's benchmark is a program of its own, so it comes just before and not in turns."""
+    counts = [1, 16] if plan.quick else [1, 16, 48]
+    runners = load_runners()
+    threads = len(os.sched_getaffinity(0))
+    torch.set_num_threads(threads)
+    peer: dict[int, float] = {}
+    if llama_cpp is not None:
+        peer = {count: rate for count, (_, rate) in llama_cpp_rates(llama_cpp, counts, CONTEXT, 16, threads).items()}
+        peer[0] = llama_cpp_rates(llama_cpp, [1], PROMPT, 2, threads)[1][0]
+    print(
+        f"\n**Steps of the demo model**, {CONTEXT} keys, medians of {plan.repeats}, sides in turns; llama.cpp before\n"
+    )
+    print("| step | side | tokens/s | ÷ reference | ÷ llama.cpp | load |\n|---|---|---|---|---|---|", flush=True)
+    for count in [*counts, 0]:  # 0: a prompt
+        calls = {name: decode(runner, count) if count else prompt(runner) for name, runner in runners.items()}
+        times = medians({name: clocked(call) for name, call in calls.items()}, plan.repeats)
+        tokens, what = (count, f"{count} sequences") if count else (PROMPT, f"prompt of {PROMPT}")
+        for name, seconds in times.items():
+            beside = f"{times['reference'] / seconds:.2f}×"
+            other = f"{tokens / seconds / peer[count]:.2f}×" if peer else ""
+            load = f"{os.getloadavg()[0]:.1f}"
+            print(f"| {what} | {name} | {tokens / seconds:.1f} | {beside} | {other} | {load} |", flush=True)
+        if peer:
+            print(f"| {what} | llama.cpp, Q4_1 | {peer[count]:.1f} | | | |", flush=True)

@@ -1,0 +1,164 @@
+"""Ops on rows: norms, activations, rotation, merging; and from logits to tokens. Against copying, and torch."""
+
+from collections.abc import Callable
+
+import torch
+from bandwidth import copy_bandwidth
+from target import Target, target
+from timing import Call, medians, ratio, sets
+from torch import Tensor
+from torch.nn import functional
+
+from gpu_worker.ops.native_cuda import ref
+
+Case = tuple[str, float, Call, Call | None]  # op, bytes read and written, ours, torch's
+HEAD = ("op", "rows", "µs", "GB/s", "of copy", "torch")
+TOP_K, TOP_P, NUM_TOP = 50, 0.9, 5
+
+
+def report(
+    t: Target, title: str, cases: Callable[[Target, int], tuple[int, list[Case]]], counts: tuple[int, ...]
+) -> None:
+    """`cases` of so many rows: how many sets of inputs they go through, and the ops."""
+    copy = copy_bandwidth(t)
+    lines = []
+    for count in counts:
+        num_sets, found = cases(t, count)
+        for op, num_bytes, call, peer in found:
+            times = medians(t, {"ours": call} | ({"torch": peer} if peer else {}), num_sets)
+            rate = num_bytes / times["ours"]
+            speed = f"{times['ours'] * 1e6:.1f}", f"{rate / 1e9:.0f}", f"{rate / copy:.0%}"
+            lines.append((op, count, *speed, ratio(times, "ours", "torch")))
+    t.table(title, HEAD, lines)
+
+
+def hidden(t: Target, count: int) -> tuple[int, list[Case]]:
+    """Rows of 4096 (8192 before activations) in bfloat16; heads of 64 are turned."""
+    width = t.pick(4096, 64)
+    num_sets = t.pick(sets(count * width * 4), 1)
+    wide = torch.randn(num_sets, count, 2 * width, device=t.device).to(torch.bfloat16)
+    x = wide[:, :, :width].contiguous()
+    out, total, weight = torch.empty_like(x[0]), x.clone(), torch.ones_like(x[0, 0])
+    heads = x.view(num_sets, count, -1, 64)
+    angles = torch.rand(count, 64, device=t.device)
+    cos, sin = (angles.to(x.dtype)[:, None] for _ in range(2))
+    ours, size, stream = t.extension, 2.0 * count * width, t.stream
+
+    def added(i: int) -> Tensor:
+        total[i].add_(x[i])
+        return functional.rms_norm(total[i], (width,), weight, 1e-5)
+
+    def turned(i: int) -> Tensor:
+        low, high = heads[i].chunk(2, dim=-1)
+        return heads[i] * cos + torch.cat((-high, low), dim=-1) * sin
+
+    def gated(i: int, act: Callable[[Tensor], Tensor]) -> Tensor:
+        return act(wide[i, :, :width]) * wide[i, :, width:]
+
+    def rotated(i: int) -> None:
+        ours.rotary(ref(heads[i]), None, ref(angles), ref(angles), 64, False, stream)
+
+    return num_sets, [
+        (
+            "rms_norm",
+            2 * size,
+            lambda i: ours.rms_norm(ref(out), ref(x[i]), ref(weight), 1e-5, stream),
+            lambda i: functional.rms_norm(x[i], (width,), weight, 1e-5),
+        ),
+        (
+            "fused_add_rms_norm",
+            4 * size,
+            lambda i: ours.fused_add_rms_norm(ref(x[i]), ref(total[i]), ref(weight), 1e-5, stream),
+            added,
+        ),
+        (
+            "activate_and_mul, silu",
+            3 * size,
+            lambda i: ours.activate_and_mul(ref(out), ref(wide[i]), "silu", stream),
+            lambda i: gated(i, functional.silu),
+        ),
+        (
+            "activate_and_mul, gelu",
+            3 * size,
+            lambda i: ours.activate_and_mul(ref(out), ref(wide[i]), "gelu", stream),
+            lambda i: gated(i, functional.gelu),
+        ),
+        ("rotary", 2 * size, rotated, turned),
+    ]
+
+
+def parts(t: Target, count: int) -> tuple[int, list[Case]]:
+    """Four partial results each, 32 heads of 128."""
+    outs = torch.randn(4, count, t.pick(32, 2), t.pick(128, 32), device=t.device).to(torch.bfloat16)
+    lses = torch.randn(outs.shape[:3], device=t.device)
+    out, lse = torch.empty_like(outs[0]), torch.empty_like(lses[0])
+    size = 2.5 * outs.numel()
+    call = lambda i: t.extension.merge_states(ref(out), ref(lse), ref(outs), ref(lses), t.stream)  # noqa: E731
+    return 1, [("merge_states", size, call, lambda i: (outs * lses.softmax(0)[..., None]).sum(0))]
+
+
+def logits(t: Target, count: int) -> tuple[int, list[Case]]:
+    """A vocabulary of 128256 in float32, falling as in text; penalties of 1000 tokens a row."""
+    vocabulary = t.pick(128256, 600)
+    ranks = torch.rand(count, vocabulary, device=t.device).argsort(dim=-1).float()
+    x = -1.5 * torch.log1p(ranks)
+    size, ours = 4.0 * x.numel(), t.extension
+    ids = torch.zeros(count, dtype=torch.int64, device=t.device)
+    scored = torch.empty(count, device=t.device), torch.empty(count, NUM_TOP, device=t.device)
+    likeliest = torch.empty(count, NUM_TOP, dtype=torch.int64, device=t.device)
+    num_seen = t.pick(1000, 7)
+    offsets = (torch.arange(count + 1, device=t.device) * num_seen).int()
+    seen = torch.rand(count, vocabulary, device=t.device).topk(num_seen).indices.flatten()
+    counts = torch.ones(len(seen), dtype=torch.int32, device=t.device)
+    ones, zeros = torch.ones(count, device=t.device), torch.zeros(count, device=t.device)
+
+    def penalize(i: int) -> None:
+        entries = ref(offsets), ref(seen), ref(counts), None
+        ours.penalize(ref(x), *entries, ref(ones), ref(zeros), ref(zeros), t.stream)
+
+    def sample(top_k: int = 0, top_p: float = 1.0) -> Call:
+        settings = [ones * 0.8, (zeros + top_k).int(), ones * top_p, zeros, ids.clone(), ids.clone(), ids.clone()]
+        return lambda i: ours.sample(ref(ids), ref(x), *map(ref, settings), t.stream)
+
+    return 1, [
+        ("sample", size, sample(), lambda i: drawn(torch.softmax(x / 0.8, -1))),
+        (f"sample, top-k {TOP_K}", size, sample(top_k=TOP_K), lambda i: among_likeliest(x)),
+        (f"sample, top-p {TOP_P}", size, sample(top_p=TOP_P), lambda i: within_mass(x)),
+        ("penalize", 20.0 * len(seen), penalize, None),
+        (
+            "logprobs",
+            size,
+            lambda i: ours.logprobs(*map(ref, (*scored, likeliest, x, ids)), t.stream),
+            lambda i: x.log_softmax(-1).topk(NUM_TOP),
+        ),
+    ]
+
+
+def drawn(chances: Tensor) -> Tensor:
+    """`multinomial` looks at numbers on the device, which no graph can."""
+    return (chances / torch.empty_like(chances).exponential_()).argmax(-1, keepdim=True)
+
+
+def among_likeliest(x: Tensor) -> Tensor:
+    values, ids = (x / 0.8).topk(TOP_K)
+    return ids.gather(1, drawn(torch.softmax(values, -1)))
+
+
+def within_mass(x: Tensor) -> Tensor:
+    values, ids = (x / 0.8).sort(dim=-1, descending=True)
+    chances = torch.softmax(values, -1)
+    chances = chances.masked_fill(chances.cumsum(-1) - chances > TOP_P, 0)
+    return ids.gather(1, drawn(chances))
+
+
+def main() -> None:
+    t = target()
+    torch.manual_seed(0)
+    report(t, "Ops on rows of 4096, bfloat16", hidden, t.pick((16, 2048), (2,)))
+    report(t, "Merging four parts, 32 heads of 128, bfloat16", parts, t.pick((64, 2048), (2,)))
+    report(t, "From logits to tokens, vocabulary 128256, float32", logits, t.pick((16, 64), (2,)))
+    t.finish()
+
+
+if __name__ == "__main__":
+    main()

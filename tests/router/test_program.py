@@ -1,0 +1,40 @@
+"""`python -m router` as others see it: it waits for the store, and says why it cannot start."""
+
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+from waiting import until
+
+
+def start(root: Path, log: Path, store: str, listen: str) -> subprocess.Popen:
+    command = [sys.executable, "-m", "router", "--listen", listen, "--admin-listen", "127.0.0.1:0", "--store", store]
+    with log.open("wb") as out:
+        return subprocess.Popen(command, cwd=root, stdout=out, stderr=out)
+
+
+async def test_a_router_that_waits_for_its_store_ends_when_it_is_asked_to(root, tmp_path):
+    log = tmp_path / "router.log"
+    process = start(root, log, f"unix://{tmp_path}/none", "127.0.0.1:0")
+    try:
+        await until(lambda: "waiting for the store" in log.read_text())
+        process.send_signal(signal.SIGTERM)
+        await until(lambda: process.poll() is not None)
+    finally:
+        process.kill()
+    assert process.wait() == 0, log.read_text()
+
+
+async def test_a_router_says_why_it_cannot_start(root, tmp_path):
+    log = tmp_path / "router.log"
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        process = start(root, log, "memory://", f"127.0.0.1:{taken.getsockname()[1]}")
+        try:
+            await until(lambda: process.poll() is not None)
+        finally:
+            process.kill()
+    assert process.wait() == 1
+    assert "cannot listen" in log.read_text()
+    assert "Traceback" not in log.read_text()
