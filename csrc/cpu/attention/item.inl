@@ -17,10 +17,15 @@ inline void begin_rows(const AttentionJob& job, const AttentionItem& item, std::
     }
 }
 
-// Few rows take keys and values from where they lie, unless they are scattered. For many they are widened once, and
-// keys turned, so that nothing is summed across a register.
+// Whether rows take keys and values from where they lie, and ask for the next tile while they read this one. Widening
+// is worth its while for more rows than are computed together, turning alone for four times as many.
+inline bool few(const AttentionJob& job, std::int64_t rows) {
+    return rows <= (job.kv.dtype == DType::kF32 ? 4 * kMostRows : kMostRows);
+}
+
+// For many rows values are widened once, and keys turned as well, so that nothing is summed across a register.
 inline Form form_of(const AttentionJob& job, const KvSide& side, bool keys, std::int64_t rows) {
-    if (side.run == job.kv.head_dim && (rows <= kMostRows || (!keys && job.kv.dtype == DType::kF32))) {
+    if (side.run == job.kv.head_dim && (few(job, rows) || (!keys && job.kv.dtype == DType::kF32))) {
         return Form::kInPlace;
     }
     return keys ? Form::kColumns : Form::kRows;
@@ -48,8 +53,9 @@ inline void weigh_rows(const AttentionJob& job, const Slots& keys, const Slots& 
     });
 }
 
-inline void add_value_rows(const Slots& values, std::int64_t dim, std::int64_t count, Row* all) {
-    if (values.form == Form::kInPlace && count <= kMostRows) {
+inline void add_value_rows(const AttentionJob& job, const Slots& values, std::int64_t count, Row* all) {
+    const std::int64_t dim = job.kv.head_dim;
+    if (values.form == Form::kInPlace && few(job, count)) {
         return with_type(values.type, [&](auto type) {
             each_alike(all, count, [&](auto number, Row* rows) {
                 add_values<decltype(type)::value, true, decltype(number)::value>(values, dim, rows);
@@ -96,7 +102,7 @@ void attend(const AttentionJob& job, const AttentionItem& item, float* scratch) 
             take(job, pages.values, value_form, here_values, next_values, low, end - first, s.eight, s.values);
         do {
             weigh_rows(job, keys, values, first, count, s.rows);
-            add_value_rows(values, dim, count, s.rows);
+            add_value_rows(job, values, count, s.rows);
         } while (job.vert_stride > 1 && look_all(job, item, first, end, count, s.rows));
     }
     for (std::int64_t i = 0; i < count; ++i) {

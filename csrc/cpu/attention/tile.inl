@@ -1,6 +1,6 @@
 // What a tile of keys is worked on with: elements of the cache's type, rows, and where keys and values lie.
 
-constexpr std::int64_t kKeyTile = 64;
+constexpr std::int64_t kKeyTile = 32;
 constexpr std::int64_t kGroups = kKeyTile / 8;
 constexpr int kMostRows = 4;  // computed together
 constexpr float kNone = -std::numeric_limits<float>::infinity();
