@@ -20,7 +20,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 PIP := $(BIN)/python -m pip install --constraint requirements/constraints.txt
 TERSE := sed -u '/^Requirement already/d'
 INSTALLED := .venv/.installed
-CPP := $(wildcard csrc/*/*.cpp csrc/*/*.h csrc/*/*/*.h csrc/*/*.inl csrc/*/*/*.inl csrc/cuda/*.cu csrc/cuda/*.cuh csrc/cuda/*/*.cuh csrc/cuda/shim/*.cpp)
+CPP := $(wildcard csrc/*/*.cpp csrc/*/*.h csrc/*/*/*.h csrc/*/*.inl csrc/*/*/*.inl csrc/cuda/*.cu csrc/cuda/*.cuh csrc/cuda/*/*.cuh csrc/cuda/shim/*.cpp tests/csrc/*.cpp)
 
 .PHONY: help
 help:  ## list the targets
@@ -71,7 +71,7 @@ test: install  ## all tests (ARGS='-k name' for some)
 	@$(BIN)/python -m pytest $(ARGS)
 
 .PHONY: mutants
-mutants: install  ## seed classic bugs into the extension; each must be seen (an hour; ARGS='cpu' or 'cuda', and names)
+mutants: install  ## seed classic bugs into the extension; each must be seen (ARGS='pool', 'cpu' or 'cuda', and names)
 	@PYTHONPATH=tests/support $(BIN)/python tests/csrc/mutants $(ARGS)
 
 .PHONY: check

@@ -2,7 +2,8 @@
 
 Layout `hnd`, layer by layer: [num_layers, num_blocks, num_kv_heads, 2, block_size, width] (ops/kv_format.py). A page of
 one head is one run of memory, scales included, and device and host agree byte for byte, so swapping and migrating never
-rearrange.
+rearrange. Or block by block: the same tensor over memory where all layers of a block lie together, so that a block that
+moves is one run.
 """
 
 from collections.abc import Sequence
@@ -41,13 +42,15 @@ class KvShape:
         """Equal for two arenas exactly if a block's bytes mean the same in both."""
         return f"hnd.{self.dtype_name}.l{self.num_layers}.h{self.num_kv_heads}.b{self.block_size}.d{self.head_dim}"
 
-    def arena(self, num_blocks: int, device: torch.device, pinned: bool = False) -> Tensor:
+    def arena(self, num_blocks: int, device: torch.device, pinned: bool = False, block_major: bool = False) -> Tensor:
         """Zeroed memory of `num_blocks` blocks. On a CPU it costs nothing until it is written."""
-        width = kv_format.width(self.dtype, self.head_dim)
-        shape = (self.num_layers, num_blocks, self.num_kv_heads, 2, self.block_size, width)
+        outer = (num_blocks, self.num_layers) if block_major else (self.num_layers, num_blocks)
+        shape = (*outer, self.num_kv_heads, 2, self.block_size, kv_format.width(self.dtype, self.head_dim))
         if device.type == "cpu" and not pinned:
-            return _untouched(num_blocks * self.bytes_per_block).view(self.dtype).view(shape)
-        return torch.zeros(shape, dtype=self.dtype, device=device, pin_memory=pinned)
+            memory = _untouched(num_blocks * self.bytes_per_block).view(self.dtype).view(shape)
+        else:
+            memory = torch.zeros(shape, dtype=self.dtype, device=device, pin_memory=pinned)
+        return memory.transpose(0, 1) if block_major else memory
 
 
 def _untouched(num_bytes: int) -> Tensor:
@@ -60,13 +63,22 @@ def _untouched(num_bytes: int) -> Tensor:
 class KvArena:
     """Blocks on the device and on the host. Moves them; who uses which is the block manager's business."""
 
-    def __init__(self, shape: KvShape, num_blocks: int, num_host_blocks: int, device: torch.device, ops: Ops) -> None:
+    def __init__(
+        self,
+        shape: KvShape,
+        num_blocks: int,
+        num_host_blocks: int,
+        device: torch.device,
+        ops: Ops,
+        block_major: bool = False,
+    ) -> None:
         self.shape = shape
         self.num_blocks = num_blocks
         self.num_host_blocks = num_host_blocks
         self._ops = ops
-        self._device = shape.arena(num_blocks, device)
-        self._host = shape.arena(num_host_blocks, torch.device("cpu"), pinned=device.type == "cuda")
+        cpu, pinned = torch.device("cpu"), device.type == "cuda"
+        self._device = shape.arena(num_blocks, device, block_major=block_major)
+        self._host = shape.arena(num_host_blocks, cpu, pinned, block_major)
         self.layers: list[Tensor] = list(self._device.unbind(0))
 
     def swap_out(self, pairs: Sequence[tuple[int, int]]) -> Swap | None:

@@ -78,6 +78,33 @@ void define(py::module_& module, const char* name, void (*)(Arguments...), const
         Queued<kOp>::template make<std::tuple<Arguments...>>(std::make_index_sequence<sizeof...(Arguments) - 1>{}),
         text);
 }
+// Ops of _C_cpu, with its arguments: what is written comes first.
+namespace ordered {
+
+void copy_blocks(const TensorRef& source, const TensorRef& target, const TensorRef& pairs, StreamHandle stream) {
+    octavo::cuda::copy_blocks_between(source, target, pairs, 0, stream);
+}
+void gather_blocks(const TensorRef& staging, const TensorRef& arena, const TensorRef& ids, std::int64_t begin,
+                   StreamHandle stream) {
+    octavo::cuda::gather_blocks(arena, ids, staging, begin, stream);
+}
+void scatter_blocks(const TensorRef& arena, const TensorRef& staging, const TensorRef& ids, std::int64_t begin,
+                    StreamHandle stream) {
+    octavo::cuda::scatter_blocks(arena, ids, staging, begin, stream);
+}
+void checksum_blocks(const TensorRef& sums, const TensorRef& arena, const TensorRef& ids, StreamHandle stream) {
+    octavo::cuda::checksum_blocks(arena, ids, sums, stream);
+}
+void silu_and_mul(const TensorRef& out, const TensorRef& x, StreamHandle stream) {
+    octavo::cuda::activate_and_mul(out, x, "silu", stream);
+}
+void gelu_and_mul(const TensorRef& out, const TensorRef& x, StreamHandle stream) {
+    octavo::cuda::activate_and_mul(out, x, "gelu_tanh", stream);
+}
+
+}  // namespace ordered
+
+#define OCTAVO_ORDERED(NAME, TEXT) define<&ordered::NAME>(module, #NAME, &ordered::NAME, TEXT)
 #define OCTAVO_OP(NAME, TEXT) define<&octavo::cuda::NAME>(module, #NAME, &octavo::cuda::NAME, TEXT)
 
 // The plan as bytes, for one copy to the device: slots, then items.
@@ -202,14 +229,16 @@ PYBIND11_MODULE(OCTAVO_MODULE, module) {
     OCTAVO_OP(cache_write, "(kv, keys, values, slots, stream)");
     OCTAVO_OP(rope_cache_write,
               "(kv, queries, keys, values, positions, cos, sin, rotated, slots, interleaved, stream)");
-    OCTAVO_OP(copy_blocks, "(arena, pairs, stream)");
-    OCTAVO_OP(gather_blocks, "(arena, ids, staging, begin, stream)");
-    OCTAVO_OP(scatter_blocks, "(arena, ids, staging, begin, stream)");
-    OCTAVO_OP(checksum_blocks, "(arena, ids, out, stream)");
+    OCTAVO_ORDERED(copy_blocks, "(source, target, pairs, stream)");
+    OCTAVO_ORDERED(gather_blocks, "(staging, arena, ids, begin, stream)");
+    OCTAVO_ORDERED(scatter_blocks, "(arena, staging, ids, begin, stream)");
+    OCTAVO_ORDERED(checksum_blocks, "(sums, arena, ids, stream)");
     OCTAVO_OP(convert_layout, "(target, source, ids, stream)");
     OCTAVO_OP(convert_fp8, "(target, source, scale, type, stream)");
     OCTAVO_OP(rms_norm, "(out, x, weight, eps, stream)");
     OCTAVO_OP(fused_add_rms_norm, "(x, residual, weight, eps, stream)");
+    OCTAVO_ORDERED(silu_and_mul, "(out, x, stream)");
+    OCTAVO_ORDERED(gelu_and_mul, "(out, x, stream)");
     OCTAVO_OP(activate_and_mul, "(out, x, activation, stream)");
     OCTAVO_OP(rotary, "(heads, positions, cos, sin, rotated, interleaved, stream)");
     OCTAVO_OP(sample, "(ids, logits, temperature, top_k, top_p, min_p, seed, branch, index, stream)");

@@ -122,35 +122,46 @@ void copy_blocks(const TensorRef& source, const TensorRef& target, const TensorR
     }
 }
 
-// packed [m, layers, ...] of blocks like those of the arena.
-void check::packed_blocks(const TensorRef& packed, const TensorRef& arena, const TensorRef& ids) {
+namespace {
+
+std::int64_t staged_bytes(const TensorRef& staging) {
+    return volume({staging.size(), size_of(staging.dtype)}) / (staging.shape[0] * staging.shape[1]);
+}
+
+}  // namespace
+
+void check::staged_blocks(const TensorRef& staging, const TensorRef& arena, const TensorRef& ids, std::int64_t begin) {
     const Arena blocks(arena, "arena");
     expect(ids, "ids", {kAny}, DType::kI64);
-    expect_dense(packed, "packed");
+    usable(staging, "staging");
+    expect_dense(staging, "staging");
     check_ids(ids, "ids", blocks, 0, 1);
-    require(packed.size() * size_of(packed.dtype) == volume({ids.shape[0], blocks.layers, blocks.bytes}), "packed",
-            "does not have the size of these blocks");
-    expect_apart(packed, "packed", {&arena, &ids});
+    require(staging.ndim >= 2 && staging.shape[0] == ids.shape[0] && staging.shape[1] == blocks.layers, "staging",
+            "is not [ids, layers, ...]");
+    require(begin >= 0 && begin <= blocks.bytes, "begin", "is not in a block");
+    require(staging.size() == 0 || staged_bytes(staging) <= blocks.bytes - begin, "staging",
+            "covers bytes that a block does not have");
+    expect_apart(staging, "staging", {&arena, &ids});
     expect_apart(arena, "arena", {&ids});
 }
 
-void gather_blocks(const TensorRef& packed, const TensorRef& arena, const TensorRef& ids) {
-    check::packed_blocks(packed, arena, ids);
+void gather_blocks(const TensorRef& staging, const TensorRef& arena, const TensorRef& ids, std::int64_t begin) {
+    check::staged_blocks(staging, arena, ids, begin);
     const Arena from(arena, "arena");
-    char* to = packed.as<char>();
+    const std::int64_t bytes = staging.size() > 0 ? staged_bytes(staging) : 0;
     each_block(ids.shape[0], from, [&](std::int64_t i, std::int64_t layer) {
-        std::memcpy(to + (i * from.layers + layer) * from.bytes, from.at(layer, ids.as<std::int64_t>()[i]),
-                    static_cast<std::size_t>(from.bytes));
+        std::memcpy(staging.as<char>() + (i * from.layers + layer) * bytes,
+                    from.at(layer, ids.as<std::int64_t>()[i]) + begin, static_cast<std::size_t>(bytes));
     });
 }
 
-void scatter_blocks(const TensorRef& arena, const TensorRef& packed, const TensorRef& ids) {
-    check::packed_blocks(packed, arena, ids);
+void scatter_blocks(const TensorRef& arena, const TensorRef& staging, const TensorRef& ids, std::int64_t begin) {
+    check::staged_blocks(staging, arena, ids, begin);
     const Arena to(arena, "arena");
-    const char* from = packed.as<char>();
+    const std::int64_t bytes = staging.size() > 0 ? staged_bytes(staging) : 0;
     each_block(ids.shape[0], to, [&](std::int64_t i, std::int64_t layer) {
-        std::memcpy(to.at(layer, ids.as<std::int64_t>()[i]), from + (i * to.layers + layer) * to.bytes,
-                    static_cast<std::size_t>(to.bytes));
+        std::memcpy(to.at(layer, ids.as<std::int64_t>()[i]) + begin,
+                    staging.as<char>() + (i * to.layers + layer) * bytes, static_cast<std::size_t>(bytes));
     });
 }
 

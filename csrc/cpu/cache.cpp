@@ -74,36 +74,48 @@ void cache_write(const KvCache& kv, const TensorRef& keys, const TensorRef& valu
     });
 }
 
+void expect_angles(const TensorRef& positions, const TensorRef& cos, const TensorRef& sin, std::int64_t rotated,
+                   std::int64_t tokens, std::int64_t head_dim) {
+    require(rotated >= 0 && rotated % 2 == 0 && rotated <= head_dim, "rotated",
+            "is not an even number of dimensions, at most head_dim");
+    expect(cos, "cos", {kAny, kAny}, DType::kF32);
+    expect(sin, "sin", {cos.shape[0], kAny}, DType::kF32);
+    require(cos.shape[1] >= rotated / 2, "cos", "has fewer columns than rotated / 2");
+    require(sin.shape[1] >= rotated / 2, "sin", "has fewer columns than rotated / 2");
+    if (!positions.given()) {
+        require(cos.shape[0] >= tokens, "cos", "has fewer rows than there are tokens");
+        return;
+    }
+    expect(positions, "positions", {tokens}, DType::kI64);
+    for (std::int64_t token = 0; token < tokens; ++token) {
+        const std::int64_t position = positions.as<std::int64_t>()[token];
+        require(position >= 0 && position < cos.shape[0], "positions", "is out of range");
+    }
+}
+
 void check::rope_cache_write(const KvCache& kv, const TensorRef& queries, const TensorRef& keys,
-                             const TensorRef& values, const TensorRef& positions, const TensorRef& cos_sin,
-                             const TensorRef& slots) {
+                             const TensorRef& values, const TensorRef& positions, const TensorRef& cos,
+                             const TensorRef& sin, std::int64_t rotated, const TensorRef& slots) {
     const KvPages pages = check_tokens(kv, keys, values, slots);
     expect(queries, "queries", {keys.shape[0], kAny, pages.head_dim}, keys.dtype);
-    expect(cos_sin, "cos_sin", {kAny, kAny}, DType::kF32);
-    require(cos_sin.shape[1] % 2 == 0 && cos_sin.shape[1] <= pages.head_dim, "cos_sin",
-            "does not have an even number of columns, at most head_dim");
-    expect(positions, "positions", {keys.shape[0]}, DType::kI64);
-    for (std::int64_t token = 0; token < keys.shape[0]; ++token) {
-        const std::int64_t position = positions.as<std::int64_t>()[token];
-        require(position >= 0 && position < cos_sin.shape[0], "positions", "is out of range");
-    }
-    expect_apart(queries, "queries", {&keys, &values, &positions, &cos_sin, &slots, &kv.keys, &kv.values});
+    expect_angles(positions, cos, sin, rotated, keys.shape[0], pages.head_dim);
+    expect_apart(queries, "queries", {&keys, &values, &positions, &cos, &sin, &slots, &kv.keys, &kv.values});
     expect_apart(queries, "queries", {&kv.key_scale, &kv.value_scale});
-    expect_apart(kv, "kv", {&positions, &cos_sin});
+    expect_apart(kv, "kv", {&positions, &cos, &sin});
 }
 
 void rope_cache_write(const KvCache& kv, const TensorRef& queries, const TensorRef& keys, const TensorRef& values,
-                      const TensorRef& positions, const TensorRef& cos_sin, const TensorRef& slots, bool interleaved) {
-    check::rope_cache_write(kv, queries, keys, values, positions, cos_sin, slots);
+                      const TensorRef& positions, const TensorRef& cos, const TensorRef& sin, std::int64_t rotated,
+                      const TensorRef& slots, bool interleaved) {
+    check::rope_cache_write(kv, queries, keys, values, positions, cos, sin, rotated, slots);
     if (keys.shape[0] == 0 || keys.shape[2] == 0) {
         return;
     }
     const KvPages pages = kv_pages(kv, keys.shape[2]);
-    const std::int64_t dim = pages.head_dim, size = pages.block_size, half = cos_sin.shape[1] / 2;
+    const std::int64_t dim = pages.head_dim, size = pages.block_size;
     Pool::instance().run([&](Lane& lane) {
         lane.each(keys.shape[0], [&](std::int64_t token) {
-            const float* cos = cos_sin.as<float>() + positions.as<std::int64_t>()[token] * cos_sin.stride[0];
-            const Rope rope{cos, cos + half, half, interleaved};
+            const Rope rope = rope_of(positions, cos, sin, rotated, token, interleaved);
             float *head = lane.scratch(2 * dim), *space = head + dim;
             for (std::int64_t h = 0; h < queries.shape[1]; ++h) {
                 char* query = const_cast<char*>(row_at(queries, token, h));

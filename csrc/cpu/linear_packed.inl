@@ -40,7 +40,7 @@ struct Part {
 
 constexpr std::int64_t kAhead = 8192;  // bytes; into the second cache: asking for the first one holds up the loads
 
-// kColumns columns of R::kRows rows with inputs in int8: a block is decoded once for all columns.
+// kColumns columns of R::kRows rows with rounded inputs: a block is decoded once for all columns.
 template <Format kFormat, typename R, int kColumns>
 inline void int8_tile(const LinearJob& job, std::int64_t row, std::int64_t column) {
     using F = typename R::F;
@@ -63,21 +63,15 @@ inline void int8_tile(const LinearJob& job, std::int64_t row, std::int64_t colum
             R::template dots8<kColumns>(p, inputs, dots);
 #pragma GCC unroll 16
             for (int c = 0; c < kColumns; ++c) {
-                const InputBlock& input = inputs[c];
-                const F weight = R::sub(R::pick(p + input.q8_place, input.q8_shift, 255), R::set(128.0F));
-                const F both = R::fma(weight, R::set(input.largest), R::mul(dots[c], R::set(input.scale)));
-                sums[c] = R::fma(both, scale, sums[c]);
+                sums[c] = R::fma(R::mul(dots[c], R::set(inputs[c].scale)), scale, sums[c]);
             }
         } else {
             R::template dots4<kColumns>(p, inputs, dots);
             const F minimum = kFormat == Format::kQ4Mins ? R::halves(at.minimums(block)) : R::mul(scale, R::set(-8.0F));
 #pragma GCC unroll 16
             for (int c = 0; c < kColumns; ++c) {
-                const InputBlock& input = inputs[c];
-                const F weight = R::pick(p + input.q4_place, input.q4_shift, 15);
-                const F both = R::fma(weight, R::set(input.largest), R::mul(dots[c], R::set(input.scale)));
-                sums[c] = R::fma(both, scale, sums[c]);
-                sums[c] = R::fma(minimum, R::set(input.scaled_sum), sums[c]);
+                sums[c] = R::fma(R::mul(dots[c], R::set(inputs[c].scale)), scale, sums[c]);
+                sums[c] = R::fma(minimum, R::set(inputs[c].scaled_sum), sums[c]);
             }
         }
     }
@@ -273,8 +267,8 @@ void packed_row(const Weight& weight, std::int64_t row, float* out) {
     }
 }
 
-// What 127 steps come to at least: smaller ones would have no inverse.
-constexpr float kLeastTop = 127.0F * std::numeric_limits<float>::min();
+// What the largest number stands for at least: smaller steps would have no inverse.
+constexpr float kTop = kLargestNumber, kLeastTop = kTop * std::numeric_limits<float>::min();
 
 void quantize(const float* x, std::int64_t count, InputBlock* to) {
     for (std::int64_t block = 0; block < count / kBlock; ++block, x += kBlock, to += kInputColumns) {
@@ -284,32 +278,19 @@ void quantize(const float* x, std::int64_t count, InputBlock* to) {
             top = max8(top, abs8(values[i]));
             odd = fma8(values[i], zero8(), odd);  // NaN if an input is NaN or infinite
         }
-        const F8 largest = set8(top8(top));
-        std::uint32_t same = 1U << 31;  // one is always found, unless there are NaN
+        const float largest = top8(top), steps = largest < kLeastTop ? kLeastTop : largest;
+        const F8 by = set8(kTop / steps);
+        F8 high[4], low[4];
         for (int i = 0; i < 4; ++i) {
-            same |= same8(abs8(values[i]), largest) << 8 * i;
+            const F8 number = round8(mul8(values[i], by));
+            high[i] = round8(mul8(number, set8(1.0F / kDigit)));
+            low[i] = fma8(high[i], set8(-kDigit), number);
         }
-        const auto at = static_cast<std::uint32_t>(__builtin_ctz(same));
-        top = zero8();
-        for (int i = 0; i < 4; ++i) {
-            values[i] = without8(values[i], static_cast<int>(at) - 8 * i);
-            top = max8(top, abs8(values[i]));
-        }
-        const float next = top8(top), steps = next < kLeastTop ? kLeastTop : next, scale = steps / 127.0F;
-        const F8 by = set8(127.0F / steps);
-        for (F8& value : values) {
-            value = mul8(value, by);
-        }
-        const std::int32_t sum = store32_i8(to->numbers, values);
-        const float kept = same8(odd, odd) == 255 ? x[at] : x[at] + sum8(odd);  // what is not finite must show
-        const std::uint32_t piece = at / 4, byte = at % 4 * 8;
-        to->scale = scale;
-        to->scaled_sum = scale * static_cast<float>(sum) + kept;
-        to->largest = kept;
-        to->sum = sum;
-        to->q4_place = piece % 4 * 64;
-        to->q4_shift = byte + (at < 16 ? 0U : 4U);
-        to->q8_place = piece * 64;
-        to->q8_shift = byte;
+        const auto high_sum = static_cast<std::uint32_t>(store32_i8(to->high, high));
+        const auto low_sum = static_cast<std::uint32_t>(store32_i8(to->low, low));
+        to->sum = static_cast<std::int32_t>(kDigit * high_sum + low_sum);
+        const bool finite = same8(odd, odd) == 255;  // what is not must show
+        to->scale = finite ? steps / kTop : std::numeric_limits<float>::quiet_NaN();
+        to->scaled_sum = to->scale * static_cast<float>(to->sum);
     }
 }

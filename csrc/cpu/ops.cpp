@@ -1,11 +1,13 @@
 // Ops on rows: each checks, then gives its rows to the lanes.
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <vector>
 
 #include "linear.h"
 #include "octavo/api.h"
 #include "octavo/check.h"
+#include "rope.h"
 
 namespace octavo {
 namespace {
@@ -53,35 +55,29 @@ void act_and_mul(const TensorRef& out, const TensorRef& x, Act act) {
 
 }  // namespace
 
-void check::rotary(const TensorRef& out, const TensorRef& heads, const TensorRef& cos, const TensorRef& sin) {
+void check::rotary(const TensorRef& heads, const TensorRef& positions, const TensorRef& cos, const TensorRef& sin,
+                   std::int64_t rotated) {
     expect(heads, "heads", {kAny, kAny, kAny});
-    const std::int64_t tokens = heads.shape[0], num = heads.shape[1], dim = heads.shape[2];
     same_floats(heads, "heads", heads.dtype);
-    expect(out, "out", {tokens, num, dim}, heads.dtype);
-    expect(cos, "cos", {tokens, kAny}, DType::kF32);
-    const std::int64_t half = cos.shape[1] / 2;
-    require(cos.shape[1] % 2 == 0 && 2 * half <= dim, "cos",
-            "rotates an odd number of dimensions, or more than a head has");
-    expect(sin, "sin", {tokens, cos.shape[1]}, DType::kF32);
-    expect_apart_or_same(out, "out", {&heads});
-    expect_apart(out, "out", {&cos, &sin});
+    expect_angles(positions, cos, sin, rotated, heads.shape[0], heads.shape[2]);
+    expect_apart(heads, "heads", {&positions, &cos, &sin});
 }
 
-void rotary(const TensorRef& out, const TensorRef& heads, const TensorRef& cos, const TensorRef& sin) {
-    check::rotary(out, heads, cos, sin);
-    if (out.size() == 0) {
+void rotary(const TensorRef& heads, const TensorRef& positions, const TensorRef& cos, const TensorRef& sin,
+            std::int64_t rotated, bool interleaved) {
+    check::rotary(heads, positions, cos, sin, rotated);
+    if (heads.size() == 0) {
         return;
     }
-    const std::int64_t tokens = heads.shape[0], num = heads.shape[1], dim = heads.shape[2], half = cos.shape[1] / 2;
-    each_row(tokens, num * dim, [&](Lane& lane, std::int64_t token) {
+    const std::int64_t num = heads.shape[1], dim = heads.shape[2];
+    each_row(heads.shape[0], num * dim, [&](Lane& lane, std::int64_t token) {
         float* wide = lane.scratch(2 * dim);
-        const float* c = cos.as<float>() + token * cos.stride[0];
-        const float* s = sin.as<float>() + token * sin.stride[0];
+        const Rope rope = rope_of(positions, cos, sin, rotated, token, interleaved);
         for (std::int64_t head = 0; head < num; ++head) {
-            kernels().to_float(heads.dtype, at(heads, token, head), dim, wide);
-            kernels().to_float(DType::kF32, wide, dim, wide + dim);
-            kernels().rotate(wide, c, s, half, wide + dim);
-            kernels().from_float(heads.dtype, wide + dim, dim, const_cast<char*>(at(out, token, head)));
+            char* to = const_cast<char*>(at(heads, token, head));
+            kernels().to_float(heads.dtype, to, dim, wide);
+            turn(kernels(), rope, wide, wide + dim);
+            kernels().from_float(heads.dtype, wide, dim, to);
         }
     });
 }
@@ -109,30 +105,30 @@ void rms_norm(const TensorRef& out, const TensorRef& x, const TensorRef& weight,
     });
 }
 
-void check::fused_add_rms_norm(const TensorRef& out, const TensorRef& x, const TensorRef& sum,
-                               const TensorRef& weight) {
-    rms_norm(out, x, weight);
-    expect(sum, "sum", {x.shape[0], x.shape[1]}, x.dtype);
-    expect_apart_or_same(sum, "sum", {&x});
-    expect_apart(sum, "sum", {&out, &weight});
+void check::fused_add_rms_norm(const TensorRef& x, const TensorRef& residual, const TensorRef& weight) {
+    expect(x, "x", {kAny, kAny});
+    same_floats(x, "x", x.dtype);
+    expect(residual, "residual", {x.shape[0], x.shape[1]}, x.dtype);
+    expect(weight, "weight", {x.shape[1]}, DType::kF32);
+    expect_apart(x, "x", {&residual, &weight});
+    expect_apart(residual, "residual", {&weight});
 }
 
-void fused_add_rms_norm(const TensorRef& out, const TensorRef& x, const TensorRef& sum, const TensorRef& weight,
-                        float eps) {
-    check::fused_add_rms_norm(out, x, sum, weight);
-    if (out.size() == 0) {
+void fused_add_rms_norm(const TensorRef& x, const TensorRef& residual, const TensorRef& weight, float eps) {
+    check::fused_add_rms_norm(x, residual, weight);
+    if (x.size() == 0) {
         return;
     }
     const std::int64_t count = x.shape[1];
     each_row(x.shape[0], count, [&](Lane& lane, std::int64_t row) {
         float* wide = lane.scratch(2 * count);
-        char* to = const_cast<char*>(at(sum, row));
-        kernels().to_float(x.dtype, at(x, row), count, wide);
-        kernels().to_float(x.dtype, to, count, wide + count);
+        char *to = const_cast<char*>(at(x, row)), *sum = const_cast<char*>(at(residual, row));
+        kernels().to_float(x.dtype, to, count, wide);
+        kernels().to_float(x.dtype, sum, count, wide + count);
         kernels().add(wide, count, wide + count);
-        kernels().from_float(x.dtype, wide + count, count, to);
+        kernels().from_float(x.dtype, wide + count, count, sum);
         kernels().rms_norm(wide + count, weight.as<float>(), eps, count, wide);
-        kernels().from_float(x.dtype, wide, count, const_cast<char*>(at(out, row)));
+        kernels().from_float(x.dtype, wide, count, to);
     });
 }
 
@@ -213,44 +209,55 @@ void argmax(const TensorRef& ids, const TensorRef& x) {
     });
 }
 
-void check::merge_states(const TensorRef& out, const TensorRef& parts, const TensorRef& lse) {
-    expect(parts, "parts", {kAny, kAny, kAny, kAny}, DType::kF32);
-    const std::int64_t num = parts.shape[0], tokens = parts.shape[1], heads = parts.shape[2], dim = parts.shape[3];
-    expect(lse, "lse", {num, tokens, heads}, DType::kF32);
-    expect(out, "out", {tokens, heads, dim}, DType::kF32);
-    require(num > 0, "parts", "is empty");
-    expect_apart(out, "out", {&parts, &lse});
+void check::merge_states(const TensorRef& out, const TensorRef& lse, const TensorRef& outs, const TensorRef& lses) {
+    expect(outs, "outs", {kAny, kAny, kAny, kAny});
+    same_floats(outs, "outs", outs.dtype);
+    const std::int64_t num = outs.shape[0], tokens = outs.shape[1], heads = outs.shape[2], dim = outs.shape[3];
+    require(num > 0, "outs", "is empty");
+    expect(lses, "lses", {num, tokens, heads}, DType::kF32);
+    expect(out, "out", {tokens, heads, dim}, outs.dtype);
+    expect_apart(out, "out", {&outs, &lses, &lse});
+    if (lse.given()) {
+        expect(lse, "lse", {tokens, heads}, DType::kF32);
+        expect_apart(lse, "lse", {&outs, &lses});
+    }
 }
 
-void merge_states(const TensorRef& out, const TensorRef& parts, const TensorRef& lse) {
-    check::merge_states(out, parts, lse);
-    if (out.size() == 0) {
+void merge_states(const TensorRef& out, const TensorRef& lse, const TensorRef& outs, const TensorRef& lses) {
+    check::merge_states(out, lse, outs, lses);
+    const std::int64_t num = outs.shape[0], tokens = outs.shape[1], heads = outs.shape[2], dim = outs.shape[3];
+    if (tokens * heads == 0) {
         return;
     }
-    const std::int64_t num = parts.shape[0], tokens = parts.shape[1], heads = parts.shape[2], dim = parts.shape[3];
     each_row(tokens * heads, num * dim, [&](Lane& lane, std::int64_t row) {
         const std::int64_t token = row / heads, head = row % heads;
-        const auto weight_at = [&](std::int64_t part) {
-            return lse.as<float>()[part * lse.stride[0] + token * lse.stride[1] + head];
+        const auto lse_of = [&](std::int64_t part) {
+            return lses.as<float>()[part * lses.stride[0] + token * lses.stride[1] + head];
         };
-        float top = weight_at(0), total = 0;
+        float top = lse_of(0), total = 0;
         for (std::int64_t part = 1; part < num; ++part) {
-            top = weight_at(part) > top ? weight_at(part) : top;
+            top = std::fmax(top, lse_of(part));
         }
-        float* sum = lane.scratch(dim);
+        const bool some = top > -std::numeric_limits<float>::infinity();
+        float *sum = lane.scratch(2 * dim), *x = sum + dim;
         std::fill(sum, sum + dim, 0.0F);
-        for (std::int64_t part = 0; part < num; ++part) {
-            const float weight = weight_at(part) == top ? 1.0F : std::exp(weight_at(part) - top);
-            const float* x =
-                parts.as<float>() + part * parts.stride[0] + token * parts.stride[1] + head * parts.stride[2];
+        for (std::int64_t part = 0; some && part < num; ++part) {
+            const float weight = std::exp2(lse_of(part) - top);
+            if (weight > 0) {
+                const std::int64_t place = part * outs.stride[0] + token * outs.stride[1] + head * outs.stride[2];
+                kernels().to_float(outs.dtype, outs.as<char>() + place * size_of(outs.dtype), dim, x);
+            }
             for (std::int64_t d = 0; weight > 0 && d < dim; ++d) {
                 sum[d] += weight * x[d];
             }
             total += weight;
         }
-        float* to = out.as<float>() + token * out.stride[0] + head * out.stride[1];
-        for (std::int64_t d = 0; d < dim; ++d) {
-            to[d] = sum[d] / total;
+        for (std::int64_t d = 0; some && d < dim; ++d) {
+            sum[d] /= total;
+        }
+        kernels().from_float(out.dtype, sum, dim, const_cast<char*>(at(out, token, head)));
+        if (lse.given()) {
+            lse.as<float>()[token * lse.stride[0] + head] = some ? top + std::log2(total) : top;
         }
     });
 }

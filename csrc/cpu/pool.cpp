@@ -1,7 +1,7 @@
 #include "octavo/pool.h"
 
+#include <pthread.h>
 #include <sched.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <chrono>
@@ -64,25 +64,30 @@ thread_local Scratch own_scratch;
 
 struct Pool::State {
     static constexpr std::uint32_t kOpen = 1U << 31;
+    static constexpr std::uint64_t kOver = ~std::uint64_t{0};
 
-    std::mutex runs;  // held by the thread that runs
+    std::mutex runs;  // held by who runs or recruits: `threads` and `recruited` are theirs
     std::vector<std::thread> threads;
+    bool recruited = false;
+    std::atomic<int> size{0};  // 0: not yet decided
+
+    // The run. Who holds `runs` writes it while no other lane is inside; a lane reads it when its entry into `inside`
+    // found kOpen, which was set after that.
     Work work = nullptr;
     const void* context = nullptr;
-    std::uint32_t first_phase = 0;
-    bool stopping = false;
-    alignas(64) std::atomic<std::uint64_t> generation{0};  // of runs
+    std::uint64_t phase = 0;
     alignas(64) std::atomic<std::uint32_t> inside{0};  // lanes of other threads in the run, and whether more may come
+
+    alignas(64) std::atomic<std::uint64_t> generation{0};  // of runs; kOver: threads shall end. Changes under `mutex`
     std::mutex mutex;
     std::condition_variable wake;
-    int sleeping = 0;
-    pid_t owner = 0;
+    int sleeping = 0;  // under `mutex`
 
-    void announce() {
+    void announce(std::uint64_t next) {
         bool any;
         {
             const std::lock_guard<std::mutex> lock(mutex);
-            generation.fetch_add(1, std::memory_order_release);
+            generation.store(next, std::memory_order_release);
             any = sleeping > 0;
         }
         if (any) {
@@ -90,14 +95,13 @@ struct Pool::State {
         }
     }
 
-    void stop() {
-        stopping = true;
-        announce();
+    void dismiss() {
+        announce(kOver);
         for (std::thread& thread : threads) {
             thread.join();
         }
         threads.clear();
-        stopping = false;
+        generation.store(0, std::memory_order_relaxed);
     }
 
     // Waits for a generation other than `seen`: spins, then sleeps.
@@ -121,47 +125,52 @@ struct Pool::State {
 
 Pool& Pool::instance() {
     static Pool* pool = new Pool;  // never destroyed: its threads may outlive static objects
+    static const int forked = pthread_atfork(nullptr, nullptr, [] { pool->forget_parent(); });
+    if (forked != 0) {
+        throw std::bad_alloc();
+    }
     return *pool;
 }
 
 Pool::Pool() : state_(new State) {}
 
-// In a process forked from one that had threads: they are not here, nor what they were doing.
+// In a forked process, before it does anything else: the threads are not here, nor what they were doing.
 void Pool::forget_parent() {
-    if (state_->owner != 0 && state_->owner != getpid()) {
-        state_ = new State;
-        claim_ = 0;
-        done_ = 0;
-    }
+    const int size = state_->size.load(std::memory_order_relaxed);
+    state_ = new State;
+    state_->size.store(size, std::memory_order_relaxed);
+    claim_.store(0, std::memory_order_relaxed);
+    done_.store(0, std::memory_order_relaxed);
 }
 
-int Pool::size() {
-    forget_parent();
-    const std::lock_guard<std::mutex> lock(state_->runs);
-    return size_ == 0 ? cores() : size_;
+int Pool::size() const {
+    const int size = state_->size.load(std::memory_order_relaxed);
+    return size == 0 ? cores() : size;
 }
 
 void Pool::resize(int threads) {
-    forget_parent();
-    State& state = *state_;
-    const std::lock_guard<std::mutex> lock(state.runs);
-    state.stop();
-    state.owner = getpid();
-    size_ = threads > 0 ? threads : cores();
-    const std::uint64_t seen = state.generation.load();
-    for (int i = 1; i < size_; ++i) {
-        state.threads.emplace_back([this, &state, seen] { serve(state, seen); });
-    }
+    const std::lock_guard<std::mutex> lock(state_->runs);
+    recruit(threads);
 }
 
-void Pool::serve(State& state, std::uint64_t seen) {
-    for (;;) {
-        seen = state.await(seen);
-        if (state.stopping) {
-            return;
-        }
+void Pool::recruit(int threads) {
+    State& state = *state_;
+    state.recruited = false;  // should a thread not start
+    state.dismiss();
+    const int size = threads > 0 ? threads : cores();
+    state.size.store(size, std::memory_order_relaxed);
+    for (int i = 1; i < size; ++i) {
+        state.threads.emplace_back([this] { serve(); });
+    }
+    state.recruited = true;
+}
+
+void Pool::serve() {
+    State& state = *state_;
+    std::uint64_t seen = 0;
+    while ((seen = state.await(seen)) != State::kOver) {
         if (state.inside.fetch_add(1, std::memory_order_acq_rel) & State::kOpen) {
-            Lane lane(*this, state.first_phase);
+            Lane lane(*this, state.phase, false);
             state.work(state.context, lane);
         }
         state.inside.fetch_sub(1, std::memory_order_release);
@@ -169,30 +178,30 @@ void Pool::serve(State& state, std::uint64_t seen) {
 }
 
 void Pool::start(Work work, const void* context) {
-    if (size_ == 0 || state_->owner != getpid()) {
-        resize(size_);
-    }
     State& state = *state_;
     const std::lock_guard<std::mutex> lock(state.runs);
-    const auto phase = static_cast<std::uint32_t>(claim_.load(std::memory_order_relaxed) >> 32);
-    Lane lane(*this, phase);
-    if (size_ == 1) {
+    if (!state.recruited) {
+        recruit(state.size.load(std::memory_order_relaxed));
+    }
+    const std::uint64_t phase = claim_.load(std::memory_order_relaxed);
+    Lane lane(*this, phase, state.threads.empty());
+    if (state.threads.empty()) {
         work(context, lane);
         return;
     }
     // A lane that came too late for the run before may still be on its way out; it looks at nothing that changes here.
     state.work = work;
     state.context = context;
-    state.first_phase = phase;
+    state.phase = phase;
     state.inside.fetch_or(State::kOpen, std::memory_order_acq_rel);
-    state.announce();
+    state.announce(state.generation.load(std::memory_order_relaxed) + 1);
     work(context, lane);
     state.inside.fetch_and(~State::kOpen, std::memory_order_acq_rel);
     spin([&] { return state.inside.load(std::memory_order_acquire) == 0; });
 }
 
-void Pool::wait(std::uint32_t phase) {
-    spin([&] { return claim_.load(std::memory_order_acquire) >> 32 != phase; });
+void Pool::wait(std::uint64_t phase) {
+    spin([&] { return claim_.load(std::memory_order_acquire) - phase >= kPhase; });
 }
 
 float* Lane::scratch(std::int64_t floats) {

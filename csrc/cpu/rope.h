@@ -25,4 +25,15 @@ inline void turn(const Kernels& k, const Rope& rope, float* head, float* space) 
     }
 }
 
+// Of one token: a row of the tables.
+inline Rope rope_of(const TensorRef& positions, const TensorRef& cos, const TensorRef& sin, std::int64_t rotated,
+                    std::int64_t token, bool interleaved) {
+    const std::int64_t row = positions.given() ? positions.as<std::int64_t>()[token] : token;
+    return {cos.as<float>() + row * cos.stride[0], sin.as<float>() + row * sin.stride[0], rotated / 2, interleaved};
+}
+
+// Throws unless there is a row of angles for each of `tokens`; looks at positions.
+void expect_angles(const TensorRef& positions, const TensorRef& cos, const TensorRef& sin, std::int64_t rotated,
+                   std::int64_t tokens, std::int64_t head_dim);
+
 }  // namespace octavo

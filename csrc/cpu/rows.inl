@@ -28,16 +28,20 @@ struct Rows8 {
     static void dots4(const std::uint8_t* p, const InputBlock* inputs, F* dots) {
         const Nibbles n = nibbles_of(p);
         for (int c = 0; c < kColumns; ++c) {
-            dots[c] = dot_nibbles(n, inputs[c].numbers);
+            dots[c] = both(dot_nibbles(n, inputs[c].high), dot_nibbles(n, inputs[c].low));
         }
     }
     template <int kColumns>
     static void dots8(const std::uint8_t* p, const InputBlock* inputs, F* dots) {
         const Bytes b = bytes_of(p);
         for (int c = 0; c < kColumns; ++c) {
-            dots[c] = dot_bytes(b, inputs[c].numbers, inputs[c].sum);
+            dots[c] = both(dot_bytes(b, inputs[c].high), dot_bytes(b, inputs[c].low));
         }
     }
+
+  private:
+    // Rounded once, as the integer would be.
+    static F both(F high, F low) { return fma8(high, set8(kDigit), low); }
 };
 
 #if defined(__AVX512VNNI__) && defined(__AVX512F__)
@@ -71,8 +75,8 @@ struct Rows16 {
 #pragma GCC unroll 4
         for (int i = 0; i < 4; ++i) {
             const __m512i both = piece(p + 64 * i);
-            sums.add(0, _mm512_and_si512(both, mask), inputs, 4 * i);
-            sums.add(1, _mm512_and_si512(_mm512_srli_epi16(both, 4), mask), inputs, 16 + 4 * i);
+            sums.add(_mm512_and_si512(both, mask), inputs, 4 * i);
+            sums.add(_mm512_and_si512(_mm512_srli_epi16(both, 4), mask), inputs, 16 + 4 * i);
         }
         sums.finish(dots);
     }
@@ -82,47 +86,53 @@ struct Rows16 {
         sums.begin(inputs);
 #pragma GCC unroll 8
         for (int i = 0; i < 8; ++i) {
-            sums.add(i % 2, piece(p + 64 * i), inputs, 4 * i);
+            sums.add(piece(p + 64 * i), inputs, 4 * i);
         }
         sums.finish(dots);
     }
 
   private:
     static __m512i piece(const std::uint8_t* p) { return _mm512_loadu_si512(p); }
+    static __m512i four(const std::int8_t* p) {
+        std::int32_t bytes;
+        std::memcpy(&bytes, p, 4);
+        return _mm512_set1_epi32(bytes);
+    }
 
-    // Every column takes a step before any takes the next: sums that wait for themselves would fill the scheduler. Few
-    // columns have two sums each.
+    // Every column takes a step before any takes the next: sums that wait for themselves would fill the scheduler.
     template <int kColumns>
     struct Sums {
-        static constexpr int kChains = kColumns < 4 ? 2 : 1;
-        __m512i sum[kChains][kColumns];
+        __m512i high[kColumns], low[kColumns];
 
         Sums() {
 #pragma GCC unroll 16
             for (int c = 0; c < kColumns; ++c) {
-                sum[0][c] = _mm512_setzero_si512();
-                sum[kChains - 1][c] = _mm512_setzero_si512();
+                high[c] = low[c] = _mm512_setzero_si512();
             }
         }
+        // The offset of unsigned bytes. The sum of a block that has a NaN is any number, so it wraps.
         void begin(const InputBlock* inputs) {
 #pragma GCC unroll 16
             for (int c = 0; c < kColumns; ++c) {
-                sum[0][c] = _mm512_set1_epi32(minus_128_times(inputs[c].sum));
+                const auto offset = 0U - 128U * static_cast<std::uint32_t>(inputs[c].sum);
+                low[c] = _mm512_set1_epi32(static_cast<std::int32_t>(offset));
             }
         }
-        void add(int chain, __m512i weights, const InputBlock* inputs, int first) {
+        void add(__m512i weights, const InputBlock* inputs, int first) {
 #pragma GCC unroll 16
             for (int c = 0; c < kColumns; ++c) {
-                std::int32_t four;
-                std::memcpy(&four, inputs[c].numbers + first, 4);
-                __m512i& to = sum[chain % kChains][c];
-                to = _mm512_dpbusd_epi32(to, weights, _mm512_set1_epi32(four));
+                high[c] = _mm512_dpbusd_epi32(high[c], weights, four(inputs[c].high + first));
+            }
+#pragma GCC unroll 16
+            for (int c = 0; c < kColumns; ++c) {
+                low[c] = _mm512_dpbusd_epi32(low[c], weights, four(inputs[c].low + first));
             }
         }
         void finish(F* dots) const {
+            static_assert(kDigit == 1 << 7);
 #pragma GCC unroll 16
             for (int c = 0; c < kColumns; ++c) {
-                dots[c] = _mm512_cvtepi32_ps(kChains == 1 ? sum[0][c] : _mm512_add_epi32(sum[0][c], sum[1][c]));
+                dots[c] = _mm512_cvtepi32_ps(_mm512_add_epi32(_mm512_slli_epi32(high[c], 7), low[c]));
             }
         }
     };

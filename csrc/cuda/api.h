@@ -51,14 +51,14 @@ void copy_blocks(const TensorRef& arena, const TensorRef& pairs, StreamHandle st
 // The same between arenas of one form; either may be pinned host memory.
 void copy_blocks_between(const TensorRef& source, const TensorRef& target, const TensorRef& pairs, int num_ctas,
                          StreamHandle stream);
-// Bytes [begin, begin + length) of each layer of blocks ids int32 [n], to or from staging uint8 [n, layers, length].
+// Bytes [begin, begin + length) of each layer of blocks ids int64 [n], to or from staging uint8 [n, layers, length].
 void gather_blocks(const TensorRef& arena, const TensorRef& ids, const TensorRef& staging, std::int64_t begin,
                    StreamHandle stream);
 void scatter_blocks(const TensorRef& arena, const TensorRef& ids, const TensorRef& staging, std::int64_t begin,
                     StreamHandle stream);
-// out int64 [n]: what names each block of ids int32 [n] by its bytes, on any device (octavo/checksum.h).
+// out int64 [n]: what names each block of ids int64 [n] by its bytes, on any device (octavo/checksum.h).
 void checksum_blocks(const TensorRef& arena, const TensorRef& ids, const TensorRef& out, StreamHandle stream);
-// All blocks, or those of ids int32 [n]; the elements do not change.
+// All blocks, or those of ids int64 [n]; the elements do not change.
 void convert_layout(const KvCache& target, const KvCache& source, const TensorRef& ids, StreamHandle stream);
 // One of them is uint8: numbers of `type`; the other float. to 8 bits: source / scale; from: source * scale.
 void convert_fp8(const TensorRef& target, const TensorRef& source, float scale, const std::string& type,

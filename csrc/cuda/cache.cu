@@ -61,12 +61,12 @@ void move(const MoveParams& p, int max_ctas, StreamHandle stream) {
 void move_staged(const TensorRef& arena, const TensorRef& ids, const TensorRef& staging, std::int64_t begin,
                  StreamHandle stream, bool gather) {
     const Arena a = as_arena(arena, "arena");
-    expect(ids, "block_ids", {kAny}, DType::kI32);
+    expect(ids, "ids", {kAny}, DType::kI64);
     expect(staging, "staging", {ids.shape[0], a.num_layers, kAny}, DType::kU8);
     const std::int64_t length = staging.shape[2];
     require(begin >= 0 && begin + length <= a.length, "staging", "covers bytes that a block does not have");
     MoveParams p{};
-    p.ids = ids.as<std::int32_t>();
+    p.ids = ids.as<std::int64_t>();
     p.gather = gather;
     p.length = length;
     p.num_items = static_cast<int>(ids.shape[0]);
@@ -171,12 +171,12 @@ void scatter_blocks(const TensorRef& arena, const TensorRef& ids, const TensorRe
 
 void checksum_blocks(const TensorRef& arena, const TensorRef& ids, const TensorRef& out, StreamHandle stream) {
     const Arena a = as_arena(arena, "arena");
-    expect(ids, "block_ids", {kAny}, DType::kI32);
+    expect(ids, "ids", {kAny}, DType::kI64);
     expect(out, "out", {ids.shape[0]}, DType::kI64);
     const auto address = static_cast<std::int64_t>(reinterpret_cast<std::uintptr_t>(a.data));
     const bool aligned = (a.layer | a.block | address) % checksum::kWordBytes == 0;
     const ChecksumParams p{a.data,
-                           ids.as<std::int32_t>(),
+                           ids.as<std::int64_t>(),
                            out.as<std::uint64_t>(),
                            a.layer,
                            a.block,
@@ -193,8 +193,9 @@ void convert_layout(const KvCache& target, const KvCache& source, const TensorRe
     require(target.keys.dtype == source.keys.dtype && to.num_heads == from.num_heads && to.head_dim == from.head_dim &&
                 to.num_blocks == from.num_blocks && to.pages.block_size == from.pages.block_size,
             "target", "has another form than source");
+    require(to.type == from.type, "target", "has another type than source");
     if (ids.data) {
-        expect(ids, "block_ids", {kAny}, DType::kI32);
+        expect(ids, "ids", {kAny}, DType::kI64);
     }
     const auto blocks = static_cast<unsigned>(ids.data ? ids.shape[0] : to.num_blocks);
     if (blocks == 0) {
@@ -204,7 +205,7 @@ void convert_layout(const KvCache& target, const KvCache& source, const TensorRe
         for (const bool keys : {true, false}) {
             const LayoutParams p{keys ? from.pages.keys : from.pages.values,
                                  keys ? to.pages.keys : to.pages.values,
-                                 ids.as<std::int32_t>(),
+                                 ids.as<std::int64_t>(),
                                  to.num_heads,
                                  to.pages.block_size,
                                  to.head_dim};

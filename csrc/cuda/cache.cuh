@@ -124,7 +124,7 @@ struct MoveParams {
     const unsigned char* from;
     unsigned char* to;
     const std::int64_t* pairs;  // [n, 2]: from, to; or
-    const std::int32_t* ids;    // [n]: one side is a block, the other the place in the list
+    const std::int64_t* ids;    // [n]: one side is a block, the other the place in the list
     std::int64_t from_layer, from_block, to_layer, to_block, length;  // in bytes
     int num_items, num_layers;
     bool gather;  // ids name blocks of `from`, else of `to`
@@ -161,7 +161,7 @@ __global__ void __launch_bounds__(kCacheThreads) move_blocks_kernel(const MovePa
 
 struct ChecksumParams {
     const unsigned char* arena;  // [layers, blocks, bytes]
-    const std::int32_t* ids;
+    const std::int64_t* ids;
     std::uint64_t* out;
     std::int64_t layer, block, length;  // strides, and a block's bytes in a layer
     int num_layers;
@@ -199,7 +199,7 @@ static __global__ void __launch_bounds__(kCacheThreads) checksum_kernel(const Ch
 
 struct LayoutParams {
     Pages from, to;
-    const std::int32_t* ids;  // or null: block i is i
+    const std::int64_t* ids;  // or null: block i is i
     int num_heads, block_size, head_dim;
 };
 

@@ -14,6 +14,11 @@ std::size_t block_bytes(const TensorRef& arena) {
     return static_cast<std::size_t>(arena.size() / (arena.shape[0] * arena.shape[1]) * size_of(arena.dtype));
 }
 
+std::size_t staged_bytes(const TensorRef& staging) {
+    const std::int64_t all = staging.size() * size_of(staging.dtype);
+    return static_cast<std::size_t>(all > 0 ? all / (staging.shape[0] * staging.shape[1]) : 0);
+}
+
 Bytes block(const TensorRef& arena, std::int64_t layer, std::int64_t id) {
     const char* from = at(arena, layer, id);
     return Bytes(from, from + block_bytes(arena));
@@ -41,25 +46,29 @@ void copy_blocks(const TensorRef& source, const TensorRef& target, const TensorR
     }
 }
 
-void gather_blocks(const TensorRef& packed, const TensorRef& arena, const TensorRef& ids) {
-    check::packed_blocks(packed, arena, ids);
-    char* to = packed.as<char>();
+void gather_blocks(const TensorRef& staging, const TensorRef& arena, const TensorRef& ids, std::int64_t begin) {
+    check::staged_blocks(staging, arena, ids, begin);
+    char* to = staging.as<char>();
     for (std::int64_t i = 0; i < ids.shape[0]; ++i) {
         for (std::int64_t layer = 0; layer < arena.shape[0]; ++layer) {
-            for (const char byte : block(arena, layer, get_int(ids, i))) {
-                *to++ = byte;
+            const Bytes bytes = block(arena, layer, get_int(ids, i));
+            for (std::size_t byte = 0; byte < staged_bytes(staging); ++byte) {
+                *to++ = bytes[static_cast<std::size_t>(begin) + byte];
             }
         }
     }
 }
 
-void scatter_blocks(const TensorRef& arena, const TensorRef& packed, const TensorRef& ids) {
-    check::packed_blocks(packed, arena, ids);
-    const char* from = packed.as<char>();
+void scatter_blocks(const TensorRef& arena, const TensorRef& staging, const TensorRef& ids, std::int64_t begin) {
+    check::staged_blocks(staging, arena, ids, begin);
+    const char* from = staging.as<char>();
     for (std::int64_t i = 0; i < ids.shape[0]; ++i) {
         for (std::int64_t layer = 0; layer < arena.shape[0]; ++layer) {
-            put_block(arena, layer, get_int(ids, i), from);
-            from += block_bytes(arena);
+            Bytes bytes = block(arena, layer, get_int(ids, i));
+            for (std::size_t byte = 0; byte < staged_bytes(staging); ++byte) {
+                bytes[static_cast<std::size_t>(begin) + byte] = *from++;
+            }
+            put_block(arena, layer, get_int(ids, i), bytes.data());
         }
     }
 }

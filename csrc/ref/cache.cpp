@@ -2,7 +2,6 @@
 
 #include <cmath>
 #include <limits>
-#include <utility>
 
 #include "element.h"
 #include "ref.h"
@@ -30,16 +29,6 @@ Row row_of(const TensorRef& tensor, std::int64_t i, std::int64_t j) {
         row.push_back(get(tensor, i, j, d));
     }
     return row;
-}
-
-void turn(Row& row, const TensorRef& cos_sin, std::int64_t position, bool interleaved) {
-    const std::int64_t half = cos_sin.shape[1] / 2;
-    for (std::int64_t i = 0; i < half; ++i) {
-        double &a = row[static_cast<std::size_t>(interleaved ? 2 * i : i)],
-               &b = row[static_cast<std::size_t>(interleaved ? 2 * i + 1 : i + half)];
-        const double cos = get(cos_sin, position, i), sin = get(cos_sin, position, i + half);
-        a = std::exchange(b, b * cos + a * sin) * -sin + a * cos;
-    }
 }
 
 }  // namespace
@@ -124,21 +113,22 @@ void cache_write(const KvCache& kv, const TensorRef& keys, const TensorRef& valu
 }
 
 void rope_cache_write(const KvCache& kv, const TensorRef& queries, const TensorRef& keys, const TensorRef& values,
-                      const TensorRef& positions, const TensorRef& cos_sin, const TensorRef& slots, bool interleaved) {
-    check::rope_cache_write(kv, queries, keys, values, positions, cos_sin, slots);
+                      const TensorRef& positions, const TensorRef& cos, const TensorRef& sin, std::int64_t rotated,
+                      const TensorRef& slots, bool interleaved) {
+    check::rope_cache_write(kv, queries, keys, values, positions, cos, sin, rotated, slots);
     const Cache cache(kv, keys.shape[2]);
     for (std::int64_t token = 0; token < keys.shape[0]; ++token) {
         const std::int64_t slot = get_int(slots, token), block = slot / cache.block_size;
         for (std::int64_t head = 0; head < queries.shape[1]; ++head) {
             Row query = row_of(queries, token, head);
-            turn(query, cos_sin, get_int(positions, token), interleaved);
+            turn(query, positions, cos, sin, rotated, token, interleaved);
             for (std::int64_t d = 0; d < cache.head_dim; ++d) {
                 put(queries, query[static_cast<std::size_t>(d)], token, head, d);
             }
         }
         for (std::int64_t head = 0; slot >= 0 && head < cache.heads; ++head) {
             Row key = row_of(keys, token, head);
-            turn(key, cos_sin, get_int(positions, token), interleaved);
+            turn(key, positions, cos, sin, rotated, token, interleaved);
             cache.put(Kind::kKeys, block, head, slot % cache.block_size, key);
             cache.put(Kind::kValues, block, head, slot % cache.block_size, row_of(values, token, head));
         }

@@ -9,6 +9,10 @@ namespace octavo::ref {
 
 using Row = std::vector<double>;
 
+// Turns a head of token `token` in place; see `rotary`.
+void turn(Row& head, const TensorRef& positions, const TensorRef& cos, const TensorRef& sin, std::int64_t rotated,
+          std::int64_t token, bool interleaved);
+
 enum class Kind { kKeys, kValues };
 
 class Cache {

@@ -1,5 +1,7 @@
 #include <cmath>
+#include <utility>
 
+#include "cache.h"
 #include "element.h"
 #include "ref.h"
 
@@ -40,33 +42,42 @@ void rms_norm(const TensorRef& out, const TensorRef& x, const TensorRef& weight,
     }
 }
 
-void fused_add_rms_norm(const TensorRef& out, const TensorRef& x, const TensorRef& sum, const TensorRef& weight,
-                        float eps) {
-    check::fused_add_rms_norm(out, x, sum, weight);
+void fused_add_rms_norm(const TensorRef& x, const TensorRef& residual, const TensorRef& weight, float eps) {
+    check::fused_add_rms_norm(x, residual, weight);
     for (std::int64_t row = 0; row < x.shape[0]; ++row) {
         for (std::int64_t i = 0; i < x.shape[1]; ++i) {
-            put(sum, get(sum, row, i) + get(x, row, i), row, i);
+            put(residual, get(residual, row, i) + get(x, row, i), row, i);
         }
     }
-    ref::rms_norm(out, sum, weight, eps);
+    ref::rms_norm(x, residual, weight, eps);
 }
 
 void silu_and_mul(const TensorRef& out, const TensorRef& x) { act_and_mul(out, x, silu); }
 void gelu_and_mul(const TensorRef& out, const TensorRef& x) { act_and_mul(out, x, gelu); }
 
-void rotary(const TensorRef& out, const TensorRef& heads, const TensorRef& cos, const TensorRef& sin) {
-    check::rotary(out, heads, cos, sin);
-    const std::int64_t half = cos.shape[1] / 2;
+void turn(Row& head, const TensorRef& positions, const TensorRef& cos, const TensorRef& sin, std::int64_t rotated,
+          std::int64_t token, bool interleaved) {
+    const std::int64_t half = rotated / 2, row = positions.given() ? get_int(positions, token) : token;
+    for (std::int64_t i = 0; i < half; ++i) {
+        double &a = head[static_cast<std::size_t>(interleaved ? 2 * i : i)],
+               &b = head[static_cast<std::size_t>(interleaved ? 2 * i + 1 : i + half)];
+        const double c = get(cos, row, i), s = get(sin, row, i);
+        a = std::exchange(b, b * c + a * s) * -s + a * c;
+    }
+}
+
+void rotary(const TensorRef& heads, const TensorRef& positions, const TensorRef& cos, const TensorRef& sin,
+            std::int64_t rotated, bool interleaved) {
+    check::rotary(heads, positions, cos, sin, rotated);
     for (std::int64_t token = 0; token < heads.shape[0]; ++token) {
         for (std::int64_t head = 0; head < heads.shape[1]; ++head) {
-            for (std::int64_t i = 0; i < half; ++i) {
-                const double a = get(heads, token, head, i), b = get(heads, token, head, half + i);
-                const double c = get(cos, token, i), s = get(sin, token, i);
-                put(out, a * c - b * s, token, head, i);
-                put(out, b * c + a * s, token, head, half + i);
+            Row row;
+            for (std::int64_t i = 0; i < heads.shape[2]; ++i) {
+                row.push_back(get(heads, token, head, i));
             }
-            for (std::int64_t i = 2 * half; i < heads.shape[2]; ++i) {
-                put(out, get(heads, token, head, i), token, head, i);
+            turn(row, positions, cos, sin, rotated, token, interleaved);
+            for (std::int64_t i = 0; i < heads.shape[2]; ++i) {
+                put(heads, row[static_cast<std::size_t>(i)], token, head, i);
             }
         }
     }

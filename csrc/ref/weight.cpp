@@ -34,22 +34,18 @@ double weight_at(const Weight& weight, std::int64_t row, std::int64_t col) {
     return read(static_cast<const char*>(weight.data) + (row * weight.stride + col) * size_of(dtype), dtype);
 }
 
-// Inputs as an int8 product sees them: of each 32 the largest as it is, the others in 127 steps either way. Where a
-// step ends is decided in float32, as the kernels decide it.
+// Inputs as a rounded product sees them: per 32 the largest becomes 127 * 128, and all are whole numbers of that step.
+// Where a step ends is decided in float32, as the kernels decide it.
 void round_inputs(std::vector<double>& x) {
+    constexpr float kLargest = 127 * 128;
     for (std::size_t first = 0; first < x.size(); first += kBlock) {
-        std::size_t largest = first;
+        float top = kLargest * std::numeric_limits<float>::min();  // smaller steps have no inverse
         for (std::size_t i = first; i < first + kBlock; ++i) {
-            largest = std::fabs(x[i]) > std::fabs(x[largest]) ? i : largest;
+            top = std::fmax(top, std::fabs(static_cast<float>(x[i])));
         }
-        float top = 127 * std::numeric_limits<float>::min();  // smaller steps have no inverse
         for (std::size_t i = first; i < first + kBlock; ++i) {
-            top = i == largest ? top : std::fmax(top, std::fabs(static_cast<float>(x[i])));
-        }
-        const float steps = 127.0F / top;
-        for (std::size_t i = first; i < first + kBlock; ++i) {
-            const float number = std::nearbyint(static_cast<float>(x[i]) * steps);
-            x[i] = i == largest ? x[i] : static_cast<double>(number) * static_cast<double>(top / 127.0F);
+            const float number = std::nearbyint(static_cast<float>(x[i]) * (kLargest / top));
+            x[i] = static_cast<double>(number) * static_cast<double>(top / kLargest);
         }
     }
 }

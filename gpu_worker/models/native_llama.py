@@ -76,7 +76,7 @@ class NativeLlamaDecoder:
         taker = Taker(source, torch.float32, on_tensor)
         packer = Packer(extension, source, taker, scheme, dtype)
         decoder = cls(config, collect(taker, packer.stack, config), extension)
-        inputs = "float32" if scheme == "none" else "int8 where weights are"
+        inputs = "float32" if scheme == "none" else "15 bits where weights are packed"
         decoder.name = f"llama in one call ({', '.join(sorted(packer.formats))}; inputs {inputs})"
         return decoder
 

@@ -2,7 +2,7 @@
 
 | scheme | of a GGUF file | of safetensors |
 |---|---|---|
-| auto | its own bits, inputs rounded to int8 | as `none` |
+| auto | its own bits, inputs rounded to 15 bits | as `none` |
 | none | its own bits, inputs in float32: what dequantized weights give, bit for bit | as stored, inputs in float32 |
 | q8, q4 | rounded anew | rounded |
 

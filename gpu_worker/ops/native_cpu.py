@@ -55,8 +55,8 @@ class NativeCpuOps:
     def rotary(self, heads: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         if heads.dtype not in FLOATS or heads.stride(-1) != 1:
             return self._reference.rotary(heads, cos, sin)
-        out = torch.empty(heads.shape, dtype=heads.dtype)
-        self.extension.rotary(out, heads, cos.float(), sin.float())
+        out = heads.clone(memory_format=torch.contiguous_format)
+        self.extension.rotary(out, None, cos.float(), sin.float(), cos.shape[-1])
         return out
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:

@@ -150,7 +150,7 @@ class NativeCudaOps:
         rows = x.reshape(-1, x.shape[-1])
         rows = rows if rows.stride(-1) == 1 else rows.contiguous()
         out = torch.empty((rows.shape[0], rows.shape[1] // 2), dtype=x.dtype, device=x.device)
-        self.extension.activate_and_mul(ref(out), ref(rows), "silu", self._stream())
+        self.extension.silu_and_mul(ref(out), ref(rows), self._stream())
         return out.view(*x.shape[:-1], -1)
 
     def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -162,9 +162,9 @@ class NativeCudaOps:
         _check_pairs(pairs, arena.shape[1], arena.shape[1])
         index = torch.tensor(pairs, dtype=torch.int64)
         if not {pair[0] for pair in pairs}.isdisjoint(pair[1] for pair in pairs):
-            self._copy_through_staging(arena, index.to(torch.int32).to(arena.device))
+            self._copy_through_staging(arena, index.to(arena.device))
             return
-        self.extension.copy_blocks(ref(arena), ref(index.to(arena.device)), self._stream())
+        self.extension.copy_blocks(ref(arena), ref(arena), ref(index.to(arena.device)), self._stream())
 
     def swap_blocks(self, source: Tensor, target: Tensor, pairs: Sequence[tuple[int, int]]) -> Swap | None:
         if not pairs:
@@ -183,8 +183,8 @@ class NativeCudaOps:
         size = arena[0, 0].numel() * arena.element_size()
         staging = torch.empty((pairs.shape[0], arena.shape[0], size), dtype=torch.uint8, device=arena.device)
         sources, targets = pairs.t().contiguous()
-        self.extension.gather_blocks(ref(arena), ref(sources), ref(staging), 0, self._stream())
-        self.extension.scatter_blocks(ref(arena), ref(targets), ref(staging), 0, self._stream())
+        self.extension.gather_blocks(ref(staging), ref(arena), ref(sources), 0, self._stream())
+        self.extension.scatter_blocks(ref(arena), ref(staging), ref(targets), 0, self._stream())
 
     def _reachable(self, arena: Tensor) -> bool:
         """Whether copy engines and kernels can read and write it without the host's help."""

@@ -35,7 +35,7 @@ class _Group:
 
 def paged_attention(queries: Tensor, kv: Tensor, batch: Batch, options: AttentionOptions) -> Tensor:
     """See Ops.paged_attention."""
-    key = ("groups", options.window, kv.shape[1:])
+    key = ("groups", options.window, kv.shape[1:], kv.stride(0))
     groups = batch.scratch.get(key)
     if groups is None:
         groups = batch.scratch[key] = _make_groups(batch, kv, options.window)
@@ -91,7 +91,7 @@ def _make_group(batch: Batch, kv: Tensor, window: int, indices: list[int]) -> _G
         num_sequences=len(indices),
         num_queries=num_queries,
         num_keys=width,
-        pages=_pages(blocks, kv.shape[1]),
+        pages=_pages(blocks, kv),
         positions=query_positions,
         distance=distance,
         stale=(stale[:, 0], stale[:, 1]) if len(indices) > 1 and stale.shape[0] else None,
@@ -99,15 +99,29 @@ def _make_group(batch: Batch, kv: Tensor, window: int, indices: list[int]) -> _G
     )
 
 
-def _pages(blocks: Tensor, num_kv_heads: int) -> Tensor:
-    heads = torch.arange(num_kv_heads, device=blocks.device)
-    return ((blocks[:, None, :] * num_kv_heads + heads[:, None]) * 2).flatten()
+def _pages(blocks: Tensor, kv: Tensor) -> Tensor:
+    heads = torch.arange(kv.shape[1], device=blocks.device)
+    return (blocks[:, None, :] * _pages_from_block_to_block(kv) + heads[:, None] * 2).flatten()
+
+
+def _pages_from_block_to_block(kv: Tensor) -> int:
+    """More than a block's own where other layers lie between them."""
+    page = kv.shape[3] * kv.shape[4]
+    if kv.stride()[1:] != (2 * page, page, kv.shape[4], 1) or kv.stride(0) % page:
+        raise ValueError("kv: a block is not one run of memory, or blocks are no whole number of pages apart")
+    return kv.stride(0) // page
+
+
+def _as_pages(kv: Tensor) -> Tensor:
+    """[pages from the first block to the last, those between blocks included, block_size, width]."""
+    page, count = kv.shape[3] * kv.shape[4], (kv.shape[0] - 1) * _pages_from_block_to_block(kv) + kv.shape[1] * 2
+    return kv_format.raw(kv).as_strided((max(count, 0), *kv.shape[3:]), (page, kv.shape[4], 1))
 
 
 def _gather(kv: Tensor, pages: Tensor, group: _Group, queries: Tensor) -> Tensor:
     """Keys (or values) [num_sequences, num_kv_heads, num_keys, head_dim] of a group, as numbers like the queries."""
     num_kv_heads, head_dim = kv.shape[1], queries.shape[-1]
-    stored = kv_format.raw(kv).view(-1, *kv.shape[3:]).index_select(0, pages).view(kv.dtype)
+    stored = _as_pages(kv).index_select(0, pages).view(kv.dtype)
     dense = kv_format.decode(stored, head_dim, queries.dtype).view(group.num_sequences, num_kv_heads, -1, head_dim)
     if group.stale is not None:  # whatever is there, 0 * NaN included, must not reach the sum
         sequence, key = group.stale

@@ -114,7 +114,8 @@ def copy_blocks(key_caches: Sequence[Tensor], value_caches: Sequence[Tensor], bl
     """Copies blocks (from, to) of int64 [n, 2] within each cache. No block is both."""
     for cache in (*key_caches, *value_caches):
         pairs = block_mapping.to(cache.device, torch.int64)
-        extension().copy_blocks(ref(cache.unsqueeze(0)), ref(pairs), _stream(cache))
+        arena = ref(cache.unsqueeze(0))
+        extension().copy_blocks(arena, arena, ref(pairs), _stream(cache))
 
 
 def swap_blocks(src: Tensor, dst: Tensor, block_mapping: Tensor) -> None:

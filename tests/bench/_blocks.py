@@ -114,8 +114,8 @@ def writes(extension: ModuleType) -> list[Case]:
     slots = torch.randperm(LAYERS * MOVED * BLOCK)[:TOKENS]
     block, place = slots // BLOCK, slots % BLOCK
     positions = torch.arange(TOKENS)
-    table = torch.rand(TOKENS, DIM)
-    whole = table[:, : DIM // 2].repeat(1, 2)[:, None], table[:, DIM // 2 :].repeat(1, 2)[:, None]
+    cos, sin = torch.rand(2, TOKENS, DIM // 2)
+    whole = cos.repeat(1, 2)[:, None], sin.repeat(1, 2)[:, None]
     found: list[Case] = []
     for dtype in (torch.float32, torch.int8):
         layer = arena(dtype, MOVED).flatten(0, 1)
@@ -144,6 +144,7 @@ def writes(extension: ModuleType) -> list[Case]:
             )
         )
         turning = Work(work.num_bytes + 2 * queries.numel() * 4, writes=True)
-        ours = lambda kv=kv: extension.rope_cache_write(kv, queries, keys, values, positions, table, slots)  # noqa: E731
+        turn = positions, cos, sin, DIM
+        ours = lambda kv=kv, turn=turn: extension.rope_cache_write(kv, queries, keys, values, *turn, slots)  # noqa: E731
         found.append((f"rope_cache_write, {TOKENS} tokens, {name}", turning, ours, rotated_write if plain else None))
     return found

@@ -26,7 +26,7 @@ def rows(extension: ModuleType, plan: Plan) -> None:
     parts, lse = torch.randn(4, 512, 32, 128), torch.randn(4, 512, 32)
     out = torch.empty_like(parts[0])
     sides = {
-        "octavo": clocked(lambda: extension.merge_states(out, parts, lse)),
+        "octavo": clocked(lambda: extension.merge_states(out, None, parts, lse)),
         "torch": clocked(lambda: (parts * lse.softmax(0)[..., None]).sum(0)),
     }
     table.row("merge_states, 4 parts, 512 × 32 × 128, float32", Work(5 * parts.numel(), writes=True), sides)
@@ -38,7 +38,7 @@ def calls(extension: ModuleType, x: Tensor) -> dict[str, tuple[int, Call, Call]]
     count, columns = half.shape
     out, total, ones = torch.empty_like(half), half.clone(), torch.ones(columns)
     heads = half.view(count, -1, HEAD)
-    turned = torch.empty_like(heads)
+    turned, added_to = heads.clone(), half.clone()  # in place
     angles = torch.rand(count, HEAD // 2).repeat(1, 2)
     cos, sin = angles.cos(), angles.sin()
     weight, wide_cos, wide_sin = ones.to(x.dtype), cos[:, None].to(x.dtype), sin[:, None].to(x.dtype)
@@ -60,12 +60,12 @@ def calls(extension: ModuleType, x: Tensor) -> dict[str, tuple[int, Call, Call]]
             lambda: extension.rms_norm(out, half, ones, 1e-5),
             lambda: functional.rms_norm(half, (columns,), weight, 1e-5),
         ),
-        "fused_add_rms_norm": (4, lambda: extension.fused_add_rms_norm(out, half, total, ones, 1e-5), added),
+        "fused_add_rms_norm": (4, lambda: extension.fused_add_rms_norm(added_to, total, ones, 1e-5), added),
         "silu_and_mul": (3, lambda: extension.silu_and_mul(out, whole), gated(functional.silu)),
         "gelu_and_mul": (
             3,
             lambda: extension.gelu_and_mul(out, whole),
             gated(lambda x: functional.gelu(x, approximate="tanh")),
         ),
-        "rotary": (2, lambda: extension.rotary(turned, heads, cos, sin), rotated),
+        "rotary": (2, lambda: extension.rotary(turned, None, cos, sin, HEAD), rotated),
     }

@@ -53,7 +53,7 @@ def load_runners() -> dict[str, ModelRunner]:
     model_runner.choose_ops = lambda *_: ReferenceOps()
     runners = {"reference": load_runner("smollm2", kv_cache_bytes=1 << 29)}
     model_runner.choose_ops = choose
-    for scheme, name in (("none", "native, float32"), ("auto", "native, int8")):
+    for scheme, name in (("none", "native, float32"), ("auto", "native, 15 bits")):
         runners[name] = load_runner("smollm2", quantization=scheme, kv_cache_bytes=1 << 29)
     return runners
 

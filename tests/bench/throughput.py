@@ -97,5 +97,5 @@ if __name__ == "__main__":
     parser.add_argument("--tokens", type=int, default=64)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--dtype", default="float32")
-    parser.add_argument("--quantization", default="none", help="auto: inputs in int8, which transformers has not")
+    parser.add_argument("--quantization", default="none", help="auto: inputs in 15 bits, which transformers has not")
     asyncio.run(main(parser.parse_args()))

@@ -17,7 +17,14 @@ ARENA = torch.randn(2, 4, 3)
 GOOD = {
     "rms_norm": {"out": OUT, "x": X, "weight": W, "eps": 1e-5},
     "silu_and_mul": {"out": torch.empty(2, 4), "x": X},
-    "rotary": {"out": torch.empty(2, 4, 16), "heads": Q, "cos": torch.ones(2, 16), "sin": torch.ones(2, 16)},
+    "fused_add_rms_norm": {"x": torch.randn(2, 8), "residual": torch.randn(2, 8), "weight": W, "eps": 1e-5},
+    "rotary": {
+        "heads": torch.randn(2, 4, 16),
+        "positions": None,
+        "cos": torch.ones(2, 8),
+        "sin": torch.ones(2, 8),
+        "rotated": 16,
+    },
     "cache_write": {
         "kv": KV,
         "keys": torch.randn(2, 2, 16),
@@ -39,17 +46,24 @@ GOOD = {
         "keys": torch.randn(2, 2, 16),
         "values": torch.randn(2, 2, 16),
         "positions": torch.tensor([0, 4]),
-        "cos_sin": torch.ones(5, 8),
+        "cos": torch.ones(5, 4),
+        "sin": torch.ones(5, 4),
+        "rotated": 8,
         "slots": torch.tensor([3, -1]),
     },
     "convert_layout": {"target": torch.empty(4, 2, 2, 8, 16), "source": KV, "ids": torch.tensor([3])},
     "convert_fp8": {"target": torch.empty(8, dtype=torch.uint8), "source": W, "scale": 1.0, "type": "fp8"},
     "copy_blocks": {"source": ARENA, "target": ARENA, "pairs": torch.tensor([[0, 1]])},
-    "gather_blocks": {"packed": torch.empty(1, 2, 3), "arena": ARENA, "ids": torch.tensor([3])},
-    "scatter_blocks": {"arena": ARENA, "packed": torch.empty(1, 2, 3), "ids": torch.tensor([3])},
+    "gather_blocks": {"staging": torch.empty(1, 2, 3), "arena": ARENA, "ids": torch.tensor([3])},
+    "scatter_blocks": {"arena": ARENA, "staging": torch.empty(1, 2, 3), "ids": torch.tensor([3])},
     "checksum_blocks": {"sums": torch.empty(1, dtype=torch.int64), "arena": ARENA, "ids": torch.tensor([3])},
     "argmax": {"ids": torch.empty(2, dtype=torch.int64), "x": X},
-    "merge_states": {"out": torch.empty(2, 1, 8), "parts": torch.randn(3, 2, 1, 8), "lse": torch.randn(3, 2, 1)},
+    "merge_states": {
+        "out": torch.empty(2, 1, 8),
+        "lse": None,
+        "outs": torch.randn(3, 2, 1, 8),
+        "lses": torch.randn(3, 2, 1),
+    },
     "quantize": {"packed": torch.empty(0, dtype=torch.uint8), "values": torch.randn(3, 32), "format": "q8"},
 }
 if native.load() is not None:
@@ -66,9 +80,15 @@ BAD = [
     ("rms_norm", "weight", W[:7]),
     ("rms_norm", "weight", W.half()),
     ("silu_and_mul", "x", torch.randn(2, 7)),
-    ("rotary", "cos", torch.ones(2, 18)),
-    ("rotary", "cos", torch.ones(2, 15)),
-    ("rotary", "sin", torch.ones(1, 16)),
+    ("fused_add_rms_norm", "residual", torch.randn(2, 7)),
+    ("fused_add_rms_norm", "residual", torch.randn(2, 8).half()),
+    ("rotary", "rotated", 18),
+    ("rotary", "rotated", 15),
+    ("rotary", "rotated", -2),
+    ("rotary", "cos", torch.ones(2, 7)),
+    ("rotary", "cos", torch.ones(2, 8).double()),
+    ("rotary", "sin", torch.ones(1, 8)),
+    ("rotary", "positions", torch.tensor([0, 2])),
     ("cache_write", "slots", torch.tensor([3, 32])),
     ("cache_write", "slots", torch.tensor([3, -2])),
     ("cache_write", "slots", torch.tensor([3, 4], dtype=torch.int32)),
@@ -96,8 +116,9 @@ BAD = [
     ("paged_attention", "sparse", [-1, 2, 64, 0, 0]),
     ("rope_cache_write", "positions", torch.tensor([0, 5])),
     ("rope_cache_write", "positions", torch.tensor([-1, 0])),
-    ("rope_cache_write", "cos_sin", torch.ones(5, 7)),
-    ("rope_cache_write", "cos_sin", torch.ones(5, 18)),
+    ("rope_cache_write", "cos", torch.ones(5, 3)),
+    ("rope_cache_write", "sin", torch.ones(4, 4)),
+    ("rope_cache_write", "rotated", 7),
     ("rope_cache_write", "queries", torch.randn(2, 4, 16).half()),
     ("rope_cache_write", "slots", torch.tensor([32, 0])),
     ("convert_layout", "target", torch.empty(4, 2, 2, 16, 16)),
@@ -112,12 +133,18 @@ BAD = [
     ("copy_blocks", "target", torch.randn(2, 4, 4)),
     ("copy_blocks", "source", torch.randn(2, 4, 3, 2).transpose(2, 3)),
     ("gather_blocks", "ids", torch.tensor([4])),
-    ("gather_blocks", "packed", torch.empty(2, 2, 3)),
+    ("gather_blocks", "staging", torch.empty(2, 2, 3)),
+    ("gather_blocks", "staging", torch.empty(1, 2, 4)),
+    ("gather_blocks", "begin", -1),
+    ("gather_blocks", "begin", 13),
+    ("scatter_blocks", "staging", torch.empty(1, 3, 2)),
     ("scatter_blocks", "ids", torch.tensor([-1])),
     ("checksum_blocks", "sums", torch.empty(2, dtype=torch.int64)),
     ("argmax", "x", torch.empty(2, 0)),
     ("argmax", "ids", torch.empty(2, dtype=torch.int32)),
-    ("merge_states", "lse", torch.randn(3, 2, 2)),
+    ("merge_states", "lses", torch.randn(3, 2, 2)),
+    ("merge_states", "lse", torch.randn(2, 2)),
+    ("merge_states", "out", torch.empty(2, 1, 8).half()),
     ("quantize", "packed", torch.empty(100, dtype=torch.uint8)),
     ("quantize", "cols", torch.randn(3, 33)),
     ("quantize", "format", "q5"),
@@ -206,29 +233,31 @@ def test_keys_and_values_of_one_tensor_may_be_given_apart(either):
 
 
 def test_what_overlaps_is_refused_and_what_only_interleaves_is_not(either):
-    rng, memory, places = random.Random(0), torch.randn(400), torch.arange(400)
+    rng, memory, places = random.Random(0), torch.randn(800), torch.arange(800)
+    kv = torch.randn(1, 1, 2, 8, 8)
     interleaved = refused = 0
     for _ in range(400):
-        shape = [rng.randint(1, 3), rng.randint(1, 3), 4]
+        shape = [rng.randint(1, 3), rng.randint(1, 3), 8]
         inner = rng.randrange(2)
 
         def view(shape=shape, inner=inner, rng=rng):
             strides = [0, 0, 1]
-            strides[inner] = rng.choice([4, 8, 12])
-            strides[1 - inner] = strides[inner] * shape[inner] + rng.choice([0, 4, 20])
-            return shape, strides, rng.randrange(0, 60, 2)
+            strides[inner] = rng.choice([8, 16, 24])
+            strides[1 - inner] = strides[inner] * shape[inner] + rng.choice([0, 8, 40])
+            return shape, strides, rng.randrange(0, 120, 4)
 
         where, other = view(), view()
         if rng.random() < 0.8:
             other = shape, where[1], other[2]
-        out, heads = memory.as_strided(*where), memory.as_strided(*other)
+        count = torch.tensor([0, shape[0]], dtype=torch.int32)
+        step = kv, count, count[1:], torch.zeros(1, 1, dtype=torch.int32), 1.0
+        out, queries = memory.as_strided(*where), memory.as_strided(*other)
         held, read = (set(places.as_strided(*each).flatten().tolist()) for each in (where, other))
-        angles = torch.ones(shape[0], 4), torch.zeros(shape[0], 4)
-        if held & read and where != other:
+        if held & read:
             refused += 1
             with pytest.raises(ValueError, match=r"^out: overlaps"):
-                either.rotary(out, heads, *angles)
+                either.paged_attention(out, queries, *step)
         elif where[1] == other[1]:
             interleaved += max(held) > min(read) and max(read) > min(held)
-            either.rotary(out, heads, *angles)
+            either.paged_attention(out, queries, *step)
     assert interleaved > 30 and refused > 100

@@ -43,6 +43,16 @@ def test_gathered_blocks_scatter_elsewhere(either, dtype, block_major):
     assert torch.equal(other[:, [0, 4]], arena[:, [7, 2]]) and not other[:, 1:4].any()
 
 
+def test_parts_of_blocks_are_gathered_and_scattered(either):
+    arena = torch.randint(0, 256, (2, BLOCKS, 40), dtype=torch.uint8)
+    before, staging = arena.clone(), torch.empty(3, 2, 7, dtype=torch.uint8)
+    either.gather_blocks(staging, arena, ids(8, 0, 4), 11)
+    assert torch.equal(staging, arena[:, [8, 0, 4], 11:18].transpose(0, 1))
+    either.scatter_blocks(arena, staging, ids(1, 2, 3), 33)
+    before[:, [1, 2, 3], 33:] = staging.transpose(0, 1)
+    assert torch.equal(arena, before)
+
+
 def test_checksums_are_of_content(either):
     arena = torch.randn(3, BLOCKS, 2, 2, 8, 4)
     arena[:, 5] = arena[:, 1]
@@ -133,8 +143,8 @@ def test_rotation_on_the_way_in(either, seed, count):
     for i, slot in enumerate(slots.tolist()):
         if slot >= 0:
             expected.put(slot, turned(keys)[i], values[i])
-    table, wanted = torch.cat((angles.cos(), angles.sin()), 1), turned(queries)
-    either.rope_cache_write(cache.handle(either), queries, keys, values, positions, table, slots, interleaved)
+    wanted, tables = turned(queries), (angles.cos(), angles.sin(), 2 * half)
+    either.rope_cache_write(cache.handle(either), queries, keys, values, positions, *tables, slots, interleaved)
     rounding = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 2e-2}[dtype]
     torch.testing.assert_close(queries.float(), wanted, rtol=rounding, atol=rounding)
     ours, theirs = cache.read(), expected.read()
@@ -145,24 +155,46 @@ def test_rotation_on_the_way_in(either, seed, count):
     torch.testing.assert_close(ours, theirs, rtol=kept, atol=step, equal_nan=True)
 
 
+def filled(cache: Cache) -> Cache:
+    blocks, heads, _, size, dim = cache.read().shape
+    for slot in range(blocks * size):
+        cache.put(slot, *(torch.randn(2, heads, dim) * 2))
+    return cache
+
+
+def check_conversion(either, target: Cache, source: Cache, chosen: torch.Tensor | None) -> None:
+    values = source.read().float()
+    blocks = range(len(values)) if chosen is None else chosen.tolist()
+    expected = target.moved(torch.arange(len(values)))
+    for block in blocks:
+        for place in range(source.size):
+            expected.put(block * source.size + place, values[block, :, 0, place], values[block, :, 1, place])
+    before = source.bytes()
+    either.convert_layout(target.handle(either), source.handle(either), chosen)
+    assert_stored(target, expected)
+    assert all(map(torch.equal, source.bytes(), before))
+
+
 @fuzz
 @given(seed=st.integers(0, 2**32 - 1))
 def test_layouts_and_types_convert_into_each_other(either, seed):
     torch.manual_seed(seed)
     rng = random.Random(seed)
-    source = a_cache(rng)
+    source = filled(a_cache(rng))
     blocks, heads, _, size, dim = source.read().shape
-    for slot in range(blocks * size):
-        source.put(slot, *(torch.randn(2, heads, dim) * 2))
     target = Cache(rng, rng.choice(LAYOUTS), rng.choice([source.kind, *KINDS]), blocks, heads, size, dim)
-    expected = target.moved(torch.arange(blocks))
-    chosen = rng.choice([None, ids(*rng.sample(range(blocks), 3))])
-    values = source.read().float()
-    for block in range(blocks) if chosen is None else chosen.tolist():
-        for place in range(size):
-            expected.put(block * size + place, values[block, :, 0, place], values[block, :, 1, place])
-    either.convert_layout(target.handle(either), source.handle(either), chosen)
-    assert_stored(target, expected)
+    check_conversion(either, target, source, rng.choice([None, ids(*rng.sample(range(blocks), 3))]))
+
+
+@pytest.mark.parametrize("kinds", [*((kind, kind) for kind in KINDS), ("float32", "bfloat16"), ("fp8_e4m3", "float16")])
+@pytest.mark.parametrize("source_layout", LAYOUTS)
+@pytest.mark.parametrize("target_layout", LAYOUTS)
+def test_every_layout_becomes_every_other(either, target_layout, source_layout, kinds):
+    rng = random.Random(0)
+    torch.manual_seed(0)
+    source = filled(Cache(rng, source_layout, kinds[0], 3, 2, 8, 32))
+    target = Cache(rng, target_layout, kinds[1], 3, 2, 8, 32)
+    check_conversion(either, target, source, rng.choice([None, ids(2, 0)]))
 
 
 @pytest.mark.parametrize("kind", ["fp8_e4m3", "fp8_e5m2", "int8"])

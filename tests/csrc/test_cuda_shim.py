@@ -7,35 +7,10 @@ from pathlib import Path
 
 import pytest
 import sanitized
+from shim_cases import CASES
 
 SCRIPT = Path(__file__).with_name("shim")
 SUPPORT = Path(__file__).resolve().parents[1] / "support"
-CASES = {
-    "decode_mma": 240,
-    "decode_simt": 120,
-    "prefill_mma": 80,
-    "prefill_simt": 60,
-    "vllm": 80,
-    "merge": 200,
-    "write": 300,
-    "blocks": 100,
-    "layout": 60,
-    "convert": 100,
-    "rows": 120,
-    "sample": 150,
-    "sampler": 40,
-    "penalize": 60,
-    "logprobs": 60,
-    "refused": 5,
-    "place": 2,
-    "plan": 4,
-    "swap": 60,
-    "swapped": 2,
-    "ops": 8,
-    "graphs": 3,
-    "invariant": 3,
-    "compat": 6,
-}
 
 
 @pytest.fixture(scope="session")

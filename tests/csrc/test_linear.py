@@ -29,14 +29,11 @@ def make(kernels, format_: str, rows: int, cols: int, exact: bool = False):
 
 
 def rounded(x: torch.Tensor) -> torch.Tensor:
-    """Inputs as int8 kernels see them: per 32, the largest as it is, the others in 255 steps."""
-    blocks = x.view(x.shape[0], -1, 32)
-    at = blocks.abs().argmax(-1, keepdim=True)
-    others = blocks.scatter(-1, at, 0.0)
-    top = others.abs().amax(-1, keepdim=True).clamp(min=127 * torch.finfo(torch.float32).tiny)
-    by = torch.tensor(127.0) / top  # `127.0 / top` multiplies with a rounded 1 / top
-    numbers = (others * by).round()
-    return (numbers.double() * (top / 127.0).double()).scatter(-1, at, blocks.gather(-1, at).double()).view(x.shape)
+    """Inputs as kernels see them: per 32, in 127 * 128 steps up to the largest, either way."""
+    blocks, most = x.view(x.shape[0], -1, 32), 127 * 128
+    top = blocks.abs().amax(-1, keepdim=True).clamp(min=most * torch.finfo(torch.float32).tiny)
+    by = torch.tensor(float(most)) / top  # `most / top` multiplies with a rounded 1 / top
+    return ((blocks * by).round().double() * (top / most).double()).view(x.shape)
 
 
 def product(kernels, x: torch.Tensor, weight, bias=None) -> torch.Tensor:

@@ -12,9 +12,10 @@ def test_each_bug_has_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "path", [str(Path(__file__).with_name("mutants")), *sys.path])
     from cpu_mutants import CPU
     from cuda_mutants import CUDA
+    from pool_mutants import POOL
 
-    for suite in (CPU, CUDA):
-        assert len(suite.mutants) >= 10
+    assert len(CPU.mutants) >= 10 and len(CUDA.mutants) >= 10
+    for suite in (CPU, CUDA, POOL):
         for name, mutant in suite.mutants.items():
             text = (ROOT / "csrc" / mutant.file).read_text()
             assert mutant.applied(text) != text, name

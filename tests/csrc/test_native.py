@@ -86,5 +86,5 @@ assert codes == [0] * len(children), codes
 @pytest.mark.usefixtures("extension")
 def test_a_process_forked_while_an_op_runs_has_ops_of_its_own(root: Path) -> None:
     command = [sys.executable, "-W", "ignore", "-c", FORKED]
-    done = subprocess.run(command, cwd=root, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(command, cwd=root, capture_output=True, text=True, timeout=110, check=False)
     assert done.returncode == 0, done.stderr

@@ -1,5 +1,7 @@
 """Norms, activations, rotation, argmax and merging against float64, of sizes that fill no register."""
 
+import math
+
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
@@ -26,9 +28,9 @@ def test_rows(kernels, dtype, seed, rows, columns):
     kernels.rms_norm(out, x, weight, 1e-5)
     close(out, norm)
 
-    more = torch.randn(rows, 2 * columns).to(dtype)
-    total = x.clone()
-    kernels.fused_add_rms_norm(out, more, total, weight, 1e-5)
+    out = torch.randn(rows, 2 * columns).to(dtype)
+    more, total = out.clone(), x.clone()
+    kernels.fused_add_rms_norm(out, total, weight, 1e-5)
     close(total, wide + more.double())
     wide_total = total.double()
     norm = wide_total / (wide_total.square().mean(-1, keepdim=True) + 1e-5).sqrt() * weight.double()
@@ -44,16 +46,28 @@ def test_rows(kernels, dtype, seed, rows, columns):
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize(("dim", "rotated"), [(64, 64), (64, 32), (80, 20), (24, 6)])
-def test_rotary(kernels, dtype, dim, rotated):
+@pytest.mark.parametrize("interleaved", [False, True])
+def test_rotary(kernels, dtype, dim, rotated, interleaved):
     torch.manual_seed(0)
-    heads = torch.randn(5, 7, dim + 8).to(dtype)[:, 1:4, :dim]  # neither dense nor from the start
-    angles = torch.arange(5)[:, None] * 0.37 ** torch.arange(rotated // 2)
-    cos, sin = (torch.cat((part, part), dim=1) for part in (angles.cos(), angles.sin()))
-    out = torch.empty(5, 3, dim, dtype=dtype)
-    kernels.rotary(out, heads, cos, sin)
-    pairs = torch.complex(heads[..., : rotated // 2].double(), heads[..., rotated // 2 : rotated].double())
-    turned = pairs * torch.polar(torch.ones_like(angles), angles).to(torch.complex128)[:, None]
-    close(out, torch.cat((turned.real, turned.imag, heads[..., rotated:].double()), dim=-1))
+    whole = torch.randn(5, 7, dim + 8).to(dtype)
+    heads, before = whole[:, 1:4, :dim], whole.clone()  # neither dense nor from the start
+    angles = torch.arange(9)[:, None] * 0.37 ** torch.arange(rotated // 2)
+    positions = torch.tensor([3, 0, 8, 8, 1])
+    pairs = heads[..., :rotated].double().unflatten(-1, (-1, 2) if interleaved else (2, -1))
+    first, second = pairs.unbind(-1 if interleaved else -2)
+    turn = torch.polar(torch.ones_like(angles), angles).to(torch.complex128)[positions][:, None]
+    turned = torch.complex(first, second) * turn
+    turned = torch.stack((turned.real, turned.imag), dim=-1 if interleaved else -2).flatten(-2)
+    wanted = torch.cat((turned, heads[..., rotated:].double()), dim=-1)
+    cos, sin = torch.cat((angles.cos(), angles.cos()), dim=1), angles.sin()
+    kernels.rotary(heads, positions, cos, sin, rotated, interleaved)
+    close(heads, wanted)
+    whole[:, 1:4, :dim] = before[:, 1:4, :dim]
+    assert torch.equal(whole, before)
+    again = heads.clone()
+    kernels.rotary(heads, positions, cos, sin, rotated, interleaved)
+    kernels.rotary(again, None, cos[positions], sin[positions], rotated, interleaved)
+    assert torch.equal(again, heads)
 
 
 @fuzz
@@ -69,19 +83,25 @@ def test_argmax_is_the_first_highest(kernels, seed, columns):
     assert ids.tolist() == x.numpy().argmax(1).tolist()
 
 
-def test_parts_merge_to_the_whole(kernels):
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_parts_merge_to_the_whole(kernels, dtype):
     torch.manual_seed(0)
     scores, values = torch.randn(3, 2, 4, 20) * 5, torch.randn(20, 24)
     split = [scores[..., :7], scores[..., 7:8], scores[..., 8:8], scores[..., 8:]]
     of = [values[:7], values[7:8], values[8:8], values[8:]]
     for parts in (range(4), [2, 0, 1, 3]):
         chosen = [split[i].softmax(-1) @ of[i] if split[i].shape[-1] else torch.full((3, 2, 4, 24), 7.0) for i in parts]
-        lse = torch.stack([split[i].logsumexp(-1) for i in parts])
-        out = torch.empty(6, 4, 24)
-        stacked = torch.stack(chosen).reshape(4, 6, 4, 24)
-        kernels.merge_states(out, stacked, lse.reshape(4, 6, 4))
+        lses = torch.stack([split[i].logsumexp(-1) for i in parts]) / math.log(2)
+        out, lse = torch.empty(6, 4, 24, dtype=dtype), torch.empty(6, 4)
+        stacked = torch.stack(chosen).reshape(4, 6, 4, 24).to(dtype)
+        kernels.merge_states(out, lse, stacked, lses.reshape(4, 6, 4))
         whole = scores.double().softmax(-1) @ values.double()
-        torch.testing.assert_close(out.double(), whole.reshape(6, 4, 24), rtol=1e-5, atol=1e-5)
+        tolerance = max(2 * DTYPES[dtype], 1e-5)
+        torch.testing.assert_close(out.double(), whole.reshape(6, 4, 24), rtol=tolerance, atol=tolerance)
+        total = scores.double().logsumexp(-1).reshape(6, 4) / math.log(2)
+        torch.testing.assert_close(lse.double(), total, rtol=1e-5, atol=1e-5)
+        kernels.merge_states(out, lse, stacked, torch.full((4, 6, 4), -torch.inf))
+        assert not out.any() and (lse == -torch.inf).all()
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)

@@ -8,7 +8,7 @@ import pytest
 import sanitized
 
 HERE = Path(__file__).parent
-FILES = ("arguments", "attention", "blocks", "linear", "ref", "rows")
+FILES = ("argument_fuzz", "arguments", "attention", "blocks", "linear", "ref", "rows", "sample")
 
 
 @pytest.fixture(scope="module")

@@ -73,7 +73,7 @@ def gathers(t: Target) -> list[Case]:
     blocks = t.pick(1024, 8)
     arena = shape.arena(blocks, t.device)
     arena.normal_()
-    ids = torch.randperm(blocks, device=t.device)[: blocks // 2].to(torch.int32)
+    ids = torch.randperm(blocks, device=t.device)[: blocks // 2]
     per_layer = shape.bytes_per_block // shape.num_layers
     staging = torch.empty(len(ids), shape.num_layers, per_layer, dtype=torch.uint8, device=t.device)
     sums = torch.empty(len(ids), dtype=torch.int64, device=t.device)
@@ -81,10 +81,10 @@ def gathers(t: Target) -> list[Case]:
     size = staging.numel()
     x = t.extension
     return [
-        ("gather_blocks", 2 * size, lambda i: x.gather_blocks(ref(arena), ref(ids), ref(staging), 0, t.stream), None),
-        ("scatter_blocks", 2 * size, lambda i: x.scatter_blocks(ref(arena), ref(ids), ref(staging), 0, t.stream), None),
-        ("copy_blocks", size, lambda i: x.copy_blocks(ref(arena), ref(pairs), t.stream), None),
-        ("checksum_blocks", size, lambda i: x.checksum_blocks(ref(arena), ref(ids), ref(sums), t.stream), None),
+        ("gather_blocks", 2 * size, lambda i: x.gather_blocks(ref(staging), ref(arena), ref(ids), 0, t.stream), None),
+        ("scatter_blocks", 2 * size, lambda i: x.scatter_blocks(ref(arena), ref(staging), ref(ids), 0, t.stream), None),
+        ("copy_blocks", size, lambda i: x.copy_blocks(ref(arena), ref(arena), ref(pairs), t.stream), None),
+        ("checksum_blocks", size, lambda i: x.checksum_blocks(ref(sums), ref(arena), ref(ids), t.stream), None),
     ]
 
 

@@ -100,10 +100,8 @@ def rms_norm(module, fence, n):
 
 @of("fused_add_rms_norm")
 def fused_add_rms_norm(module, fence, n):
-    more = {"sum": fence(torch.randn(n, 8)), "weight": fence(torch.randn(8)), "eps": 1e-5}
-    call = rows_of(module, "fused_add_rms_norm", fence, n, **more)
-    call.outputs = ("out", "sum")
-    return call
+    rows = {"x": fence(torch.randn(n, 8)), "residual": fence(torch.randn(n, 8))}
+    return Call(module.fused_add_rms_norm, {**rows, "weight": fence(torch.randn(8)), "eps": 1e-5}, ("x", "residual"))
 
 
 @of("silu_and_mul")
@@ -118,10 +116,13 @@ def gelu_and_mul(module, fence, n):
 
 @of("rotary")
 def rotary(module, fence, n):
-    arguments = {"out": fence(torch.empty(n, 4, 16)), "heads": fence(torch.randn(n, 4, 16))}
-    return Call(
-        module.rotary, {**arguments, "cos": fence(torch.ones(n, 16)), "sin": fence(torch.ones(n, 16))}, ("out",)
-    )
+    heads, angles = fence(torch.randn(n, 4, 16)), angles_of(fence, n)
+    return Call(module.rotary, {"heads": heads, **angles, "interleaved": True}, ("heads",))
+
+
+def angles_of(fence, n):
+    tables = {"cos": fence(torch.ones(5, 4)), "sin": fence(torch.ones(5, 6))}
+    return {"positions": fence.ints(*[4, 0][:n]), **tables, "rotated": 8}
 
 
 def kv_of(fence):
@@ -153,8 +154,9 @@ def paged_attention(module, fence, n):
 
 @of("merge_states")
 def merge_states(module, fence, n):
-    arguments = {"out": fence(torch.empty(n, 1, 8)), "parts": fence(torch.randn(3, n, 1, 8))}
-    return Call(module.merge_states, {**arguments, "lse": fence(torch.randn(3, n, 1))}, ("out",))
+    results = {"out": fence(torch.empty(n, 1, 8)), "lse": fence(torch.empty(n, 1))}
+    parts = {"outs": fence(torch.randn(3, n, 1, 8)), "lses": fence(torch.randn(3, n, 1))}
+    return Call(module.merge_states, {**results, **parts}, ("out", "lse"))
 
 
 @of("argmax")
@@ -203,9 +205,10 @@ def copy_blocks(module, fence, n):
 
 
 @of("gather_blocks")
-def gather_blocks(module, fence, n, name="gather_blocks", outputs=("packed",)):
-    packed, ids = fence(torch.randn(n, 2, 3, 2)), fence.ints(*[3, 0][:n])
-    return Call(getattr(module, name), {"packed": packed, "arena": arena_of(fence), "ids": ids}, outputs)
+def gather_blocks(module, fence, n, name="gather_blocks", outputs=("staging",)):
+    staging, ids = fence(torch.randn(n, 2, 5)), fence.ints(*[3, 0][:n])
+    arguments = {"staging": staging, "arena": arena_of(fence), "ids": ids, "begin": 4}
+    return Call(getattr(module, name), arguments, outputs)
 
 
 @of("scatter_blocks")
@@ -245,8 +248,7 @@ def kv_cache(module, fence, n):
 @of("rope_cache_write")
 def rope_cache_write(module, fence, n):
     call = cache_write(module, fence, n)
-    more = {"queries": fence(torch.randn(n, 4, 16)), "positions": fence.ints(*[4, 0][:n])}
-    more |= {"cos_sin": fence(torch.ones(5, 8)), "interleaved": False}
+    more = {"queries": fence(torch.randn(n, 4, 16)), **angles_of(fence, n), "interleaved": False}
     return Call(module.rope_cache_write, {**call.arguments, **more}, ("kv", "queries"))
 
 

@@ -1,4 +1,4 @@
-// Packed blocks of weights, and inputs rounded to int8, with AVX2; with VNNI where there is.
+// Packed blocks of weights, and a digit of 32 inputs, with AVX2.
 
 // A 4-bit block of eight of a group's sixteen rows, as eight pieces of unsigned bytes.
 struct Nibbles {
@@ -19,43 +19,6 @@ inline __m256i four(const std::int8_t* a) {
     std::memcpy(&bytes, a, 4);
     return _mm256_set1_epi32(bytes);
 }
-
-#if defined(__AVX512VNNI__) && defined(__AVX512VL__)
-
-inline F8 dot_nibbles(const Nibbles& n, const std::int8_t* a) {
-    __m256i even = _mm256_setzero_si256(), odd = _mm256_setzero_si256();
-    for (int i = 0; i < 8; i += 2) {
-        even = _mm256_dpbusd_epi32(even, n.piece[i], four(a + 4 * i));
-        odd = _mm256_dpbusd_epi32(odd, n.piece[i + 1], four(a + 4 * i + 4));
-    }
-    return _mm256_cvtepi32_ps(_mm256_add_epi32(even, odd));
-}
-
-// The offset of unsigned bytes. The sum of a block that has a NaN is any number, so it wraps.
-inline std::int32_t minus_128_times(std::int32_t sum) {
-    return static_cast<std::int32_t>(0U - (static_cast<std::uint32_t>(sum) << 7));
-}
-
-struct Bytes {
-    __m256i piece[8];
-};
-inline Bytes bytes_of(const std::uint8_t* p) {
-    Bytes b;
-    for (int i = 0; i < 8; ++i) {
-        b.piece[i] = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p + 64 * i));
-    }
-    return b;
-}
-inline F8 dot_bytes(const Bytes& b, const std::int8_t* a, std::int32_t sum) {
-    __m256i even = _mm256_set1_epi32(minus_128_times(sum)), odd = _mm256_setzero_si256();
-    for (int i = 0; i < 8; i += 2) {
-        even = _mm256_dpbusd_epi32(even, b.piece[i], four(a + 4 * i));
-        odd = _mm256_dpbusd_epi32(odd, b.piece[i + 1], four(a + 4 * i + 4));
-    }
-    return _mm256_cvtepi32_ps(_mm256_add_epi32(even, odd));
-}
-
-#else
 
 // Sums of pairs stay below 2 * 15 * 127 = 3810, so eight of them fit 16 bits.
 inline F8 dot_nibbles(const Nibbles& n, const std::int8_t* a) {
@@ -78,7 +41,7 @@ inline Bytes bytes_of(const std::uint8_t* p) {
     return b;
 }
 // |b| * (a with b's sign): pairs stay below 2 * 128 * 127, within 16 bits, but no two of them would.
-inline F8 dot_bytes(const Bytes& b, const std::int8_t* a, std::int32_t) {
+inline F8 dot_bytes(const Bytes& b, const std::int8_t* a) {
     __m256i sum = _mm256_setzero_si256();
     for (int i = 0; i < 8; ++i) {
         const __m256i pairs =
@@ -87,8 +50,6 @@ inline F8 dot_bytes(const Bytes& b, const std::int8_t* a, std::int32_t) {
     }
     return _mm256_cvtepi32_ps(sum);
 }
-
-#endif
 
 // Byte (shift / 8) of each 32-bit lane, its low `mask` bits, as floats.
 struct Words {

@@ -1,4 +1,4 @@
-// Packed blocks of weights, and inputs rounded to int8, as plain C++.
+// Packed blocks of weights, and a digit of 32 inputs, as plain C++.
 
 struct Nibbles {
     const std::uint8_t* p;
@@ -16,7 +16,7 @@ inline F8 dot_nibbles(const Nibbles& n, const std::int8_t* a) {
 }
 using Bytes = Nibbles;
 inline Bytes bytes_of(const std::uint8_t* p) { return {p}; }
-inline F8 dot_bytes(const Bytes& b, const std::int8_t* a, std::int32_t) {
+inline F8 dot_bytes(const Bytes& b, const std::int8_t* a) {
     return each8([&](int row) {
         std::int32_t sum = 0;
         for (int k = 0; k < 32; ++k) {

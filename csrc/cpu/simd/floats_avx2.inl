@@ -71,12 +71,6 @@ inline float top8(F8 x) {
     return _mm_cvtss_f32(_mm_max_ss(y, _mm_movehdup_ps(y)));
 }
 
-// Zero in `lane`, if there is such a one.
-inline F8 without8(F8 x, int lane) {
-    const __m256i there = _mm256_cmpeq_epi32(_mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7), _mm256_set1_epi32(lane));
-    return _mm256_andnot_ps(_mm256_castsi256_ps(there), x);
-}
-
 // Sums of neighbours, within halves: a0 + a1, a2 + a3, b0 + b1, b2 + b3, then the same of the upper halves.
 inline F8 pairs8(F8 a, F8 b) { return _mm256_hadd_ps(a, b); }
 // Lower half plus upper half: of a, then of b.

@@ -102,10 +102,6 @@ inline float top8(F8 x) {
     return top;
 }
 
-inline F8 without8(F8 x, int lane) {
-    return each8([&](int i) { return i == lane ? 0.0F : x.v[i]; });
-}
-
 inline void transpose8(const float* from, std::int64_t row, float* to) {
     for (int i = 0; i < 64; ++i) {
         to[i] = from[i % 8 * row + i / 8];

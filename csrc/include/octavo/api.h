@@ -51,24 +51,25 @@ struct BatchRef {
 // keys, values [t, g, d]; slots i64 [t], -1: skipped.
 void cache_write(const KvCache& kv, const TensorRef& keys, const TensorRef& values, const TensorRef& slots);
 
-// The same, with queries [t, h, d] (in place) and keys (on their way) rotated first: positions i64 [t]; cos_sin f32
-// [positions, rotated], cosines before sines. Dimension i turns with i + rotated / 2; interleaved: 2 i with 2 i + 1.
+// The same, with queries [t, h, d] (in place) and keys (on their way) rotated first; see `rotary`.
 void rope_cache_write(const KvCache& kv, const TensorRef& queries, const TensorRef& keys, const TensorRef& values,
-                      const TensorRef& positions, const TensorRef& cos_sin, const TensorRef& slots, bool interleaved);
+                      const TensorRef& positions, const TensorRef& cos, const TensorRef& sin, std::int64_t rotated,
+                      const TensorRef& slots, bool interleaved);
 
 // out, queries [t, h, d]. d a multiple of 8 up to 256, b a multiple of 8. A query that sees no key gives 0.
 void paged_attention(const TensorRef& out, const TensorRef& queries, const KvCache& kv, const BatchRef& batch,
                      const AttentionOptions& options);
 
-// out, heads [t, h, d]; cos, sin f32 [t, rotated], both halves alike.
-void rotary(const TensorRef& out, const TensorRef& heads, const TensorRef& cos, const TensorRef& sin);
+// heads [t, h, d], in place. cos, sin f32 [rows, rotated / 2 or more]; a token's row is positions i64 [t], or the token
+// without them. Dimension i turns with i + rotated / 2; interleaved: 2 i with 2 i + 1.
+void rotary(const TensorRef& heads, const TensorRef& positions, const TensorRef& cos, const TensorRef& sin,
+            std::int64_t rotated, bool interleaved);
 
 // out, x [rows, columns]; weight [columns] f32.
 void rms_norm(const TensorRef& out, const TensorRef& x, const TensorRef& weight, float eps);
 
-// sum += x, then out = rms_norm(sum).
-void fused_add_rms_norm(const TensorRef& out, const TensorRef& x, const TensorRef& sum, const TensorRef& weight,
-                        float eps);
+// residual += x, then x = rms_norm(residual).
+void fused_add_rms_norm(const TensorRef& x, const TensorRef& residual, const TensorRef& weight, float eps);
 
 // x [rows, 2 c]: out [rows, c] = act(first half) * second half.
 void silu_and_mul(const TensorRef& out, const TensorRef& x);
@@ -84,9 +85,9 @@ void weight_rows(const TensorRef& out, const Weight& weight, const TensorRef& ro
 // is written if source and target are the same.
 void copy_blocks(const TensorRef& source, const TensorRef& target, const TensorRef& pairs);
 
-// packed [m, layers, ...]: blocks one after the other, all layers of each. ids i64 [m].
-void gather_blocks(const TensorRef& packed, const TensorRef& arena, const TensorRef& ids);
-void scatter_blocks(const TensorRef& arena, const TensorRef& packed, const TensorRef& ids);
+// Bytes from `begin` on of each layer of blocks ids i64 [m], to or from staging [m, layers, ...], which says how many.
+void gather_blocks(const TensorRef& staging, const TensorRef& arena, const TensorRef& ids, std::int64_t begin);
+void scatter_blocks(const TensorRef& arena, const TensorRef& staging, const TensorRef& ids, std::int64_t begin);
 
 // sums i64 [m]: equal for equal bytes of all layers of a block, whatever its id and device (checksum.h).
 void checksum_blocks(const TensorRef& sums, const TensorRef& arena, const TensorRef& ids);
@@ -98,8 +99,9 @@ void convert_layout(const KvCache& target, const KvCache& source, const TensorRe
 // scale. Both dense and of one size.
 void convert_fp8(const TensorRef& target, const TensorRef& source, float scale, const std::string& type);
 
-// Attention to two disjoint sets of keys as one to both: parts f32 [p, t, h, d], lse f32 [p, t, h].
-void merge_states(const TensorRef& out, const TensorRef& parts, const TensorRef& lse);
+// Attention to disjoint sets of keys as one to all of them: outs [k, t, h, d], lses f32 [k, t, h], base 2; out [t, h,
+// d], lse f32 [t, h] (or no data). A set without keys (minus infinity) may hold anything; where all are, out is 0.
+void merge_states(const TensorRef& out, const TensorRef& lse, const TensorRef& outs, const TensorRef& lses);
 
 // ids i64 [rows]: the highest of x f32 [rows, columns], the lowest id on ties, a NaN's where there is one.
 void argmax(const TensorRef& ids, const TensorRef& x);

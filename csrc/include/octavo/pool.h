@@ -25,18 +25,20 @@ class Lane {
 
   private:
     friend class Pool;
-    Lane(Pool& pool, std::uint32_t phase) : pool_(pool), phase_(phase) {}
+    Lane(Pool& pool, std::uint64_t phase, bool alone) : pool_(pool), phase_(phase), alone_(alone) {}
     Pool& pool_;
-    std::uint32_t phase_;
+    std::uint64_t phase_;  // the claim its next phase begins with
+    const bool alone_;
 };
 
 class Pool {
   public:
     static Pool& instance();
 
-    // How many lanes a run has, this thread's included. 0: one per core this process may use. Not while a run is on.
+    // How many lanes a run has, this thread's included. 0: one per core this process may use. Waits for a run's end, so
+    // not from within one.
     void resize(int threads);
-    int size();
+    int size() const;
 
     // Runs body(lane) in this thread and in those others that come in time, and returns when all have returned. The
     // body must not throw. Runs of several threads follow each other.
@@ -49,16 +51,18 @@ class Pool {
     friend class Lane;
     using Work = void (*)(const void*, Lane&);
     struct State;
+    static constexpr std::uint64_t kPhase = std::uint64_t{1} << 40;  // more than the parts of any phase
 
     Pool();
     void start(Work work, const void* context);
+    void recruit(int threads);
+    void serve();
     void forget_parent();
-    void serve(State& state, std::uint64_t seen);
-    void wait(std::uint32_t phase);
+    void wait(std::uint64_t phase);
 
-    State* state_;
-    int size_ = 0;
-    // The phase that is on, and its next part: phase << 32 | part. Phases wrap around; only equality matters.
+    State* state_;  // changes in a forked process alone, before it has a second thread
+    // The next part to be taken: kPhase times the phase that is on, plus the part. Phases wrap around; within a run
+    // only their order matters.
     alignas(64) std::atomic<std::uint64_t> claim_{0};
     alignas(64) std::atomic<std::int64_t> done_{0};  // parts of it that are
 };
@@ -68,26 +72,25 @@ void Lane::each(std::int64_t count, const Body& body) {
     if (count <= 0) {
         return;
     }
-    if (pool_.size_ == 1) {
+    if (alone_) {
         for (std::int64_t i = 0; i < count; ++i) {
             body(i);
         }
         return;
     }
-    const std::uint32_t phase = phase_++;
+    const std::uint64_t phase = phase_;
+    phase_ += Pool::kPhase;
     std::uint64_t claim = pool_.claim_.load(std::memory_order_acquire);
-    for (;;) {
-        const auto part = static_cast<std::int64_t>(claim & 0xffffffffU);
-        if (claim >> 32 != phase || part >= count) {
-            break;
-        }
+    while (claim - phase < static_cast<std::uint64_t>(count)) {
         if (!pool_.claim_.compare_exchange_weak(claim, claim + 1, std::memory_order_acq_rel)) {
             continue;
         }
-        body(part);
+        body(static_cast<std::int64_t>(claim - phase));
+        // Releases what this part wrote; whoever does the last part acquires that of all, and releases it to the next
+        // phase's lanes with the claim.
         if (pool_.done_.fetch_add(1, std::memory_order_acq_rel) + 1 == count) {
             pool_.done_.store(0, std::memory_order_relaxed);
-            pool_.claim_.store(static_cast<std::uint64_t>(phase + 1) << 32, std::memory_order_release);
+            pool_.claim_.store(phase + Pool::kPhase, std::memory_order_release);
             return;
         }
         claim = pool_.claim_.load(std::memory_order_acquire);

@@ -27,7 +27,7 @@ struct Weight {
     std::int64_t rows = 0;
     std::int64_t cols = 0;
     std::int64_t stride = 0;  // plain: elements from row to row
-    bool exact = false;       // packed: inputs stay float32 instead of becoming int8
+    bool exact = false;       // packed: inputs stay float32 instead of being rounded to 15 bits
 
     bool packed() const { return format >= Format::kQ8; }
     bool quantizes_inputs() const { return packed() && !exact; }

@@ -1,8 +1,9 @@
 """Seeds classic bugs into copies of the extension's sources, one at a time, and says which test sees each.
 
-    make mutants [ARGS='cpu'] [ARGS='cuda "off-by-one page"']
+    make mutants [ARGS='pool cpu'] [ARGS='cuda "off-by-one page"']
 
-By hand: about a minute each. Prints a row of a table per bug, and ends with 1 if one survives.
+By hand: up to a minute each. Prints a row of a table per bug, and ends with 1 if one survives, or if a
+test sees bugs where there are none.
 """
 
 import sys
@@ -10,25 +11,25 @@ import time
 
 from cpu_mutants import CPU
 from cuda_mutants import CUDA
-from mutant import Build, Suite
+from mutant import Suite
+from pool_mutants import POOL
 
-SUITES = {"cuda": CUDA, "cpu": CPU}
+SUITES = {"pool": POOL, "cpu": CPU, "cuda": CUDA}
 
 
 def survivors(suite: Suite, names: list[str]) -> list[str]:
-    folder = suite.build()
-    build, left = Build(folder, suite.target), []
+    build, left = suite.build(), []
     chosen = {name: suite.mutants[name] for name in names or suite.mutants}
-    for tests in sorted({mutant.by for mutant in chosen.values()}):
-        failure = suite.first_failure(folder, tests)
-        if failure is not None:
-            raise RuntimeError(f"fails without a bug: {failure}")
     for name, mutant in chosen.items():
         start = time.monotonic()
         with build.with_bug(mutant) as changed:
             seen = suite.first_failure(changed, mutant.by)
         print(f"| {name} | {seen or 'SURVIVES'} | {time.monotonic() - start:.0f} s |", flush=True)
         left += [] if seen else [name]
+    for tests in sorted({mutant.by for mutant in chosen.values()}):
+        failure = suite.first_failure(build.folder, tests)
+        if failure is not None:
+            raise RuntimeError(f"fails without a bug: {failure}")
     return left
 
 

@@ -4,9 +4,8 @@ import re
 import shlex
 import shutil
 import subprocess
-import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -31,14 +30,24 @@ class Mutant:
         return text.replace(self.old, self.new)
 
 
-@dataclass(frozen=True)
-class Suite:
-    """Mutants of one module, and what tests it: builds it, and says what fails with a module in some folder."""
+@contextmanager
+def copy_with(mutant: Mutant, folder: Path) -> Iterator[Path]:
+    """`folder` with a copy of csrc/ that has the bug: always the same, so that ccache knows it in the next run."""
+    shutil.rmtree(folder, ignore_errors=True)
+    shutil.copytree(SOURCES, folder / "csrc")
+    (folder / "build").mkdir()
+    path = folder / "csrc" / mutant.file
+    path.write_text(mutant.applied(path.read_text()))
+    yield folder
 
-    target: str
-    mutants: dict[str, Mutant]
-    build: Callable[[], Path]
-    first_failure: Callable[[Path, str], str | None]
+
+class Sources:
+    """For tests that compile by themselves what is in some folder's csrc/."""
+
+    folder = ROOT
+
+    def with_bug(self, mutant: Mutant) -> AbstractContextManager[Path]:
+        return copy_with(mutant, ROOT / "build" / "mutant")
 
 
 class Build:
@@ -61,11 +70,7 @@ class Build:
     @contextmanager
     def with_bug(self, mutant: Mutant) -> Iterator[Path]:
         """A folder with the module as it is with that bug."""
-        with tempfile.TemporaryDirectory() as name:
-            folder = Path(name)
-            shutil.copytree(SOURCES, folder / "csrc")
-            path = folder / "csrc" / mutant.file
-            path.write_text(mutant.applied(path.read_text()))
+        with copy_with(mutant, self.folder / "mutant") as folder:
             linked, module = self.linked, output_of(self.linked)
             for place, unit in enumerate(mutant.units):
                 linked = self.replaced(linked, unit, folder, folder / f"{place}.o")
@@ -77,7 +82,9 @@ class Build:
         command = self.compiled[unit]
         old, module = output_of(command), output_of(linked)
         # The object first: its name may have the sources' folder in it.
-        command = re.sub(r" -MD -MT \S+ -MF \S+", "", command).replace(f" -o {old}", f" -o {new}")
+        command = (
+            re.sub(r" -MD -MT \S+ -MF \S+", "", command).replace(f" -o {old}", f" -o {new}").replace(" -O3", " -O1")
+        )
         self.run(command.replace(str(SOURCES), str(folder / "csrc")))
         return linked.replace(f" {old}", "").replace(f"-o {module}", f"-o {module} {new}", 1)
 
@@ -92,3 +99,12 @@ def output_of(command: str) -> str:
     if found is None:
         raise ValueError(f"no output in {command}")
     return found[1]
+
+
+@dataclass(frozen=True)
+class Suite:
+    """Mutants, what they are made from, and what tests it: says what fails with what is in some folder."""
+
+    mutants: dict[str, Mutant]
+    build: Callable[[], Build | Sources]
+    first_failure: Callable[[Path, str], str | None]

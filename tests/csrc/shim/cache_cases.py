@@ -1,10 +1,11 @@
 """Writing into caches, moving blocks, changing layouts and types."""
 
+import itertools
 from typing import Any
 
 import _C_cuda_shim as native
 import numpy as np
-from arrays import BF16, F16, F32, I8, I32, I64, TOLERANCE, U8, Array, close, decoded, fp8_values, ref, to_fp8
+from arrays import BF16, F16, F32, I8, I64, TOLERANCE, U8, Array, close, decoded, fp8_values, ref, to_fp8
 from checksums import checksum
 from kv import Cache
 from rows_cases import rotated
@@ -18,6 +19,10 @@ def stored_as(values: np.ndarray, cache: Cache, scale: Any) -> np.ndarray:
     if cache.kind == "int8":
         return np.clip(np.rint(scaled), -127, 127).astype(np.int8)
     return Array.of(scaled, cache.dtype).data
+
+
+def same_bits(got: np.ndarray, want: np.ndarray) -> bool:
+    return np.ascontiguousarray(got).tobytes() == np.ascontiguousarray(want).tobytes()
 
 
 def same_but_few(got: np.ndarray, want: np.ndarray, what: str) -> None:
@@ -100,7 +105,7 @@ def blocks_case(rng: Any) -> None:
     pairs = np.stack((ids[:3], ids[3:6]), 1).astype(np.int64)
     want = arena.copy()
     want[:, pairs[:, 1]] = arena[:, pairs[:, 0]]
-    native.copy_blocks(ref(arena, dtype), ref(pairs, I64), 0)
+    native.copy_blocks(ref(arena, dtype), ref(arena, dtype), ref(pairs, I64), 0)
     assert (arena == want).all(), "copy_blocks"
     want = other.copy()
     want[:, pairs[:, 1]] = arena[:, pairs[:, 0]]
@@ -110,37 +115,41 @@ def blocks_case(rng: Any) -> None:
     length = int(np.prod(tail)) * arena.itemsize
     begin = int(rng.integers(0, length))
     staging = np.full((4, layers, int(rng.integers(1, length - begin + 1))), 255, dtype=np.uint8)
-    chosen = ids[:4].astype(np.int32)
-    native.gather_blocks(ref(arena, dtype), ref(chosen, I32), ref(staging, U8), begin, 0)
+    chosen = ids[:4].astype(np.int64)
+    native.gather_blocks(ref(staging, U8), ref(arena, dtype), ref(chosen, I64), begin, 0)
     raw = arena.reshape(layers, blocks, -1).view(np.uint8)
     end = begin + staging.shape[2]
     assert (staging == raw[:, chosen, begin:end].swapaxes(0, 1)).all(), "gather_blocks"
-    targets = ids[5:9].astype(np.int32)
+    targets = ids[5:9].astype(np.int64)
     want = other.reshape(layers, blocks, -1).view(np.uint8).copy()
     want[:, targets, begin:end] = staging.swapaxes(0, 1)
-    native.scatter_blocks(ref(other, dtype), ref(targets, I32), ref(staging, U8), begin, 0)
+    native.scatter_blocks(ref(other, dtype), ref(staging, U8), ref(targets, I64), begin, 0)
     assert (other.reshape(layers, blocks, -1).view(np.uint8) == want).all(), "scatter_blocks"
     sums = np.zeros(4, dtype=np.int64)
     inner = arena[:, :, int(rng.integers(tail[0])) :]  # begins, and ends, anywhere
-    native.checksum_blocks(ref(inner, dtype), ref(chosen, I32), ref(sums, I64), 0)
+    native.checksum_blocks(ref(sums, I64), ref(inner, dtype), ref(chosen, I64), 0)
     inner_bytes = np.ascontiguousarray(inner).reshape(layers, blocks, -1).view(np.uint8)
     assert sums.tolist() == [checksum(inner_bytes[:, block]) for block in chosen], "checksum_blocks"
 
 
 def layout_case(rng: Any) -> None:
-    dtype, kind = int(rng.choice([F32, F16])), str(rng.choice(["auto", "int8"]))
-    size, heads, dim = int(rng.choice([8, 24])), 2, 32
-    names = rng.permutation(["hnd", "nhd", "xpack"])
-    source = Cache(rng, str(names[0]), kind, dtype, (4, heads, size, dim))
-    target = Cache(rng, str(names[1]), kind, dtype, (4, heads, size, dim))
-    for block in range(4):
-        for slot in range(size):
-            source.put(rng, block, slot)
-    code = I8 if kind == "int8" else dtype
-    handles = [native.KvCache(ref(c.refs[0], code), ref(c.refs[1], code), "auto") for c in (target, source)]
-    native.convert_layout(*handles, None, 0)
-    for index in range(2):
-        assert (source.side(index) == target.side(index)).all(), f"convert_layout {names}"
+    """Every layout into every other, and into itself."""
+    dtype, kind = int(rng.choice([F32, F16, BF16])), str(rng.choice(["auto", "int8", "fp8_e4m3"]))
+    shape = (4, int(rng.integers(1, 4)), int(rng.choice([8, 24])), 32)
+    chosen = rng.permutation(4)[:2].astype(np.int64)
+    for names in itertools.product(["hnd", "nhd", "xpack"], repeat=2):
+        source, target = (Cache(rng, name, kind, dtype, shape) for name in names)
+        for block in range(4):
+            for slot in range(shape[2]):
+                source.put(rng, block, slot)
+        code = {"auto": dtype, "int8": I8}.get(kind, U8)
+        given = [native.KvCache(*(ref(side, code) for side in c.refs), c.kind) for c in (target, source)]
+        before = [target.side(index).copy() for index in range(2)]
+        for block_ids, moved in ((ref(chosen, I64), chosen), (None, np.arange(4))):
+            native.convert_layout(*given, block_ids, 0)
+            for index in range(2):
+                before[index][moved] = source.side(index)[moved]
+                assert same_bits(target.side(index), before[index]), f"convert_layout {names} {kind}"
 
 
 def convert_case(rng: Any) -> None:

@@ -46,16 +46,19 @@ def swapped_case(rng: Any) -> None:
     ops = NativeCudaOps(native, CPU)
 
     def run(num_blocks: int) -> Any:
-        prompts = [[(i * 37 + j * 11) % 96 for j in range(n)] for i, n in enumerate((21, 8, 33))]
-        sequences = [request(i, prompt, max_tokens=12) for i, prompt in enumerate(prompts)]
-        return drive(tiny_llama(form, ops, num_blocks=num_blocks).runner, sequences, preemption="swap")
+        prompts = [[(i * 37 + j * 11) % 96 for j in range(n)] for i, n in enumerate((21, 8, 16))]
+        sequences = [request(i, prompt, max_tokens=14) for i, prompt in enumerate(prompts)]
+        runner = tiny_llama(form, ops, num_blocks=num_blocks).runner
+        runner._moves._num_swaps = 1  # the first would be waited for, to measure it
+        return drive(runner, sequences, preemption="swap")
 
     want, _ = run(40)
     native.runtime.take_calls()
-    got, scheduler = run(int(rng.integers(7, 9)))
+    got, scheduler = run(int(rng.integers(8, 11)))
     assert got == want
     assert scheduler.workload.num_preempted_swap > 0
-    assert "b" in native.runtime.take_calls() or "k" in native.runtime.take_calls()
+    calls = native.runtime.take_calls()
+    assert "b" in calls or "k" in calls
 
 
 def invariant_case(rng: Any) -> None:

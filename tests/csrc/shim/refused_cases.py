@@ -32,6 +32,14 @@ def refused_case(rng: Any) -> None:
         (cache.handle(), keys, np.zeros(3, dtype=np.int64)),
     ):
         refusal(lambda kv=kv, k=k, slots=slots: native.cache_write(kv, k.ref, keys.ref, ref(slots, I64), 0))
+    source = Cache(rng, "nhd", "fp8_e4m3", F16, (3, 2, 16, 64))
+    for target, block_ids in (
+        (Cache(rng, "nhd", "fp8_e5m2", F16, (3, 2, 16, 64)), None),
+        (Cache(rng, "nhd", "fp8_e4m3", F16, (3, 2, 8, 64)), None),
+        (cache, None),
+        (source, ref(np.zeros(2, dtype=np.int32), I32)),
+    ):
+        refusal(lambda t=target, ids=block_ids: native.convert_layout(t.handle(), source.handle(), ids, 0))
 
 
 def refusal(call: Callable[[], None]) -> str:

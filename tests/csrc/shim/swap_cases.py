@@ -16,11 +16,12 @@ class Arenas:
     def __init__(self, rng: Any) -> None:
         layers, self.blocks = int(rng.integers(1, 4)), 24
         self.tail = 2, int(rng.choice([3, 8]))
-        self.dense = bool(rng.random() < 0.7)
+        self.dense, self.block_major = bool(rng.random() < 0.7), bool(rng.random() < 0.5)
         self.sides = []
         for _ in range(2):
-            memory = rng.normal(0, 1, (layers, self.blocks, self.tail[0] + (not self.dense), self.tail[1]))
-            self.sides.append(memory.astype(np.float32)[:, :, : self.tail[0]])
+            outer = (self.blocks, layers) if self.block_major else (layers, self.blocks)
+            memory = rng.normal(0, 1, (*outer, self.tail[0] + (not self.dense), self.tail[1])).astype(np.float32)
+            self.sides.append((memory.swapaxes(0, 1) if self.block_major else memory)[:, :, : self.tail[0]])
 
     def refs(self) -> list[Any]:
         return [ref(side, F32) for side in self.sides]
@@ -48,7 +49,7 @@ def num_copies(arenas: Arenas, pairs: list[tuple[int, int]]) -> int:
     """The fewest copies that move these blocks."""
     known = set(pairs)
     starts = [pair for pair in pairs if not arenas.dense or (pair[0] - 1, pair[1] - 1) not in known]
-    return len(starts) * len(arenas.sides[0])
+    return len(starts) * (1 if arenas.block_major and arenas.dense else len(arenas.sides[0]))
 
 
 def swap_case(rng: Any) -> None:
@@ -160,7 +161,7 @@ def place_case(rng: Any) -> None:
     assert message.startswith("source: "), message
     tables = table.astype(np.int32)
     native.runtime.place_memory(tables.ctypes.data, tables.nbytes, 0, 0)
-    message = refusal(lambda: native.copy_blocks(ref(arena, F32), ref(tables, I32), 0))
+    message = refusal(lambda: native.copy_blocks(ref(arena, F32), ref(arena, F32), ref(tables, I32), 0))
     assert message.startswith("pairs: "), message
     for memory in (host, elsewhere, tables):  # others may get these addresses
         native.runtime.place_memory(memory.ctypes.data, memory.nbytes, 3, 0)

