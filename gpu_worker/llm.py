@@ -112,8 +112,9 @@ class LLM:
         Everything is checked before anything runs: InvalidArgument and TooLarge name the prompt. After Ctrl-C nothing
         is left behind.
         """
+        answers = self._intake.prompts(prompts, sampling_params)
         with self._lock:
-            return self._answer(self._intake.prompts(prompts, sampling_params), use_tqdm)
+            return self._answer(answers, use_tqdm)
 
     def chat(
         self,
@@ -122,8 +123,9 @@ class LLM:
         use_tqdm: bool = True,
     ) -> list[RequestOutput]:
         """The assistant's answers to one conversation or many, each a list of {"role": …, "content": …}."""
+        answers = self._intake.conversations(conversations, sampling_params)
         with self._lock:
-            return self._answer(self._intake.conversations(conversations, sampling_params), use_tqdm)
+            return self._answer(answers, use_tqdm)
 
     # Running it
 

@@ -97,9 +97,11 @@ class ModelRunner:
 
     def close(self) -> None:
         """Gives the blocks' memory back."""
-        self._moves.finish()
-        self._arena.layers.clear()
-        del self._moves, self._arena, self._decoder, self._graphs
+        try:
+            self._moves.finish()
+        finally:
+            self._arena.layers.clear()
+            del self._moves, self._arena, self._decoder, self._graphs
 
     def _score(self, hidden: Tensor, scored: Sequence[tuple[int, Chunk]]) -> dict[int, list[TokenScore]]:
         result: dict[int, list[TokenScore]] = {}

@@ -33,17 +33,21 @@ class Moves:
     def run(self, plan: StepPlan) -> float:
         """Begins what `plan` moves; whatever is queued after may use its blocks. How long its swaps took, where they
         were waited for; else 0."""
+        self._pending = [pending for pending in self._pending if not pending.swap.done()]
+        measured = self._num_swaps % MEASURE_EVERY == 1  # not the first, which sets up what copies need
+        if measured and (plan.swap_out or plan.swap_in):
+            self.finish()  # earlier copies are not this step's
         began = time.perf_counter()
         out = self._keep(self._arena.swap_out(plan.swap_out), [block for block, _ in plan.swap_out])
         self._settle(plan.poison)
         self._arena.poison(plan.poison)
         into = self._keep(self._arena.swap_in(plan.swap_in), [block for _, block in plan.swap_in])
-        measured = bool(plan.swap_out or plan.swap_in)
         if out or into:
-            measured = self._num_swaps % MEASURE_EVERY == 0
             self._num_swaps += 1
             if measured:
                 self.finish()
+        else:
+            measured = bool(plan.swap_out or plan.swap_in)  # over already
         swapped = time.perf_counter()
         if self._pending:
             self._settle(_used(plan))

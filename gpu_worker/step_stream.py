@@ -87,13 +87,14 @@ class Stream:
 
 
 def joined(items: Iterable[Item]) -> list[Item]:
-    """One item for each run of a branch's tokens."""
+    """One item for each run of a branch's tokens. Where branches compete each token keeps its own: a stop string may
+    end the text at any of them, and its score there is the branch's."""
     runs: dict[tuple[SequenceId, int, int], Item] = {}
     whole: list[Item] = []
     for item in items:
         key = (item.seq_id, item.epoch, item.branch)
         last = runs.get(key)
-        if last is None or last.end != item.first_index:
+        if last is None or last.end != item.first_index or item.cumulative_logprob is not None:
             runs[key] = item = replace(item)
             whole.append(item)
             continue
@@ -101,6 +102,4 @@ def joined(items: Iterable[Item]) -> list[Item]:
         last.chain, last.finish, last.failure = item.chain, item.finish, item.failure
         last.scores = [*last.scores, *item.scores]
         last.prompt_scores = last.prompt_scores or item.prompt_scores
-        if item.cumulative_logprob is not None:
-            last.cumulative_logprob = item.cumulative_logprob
     return whole

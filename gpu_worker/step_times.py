@@ -39,8 +39,8 @@ class StepTimes:
             scheduler.costs.observe_copy(num_copied * scheduler.info.bytes_per_block, output.copy_s)
         num_prefill = plan.num_tokens - plan.num_decodes
         compute_s = run_s - output.copy_s
-        if num_prefill <= 0 or compute_s <= 0:
-            return
+        if num_prefill <= 0 or compute_s <= 0 or (num_copied and not output.copy_s):
+            return  # the last: it may have waited for copies, nobody knows how long
         scheduler.budget.observe(plan.num_tokens, compute_s)  # of every such step, or a low budget would stay low
         if num_prefill >= max(MIN_PREFILL_TOKENS, plan.num_decodes):
             scheduler.costs.observe_prefill(plan.num_tokens, compute_s)

@@ -124,7 +124,7 @@ class WorkerSettings:
         choices=("auto", "off"),
     )
     batch_invariant: bool = option(
-        False, "a sequence gets the same bits whatever runs beside it, on a GPU as well, where it costs speed"
+        False, "a step gives a sequence the same bits whatever runs beside it, on a GPU as well, where it costs speed"
     )
     prefix_caching: bool = option(True, "keeps full blocks for requests that begin alike")
     chunked_prefill: bool = option(True, "mixes pieces of prompts with decoding; else prompts run first and whole")

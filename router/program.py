@@ -5,6 +5,8 @@ import json
 import logging
 import os
 
+import grpc.aio
+
 from octavo import rpc
 from octavo.errors import StoreUnavailable
 from octavo.ids import Incarnation, new_incarnation
@@ -62,12 +64,12 @@ class Router:
         self._public = rpc.server(max_connection_age_ms=settings.max_connection_age_ms or None)
         self._public_health = rpc.add_standard_services(self._public, [INFERENCE])
         self.inference.serve_on(self._public)
-        port = self._public.add_insecure_port(settings.listen)
+        port = listen(self._public, settings.listen)
         self.endpoint = f"{settings.listen.rsplit(':', 1)[0]}:{port}"
         self._operators = rpc.server()
         self._operators_health = rpc.add_standard_services(self._operators, [ADMIN])
         self.admin.serve_on(self._operators)
-        admin_port = self._operators.add_insecure_port(settings.admin_listen) if settings.admin_listen else 0
+        admin_port = listen(self._operators, settings.admin_listen) if settings.admin_listen else 0
         info = {
             "router_id": settings.router_id or f"router-{self.endpoint.replace(':', '-')}",
             "endpoint": self.endpoint,
@@ -134,6 +136,18 @@ class Router:
         await asyncio.sleep(0.25)
 
 
+class CannotListen(Exception):
+    """At an address that is taken, or not this machine's."""
+
+
+def listen(server: grpc.aio.Server, address: str) -> int:
+    """Returns the port."""
+    try:
+        return server.add_insecure_port(address)
+    except RuntimeError as error:
+        raise CannotListen(f"cannot listen on {address}: {error}") from None
+
+
 async def serve(settings: RouterSettings) -> int:
     """Runs until SIGTERM or SIGINT. Returns the exit status."""
     stop = stop_event()
@@ -146,8 +160,8 @@ async def serve(settings: RouterSettings) -> int:
         log.info("asked to end while starting")
         await store.close()
         return 0
-    except RuntimeError as error:
-        log.error("cannot listen on %s: %s", settings.listen, error)
+    except CannotListen as error:
+        log.error("%s", error)
         await store.close()
         return 1
     failed = asyncio.create_task(router.failed())

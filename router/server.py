@@ -1,7 +1,7 @@
 """The Inference service: accepts what clients send, and gives them their streams."""
 
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import TYPE_CHECKING
 
 from octavo import limits, validation, wire
@@ -15,6 +15,7 @@ from octavo.errors import (
     QueueFull,
     RequestExists,
     ServingError,
+    StoreUnavailable,
     TooManyStreams,
 )
 from octavo.ids import RequestId, sequence_id
@@ -136,7 +137,8 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
             return self._session(record, start)
         except ServingError:
             if seq_id not in services.hub:
-                await services.store.detach(seq_id, services.router_id)
+                with suppress(StoreUnavailable):  # the refusal is what the client is told
+                    await services.store.detach(seq_id, services.router_id)
             raise
 
     def _session(self, record: Record, start: Start) -> Session:

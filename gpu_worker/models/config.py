@@ -84,7 +84,7 @@ def _sparse(config: Mapping[str, Any], layer: int, num_heads: int) -> BlockSpars
     )
     if stride <= 1 or (dense_every and (layer + 1) % dense_every == 0):
         return None
-    local, size = int(config["blocksparse_num_local_blocks"]), int(config["blocksparse_block_size"])
+    local, size = (int(config.get(f"blocksparse_{name}") or 0) for name in ("num_local_blocks", "block_size"))
     if local < 1 or size < 1:
         raise BadModel(f"config.json: block-sparse attention to {local} blocks of {size} keys")
     step = 0 if config.get("blocksparse_homo_head_pattern") else max(1, stride // num_heads)

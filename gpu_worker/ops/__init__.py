@@ -46,6 +46,10 @@ class AttentionOptions:
 class Swap(Protocol):
     """Copies under way between two arenas, in the order they were asked for. Neither arena goes before them."""
 
+    def done(self) -> bool:
+        """Whether they are, without waiting."""
+        ...
+
     def wait(self) -> None:
         """Until they are done."""
         ...

@@ -238,6 +238,9 @@ class _Swap:
         self._ops = ops
         self._ticket = ticket
 
+    def done(self) -> bool:
+        return bool(self._ops._swapper.done(self._ticket))
+
     def wait(self) -> None:
         self._ops._swapper.wait(self._ticket)
 

@@ -53,7 +53,7 @@ def test_each_op_of_the_cpu_has_a_row(extension: ModuleType) -> None:
 
 def test_each_op_of_cuda_has_a_row() -> None:
     binding = (ROOT / "csrc/bind/cuda_module.cpp").read_text()
-    ops = set(re.findall(r"^ +OCTAVO_OP\((\w+)", binding, re.MULTILINE))
+    ops = set(re.findall(r"^ +OCTAVO_(?:OP|ORDERED)\((\w+)", binding, re.MULTILINE))
     assert ops
     assert set(rows_below(CUDA_HEAD)) == ops | {"Swapper"}
 

@@ -70,3 +70,15 @@ def test_steps_that_are_decodes_for_the_most_part_say_nothing_of_the_speed_of_pr
     bench.admit(1001, 100)
     assert bench.step(fixed_s=1.0) == (41, 100)
     assert bench.times.prefill_tokens_per_s < rate
+
+
+@pytest.mark.parametrize(("copy_s", "learns"), [(0.0, False), (0.5, True)])
+def test_a_step_that_waited_for_copies_nobody_timed_says_nothing_of_prompts(copy_s: float, learns: bool) -> None:
+    bench = Bench()
+    bench.admit(1, 100)
+    plan = bench.scheduler.plan()
+    plan.swap_in.append((0, 4000))
+    output = bench.runner.run(plan)
+    output.copy_s = copy_s
+    bench.times.observe(plan, output, 0.6, bench.scheduler)
+    assert bool(bench.times.prefill_tokens_per_s) == learns

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from gpu_worker.results import Delta, StepResult
 from gpu_worker.sequence import Sequence
-from gpu_worker.step_stream import MAX_PENDING_STEPS, Stream
+from gpu_worker.step_stream import MAX_PENDING_STEPS, Item, Stream, joined
 from gpu_worker.streams import MAX_STEP_ITEMS, Streams
 from octavo.hashing import extend_chain, prompt_chain
 from octavo.ids import SequenceId
@@ -329,3 +329,11 @@ def test_a_stream_that_is_replaced_ends_though_it_awaits_steps():
         streams.name(stream, "r1")
     assert first.closing
     assert not first.num_awaited
+
+
+def test_tokens_of_a_branch_that_competes_keep_their_scores():
+    """A router's stop string may end the text at any of them; plain ones become one item."""
+    ranked = [Item(SEQ, 1, 0, i, [i], i, cumulative_logprob=-float(i)) for i in range(3)]
+    assert joined(ranked) == ranked
+    plain = [Item(SEQ, 1, 0, i, [i], i) for i in range(3)]
+    assert [item.token_ids for item in joined(plain)] == [[0, 1, 2]]

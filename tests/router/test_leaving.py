@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from gpu_worker.fake_runner import FakeRunner
-from octavo.errors import InvalidArgument
+from octavo.errors import InvalidArgument, StoreUnavailable
 from octavo.record import State
 from octavo.sampling import FinishReason, SamplingParams
 from router.streams import StepStream
@@ -84,6 +84,21 @@ async def test_an_attach_that_is_refused_leaves_the_request_to_who_has_it(world)
     assert world.entry("mine").record.router != world.routers[1].services.router_id
     seen = [event async for event in stream]
     assert seen[-1].finish_reason is FinishReason.LENGTH
+
+
+async def test_an_attach_is_refused_for_its_own_fault_also_where_the_store_cannot_be_told(world):
+    await world.worker()
+    router = await world.router()
+    await world.ready()
+    await world.client().complete(PROMPT, GREEDY, request_id="over")
+
+    async def detach(*_) -> None:
+        raise StoreUnavailable("gone")
+
+    router.services.store.detach = detach
+    with pytest.raises(InvalidArgument):
+        async for _ in world.client().attach("over", next_indexes=[0, 0]):
+            pass
 
 
 async def test_a_stop_string_that_is_found_late_stands_in_the_record(world, oracle):

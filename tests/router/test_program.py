@@ -6,11 +6,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from waiting import until
 
 
-def start(root: Path, log: Path, store: str, listen: str) -> subprocess.Popen:
-    command = [sys.executable, "-m", "router", "--listen", listen, "--admin-listen", "127.0.0.1:0", "--store", store]
+def start(root: Path, log: Path, store: str, listen: str, admin_listen: str = "127.0.0.1:0") -> subprocess.Popen:
+    command = [sys.executable, "-m", "router", "--listen", listen, "--admin-listen", admin_listen, "--store", store]
     with log.open("wb") as out:
         return subprocess.Popen(command, cwd=root, stdout=out, stderr=out)
 
@@ -27,14 +28,16 @@ async def test_a_router_that_waits_for_its_store_ends_when_it_is_asked_to(root, 
     assert process.wait() == 0, log.read_text()
 
 
-async def test_a_router_says_why_it_cannot_start(root, tmp_path):
+@pytest.mark.parametrize("option", ["--listen", "--admin-listen"])
+async def test_a_router_says_where_it_cannot_listen(root, tmp_path, option):
     log = tmp_path / "router.log"
     with socket.create_server(("127.0.0.1", 0)) as taken:
-        process = start(root, log, "memory://", f"127.0.0.1:{taken.getsockname()[1]}")
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        process = start(root, log, "memory://", **{"listen": "127.0.0.1:0", option[2:].replace("-", "_"): address})
         try:
             await until(lambda: process.poll() is not None)
         finally:
             process.kill()
     assert process.wait() == 1
-    assert "cannot listen" in log.read_text()
+    assert f"cannot listen on {address}" in log.read_text()
     assert "Traceback" not in log.read_text()

@@ -169,7 +169,7 @@ def drive(
         plan = scheduler.plan()
         watch(plan)
         for delta in scheduler.commit(plan, runner.run(plan)).deltas:
-            assert not delta.failure
+            assert not delta.failure, f"failed: {delta.failure}"
             outputs.setdefault((delta.sequence.seq_id, delta.branch_index), []).extend(delta.token_ids)
     raise AssertionError("the scheduler does not come to an end")
 

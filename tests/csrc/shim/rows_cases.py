@@ -42,6 +42,11 @@ def rows_case(rng: Any) -> None:
     for name, want in (("silu", gate / (1 + np.exp(-gate)) * up), ("gelu_tanh", 0.5 * gate * (1 + np.tanh(cube)) * up)):
         native.activate_and_mul(out.ref, gate_up.ref, name, 0)
         close(out.values(), want, TOLERANCE[dtype], f"{name}_and_mul {dtype=} {size=}")
+    for op, name in ((native.silu_and_mul, "silu"), (native.gelu_and_mul, "gelu_tanh")):
+        native.activate_and_mul(out.ref, gate_up.ref, name, 0)
+        twin = Array.of(np.full((n, size), np.nan), dtype)
+        op(twin.ref, gate_up.ref, 0)
+        assert (twin.data == out.data).all(), name
     half, dim, heads = int(rng.choice([2, 8, 16])), 40, 3
     angles = rng.uniform(0, 6, (n, half))
     table = np.concatenate((np.cos(angles), np.sin(angles)), 1).astype(np.float32)
