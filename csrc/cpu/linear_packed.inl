@@ -290,7 +290,7 @@ void quantize(const float* x, std::int64_t count, InputBlock* to) {
         const auto low_sum = static_cast<std::uint32_t>(store32_i8(to->low, low));
         to->sum = static_cast<std::int32_t>(kDigit * high_sum + low_sum);
         const bool finite = same8(odd, odd) == 255;  // what is not must show
-        to->scale = finite ? steps / kTop : std::numeric_limits<float>::quiet_NaN();
+        to->scale = finite ? steps / kTop : kNotANumber;
         to->scaled_sum = to->scale * static_cast<float>(to->sum);
     }
 }
