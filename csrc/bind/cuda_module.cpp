@@ -35,19 +35,40 @@ struct type_caster<TensorRef> {
         if (parts.size() != 4) {
             return false;
         }
-        value.data = reinterpret_cast<void*>(parts[0].cast<std::uintptr_t>());
-        value.dtype = static_cast<DType>(parts[1].cast<int>());
         const auto shape = parts[2].cast<tuple>(), stride = parts[3].cast<tuple>();
-        if (shape.size() > octavo::kMaxDims || shape.size() != stride.size()) {
+        if (shape.size() != stride.size()) {
             return false;
         }
+        value.problem = read(parts[0].cast<std::uintptr_t>(), parts[1].cast<int>(), shape, stride);
+        return true;
+    }
+
+  private:
+    // Why it is no tensor an op can work with.
+    const char* read(std::uintptr_t address, int dtype, const tuple& shape, const tuple& stride) {
+        if (dtype < 0 || dtype > static_cast<int>(DType::kI64)) {
+            return "is of a type no op here takes";
+        }
+        if (shape.size() > octavo::kMaxDims) {
+            return "has more than six dimensions";
+        }
+        value.data = reinterpret_cast<void*>(address);
+        value.dtype = static_cast<DType>(dtype);
         value.ndim = static_cast<int>(shape.size());
         for (std::size_t i = 0; i < shape.size(); ++i) {
             value.shape[i] = shape[i].cast<std::int64_t>();
             value.stride[i] = stride[i].cast<std::int64_t>();
+            if (value.shape[i] < 0 || (value.shape[i] > 1 && value.stride[i] < 0)) {
+                return "has a negative size or stride";
+            }
+            if (value.shape[i] > INT32_MAX) {
+                return "has a dimension that is not below 2^31";
+            }
         }
-        value.problem = value.size() > 0 ? device_problem(value.data) : nullptr;
-        return true;
+        if (value.size() == 0) {
+            return nullptr;
+        }
+        return address == 0 ? "is missing" : device_problem(value.data);
     }
 };
 
@@ -115,11 +136,35 @@ py::tuple pack_plan(const octavo::plan::Plan& plan) {
         plan.num_partials);
 }
 
+// Lengths that can be, of a plan that somebody can mean.
+void check_lengths(const std::vector<std::int32_t>& q_lens, const std::vector<std::int32_t>& kv_lens,
+                   const octavo::plan::Shape& shape) {
+    constexpr std::int64_t kMostKeys = 1 << 30, kMostItems = 1 << 26;
+    std::int64_t tokens = 0, keys = 0;
+    for (std::size_t i = 0; i < q_lens.size(); ++i) {
+        octavo::require(q_lens[i] >= 0, "q_lens", "has a negative length");
+        octavo::require(kv_lens[i] >= 0 && kv_lens[i] <= kMostKeys, "kv_lens", "has a length that cannot be");
+        octavo::require(kv_lens[i] == 0 || kv_lens[i] >= q_lens[i], "kv_lens", "is less than a sequence's queries");
+        tokens += q_lens[i];
+        keys = std::max<std::int64_t>(keys, kv_lens[i]);
+    }
+    const auto sequences = static_cast<std::int64_t>(q_lens.size());
+    octavo::require(
+        tokens <= kMostKeys / shape.group && octavo::plan::max_items(sequences, tokens, shape, keys) <= kMostItems,
+        "q_lens", "has more queries than any launch");
+}
+
 octavo::plan::Shape shape_of(int num_heads, int group, int rows, int num_slots, int window, int fixed_piece,
                              double even_enough) {
-    if (num_heads < 1 || group < 1 || rows < 1 || num_slots < 1) {
-        throw octavo::ArgumentError("num_slots", "and kv_heads, group and rows must be positive");
+    constexpr int kMost = 1 << 20;
+    const std::pair<const char*, int> positive[] = {
+        {"kv_heads", num_heads}, {"group", group}, {"rows", rows}, {"num_slots", num_slots}};
+    for (const auto& [name, number] : positive) {
+        octavo::require(number > 0 && number <= kMost, name, "is not positive, or too large");
     }
+    octavo::require(window >= 0, "window", "is negative");
+    octavo::require(fixed_piece >= 0 && fixed_piece <= kMost, "fixed_piece", "is negative, or too large");
+    octavo::require(even_enough >= 0, "even_enough", "is negative");  // or NaN
     octavo::plan::Shape shape;
     shape.num_heads = num_heads;
     shape.group = group;
@@ -180,6 +225,7 @@ void bind_plans(py::module_& module) {
                 throw octavo::ArgumentError("kv_lens", "is not as long as q_lens");
             }
             const auto shape = shape_of(kv_heads, group, rows, num_slots, window, fixed_piece, even_enough);
+            check_lengths(q_lens, kv_lens, shape);
             return pack_plan(octavo::plan::plan_attention(q_lens, kv_lens, shape));
         },
         py::arg("q_lens"), py::arg("kv_lens"), py::arg("kv_heads"), py::arg("group"), py::arg("rows"),
@@ -189,6 +235,9 @@ void bind_plans(py::module_& module) {
         "plan_capacity",
         [](std::int64_t sequences, std::int64_t tokens, int kv_heads, int group, int rows, int num_slots,
            int fixed_piece, std::int64_t keys) {
+            for (const auto& [name, number] : {std::pair{"sequences", sequences}, {"tokens", tokens}, {"keys", keys}}) {
+                octavo::require(number >= 0 && number <= 1 << 30, name, "cannot be");
+            }
             const auto shape = shape_of(kv_heads, group, rows, num_slots, 0, fixed_piece, 1.0);
             return std::make_pair(octavo::plan::max_items(sequences, tokens, shape, keys),
                                   octavo::plan::max_partials(sequences, tokens, shape, keys));
@@ -199,6 +248,9 @@ void bind_plans(py::module_& module) {
     module.def(
         "attention_kernel",
         [](const std::string& kernel, int dtype, const std::string& kv, int dim, int rows) {
+            octavo::require(dtype >= 0 && dtype <= static_cast<int>(DType::kBF16), "dtype", "is not of a float type");
+            octavo::require(dim > 0, "head_dim", "is not positive");
+            octavo::require(rows > 0, "rows", "is not positive");
             const KernelShape shape = attention_kernel(kernel, static_cast<DType>(dtype), kv, dim, rows);
             return std::make_pair(shape.rows, shape.slots);
         },
@@ -221,6 +273,9 @@ PYBIND11_MODULE(OCTAVO_MODULE, module) {
     module.doc() = "octavo's CUDA kernels";
     module.def("device_count", &device_count, "How many CUDA devices there are; 0 without a driver.");
     py::register_exception<octavo::ArgumentError>(module, "ArgumentError", PyExc_ValueError);
+    module.def("take_fault", &take_fault,
+               "What kernels that have ended found wrong with numbers on the device (its argument, and the problem), "
+               "once; None: nothing. Does not wait.");
     bind_types(module);
     bind_plans(module);
 #ifdef OCTAVO_SIMT_SHIM

@@ -1,9 +1,8 @@
 // The CUDA ops, one function each. Tensors are on the current device; work is queued on `stream` and not waited for.
 // Bad arguments throw ArgumentError before anything is queued; a failing device, DeviceError.
 //
-// Indices that lie on the device cannot be checked here without waiting for it. The kernel skips slots that are
-// negative or past the last block; gpu_worker/ops/native_cuda.py checks pairs of blocks; for block tables and
-// lengths whoever made the batch answers (the engine's scheduler): nobody looks again.
+// Indices and lengths that lie on the device cannot be checked here without waiting for it. Kernels check them: what
+// leads nowhere is not followed, and told to the host, which asks take_fault (device.h) once it has waited anyway.
 #pragma once
 
 #include <cstdint>
@@ -23,6 +22,7 @@ struct KvCache {
     TensorRef keys, values;
     std::string type = "auto";
     TensorRef key_scale, value_scale;  // float32 [1] or [kv_head], or nothing: 1
+    // Of int8 also float16 [num_blocks, kv_head, block_size]: made for each slot when it is written.
 };
 
 // How scores are made, as gpu_worker.ops.AttentionOptions says. Block-sparse attention, as vLLM defines it: a query

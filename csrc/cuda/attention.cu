@@ -1,7 +1,11 @@
 #include "attention.h"
 
+#include <cmath>
+#include <cstdlib>
+
 #include "common/dispatch.h"
 #include "common/kv_cache.h"
+#include "device.h"
 #include "merge.cuh"
 #include "tile.cuh"
 
@@ -58,14 +62,27 @@ void require_aligned(const KvCache& kv, const char* name) {
     }
 }
 
+void check_sparse(const BlockSparse& sparse, std::int64_t heads) {
+    require(sparse.vert_stride <= 1 || sparse.block_size > 0, "blocksparse_block_size", "is not positive");
+    require(sparse.local_blocks >= 0, "blocksparse_local_blocks", "is negative");
+    require(sparse.tp_rank >= 0, "tp_rank", "is negative");
+    const std::int64_t step = std::abs(std::int64_t{sparse.head_sliding_step});
+    require(volume({sparse.tp_rank + std::int64_t{1}, heads, step}) <= kMostInInt / 2, "blocksparse_head_sliding_step",
+            "is too large");
+}
+
 void fill_score(ScoreParams& score, const Attention& a, std::int64_t heads) {
+    require(std::isfinite(a.scale), "scale", "is not finite");
+    require(std::isfinite(a.soft_cap) && a.soft_cap >= 0, "soft_cap", "is negative or not finite");
+    require(a.window >= 0, "window", "is negative");
+    check_sparse(a.sparse, heads);
     score.scale = a.scale;
     score.soft_cap = a.soft_cap;
     score.window = a.window;
-    if (a.alibi.data) {
+    if (a.alibi.given()) {
         expect(a.alibi, "alibi_slopes", {heads}, DType::kF32);
     }
-    if (a.sinks.data) {
+    if (a.sinks.given()) {
         expect(a.sinks, "sinks", {heads}, DType::kF32);
     }
     score.alibi = a.alibi.as<float>();
@@ -75,26 +92,32 @@ void fill_score(ScoreParams& score, const Attention& a, std::int64_t heads) {
     score.sparse_block = a.sparse.block_size;
     score.head_step = a.sparse.head_sliding_step;
     score.tp_rank = a.sparse.tp_rank;
-    require(a.sparse.vert_stride <= 1 || a.sparse.block_size > 0, "blocksparse_block_size", "is not positive");
 }
 
 }  // namespace
 
-AttentionParams make_params(const TensorRef& out, const TensorRef& queries, const KvLayer& layer,
-                            const TensorRef& tables, const TensorRef& lens, const Attention& attention,
-                            const TensorRef& lse) {
+KvLayer make_params(AttentionParams& p, const TensorRef& out, const TensorRef& queries, const KvCache& kv,
+                    const TensorRef& tables, const TensorRef& lens, const Attention& attention, const TensorRef& lse) {
+    usable(queries, "query");
+    require(queries.is_float(), "query", "is not of a float type");
+    const KvLayer layer = make_kv_layer(kv, queries.dtype);
     expect(queries, "query", {kAny, kAny, layer.head_dim});
     expect(out, "out", {queries.shape[0], queries.shape[1], layer.head_dim}, queries.dtype);
     expect(tables, "block_tables", {kAny, kAny}, DType::kI32);
     expect(lens, "seq_lens", {tables.shape[0]}, DType::kI32);
     require(layer.num_heads > 0 && queries.shape[1] % layer.num_heads == 0, "query",
             "has a number of heads that is no multiple of the kv heads");
-    AttentionParams p{};
     p.out = out.data;
     p.queries = queries.data;
-    if (lse.data) {
+    const std::initializer_list<const TensorRef*> read{&queries,         &kv.keys,        &kv.values,
+                                                       &kv.key_scale,    &kv.value_scale, &attention.alibi,
+                                                       &attention.sinks, &tables,         &lens};
+    expect_apart(out, "out", read);
+    if (lse.given()) {
         expect(lse, "lse", {queries.shape[0], queries.shape[1]}, DType::kF32);
         expect_dense(lse, "lse");
+        expect_apart(lse, "lse", read);
+        expect_apart(lse, "lse", {&out});
         p.lse = lse.as<float>();
     }
     p.tables = tables.as<std::int32_t>();
@@ -111,20 +134,29 @@ AttentionParams make_params(const TensorRef& out, const TensorRef& queries, cons
     p.num_kv_heads = layer.num_heads;
     p.head_dim = layer.head_dim;
     p.group = p.num_heads / p.num_kv_heads;
-    fp8_constants(queries.dtype == DType::kBF16, layer.type, p.byte_shift, p.byte_scale);
-    return p;
+    require(volume({queries.shape[0], p.group}) <= kMostInInt, "query", "has too many rows");
+    p.num_tokens = static_cast<int>(queries.shape[0]);
+    p.num_sequences = static_cast<int>(tables.shape[0]);
+    p.max_keys = static_cast<int>(std::min(volume({tables.shape[1], p.kv.block_size}), std::int64_t{1} << 30));
+    p.fault = fault_word();
+    p.fp8 = fp8_constants(queries.dtype == DType::kBF16, layer.type);
+    return layer;
 }
 
 namespace {
 
 void fill_plan(AttentionParams& p, const PlanRef& plan, int rows) {
     expect(plan.slots, "plan.slots", {kAny}, DType::kI32);
+    require(plan.slots.shape[0] > 0, "plan.slots", "is empty");
     expect(plan.items, "plan.items", {kAny, 8}, DType::kI32);
     expect_dense(plan.items, "plan.items");
     expect(plan.counters, "plan.counters", {kAny}, DType::kI32);
     require(plan.partials.dtype == DType::kF32 &&
                 plan.partials.size() >= plan.counters.size() * rows * (std::int64_t{p.head_dim} + 2),
             "plan.partials", "does not hold rows * (head_dim + 2) float32 for each counter");
+    expect_dense(plan.partials, "plan.partials");
+    p.num_items = static_cast<int>(plan.items.shape[0]);
+    p.num_partials = static_cast<int>(plan.counters.size());
     p.slots = plan.slots.as<std::int32_t>();
     p.items = reinterpret_cast<const plan::Item*>(plan.items.data);
     p.counters = plan.counters.as<std::int32_t>();
@@ -149,17 +181,22 @@ KernelShape attention_kernel(const std::string& kernel, DType queries, const std
 void paged_attention(const std::string& kernel, int rows, const TensorRef& out, const TensorRef& queries,
                      const KvCache& kv, const TensorRef& tables, const TensorRef& cu_q, const TensorRef& lens,
                      const PlanRef& plan, const Attention& attention, const TensorRef& lse, StreamHandle stream) {
-    const KvLayer layer = make_kv_layer(kv, queries.dtype);
-    AttentionParams p = make_params(out, queries, layer, tables, lens, attention, lse);
+    AttentionParams p{};
+    const KvLayer layer = make_params(p, out, queries, kv, tables, lens, attention, lse);
     expect(cu_q, "cu_q", {tables.shape[0] + 1}, DType::kI32);
     p.cu_q = cu_q.as<std::int32_t>();
-    fill_plan(p, plan, rows);
     const KernelChoice choice = choose(kernel, queries.dtype, layer.type, layer.head_dim, rows);
     require(choice.rows == rows, "rows", "is not what attention_kernel said");
+    fill_plan(p, plan, rows);
+    const std::initializer_list<const TensorRef*> planned{&cu_q, &plan.slots, &plan.items, &plan.counters,
+                                                          &plan.partials};
+    expect_apart(out, "out", planned);
+    expect_apart(lse, "lse", planned);
     if (kernel != "simt") {
         require(layer.contiguous, "key_cache", "is xpack: use simt");
         require(layer.pages.block_size % 8 == 0, "key_cache", "has a block size that is no multiple of 8: use simt");
         require_aligned(kv, "key_cache");
+        require(!layer.scales.key_slots.data, "k_scale", "is for each slot: use simt");
     }
     start(choice, p, plan, stream);
 }
@@ -167,16 +204,20 @@ void paged_attention(const std::string& kernel, int rows, const TensorRef& out, 
 void merge_states(const TensorRef& out, const TensorRef& lse, const TensorRef& outs, const TensorRef& lses,
                   StreamHandle stream) {
     expect(outs, "outs", {kAny, kAny, kAny, kAny});
+    require(outs.is_float(), "outs", "is not of a float type");
     expect(lses, "lses", {outs.shape[0], outs.shape[1], outs.shape[2]}, DType::kF32);
     expect(out, "out", {outs.shape[1], outs.shape[2], outs.shape[3]}, outs.dtype);
     expect_dense(outs, "outs");
     expect_dense(lses, "lses");
     expect_dense(out, "out");
-    if (lse.data) {
+    expect_apart(out, "out", {&outs, &lses});
+    if (lse.given()) {
         expect(lse, "lse", {outs.shape[1], outs.shape[2]}, DType::kF32);
         expect_dense(lse, "lse");
+        expect_apart(lse, "lse", {&out, &outs, &lses});
     }
-    const std::int64_t rows = outs.shape[1] * outs.shape[2];
+    const std::int64_t rows = volume({outs.shape[1], outs.shape[2]});
+    require(rows <= kMostInInt, "outs", "has too many rows");
     if (rows == 0) {
         return;
     }

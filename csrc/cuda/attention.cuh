@@ -6,6 +6,7 @@
 
 #include <limits>
 
+#include "common/fault.cuh"
 #include "common/numeric.cuh"
 #include "common/pages.cuh"
 #include "common/reduce.cuh"
@@ -41,22 +42,55 @@ struct AttentionParams {
     KvScales scales;
     ScoreParams score;
     int num_heads, num_kv_heads, head_dim;
-    int group;                             // query heads per kv head
-    std::uint32_t byte_shift, byte_scale;  // how fp8 becomes 16-bit; see tile.cuh
+    int group;  // query heads per kv head
+    int num_tokens, num_sequences, num_items, num_partials;
+    int max_keys;  // that a row of tables has room for
+    FaultWord fault;
+    Fp8Constants fp8;
 };
 
+// The items of a thread block. What lies on the device is not believed, here and below: nobody could look at it before.
+__device__ __forceinline__ int first_item(const AttentionParams& p) { return max(p.slots[blockIdx.x], 0); }
+__device__ __forceinline__ int end_item(const AttentionParams& p) { return min(p.slots[blockIdx.x + 1], p.num_items); }
+
+__device__ __forceinline__ bool is_possible(const AttentionParams& p, const plan::Item& item) {
+    const auto below = [](int number, int limit) {
+        return static_cast<unsigned>(number) < static_cast<unsigned>(limit);
+    };
+    const bool place = below(item.sequence, p.num_sequences) & below(item.head, p.num_kv_heads) & (item.row >= 0);
+    const bool keys = (item.begin >= 0) & (item.begin <= item.end) & (item.end <= p.max_keys);
+    const bool parts = (item.parts > 1) & below(item.part, item.parts) & (item.first >= 0) &
+                       (item.parts <= p.num_partials - item.first);
+    return place & keys & ((item.parts == 1) | parts);
+}
+
+// The block that `key` is in, or -1.
+__device__ __forceinline__ std::int32_t block_of(const AttentionParams& p, const std::int32_t* table, int key) {
+    const std::int32_t block = table[key / p.kv.block_size];
+    return is_one_of(block, p.kv.num_blocks, p.fault, Fault::kBlockTables) ? block : -1;
+}
+
 // The rows of an item: row r of it is query head `head(r)` of token `token(r)`, whose place in its sequence is
-// `position(r)`.
+// `position(r)`. None of an item that cannot be.
 struct Rows {
-    int first, count;  // of the sequence's rows for this kv head
-    int first_token, first_position, first_head, group;
+    int first = 0, count = 0;  // of the sequence's rows for this kv head
+    int first_token = 0, first_position = 0, first_head = 0, group = 1;
 
     __device__ __forceinline__ Rows(const AttentionParams& p, const plan::Item& item, int tile) {
-        const int queries = p.cu_q[item.sequence + 1] - p.cu_q[item.sequence];
+        if (!is_possible(p, item)) {
+            tell(p.fault, Fault::kPlan);
+            return;
+        }
+        const int begin = p.cu_q[item.sequence], end = p.cu_q[item.sequence + 1], keys = p.lens[item.sequence];
+        const int queries = (begin >= 0) & (begin <= end) & (end <= p.num_tokens) ? end - begin : 0;
+        if ((keys < 0) | (keys > p.max_keys) | (queries * p.group <= item.row)) {
+            tell(p.fault, (keys < 0) | (keys > p.max_keys) ? Fault::kSeqLens : Fault::kCuQ);
+            return;
+        }
         first = item.row;
         count = min(tile, queries * p.group - first);
-        first_token = p.cu_q[item.sequence];
-        first_position = p.lens[item.sequence] - queries;
+        first_token = begin;
+        first_position = keys - queries;
         first_head = item.head * p.group;
         group = p.group;
     }
@@ -118,9 +152,9 @@ struct RowScore {
     }
 };
 
-// 2^(score - maximum) where both may be minus infinity.
+// 2^(score - maximum), where the score may be minus infinity, and then the maximum, too. NaN stays NaN.
 __device__ __forceinline__ float weight_of(float score, float maximum) {
-    return maximum == kMinusInfinity ? 0.0F : fast_exp2(score - maximum);
+    return score == kMinusInfinity ? 0.0F : fast_exp2(score - maximum);
 }
 
 // What a row's parts give together. `sink`: in base 2, or minus infinity. Returns what acc is to be multiplied with.
@@ -180,7 +214,7 @@ __device__ __forceinline__ void join_parts(const AttentionParams& p, const plan:
         for (int first = 0; first < item.parts; first += 32) {
             const float* one = state + min(first + lane, item.parts - 1) * size;
             const float weight = first + lane < item.parts ? weight_of(load_shared_result(one), top) : 0.0F;
-            total += weight == 0.0F ? 0.0F : weight * load_shared_result(one + 1);
+            total += weight * load_shared_result(one + 1);
         }
         total = reduce_warp(total, Add{});
         const float factor = close_row(top, total, sink_of(p.score, rows.head(r)), value_scale, lse);

@@ -31,9 +31,8 @@ KernelChoice prefill_mma_bf16_256(KvType kv);
 
 KernelChoice attention_simt(DType dtype, KvType kv, int head_dim);
 
-// What all of them need, checked; without a plan.
-AttentionParams make_params(const TensorRef& out, const TensorRef& queries, const KvLayer& layer,
-                            const TensorRef& tables, const TensorRef& lens, const Attention& attention,
-                            const TensorRef& lse);
+// What all of them need, checked, into `p`; without a plan.
+KvLayer make_params(AttentionParams& p, const TensorRef& out, const TensorRef& queries, const KvCache& kv,
+                    const TensorRef& tables, const TensorRef& lens, const Attention& attention, const TensorRef& lse);
 
 }  // namespace octavo::cuda

@@ -4,6 +4,8 @@
 // a lane makes the scores of one key; then lanes share out the dimensions of values.
 #pragma once
 
+#include <type_traits>
+
 #include "attention.cuh"
 
 namespace octavo::cuda {
@@ -58,16 +60,22 @@ __device__ __forceinline__ void simt_warp(const AttentionParams& p, const plan::
     __syncwarp();
     for (int start = item.begin + 32 * warp; start < item.end; start += 32 * 4) {
         const int key = start + lane;
-        std::int64_t value_place = 0;
+        std::int64_t value_place = -1;
+        float key_scale = 1.0F, value_scale = 1.0F;  // of this slot alone
         float scores[kSimtRows];
 #pragma unroll
         for (int r = 0; r < kSimtRows; ++r) {
             scores[r] = 0.0F;
         }
-        if (key < item.end) {
-            const std::int64_t block = table[key / p.kv.block_size];
-            const std::int64_t place = p.kv.keys.offset(block, kv_head, key % p.kv.block_size);
-            value_place = p.kv.values.offset(block, kv_head, key % p.kv.block_size);
+        const std::int32_t block = key < item.end ? block_of(p, table, key) : -1;
+        if (block >= 0) {
+            const int slot = key % p.kv.block_size;
+            const std::int64_t place = p.kv.keys.offset(block, kv_head, slot);
+            value_place = p.kv.values.offset(block, kv_head, slot);
+            if constexpr (std::is_same_v<C, std::int8_t>) {
+                key_scale = p.scales.key_slots.of(block, kv_head, slot);
+                value_scale = p.scales.value_slots.of(block, kv_head, slot);
+            }
             for (int d = 0; d < p.head_dim; ++d) {
                 const float x = to_float(keys[place + p.kv.keys.dimension(d)]);
 #pragma unroll
@@ -84,8 +92,8 @@ __device__ __forceinline__ void simt_warp(const AttentionParams& p, const plan::
             for (int i = 1; i < kSimtRows; ++i) {
                 product = i == r ? scores[i] : product;
             }
-            const bool seen = key < item.end && key <= position && row.sees(p.score, position, key);
-            const float score = seen ? row(product, position - key) : kMinusInfinity;
+            const bool seen = value_place >= 0 && key <= position && row.sees(p.score, position, key);
+            const float score = seen ? row(product * key_scale, position - key) : kMinusInfinity;
             const float before = maximum[r], top = fmaxf(before, reduce_warp(score, Larger{}));
             const float weight = weight_of(score, top), rescale = weight_of(before, top);
             const float added = reduce_warp(weight, Add{});
@@ -103,8 +111,9 @@ __device__ __forceinline__ void simt_warp(const AttentionParams& p, const plan::
         const int some = min(32, item.end - start);
         for (int j = 0; j < some; ++j) {
             const std::int64_t place = __shfl_sync(kAllLanes, value_place, j);
-            for (int d = lane; d < p.head_dim; d += 32) {
-                const float x = to_float(values[place + p.kv.values.dimension(d)]);
+            const float scale = std::is_same_v<C, std::int8_t> ? __shfl_sync(kAllLanes, value_scale, j) : 1.0F;
+            for (int d = lane; d < p.head_dim && place >= 0; d += 32) {
+                const float x = to_float(values[place + p.kv.values.dimension(d)]) * scale;
                 for (int r = 0; r < rows.count; ++r) {
                     acc[r * p.head_dim + d] += weights[r * 32 + j] * x;
                 }
@@ -148,9 +157,12 @@ template <typename T, typename C>
 __global__ void __launch_bounds__(kSimtThreads, 4) attention_simt_kernel(const AttentionParams p) {
     const SimtShared s = simt_shared(p.head_dim);
 #pragma unroll 1
-    for (int i = p.slots[blockIdx.x]; i < p.slots[blockIdx.x + 1]; ++i) {
+    for (int i = first_item(p); i < end_item(p); ++i) {
         const plan::Item item = p.items[i];
         const Rows rows(p, item, kSimtRows);
+        if (rows.count == 0) {
+            continue;
+        }
         for (int j = static_cast<int>(threadIdx.x); j < kSimtRows * p.head_dim; j += kSimtThreads) {
             const int r = j / p.head_dim;
             s.queries[j] = r < rows.count ? to_float(rows.query<T>(p, r)[j % p.head_dim]) : 0.0F;

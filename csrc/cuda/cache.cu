@@ -1,9 +1,12 @@
 #include "cache.cuh"
 
+#include <cmath>
+
 #include "common/angles.h"
 #include "common/arena.h"
 #include "common/dispatch.h"
 #include "common/kv_cache.h"
+#include "device.h"
 
 namespace octavo::cuda {
 namespace {
@@ -21,6 +24,7 @@ WriteParams<T> write_params(const KvLayer& layer, const KvCache& kv, const Tenso
     expect(keys, "key", {kAny, layer.num_heads, layer.head_dim});
     expect(values, "value", {keys.shape[0], layer.num_heads, layer.head_dim}, keys.dtype);
     expect(slots, "slot_mapping", {keys.shape[0]}, DType::kI64);
+    expect_writable(kv, {&keys, &values, &slots});
     return {keys.as<T>(),
             values.as<T>(),
             slots.as<std::int64_t>(),
@@ -31,9 +35,17 @@ WriteParams<T> write_params(const KvLayer& layer, const KvCache& kv, const Tenso
             std::int64_t{layer.num_blocks} * layer.pages.block_size,
             layer.pages,
             layer.scales,
+            fault_word(),
             layer.num_heads,
             layer.head_dim,
             whole_pages(layer, kv) && whole_rows({&keys, &values}, 2)};
+}
+
+// The layer that activations of this type are written to.
+KvLayer layer_of(const KvCache& kv, const TensorRef& activations) {
+    usable(activations, "key");
+    require(activations.is_float(), "key", "is not of a float type");
+    return make_kv_layer(kv, activations.dtype);
 }
 
 dim3 per_row(const TensorRef& t) { return dim3(static_cast<unsigned>(t.shape[0])); }
@@ -64,8 +76,13 @@ void move_staged(const TensorRef& arena, const TensorRef& ids, const TensorRef& 
     expect(ids, "ids", {kAny}, DType::kI64);
     expect(staging, "staging", {ids.shape[0], a.num_layers, kAny}, DType::kU8);
     const std::int64_t length = staging.shape[2];
-    require(begin >= 0 && begin + length <= a.length, "staging", "covers bytes that a block does not have");
+    require(begin >= 0 && begin <= a.length, "begin", "is no place in a block");
+    require(length <= a.length - begin, "staging", "covers bytes that a block does not have");
+    expect_apart(gather ? staging : arena, gather ? "staging" : "arena", {&ids, gather ? &arena : &staging});
     MoveParams p{};
+    p.fault = fault_word();
+    p.num_from = gather ? a.num_blocks : ids.shape[0];
+    p.num_to = gather ? ids.shape[0] : a.num_blocks;
     p.ids = ids.as<std::int64_t>();
     p.gather = gather;
     p.length = length;
@@ -85,7 +102,7 @@ void move_staged(const TensorRef& arena, const TensorRef& ids, const TensorRef& 
 
 void cache_write(const KvCache& kv, const TensorRef& keys, const TensorRef& values, const TensorRef& slots,
                  StreamHandle stream) {
-    const KvLayer layer = make_kv_layer(kv, keys.dtype);
+    const KvLayer layer = layer_of(kv, keys);
     with_kv(keys.dtype, layer.type, "key", [&](auto t, auto c) {
         using T = typename decltype(t)::Type;
         using C = typename decltype(c)::Type;
@@ -99,7 +116,7 @@ void cache_write(const KvCache& kv, const TensorRef& keys, const TensorRef& valu
 void rope_cache_write(const KvCache& kv, const TensorRef& queries, const TensorRef& keys, const TensorRef& values,
                       const TensorRef& positions, const TensorRef& cos, const TensorRef& sin, int rotated,
                       const TensorRef& slots, bool interleaved, StreamHandle stream) {
-    const KvLayer layer = make_kv_layer(kv, keys.dtype);
+    const KvLayer layer = layer_of(kv, keys);
     with_kv(keys.dtype, layer.type, "key", [&](auto t, auto c) {
         using T = typename decltype(t)::Type;
         using C = typename decltype(c)::Type;
@@ -109,6 +126,12 @@ void rope_cache_write(const KvCache& kv, const TensorRef& queries, const TensorR
             params.write = write_params<T>(layer, kv, keys, values, slots);
             expect(queries, "query", {keys.shape[0], kAny, layer.head_dim}, keys.dtype);
             expect_angles(positions, cos, sin, keys.shape[0], rotated, layer.head_dim);
+            require(volume({queries.shape[1], layer.head_dim}) <= kMostInInt, "query", "has too many heads");
+            expect_apart(
+                queries, "query",
+                {&keys, &values, &positions, &cos, &sin, &slots, &kv.keys, &kv.values, &kv.key_scale, &kv.value_scale});
+            expect_writable(kv, {&positions, &cos, &sin});
+            params.num_angles = cos.shape[0];
             params.queries = queries.as<T>();
             params.positions = positions.as<std::int64_t>();
             params.cos = cos.as<A>();
@@ -121,6 +144,7 @@ void rope_cache_write(const KvCache& kv, const TensorRef& queries, const TensorR
             params.half = rotated / 2;
             params.interleaved = interleaved;
             const std::size_t shared = sizeof(T) * static_cast<std::size_t>(layer.num_heads * layer.head_dim);
+            require(shared <= kMostShared, "key", "has more numbers per token than shared memory holds");
             if (keys.size() > 0) {
                 launch(rope_cache_write_kernel<T, C, A>, per_row(keys), kCacheThreads, shared, as_stream(stream),
                        params);
@@ -141,7 +165,12 @@ void copy_blocks_between(const TensorRef& source, const TensorRef& target, const
     require(from.length == to.length && from.num_layers == to.num_layers, "target", "has another form than source");
     expect(pairs, "pairs", {kAny, 2}, DType::kI64);
     expect_dense(pairs, "pairs");
+    expect_apart(target, "target", {&pairs});
+    expect_apart_or_same(target, "target", {&source});
     MoveParams p{};
+    p.fault = fault_word();
+    p.num_from = from.num_blocks;
+    p.num_to = to.num_blocks;
     p.from = from.data;
     p.to = to.data;
     p.pairs = pairs.as<std::int64_t>();
@@ -156,6 +185,8 @@ void copy_blocks_between(const TensorRef& source, const TensorRef& target, const
 }
 
 void copy_blocks(const TensorRef& arena, const TensorRef& pairs, StreamHandle stream) {
+    as_arena(arena, "arena");
+    expect_apart(arena, "arena", {&pairs});
     copy_blocks_between(arena, arena, pairs, 0, stream);
 }
 
@@ -173,16 +204,12 @@ void checksum_blocks(const TensorRef& arena, const TensorRef& ids, const TensorR
     const Arena a = as_arena(arena, "arena");
     expect(ids, "ids", {kAny}, DType::kI64);
     expect(out, "out", {ids.shape[0]}, DType::kI64);
+    expect_apart(out, "out", {&arena, &ids});
     const auto address = static_cast<std::int64_t>(reinterpret_cast<std::uintptr_t>(a.data));
     const bool aligned = (a.layer | a.block | address) % checksum::kWordBytes == 0;
-    const ChecksumParams p{a.data,
-                           ids.as<std::int64_t>(),
-                           out.as<std::uint64_t>(),
-                           a.layer,
-                           a.block,
-                           a.length,
-                           static_cast<int>(a.num_layers),
-                           aligned};
+    const ChecksumParams p{
+        a.data,       ids.as<std::int64_t>(), out.as<std::uint64_t>(),        a.layer, a.block, a.length,
+        a.num_blocks, fault_word(),           static_cast<int>(a.num_layers), aligned};
     if (ids.shape[0] > 0) {
         launch(checksum_kernel, per_row(ids), kCacheThreads, 128, as_stream(stream), p);
     }
@@ -194,10 +221,15 @@ void convert_layout(const KvCache& target, const KvCache& source, const TensorRe
                 to.num_blocks == from.num_blocks && to.pages.block_size == from.pages.block_size,
             "target", "has another form than source");
     require(to.type == from.type, "target", "has another type than source");
-    if (ids.data) {
+    require(!to.scales.key_slots.data && !from.scales.key_slots.data, "k_scale",
+            "is for each slot: scales stay behind");
+    const bool some = ids.given() || ids.ndim > 0;
+    if (some) {
         expect(ids, "ids", {kAny}, DType::kI64);
     }
-    const auto blocks = static_cast<unsigned>(ids.data ? ids.shape[0] : to.num_blocks);
+    expect_apart(target.keys, "target", {&source.keys, &source.values, &ids});
+    expect_apart(target.values, "target", {&source.keys, &source.values, &ids});
+    const auto blocks = static_cast<unsigned>(some ? ids.shape[0] : to.num_blocks);
     if (blocks == 0) {
         return;
     }
@@ -206,6 +238,8 @@ void convert_layout(const KvCache& target, const KvCache& source, const TensorRe
             const LayoutParams p{keys ? from.pages.keys : from.pages.values,
                                  keys ? to.pages.keys : to.pages.values,
                                  ids.as<std::int64_t>(),
+                                 fault_word(),
+                                 to.num_blocks,
                                  to.num_heads,
                                  to.pages.block_size,
                                  to.head_dim};
@@ -226,9 +260,12 @@ void convert_fp8(const TensorRef& target, const TensorRef& source, float scale, 
                  StreamHandle stream) {
     const bool narrow = size_of(target.dtype) == 1;
     const TensorRef &wide = narrow ? source : target, &bytes = narrow ? target : source;
-    require(size_of(bytes.dtype) == 1, "source", "neither it nor the target holds 8-bit numbers");
     expect_dense(target, "target");
     expect_dense(source, "source");
+    require(size_of(bytes.dtype) == 1, "source", "neither it nor the target holds 8-bit numbers");
+    require(wide.is_float(), narrow ? "source" : "target", "is not of a float type");
+    require(std::isfinite(scale) && scale > 0, "scale", "is not positive and finite");
+    expect_apart(target, "target", {&source});
     require(target.size() == source.size(), "target", "has another number of elements than source");
     const KvType kv = kv_type_named(type);
     require(kv != KvType::kSame, "kv_dtype", "is auto: say which 8-bit numbers");

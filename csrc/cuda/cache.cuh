@@ -1,6 +1,9 @@
 // Writing keys and values into blocks, and moving whole blocks.
 #pragma once
 
+#include <type_traits>
+
+#include "common/fault.cuh"
 #include "common/pages.cuh"
 #include "octavo/checksum.h"
 #include "rows.cuh"
@@ -13,10 +16,11 @@ template <typename T>
 struct WriteParams {
     const T* keys;  // [tokens, kv_head, head_dim]
     const T* values;
-    const std::int64_t* slots;  // [tokens]; outside [0, num_slots): not written
+    const std::int64_t* slots;  // [tokens]; outside [0, num_slots): not written, and told unless negative
     std::int64_t key_token, key_head, value_token, value_head, num_slots;
     KvPages kv;
     KvScales scales;
+    FaultWord fault;
     int num_heads, head_dim;
     bool whole;  // eights can be moved in pieces, here and there
 };
@@ -58,14 +62,68 @@ __device__ __forceinline__ void write_piece(const T* from, const Pages& pages, s
     write_eight<C>(pages, place, dim, y, n, whole);
 }
 
+// By a warp: a key or value in int8 and its scale, with which the largest number is 127, as far as float16 goes. One
+// whose numbers are not all finite: zeros times NaN.
+template <typename T>
+__device__ __forceinline__ void write_scaled(const T* from, const Pages& pages, std::int64_t place, int head_dim,
+                                             Half& scale) {
+    const int lane = static_cast<int>(threadIdx.x) % 32;
+    std::uint32_t top = 0;  // as bits: NaN is above all
+    for (int d = lane; d < head_dim; d += 32) {
+        const std::uint32_t size = bits_of(to_float(from[d])) & 0x7fffffffU;
+        top = size > top ? size : top;
+    }
+    constexpr std::uint32_t kInfinity = 0x7f800000U;
+    constexpr float kLargestHalf = 65504.0F;
+    top = reduce_warp(top, Larger{});
+    Half kept{0x7e00};
+    if (top < kInfinity) {
+        from_float(fminf(float_of(top) / 127.0F, kLargestHalf), kept);
+    }
+    const float inverse = to_float(kept) > 0.0F ? 1.0F / to_float(kept) : 0.0F;
+    for (int d = lane; d < head_dim; d += 32) {
+        const float x = inverse > 0.0F ? to_float(from[d]) * inverse : 0.0F;
+        from_float(x, static_cast<std::int8_t*>(pages.data)[place + pages.dimension(d)]);
+    }
+    if (lane == 0) {
+        scale = kept;
+    }
+}
+
+// By a block: each warp takes keys or values of some heads.
+template <typename T>
+__device__ __forceinline__ void write_token_scaled(const WriteParams<T>& p, std::int64_t token, const T* keys,
+                                                   std::int64_t block, int slot) {
+    const int warps = static_cast<int>(blockDim.x) / 32;
+    for (int i = static_cast<int>(threadIdx.x) / 32; i < 2 * p.num_heads; i += warps) {
+        const int head = i / 2;
+        if (i % 2 == 0) {
+            write_scaled(keys + head * p.key_head, p.kv.keys, p.kv.keys.offset(block, head, slot), p.head_dim,
+                         p.scales.key_slots.at(block, head, slot));
+        } else {
+            write_scaled(p.values + token * p.value_token + head * p.value_head, p.kv.values,
+                         p.kv.values.offset(block, head, slot), p.head_dim, p.scales.value_slots.at(block, head, slot));
+        }
+    }
+}
+
 template <typename T, typename C>
 __device__ __forceinline__ void write_token(const WriteParams<T>& p, std::int64_t token, const T* keys) {
     const std::int64_t slot = p.slots[token];
     if (slot < 0 || slot >= p.num_slots) {
+        if (slot >= 0) {
+            tell(p.fault, Fault::kSlots);
+        }
         return;
     }
     const std::int64_t block = slot / p.kv.block_size;
     const int place = static_cast<int>(slot % p.kv.block_size), pieces = (p.head_dim + 7) / 8;
+    if constexpr (std::is_same_v<C, std::int8_t>) {
+        if (p.scales.key_slots.data) {
+            write_token_scaled(p, token, keys, block, place);
+            return;
+        }
+    }
     for (int i = static_cast<int>(threadIdx.x); i < p.num_heads * pieces; i += static_cast<int>(blockDim.x)) {
         const int head = i / pieces, dim = 8 * (i % pieces), n = p.head_dim - dim;
         write_piece<T, C>(keys + head * p.key_head, p.kv.keys, p.kv.keys.offset(block, head, place), dim, n,
@@ -87,7 +145,7 @@ struct RopeParams {
     const std::int64_t* positions;  // [tokens] or null: rows of angles are tokens
     const A* cos;                   // [positions, half]
     const A* sin;
-    std::int64_t query_token, query_head, cos_row, sin_row;
+    std::int64_t query_token, query_head, cos_row, sin_row, num_angles;
     int num_query_heads, half;
     bool interleaved;
 };
@@ -98,6 +156,9 @@ __global__ void __launch_bounds__(kCacheThreads) rope_cache_write_kernel(const R
     const WriteParams<T>& w = p.write;
     const std::int64_t token = blockIdx.x;
     const std::int64_t row = p.positions ? p.positions[token] : token;
+    if (!is_one_of(row, p.num_angles, w.fault, Fault::kPositions)) {
+        return;
+    }
     const A* cos = p.cos + row * p.cos_row;
     const A* sin = p.sin + row * p.sin_row;
     auto* keys = reinterpret_cast<T*>(shared_memory());
@@ -126,6 +187,8 @@ struct MoveParams {
     const std::int64_t* pairs;  // [n, 2]: from, to; or
     const std::int64_t* ids;    // [n]: one side is a block, the other the place in the list
     std::int64_t from_layer, from_block, to_layer, to_block, length;  // in bytes
+    std::int64_t num_from, num_to;                                    // blocks, or places in the list
+    FaultWord fault;
     int num_items, num_layers;
     bool gather;  // ids name blocks of `from`, else of `to`
 };
@@ -138,6 +201,10 @@ __global__ void __launch_bounds__(kCacheThreads) move_blocks_kernel(const MovePa
         const std::int64_t item = run / p.num_layers, layer = run % p.num_layers;
         const std::int64_t from_block = p.pairs ? p.pairs[2 * item] : p.gather ? p.ids[item] : item;
         const std::int64_t to_block = p.pairs ? p.pairs[2 * item + 1] : p.gather ? item : p.ids[item];
+        const Fault fault = p.pairs ? Fault::kPairs : Fault::kBlockIds;
+        if (!is_one_of(from_block, p.num_from, p.fault, fault) || !is_one_of(to_block, p.num_to, p.fault, fault)) {
+            continue;
+        }
         const P* from = reinterpret_cast<const P*>(p.from + layer * p.from_layer + from_block * p.from_block);
         P* to = reinterpret_cast<P*>(p.to + layer * p.to_layer + to_block * p.to_block);
         const std::int64_t step = std::int64_t{blockDim.x} * gridDim.y;
@@ -164,6 +231,8 @@ struct ChecksumParams {
     const std::int64_t* ids;
     std::uint64_t* out;
     std::int64_t layer, block, length;  // strides, and a block's bytes in a layer
+    std::int64_t num_blocks;
+    FaultWord fault;
     int num_layers;
     bool aligned;  // layers of blocks begin at multiples of 8 bytes
 };
@@ -181,10 +250,12 @@ __device__ __forceinline__ std::uint64_t load_word(const unsigned char* from, st
 }
 
 static __global__ void __launch_bounds__(kCacheThreads) checksum_kernel(const ChecksumParams p) {
-    const unsigned char* block = p.arena + p.ids[blockIdx.x] * p.block;
+    const std::int64_t id = p.ids[blockIdx.x];
+    const bool known = is_one_of(id, p.num_blocks, p.fault, Fault::kBlockIds);
+    const unsigned char* block = p.arena + (known ? id * p.block : 0);
     const std::int64_t words = checksum::words_of(p.length);
     std::uint64_t sum = 0;
-    for (int layer = 0; layer < p.num_layers; ++layer) {
+    for (int layer = 0; layer < (known ? p.num_layers : 0); ++layer) {
         for (std::int64_t i = threadIdx.x; i < words; i += blockDim.x) {
             const std::int64_t begin = i * checksum::kWordBytes;
             const std::uint64_t word = load_word(block + layer * p.layer + begin, p.length - begin, p.aligned);
@@ -200,12 +271,16 @@ static __global__ void __launch_bounds__(kCacheThreads) checksum_kernel(const Ch
 struct LayoutParams {
     Pages from, to;
     const std::int64_t* ids;  // or null: block i is i
-    int num_heads, block_size, head_dim;
+    FaultWord fault;
+    int num_blocks, num_heads, block_size, head_dim;
 };
 
 template <typename E>
 __global__ void __launch_bounds__(kCacheThreads) convert_layout_kernel(const LayoutParams p) {
     const std::int64_t block = p.ids ? p.ids[blockIdx.x] : static_cast<std::int64_t>(blockIdx.x);
+    if (!is_one_of(block, p.num_blocks, p.fault, Fault::kBlockIds)) {
+        return;
+    }
     const int per_head = p.block_size * p.head_dim;
     for (int i = static_cast<int>(threadIdx.x); i < p.num_heads * per_head; i += static_cast<int>(blockDim.x)) {
         const int head = i / per_head, slot = i % per_head / p.head_dim, dim = i % p.head_dim;

@@ -43,17 +43,17 @@ struct PageWindow {
     std::int32_t block;
     int first;  // tile
 
-    __device__ __forceinline__ void fill(const AttentionParams& p, const std::int32_t* table, int base, int end,
-                                         int tile) {
+    __device__ __forceinline__ void fill(const AttentionParams& p, const std::int32_t* table, const plan::Item& item,
+                                         int base, int tile) {
         const int lane = static_cast<int>(threadIdx.x) % 32;
         const int key = base + (tile + lane / 2) * kTileKeys * kDecodeWarps + lane % 2 * 8;
         first = tile;
-        block = key < end ? table[key / p.kv.block_size] : -1;
+        block = key + 8 > item.begin && key < item.end ? block_of(p, table, key) : -1;
     }
 };
 
-// Queues the copies of one tile of keys or values, whose rows 0 and 8 lie at `low` and `high`. Rows outside [begin,
-// end) become zeros and are not read.
+// Queues the copies of one tile of keys or values, whose rows 0 and 8 lie at `low` and `high` (negative: nowhere).
+// Rows outside [begin, end), and those that lie nowhere, become zeros and are not read.
 template <typename D>
 __device__ __forceinline__ void copy_tile(const Pages& pages, int head_bytes, std::int64_t low, std::int64_t high,
                                           int key, int begin, int end, unsigned char* tile) {
@@ -65,8 +65,8 @@ __device__ __forceinline__ void copy_tile(const Pages& pages, int head_bytes, st
 #pragma unroll
     for (int i = 0; i < kTileKeys / kAtOnce; ++i) {
         const int row = lane / D::kPieces + i * kAtOnce, at = key + row;
-        const bool valid = at >= begin && at < end && piece * 16 < head_bytes;
-        const std::int64_t place = (row < 8 ? low : high) + row % 8 * pages.token;
+        const std::int64_t half = row < 8 ? low : high, place = half + row % 8 * pages.token;
+        const bool valid = at >= begin && at < end && piece * 16 < head_bytes && half >= 0;
         copy_async16(tile + tile_offset<D::kRowBytes>(row, piece), valid ? data + place * kBytes + piece * 16 : data,
                      valid);
     }
@@ -126,7 +126,7 @@ struct DecodeWarp {
 #pragma unroll
         for (int load = 0; load < D::kLoads; ++load) {
             std::uint32_t a[Kind::kFragments][4];
-            key_fragments<D::kRowBytes>(Kind{}, tile, 0, 2 * load, p.byte_shift, p.byte_scale, a);
+            key_fragments<D::kRowBytes>(Kind{}, tile, 0, 2 * load, p.fp8, a);
 #pragma unroll
             for (int i = 0; i < Kind::kFragments; ++i) {
 #pragma unroll
@@ -188,7 +188,7 @@ struct DecodeWarp {
 #pragma unroll
         for (int load = 0; load < D::kLoads; ++load) {
             std::uint32_t a[Kind::kFragments][4];
-            value_fragments<D::kRowBytes>(Kind{}, tile, 0, 2 * load, p.byte_shift, p.byte_scale, a);
+            value_fragments<D::kRowBytes>(Kind{}, tile, 0, 2 * load, p.fp8, a);
 #pragma unroll
             for (int i = 0; i < Kind::kFragments; ++i) {
 #pragma unroll
@@ -279,7 +279,7 @@ __device__ __forceinline__ void decode_item(const AttentionParams& p, const plan
     const int base = item.begin / kTileKeys * kTileKeys + warp * kTileKeys;
     const int num_tiles = base < item.end ? (item.end - base - 1) / (kTileKeys * kDecodeWarps) + 1 : 0;
     PageWindow pages{};
-    pages.fill(p, table, base, item.end, 0);
+    pages.fill(p, table, item, base, 0);
     std::int32_t low = 0, high = 0;  // blocks of the latest tile's keys 0-7 and 8-15, and the keys' places there
     int low_slot = 0, high_slot = 0;
 
@@ -288,7 +288,7 @@ __device__ __forceinline__ void decode_item(const AttentionParams& p, const plan
         if (tile < num_tiles) {
             if (step % 2 == 0) {
                 if (tile == pages.first + 16) {
-                    pages.fill(p, table, base, item.end, tile);
+                    pages.fill(p, table, item, base, tile);
                 }
                 low = __shfl_sync(kAllLanes, pages.block, 2 * (tile - pages.first));
                 high = __shfl_sync(kAllLanes, pages.block, 2 * (tile - pages.first) + 1);
@@ -296,8 +296,10 @@ __device__ __forceinline__ void decode_item(const AttentionParams& p, const plan
                 high_slot = low_slot + 8 < p.kv.block_size ? low_slot + 8 : 0;
             }
             const Pages& side = step % 2 == 0 ? p.kv.keys : p.kv.values;
-            copy_tile<D>(side, head_bytes, side.offset(low, item.head, low_slot),
-                         side.offset(high, item.head, high_slot), key, item.begin, item.end,
+            const auto place = [&](std::int32_t block, int slot) {
+                return block < 0 ? -1 : side.offset(block, item.head, slot);
+            };
+            copy_tile<D>(side, head_bytes, place(low, low_slot), place(high, high_slot), key, item.begin, item.end,
                          ring + step % D::kSlots * D::kTileBytes);
         }
         commit_copies();  // also an empty group: waiting counts them
@@ -334,9 +336,12 @@ __global__ void __launch_bounds__(kDecodeThreads, Decode<T, KindOf, kDim, kGroup
     auto* states = reinterpret_cast<float*>(memory + D::kShared - D::kStates);
     auto* flag = reinterpret_cast<int*>(states + 2 * kDecodeWarps * D::kRows + 2 * D::kRows);
     const int warp = static_cast<int>(threadIdx.x) / 32;
-    for (int i = p.slots[blockIdx.x]; i < p.slots[blockIdx.x + 1]; ++i) {
+    for (int i = first_item(p); i < end_item(p); ++i) {
         const plan::Item item = p.items[i];
         const Rows rows(p, item, D::kRows);
+        if (rows.count == 0) {
+            continue;
+        }
         DecodeWarp<T, KindOf, kDim, kGroups> state;
         state.begin(p, rows);
         decode_item(p, item, state, memory + warp * D::kSlots * D::kTileBytes);

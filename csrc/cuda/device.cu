@@ -4,6 +4,7 @@
 
 #include <array>
 #include <cstdint>
+#include <iterator>
 #include <string>
 
 #include "arch/simt.h"
@@ -56,6 +57,39 @@ const char* device_problem(const void* address) {
         default:  // pinned or managed
             return nullptr;
     }
+}
+
+FaultWord fault_word() {
+    static const FaultWord word = [] {
+        void* memory = nullptr;
+        const cudaError_t status = cudaHostAlloc(&memory, sizeof(std::int32_t), cudaHostAllocPortable);
+        if (status != cudaSuccess) {
+            throw DeviceError(std::string("memory for faults: ") + cudaGetErrorString(status));
+        }
+        auto* made = static_cast<FaultWord>(memory);
+        *made = 0;
+        return made;
+    }();
+    return word;
+}
+
+const char* take_fault() {
+    static constexpr const char* kTexts[] = {
+        // as Fault counts
+        nullptr,
+        "block_tables: named a block that is not there",
+        "cu_q: had queries that are not there, or other ones than the plan",
+        "seq_lens: had a length that is negative or more than block_tables has room for",
+        "plan: had an item that cannot be one of this batch",
+        "slot_mapping: named a slot past the last block",
+        "positions: named a row that cos and sin do not have",
+        "ids: named a block that is not there",
+        "pairs: named a block that is not there",
+        "offsets: named entries that are not there"};
+    volatile std::int32_t* word = fault_word();
+    const auto fault = static_cast<std::size_t>(*word);
+    *word = 0;
+    return fault < std::size(kTexts) ? kTexts[fault] : "faults: one that has no name";
 }
 
 }  // namespace octavo::cuda

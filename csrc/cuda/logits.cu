@@ -2,6 +2,7 @@
 
 #include "api.h"
 #include "common/dispatch.h"
+#include "device.h"
 
 namespace octavo::cuda {
 
@@ -19,12 +20,15 @@ void penalize(const TensorRef& logits, const TensorRef& offsets, const TensorRef
     expect(repetition, "repetition", {rows}, DType::kF32);
     expect(presence, "presence", {rows}, DType::kF32);
     expect(frequency, "frequency", {rows}, DType::kF32);
+    expect_apart(logits, "logits", {&offsets, &ids, &counts, &bias, &repetition, &presence, &frequency});
     with_float(logits.dtype, "logits", [&](auto tag) {
         using T = typename decltype(tag)::Type;
-        const PenaltyParams<T> params{
-            logits.as<T>(),   offsets.as<std::int32_t>(),       ids.as<std::int64_t>(), counts.as<std::int32_t>(),
-            bias.as<float>(), repetition.as<float>(),           presence.as<float>(),   frequency.as<float>(),
-            logits.stride[0], static_cast<int>(logits.shape[1])};
+        const PenaltyParams<T> params{logits.as<T>(),         offsets.as<std::int32_t>(),
+                                      ids.as<std::int64_t>(), counts.as<std::int32_t>(),
+                                      bias.as<float>(),       repetition.as<float>(),
+                                      presence.as<float>(),   frequency.as<float>(),
+                                      logits.stride[0],       ids.shape[0],
+                                      fault_word(),           static_cast<int>(logits.shape[1])};
         if (rows > 0) {
             launch(penalize_kernel<T>, dim3(static_cast<unsigned>(rows)), kLogitThreads, 0, as_stream(stream), params);
         }
@@ -40,10 +44,11 @@ void logprobs(const TensorRef& chosen, const TensorRef& values, const TensorRef&
     expect(chosen, "chosen", {rows}, DType::kF32);
     expect(values, "values", {rows, kAny}, DType::kF32);
     expect(tokens, "tokens", {rows, values.shape[1]}, DType::kI64);
-    if (values.size() > 0) {
-        expect_dense(values, "values");
-        expect_dense(tokens, "tokens");
-    }
+    expect_dense(values, "values");
+    expect_dense(tokens, "tokens");
+    expect_apart(chosen, "chosen", {&logits, &ids});
+    expect_apart(values, "values", {&chosen, &logits, &ids});
+    expect_apart(tokens, "tokens", {&chosen, &values, &logits, &ids});
     with_float(logits.dtype, "logits", [&](auto tag) {
         using T = typename decltype(tag)::Type;
         const LogprobParams<T> params{logits.as<T>(),

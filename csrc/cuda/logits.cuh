@@ -3,6 +3,7 @@
 
 #include <limits>
 
+#include "common/fault.cuh"
 #include "common/numeric.cuh"
 #include "common/reduce.cuh"
 
@@ -22,7 +23,8 @@ struct PenaltyParams {
     const float* repetition;     // [rows]: divides what is positive, multiplies what is negative
     const float* presence;       // [rows]: subtracted once
     const float* frequency;      // [rows]: subtracted for each occurrence
-    std::int64_t row_stride;
+    std::int64_t row_stride, num_entries;
+    FaultWord fault;
     int vocabulary;
 };
 
@@ -32,7 +34,12 @@ __global__ void __launch_bounds__(kLogitThreads) penalize_kernel(const PenaltyPa
     const int row = static_cast<int>(blockIdx.x);
     T* logits = p.logits + row * p.row_stride;
     const float repetition = p.repetition[row], presence = p.presence[row], frequency = p.frequency[row];
-    for (int i = p.offsets[row] + static_cast<int>(threadIdx.x); i < p.offsets[row + 1]; i += kLogitThreads) {
+    const std::int64_t begin = p.offsets[row], end = p.offsets[row + 1];
+    if (begin < 0 || end > p.num_entries) {
+        tell(p.fault, Fault::kOffsets);
+        return;
+    }
+    for (std::int64_t i = begin + threadIdx.x; i < end; i += kLogitThreads) {
         const std::int64_t id = p.ids[i];
         if (id < 0 || id >= p.vocabulary) {
             continue;

@@ -38,11 +38,12 @@ __device__ __forceinline__ void copy_keys(const AttentionParams& p, const Pages&
     constexpr int kRows = kPrefillThreads / P::kPieces;
     for (int row = static_cast<int>(threadIdx.x) / P::kPieces; row < P::kKeys; row += kRows) {
         const int at = key + row;
-        const bool valid = at >= item.begin && at < item.end && piece * 16 < p.head_dim * P::Kind::kBytes;
+        bool valid = at >= item.begin && at < item.end && piece * 16 < p.head_dim * P::Kind::kBytes;
         std::int64_t place = 0;
         if (valid) {
-            place = pages.offset(table[at / p.kv.block_size], item.head, at % p.kv.block_size) * P::Kind::kBytes +
-                    piece * 16;
+            const std::int32_t block = block_of(p, table, at);
+            valid = block >= 0;
+            place = valid ? pages.offset(block, item.head, at % p.kv.block_size) * P::Kind::kBytes + piece * 16 : 0;
         }
         copy_async16(tile + tile_offset<P::kRowBytes>(row, piece), data + place, valid);
     }
@@ -106,7 +107,7 @@ struct PrefillWarp {
 #pragma unroll
             for (int j = 0; j < P::kKeys / 16; ++j) {
                 std::uint32_t k[Kind::kFragments][4];
-                key_fragments<P::kRowBytes>(Kind{}, tile, 16 * j, 2 * load, p.byte_shift, p.byte_scale, k);
+                key_fragments<P::kRowBytes>(Kind{}, tile, 16 * j, 2 * load, p.fp8, k);
 #pragma unroll
                 for (int i = 0; i < Kind::kFragments; ++i) {
                     const int f = load * Kind::kFragments + i;
@@ -177,7 +178,7 @@ struct PrefillWarp {
 #pragma unroll
             for (int load = 0; load < P::kLoads; ++load) {
                 std::uint32_t v[Kind::kFragments][4];
-                value_fragments<P::kRowBytes>(Kind{}, tile, 16 * j, 2 * load, p.byte_shift, p.byte_scale, v);
+                value_fragments<P::kRowBytes>(Kind{}, tile, 16 * j, 2 * load, p.fp8, v);
 #pragma unroll
                 for (int i = 0; i < Kind::kFragments; ++i) {
                     const int f = load * Kind::kFragments + i;
@@ -243,9 +244,12 @@ __global__ void __launch_bounds__(kPrefillThreads) prefill_mma_kernel(const Atte
     auto* staged = reinterpret_cast<T*>(tiles + P::kTiles);
     auto* flag = reinterpret_cast<int*>(tiles + P::kTiles + P::kQueries);
     const int warp = static_cast<int>(threadIdx.x) / 32, g = static_cast<int>(threadIdx.x) % 32 / 4;
-    for (int i = p.slots[blockIdx.x]; i < p.slots[blockIdx.x + 1]; ++i) {
+    for (int i = first_item(p); i < end_item(p); ++i) {
         const plan::Item item = p.items[i];
         const Rows rows(p, item, kPrefillRows);
+        if (rows.count == 0) {
+            continue;
+        }
         const int first = item.begin / P::kKeys * P::kKeys;
         const auto copy = [&](int key) {
             unsigned char* place = tiles + key / P::kKeys % 2 * 2 * P::kTileBytes;

@@ -1,6 +1,7 @@
 // Norms, activations and rotation: one block per row, float32 inside.
 #pragma once
 
+#include "common/fault.cuh"
 #include "common/numeric.cuh"
 #include "common/reduce.cuh"
 
@@ -128,7 +129,8 @@ struct RotaryParams {
     const std::int64_t* positions;  // [tokens] or null
     const C* cos;                   // [positions, half]
     const C* sin;
-    std::int64_t token_stride, head_stride, cos_row, sin_row;
+    std::int64_t token_stride, head_stride, cos_row, sin_row, num_angles;
+    FaultWord fault;
     int num_heads, half;
     bool interleaved;
 };
@@ -137,6 +139,9 @@ template <typename T, typename C>
 __global__ void __launch_bounds__(kRowThreads) rotary_kernel(const RotaryParams<T, C> p) {
     const std::int64_t token = blockIdx.x;
     const std::int64_t row = p.positions ? p.positions[token] : token;
+    if (!is_one_of(row, p.num_angles, p.fault, Fault::kPositions)) {
+        return;
+    }
     for (int i = static_cast<int>(threadIdx.x); i < p.num_heads * p.half; i += static_cast<int>(blockDim.x)) {
         T* head = p.heads + token * p.token_stride + i / p.half * p.head_stride;
         rotate_pair(head, i % p.half, p.half, p.interleaved, p.cos + row * p.cos_row, p.sin + row * p.sin_row);

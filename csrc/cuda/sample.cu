@@ -18,6 +18,7 @@ void sample(const TensorRef& ids, const TensorRef& logits, const TensorRef& temp
     expect(seed, "seed", {rows}, DType::kI64);
     expect(branch, "branch", {rows}, DType::kI64);
     expect(index, "index", {rows}, DType::kI64);
+    expect_apart(ids, "ids", {&logits, &temperature, &top_k, &top_p, &min_p, &seed, &branch, &index});
     if (rows == 0) {
         return;
     }

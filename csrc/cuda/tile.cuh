@@ -40,16 +40,22 @@ __device__ __forceinline__ int tile_offset(int row, int piece) {
     return row * kRowBytes + ((piece ^ (row / kRowsPerLine & kMask)) * 16);
 }
 
-// Four bytes become two pairs of 16-bit numbers: (0, 1) and (2, 3). `shift`, `scale`: see fp8_constants.
+// A pair of fp8 numbers, in the high bytes, becomes 16-bit ones; see fp8_constants.
 template <typename T>
-__device__ __forceinline__ void widen(Fp8<T>, std::uint32_t x, std::uint32_t shift, std::uint32_t scale,
-                                      std::uint32_t& low, std::uint32_t& high) {
-    const std::uint32_t a = permute_bytes(x, 0, 0x1404), b = permute_bytes(x, 0, 0x3424);
-    low = mul2<T>((a & 0x7f007f00U) >> shift | (a & 0x80008000U), scale);
-    high = mul2<T>((b & 0x7f007f00U) >> shift | (b & 0x80008000U), scale);
+__device__ __forceinline__ std::uint32_t widen_pair(std::uint32_t x, const Fp8Constants& c) {
+    const std::uint32_t size = (x & 0x7f007f00U) >> c.shift, special = (size + c.carry) & c.mask;
+    const std::uint32_t kept = kIsHalf<T> ? size | special : size + special * c.factor;
+    return mul2<T>(kept | (x & 0x80008000U), c.scale);
+}
+// Four bytes become two pairs of 16-bit numbers: (0, 1) and (2, 3).
+template <typename T>
+__device__ __forceinline__ void widen(Fp8<T>, std::uint32_t x, const Fp8Constants& c, std::uint32_t& low,
+                                      std::uint32_t& high) {
+    low = widen_pair<T>(permute_bytes(x, 0, 0x1404), c);
+    high = widen_pair<T>(permute_bytes(x, 0, 0x3424), c);
 }
 template <typename T>
-__device__ __forceinline__ void widen(Int8<T>, std::uint32_t x, std::uint32_t, std::uint32_t, std::uint32_t& low,
+__device__ __forceinline__ void widen(Int8<T>, std::uint32_t x, const Fp8Constants&, std::uint32_t& low,
                                       std::uint32_t& high) {
     // 128 + (the low seven bits) less 128, or less 256 where the sign is set: in both types such numbers are exact.
     constexpr std::uint32_t kHigh = sizeof(T) == 2 ? 0x43434343U : 0;
@@ -58,7 +64,7 @@ __device__ __forceinline__ void widen(Int8<T>, std::uint32_t x, std::uint32_t, s
     high = sub2<T>(permute_bytes(numbers, kHigh, 0x4342), permute_bytes(signs, kHigh, 0x4342));
 }
 template <>
-__device__ __forceinline__ void widen(Int8<Half>, std::uint32_t x, std::uint32_t, std::uint32_t, std::uint32_t& low,
+__device__ __forceinline__ void widen(Int8<Half>, std::uint32_t x, const Fp8Constants&, std::uint32_t& low,
                                       std::uint32_t& high) {
     const std::uint32_t flipped = x ^ 0x80808080U;  // + 128
     low = sub2<Half>(permute_bytes(flipped, 0x64646464U, 0x4140), 0x64806480U);
@@ -66,36 +72,33 @@ __device__ __forceinline__ void widen(Int8<Half>, std::uint32_t x, std::uint32_t
 }
 
 // An fp8 number's exponent and mantissa, moved down by `shift` under the 16-bit sign, are the number times a power of
-// two, which `scale` takes back. Exact, also below the normal range; infinities of E5M2 stay so only in float16.
-inline void fp8_constants(bool bfloat, KvType type, std::uint32_t& shift, std::uint32_t& scale) {
+// two, which `scale` takes back. Exact, also below the normal range. Of NaN (and infinities) alone a bit of `mask` is
+// set once `carry` is added; `factor` times that bit makes their exponents the 16-bit type's highest.
+inline Fp8Constants fp8_constants(bool bfloat, KvType type) {
     const bool e5m2 = type == KvType::kE5M2;
     if (bfloat) {
-        shift = e5m2 ? 3 : 4;
-        scale = e5m2 ? 0x77807780U : 0x7b807b80U;  // 2^112, 2^120
-    } else {
-        shift = e5m2 ? 0 : 1;
-        scale = e5m2 ? 0x3c003c00U : 0x5c005c00U;  // 1, 256
+        return e5m2 ? Fp8Constants{3, 0x77807780U, 0x00800080U, 0x10001000U, 7}    // 2^112
+                    : Fp8Constants{4, 0x7b807b80U, 0x00100010U, 0x08000800U, 15};  // 2^120
     }
+    return e5m2 ? Fp8Constants{0, 0x3c003c00U, 0, 0, 1}                       // 1
+                : Fp8Constants{1, 0x5c005c00U, 0x00800080U, 0x40004000U, 1};  // 256
 }
 
 // Fragments of keys `piece`, `piece` + 1 of the 16 rows from `row` on.
 template <int kRowBytes, template <typename> class Kind, typename T>
 __device__ __forceinline__ void key_fragments(Kind<T> kind, const unsigned char* tile, int row, int piece,
-                                              std::uint32_t shift, std::uint32_t scale,
-                                              std::uint32_t (&a)[Kind<T>::kFragments][4]) {
+                                              const Fp8Constants& fp8, std::uint32_t (&a)[Kind<T>::kFragments][4]) {
     const int lane = static_cast<int>(threadIdx.x) % 32;
-    std::uint32_t m[4];  // rows 0-7, rows 8-15; then those of the next piece
-    load_matrices(m, tile + tile_offset<kRowBytes>(row + lane % 16, piece + lane / 16));
+    const unsigned char* mine = tile + tile_offset<kRowBytes>(row + lane % 16, piece + lane / 16);
     if constexpr (Kind<T>::kFragments == 1) {
-        a[0][0] = m[0];
-        a[0][1] = m[1];
-        a[0][2] = m[2];
-        a[0][3] = m[3];
+        load_matrices(a[0], mine);
     } else {
+        std::uint32_t m[4];  // rows 0-7, rows 8-15; then those of the next piece
+        load_matrices(m, mine);
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
-            widen(kind, m[2 * i], shift, scale, a[i][0], a[i][2]);
-            widen(kind, m[2 * i + 1], shift, scale, a[i][1], a[i][3]);
+            widen(kind, m[2 * i], fp8, a[i][0], a[i][2]);
+            widen(kind, m[2 * i + 1], fp8, a[i][1], a[i][3]);
         }
     }
 }
@@ -103,21 +106,18 @@ __device__ __forceinline__ void key_fragments(Kind<T> kind, const unsigned char*
 // The same of values, transposed: rows of a fragment are dimensions.
 template <int kRowBytes, template <typename> class Kind, typename T>
 __device__ __forceinline__ void value_fragments(Kind<T> kind, const unsigned char* tile, int row, int piece,
-                                                std::uint32_t shift, std::uint32_t scale,
-                                                std::uint32_t (&a)[Kind<T>::kFragments][4]) {
+                                                const Fp8Constants& fp8, std::uint32_t (&a)[Kind<T>::kFragments][4]) {
     const int lane = static_cast<int>(threadIdx.x) % 32;
-    std::uint32_t m[4];  // rows 0-7 of piece, of the next piece; rows 8-15 of both
-    load_matrices_transposed(m, tile + tile_offset<kRowBytes>(row + lane % 8 + lane / 16 * 8, piece + lane / 8 % 2));
+    const unsigned char* mine = tile + tile_offset<kRowBytes>(row + lane % 8 + lane / 16 * 8, piece + lane / 8 % 2);
     if constexpr (Kind<T>::kFragments == 1) {
-        a[0][0] = m[0];
-        a[0][1] = m[1];
-        a[0][2] = m[2];
-        a[0][3] = m[3];
+        load_matrices_transposed(a[0], mine);
     } else {
+        std::uint32_t m[4];  // rows 0-7 of piece, of the next piece; rows 8-15 of both
+        load_matrices_transposed(m, mine);
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
-            widen(kind, permute_bytes(m[i], 0, 0x3120), shift, scale, a[i][0], a[i][1]);
-            widen(kind, permute_bytes(m[i + 2], 0, 0x3120), shift, scale, a[i][2], a[i][3]);
+            widen(kind, permute_bytes(m[i], 0, 0x3120), fp8, a[i][0], a[i][1]);
+            widen(kind, permute_bytes(m[i + 2], 0, 0x3120), fp8, a[i][2], a[i][3]);
         }
     }
 }

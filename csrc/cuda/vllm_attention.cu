@@ -5,30 +5,44 @@
 
 namespace octavo::cuda {
 
+constexpr int kMostInGrid = 65535;  // but in its first dimension
+
 void vllm_paged_attention(const TensorRef& out, const TensorRef& exp_sums, const TensorRef& max_logits,
                           const TensorRef& partial_out, const TensorRef& queries, const KvCache& kv,
                           const TensorRef& tables, const TensorRef& lens, int max_len, int partition_size,
                           const Attention& attention, StreamHandle stream) {
-    const KvLayer layer = make_kv_layer(kv, queries.dtype);
-    const AttentionParams p = make_params(out, queries, layer, tables, lens, attention, TensorRef{});
+    AttentionParams p{};
+    const KvLayer layer = make_params(p, out, queries, kv, tables, lens, attention, TensorRef{});
     require(queries.shape[0] == tables.shape[0], "query", "does not have one row per sequence");
+    require(queries.shape[0] <= kMostInGrid, "query", "has more sequences than a launch");
+    require(!layer.scales.key_slots.data, "k_scale", "is for each slot, which vLLM does not have");
+    require(max_len >= 0, "max_seq_len", "is negative");
+    require(partition_size >= 0, "partition", "is negative");
     const int span = partition_size > 0 ? partition_size : max_len;
-    const int partitions = partition_size > 0 ? std::max(1, (max_len + span - 1) / span) : 1;
+    const int partitions = partition_size > 0 ? std::max(1, max_len / span + (max_len % span > 0 ? 1 : 0)) : 1;
+    require(partitions <= kMostInGrid, "max_seq_len", "has more partitions than a launch");
     if (partition_size > 0) {
-        expect(exp_sums, "exp_sums", {p.num_heads == 0 ? 0 : queries.shape[0], queries.shape[1], partitions},
-               DType::kF32);
+        expect(exp_sums, "exp_sums", {queries.shape[0], queries.shape[1], partitions}, DType::kF32);
         expect(max_logits, "max_logits", {queries.shape[0], queries.shape[1], partitions}, DType::kF32);
         expect(partial_out, "tmp_out", {queries.shape[0], queries.shape[1], partitions, queries.shape[2]},
                queries.dtype);
         expect_dense(exp_sums, "exp_sums");
         expect_dense(max_logits, "max_logits");
         expect_dense(partial_out, "tmp_out");
+        const std::initializer_list<const TensorRef*> others{
+            &out,    &queries, &kv.keys, &kv.values, &kv.key_scale, &kv.value_scale, &attention.alibi, &attention.sinks,
+            &tables, &lens};
+        expect_apart(exp_sums, "exp_sums", others);
+        expect_apart(max_logits, "max_logits", others);
+        expect_apart(max_logits, "max_logits", {&exp_sums, &partial_out});
+        expect_apart(partial_out, "tmp_out", others);
+        expect_apart(partial_out, "tmp_out", {&exp_sums});
     }
     if (queries.size() == 0) {
         return;
     }
     const std::size_t shared = vllm_shared_bytes(std::max(span, 1), layer.head_dim);
-    require(shared <= 227 * 1024, "max_seq_len", "does not fit into shared memory: use paged_attention_v2");
+    require(shared <= kMostShared, "max_seq_len", "does not fit into shared memory: use paged_attention_v2");
     const dim3 grid(static_cast<unsigned>(p.num_heads), static_cast<unsigned>(queries.shape[0]),
                     static_cast<unsigned>(partitions));
     with_kv(queries.dtype, layer.type, "query", [&](auto t, auto c) {

@@ -22,13 +22,21 @@ constexpr std::size_t vllm_shared_bytes(int span, int head_dim) {
     return 4 * static_cast<std::size_t>(span + head_dim * 5 + 8);
 }
 
+// How many keys a sequence has: no more than the launch was made for.
+template <typename T>
+__device__ __forceinline__ int vllm_len(const VllmParams<T>& v, int sequence) {
+    const int len = v.attention.lens[sequence];
+    const int most = static_cast<int>(min(std::int64_t{v.span} * v.partitions, std::int64_t{v.attention.max_keys}));
+    return is_one_of(len, std::int64_t{most} + 1, v.attention.fault, Fault::kSeqLens) ? len : 0;
+}
+
 template <typename T, typename C>
 __global__ void __launch_bounds__(kVllmThreads) vllm_attention_kernel(const VllmParams<T> v) {
     const AttentionParams& p = v.attention;
     const int head = static_cast<int>(blockIdx.x), sequence = static_cast<int>(blockIdx.y);
     const int partition = static_cast<int>(blockIdx.z), kv_head = head / p.group;
     const int thread = static_cast<int>(threadIdx.x), warp = thread / 32, lane = thread % 32;
-    const int len = p.lens[sequence], begin = partition * v.span, end = min(len, begin + v.span);
+    const int len = vllm_len(v, sequence), begin = partition * v.span, end = min(len, begin + v.span);
     if (begin >= end && partition > 0) {
         return;
     }
@@ -48,9 +56,10 @@ __global__ void __launch_bounds__(kVllmThreads) vllm_attention_kernel(const Vllm
     float top = kMinusInfinity;
     for (int key = begin + thread; key < end; key += kVllmThreads) {
         float score = kMinusInfinity;
-        if (row.sees(p.score, len - 1, key)) {
-            const std::int64_t block = table[key / p.kv.block_size];
-            const std::int64_t place = p.kv.keys.offset(block, kv_head, key % p.kv.block_size);
+        const std::int32_t block = row.sees(p.score, len - 1, key) ? block_of(p, table, key) : -1;
+        if (block >= 0) {
+            const int slot = key % p.kv.block_size;
+            const std::int64_t place = p.kv.keys.offset(block, kv_head, slot);
             float product = 0.0F;
             for (int d = 0; d < p.head_dim; ++d) {
                 product += q[d] * to_float(keys[place + p.kv.keys.dimension(d)]);
@@ -71,8 +80,8 @@ __global__ void __launch_bounds__(kVllmThreads) vllm_attention_kernel(const Vllm
         float value = 0.0F;
         for (int key = begin + warp; key < end; key += 4) {
             const float weight = logits[key - begin];
-            if (weight != 0.0F) {  // what is not seen may be anything
-                const std::int64_t block = table[key / p.kv.block_size];
+            if (weight != 0.0F) {                                         // what is not seen may be anything
+                const std::int32_t block = table[key / p.kv.block_size];  // one that is there: else nothing weighs
                 const std::int64_t place = p.kv.values.offset(block, kv_head, key % p.kv.block_size);
                 value += weight * to_float(values[place + p.kv.values.dimension(d)]);
             }
@@ -102,7 +111,7 @@ template <typename T>
 __global__ void __launch_bounds__(kVllmThreads) vllm_reduce_kernel(const VllmParams<T> v) {
     const AttentionParams& p = v.attention;
     const int head = static_cast<int>(blockIdx.x), sequence = static_cast<int>(blockIdx.y);
-    const int parts = max(1, (p.lens[sequence] + v.span - 1) / v.span);
+    const int parts = max(1, (vllm_len(v, sequence) + v.span - 1) / v.span);
     const std::int64_t first = (std::int64_t{sequence} * p.num_heads + head) * v.partitions;
     const float sink = sink_of(p.score, head) * kLn2;
     float top = sink;

@@ -1,7 +1,8 @@
 """The ops in CUDA (csrc/cuda). What they do not support goes to the reference ops, op by op.
 
-No op waits for the device. What lies on the device cannot be checked before a
-launch: slots are checked by the kernel, tables and lengths by whoever made the batch.
+No op waits for the device. What lies on the device cannot be checked before a launch: kernels check it, follow nothing
+that leads nowhere, and tell the host. raise_faults says what was told; the ops look themselves when they plan a batch
+and when they have waited for a swap.
 """
 
 from collections.abc import Sequence
@@ -12,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from gpu_worker.ops import AttentionOptions, Batch, Swap
+from gpu_worker.ops import AttentionOptions, Batch, Swap, kv_format
 from gpu_worker.ops.cuda_plan import FIXED_PIECE, AttentionPlan, PlanShape
 from gpu_worker.ops.kv_layer import KvLayer
 from gpu_worker.ops.reference import ReferenceOps
@@ -63,7 +64,8 @@ class NativeCudaOps:
         if isinstance(kv, Tensor) and not (self._writes(kv, keys) and keys.stride(-1) == values.stride(-1) == 1):
             self._reference.cache_write(kv, keys, values, batch)
             return
-        self.extension.cache_write(self._cache(kv), ref(keys), ref(values), ref(batch.slots), self._stream())
+        cache = self._cache(_layer(kv, keys))
+        self.extension.cache_write(cache, ref(keys), ref(values), ref(batch.slots), self._stream())
 
     def rotary_cache_write(
         self,
@@ -80,7 +82,7 @@ class NativeCudaOps:
         if isinstance(kv, Tensor) and not (self._writes(kv, keys) and angles and dense):
             return self._reference.rotary_cache_write(kv, queries, keys, values, cos, sin, batch)
         self.extension.rope_cache_write(
-            *(self._cache(kv), ref(queries), ref(keys), ref(values)),
+            *(self._cache(_layer(kv, keys)), ref(queries), ref(keys), ref(values)),
             *(None, ref(cos), ref(sin), cos.shape[-1], ref(batch.slots), False, self._stream()),
         )
         return queries
@@ -88,7 +90,7 @@ class NativeCudaOps:
     def paged_attention(self, queries: Tensor, kv: Tensor | KvLayer, batch: Batch, options: AttentionOptions) -> Tensor:
         if isinstance(kv, Tensor) and not self._takes(queries, kv):
             return self._reference.paged_attention(queries, kv, batch, options)
-        layer = kv if isinstance(kv, KvLayer) else KvLayer.of(kv)
+        layer = _layer(kv, queries)
         out = torch.empty(queries.shape, dtype=queries.dtype, device=queries.device)
         alibi, sinks = (None if x is None else x.detach().float() for x in (options.alibi, options.sinks))
         attention = self.extension.Attention(
@@ -106,7 +108,7 @@ class NativeCudaOps:
 
     def captures(self, kv: Tensor) -> bool:
         """Whether layers like this one are the kernels': the reference ops look at numbers on the device."""
-        return kv.dtype in (*FLOATS, *FP8) and kv.shape[4] <= MAX_SIMT_DIM
+        return kv.dtype in (*FLOATS, *FP8, torch.int8) and kv.shape[4] <= MAX_SIMT_DIM
 
     def batch_invariant(self, kv: Tensor, head_dim: int) -> bool:
         return bool(self._fixed_piece) and self.captures(kv)
@@ -117,9 +119,19 @@ class NativeCudaOps:
         For batches that are used again (CUDA graphs). The plans were made by the first paged_attention of each kind,
         for at least as many queries as now. Queued on the current stream; launches after it see the new plan.
         """
+        self.raise_faults()
         for key, found in batch.scratch.items():
             if key[0] == "native_cuda":
                 found[0].refill(batch.q_lens, batch.kv_lens)
+
+    def raise_faults(self) -> None:
+        """Raises the extension's ArgumentError for what a kernel found wrong in tables, lengths or ids on the device.
+
+        Does not wait: it says all there is to say of work the host has waited for, and may of later work.
+        """
+        fault = self.extension.take_fault()
+        if fault is not None:
+            raise self.extension.ArgumentError(fault)
 
     def rotary(self, heads: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         if heads.dtype not in FLOATS or cos.dtype not in FLOATS or cos.stride(-1) != 1 or sin.stride(-1) != 1:
@@ -149,9 +161,9 @@ class NativeCudaOps:
             return self._reference.silu_and_mul(x)
         rows = x.reshape(-1, x.shape[-1])
         rows = rows if rows.stride(-1) == 1 else rows.contiguous()
-        out = torch.empty((rows.shape[0], rows.shape[1] // 2), dtype=x.dtype, device=x.device)
-        self.extension.silu_and_mul(ref(out), ref(rows), self._stream())
-        return out.view(*x.shape[:-1], -1)
+        out = torch.empty((*x.shape[:-1], x.shape[-1] // 2), dtype=x.dtype, device=x.device)
+        self.extension.silu_and_mul(ref(out.view(-1, out.shape[-1])), ref(rows), self._stream())
+        return out
 
     def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         return _linear_by_tiles(x, weight, bias) if self._fixed_piece else functional.linear(x, weight, bias)  # cuBLAS
@@ -196,13 +208,14 @@ class NativeCudaOps:
         stream: int = torch.cuda.current_stream(self._device).cuda_stream
         return stream
 
-    def _cache(self, kv: Tensor | KvLayer) -> Any:
-        layer = kv if isinstance(kv, KvLayer) else KvLayer.of(kv)
+    def _cache(self, layer: KvLayer) -> Any:
         scales = (None if scale is None else ref(scale) for scale in (layer.key_scale, layer.value_scale))
         return self.extension.KvCache(ref(layer.keys), ref(layer.values), layer.kind, *scales)
 
     def _writes(self, kv: Tensor, keys: Tensor) -> bool:
-        """Not int8 with a scale for each slot (kv_format.py): scales of the kernels are those of a KvLayer."""
+        if kv.dtype == torch.int8:
+            paged = kv.shape[-1] == kv_format.width(kv.dtype, keys.shape[-1]) == kv.stride(-2)
+            return keys.dtype in FLOATS and paged and kv.stride(-1) == 1
         return keys.dtype in FLOATS and kv.dtype in (keys.dtype, *FP8) and kv.stride(-1) == 1
 
     def _takes(self, queries: Tensor, kv: Tensor) -> bool:
@@ -215,16 +228,17 @@ class NativeCudaOps:
 
     def _plan(self, queries: Tensor, kv: KvLayer, batch: Batch, window: int) -> tuple[AttentionPlan, list[Any]]:
         """The plan of the batch for layers of this form, and per launch the extension's handle of it."""
-        form = kv.kind, kv.num_heads, kv.block_size, kv.head_dim, kv.packed
+        form = kv.kind, kv.num_heads, kv.block_size, kv.head_dim, kv.packed, kv.scaled_slots
         key = ("native_cuda", window, queries.dtype, queries.shape[1], *form)
         found: tuple[AttentionPlan, list[Any]] | None = batch.scratch.get(key)
         if found is None:
+            self.raise_faults()
+            most_keys = _check_batch(batch, queries.shape[0], kv.block_size)
             shape = PlanShape(
                 *(DTYPES[queries.dtype], kv.kind, kv.num_heads, queries.shape[1] // kv.num_heads, kv.head_dim, window),
                 tensor_cores=_for_tensor_cores(queries.dtype, kv),
                 fixed_piece=self._fixed_piece,
             )
-            most_keys = batch.block_tables.shape[1] * kv.block_size
             plan = AttentionPlan(self.extension, self._device, shape, batch.q_lens, batch.kv_lens, most_keys)
             handles = [(launch, self.extension.Plan(*map(ref, launch.memory))) for launch in plan.launches]
             found = batch.scratch[key] = plan, handles
@@ -243,6 +257,7 @@ class _Swap:
 
     def wait(self) -> None:
         self._ops._swapper.wait(self._ticket)
+        self._ops.raise_faults()
 
     def let_wait(self) -> None:
         self._ops._swapper.let_wait(self._ticket, self._ops._stream())
@@ -251,7 +266,26 @@ class _Swap:
 def _for_tensor_cores(dtype: torch.dtype, kv: KvLayer) -> bool:
     step = 8 if kv.kind == "auto" else 16  # dimensions that one copy of 16 bytes brings
     fits = kv.head_dim <= MAX_MMA_DIM and not kv.head_dim % step and not kv.block_size % 8
-    return dtype != torch.float32 and fits and not kv.packed
+    return dtype != torch.float32 and fits and not kv.packed and not kv.scaled_slots
+
+
+def _layer(kv: Tensor | KvLayer, rows: Tensor) -> KvLayer:
+    """Where keys and values lie that are [tokens, kv_heads, head_dim] like `rows`."""
+    if isinstance(kv, KvLayer):
+        return kv
+    return KvLayer.paged(kv, rows.shape[-1]) if kv.dtype == torch.int8 else KvLayer.of(kv)
+
+
+def _check_batch(batch: Batch, tokens: int, block_size: int) -> int:
+    """What the host knows of a batch fits together; returns how many keys a row of its tables has room for."""
+    room = batch.block_tables.shape[1] * block_size
+    if not len(batch.q_lens) == len(batch.kv_lens) == batch.block_tables.shape[0]:
+        raise ValueError("q_lens: are not as many as sequences have lengths and tables")
+    if sum(batch.q_lens) != tokens:
+        raise ValueError(f"q_lens: are those of {sum(batch.q_lens)} queries, not of {tokens}")
+    if max(batch.kv_lens, default=0) > room:
+        raise ValueError(f"kv_lens: block_tables have room for {room} keys, not for {max(batch.kv_lens)}")
+    return room
 
 
 def _linear_by_tiles(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:

@@ -16,7 +16,11 @@ CASES = {
     "sampler": 20,
     "penalize": 60,
     "logprobs": 60,
-    "refused": 5,
+    "arguments": 1,
+    "same_bits": 24,
+    "nan": 24,
+    "lost": 24,
+    "garbage": 200,
     "place": 2,
     "plan": 4,
     "swap": 60,
@@ -25,4 +29,5 @@ CASES = {
     "graphs": 3,
     "invariant": 3,
     "compat": 6,
+    "compat_options": 8,
 }

@@ -132,7 +132,7 @@ class RecordedExtension:
 
     def __getattr__(self, name: str) -> Any:
         found = getattr(self._extension, name)
-        if isinstance(found, type) or name.startswith(("plan_", "attention_", "device_")):
+        if isinstance(found, type) or name.startswith(("plan_", "attention_", "device_", "take_")):
             return found
         return lambda *args: launch(found, *args)
 

@@ -7,7 +7,7 @@ inline float value_factor(const KvPages& pages, std::int64_t head) {
 inline void finish_row(const AttentionJob& job, std::int64_t head, float maximum, float total, const float* sums,
                        float* out) {
     if (job.sinks) {
-        total += std::exp(job.sinks[head] - maximum);
+        total += std::exp2(job.sinks[head] * kLog2E - maximum);
     }
     const float factor = total == 0.0F ? 0.0F : value_factor(job.kv, head / job.group) / total;
     for (std::int64_t d = 0; d < job.kv.head_dim; d += 8) {
@@ -31,7 +31,7 @@ void merge(const AttentionJob& job, const AttentionItem& item, std::int64_t num_
             if (next == kNone) {
                 continue;
             }
-            const float mine = std::exp(sums[dim] - next), theirs = std::exp(more[dim] - next);
+            const float mine = std::exp2(sums[dim] - next), theirs = std::exp2(more[dim] - next);
             for (std::int64_t d = 0; d < dim; d += 8) {
                 const F8 kept = mul8(load8(sums + d), set8(mine));
                 store8(sums + d, fma8(load8(more + d), set8(theirs), kept));

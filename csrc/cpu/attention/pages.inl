@@ -39,67 +39,76 @@ inline void widen(const KvPages& pages, const KvSide& side, const char* from, fl
     side.run == pages.head_dim ? widen_rows<kType>(pages, side, from, to) : widen_runs<kType>(pages, side, from, to);
 }
 
-// Whether rows are taken from where they lie: not if they are scattered, nor if widening them is done once for many.
-inline bool in_place(const AttentionJob& job, const KvSide& side, std::int64_t rows) {
-    return side.run == job.kv.head_dim && (job.kv.dtype == DType::kF32 || rows <= kMostRows);
-}
-
-// The slots [first, end) of a sequence; groups of eight before `from` are not looked at, nor are their blocks.
-inline Slots take(const AttentionJob& job, const AttentionItem& item, const KvSide& side, std::int64_t first,
-                  std::int64_t from, std::int64_t end, bool here, float* space) {
-    const KvPages& pages = job.kv;
-    Slots slots{};
-    slots.type = here ? pages.dtype : DType::kF32;
-    slots.stride = here ? side.slot * size_in_cache(pages.dtype) : pages.head_dim * 4;
-    for (std::int64_t i = 0; i < kGroups; ++i) {
-        const std::int64_t position = first + 8 * i;
-        if (position >= end) {
-            break;
-        }
-        if (position + 8 <= from) {
-            continue;
-        }
-        const std::int64_t block = item.table[position / pages.block_size], slot = position % pages.block_size;
-        const char* place = slot_place(pages, side, block, item.kv_head, slot);
-        slots.scales[i] = side.slot_scales ? slot_scale(side, block, item.kv_head, slot) : nullptr;
-        slots.at[i] = place;
-        if (!here) {
-            float* to = space + 8 * i * pages.head_dim;
-            with_type(pages.dtype, [&](auto type) { widen<decltype(type)::value>(pages, side, place, to); });
-            slots.at[i] = reinterpret_cast<const char*>(to);
-        }
+inline void widen_columns(const AttentionJob& job, const KvSide& side, const char* from, float* eight, float* to) {
+    const std::int64_t dim = job.kv.head_dim;
+    const bool ready = job.kv.dtype == DType::kF32 && side.run == dim;
+    if (!ready) {
+        with_type(job.kv.dtype, [&](auto type) { widen<decltype(type)::value>(job.kv, side, from, eight); });
     }
-    return slots;
+    const float* rows = ready ? reinterpret_cast<const float*>(from) : eight;
+    for (std::int64_t d = 0; d < dim; d += 8) {
+        transpose8(rows + d, ready ? side.slot : dim, to + 8 * d);
+    }
 }
 
-// The tile after this one, asked for while this one is worked on: pages end the hardware's guesses.
-struct Ahead {
-    Slots keys, values;
+// A sequence's blocks, walked through eight slots a step.
+struct Walk {
+    const std::int32_t* block;
+    std::int64_t slot;
 };
 
-__attribute__((always_inline)) inline void fetch_slots(const AttentionJob& job, const Slots& slots,
-                                                       std::int64_t group) {
-    const char* at = slots.at[group];
-    if (at == nullptr) {
-        return;
+inline Walk walk_from(const AttentionJob& job, const AttentionItem& item, std::int64_t position) {
+    return {item.table + position / job.kv.block_size, position % job.kv.block_size};
+}
+
+inline void locate_group(const KvPages& pages, const KvSide& side, std::int64_t kv_head, const Walk& walk,
+                         std::int64_t group, Places& places) {
+    places.at[group] = slot_place(pages, side, *walk.block, kv_head, walk.slot);
+    if (side.slot_scales) {
+        places.scales[group] = slot_scale(side, *walk.block, kv_head, walk.slot);
     }
-    const std::int64_t bytes = job.kv.head_dim * size_in_cache(job.kv.dtype);
-    if (slots.stride == bytes) {
-        for (std::int64_t i = 0; i < 8 * bytes; i += 64) {
-            fetch_second(at + i);
-        }
-        return;
-    }
-    for (std::int64_t slot = 0; slot < 8; ++slot) {
-        for (std::int64_t i = 0; i < bytes; i += 64) {
-            fetch_second(at + slot * slots.stride + i);
+}
+
+// The groups of eight that the item looks at in the tile that begins at position `first`. The others stay as they are:
+// their blocks may not even be there.
+inline void locate(const AttentionJob& job, const AttentionItem& item, std::int64_t first, Walk& walk, Places& keys,
+                   Places& values) {
+    const std::int64_t skipped = item.first_key > first ? (item.first_key - first) / 8 : 0;
+    for (std::int64_t i = skipped; i < kGroups && first + 8 * i < item.end_key; ++i) {
+        locate_group(job.kv, job.kv.keys, item.kv_head, walk, i, keys);
+        locate_group(job.kv, job.kv.values, item.kv_head, walk, i, values);
+        walk.slot += 8;
+        if (walk.slot == job.kv.block_size) {
+            walk = {walk.block + 1, 0};
         }
     }
 }
 
-inline Ahead look_ahead(const AttentionJob& job, const AttentionItem& item, std::int64_t first) {
-    const std::int64_t end = item.end_key < first + kKeyTile ? item.end_key : first + kKeyTile;
+// The groups of a tile that have slots in [low, high), in a form to work on.
+inline Slots take(const AttentionJob& job, const KvSide& side, Form form, const Places& here, const Places& next,
+                  std::int64_t low, std::int64_t high, float* eight, Room& room) {
     const KvPages& pages = job.kv;
-    return {take(job, item, pages.keys, first, item.first_key, end, true, nullptr),
-            take(job, item, pages.values, first, item.first_key, end, true, nullptr)};
+    if (form == Form::kInPlace) {
+        return {form, pages.dtype, side.slot * size_in_cache(pages.dtype), here.at, here.scales, next.at};
+    }
+    for (std::int64_t i = low / 8; 8 * i < high; ++i) {
+        float* to = room.floats + 8 * i * pages.head_dim;
+        room.at[i] = reinterpret_cast<const char*>(to);
+        if (form == Form::kColumns) {
+            widen_columns(job, side, here.at[i], eight, to);
+        } else {
+            with_type(pages.dtype, [&](auto type) { widen<decltype(type)::value>(pages, side, here.at[i], to); });
+        }
+    }
+    return {form, DType::kF32, pages.head_dim * 4, room.at, here.scales, next.at};
+}
+
+// Asks for eight slots of the next tile while this one is worked on: pages end the hardware's guesses.
+inline void fetch_group(const AttentionJob& job, const KvSide& side, const char* at) {
+    const std::int64_t size = size_in_cache(job.kv.dtype);
+    for (std::int64_t slot = 0; slot < 8; ++slot) {
+        for (std::int64_t i = 0; i < job.kv.head_dim * size; i += 64) {
+            fetch_second(at + slot * side.slot * size + i);
+        }
+    }
 }

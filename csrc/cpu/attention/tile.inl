@@ -4,6 +4,7 @@ constexpr std::int64_t kKeyTile = 32;
 constexpr std::int64_t kGroups = kKeyTile / 8;
 constexpr int kMostRows = 4;  // computed together
 constexpr float kNone = -std::numeric_limits<float>::infinity();
+constexpr float kLog2E = 1.44269504F;  // scores are kept in base 2
 
 #if defined(__AVX512VL__)
 constexpr bool kManyRegisters = true;
@@ -54,41 +55,64 @@ inline void with_type(DType type, const Do& run) {
 
 // One query of one head, and what is known of it so far.
 struct Row {
-    const float* query;
-    float* sums;     // [dim]
-    float* weights;  // [kKeyTile]
+    const float* query;  // times what makes scores of products
+    float* sums;         // [dim]
+    float* weights;      // [kKeyTile]
     std::int64_t head, position;
     float maximum, total, rescale;
     std::int32_t low, high;  // which keys of the tile it looks at now
 };
 
-// Keys or values of a tile, eight slots at a time.
-struct Slots {
+// Where the keys or the values of a tile lie in the cache, eight slots at a time.
+struct Places {
     const char* at[kGroups];
     const char* scales[kGroups];  // float16 [8]; null: none
-    std::int64_t stride;          // from one slot to the next, in bytes
+};
+
+// How they are worked on.
+enum class Form {
+    kInPlace,  // from where they lie
+    kRows,     // widened: [slot, dim]
+    kColumns,  // widened, and each eight slots turned: [dim, 8]
+};
+
+struct Slots {
+    Form form;
     DType type;
+    std::int64_t stride;  // from one slot to the next, in bytes
+    const char* const* at;
+    const char* const* scales;
+    const char* const* ahead;  // what lies there in the next tile; if there is none, in this one
+};
+
+// Room for a tile that is not worked on in place.
+struct Room {
+    float* floats;  // [kKeyTile, dim]
+    const char* at[kGroups];
 };
 
 struct Scratch {
     Row* rows;
+    float* queries;  // [rows, dim]
     float* sums;     // [rows, dim]
     float* weights;  // [rows, kKeyTile]
-    float* keys;     // [kKeyTile, dim], where they are not taken from where they lie
-    float* values;
+    float* eight;    // [8, dim]
+    Room keys, values;
 };
 
 std::int64_t attend_scratch(const AttentionJob& job, std::int64_t num_queries) {
     const std::int64_t rows = num_queries * job.group, dim = job.kv.head_dim;
-    return rows * (dim + kKeyTile + static_cast<std::int64_t>(sizeof(Row) / 4)) + 2 * kKeyTile * dim;
+    return rows * (2 * dim + kKeyTile + static_cast<std::int64_t>(sizeof(Row) / 4)) + (2 * kKeyTile + 8) * dim;
 }
 
 inline Scratch split_scratch(const AttentionJob& job, std::int64_t rows, float* p) {
     const std::int64_t dim = job.kv.head_dim;
-    Scratch s;
-    s.keys = p;
-    s.values = s.keys + kKeyTile * dim;
-    s.sums = s.values + kKeyTile * dim;
+    Scratch s{};
+    s.keys.floats = p;
+    s.values.floats = s.keys.floats + kKeyTile * dim;
+    s.eight = s.values.floats + kKeyTile * dim;
+    s.queries = s.eight + 8 * dim;
+    s.sums = s.queries + rows * dim;
     s.weights = s.sums + rows * dim;
     s.rows = reinterpret_cast<Row*>(s.weights + rows * kKeyTile);
     return s;

@@ -25,6 +25,15 @@ inline F8 exponent8(F8 a) {
     return _mm256_castsi256_ps(_mm256_slli_epi32(n, 23));
 }
 
+// x * 2^n for whole n in [-126, 127]
+inline F8 times_power8(F8 x, F8 n) {
+#if defined(__AVX512VL__)
+    return _mm256_scalef_ps(x, n);
+#else
+    return mul8(x, exponent8(n));
+#endif
+}
+
 inline F8 load8_f16(const std::uint16_t* p) {
     return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
 }
@@ -67,6 +76,23 @@ inline F8 pairs8(F8 a, F8 b) { return _mm256_hadd_ps(a, b); }
 // Lower half plus upper half: of a, then of b.
 inline F8 halves8(F8 a, F8 b) {
     return _mm256_add_ps(_mm256_permute2f128_ps(a, b, 0x20), _mm256_permute2f128_ps(a, b, 0x31));
+}
+
+// Of eight rows of eight that lie `row` apart, the columns.
+inline void transpose8(const float* from, std::int64_t row, float* to) {
+    for (int part = 0; part < 2; ++part, from += 4, to += 32) {
+        F8 x[4];  // rows i and i + 4, four columns of each
+        for (int i = 0; i < 4; ++i) {
+            const F8 upper = _mm256_castps128_ps256(_mm_loadu_ps(from + i * row));
+            x[i] = _mm256_insertf128_ps(upper, _mm_loadu_ps(from + (i + 4) * row), 1);
+        }
+        const F8 a = _mm256_unpacklo_ps(x[0], x[1]), b = _mm256_unpacklo_ps(x[2], x[3]);
+        const F8 c = _mm256_unpackhi_ps(x[0], x[1]), d = _mm256_unpackhi_ps(x[2], x[3]);
+        store8(to, _mm256_shuffle_ps(a, b, 0x44));
+        store8(to + 8, _mm256_shuffle_ps(a, b, 0xee));
+        store8(to + 16, _mm256_shuffle_ps(c, d, 0x44));
+        store8(to + 24, _mm256_shuffle_ps(c, d, 0xee));
+    }
 }
 
 // Into the first cache, and into the second. As calls they would have no effect that the compiler sees, and vanish.

@@ -60,6 +60,7 @@ inline F8 exponent8(F8 a) {
         return float_of(static_cast<std::uint32_t>(n + 127) << 23);
     });
 }
+inline F8 times_power8(F8 x, F8 n) { return mul8(x, exponent8(n)); }
 inline F8 load8_f16(const std::uint16_t* p) {
     return each8([&](int i) { return half_to_float(p[i]); });
 }
@@ -99,6 +100,12 @@ inline float top8(F8 x) {
         top = x.v[i] > top ? x.v[i] : top;
     }
     return top;
+}
+
+inline void transpose8(const float* from, std::int64_t row, float* to) {
+    for (int i = 0; i < 64; ++i) {
+        to[i] = from[i % 8 * row + i / 8];
+    }
 }
 
 inline void fetch(const void*) {}

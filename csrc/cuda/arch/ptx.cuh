@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <type_traits>
 
 namespace octavo::cuda {
 
@@ -12,6 +13,8 @@ struct Half {
 struct BFloat {
     std::uint16_t bits;
 };
+template <typename T>
+constexpr bool kIsHalf = std::is_same_v<T, Half>;
 
 __device__ __forceinline__ std::uint32_t bits_of(float x) { return __float_as_uint(x); }
 __device__ __forceinline__ float float_of(std::uint32_t x) { return __uint_as_float(x); }
@@ -30,48 +33,35 @@ __device__ __forceinline__ void from_float(float x, BFloat& y) {
 
 // Two numbers side by side, the first in the low half.
 template <typename T>
-__device__ __forceinline__ std::uint32_t pack(float low, float high);
-template <>
-__device__ __forceinline__ std::uint32_t pack<Half>(float low, float high) {
+__device__ __forceinline__ std::uint32_t pack(float low, float high) {
     std::uint32_t y;
-    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(y) : "f"(high), "f"(low));
-    return y;
-}
-template <>
-__device__ __forceinline__ std::uint32_t pack<BFloat>(float low, float high) {
-    std::uint32_t y;
-    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(y) : "f"(high), "f"(low));
+    if constexpr (kIsHalf<T>) {
+        asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(y) : "f"(high), "f"(low));
+    } else {
+        asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(y) : "f"(high), "f"(low));
+    }
     return y;
 }
 
-// a * b and a - b on pairs, exact where the result is representable. sm_80 has only fma for bfloat16.
+// a * b + c on pairs.
 template <typename T>
-__device__ __forceinline__ std::uint32_t mul2(std::uint32_t a, std::uint32_t b);
-template <>
-__device__ __forceinline__ std::uint32_t mul2<Half>(std::uint32_t a, std::uint32_t b) {
+__device__ __forceinline__ std::uint32_t fma2(std::uint32_t a, std::uint32_t b, std::uint32_t c) {
     std::uint32_t y;
-    asm("mul.rn.f16x2 %0, %1, %2;" : "=r"(y) : "r"(a), "r"(b));
+    if constexpr (kIsHalf<T>) {
+        asm("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(y) : "r"(a), "r"(b), "r"(c));
+    } else {
+        asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(y) : "r"(a), "r"(b), "r"(c));
+    }
     return y;
 }
-template <>
-__device__ __forceinline__ std::uint32_t mul2<BFloat>(std::uint32_t a, std::uint32_t b) {
-    std::uint32_t y;
-    asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(y) : "r"(a), "r"(b), "r"(0x80008000U));
-    return y;
+// a * b and a - b: for bfloat16, sm_80 has no instructions of their own.
+template <typename T>
+__device__ __forceinline__ std::uint32_t mul2(std::uint32_t a, std::uint32_t b) {
+    return fma2<T>(a, b, 0x80008000U);
 }
 template <typename T>
-__device__ __forceinline__ std::uint32_t sub2(std::uint32_t a, std::uint32_t b);
-template <>
-__device__ __forceinline__ std::uint32_t sub2<Half>(std::uint32_t a, std::uint32_t b) {
-    std::uint32_t y;
-    asm("sub.rn.f16x2 %0, %1, %2;" : "=r"(y) : "r"(a), "r"(b));
-    return y;
-}
-template <>
-__device__ __forceinline__ std::uint32_t sub2<BFloat>(std::uint32_t a, std::uint32_t b) {
-    std::uint32_t y;
-    asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(y) : "r"(b), "r"(0xbf80bf80U), "r"(a));
-    return y;
+__device__ __forceinline__ std::uint32_t sub2(std::uint32_t a, std::uint32_t b) {
+    return fma2<T>(b, kIsHalf<T> ? 0xbc00bc00U : 0xbf80bf80U, a);
 }
 
 // Byte i of the result is byte (selector >> 4i & 7) of the eight bytes a, b.

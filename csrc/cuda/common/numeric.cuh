@@ -30,6 +30,11 @@ __device__ __forceinline__ float to_float(E4M3 x) {
     return (x.bits & 0x7fU) == 0x7fU ? float_of(0x7fffffffU) : y;
 }
 
+// How pairs of fp8 numbers become 16-bit ones: see tile.cuh.
+struct Fp8Constants {
+    std::uint32_t shift, scale, carry, mask, factor;
+};
+
 // To nearest, ties to even; what is too large becomes the largest number.
 template <int kMantissa, int kBias, std::uint32_t kLargest>
 __device__ __forceinline__ std::uint8_t to_eight_bits(float x, float largest, float smallest_normal) {

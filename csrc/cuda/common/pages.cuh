@@ -29,14 +29,28 @@ struct Pages {
 
 struct KvPages {
     Pages keys, values;
-    int block_size;
+    int block_size, num_blocks;
 };
 
-// Times what is stored is what was given; one, or one for each kv head. Null: 1.
+// float16 [num_blocks, kv_head, block_size], or null: 1.
+struct SlotScales {
+    Half* data;
+    std::int64_t block, head;  // strides
+
+    __device__ Half& at(std::int64_t block_id, int head_id, int slot) const {
+        return data[block_id * block + head_id * head + slot];
+    }
+    __device__ float of(std::int64_t block_id, int head_id, int slot) const {
+        return data ? to_float(at(block_id, head_id, slot)) : 1.0F;
+    }
+};
+
+// Times what is stored is what was given; one, or one for each kv head (null: 1), or one for each slot of each head.
 struct KvScales {
     const float* keys;
     const float* values;
     int per_head;  // 0: one for all
+    SlotScales key_slots, value_slots;
 
     __device__ float key(int head) const { return keys ? keys[per_head ? head : 0] : 1.0F; }
     __device__ float value(int head) const { return values ? values[per_head ? head : 0] : 1.0F; }

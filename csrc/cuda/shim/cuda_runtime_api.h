@@ -21,7 +21,8 @@ enum cudaError_t {
     cudaErrorNotReady = 600,
     cudaErrorLaunchFailure = 719
 };
-constexpr unsigned cudaStreamNonBlocking = 1, cudaEventDisableTiming = 2, cudaHostAllocDefault = 0;
+constexpr unsigned cudaStreamNonBlocking = 1, cudaEventDisableTiming = 2, cudaHostAllocDefault = 0,
+                   cudaHostAllocPortable = 1;
 enum cudaMemcpySrcAccessOrder { cudaMemcpySrcAccessOrderStream = 1 };
 enum cudaMemcpyFlags { cudaMemcpyFlagPreferOverlapWithCompute = 1 };
 struct cudaMemcpyAttributes {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <type_traits>
 
 #include "shim/language.h"
 
@@ -13,6 +14,9 @@ struct Half {
 struct BFloat {
     std::uint16_t bits;
 };
+
+template <typename T>
+constexpr bool kIsHalf = std::is_same_v<T, Half>;
 
 inline std::uint32_t bits_of(float x) {
     std::uint32_t y;

@@ -26,8 +26,8 @@ MUTANTS = {
     ),
     "off-by-one page": Mutant(
         "cpu/attention/pages.inl",
-        "item.table[position / pages.block_size]",
-        "item.table[(position + 8) / pages.block_size]",
+        "item.table + position / job.kv.block_size",
+        "item.table + (position + 8) / job.kv.block_size",
         GENERIC,
         ATTENTION,
     ),

@@ -59,8 +59,8 @@ MUTANTS = {
     ),
     "off-by-one page": Mutant(
         "cuda/decode_mma.cuh",
-        "table[key / p.kv.block_size] : -1",
-        "table[key / p.kv.block_size + 1] : -1",
+        "? block_of(p, table, key) : -1",
+        "? block_of(p, table + 1, key) : -1",
         DECODE,
         "decode_mma",
     ),
@@ -117,6 +117,23 @@ MUTANTS = {
         "if (slot < -1 || slot >= p.num_slots) {",
         ("cuda/cache.cu",),
         "write",
+    ),
+    "a block that is not there followed": Mutant(
+        "cuda/attention.cuh",
+        "? block : -1;",
+        "? block : block;",
+        (*DECODE, *PREFILL, "cuda/attention_simt.cu"),
+        "lost",
+    ),
+    "NaN of fp8 taken for 480": Mutant(
+        "cuda/tile.cuh", "special = (size + c.carry) & c.mask;", "special = 0;", (*DECODE, *PREFILL), "nan"
+    ),
+    "values without their slots' scales": Mutant(
+        "cuda/attention_simt.cuh",
+        "value_scale = p.scales.value_slots.of(",
+        "value_scale = p.scales.key_slots.of(",
+        ("cuda/attention_simt.cu",),
+        "ops",
     ),
     "part of a cut sequence left out": Mutant(
         "plan/attention_plan.cpp",

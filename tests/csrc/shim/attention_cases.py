@@ -45,42 +45,71 @@ def prefill_case(rng: Any, kernel: str) -> None:
         attention_case(rng, "prefill_mma" if kernel == "mma" else "simt", setup, q_lens, lens)
 
 
+class Step:
+    """Queries of some sequences and the blocks they attend to, with room for the results of any kernel."""
+
+    def __init__(
+        self, rng: Any, setup: Any, q_lens: list[int], lens: list[int], scoring: Scoring | None = None
+    ) -> None:
+        self.dtype, self.kind, layout, dim, size, self.kv_heads, self.group = setup
+        self.q_lens, self.lens = q_lens, lens
+        self.heads = self.kv_heads * self.group
+        self.scoring = scoring or Scoring(rng, self.heads, self.kv_heads)
+        shape = sum(-(-n // size) for n in lens) + 2, self.kv_heads, size, dim
+        self.cache = Cache(rng, layout, self.kind, self.dtype, shape)
+        lowest = [n - q + 1 for n, q in zip(lens, q_lens, strict=True)]  # keys of the first query
+        self.tables = fill(rng, self.cache, lens, self.scoring.window, lowest)
+        wide = np.full((sum(q_lens), self.heads, dim + 8), np.nan)
+        wide[:, :, :dim] = rng.normal(0, 1, (sum(q_lens), self.heads, dim))
+        self.queries = Array(Array.of(wide, self.dtype).data[:, :, :dim], self.dtype)
+        self.cu_q = i32([0, *np.cumsum(q_lens)])
+        self.what = f"{setup=} {q_lens=} {lens=} {vars(self.scoring)}"
+
+    def run(
+        self, kernel: str, slots: int, fixed_piece: int = 0, even_enough: float = 1.0, times: int = 1
+    ) -> tuple[Array, np.ndarray]:
+        """What the kernel makes of it, and the logarithms of the sums."""
+        tokens, heads, dim = self.queries.data.shape
+        out = Array.of(np.full((tokens, heads, dim), np.nan), self.dtype)
+        lse = np.full((tokens, heads), np.nan, dtype=np.float32)
+        most = max(self.q_lens) * self.group
+        rows, _ = native.attention_kernel(kernel, self.dtype, self.kind, dim, most)
+        form = self.kv_heads, self.group, rows, slots, self.scoring.window, fixed_piece, even_enough
+        plan, arrays = make_plan(native.plan_attention(self.q_lens, self.lens, *form), rows * (dim + 2))
+        lens = i32(self.lens)
+        where = ref(self.tables, I32), ref(self.cu_q, I32), ref(lens, I32)
+        how = plan, self.scoring.handle(), ref(lse, F32), 0
+        for _ in range(times):  # the counters must be as they were
+            native.paged_attention(kernel, rows, out.ref, self.queries.ref, self.cache.handle(), *where, *how)
+        assert not arrays[2].any(), "counters are left behind"
+        return out, lse
+
+    def want(self, sequences: Any = None) -> tuple[np.ndarray, np.ndarray]:
+        """The same in float64, of some sequences or all."""
+        tokens, heads, dim = self.queries.data.shape
+        want, want_lse = np.zeros((tokens, heads, dim)), np.zeros((tokens, heads))
+        queries = self.queries.values()
+        for i, n in enumerate(self.lens):
+            for head in range(heads if sequences is None or i in sequences else 0):
+                keys, values = dense(self.cache, self.tables[i], n, head // self.group)
+                for j in range(self.q_lens[i]):
+                    row, place = self.cu_q[i] + j, n - self.q_lens[i] + j
+                    found = self.scoring.attend(queries[row, head], head, place, keys, values)
+                    want[row, head], want_lse[row, head] = found
+        return want, want_lse
+
+    def rows_of(self, sequence: int) -> slice:
+        return slice(int(self.cu_q[sequence]), int(self.cu_q[sequence + 1]))
+
+
 def attention_case(rng: Any, kernel: str, setup: Any, q_lens: list[int], lens: list[int]) -> None:
-    dtype, kind, layout, dim, size, kv_heads, group = setup
-    heads, tokens = kv_heads * group, sum(q_lens)
-    scoring = Scoring(rng, heads, kv_heads)
-    cache = Cache(rng, layout, kind, dtype, (sum(-(-n // size) for n in lens) + 2, kv_heads, size, dim))
-    lowest = [n - q + 1 for n, q in zip(lens, q_lens, strict=True)]  # keys of the first query
-    tables = fill(rng, cache, lens, scoring.window, lowest)
-    wide = np.full((tokens, heads, dim + 8), np.nan)
-    wide[:, :, :dim] = rng.normal(0, 1, (tokens, heads, dim))
-    queries = Array.of(wide, dtype)
-    queries = Array(queries.data[:, :, :dim], dtype)
-    out = Array.of(np.full((tokens, heads, dim), np.nan), dtype)
-    lse = np.full((tokens, heads), np.nan, dtype=np.float32)
-    rows, _ = native.attention_kernel(kernel, dtype, kind, dim, max(q_lens) * group)
-    form = kv_heads, group, rows, int(rng.integers(1, 9))
-    how = {"fixed_piece": int(rng.choice([0, 0, 64, 48])), "even_enough": float(rng.choice([1.0, 1.15]))}
-    plan, arrays = make_plan(native.plan_attention(q_lens, lens, *form, scoring.window, **how), rows * (dim + 2))
-    cu_q, lens_array = i32([0, *np.cumsum(q_lens)]), i32(lens)
-    where = ref(tables, I32), ref(cu_q, I32), ref(lens_array, I32)
-    for _ in range(2):  # the counters must be as they were
-        native.paged_attention(
-            *(kernel, rows, out.ref, queries.ref, cache.handle(), *where, plan, scoring.handle(), ref(lse, F32), 0)
-        )
-    assert not arrays[2].any(), "counters are left behind"
-    want, want_lse = np.zeros((tokens, heads, dim)), np.zeros((tokens, heads))
-    for i, n in enumerate(lens):
-        for head in range(heads):
-            keys, values = dense(cache, tables[i], n, head // group)
-            for j in range(q_lens[i]):
-                row = cu_q[i] + j
-                place = n - q_lens[i] + j
-                query = queries.values()[row, head]
-                want[row, head], want_lse[row, head] = scoring.attend(query, head, place, keys, values)
-    what = f"{kernel} {dtype=} {kind} {layout} {dim=} {size=} {group=} {q_lens=} {lens=} {form=} {how=} {vars(scoring)}"
-    close(out.values(), want, TOLERANCE[dtype], what)
-    assert np.allclose(lse, want_lse, atol=2e-2 if dtype != F32 else 1e-3), (what, lse, want_lse)
+    step = Step(rng, setup, q_lens, lens)
+    slots, fixed = int(rng.integers(1, 9)), int(rng.choice([0, 0, 64, 48]))
+    out, lse = step.run(kernel, slots, fixed, float(rng.choice([1.0, 1.15])), times=2)
+    want, want_lse = step.want()
+    what = f"{kernel} {step.what} {slots=} {fixed=}"
+    close(out.values(), want, TOLERANCE[step.dtype], what)
+    assert np.allclose(lse, want_lse, atol=2e-2 if step.dtype != F32 else 1e-3), (what, lse, want_lse)
 
 
 def merge_case(rng: Any) -> None:

@@ -36,14 +36,18 @@ def penalize_case(rng: Any) -> None:
 
 
 def logprobs_case(rng: Any) -> None:
-    dtype, rows, vocabulary = int(rng.choice([F32, F16])), int(rng.integers(1, 4)), int(rng.choice([1, 7, 600, 1300]))
+    dtype, rows, vocabulary = (
+        int(rng.choice([F32, F16, BF16])),
+        int(rng.integers(1, 4)),
+        int(rng.choice([1, 7, 600, 1300])),
+    )
     values = rng.normal(0, 3, (rows, vocabulary))
     if rng.random() < 0.5:
         values = np.round(values)  # many equals
     values[rng.random(values.shape) < rng.choice([0.1, 0.99])] = -np.inf
-    logits = Array.of(values, dtype)
     bad = rng.random(rows) < 0.2
-    logits.data[bad, int(rng.integers(vocabulary))] = rng.choice([np.nan, np.inf])
+    values[bad, int(rng.integers(vocabulary))] = rng.choice([np.nan, np.inf])
+    logits = Array.of(values, dtype)
     ids = rng.integers(-1, vocabulary, rows)
     num_top = int(rng.choice([0, 1, 5]))
     chosen = np.zeros(rows, dtype=np.float32)

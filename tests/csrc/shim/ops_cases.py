@@ -37,8 +37,10 @@ def ops_case(rng: Any) -> None:
     theirs.cache_write(twin, keys, values, other)
     assert torch.equal(kv, twin)
     queries = torch.randn(len(rows), kv_heads * group, dim).to(dtype)
+    per_head = [torch.rand(kv_heads * group) if rng.random() < 0.5 else None for _ in range(2)]
+    caps = {"window": int(rng.choice([0, 9])), "soft_cap": float(rng.choice([0, 2.5]))}
     sparse = BlockSparse(1, 3, 8, int(rng.choice([-1, 0, 1]))) if rng.random() < 0.3 else None
-    options = AttentionOptions(0.2, window=int(rng.choice([0, 9])), sinks=torch.randn(kv_heads * group), sparse=sparse)
+    options = AttentionOptions(0.2, **caps, alibi=per_head[0], sinks=per_head[1], sparse=sparse)
     limit = TOLERANCE[F32 if dtype == torch.float32 else BF16]
     for _ in range(2):  # the second time from the kept plan
         got, want = (
@@ -46,7 +48,15 @@ def ops_case(rng: Any) -> None:
             theirs.paged_attention(queries, kv, other, options),
         )
         close(got.double().numpy(), want.double().numpy(), limit, f"ops {q_lens=} {kv_lens=} {options=}")
+    fixed = NativeCudaOps(native, cpu, batch_invariant=True)
+    alone = make_batch(
+        [0] * q_lens[0], positions[: q_lens[0]], slots[: q_lens[0]], q_lens[:1], kv_lens[:1], tables[:1], cpu
+    )
+    together = make_batch([0] * len(rows), positions, slots, q_lens, kv_lens, tables, cpu)
+    first = fixed.paged_attention(queries[: q_lens[0]], kv, alone, options)
+    assert torch.equal(first, fixed.paged_attention(queries, kv, together, options)[: q_lens[0]]), "bits of a batch"
     layers_case(ours, batch, kv.float(), dtype, queries, options)
+    scaled_case(ours, kv.shape, (batch, other), (keys, values), queries, options)
     x, weight = torch.randn(len(rows), 64).to(dtype), torch.randn(64).to(dtype)
     cos, sin = torch.rand(2, len(rows), 16)
     cos, sin = cos.repeat(1, 2), sin.repeat(1, 2)
@@ -55,6 +65,7 @@ def ops_case(rng: Any) -> None:
         *zip(*sums, strict=True),
         (ours.rms_norm(x, weight, 1e-5), theirs.rms_norm(x, weight, 1e-5)),
         (ours.silu_and_mul(x), theirs.silu_and_mul(x)),
+        (ours.silu_and_mul(x[:0, None]), theirs.silu_and_mul(x[:0, None])),
         (ours.rotary(queries, cos, sin), theirs.rotary(queries.float(), cos, sin)),
     ):
         close(got.double().numpy(), want.double().numpy(), limit, "ops")
@@ -101,6 +112,42 @@ def layers_case(ops: Any, batch: Any, kv: Any, dtype: Any, queries: Any, options
     ops.cache_write(layer, keys, values, batch)
     read = layer.keys.transpose(2, 3).reshape(blocks, heads, size, dim), layer.values.transpose(2, 3)
     check_layer(ops, layer, torch.stack(read, dim=2).float(), batch, queries, options)
+
+
+def scaled_case(ops: Any, shape: Any, batches: Any, rows: Any, queries: Any, options: Any) -> None:
+    """int8 with a scale for each slot: the same bytes as the reference ops write, and read as they read them."""
+    import torch
+
+    from gpu_worker.ops import kv_format
+    from gpu_worker.ops.reference import ReferenceOps
+
+    theirs, (keys, values) = ReferenceOps(), rows
+    dim = shape[-1]
+    mine = torch.zeros(*shape[:-1], kv_format.width(torch.int8, dim), dtype=torch.int8)
+    keys = keys.clone()
+    keys[0, 0] = 0  # whose scale is 0
+    twin = mine.clone()
+    ops.cache_write(mine, keys, values, batches[0])
+    theirs.cache_write(twin, keys, values, batches[1])
+    assert torch.equal(mine, twin)
+    for odd in (torch.nan, torch.inf, 1e30, 1e-30):
+        rows, pages = torch.full_like(keys, odd), (torch.zeros_like(mine), torch.zeros_like(mine))
+        ops.cache_write(pages[0], rows, values, batches[0])
+        theirs.cache_write(pages[1], rows, values, batches[1])
+        assert torch.equal(*pages), odd
+    got, want = (
+        each.paged_attention(queries, kv, batch, options)
+        for each, kv, batch in zip((ops, theirs), (mine, twin), batches, strict=True)
+    )
+    limit = 1e-5 if queries.itemsize == 4 else 1.2e-2
+    close(got.double().numpy(), want.double().numpy(), limit, "int8 with a scale for each slot")
+    cos, sin = torch.rand(2, queries.shape[0], dim // 2).repeat(1, 1, 2)
+    ops.rotary_cache_write(mine, queries.clone(), keys.clone(), values, cos, sin, batches[0])
+    theirs.rotary_cache_write(twin, queries.float(), keys.float(), values.float(), cos, sin, batches[1])
+    read = [
+        scales.double()[..., None] * numbers for numbers, scales in (kv_format.split(kv, dim) for kv in (mine, twin))
+    ]
+    close(read[0].numpy(), read[1].numpy(), 2e-2, "int8 with a scale for each slot, rotated")
 
 
 def check_layer(ops: Any, layer: Any, read: Any, batch: Any, queries: Any, options: Any) -> None:

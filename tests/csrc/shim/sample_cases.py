@@ -5,14 +5,14 @@ from typing import Any
 import _C_cuda_shim as native
 import numpy as np
 import torch
-from arrays import F16, F32, I32, I64, Array, ref
+from arrays import BF16, F16, F32, I32, I64, Array, ref
 from draws import Draws
 
 COLUMNS = {"temperature": F32, "top_k": I32, "top_p": F32, "min_p": F32, "seed": I64, "branch": I64, "index": I64}
 
 
 def sample_case(rng: Any) -> None:
-    dtype, rows = int(rng.choice([F32, F16])), int(rng.integers(1, 5))
+    dtype, rows = int(rng.choice([F32, F16, BF16])), int(rng.integers(1, 5))
     vocabulary = int(rng.choice([1, 5, 100, 1000, 3000]))
     case = Draws(int(rng.integers(2**32)), rows, vocabulary)
     if vocabulary > 600 and rng.random() < 0.3:  # two highest, which one thread of the kernel sees

@@ -21,13 +21,17 @@ def attention_setup(rng: Any, kernel: str) -> Any:
 
 
 class Scoring:
-    def __init__(self, rng: Any, heads: int, kv_heads: int) -> None:
+    def __init__(self, rng: Any, heads: int, kv_heads: int, plain: bool = False) -> None:
+        self.heads, self.kv_heads = heads, kv_heads
+        self.window, self.soft_cap, self.alibi, self.sinks = 0, 0.0, None, None
+        self.sparse: list[int] = []
         self.scale = float(np.float32(rng.uniform(0.05, 0.3)))
+        if plain:
+            return
         self.window = int(rng.choice([0, 0, 0, 1, 7, 33, 100]))
         self.soft_cap = float(rng.choice([0, 0, 0, 2.5]))
         self.alibi = rng.uniform(-0.1, 0.3, heads).astype(np.float32) if rng.random() < 0.25 else None
         self.sinks = rng.normal(0, 2, heads).astype(np.float32) if rng.random() < 0.25 else None
-        self.sparse: list[int] = []
         if rng.random() < 0.2:
             self.sparse = [
                 int(rng.integers(1, 3)),
@@ -36,7 +40,6 @@ class Scoring:
                 int(rng.integers(-2, 3)),
                 int(rng.integers(0, 2)),
             ]
-        self.heads, self.kv_heads = heads, kv_heads
 
     def handle(self) -> Any:
         floats = [None if a is None else ref(a, F32) for a in (self.alibi, self.sinks)]

@@ -4,8 +4,8 @@ from typing import Any
 
 import _C_cuda_shim as native
 import numpy as np
+from argument_cases import refusal
 from arrays import F32, I32, ref
-from refused_cases import refusal
 
 ALWAYS_ENGINE, ALWAYS_KERNEL = 0, 1 << 40
 

@@ -53,6 +53,45 @@ def vllm_case(rng: Any) -> None:
     )
 
 
+def compat_options_case(rng: Any) -> None:
+    """ALiBi, block-sparse attention of any rank, and scales for each head, by vLLM's names."""
+    import torch
+
+    from gpu_worker.ops import vllm_compat
+
+    vllm_compat.extension = lambda: native
+    dtype, kind, _, _, size, kv_heads, group = attention_setup(rng, "simt")
+    heads, dim = kv_heads * group, 64
+    lens = [int(rng.choice([1, size, 100, 600])) for _ in range(2)]
+    scoring = Scoring(rng, heads, kv_heads)
+    scoring.window, scoring.soft_cap, scoring.sinks = 0, 0.0, None
+    cache = Cache(rng, "xpack", kind, dtype, (sum(-(-n // size) for n in lens) + 2, kv_heads, size, dim))
+    tables = torch.from_numpy(fill(rng, cache, lens))
+    kinds = [torch.float32, torch.float16, torch.bfloat16]
+    stored = [
+        torch.from_numpy(side) if kind != "auto" else torch.from_numpy(side).view(kinds[dtype]) for side in cache.refs
+    ]
+    query = torch.from_numpy(rng.normal(0, 1, (2, heads, dim))).to(kinds[dtype])
+    scales = [1.0 if s is None else torch.from_numpy(s) for s in (cache.key_scale, cache.value_scale)]
+    alibi = None if scoring.alibi is None else torch.from_numpy(scoring.alibi)
+    local, stride, block, step, rank = scoring.sparse or (0, 0, 64, 0, 0)
+    common = (*stored, kv_heads, scoring.scale, tables, torch.tensor(lens, dtype=torch.int32), size, max(lens), alibi)
+    common = (*common, kind, *scales, rank, local, stride, block, step)
+    first, second = torch.full_like(query, torch.nan), torch.full_like(query, torch.nan)
+    vllm_compat.paged_attention_v1(first, query, *common)
+    parts = -(-max(lens) // vllm_compat.PARTITION_SIZE)
+    sums, tops = torch.zeros(2, 2, heads, parts)
+    room = torch.zeros(2, heads, parts, dim, dtype=query.dtype)
+    vllm_compat.paged_attention_v2(second, sums, tops, room, query, *common)
+    want = np.zeros((2, heads, dim))
+    for i, n in enumerate(lens):
+        for head in range(heads):
+            keys, values = dense(cache, tables.numpy()[i], n, head // group)
+            want[i, head], _ = scoring.attend(query[i, head].double().numpy(), head, n - 1, keys, values)
+    for got in (first, second):
+        close(got.double().numpy(), want, TOLERANCE[dtype], f"compat {dtype=} {kind} {lens=} {vars(scoring)}")
+
+
 def compat_case(rng: Any) -> None:
     """vLLM's ops: what reshape_and_cache wrote is what paged_attention_v1 and _v2 read."""
     import torch

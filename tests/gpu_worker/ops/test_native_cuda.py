@@ -11,7 +11,6 @@ from gpu_worker.kv_arena import KvShape
 from gpu_worker.ops import AttentionOptions, Batch, kv_format, make_batch
 from gpu_worker.ops.kv_layer import KvLayer
 from gpu_worker.ops.native_cuda import NativeCudaOps, ref
-from gpu_worker.ops.reference import ReferenceOps
 
 torch.set_num_threads(1)
 CPU = torch.device("cpu")
@@ -34,27 +33,8 @@ def prompt() -> Batch:
     return make_batch([0] * TOKENS, list(range(TOKENS)), slots, [TOKENS], [TOKENS], [[3, 1]], CPU)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_int8_with_a_scale_per_slot_is_the_reference_ops(ops, dtype):
-    torch.manual_seed(0)
-    keys, values, queries = (torch.randn(TOKENS, heads, DIM).to(dtype) for heads in (HEADS, HEADS, 2 * HEADS))
-    cos, sin = torch.rand(2, TOKENS, DIM // 2).repeat(1, 1, 2)
-    options = AttentionOptions(scale=0.25)
-    got, want = [], []
-    for each, results in ((ops, got), (ReferenceOps(), want)):
-        for turned in (False, True):
-            kv, batch = layer(torch.int8), prompt()
-            if turned:
-                results.append(each.rotary_cache_write(kv, queries, keys, values, cos.to(dtype), sin.to(dtype), batch))
-            else:
-                each.cache_write(kv, keys, values, batch)
-            results += [kv, each.paged_attention(queries, kv, batch, options)]
-    assert all(torch.equal(a, b) for a, b in zip(got, want, strict=True))
-    assert want[0].any() and want[1].any()
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float8_e4m3fn, torch.float8_e5m2])
-def test_other_types_go_to_the_kernels(ops, dtype):
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float8_e4m3fn, torch.float8_e5m2, torch.int8])
+def test_every_type_goes_to_the_kernels(ops, dtype):
     keys, values = torch.randn(2, TOKENS, HEADS, DIM)
     with pytest.raises(AttributeError, match="has no attribute"):
         ops.cache_write(layer(dtype), keys, values, prompt())
@@ -73,12 +53,45 @@ def test_no_graphs_of_layers_that_the_kernels_do_not_know(ops, caplog):
 
     caplog.set_level(logging.INFO)
     decoder = SimpleNamespace(name="any", capturable=True)
-    assert capture_decodes(decoder, [layer(torch.int8)], ops, 2, 32, CPU, capture) is None
-    assert "cannot be captured together, with a cache of torch.int8" in caplog.text
-    for dtype in set(kv_format.NAMES) - {torch.int8}:
+    assert capture_decodes(decoder, [layer(torch.float64)], ops, 2, 32, CPU, capture) is None
+    assert "cannot be captured together, with a cache of torch.float64" in caplog.text
+    for dtype in kv_format.NAMES:
         assert ops.captures(layer(dtype))
 
 
 def test_a_type_that_no_op_takes_is_named():
     with pytest.raises(TypeError, match=r"no CUDA op takes a tensor of torch\.float64"):
         ref(torch.zeros(2, dtype=torch.float64))
+
+
+def test_what_a_kernel_found_wrong_is_raised_once_by_the_arguments_name():
+    class Refused(ValueError):
+        pass
+
+    told = [None, "block_tables: named a block that is not there", None]
+    extension = ModuleType("told")
+    extension.take_fault, extension.ArgumentError = lambda: told.pop(0), Refused
+    ops = NativeCudaOps(extension, CPU)
+    ops.raise_faults()
+    with pytest.raises(Refused, match=r"^block_tables: "):
+        ops.refill(prompt())
+    ops.refill(prompt())
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "said"),
+    [
+        ("q_lens", [TOKENS - 1], "q_lens: are those of 10 queries"),
+        ("q_lens", [TOKENS, 0], "q_lens: are not as many"),
+        ("kv_lens", [17], "kv_lens: block_tables have room for 16 keys"),
+    ],
+)
+def test_a_batch_that_does_not_fit_together_is_refused(field, value, said):
+    extension = ModuleType("quiet")
+    extension.take_fault = lambda: None
+    extension.Attention = extension.KvCache = lambda *args: None
+    batch = prompt()
+    setattr(batch, field, value)
+    queries = torch.zeros(TOKENS, 2 * HEADS, DIM)
+    with pytest.raises(ValueError, match=f"^{said}"):
+        NativeCudaOps(extension, CPU).paged_attention(queries, layer(torch.float32), batch, AttentionOptions(scale=1.0))
