@@ -1,7 +1,8 @@
 // Eight floats at a time (F8), and the dot product of eight rows with one block of inputs. Included by one translation
 // unit per instruction set, inside its anonymous namespace.
 
-constexpr float kInfinity = std::numeric_limits<float>::infinity(), kNotANumber = std::numeric_limits<float>::quiet_NaN();
+constexpr float kInfinity = std::numeric_limits<float>::infinity();
+constexpr float kNotANumber = std::numeric_limits<float>::quiet_NaN();
 
 #if defined(__AVX2__) && defined(__FMA__) && defined(__F16C__)
 
