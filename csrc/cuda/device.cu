@@ -8,6 +8,7 @@
 #include <string>
 
 #include "arch/simt.h"
+#include "common/fault.cuh"
 
 namespace octavo::cuda {
 

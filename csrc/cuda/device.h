@@ -1,7 +1,7 @@
 // What there is, and where memory lies.
 #pragma once
 
-#include "common/fault.cuh"
+#include <cstdint>
 
 namespace octavo::cuda {
 
@@ -12,7 +12,7 @@ int device_count();
 const char* device_problem(const void* address);
 
 // The word that kernels of all devices tell their faults in, for as long as the process runs.
-FaultWord fault_word();
+std::int32_t* fault_word();
 
 // What kernels that have ended found wrong, once: an argument's name and the problem; null: nothing. Does not wait.
 const char* take_fault();

@@ -39,6 +39,7 @@ __global__ void __launch_bounds__(kLogitThreads) penalize_kernel(const PenaltyPa
         tell(p.fault, Fault::kOffsets);
         return;
     }
+#pragma unroll 1  // a division calls a subroutine: several at once spill
     for (std::int64_t i = begin + threadIdx.x; i < end; i += kLogitThreads) {
         const std::int64_t id = p.ids[i];
         if (id < 0 || id >= p.vocabulary) {

@@ -18,8 +18,8 @@ SwapPlan plan_swap(const ArenaForm& source, const ArenaForm& target,
     std::sort(pairs.begin(), pairs.end());
     const bool dense = from.block == from.length && to.block == to.length;
     std::vector<Copy> layer;
-    for (const auto& [source, target] : pairs) {
-        const Copy next{source * from.block, target * to.block, from.length};
+    for (const auto& [block, place] : pairs) {
+        const Copy next{block * from.block, place * to.block, from.length};
         if (dense && !layer.empty() && layer.back().from + layer.back().bytes == next.from &&
             layer.back().to + layer.back().bytes == next.to) {
             layer.back().bytes += next.bytes;
