@@ -162,7 +162,10 @@ void check::scatter_blocks(const TensorRef& arena, const TensorRef& staging, con
 void gather_blocks(const TensorRef& staging, const TensorRef& arena, const TensorRef& ids, std::int64_t begin) {
     check::staged_blocks(staging, arena, ids, begin);
     const Arena from(arena, "arena");
-    const std::int64_t bytes = staging.size() > 0 ? staged_bytes(staging) : 0;
+    if (staging.size() == 0) {
+        return;  // it may have no memory
+    }
+    const std::int64_t bytes = staged_bytes(staging);
     each_block(ids.shape[0], from, [&](std::int64_t i, std::int64_t layer) {
         std::memcpy(staging.as<char>() + (i * from.layers + layer) * bytes,
                     from.at(layer, ids.as<std::int64_t>()[i]) + begin, static_cast<std::size_t>(bytes));
@@ -172,7 +175,10 @@ void gather_blocks(const TensorRef& staging, const TensorRef& arena, const Tenso
 void scatter_blocks(const TensorRef& arena, const TensorRef& staging, const TensorRef& ids, std::int64_t begin) {
     check::scatter_blocks(arena, staging, ids, begin);
     const Arena to(arena, "arena");
-    const std::int64_t bytes = staging.size() > 0 ? staged_bytes(staging) : 0;
+    if (staging.size() == 0) {
+        return;  // it may have no memory
+    }
+    const std::int64_t bytes = staged_bytes(staging);
     each_block(ids.shape[0], to, [&](std::int64_t i, std::int64_t layer) {
         std::memcpy(to.at(layer, ids.as<std::int64_t>()[i]) + begin,
                     staging.as<char>() + (i * to.layers + layer) * bytes, static_cast<std::size_t>(bytes));
