@@ -32,6 +32,7 @@ HERE = Path(__file__).parent
 
 
 FRESH = itertools.count()
+STORIES = itertools.count(1000)  # of as many tokens, for ever so long
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,12 +46,12 @@ class Load:
     fresh: bool = False  # what is shared has never been seen: nobody's cache has it before the loop begins
 
     def prompts(self) -> list[str]:
-        """Other ones at each call, if they are to be fresh."""
+        """Other stories at each call, so that nobody has seen more of them than what they share."""
         shared = "The quick brown fox jumps over the lazy dog. " * (self.shared_words // 9)
         if self.fresh:
             shared = f"Number {next(FRESH)}. {shared}"
         story = "Write a short story number {} about a cat who travels to a city far away and meets friends there. "
-        return [shared + story.format(i) for i in range(self.requests)]
+        return [shared + story.format(next(STORIES)) for _ in range(self.requests)]
 
 
 @dataclass(frozen=True, slots=True)
