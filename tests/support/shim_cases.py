@@ -18,7 +18,7 @@ CASES = {
     "logprobs": 60,
     "arguments": 1,
     "same_bits": 24,
-    "nan": 24,
+    "nan": 96,
     "lost": 24,
     "garbage": 200,
     "place": 2,
