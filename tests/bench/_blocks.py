@@ -1,6 +1,7 @@
 """Ops on blocks of kernels.py: what is written into them, and what copies, packs, names and converts them."""
 
 from collections.abc import Callable
+from functools import partial
 from types import ModuleType
 
 import torch
@@ -145,6 +146,6 @@ def writes(extension: ModuleType) -> list[Case]:
         )
         turning = Work(work.num_bytes + 2 * queries.numel() * 4, writes=True)
         turn = positions, cos, sin, DIM
-        ours = lambda kv=kv, turn=turn: extension.rope_cache_write(kv, queries, keys, values, *turn, slots)  # noqa: E731
+        ours = partial(extension.rope_cache_write, kv, queries, keys, values, *turn, slots)
         found.append((f"rope_cache_write, {TOKENS} tokens, {name}", turning, ours, rotated_write if plain else None))
     return found

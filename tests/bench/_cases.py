@@ -1,5 +1,6 @@
 """What kernels.py and its peers, each in a process of its own, are given: the same numbers, made from the same seed."""
 
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -63,7 +64,7 @@ class LinearCase:
 
 PERIOD = 256
 Case = AttentionCase | LinearCase
-KINDS = {kind.__name__: kind for kind in (AttentionCase, LinearCase)}
+KINDS: dict[str, Callable[..., Case]] = {kind.__name__: kind for kind in (AttentionCase, LinearCase)}
 
 
 def to_message(case: Case) -> list[Any]:
@@ -72,4 +73,4 @@ def to_message(case: Case) -> list[Any]:
 
 def from_message(message: list[Any]) -> Case:
     name, fields = message
-    return KINDS[name](**fields)  # type: ignore[no-any-return]
+    return KINDS[name](**fields)

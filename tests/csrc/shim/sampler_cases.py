@@ -56,6 +56,7 @@ def same(got: Any, want: Any) -> None:
 
 def branch(rng: Any, vocabulary: int) -> Any:
     from gpu_worker.sequence import Branch, Sequence
+    from octavo.ids import SequenceId
     from octavo.sampling import SamplingParams
 
     def maybe(value: Any, chance: float = 0.3) -> Any:
@@ -83,5 +84,5 @@ def branch(rng: Any, vocabulary: int) -> Any:
     prompt = rng.integers(0, vocabulary, int(rng.integers(1, 9))).tolist()
     params = dataclasses.replace(params, seed=params.seed or 0)
     output = rng.integers(0, vocabulary, int(rng.integers(0, 4))).tolist()
-    sequence = Sequence("0" * 32, 1, prompt, params, b"")  # type: ignore[arg-type]
+    sequence = Sequence(SequenceId("0" * 32), 1, prompt, params, b"")
     return Branch(sequence, int(rng.integers(3)), [*prompt, *output], len(prompt))
