@@ -8,16 +8,16 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from gpu_worker.answer import CompletionOutput, RequestOutput
-    from gpu_worker.llm import LLM
+    from gpu_worker.offline.llm import LLM
+    from gpu_worker.offline.offline_request import CompletionOutput, RequestOutput
     from octavo.sampling import FinishReason, SamplingParams
 
 __all__ = ["LLM", "CompletionOutput", "FinishReason", "RequestOutput", "SamplingParams"]
 
 _HOMES = {
-    "LLM": "gpu_worker.llm",
-    "CompletionOutput": "gpu_worker.answer",
-    "RequestOutput": "gpu_worker.answer",
+    "LLM": "gpu_worker.offline.llm",
+    "CompletionOutput": "gpu_worker.offline.offline_request",
+    "RequestOutput": "gpu_worker.offline.offline_request",
     "SamplingParams": "octavo.sampling",
     "FinishReason": "octavo.sampling",
 }

@@ -2,7 +2,7 @@
 
 import sys
 
-from gpu_worker.program import serve
+from gpu_worker.serving.program import serve
 from octavo import loop, telemetry
 from octavo.settings import WorkerSettings, parse
 

@@ -15,17 +15,17 @@ from octavo.record import Member, QueueLimits
 from octavo.settings import RouterSettings
 from octavo.store import open_store
 from octavo.store.base import Store
-from router.admin import AdminService
+from router.admin.service import AdminService
 from router.background import Background, forever
-from router.hub import Hub
-from router.intake import Intake
-from router.models import Models
-from router.placer import Placer
-from router.pool import WorkerPool
-from router.queue import Dispatcher
-from router.resume import ResumeTokens
-from router.server import InferenceService
-from router.services import Services
+from router.fleet.model_registry import Models
+from router.fleet.worker_pool import WorkerPool
+from router.placing.assigner import Placer
+from router.placing.dispatcher import Dispatcher
+from router.session_registry import Hub
+from router.streaming.request_preparer import Intake
+from router.streaming.resume_tokens import ResumeTokens
+from router.streaming.server import InferenceService
+from router.streaming.session_context import Services
 
 log = logging.getLogger(__name__)
 

@@ -13,16 +13,18 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = ("octavo", "router", "gpu_worker")
-PROGRAM_WIRE_FILES = {
-    "router": ("server", "intake", "session", "events", "workers", "admission", "streams", "admin"),
-    "gpu_worker": ("server", "messages"),
+WIRE_MODULES = {
+    "router/streaming": ("server", "request_preparer", "session", "event_encoder"),
+    "router/fleet": ("worker_link", "admission", "worker_streams"),
+    "router/admin": ("service",),
+    "gpu_worker/serving": ("server", "messages"),
 }
 WIRE_FILES = (
     "octavo/wire.py",
     "octavo/rpc.py",
     "octavo/client/*",
     "octavo/cli/*",
-    *(f"{package}/{stem}.py" for package, stems in PROGRAM_WIRE_FILES.items() for stem in stems),
+    *(f"{folder}/{stem}.py" for folder, stems in WIRE_MODULES.items() for stem in stems),
 )
 UNSAFE_MODULES = {"pickle", "cPickle", "_pickle", "cloudpickle", "dill", "marshal", "shelve"}
 UNSAFE_CALLS = {"eval", "exec", "torch.load", "yaml.load", "yaml.unsafe_load", "numpy.load", "np.load"}
@@ -112,17 +114,17 @@ def test_code_follows(rule: Callable[[str, ast.AST], Violations]) -> None:
 @pytest.mark.parametrize(
     ("rule", "name", "text"),
     [
-        (wire_types, "router/queue.py", "from octavo.v1 import inference_pb2"),
-        (wire_types, "router/queue.py", "import octavo.v1.inference_pb2 as pb"),
+        (wire_types, "router/placing/dispatcher.py", "from octavo.v1 import inference_pb2"),
+        (wire_types, "router/placing/dispatcher.py", "import octavo.v1.inference_pb2 as pb"),
         (wire_types, "gpu_worker/models/server.py", "from octavo.v1.types_pb2 import TokenIds"),
-        (environment, "router/queue.py", "import os\nhome = os.environ['HOME']"),
-        (environment, "router/queue.py", "from os import getenv"),
-        (unsafe_loading, "router/queue.py", "def f():\n    import pickle"),
-        (unsafe_loading, "router/queue.py", "torch.load('x')"),
-        (unsafe_loading, "router/queue.py", "eval('1')"),
-        (asserts, "router/queue.py", "def f(x):\n    assert x"),
-        (extension, "gpu_worker/engine.py", "from gpu_worker import _C_cpu"),
-        (extension, "gpu_worker/engine.py", "importlib.import_module('gpu_worker._C_cpu')"),
+        (environment, "router/placing/dispatcher.py", "import os\nhome = os.environ['HOME']"),
+        (environment, "router/placing/dispatcher.py", "from os import getenv"),
+        (unsafe_loading, "router/placing/dispatcher.py", "def f():\n    import pickle"),
+        (unsafe_loading, "router/placing/dispatcher.py", "torch.load('x')"),
+        (unsafe_loading, "router/placing/dispatcher.py", "eval('1')"),
+        (asserts, "router/placing/dispatcher.py", "def f(x):\n    assert x"),
+        (extension, "gpu_worker/serving/engine.py", "from gpu_worker import _C_cpu"),
+        (extension, "gpu_worker/serving/engine.py", "importlib.import_module('gpu_worker._C_cpu')"),
     ],
 )
 def test_a_rule_sees_what_breaks_it(rule: Callable[[str, ast.AST], Violations], name: str, text: str) -> None:

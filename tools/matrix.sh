@@ -11,7 +11,7 @@ python=$1
 read -ra torches <<<"$2"
 shift 2
 # What tensors go through; not what is compiled once more or needs nvcc. About 1600 tests.
-[ $# -gt 0 ] || set -- tests/csrc tests/gpu_worker/{models,ops} tests/gpu_worker/test_{sampler,native_sampler,draw,model_runner,graphs}.py \
+[ $# -gt 0 ] || set -- tests/csrc tests/gpu_worker/{models,ops} tests/gpu_worker/{sampling,running} \
     -m 'not slow' -k 'not cuda and not wheel and not mutants and not sanitized and not readme'
 
 place=$(mktemp -d)

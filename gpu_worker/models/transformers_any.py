@@ -20,8 +20,8 @@ from transformers import AutoModelForCausalLM
 from transformers.masking_utils import AttentionMaskInterface
 from transformers.modeling_utils import AttentionInterface
 
-from gpu_worker.kv_arena import KvShape
 from gpu_worker.ops import AttentionOptions, Batch, Ops, make_batch
+from gpu_worker.running.arena import KvShape
 from octavo.errors import BadModel
 
 IMPLEMENTATION = "octavo_paged"

@@ -13,9 +13,9 @@ from _table import Plan, Table, Work
 from torch import Tensor
 from torch.nn import functional
 
-from gpu_worker.kv_arena import KvShape
 from gpu_worker.ops import AttentionOptions, Batch, kv_format, make_batch
 from gpu_worker.ops.native_cpu import NativeCpuOps
+from gpu_worker.running.arena import KvShape
 
 CPU = torch.device("cpu")
 BLOCK = 16

@@ -9,10 +9,10 @@ from _llama_cpp import rates as llama_cpp_rates
 from _rates import clocked, medians
 from _table import Plan
 
-from gpu_worker import model_runner
-from gpu_worker.model_runner import ModelRunner, load_runner
 from gpu_worker.ops import make_batch
 from gpu_worker.ops.reference import ReferenceOps
+from gpu_worker.running import model_runner
+from gpu_worker.running.model_runner import ModelRunner, load_runner
 
 CPU = torch.device("cpu")
 CONTEXT = 128

@@ -12,8 +12,8 @@ import time
 from collections.abc import Callable, Sequence
 
 from octavo.ids import BlockHash, Incarnation
-from router.kv_index import KvIndex
-from router.placement import WorkerView, place
+from router.fleet.kv_index import KvIndex
+from router.placing.placement import WorkerView, place
 
 BLOCK_SIZE = 16
 

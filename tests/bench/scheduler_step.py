@@ -13,10 +13,10 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from gpu_worker.fake_runner import FakeRunner
-from gpu_worker.plan import StepOutput
-from gpu_worker.scheduler import Scheduler, SchedulerConfig
-from gpu_worker.sequence import Sequence
+from gpu_worker.scheduling.scheduler import Scheduler, SchedulerConfig
+from gpu_worker.scheduling.sequence import Sequence
+from gpu_worker.scheduling.step import StepOutput
+from gpu_worker.testing.fake_runner import FakeRunner
 from octavo.ids import SequenceId
 from octavo.sampling import SamplingParams
 

@@ -21,9 +21,9 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from gpu_worker.fake_runner import FakeRunner
-from gpu_worker.plan import StepOutput, StepPlan
-from gpu_worker.program import Door, Worker
+from gpu_worker.scheduling.step import StepOutput, StepPlan
+from gpu_worker.serving.program import Door, Worker
+from gpu_worker.testing.fake_runner import FakeRunner
 from octavo import rpc, wire
 from octavo.ids import Incarnation, SequenceId
 from octavo.record import NewSequence, QueueLimits, Why

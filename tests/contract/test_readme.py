@@ -7,7 +7,7 @@ import pytest
 
 from octavo import hashing, limits, wire
 from octavo.sampling import SamplingParams
-from router.resume import ResumeTokens
+from router.streaming.resume_tokens import ResumeTokens
 
 MEANINGS = {"best_of": "n", "max_tokens": f"what is left of the context, at most {limits.DEFAULT_MAX_TOKENS}"}
 MEANINGS |= {

@@ -1,4 +1,4 @@
-"""Draws of the kernels and of their definition beside those of gpu_worker/draw.py: the same tokens, always."""
+"""Draws of the kernels and of their definition beside those of gpu_worker/sampling/draw.py: the same tokens, always."""
 
 import math
 from types import ModuleType

@@ -7,9 +7,9 @@ import torch
 from target import Target, target
 from tiny_llama import Form, decodes, drive, logits_of, requests, tiny_llama
 
-from gpu_worker.graphs import Capture, CudaCapture
 from gpu_worker.ops.native_cuda import NativeCudaOps
 from gpu_worker.ops.reference import ReferenceOps
+from gpu_worker.running.graphs import Capture, CudaCapture
 
 
 def capture(t: Target) -> Capture:

@@ -10,7 +10,7 @@ from timing import Call
 from torch import Tensor
 from torch.nn import functional
 
-from gpu_worker.ops import vllm_compat
+from gpu_worker.compat.vllm import ops as vllm_ops
 
 if TYPE_CHECKING:
     from decode import Inputs, Shape
@@ -20,10 +20,10 @@ TOLERANCE = 2e-2  # of the norm: bfloat16 on both sides
 
 def vllm_call(t: Target, shape: "Shape", some: "list[Inputs]") -> Call:
     """vLLM's kernels (our compatible op): v1 or v2, as vLLM chooses."""
-    compat: Any = vllm_compat
+    compat: Any = vllm_ops
     compat.extension = lambda: t.extension
     longest = max(shape.lens)
-    parts = -(-longest // vllm_compat.PARTITION_SIZE)
+    parts = -(-longest // vllm_ops.PARTITION_SIZE)
     form = (shape.batch, shape.heads, parts)
     sums, tops = (torch.empty(form, dtype=torch.float32, device=t.device) for _ in range(2))
     scratch = torch.empty(*form, shape.head_dim, dtype=torch.bfloat16, device=t.device)
@@ -43,9 +43,9 @@ def vllm_call(t: Target, shape: "Shape", some: "list[Inputs]") -> Call:
             longest,
         )
         if first:
-            vllm_compat.paged_attention_v1(out, x.queries, *common)
+            vllm_ops.paged_attention_v1(out, x.queries, *common)
         else:
-            vllm_compat.paged_attention_v2(out, sums, tops, scratch, x.queries, *common)
+            vllm_ops.paged_attention_v2(out, sums, tops, scratch, x.queries, *common)
 
     return call
 

@@ -7,12 +7,12 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from gpu_worker.fake_runner import Chooser
 from gpu_worker.ops import native
-from gpu_worker.plan import StepOutput
-from gpu_worker.scheduler import Scheduler, SchedulerConfig, StepResult
-from gpu_worker.sequence import Sequence
-from gpu_worker.witness_runner import MASK, WitnessRunner, contribution, salt_of, settle
+from gpu_worker.scheduling.scheduler import Scheduler, SchedulerConfig, StepResult
+from gpu_worker.scheduling.sequence import Sequence
+from gpu_worker.scheduling.step import StepOutput
+from gpu_worker.testing.fake_runner import Chooser
+from gpu_worker.testing.witness_runner import MASK, WitnessRunner, contribution, salt_of, settle
 from octavo.errors import NotFound, OutOfBlocks
 from octavo.ids import SequenceId
 from octavo.sampling import FinishReason, SamplingParams

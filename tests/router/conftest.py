@@ -8,8 +8,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from gpu_worker.fake_runner import Chooser, FakeRunner, fold
-from gpu_worker.program import Door, Worker
+from gpu_worker.serving.program import Door, Worker
+from gpu_worker.testing.fake_runner import Chooser, FakeRunner, fold
 from octavo.client import AsyncClient
 from octavo.ids import Incarnation, new_incarnation
 from octavo.sampling import FinishReason, SamplingParams
@@ -18,8 +18,11 @@ from octavo.store.memory import MemoryState, MemoryStore
 from octavo.text.byte_tokenizer import ByteTokenizer
 from octavo.text.ranking import rank
 from octavo.text.stop import TextStream
-from router import pool, queue, streams, workers
-from router.models import WorkerHello
+from router.fleet import worker_link as workers
+from router.fleet import worker_pool as pool
+from router.fleet import worker_streams as streams
+from router.fleet.model_registry import WorkerHello
+from router.placing import dispatcher as queue
 from router.program import Router
 
 SECRET = b"s" * 32

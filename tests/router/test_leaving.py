@@ -7,11 +7,11 @@ from dataclasses import replace
 
 import pytest
 
-from gpu_worker.fake_runner import FakeRunner
+from gpu_worker.testing.fake_runner import FakeRunner
 from octavo.errors import InvalidArgument, StoreUnavailable
 from octavo.record import State
 from octavo.sampling import FinishReason, SamplingParams
-from router.streams import StepStream
+from router.fleet.worker_streams import StepStream
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=60)
 PROMPT = list(range(3, 40))

@@ -6,7 +6,7 @@ from dataclasses import replace
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from gpu_worker.fake_runner import FakeRunner
+from gpu_worker.testing.fake_runner import FakeRunner
 from octavo.errors import StoreUnavailable
 from octavo.sampling import SamplingParams
 from octavo.store.memory import MemoryStore

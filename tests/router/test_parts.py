@@ -8,11 +8,11 @@ from hypothesis import strategies as st
 
 from octavo.errors import HistoryLost, InvalidArgument
 from octavo.ids import Incarnation, SequenceId
-from router.hub import Hub, Placed
-from router.pacing import REPLAY_SHARE, ReplayPace
-from router.placement import WorkerView, place
-from router.placer import quietest
-from router.resume import Place, Start
+from router.fleet.replay_pace import REPLAY_SHARE, ReplayPace
+from router.placing.assigner import quietest
+from router.placing.placement import WorkerView, place
+from router.session_registry import Hub, Placed
+from router.streaming.resume_tokens import Place, Start
 
 
 @given(st.lists(st.integers(1, 5000), min_size=1, max_size=40), st.floats(10, 1e5), st.integers(1, 4096))

@@ -5,8 +5,8 @@ from dataclasses import replace
 
 import pytest
 
-from gpu_worker.desk import Outcome
-from gpu_worker.fake_runner import FakeRunner
+from gpu_worker.serving.engine_client import Outcome
+from gpu_worker.testing.fake_runner import FakeRunner
 from octavo import rpc
 from octavo.errors import OutOfBlocks, TooLarge
 from octavo.ids import Incarnation
@@ -14,7 +14,7 @@ from octavo.record import Member, State, Why
 from octavo.sampling import FinishReason, SamplingParams
 from octavo.store.memory import MemoryStore
 from octavo.v1 import admin_pb2, admin_pb2_grpc
-from router import following
+from router.streaming import owner_link as following
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=60)
 PROMPT = list(range(3, 40))
@@ -93,7 +93,7 @@ async def test_a_process_at_the_same_address_is_another_worker(world, oracle):
 
 
 async def test_who_was_taken_for_dead_and_lives_is_met_again(world, monkeypatch):
-    monkeypatch.setattr("router.pool.REMEMBER_LOST_S", 0.2)
+    monkeypatch.setattr("router.fleet.worker_pool.REMEMBER_LOST_S", 0.2)
     await world.start()
     router, worker = world.routers[0], world.workers[0]
     await router.pool._on_lost(worker._door.incarnation)
@@ -204,7 +204,7 @@ async def test_taken_for_a_worker_that_never_got_it(world, oracle, monkeypatch):
 
 
 async def test_cancel_ends_what_nobody_runs(world, monkeypatch):
-    monkeypatch.setattr("router.queue.CANCEL_PATIENCE_S", 0.1)
+    monkeypatch.setattr("router.placing.dispatcher.CANCEL_PATIENCE_S", 0.1)
     await world.start()
     router, worker = world.routers[0], world.workers[0]
 
@@ -254,8 +254,8 @@ async def test_one_fingerprint_under_two_names_is_two_models(world, oracle):
 
 
 async def test_a_request_goes_on_when_its_model_comes_back_with_another_layout(world, oracle, monkeypatch):
-    monkeypatch.setattr("router.pool.REMEMBER_LOST_S", 0.2)
-    monkeypatch.setattr("router.workers.REFUSED_S", 0.1)
+    monkeypatch.setattr("router.fleet.worker_pool.REMEMBER_LOST_S", 0.2)
+    monkeypatch.setattr("router.fleet.worker_link.REFUSED_S", 0.1)
     await world.worker(FakeRunner(step_s=0.01))
     await world.router()
     await world.ready()

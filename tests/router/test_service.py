@@ -65,7 +65,7 @@ async def test_a_quiet_request_costs_the_store_few_reads(world, monkeypatch):
 
     The placer reads once. Each look at what may still be on its way, when the end's notice is ahead of it, reads once.
     """
-    monkeypatch.setattr("router.lookout.SILENCE_S", 60.0)  # however slow this machine is
+    monkeypatch.setattr("router.streaming.record_poller.SILENCE_S", 60.0)  # however slow this machine is
     store = Counting(world.state)
     await world.worker()
     await world.router(store, grace_ms=180_000)

@@ -3,8 +3,8 @@
 import numpy as np
 import torch
 
-from gpu_worker.draw import Filters, draw
-from gpu_worker.philox import random_bits
+from gpu_worker.sampling.draw import Filters, draw
+from gpu_worker.sampling.philox import random_bits
 
 BAD = -1
 

@@ -1,9 +1,9 @@
 """A scheduler to be tested step by step."""
 
-from gpu_worker.fake_runner import FakeRunner
-from gpu_worker.plan import StepPlan
-from gpu_worker.scheduler import Scheduler, SchedulerConfig, StepResult
-from gpu_worker.sequence import Sequence
+from gpu_worker.scheduling.scheduler import Scheduler, SchedulerConfig, StepResult
+from gpu_worker.scheduling.sequence import Sequence
+from gpu_worker.scheduling.step import StepPlan
+from gpu_worker.testing.fake_runner import FakeRunner
 from octavo.ids import SequenceId
 from octavo.sampling import FinishReason, SamplingParams
 

@@ -7,17 +7,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gpu_worker.graphs import Capture, capture_decodes
-from gpu_worker.kv_arena import KvArena, KvShape
-from gpu_worker.model_runner import ModelRunner
 from gpu_worker.models.config import LlamaConfig
 from gpu_worker.models.llama import LlamaDecoder
 from gpu_worker.models.rope import Rope
 from gpu_worker.ops import Ops
-from gpu_worker.plan import Chunk, RunnerInfo, StepPlan
-from gpu_worker.sampler import Sampler
-from gpu_worker.scheduler import Outcome, Scheduler, SchedulerConfig
-from gpu_worker.sequence import Branch, Sequence
+from gpu_worker.running.arena import KvArena, KvShape
+from gpu_worker.running.graphs import Capture, capture_decodes
+from gpu_worker.running.model_runner import ModelRunner
+from gpu_worker.sampling.sampler import Sampler
+from gpu_worker.scheduling.scheduler import Outcome, Scheduler, SchedulerConfig
+from gpu_worker.scheduling.sequence import Branch, Sequence
+from gpu_worker.scheduling.step import Chunk, RunnerInfo, StepPlan
 from octavo.sampling import SamplingParams
 
 CPU = torch.device("cpu")

@@ -6,14 +6,14 @@ from collections.abc import Callable
 import grpc
 import pytest
 
-from gpu_worker.desk import Desk
-from gpu_worker.engine import Engine
-from gpu_worker.fake_runner import FakeRunner
-from gpu_worker.journal import Journal
-from gpu_worker.results import StepResult
-from gpu_worker.scheduler import Scheduler, SchedulerConfig
-from gpu_worker.server import WorkerService
-from gpu_worker.streams import Streams
+from gpu_worker.scheduling.results import StepResult
+from gpu_worker.scheduling.scheduler import Scheduler, SchedulerConfig
+from gpu_worker.serving.engine import Engine
+from gpu_worker.serving.engine_client import Desk
+from gpu_worker.serving.journal import Journal
+from gpu_worker.serving.server import WorkerService
+from gpu_worker.serving.streams import Streams
+from gpu_worker.testing.fake_runner import FakeRunner
 from octavo import errors, hashing, rpc, wire
 from octavo.ids import Incarnation
 from octavo.sampling import SamplingParams

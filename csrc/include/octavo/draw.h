@@ -1,4 +1,4 @@
-// The arithmetic of a draw: the same bits on every machine, on a GPU, and in gpu_worker/draw.py.
+// The arithmetic of a draw: the same bits on every machine, on a GPU, and in gpu_worker/sampling/draw.py.
 //
 // A token's weight is 2^40 e^((logit - highest) / temperature) as a whole number, so that sums do not depend on their
 // order. It is made of float32 operations that are each rounded on their own: whoever compiles this must not fuse a
@@ -68,7 +68,7 @@ static OCTAVO_ANYWHERE std::uint64_t weight_of(float logit, float highest, float
 }
 
 // 53 random bits: Philox4x32-10 (Salmon, Moraes, Dror, Shaw, 2011) of the key `seed` and the counter (branch, index,
-// 0, 0), as gpu_worker/philox.py draws them.
+// 0, 0), as gpu_worker/sampling/philox.py draws them.
 static OCTAVO_ANYWHERE std::uint64_t random_bits(std::uint64_t seed, std::uint32_t branch, std::uint32_t index) {
     std::uint32_t x[4] = {branch, index, 0, 0};
     std::uint32_t key[2] = {static_cast<std::uint32_t>(seed), static_cast<std::uint32_t>(seed >> 32)};

@@ -1,4 +1,4 @@
-// From logits to tokens, for a whole batch at once: what gpu_worker/sampler.py defines, in this order. Logits are
+// From logits to tokens, for a whole batch at once: what gpu_worker/sampling/sampler.py defines, in this order. Logits are
 // adjusted; log probabilities are the log-softmax of the result; temperature, top-k, top-p and min-p, then a draw.
 //
 // Filters keep a prefix of the tokens, ordered by falling logit, then rising id; the draw is by id among what is kept

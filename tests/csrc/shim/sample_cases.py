@@ -1,4 +1,4 @@
-"""Sampling, beside gpu_worker/draw.py: the same tokens."""
+"""Sampling, beside gpu_worker/sampling/draw.py: the same tokens."""
 
 from typing import Any
 

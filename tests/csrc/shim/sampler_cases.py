@@ -11,8 +11,8 @@ def sampler_case(rng: Any) -> None:
     """Batches of any requests: the same tokens, and the same scores but for rounding."""
     import torch
 
-    from gpu_worker.cuda_sampler import CudaSampler
-    from gpu_worker.sampler import Sampler
+    from gpu_worker.sampling.cuda import CudaSampler
+    from gpu_worker.sampling.sampler import Sampler
 
     torch.set_num_threads(1)
     vocabulary = int(rng.choice([40, 700]))
@@ -55,7 +55,7 @@ def same(got: Any, want: Any) -> None:
 
 
 def branch(rng: Any, vocabulary: int) -> Any:
-    from gpu_worker.sequence import Branch, Sequence
+    from gpu_worker.scheduling.sequence import Branch, Sequence
     from octavo.ids import SequenceId
     from octavo.sampling import SamplingParams
 

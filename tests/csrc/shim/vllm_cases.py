@@ -57,9 +57,9 @@ def compat_options_case(rng: Any) -> None:
     """ALiBi, block-sparse attention of any rank, and scales for each head, by vLLM's names."""
     import torch
 
-    from gpu_worker.ops import vllm_compat
+    from gpu_worker.compat.vllm import ops as vllm_ops
 
-    vllm_compat.extension = lambda: native
+    vllm_ops.extension = lambda: native
     dtype, kind, _, _, size, kv_heads, group = attention_setup(rng, "simt")
     heads, dim = kv_heads * group, 64
     lens = [int(rng.choice([1, size, 100, 600])) for _ in range(2)]
@@ -78,11 +78,11 @@ def compat_options_case(rng: Any) -> None:
     common = (*stored, kv_heads, scoring.scale, tables, torch.tensor(lens, dtype=torch.int32), size, max(lens), alibi)
     common = (*common, kind, *scales, rank, local, stride, block, step)
     first, second = torch.full_like(query, torch.nan), torch.full_like(query, torch.nan)
-    vllm_compat.paged_attention_v1(first, query, *common)
-    parts = -(-max(lens) // vllm_compat.PARTITION_SIZE)
+    vllm_ops.paged_attention_v1(first, query, *common)
+    parts = -(-max(lens) // vllm_ops.PARTITION_SIZE)
     sums, tops = torch.zeros(2, 2, heads, parts)
     room = torch.zeros(2, heads, parts, dim, dtype=query.dtype)
-    vllm_compat.paged_attention_v2(second, sums, tops, room, query, *common)
+    vllm_ops.paged_attention_v2(second, sums, tops, room, query, *common)
     want = np.zeros((2, heads, dim))
     for i, n in enumerate(lens):
         for head in range(heads):
@@ -96,9 +96,9 @@ def compat_case(rng: Any) -> None:
     """vLLM's ops: what reshape_and_cache wrote is what paged_attention_v1 and _v2 read."""
     import torch
 
-    from gpu_worker.ops import vllm_compat
+    from gpu_worker.compat.vllm import ops as vllm_ops
 
-    vllm_compat.extension = lambda: native
+    vllm_ops.extension = lambda: native
     torch.manual_seed(int(rng.integers(1 << 30)))
     heads, kv_heads, dim, size, n = 4, 2, 32, 16, int(rng.choice([1, 40, 600]))
     blocks = -(-n // size) + 1
@@ -111,7 +111,7 @@ def compat_case(rng: Any) -> None:
     places = torch.arange(n)
     slots = table.long()[places // size] * size + places % size
     scale = 1.0 if kind == "auto" else 0.5
-    vllm_compat.reshape_and_cache(keys, values, key_cache, value_cache, slots, kind, scale)  # for both
+    vllm_ops.reshape_and_cache(keys, values, key_cache, value_cache, slots, kind, scale)  # for both
     query = torch.randn(1, heads, dim).half()
     lens, longest = torch.tensor([n], dtype=torch.int32), n
     common = (
@@ -129,25 +129,25 @@ def compat_case(rng: Any) -> None:
         scale,
     )
     first, second = torch.full_like(query, torch.nan), torch.full_like(query, torch.nan)
-    vllm_compat.paged_attention_v1(first, query, *common)
-    parts = -(-n // vllm_compat.PARTITION_SIZE)
+    vllm_ops.paged_attention_v1(first, query, *common)
+    parts = -(-n // vllm_ops.PARTITION_SIZE)
     sums, tops = torch.zeros(2, 1, heads, parts)
-    vllm_compat.paged_attention_v2(second, sums, tops, torch.zeros(1, heads, parts, dim).half(), query, *common)
+    vllm_ops.paged_attention_v2(second, sums, tops, torch.zeros(1, heads, parts, dim).half(), query, *common)
     wide_keys, wide_values = (x.double().repeat_interleave(2, dim=1) for x in (keys, values))
     weights = torch.softmax(torch.einsum("hd,nhd->hn", query[0].double(), wide_keys) * 0.2, dim=-1)
     want = torch.einsum("hn,nhd->hd", weights, wide_values)[None]
     for got in (first, second):
         close(got.double().numpy(), want.numpy(), 3e-3 if kind == "auto" else 8e-2, f"compat {n=} {kind}")
     flash = torch.zeros(2, blocks, size, kv_heads, dim).half()
-    vllm_compat.reshape_and_cache_flash(keys, values, flash[0], flash[1], slots)
+    vllm_ops.reshape_and_cache_flash(keys, values, flash[0], flash[1], slots)
     assert torch.equal(flash[0].view(-1, kv_heads, dim)[slots], keys)
     assert torch.equal(flash[1].view(-1, kv_heads, dim)[slots], values)
     mapping = torch.tensor([[int(table[0]), blocks - 1 if int(table[0]) != blocks - 1 else 0]])
-    vllm_compat.copy_blocks([flash[0]], [flash[1]], mapping)
-    vllm_compat.swap_blocks(flash[0], flash[1], mapping)
+    vllm_ops.copy_blocks([flash[0]], [flash[1]], mapping)
+    vllm_ops.swap_blocks(flash[0], flash[1], mapping)
     source, target = mapping[0].tolist()
     assert torch.equal(flash[0][source], flash[0][target]) and torch.equal(flash[1][target], flash[0][source])
     bytes_, back = torch.zeros(n, dtype=torch.uint8), torch.zeros(n)
-    vllm_compat.convert_fp8(bytes_, keys[:, 0, 0].contiguous(), 0.5, "fp8")
-    vllm_compat.convert_fp8(back, bytes_, 0.5, "fp8")
+    vllm_ops.convert_fp8(bytes_, keys[:, 0, 0].contiguous(), 0.5, "fp8")
+    vllm_ops.convert_fp8(back, bytes_, 0.5, "fp8")
     assert (back - keys[:, 0, 0]).abs().max() <= 0.15

@@ -7,9 +7,9 @@ import pytest
 import torch
 import transformers
 
-from gpu_worker.model_runner import ModelRunner, load_runner
-from gpu_worker.plan import Chunk, StepPlan
-from gpu_worker.sequence import Branch, Sequence
+from gpu_worker.running.model_runner import ModelRunner, load_runner
+from gpu_worker.scheduling.sequence import Branch, Sequence
+from gpu_worker.scheduling.step import Chunk, StepPlan
 from octavo.sampling import SamplingParams
 
 torch.set_num_threads(1)

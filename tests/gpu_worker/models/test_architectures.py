@@ -5,8 +5,8 @@ import copy
 import pytest
 import torch
 
-from gpu_worker.model_runner import ModelRunner
 from gpu_worker.ops import make_batch
+from gpu_worker.running.model_runner import ModelRunner
 from octavo.errors import BadModel
 
 OURS = {

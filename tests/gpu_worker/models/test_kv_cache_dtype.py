@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from gpu_worker import model_runner
 from gpu_worker.models import demo
 from gpu_worker.ops import make_batch
 from gpu_worker.ops.reference import ReferenceOps
+from gpu_worker.running import model_runner
 from octavo.errors import NotFound
 
 CPU = torch.device("cpu")

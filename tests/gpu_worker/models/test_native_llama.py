@@ -11,11 +11,11 @@ import pytest
 import torch
 from gguf.quants import dequantize, quantize
 
-from gpu_worker import model_runner
 from gpu_worker.models import demo, packing
 from gpu_worker.ops import make_batch, native
 from gpu_worker.ops.native_cpu import NativeCpuOps
 from gpu_worker.ops.reference import ReferenceOps
+from gpu_worker.running import model_runner
 from octavo.errors import BadModel, InvalidArgument, NotFound
 
 pytestmark = pytest.mark.skipif(native.load() is None, reason="the extension was not built")

@@ -6,11 +6,11 @@ from types import ModuleType, SimpleNamespace
 import pytest
 import torch
 
-from gpu_worker.graphs import capture_decodes
-from gpu_worker.kv_arena import KvShape
 from gpu_worker.ops import AttentionOptions, Batch, kv_format, make_batch
 from gpu_worker.ops.kv_layer import KvLayer
 from gpu_worker.ops.native_cuda import NativeCudaOps, ref
+from gpu_worker.running.arena import KvShape
+from gpu_worker.running.graphs import capture_decodes
 
 torch.set_num_threads(1)
 CPU = torch.device("cpu")

@@ -148,7 +148,7 @@ def test_a_missing_tokenizer_is_not_found(tmp_path: Path) -> None:
 
 def test_importing_and_loading_needs_neither_torch_nor_numpy(demo_gguf: Path, root: Path) -> None:
     code = (
-        "import sys; import router.placement, router.kv_index, octavo.text.stop\n"
+        "import sys; import router.placing.placement, router.fleet.kv_index, octavo.text.stop\n"
         "from octavo.text.tokenizer import load_tokenizer\n"
         f"load_tokenizer({str(demo_gguf)!r}).apply_chat([('user', 'hi')])\n"
         "print([name for name in ('torch', 'numpy', 'transformers') if name in sys.modules])"

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any, cast
 
-from gpu_worker.fake_runner import Chooser, FakeRunner, fold
-from gpu_worker.witness_runner import MASK, WitnessRunner, contribution, salt_of, settle
+from gpu_worker.testing.fake_runner import Chooser, FakeRunner, fold
+from gpu_worker.testing.witness_runner import MASK, WitnessRunner, contribution, salt_of, settle
 from octavo import hashing
 from octavo.client import FinishReason, SamplingParams
 

@@ -1,0 +1,1 @@
+"""The operations of other engines by their own names and argument order."""

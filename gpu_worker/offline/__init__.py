@@ -1,0 +1,1 @@
+"""`LLM`: prompts in, outputs out, in the caller's process, without a service."""

@@ -1,0 +1,136 @@
+"""What offline generation returns, and how it grows: deltas of the scheduler to tokens, text and ends."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from gpu_worker.scheduling.results import Delta
+from gpu_worker.scheduling.step import TokenScore
+from octavo.errors import Failure
+from octavo.sampling import FinishReason, SamplingParams
+from octavo.text.ranking import rank
+from octavo.text.stop import TextStream
+
+
+@dataclass(frozen=True, slots=True)
+class CompletionOutput:
+    """One answer to a prompt."""
+
+    index: int
+    text: str
+    token_ids: tuple[int, ...]
+    finish_reason: FinishReason
+    stop_reason: str | int | None = None  # the stop string or stop token id; None with an end-of-sequence token
+    logprobs: tuple[TokenScore, ...] | None = None  # one per token, if asked for
+    cumulative_logprob: float | None = None  # of all tokens generated, with logprobs, best_of or beam_width
+
+
+@dataclass(frozen=True, slots=True)
+class RequestOutput:
+    """The answers to one prompt: n of them, with best_of or beam_width the best ones first.
+
+    `failure` says why, where an output's finish_reason is ERROR; other prompts are not affected.
+    """
+
+    prompt: str | None  # None if token ids were given; of a chat, what the model's template made of it
+    prompt_token_ids: tuple[int, ...]
+    outputs: tuple[CompletionOutput, ...]
+    num_cached_tokens: int = 0  # of the prompt, found in the prefix cache
+    prompt_logprobs: tuple[TokenScore | None, ...] | None = None  # one per token, None for the first; if asked for
+    failure: Failure | None = None
+
+
+@dataclass(slots=True)
+class _Branch:
+    """One branch as far as it has come."""
+
+    stream: TextStream
+    token_ids: list[int] = field(default_factory=list)
+    scores: list[TokenScore] = field(default_factory=list)
+    text: list[str] = field(default_factory=list)
+    score: float | None = None  # what branches are ranked by
+    finish: FinishReason = FinishReason.NONE
+    stop_reason: str | int | None = None
+
+    def take(self, delta: Delta, params: SamplingParams) -> None:
+        self.token_ids += delta.token_ids
+        self.scores += delta.scores
+        if delta.cumulative_logprob is not None:
+            self.score = delta.cumulative_logprob
+        piece = self.stream.push(delta.token_ids)
+        self.text.append(piece.text)
+        if piece.stopped:
+            del self.token_ids[piece.num_tokens_used :], self.scores[piece.num_tokens_used :]
+            self.finish, self.stop_reason = FinishReason.STOP, self.stream.matched
+        elif delta.finish:
+            self.text.append(self.stream.finish().text)
+            self.finish = delta.finish
+            if self.finish is FinishReason.STOP and self.token_ids and self.token_ids[-1] in params.stop_token_ids:
+                self.stop_reason = self.token_ids[-1]
+
+    def output(self, index: int, with_logprobs: bool) -> CompletionOutput:
+        total = sum(score.logprob for score in self.scores) if with_logprobs else None
+        return CompletionOutput(
+            index,
+            "".join(self.text),
+            tuple(self.token_ids),
+            self.finish,
+            self.stop_reason,
+            tuple(self.scores) if with_logprobs else None,
+            self.score if self.score is not None else total,
+        )
+
+
+class Answer:
+    """One request: what was asked, and what has come of it so far."""
+
+    def __init__(
+        self,
+        place: str,
+        prompt: str | None,
+        prompt_token_ids: Sequence[int],
+        params: SamplingParams,
+        new_stream: Callable[[], TextStream],
+    ) -> None:
+        """`place` is where the caller put it, such as prompts[3]. `params` are resolved."""
+        self.place = place
+        self.prompt_token_ids = prompt_token_ids
+        self.params = params
+        self._prompt = prompt
+        self._branches = [_Branch(new_stream()) for _ in range(params.num_branches)]
+        self._prompt_scores: list[TokenScore | None] = [None]
+        self._num_cached = 0
+        self._failure: Failure | None = None
+
+    @property
+    def ended(self) -> bool:
+        return all(branch.finish for branch in self._branches)
+
+    def take(self, delta: Delta) -> bool:
+        """Takes in what a step brought. True if it completed a stop string: the engine knows nothing of that."""
+        branch = self._branches[delta.branch_index]
+        self._num_cached = delta.cached_tokens if delta.cached_tokens is not None else self._num_cached
+        self._prompt_scores += delta.prompt_scores
+        if branch.finish:
+            return False
+        if delta.failure:
+            self._failure = Failure.from_json(delta.failure)
+        branch.take(delta, self.params)
+        return bool(branch.finish and not delta.finish)
+
+    def output(self) -> RequestOutput:
+        """The whole answer, once it has ended."""
+        params = self.params
+        order: Sequence[int] = range(params.n)
+        if params.num_branches > params.n:
+            order = rank([branch.score for branch in self._branches], params.n)
+        outputs = (
+            self._branches[branch].output(index, params.logprobs is not None) for index, branch in enumerate(order)
+        )
+        return RequestOutput(
+            self._prompt,
+            tuple(self.prompt_token_ids),
+            tuple(outputs),
+            self._num_cached,
+            tuple(self._prompt_scores) if params.prompt_logprobs is not None else None,
+            self._failure,
+        )

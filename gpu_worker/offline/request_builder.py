@@ -1,0 +1,137 @@
+"""From what a caller of LLM gives to answers that can be filled in: encoded, checked, nothing left open.
+
+Nothing runs before everything has passed. An error names the place: prompts[3], sampling_params[3].top_p.
+"""
+
+import random
+from collections.abc import Mapping, Sequence
+from numbers import Integral
+from typing import cast
+
+from gpu_worker.offline.offline_request import Answer
+from gpu_worker.scheduling.step import RunnerInfo
+from octavo import validation
+from octavo.errors import InvalidArgument
+from octavo.sampling import SamplingParams
+from octavo.text.byte_tokenizer import ByteTokenizer
+from octavo.text.stop import TextStream
+from octavo.text.tokenizer import Tokenizer
+
+Prompt = str | Sequence[int]  # text or token ids
+Message = Mapping[str, str]  # {"role": ..., "content": ...}
+Params = SamplingParams | Sequence[SamplingParams] | None  # for all, or one for each
+
+
+class Intake:
+    """Makes answers of prompts and conversations; requests without a seed of their own draw one from `seeds`."""
+
+    def __init__(self, info: RunnerInfo, tokenizer: Tokenizer | ByteTokenizer, seeds: random.Random) -> None:
+        self._info = info
+        self._tokenizer = tokenizer
+        self._seeds = seeds
+
+    def prompts(self, prompts: Prompt | Sequence[Prompt], params: Params) -> list[Answer]:
+        """Of one prompt or many, in their order."""
+        single = bool(prompts) and (isinstance(prompts, str) or _all_ids(prompts))
+        listed = cast("Sequence[Prompt]", [prompts] if single else prompts)
+        texts = [prompt if isinstance(prompt, str) else None for prompt in listed]
+        tokens = [self._encode(prompt, f"prompts[{i}]") for i, prompt in enumerate(listed)]
+        return self._answers("prompts", texts, tokens, params)
+
+    def conversations(
+        self, conversations: Sequence[Message] | Sequence[Sequence[Message]], params: Params
+    ) -> list[Answer]:
+        """Of one conversation or many, in their order."""
+        single = bool(conversations) and isinstance(conversations[0], Mapping)
+        listed = cast("Sequence[Sequence[Message]]", [conversations] if single else conversations)
+        tokens = [self._apply_chat(turns, f"conversations[{i}]") for i, turns in enumerate(listed)]
+        texts = [self._tokenizer.decode(ids, skip_special_tokens=False) for ids in tokens]
+        return self._answers("conversations", texts, tokens, params)
+
+    def _encode(self, prompt: Prompt, place: str) -> list[int]:
+        if _all_ids(prompt):
+            return [int(token_id) for token_id in prompt]
+        text = validation.validate_text(_utf8(prompt, place), place, context_tokens=self._info.context_tokens)
+        return self._tokenizer.encode(text)
+
+    def _apply_chat(self, turns: Sequence[Message], place: str) -> list[int]:
+        try:
+            messages = [(turn["role"], _utf8(turn["content"], place)) for turn in turns]
+        except (KeyError, TypeError):
+            raise InvalidArgument(place, 'must be a list of {"role": …, "content": …}') from None
+        try:
+            checked = validation.validate_chat(messages, context_tokens=self._info.context_tokens)
+            return self._tokenizer.apply_chat([(turn["role"], turn["content"]) for turn in checked])
+        except InvalidArgument as error:
+            raise InvalidArgument(place, error.message) from None
+
+    def _answers(
+        self, name: str, texts: Sequence[str | None], tokens: Sequence[list[int]], params: Params
+    ) -> list[Answer]:
+        each = self._params(params, len(tokens))
+        return [
+            self._answer(f"{name}[{i}]", text, token_ids, own)
+            for i, (text, token_ids, own) in enumerate(zip(texts, tokens, each, strict=True))
+        ]
+
+    def _params(self, given: Params, count: int) -> list[SamplingParams]:
+        """One for each prompt, validated."""
+        if given is None or isinstance(given, SamplingParams):
+            shared = given or SamplingParams()
+            self._validate(shared, "sampling_params")
+            return [shared] * count
+        if len(given) != count:
+            raise InvalidArgument("sampling_params", f"{len(given)} for {count} prompts; give one, or one for each")
+        for i, params in enumerate(given):
+            self._validate(params, f"sampling_params[{i}]")
+        return list(given)
+
+    def _validate(self, params: SamplingParams, place: str) -> None:
+        if not isinstance(params, SamplingParams):
+            raise InvalidArgument(place, "must be SamplingParams")
+        info = self._info
+        try:
+            validation.validate_sampling(
+                params,
+                vocab_size=info.vocab_size,
+                context_tokens=info.context_tokens,
+                eos_token_ids=info.eos_token_ids,
+            )
+        except InvalidArgument as error:
+            raise InvalidArgument(f"{place}.{error.field}", error.message.removeprefix(f"{error.field}: ")) from None
+
+    def _answer(self, place: str, text: str | None, token_ids: list[int], params: SamplingParams) -> Answer:
+        """To a request that has passed every check."""
+        info = self._info
+        try:
+            validation.validate_prompt(
+                token_ids, params, vocab_size=info.vocab_size, context_tokens=info.context_tokens, field=place
+            )
+        except InvalidArgument as error:
+            raise (error if error.field == place else InvalidArgument(place, error.message)) from None
+        resolved = validation.resolve(
+            params,
+            prompt_len=len(token_ids),
+            context_tokens=info.context_tokens,
+            seed_source=lambda: self._seeds.getrandbits(63),
+        )
+        return Answer(place, text, token_ids, resolved, lambda: self._new_stream(resolved))
+
+    def _new_stream(self, params: SamplingParams) -> TextStream:
+        detokenizer = self._tokenizer.detokenizer(params.skip_special_tokens)
+        return TextStream.of_branch(detokenizer, params, self._info.eos_token_ids)
+
+
+def _all_ids(value: object) -> bool:
+    if not isinstance(value, Sequence) or isinstance(value, (str, bytes)):
+        return False
+    return all(isinstance(item, Integral) for item in value)
+
+
+def _utf8(text: object, place: str) -> bytes:
+    if not isinstance(text, str):
+        raise InvalidArgument(place, f"a {type(text).__name__} is neither text nor a list of token ids")
+    try:
+        return text.encode()
+    except UnicodeEncodeError as error:
+        raise InvalidArgument(place, f"has no UTF-8 form at character {error.start}") from None

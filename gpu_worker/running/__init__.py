@@ -1,0 +1,1 @@
+"""Runs the plan of a step on a model and a device."""

@@ -1,0 +1,137 @@
+"""Steps of decodes alone, captured once per padded batch size and replayed: one launch instead of hundreds.
+
+A replay runs the captured operations on the captured addresses. So whatever differs from step to step is a number in
+DecodeInputs or in the plan that the ops keep in `Batch.scratch`; both are written anew, in place, before each replay.
+"""
+
+import logging
+from collections.abc import Callable, Sequence
+from typing import Protocol, runtime_checkable
+
+import torch
+from torch import Tensor
+
+from gpu_worker.models.decoder import Decoder
+from gpu_worker.ops import Batch, Ops
+from gpu_worker.running.decode_inputs import DecodeInputs
+from gpu_worker.scheduling.step import StepPlan
+
+log = logging.getLogger(__name__)
+
+Step = Callable[[], Tensor]
+Capture = Callable[[Step], Step]  # runs a step once to see what it does; what it returns does that again
+
+
+@runtime_checkable
+class CapturableOps(Ops, Protocol):
+    """Ops whose launches depend on a batch's lengths through memory alone."""
+
+    def captures(self, kv: Tensor) -> bool:
+        """Whether that holds of layers like `kv`."""
+        ...
+
+    def refill(self, batch: Batch) -> None:
+        """Works out again, in the same memory, what is kept in batch.scratch, from q_lens and kv_lens as they are now.
+
+        None of the lengths exceeds what block_tables has room for.
+        """
+        ...
+
+
+def padded_sizes(max_sequences: int) -> tuple[int, ...]:
+    """1, 2, 4, 8, … and the largest batch there can be."""
+    sizes = [1]
+    while sizes[-1] * 2 < max_sequences:
+        sizes.append(sizes[-1] * 2)
+    return tuple(sizes) if max_sequences == 1 else (*sizes, max_sequences)
+
+
+class CudaCapture:
+    """CUDA graphs of one device, which share their memory: they are never replayed at the same time."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._stream = torch.cuda.Stream(device)
+        self._pool = torch.cuda.graph_pool_handle()
+
+    def __call__(self, step: Step) -> Step:
+        self._stream.wait_stream(torch.cuda.current_stream(self._stream.device))
+        with torch.cuda.stream(self._stream):  # what libraries set up at first use must not be part of the graph
+            step()
+        self._stream.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"):
+            result = step()
+
+        def replay() -> Tensor:
+            graph.replay()
+            return result
+
+        return replay
+
+
+class DecodeGraphs:
+    """The graphs of a decoder on the layers of one arena. Not thread-safe."""
+
+    def __init__(
+        self,
+        decoder: Decoder,
+        layers: Sequence[Tensor],
+        ops: CapturableOps,
+        inputs: DecodeInputs,
+        sizes: Sequence[int],
+        capture: Capture,
+    ) -> None:
+        """Captures, the largest first, so that the others find room in its memory. No block is written."""
+        self.sizes = tuple(sorted(sizes))
+        self._ops = ops
+        self._inputs = inputs
+        self._batches = {size: inputs.batch(size) for size in self.sizes}
+        self._graphs: dict[int, Step] = {}
+        inputs.fill([])
+        for size in reversed(self.sizes):
+            batch = self._batches[size]
+
+            def step(batch: Batch = batch) -> Tensor:
+                return decoder.logits(decoder.forward(batch, layers, batch.rows))
+
+            self._graphs[size] = capture(step)
+
+    @torch.inference_mode()
+    def run(self, plan: StepPlan) -> Tensor | None:
+        """The logits of a step of decodes, a row for each chunk, good until the next step; None if it is another step,
+        or they are too many or too long."""
+        num_rows = len(plan.chunks)
+        if not 0 < num_rows == plan.num_decodes <= self.sizes[-1] or not self._inputs.holds(plan.chunks):
+            return None
+        if any(chunk.score_from >= 0 for chunk in plan.chunks):
+            return None
+        size = next(size for size in self.sizes if size >= num_rows)
+        batch = self._batches[size]
+        batch.kv_lens[:] = self._inputs.fill(plan.chunks)[:size]
+        self._ops.refill(batch)
+        return self._graphs[size]()[:num_rows]
+
+
+def capture_decodes(
+    decoder: Decoder,
+    layers: Sequence[Tensor],
+    ops: Ops,
+    max_sequences: int,
+    context_tokens: int,
+    device: torch.device,
+    capture: Capture | None = None,
+) -> DecodeGraphs | None:
+    """Graphs for up to `max_sequences` decodes; None, with a line in the log, where they cannot be had."""
+    if not isinstance(ops, CapturableOps) or not decoder.capturable or not ops.captures(layers[0]):
+        what = decoder.name, ops.name, layers[0].dtype
+        log.info("no CUDA graphs: %s and %s ops cannot be captured together, with a cache of %s", *what)
+        return None
+    block_size = layers[0].shape[3]
+    inputs = DecodeInputs(max_sequences, -(-context_tokens // block_size), block_size, device)
+    sizes = padded_sizes(max_sequences)
+    try:
+        with torch.inference_mode():
+            return DecodeGraphs(decoder, layers, ops, inputs, sizes, capture or CudaCapture(device))
+    except RuntimeError as error:  # CUDA's own errors are such
+        log.warning("no CUDA graphs, which makes small batches slower: capturing failed: %s", error)
+        return None

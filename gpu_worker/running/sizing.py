@@ -1,0 +1,88 @@
+"""Which device there is, and how much of its memory blocks may take."""
+
+import gc
+import os
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from gpu_worker.models.decoder import Decoder
+from gpu_worker.ops import make_batch
+from gpu_worker.running.arena import KvShape
+from octavo.errors import InvalidArgument
+
+CPU_KV_BYTES = 1 << 30  # unless said otherwise, at most this and a quarter of what is free
+GPU_MEMORY_SHARE = 0.9
+
+
+def choose_device(name: str) -> torch.device:
+    """The device; `auto` takes a GPU if there is one. Which GPU is always said: a tensor's device says it, too."""
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise InvalidArgument("device", f"{name!r} is not a device") from error
+    if device.type not in ("cpu", "cuda"):
+        raise InvalidArgument("device", f"{name!r}: only cpu and cuda are supported")
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise InvalidArgument("device", f"{name!r}: no CUDA device is usable here; try --device cpu")
+    if device.type == "cuda" and ":" not in name:
+        return torch.device("cuda", torch.cuda.current_device())
+    return device
+
+
+def host_bytes() -> int:
+    """Memory of this machine that nobody uses."""
+    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def kv_bytes(
+    device: torch.device,
+    decoder: Decoder,
+    shape: KvShape,
+    max_batch_tokens: int,
+    max_batch_sequences: int,
+    capture: Callable[[Sequence[Tensor]], object],
+) -> int:
+    """What blocks may take: on a GPU its share less weights, the largest step and what `capture` makes of the arena's
+    layers. Both are measured by running them."""
+    if device.type == "cpu":
+        return max(shape.bytes_per_block, min(CPU_KV_BYTES, host_bytes() // 4))
+    torch.cuda.reset_peak_memory_stats(device)
+    before = torch.cuda.memory_allocated(device)
+    _run_largest_step(device, decoder, shape, max_batch_tokens, max_batch_sequences)
+    activations = torch.cuda.max_memory_allocated(device) - before
+    captured = _bytes_captured(device, shape, capture)
+    free, total = torch.cuda.mem_get_info(device)
+    return int(free - (1 - GPU_MEMORY_SHARE) * total - activations - captured)
+
+
+def _bytes_captured(device: torch.device, shape: KvShape, capture: Callable[[Sequence[Tensor]], object]) -> int:
+    """What graphs take, by the driver's count: torch's own knows nothing of the graphs beside their tensors."""
+    layers = list(shape.arena(1, device).unbind(0))
+    torch.cuda.empty_cache()
+    before = torch.cuda.mem_get_info(device)[0]
+    graphs = capture(layers)
+    torch.cuda.synchronize(device)
+    after = torch.cuda.mem_get_info(device)[0]
+    del graphs, layers
+    gc.collect()
+    torch.cuda.empty_cache()
+    return max(0, before - after)
+
+
+@torch.inference_mode()
+def _run_largest_step(
+    device: torch.device, decoder: Decoder, shape: KvShape, max_batch_tokens: int, max_batch_sequences: int
+) -> None:
+    """One sequence with most of the budget, the others with one token each, and logits for all of them."""
+    others = min(max_batch_sequences, max_batch_tokens) - 1
+    lengths = [1] * others + [min(max_batch_tokens - others, decoder.context_tokens)]
+    num_tokens = sum(lengths)
+    positions = [position for length in lengths for position in range(length)]
+    tables = [[0] * (-(-length // shape.block_size)) for length in lengths]
+    batch = make_batch([0] * num_tokens, positions, [-1] * num_tokens, lengths, lengths, tables, device)
+    rows = torch.arange(num_tokens - len(lengths), num_tokens, device=device)
+    decoder.logits(decoder.forward(batch, list(shape.arena(1, device).unbind(0)), rows)).float()

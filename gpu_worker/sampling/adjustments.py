@@ -1,0 +1,139 @@
+"""What a request changes about its logits before anything is drawn: penalties, bias, masks, in this order.
+
+1. `repetition_penalty` divides positive and multiplies negative logits of tokens seen in prompt or output.
+2. `frequency_penalty` per occurrence in the output and `presence_penalty` once are subtracted.
+3. `logit_bias` is added.
+4. `allowed_token_ids`: all others become -inf. `banned_token_ids` become -inf, and so do those that would end the
+   branch (the model's end tokens unless `ignore_eos`, `stop_token_ids`) while it has fewer than `min_tokens`
+   output tokens.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from gpu_worker.sampling.history import History
+from gpu_worker.scheduling.sequence import Branch
+from gpu_worker.scheduling.sequence import Sequence as SequenceState
+from octavo.sampling import SamplingParams
+
+Ids = NDArray[np.int64]
+Floats = NDArray[np.float32]
+
+_NO_IDS = np.empty(0, dtype=np.int64)
+_NO_FLOATS = np.empty(0, dtype=np.float32)
+
+
+def penalized(params: SamplingParams) -> bool:
+    return params.repetition_penalty != 1.0 or params.presence_penalty != 0.0 or params.frequency_penalty != 0.0
+
+
+def adjusted(branch: Branch) -> bool:
+    """Whether anything here applies to the branch's next token."""
+    params = branch.sequence.params
+    return (
+        penalized(params)
+        or bool(params.logit_bias or params.allowed_token_ids or params.banned_token_ids)
+        or branch.num_output < params.min_tokens
+    )
+
+
+class _Fixed:
+    """The parameters of one sequence that never change, as arrays. Ids beyond the vocabulary are left out."""
+
+    def __init__(self, sequence: SequenceState, vocab_size: int, eos_token_ids: tuple[int, ...]) -> None:
+        params = sequence.params
+        bias = {token: value for token, value in params.logit_bias.items() if 0 <= token < vocab_size}
+        ends = params.stop_token_ids + (() if params.ignore_eos else eos_token_ids)
+        banned = _known(params.banned_token_ids, vocab_size)
+        not_yet = _known(params.banned_token_ids + ends, vocab_size)
+        self.sequence = sequence  # held, so that its id() stays its own while this is cached
+        self.allowed = _known(params.allowed_token_ids, vocab_size) if params.allowed_token_ids else None
+        self.bias = _with_banned(bias, banned)
+        self.bias_at_first = _with_banned(bias, not_yet)  # before min_tokens
+
+
+@dataclass(slots=True)
+class Edit:
+    """What is done to one row of logits, in this order. Ids are those of the vocabulary."""
+
+    seen: Ids  # distinct; what is left of a penalized token's logit is (/ or * repetition) - cost
+    costs: Floats
+    repetition: float
+    bias_ids: Ids  # distinct; what is banned comes with -inf
+    bias: Floats
+    allowed: Ids | None  # all others become -inf; None: all are
+
+
+class Adjustments:
+    """What the parameters above come to. What it keeps between calls is a cache: a pure function of each branch.
+
+    It holds the branches of the latest call alone, so what is preempted or finished is forgotten.
+    """
+
+    def __init__(self, vocab_size: int, device: torch.device, eos_token_ids: tuple[int, ...]) -> None:
+        self.vocab_size = vocab_size
+        self.device = device
+        self.eos_token_ids = eos_token_ids
+        self._histories: dict[int, History] = {}
+        self._fixed: dict[int, _Fixed] = {}
+
+    def apply(self, logits: Tensor, rows: Sequence[int], branches: Sequence[Branch]) -> None:
+        """Changes logits[rows[i]] in place for branches[i]; the rows differ. `logits` is contiguous float32."""
+        flat = logits.view(-1)
+        edits = list(zip(rows, self.edits(branches), strict=True))
+        starts = [(row * self.vocab_size, edit) for row, edit in edits]
+        if any(len(edit.seen) for _, edit in starts):
+            index = self._tensor([edit.seen + start for start, edit in starts])
+            factors = [np.full(len(edit.seen), edit.repetition, dtype=np.float32) for _, edit in starts]
+            factor, values = self._tensor(factors), flat.take(index)
+            values = torch.where(values > 0, values / factor, values * factor)
+            flat.scatter_(0, index, values - self._tensor([edit.costs for _, edit in starts]))
+        if any(len(edit.bias) for _, edit in starts):
+            index = self._tensor([edit.bias_ids + start for start, edit in starts])
+            flat.scatter_add_(0, index, self._tensor([edit.bias for _, edit in starts]))
+        confined = [(row, edit.allowed) for row, edit in edits if edit.allowed is not None]
+        if confined:
+            index = self._tensor([allowed + row * self.vocab_size for row, allowed in confined])
+            kept = flat.take(index)
+            logits[[row for row, _ in confined]] = -torch.inf
+            flat.scatter_(0, index, kept)
+
+    def edits(self, branches: Sequence[Branch]) -> list[Edit]:
+        """What is done for each branch; arrays belong to the cache and are not changed later."""
+        histories, fixed = self._histories, self._fixed
+        self._histories, self._fixed = {}, {}
+        return [self._edit(branch, histories, fixed) for branch in branches]
+
+    def _edit(self, branch: Branch, histories: dict[int, History], old: dict[int, _Fixed]) -> Edit:
+        sequence, params = branch.sequence, branch.sequence.params
+        key = id(sequence)
+        fixed = self._fixed.get(key) or old.get(key) or _Fixed(sequence, self.vocab_size, self.eos_token_ids)
+        self._fixed[key] = fixed
+        bias_ids, bias = fixed.bias_at_first if branch.num_output < params.min_tokens else fixed.bias
+        if not penalized(params):
+            return Edit(_NO_IDS, _NO_FLOATS, 1.0, bias_ids, bias, fixed.allowed)
+        history = histories.get(id(branch))
+        if history is None:
+            history = History(branch, self.vocab_size, with_prompt=params.repetition_penalty != 1.0)
+        history.update()
+        self._histories[id(branch)] = history
+        counts = history.counts
+        costs = (params.frequency_penalty * counts + params.presence_penalty * (counts > 0)).astype(np.float32)
+        return Edit(history.ids, costs, params.repetition_penalty, bias_ids, bias, fixed.allowed)
+
+    def _tensor(self, arrays: Sequence[Ids] | Sequence[Floats]) -> Tensor:
+        return torch.from_numpy(np.concatenate(arrays)).to(self.device)
+
+
+def _with_banned(bias: dict[int, float], banned: Ids) -> tuple[Ids, Floats]:
+    added = bias | dict.fromkeys(banned.tolist(), -np.inf)
+    return np.array(list(added), dtype=np.int64), np.array(list(added.values()), dtype=np.float32)
+
+
+def _known(token_ids: tuple[int, ...], vocab_size: int) -> Ids:
+    return np.unique(np.array([token for token in token_ids if 0 <= token < vocab_size], dtype=np.int64))

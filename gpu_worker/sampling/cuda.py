@@ -1,0 +1,176 @@
+"""The sampler over the CUDA kernels: a whole batch in a few launches, and one wait for the device.
+
+`Sampler` is its definition; tokens are the same, bit for bit: a draw counts in whole numbers (octavo/draw.h in csrc),
+and what happens to logits before it are the same float32 operations in the same order.
+"""
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import replace
+from types import ModuleType
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from gpu_worker.ops.native_cuda import ref
+from gpu_worker.ops.upload import Layout, packed
+from gpu_worker.sampling.adjustments import Edit, Floats, Ids
+from gpu_worker.sampling.columns import Columns
+from gpu_worker.sampling.sampler import Sampler, competes
+from gpu_worker.scheduling.sequence import Branch
+from gpu_worker.scheduling.step import TokenScore
+
+_DRAWS = ("temperature", "top_k", "top_p", "min_p", "seed", "branch", "index")  # as the kernel takes them
+_IN_THE_PROMPT, _NOWHERE = 0, -1  # what the kernel calls a token's count
+
+
+class CudaSampler(Sampler):
+    """For logits on `device`. `extension` may be the shim that tests run on a CPU."""
+
+    def __init__(
+        self, extension: ModuleType, vocab_size: int, device: torch.device, eos_token_ids: tuple[int, ...] = ()
+    ) -> None:
+        super().__init__(vocab_size, device, eos_token_ids)
+        self._extension = extension
+        self._device = device
+        self._columns: Columns | None = None
+        self._draws: dict[str, Tensor] = {}  # of these columns, on the device
+
+    @torch.inference_mode()
+    def sample(
+        self, logits: Tensor, rows: Sequence[int], branches: Sequence[Branch]
+    ) -> tuple[list[int], dict[int, TokenScore]]:
+        if not branches:
+            return [], {}
+        columns = self._upload(rows, branches)
+        raw = self._rows(logits.detach(), columns.rows)
+        x = self._adjusted(raw, self._adjustments.edits(branches)) if columns.adjusted else raw
+        scored = columns.scored
+        competing = [i for i in scored if competes(branches[i])]
+        results = _Results(len(branches), len(scored), max((columns.counts[i] for i in scored), default=0), competing)
+        ids, by_adjusted, by_raw = results.on(self._device)
+        self._extension.sample(ref(ids), ref(x), *(ref(self._draws[name]) for name in _DRAWS), self._stream())
+        if scored:
+            self._logprobs(by_adjusted, self._rows(x, scored), self._rows(ids, scored))
+        if competing:
+            self._logprobs(by_raw, self._rows(raw, competing), self._rows(ids, competing))
+        tokens, scores = results.fetch(scored, [columns.counts[i] for i in scored])
+        found = {i: score for i, score in zip(scored, scores, strict=True) if tokens[i] >= 0}
+        for i, raw_logprob in zip(competing, results.raw, strict=True):
+            if i in found:
+                found[i] = replace(found[i], raw=raw_logprob)
+        return tokens, found
+
+    @torch.inference_mode()
+    def score(self, logits: Tensor, targets: Sequence[int], num_top: int) -> list[TokenScore]:
+        if not targets:
+            return []
+        results = _Results(len(targets), len(targets), num_top, [])
+        ids, scores, _ = results.on(self._device)
+        ids.copy_(packed([torch.tensor(targets, dtype=torch.int64)], self._device)[0])
+        self._logprobs(scores, self._rows(logits.detach(), range(len(targets))), ids)
+        return results.fetch(range(len(targets)), [num_top] * len(targets))[1]
+
+    def _upload(self, rows: Sequence[int], branches: Sequence[Branch]) -> Columns:
+        """The branches' parameters, on the device as well; those that came last time are there already."""
+        columns = self._columns
+        known = columns is not None and columns.matches(rows, branches)
+        if columns is None or not known:
+            columns = self._columns = Columns(rows, branches, self.vocab_size)
+        columns.update()
+        names = ["index"] if known else list(_DRAWS)
+        if columns.random or not known:
+            on_device = packed([columns.draws[name] for name in names], self._device)
+            self._draws |= dict(zip(names, on_device, strict=True))
+        return columns
+
+    def _adjusted(self, raw: Tensor, edits: Sequence[Edit]) -> Tensor:
+        """A copy of `raw` in float32, edited."""
+        x = raw.to(torch.float32, copy=True, memory_format=torch.contiguous_format)
+        self._penalize(x, [e.seen for e in edits], [-e.costs for e in edits], [e.repetition for e in edits])
+        self._penalize(x, [e.bias_ids for e in edits], [e.bias for e in edits], None)
+        confined = [(row, edit.allowed) for row, edit in enumerate(edits) if edit.allowed is not None]
+        if confined:
+            self._confine(x, raw, confined)
+        return x
+
+    def _penalize(self, x: Tensor, ids: list[Ids], added: list[Floats], repetition: list[float] | None) -> None:
+        """Divides what was seen by `repetition` (None: nothing is), then adds, entry by entry.
+
+        What presence and frequency cost is among what is added: computed once, for every device alike.
+        """
+        ends = np.cumsum([0, *map(len, ids)], dtype=np.int32)
+        if not ends[-1]:
+            return
+        count = _NOWHERE if repetition is None else _IN_THE_PROMPT
+        offsets, entries, counts, bias, divisors, zeros = packed(
+            [
+                torch.from_numpy(ends),
+                torch.from_numpy(np.concatenate(ids)),
+                torch.full((int(ends[-1]),), count, dtype=torch.int32),
+                torch.from_numpy(np.concatenate(added)),
+                torch.ones(len(ids)) if repetition is None else torch.tensor(repetition, dtype=torch.float32),
+                torch.zeros(len(ids)),
+            ],
+            self._device,
+        )
+        self._extension.penalize(*map(ref, (x, offsets, entries, counts, bias, divisors, zeros, zeros)), self._stream())
+
+    def _confine(self, x: Tensor, raw: Tensor, confined: Sequence[tuple[int, Ids]]) -> None:
+        """All but the allowed tokens become -inf; NaN in a row whose raw logits are bad, so that it stays so."""
+        starts = [torch.from_numpy(allowed + row * self.vocab_size) for row, allowed in confined]
+        rows, places = packed([torch.tensor([row for row, _ in confined]), torch.cat(starts)], self._device)
+        kept = x.view(-1).take(places)
+        good = raw.index_select(0, rows).float().amax(-1).isfinite()
+        others = torch.full_like(good, -torch.inf, dtype=torch.float32).masked_fill_(~good, torch.nan)
+        x.index_copy_(0, rows, others.unsqueeze(1).expand(-1, x.shape[1]))
+        x.view(-1).scatter_(0, places, kept)
+
+    def _logprobs(self, results: tuple[Tensor, Tensor, Tensor], logits: Tensor, ids: Tensor) -> None:
+        self._extension.logprobs(*map(ref, results), ref(logits), ref(ids), self._stream())
+
+    def _rows(self, x: Tensor, rows: Sequence[int]) -> Tensor:
+        """Those rows; x itself where they are its first ones in order."""
+        if all(i == row for i, row in enumerate(rows)):
+            return x[: len(rows)]
+        return x.index_select(0, packed([torch.tensor(rows, dtype=torch.int64)], self._device)[0])
+
+    def _stream(self) -> int:
+        if self._device.type != "cuda":
+            return 0
+        stream: int = torch.cuda.current_stream(self._device).cuda_stream
+        return stream
+
+
+class _Results:
+    """What the kernels write for a batch, in one piece of memory, so that it comes back by one copy."""
+
+    def __init__(self, num_tokens: int, num_scores: int, num_top: int, competing: Sequence[int]) -> None:
+        chosen, top = (num_scores,), (num_scores, num_top)
+        raw = (len(competing),)
+        self._layout = Layout(
+            [
+                ((num_tokens,), torch.int64),
+                *((chosen, torch.float32), (top, torch.float32), (top, torch.int64)),
+                *((raw, torch.float32), ((*raw, 0), torch.float32), ((*raw, 0), torch.int64)),
+            ]
+        )
+        self._memory = torch.empty(0)
+        self.raw: list[float] = []  # after `fetch`
+
+    def on(self, device: torch.device) -> tuple[Tensor, tuple[Tensor, Tensor, Tensor], tuple[Tensor, Tensor, Tensor]]:
+        """Tokens; log probabilities of tokens, the likeliest ones' and their ids; the same by raw logits, without."""
+        self._memory = torch.empty(self._layout.num_bytes, dtype=torch.uint8, device=device)
+        ids, a, b, c, d, e, f = self._layout.views(self._memory)
+        return ids, (a, b, c), (d, e, f)
+
+    def fetch(self, scored: Sequence[int], counts: Sequence[int]) -> tuple[list[int], list[TokenScore]]:
+        """Waits. The tokens, and the scores of those at `scored`, with the counts[i] likeliest of each that have a
+        probability."""
+        tokens, chosen, values, ids, self.raw, _, _ = (x.tolist() for x in self._layout.views(self._memory.cpu()))
+        scores = []
+        for i, logprob, count, *top in zip(scored, chosen, counts, ids, values, strict=True):
+            pairs = itertools.takewhile(lambda pair: pair[0] >= 0, zip(*(side[:count] for side in top), strict=True))
+            scores.append(TokenScore(tokens[i], logprob, tuple(pairs)))
+        return tokens, scores

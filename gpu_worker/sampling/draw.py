@@ -1,0 +1,129 @@
+"""One token of each row by inverse transform: temperature, top-k, top-p, min-p, then a random number picks.
+
+A token's weight is 2^40 e^((logit - highest) / temperature) as a whole number, made of float32 operations that are each
+rounded on their own. So sums do not depend on their order, and what comes out for a row depends on that row, its
+parameters and its number alone, bit for bit, here, in C++ and in CUDA (csrc/include/octavo/draw.h).
+
+Filters keep a prefix of the tokens ordered by falling logit, then rising id. The draw is by id among what is kept.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from gpu_worker.sampling.candidates import top
+from octavo.sampling import SamplingParams
+
+Floats = NDArray[np.float32]
+Ids = NDArray[np.int64]
+Bits = NDArray[np.uint64]
+
+_WEIGHT_BITS = 40
+_LOWEST_POWER = -64.0  # of two; all below -41 weigh nothing
+_LEAST_TEMPERATURE = np.float32(1e-30)  # below, float32 would multiply 0 by infinity
+_LOG_TWO_OF_E = np.float32(1.44269504)
+# 2^x for x in [-0.5, 0.5] (Cephes), but for the 1 at the end
+_POLYNOMIAL = (1.535336188e-4, 1.339887440e-3, 9.618437357e-3, 5.550332471e-2, 2.402264791e-1, 6.931472028e-1)
+_NUM_CANDIDATES = 256
+_SLAB = 1 << 26  # weights held at once: bounds what a step needs beside the logits
+_CPU_SLAB = 1 << 20  # less, so that they stay in the cache
+
+
+@dataclass(slots=True)
+class Filters:
+    """The parameters of some rows as columns."""
+
+    temperature: Floats
+    top_k: Ids  # the vocabulary's size if off
+    top_p: Floats
+    min_p: Floats
+
+    @classmethod
+    def of(cls, params: Sequence[SamplingParams], vocab_size: int) -> "Filters":
+        return cls(
+            np.array([p.temperature for p in params], dtype=np.float32),
+            np.array([min(p.top_k or vocab_size, vocab_size) for p in params], dtype=np.int64),
+            np.array([p.top_p for p in params], dtype=np.float32),
+            np.array([p.min_p for p in params], dtype=np.float32),
+        )
+
+    def __getitem__(self, rows: slice) -> "Filters":
+        return Filters(self.temperature[rows], self.top_k[rows], self.top_p[rows], self.min_p[rows])
+
+
+def draw(logits: Tensor, filters: Filters, numbers: Bits) -> Ids:
+    """The token of each row; `numbers` have 53 random bits (philox.py).
+
+    No row has NaN or +inf, each has a finite logit; `logits` is float32 and is not changed.
+    """
+    at_once = max(1, (_CPU_SLAB if logits.device.type == "cpu" else _SLAB) // logits.shape[1])
+    tokens = np.empty(len(logits), dtype=np.int64)
+    for start in range(0, len(logits), at_once):
+        some = slice(start, start + at_once)
+        kept = weights(logits[some], filters.temperature[some])
+        cut(kept, logits[some], filters[some])
+        tokens[some] = _draw_by_id(kept, numbers[some])
+    return tokens
+
+
+def weights(logits: Tensor, temperature: Floats) -> Tensor:
+    """int64, like logits."""
+    factor = _LOG_TWO_OF_E / np.maximum(temperature, _LEAST_TEMPERATURE)
+    power = logits - logits.amax(dim=-1, keepdim=True)  # first, so that nothing overflows
+    power = (power * torch.from_numpy(factor).to(logits.device).unsqueeze(1)).clamp_(min=_LOWEST_POWER)
+    whole = power.round()
+    x = power - whole
+    y = torch.full_like(x, _POLYNOMIAL[0])
+    for coefficient in (*_POLYNOMIAL[1:], 1.0):
+        y = y.mul_(x).add_(coefficient)
+    scale = ((whole.to(torch.int32) + (_WEIGHT_BITS + 127)) << 23).view(torch.float32)
+    return (y * scale).round_().to(torch.int64)
+
+
+def cut(weights: Tensor, logits: Tensor, filters: Filters) -> None:
+    """Sets the weights of tokens that the filters drop to zero, in place."""
+    vocab_size = logits.shape[1]
+    filtered = np.flatnonzero((filters.top_k < vocab_size) | (filters.top_p < 1.0))
+    for num in (_NUM_CANDIDATES, vocab_size):  # sorting all is slow, and the likeliest few hundred are mostly enough
+        if len(filtered):
+            filtered = filtered[~_cut_prefix(weights, logits, filters, filtered, min(num, vocab_size))]
+    if (filters.min_p > 0.0).any():
+        least = (filters.min_p * np.float32(2**_WEIGHT_BITS)).astype(np.float64)  # at most 2^40
+        weights.masked_fill_(weights.double() < torch.from_numpy(least).to(weights.device).unsqueeze(1), 0)
+
+
+def _cut_prefix(weights: Tensor, logits: Tensor, filters: Filters, rows: Ids, num: int) -> NDArray[np.bool_]:
+    """Cuts those of `rows` whose prefix ends among the `num` likeliest tokens by top-k and top-p; which ones it was."""
+    at = torch.from_numpy(rows).to(weights.device)
+    some = logits[at]
+    values, ids = top(some, num)
+    chosen = weights[at]
+    sums = np.cumsum(chosen.gather(1, torch.from_numpy(ids).to(at.device)).cpu().numpy(), axis=1)
+    top_k, top_p = filters.top_k[rows], filters.top_p[rows].astype(np.float64)
+    by_count = top_k < logits.shape[1]
+    places = np.arange(len(rows))
+    totals = np.where(by_count, sums[places, np.minimum(top_k, num) - 1], chosen.sum(dim=-1).cpu().numpy())
+    targets = np.maximum((top_p * totals).astype(np.int64), 1)
+    reached = np.where(top_p < 1.0, (sums < targets[:, None]).sum(axis=1), num)  # how many are kept, less one
+    last = np.minimum(np.where(by_count, top_k - 1, num), reached)
+    found = (last < num) & (~by_count | (top_k <= num))
+    last = np.minimum(last, num - 1)
+    least, least_id = (torch.from_numpy(side[places, last]).to(at.device).unsqueeze(1) for side in (values, ids))
+    after = torch.arange(logits.shape[1], device=at.device) > least_id
+    dropped = (some < least) | ((some == least) & after)
+    weights[at[found]] = chosen.masked_fill_(dropped, 0)[found]
+    return found
+
+
+def _draw_by_id(weights: Tensor, numbers: Bits) -> Ids:
+    """The first token where the sum of the weights so far exceeds the number's share of it all."""
+    sums = weights.cumsum(dim=-1)
+    totals = sums[:, -1].tolist()
+    places = [int(number) * total >> 53 for number, total in zip(numbers, totals, strict=True)]
+    found = torch.searchsorted(sums, torch.tensor(places, device=sums.device).unsqueeze(1), right=True)
+    tokens: Ids = found.squeeze(1).cpu().numpy()
+    return tokens

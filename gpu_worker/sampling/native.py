@@ -1,0 +1,129 @@
+"""The sampler over the extension: a whole batch in one call, its rows side by side on the pool's threads.
+
+`Sampler` is its definition; tokens are the same, bit for bit.
+"""
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import replace
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from gpu_worker.ops import native
+from gpu_worker.sampling.columns import Columns
+from gpu_worker.sampling.cuda import CudaSampler
+from gpu_worker.sampling.sampler import Sampler, competes
+from gpu_worker.scheduling.sequence import Branch
+from gpu_worker.scheduling.step import TokenScore
+
+_ROWS_AT_ONCE = 64  # converted to float32 at once
+
+
+class NativeSampler(Sampler):
+    """For logits on the CPU."""
+
+    def __init__(self, extension: ModuleType, vocab_size: int, eos_token_ids: tuple[int, ...] = ()) -> None:
+        super().__init__(vocab_size, "cpu", eos_token_ids)
+        self._extension = extension
+        self._columns: Columns | None = None
+
+    @torch.inference_mode()
+    def sample(
+        self, logits: Tensor, rows: Sequence[int], branches: Sequence[Branch]
+    ) -> tuple[list[int], dict[int, TokenScore]]:
+        if not branches:
+            return [], {}
+        logits = logits.detach().float()
+        columns = self._columns
+        if columns is None or not columns.matches(rows, branches):
+            columns = self._columns = Columns(rows, branches, self.vocab_size)
+        if columns.plain:  # numpy's argmax is the faster one
+            return super().sample(logits, rows, branches)
+        columns.update()
+        ids = torch.empty(len(branches), dtype=torch.int64)
+        adjustments = self._pack(branches) if columns.adjusted else {}
+        results = _Results(columns.counts if columns.scored else [])
+        self._extension.sample(ids, logits, **columns.draws, **adjustments, **results.tensors)
+        tokens: list[int] = ids.tolist()
+        if not columns.scored:
+            return tokens, {}
+        scores = {i: score for i, score in results.of(columns.scored, tokens).items() if tokens[i] >= 0}
+        competing = [i for i in scores if competes(branches[i])]
+        if competing:
+            raw = self.score(logits[[rows[i] for i in competing]], [tokens[i] for i in competing], 0)
+            for i, found in zip(competing, raw, strict=True):
+                scores[i] = replace(scores[i], raw=found.logprob)
+        return tokens, scores
+
+    @torch.inference_mode()
+    def score(self, logits: Tensor, targets: Sequence[int], num_top: int) -> list[TokenScore]:
+        scores: list[TokenScore] = []
+        step = len(targets) if logits.dtype == torch.float32 else _ROWS_AT_ONCE
+        for start in range(0, len(targets), step or 1):
+            some = list(targets[start : start + step])
+            results = _Results([num_top] * len(some))
+            x = logits[start : start + step].detach().float()
+            self._extension.score(x, torch.tensor(some, dtype=torch.int64), **results.tensors)
+            scores += results.of(range(len(some)), some).values()
+        return scores
+
+    def _pack(self, branches: Sequence[Branch]) -> dict[str, Tensor]:
+        edits = self._adjustments.edits(branches)
+        allowed = [np.empty(0, np.int64) if e.allowed is None else np.append(e.allowed, -1) for e in edits]
+        return {
+            "repetition": torch.tensor([edit.repetition for edit in edits], dtype=torch.float32),
+            "seen_ends": _ends([edit.seen for edit in edits]),
+            "seen_ids": _joined([edit.seen for edit in edits]),
+            "seen_costs": _joined([edit.costs for edit in edits]),
+            "bias_ends": _ends([edit.bias for edit in edits]),
+            "bias_ids": _joined([edit.bias_ids for edit in edits]),
+            "biases": _joined([edit.bias for edit in edits]),
+            "allowed_ends": _ends(allowed),
+            "allowed_ids": _joined(allowed),
+        }
+
+
+def choose_sampler(vocab_size: int, device: torch.device, eos_token_ids: tuple[int, ...]) -> Sampler:
+    """The fastest there is for logits on `device`."""
+    extension = native.load() if device.type == "cpu" else None
+    if extension is not None:
+        return NativeSampler(extension, vocab_size, eos_token_ids)
+    kernels = native.load_cuda() if device.type == "cuda" else None
+    if kernels is not None and kernels.device_count() > 0:
+        return CudaSampler(kernels, vocab_size, device, eos_token_ids)
+    return Sampler(vocab_size, device, eos_token_ids)
+
+
+class _Results:
+    """Where the extension puts scores."""
+
+    def __init__(self, counts: list[int]) -> None:
+        self.tensors: dict[str, Tensor] = {}
+        if counts:
+            width = max(0, *counts)
+            self.tensors = {
+                "counts": torch.tensor(counts, dtype=torch.int32),
+                "logprobs": torch.empty(len(counts)),
+                "top_ids": torch.empty((len(counts), width), dtype=torch.int64),
+                "top_logprobs": torch.empty((len(counts), width)),
+            }
+
+    def of(self, places: Sequence[int], tokens: Sequence[int]) -> dict[int, TokenScore]:
+        logprobs, ids, values = (self.tensors[name].tolist() for name in ("logprobs", "top_ids", "top_logprobs"))
+        found = {}
+        for i in places:
+            top = itertools.takewhile(lambda pair: pair[0] >= 0, zip(ids[i], values[i], strict=True))
+            found[i] = TokenScore(tokens[i], logprobs[i], tuple(top))
+        return found
+
+
+def _ends(lists: Sequence[np.ndarray[Any, Any]]) -> Tensor:
+    return torch.tensor([0, *itertools.accumulate(len(each) for each in lists)], dtype=torch.int64)
+
+
+def _joined(lists: Sequence[np.ndarray[Any, Any]]) -> Tensor:
+    return torch.from_numpy(np.concatenate(lists))

@@ -1,0 +1,162 @@
+"""From logits to tokens and their log probabilities, for a whole batch at once.
+
+For each branch, in this order: penalties, bias and masks (`adjustments`) · log probabilities are the log-softmax of
+the result · temperature, top-k, top-p, min-p and the draw (`draw`), or the highest logit if the temperature is 0 or the
+sequence searches beams. best_of alone goes by the log-softmax of the logits as they came, which a replay finds again.
+Random numbers come from (seed, branch, index), so a branch's token depends on nothing else in the batch.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from gpu_worker.sampling.adjustments import Adjustments, adjusted
+from gpu_worker.sampling.candidates import Ids, peaks, top
+from gpu_worker.sampling.draw import Filters, draw
+from gpu_worker.sampling.philox import random_bits
+from gpu_worker.scheduling.sequence import Branch
+from gpu_worker.scheduling.step import BAD_LOGITS, TokenScore
+from octavo.sampling import SamplingParams
+
+_SCORED_ROWS = 64  # scored at once: bounds the memory of a long prompt's log probabilities
+
+
+def drawn(params: SamplingParams) -> bool:
+    """Whether a random number chooses the token."""
+    return not (params.greedy or params.beam_width)
+
+
+def scored(params: SamplingParams) -> bool:
+    return params.logprobs is not None or params.ranked
+
+
+def competes(branch: Branch) -> bool:
+    """Whether it is ranked by another log probability than it reports. Beams are ranked by what they search."""
+    params = branch.sequence.params
+    return params.ranked and not params.beam_width and adjusted(branch)
+
+
+def num_top(params: SamplingParams) -> int:
+    """How many of the likeliest tokens a score lists."""
+    return max(params.logprobs or 0, 2 * params.beam_width)
+
+
+class Sampler:
+    """Not thread-safe. Keeps nothing that matters: any branch can go on in any other sampler."""
+
+    def __init__(self, vocab_size: int, device: torch.device | str, eos_token_ids: tuple[int, ...] = ()) -> None:
+        self.vocab_size = vocab_size
+        self._adjustments = Adjustments(vocab_size, torch.device(device), eos_token_ids)
+
+    @torch.inference_mode()
+    def sample(
+        self, logits: Tensor, rows: Sequence[int], branches: Sequence[Branch]
+    ) -> tuple[list[int], dict[int, TokenScore]]:
+        """The next token of each branch, branches[i] from logits[rows[i]], and the scores that are asked for, by i.
+
+        Several branches may share a row. A branch's row decides alone whether it gets BAD_LOGITS: NaN or +inf anywhere,
+        or nothing finite left after masks. `logits` is [rows, vocab_size] of any float type and is not changed.
+        """
+        if not branches:
+            return [], {}
+        logits = logits.detach().float()
+        maxima, best = peaks(logits)
+        tokens = np.where(np.isfinite(maxima), best, BAD_LOGITS)[list(rows)]
+        wide = [i for i, branch in enumerate(branches) if tokens[i] != BAD_LOGITS and not _plain(branch)]
+        if not wide:
+            return tokens.tolist(), {}
+        scores = self._sample_wide(logits, rows, branches, wide, tokens)
+        return tokens.tolist(), scores
+
+    def _sample_wide(
+        self,
+        logits: Tensor,
+        rows: Sequence[int],
+        branches: Sequence[Branch],
+        wide: list[int],
+        tokens: Ids,
+    ) -> dict[int, TokenScore]:
+        """Samples the branches `wide` of the batch, which need more than the maximum, into `tokens`."""
+        x = _select(logits, [rows[i] for i in wide])
+        changed = [place for place, i in enumerate(wide) if adjusted(branches[i])]
+        if changed:
+            x = x.clone(memory_format=torch.contiguous_format) if x is logits else x
+            self._adjustments.apply(x, changed, [branches[wide[place]] for place in changed])
+            maxima, best = peaks(_select(x, changed))
+            tokens[[wide[place] for place in changed]] = np.where(np.isfinite(maxima), best, BAD_LOGITS)
+        places = [place for place, i in enumerate(wide) if tokens[i] != BAD_LOGITS]
+        random = [place for place in places if drawn(branches[wide[place]].sequence.params)]
+        if random:
+            chosen = [branches[wide[place]] for place in random]
+            tokens[[wide[place] for place in random]] = self._draw(_select(x, random), chosen)
+        ranked = [place for place in places if scored(branches[wide[place]].sequence.params)]
+        if not ranked:
+            return {}
+        members = [wide[place] for place in ranked]
+        counts = [num_top(branches[i].sequence.params) for i in members]
+        scores = dict(zip(members, _scores(_select(x, ranked), tokens[members].tolist(), counts), strict=True))
+        competing = [i for i in members if competes(branches[i])]
+        if competing:
+            raw = self.score(_select(logits, [rows[i] for i in competing]), tokens[competing].tolist(), 0)
+            for i, found in zip(competing, raw, strict=True):
+                scores[i] = replace(scores[i], raw=found.logprob)
+        return scores
+
+    def _draw(self, x: Tensor, branches: Sequence[Branch]) -> Ids:
+        params = [branch.sequence.params for branch in branches]
+        numbers = random_bits(
+            [p.seed or 0 for p in params],
+            [branch.index for branch in branches],
+            [branch.num_output for branch in branches],
+        )
+        return draw(x, Filters.of(params, self.vocab_size), numbers)
+
+    @torch.inference_mode()
+    def score(self, logits: Tensor, targets: Sequence[int], num_top: int) -> list[TokenScore]:
+        """The log probability of targets[i] and the `num_top` likeliest tokens by logits[i] as they are.
+
+        A row that contains NaN or +inf, or nothing finite, scores NaN and lists nothing.
+        """
+        scores: list[TokenScore] = []
+        for start in range(0, len(targets), _SCORED_ROWS):
+            x = logits[start : start + _SCORED_ROWS].detach().float()
+            some = list(targets[start : start + _SCORED_ROWS])
+            good = np.isfinite(peaks(x)[0])
+            part = [TokenScore(target, float("nan")) for target in some]
+            places = np.flatnonzero(good).tolist()
+            if places:
+                found = _scores(_select(x, places), [some[place] for place in places], [num_top] * len(places))
+                for place, score in zip(places, found, strict=True):
+                    part[place] = score
+            scores += part
+        return scores
+
+
+def _plain(branch: Branch) -> bool:
+    """Whether the highest logit is all there is to know."""
+    params = branch.sequence.params
+    return not (drawn(params) or scored(params) or adjusted(branch))
+
+
+def _select(x: Tensor, rows: list[int]) -> Tensor:
+    """Those rows; x itself when they are all of x in order."""
+    if len(rows) == len(x) and rows == list(range(len(rows))):
+        return x
+    return x.index_select(0, torch.tensor(rows, device=x.device))
+
+
+def _scores(x: Tensor, tokens: Sequence[int], counts: Sequence[int]) -> list[TokenScore]:
+    """The score of tokens[i] by x[i] with the counts[i] likeliest tokens; those of probability 0 are left out."""
+    logprobs = torch.log_softmax(x, dim=-1)
+    chosen = logprobs.gather(1, torch.tensor(tokens, device=x.device).unsqueeze(1)).squeeze(1).tolist()
+    listed: list[tuple[tuple[int, float], ...]] = [()] * len(tokens)
+    if any(counts):
+        ids = top(x, max(counts))[1]
+        values = logprobs.gather(1, torch.from_numpy(ids).to(x.device)).tolist()
+        for i, count in enumerate(counts):
+            pairs = zip(ids[i, :count].tolist(), values[i], strict=False)
+            listed[i] = tuple(pair for pair in pairs if pair[1] != -torch.inf)
+    return [TokenScore(*each) for each in zip(tokens, chosen, listed, strict=True)]

@@ -1,0 +1,1 @@
+"""Which sequences run in a step, with which blocks. Imports neither torch nor gRPC nor the store."""

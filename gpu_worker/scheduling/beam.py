@@ -1,0 +1,101 @@
+"""Beam search over hypotheses: which beams go on, which are complete, and when no live one can win any more.
+
+A hypothesis scores `sum of log probabilities / output length ** length_penalty`; a stop token counts as output. Each
+step every live beam offers 2 * width candidates, so that width of them go on even if the others all end. Candidates are
+ordered by sum, then parent, then token, so that ties always fall the same way. A candidate that ends is kept only if it
+is among the best width; others would crowd out nothing that is better.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from gpu_worker.scheduling.step import TokenScore
+from octavo.sampling import FinishReason
+
+
+class Candidate(NamedTuple):
+    """One token after one live beam."""
+
+    parent: int
+    total: float  # sum of log probabilities with this token
+    score: TokenScore
+
+    @property
+    def order(self) -> tuple[float, int, int]:
+        return (-self.total, self.parent, self.score.token_id)
+
+
+@dataclass(frozen=True, slots=True)
+class Hypothesis:
+    """A complete output."""
+
+    token_ids: tuple[int, ...]
+    total: float
+    score: float
+    finish: FinishReason
+    scores: tuple[TokenScore, ...] = ()
+
+
+def expand(totals: Sequence[float], offers: Sequence[TokenScore]) -> list[Candidate]:
+    """All candidates of one step, the best first."""
+    candidates = [
+        Candidate(parent, total + logprob, TokenScore(token_id, logprob, offer.top))
+        for parent, (total, offer) in enumerate(zip(totals, offers, strict=True))
+        for token_id, logprob in offer.top
+    ]
+    candidates.sort(key=lambda candidate: candidate.order)
+    return candidates
+
+
+@dataclass(slots=True)
+class BeamSearch:
+    """The complete hypotheses of one search, and its rules."""
+
+    width: int
+    num_best: int
+    length_penalty: float
+    max_tokens: int
+    min_tokens: int
+    stops: frozenset[int]
+    complete: list[Hypothesis] = field(default_factory=list)  # the best first, at most num_best
+    starts: list[int] = field(default_factory=list)  # per branch of the record: outputs journalled before a replay
+    done: list[bool] = field(default_factory=list)  # and whether it was finished then
+
+    def normalize(self, total: float, length: int) -> float:
+        return total / math.pow(max(1, length), self.length_penalty)
+
+    def select(self, candidates: Sequence[Candidate], length: int) -> tuple[list[Candidate], list[Candidate]]:
+        """Those that go on and those that are complete, when outputs are `length` long with the new token."""
+        going: list[Candidate] = []
+        ended: list[Candidate] = []
+        for place, candidate in enumerate(candidates):
+            if candidate.score.token_id in self.stops and length > self.min_tokens:
+                if place < self.width:
+                    ended.append(candidate)
+            elif len(going) < self.width:
+                going.append(candidate)
+            if len(going) == self.width and place >= self.width:
+                break
+        return going, ended
+
+    def keep_live(self, token_ids: tuple[int, ...], total: float, scores: tuple[TokenScore, ...]) -> None:
+        """A beam that ends as it is, because the search has to."""
+        score = self.normalize(total, len(token_ids))
+        self.keep(Hypothesis(token_ids, total, score, FinishReason.LENGTH, scores))
+
+    def keep(self, hypothesis: Hypothesis) -> None:
+        """Adds a complete hypothesis; the first found wins a tie."""
+        self.complete.append(hypothesis)
+        self.complete.sort(key=lambda kept: -kept.score)
+        del self.complete[self.num_best :]
+
+    def decided(self, totals: Sequence[float], length: int) -> bool:
+        """Whether no live beam can still get among the best. A sum only falls, so its bound is the sum it has now."""
+        if not totals:
+            return True
+        if len(self.complete) < self.num_best:
+            return False
+        best_length = self.max_tokens if self.length_penalty > 0 else length + 1
+        return max(self.normalize(total, best_length) for total in totals) <= self.complete[-1].score

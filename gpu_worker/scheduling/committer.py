@@ -1,0 +1,222 @@
+"""Taking in what a step brought: append, hash full blocks, fork, finish, free."""
+
+import sys
+
+from gpu_worker.scheduling.beam import Candidate, Hypothesis, expand
+from gpu_worker.scheduling.results import Delta, StepResult
+from gpu_worker.scheduling.sequence import Branch, Sequence
+from gpu_worker.scheduling.step import BAD_LOGITS, Chunk, StepOutput, StepPlan, TokenScore
+from gpu_worker.scheduling.workload import FINISHED, RUNNING, Workload, prefill_end
+from octavo.errors import BadLogits
+from octavo.sampling import FinishReason
+
+NO_SCORES: tuple[TokenScore, ...] = ()
+NONE, STOP, LENGTH, ERROR = FinishReason.NONE, FinishReason.STOP, FinishReason.LENGTH, FinishReason.ERROR
+
+
+class Committer:
+    """Applies step outputs to a workload."""
+
+    def __init__(self, work: Workload) -> None:
+        self._work = work
+
+    def apply(self, plan: StepPlan, output: StepOutput, result: StepResult) -> None:
+        """Expects a plan of this workload and its output; sequences ended since are left alone."""
+        ended = self._decodes(plan, output, result.deltas)
+        place = plan.num_decodes
+        beams: dict[Sequence, list[tuple[Branch, int, TokenScore]]] = {}
+        for number in range(plan.num_decodes, len(plan.chunks)):
+            chunk = plan.chunks[number]
+            branch = chunk.branch
+            if branch.state is RUNNING:
+                self._computed(chunk, output.scored.get(number, []))
+                tokens = output.token_ids[place : place + len(chunk.samples)]
+                scores = [output.scores.get(place + i) for i in range(len(chunk.samples))]
+                if branch.sequence.beams is None:
+                    ended |= self._sampled(chunk, tokens, scores, result.deltas)
+                elif tokens:
+                    score = scores[0] or TokenScore(tokens[0], 0.0)
+                    beams.setdefault(branch.sequence, []).append((branch, tokens[0], score))
+            place += len(chunk.samples)
+        for sequence, offers in beams.items():
+            ended |= self._advance_beams(sequence, offers, result.deltas)
+        if ended:
+            self._work.tidy()
+
+    def _decodes(self, plan: StepPlan, output: StepOutput, deltas: list[Delta]) -> bool:
+        """The steady state, kept lean: one token for each branch."""
+        work = self._work
+        mask = work.info.block_size - 1
+        needy, append, scores = work.needy, deltas.append, output.scores
+        place, ended = -1, False
+        for chunk, token in zip(plan.chunks[: plan.num_decodes], output.token_ids, strict=False):
+            place += 1
+            branch = chunk.branch
+            if branch.state is not RUNNING:
+                continue
+            score = scores.get(place) if scores else None
+            if token in branch.stops:
+                ended |= self._stop(branch, token, score, deltas)
+                if branch.state is not RUNNING:
+                    continue
+            branch.tokens.append(token)
+            chunk.start = computed = branch.num_computed + 1
+            branch.num_computed = computed
+            if not computed & mask:
+                work.seal(branch)
+            if computed >= branch.last:
+                ended = True
+                append(self._end(branch, token, score, LENGTH))
+                continue
+            if computed >= branch.slots_end:
+                needy.append(branch)
+            delta = Delta(branch.sequence, branch.index, computed - branch.num_prompt, (token,))
+            append(delta)
+            if score is not None:
+                self._score(branch, score, delta)
+        return ended
+
+    def _stop(self, branch: Branch, token: int, score: TokenScore | None, deltas: list[Delta]) -> bool:
+        """A token that may end the branch. It is appended only if it does."""
+        if token == BAD_LOGITS:
+            failure = BadLogits(
+                f"branch {branch.index}: the model gave no finite logit after {len(branch.tokens)} tokens; "
+                "no other sequence is affected"
+            ).failure()
+            deltas += self._work.end(branch.sequence, ERROR, failure.to_json())
+            return True
+        if branch.num_output < branch.sequence.params.min_tokens:
+            return False
+        branch.tokens.append(token)
+        if branch.num_computed < len(branch.tokens) - 1:  # a decode: its last token was computed in this step
+            branch.num_computed = len(branch.tokens) - 1
+            self._work.seal(branch)
+        deltas.append(self._end(branch, token, score, STOP))
+        return True
+
+    def _end(self, branch: Branch, token: int, score: TokenScore | None, reason: FinishReason) -> Delta:
+        """The last delta of a branch whose last token has been appended."""
+        delta = self._work.delta(branch, (token,), reason)
+        if score is not None:
+            self._score(branch, score, delta)
+        self._work.finish(branch, reason)
+        return delta
+
+    def _score(self, branch: Branch, score: TokenScore, delta: Delta) -> None:
+        params = branch.sequence.params
+        branch.cumulative_logprob += score.rank_logprob
+        if params.logprobs is not None:
+            delta.scores = (score,)
+        if params.ranked:
+            delta.cumulative_logprob = branch.cumulative_logprob
+
+    # Prompts
+
+    def _computed(self, chunk: Chunk, scored: list[TokenScore]) -> None:
+        """A chunk's keys and values are written."""
+        branch = chunk.branch
+        branch.num_computed = chunk.start + chunk.length
+        self._work.seal(branch)
+        for position, score in enumerate(scored, chunk.score_from):
+            if position < branch.num_prompt:
+                branch.sequence.prompt_scores.append(score)
+            else:
+                branch.cumulative_logprob += score.logprob
+        if scored:
+            known = len(branch.tokens)  # from here on, sampling scores what it adds
+            branch.num_scored = chunk.score_end if chunk.score_end < known else sys.maxsize
+        if branch.num_computed == prefill_end(branch) and branch in self._work.prefilling:
+            self._work.prefilling.remove(branch)
+
+    def _sampled(self, chunk: Chunk, tokens: list[int], scores: list[TokenScore | None], deltas: list[Delta]) -> bool:
+        """A prompt is complete: its branches get their tokens and decode from now on."""
+        if not tokens:
+            return False
+        first, work = chunk.branch, self._work
+        for branch in chunk.samples:
+            if branch is not first:
+                work.fork(first, branch)
+        first.sequence.fan_out = False
+        ended = False
+        for branch, token, score in zip(chunk.samples, tokens, scores, strict=True):
+            if branch.state is not RUNNING:  # a sibling had bad logits
+                continue
+            if token in branch.stops:
+                ended |= self._stop(branch, token, score, deltas)
+                if branch.state is not RUNNING:
+                    continue
+            branch.tokens.append(token)
+            if len(branch.tokens) > branch.last:
+                ended = True
+                deltas.append(self._end(branch, token, score, LENGTH))
+                continue
+            delta = work.delta(branch, (token,), NONE)
+            if score is not None:
+                self._score(branch, score, delta)
+            deltas.append(delta)
+            work.decode(branch)
+        return ended
+
+    # Beams
+
+    def _advance_beams(
+        self, sequence: Sequence, offers: list[tuple[Branch, int, TokenScore]], deltas: list[Delta]
+    ) -> bool:
+        """All beams have their candidates: some go on, some are complete. True if the search has ended."""
+        work, search = self._work, sequence.beams
+        if search is None:
+            return False
+        for branch, token, score in offers:
+            if token == BAD_LOGITS:
+                return self._stop(branch, token, score, deltas)
+        beams = [branch for branch, _, _ in offers]
+        length = beams[0].num_output + 1
+        candidates = expand([beam.cumulative_logprob for beam in beams], [score for _, _, score in offers])
+        going, complete = search.select(candidates, length)
+        at_end = length >= search.max_tokens
+        for candidate in complete + (going if at_end else []):
+            parent = beams[candidate.parent]
+            token_ids = (*parent.output, candidate.score.token_id)
+            scores = (*parent.scores, candidate.score) if parent.scores is not None else ()
+            finish = STOP if candidate in complete else LENGTH
+            search.keep(
+                Hypothesis(token_ids, candidate.total, search.normalize(candidate.total, length), finish, scores)
+            )
+        if at_end or search.decided([candidate.total for candidate in going], length):
+            deltas += work.end_beams(sequence, NONE)
+            for branch in sequence.branches:
+                work.finish(branch, STOP)
+            return True
+        self._fork_beams(sequence, beams, going)
+        return True
+
+    def _fork_beams(self, sequence: Sequence, beams: list[Branch], going: list[Candidate]) -> None:
+        """The beams of the next step: the first child of a beam is that beam, the others fork from it."""
+        work = self._work
+        heirs: set[int] = set()
+        chosen: list[Branch] = []
+        for candidate in going:
+            parent = beams[candidate.parent]
+            if candidate.parent in heirs:
+                beam = Branch(sequence, 0, parent.tokens.copy(), parent.num_prompt)
+                beam.stops, beam.last = parent.stops, parent.last
+                beam.scores = parent.scores.copy() if parent.scores is not None else None
+                work.fork(parent, beam)
+            else:
+                heirs.add(candidate.parent)
+                beam = parent
+            chosen.append(beam)
+        for index, beam in enumerate(chosen):
+            beam.index = index
+        sequence.branches = chosen
+        for number, beam in enumerate(beams):
+            if number not in heirs:
+                work.park(beam, FINISHED)
+        self._append(chosen, going)
+
+    def _append(self, chosen: list[Branch], going: list[Candidate]) -> None:
+        for beam, candidate in zip(chosen, going, strict=True):
+            beam.tokens.append(candidate.score.token_id)
+            beam.cumulative_logprob = candidate.total
+            if beam.scores is not None:
+                beam.scores.append(candidate.score)

@@ -1,0 +1,137 @@
+"""A sequence on this worker: what was asked, its branches, and which of their tokens are computed.
+
+A branch's tokens are the prompt and then its output. For each branch, half-open intervals over token positions:
+
+    [0, num_cached)               found in the prefix cache: shared, read-only
+    [num_cached, num_computed)    keys and values written by earlier steps
+    [num_computed, num_planned)   written by the step in flight; lost if that step fails
+    [num_planned, len(tokens))    known, still to be run
+
+A branch decodes when all but its last token are computed.
+"""
+
+import sys
+from collections.abc import Iterable
+from collections.abc import Sequence as SequenceOf
+from dataclasses import dataclass, field
+from enum import IntEnum
+from typing import TYPE_CHECKING
+
+from octavo.ids import BlockHash, BlockId, HostBlockId, SequenceId
+from octavo.sampling import FinishReason, SamplingParams
+
+if TYPE_CHECKING:
+    from gpu_worker.scheduling.beam import BeamSearch
+    from gpu_worker.scheduling.step import TokenScore
+
+
+class BranchState(IntEnum):
+    WAITING = 0  # has no blocks
+    RUNNING = 1  # has blocks on the device
+    SWAPPED = 2  # has blocks in the host pool
+    FINISHED = 3
+
+
+@dataclass(slots=True, eq=False)
+class Branch:
+    """One stream of tokens of a sequence."""
+
+    sequence: "Sequence"
+    index: int
+    tokens: list[int]  # prompt, then output
+    num_prompt: int
+    num_journalled_at_start: int = 0  # outputs that came with the admission: never sent again
+    state: BranchState = BranchState.WAITING
+    num_cached: int = 0
+    num_computed: int = 0
+    blocks: list[BlockId] = field(default_factory=list)
+    host_blocks: list[HostBlockId] = field(default_factory=list)
+    hashes: list[BlockHash] = field(default_factory=list)  # of full blocks of `tokens`, from the first on, where known
+    finish: FinishReason = FinishReason.NONE
+    failure: str = ""  # JSON of octavo.errors.Failure, with FinishReason.ERROR
+    cumulative_logprob: float = 0.0
+    num_sealed: int = 0  # leading blocks that have been offered to the prefix cache
+    num_scored: int = sys.maxsize  # the first position whose score is still wanted of a prefill
+    stops: frozenset[int] = frozenset()  # tokens that need a second look: stop tokens and BAD_LOGITS
+    last: int = sys.maxsize  # position of the last token it may have: max_tokens or the end of the context
+    slots_end: int = 0  # while num_computed is below, the next token has a slot that is this branch's alone
+    scores: "list[TokenScore] | None" = None  # beams only, when log probabilities are asked for
+
+    @property
+    def num_output(self) -> int:
+        return len(self.tokens) - self.num_prompt
+
+    @property
+    def output(self) -> list[int]:
+        return self.tokens[self.num_prompt :]
+
+
+@dataclass(slots=True, eq=False)
+class Sequence:
+    """What one admission asked for."""
+
+    seq_id: SequenceId
+    epoch: int
+    prompt: list[int]
+    params: SamplingParams  # validated, the seed concrete, max_tokens concrete
+    root: bytes  # key of its block hashes: model, layout, tenant salt
+    priority: int = 3  # 1 system, 2 interactive, 3 default, 4 bulk: lower first
+    deadline: float | None = None  # of the worker's monotonic clock
+    arrival: float = 0.0
+    alone: bool = False
+    branches: list[Branch] = field(default_factory=list)  # with beam search: the live beams
+    num_preempted: int = 0
+    last_preempted: float = float("-inf")
+    # The scheduler's own:
+    order: int = 0  # counts admissions
+    queued: bool = False  # in the waiting queue: some branch is WAITING and to be started
+    swapped: bool = False  # in the queue of those whose blocks are in the host pool
+    fan_out: bool = False  # branch 0 computes the prompt for all; the others start by forking from it
+    beams: "BeamSearch | None" = None
+    starved: bool = False  # must run alone and has found no room: nobody else is let in before it
+    last_shed: float = float("-inf")  # when a branch last had to give way to an earlier one
+    hold_until: float = float("-inf")  # swapped out on request: not brought back before
+    suspect: bool = False  # was in a step that failed: runs alone until it has had a step that did not
+    cached_tokens: int | None = None  # prompt tokens found in the prefix cache when it first started
+    reported: bool = False  # its first delta has been sent
+    prompt_scores: "list[TokenScore]" = field(default_factory=list)
+
+    @property
+    def finished(self) -> bool:
+        return all(branch.state == BranchState.FINISHED for branch in self.branches)
+
+    @property
+    def rank(self) -> tuple[int, int]:
+        """Who keeps blocks when they are short: lower first. Never changes, so somebody is always first."""
+        return (self.priority, self.order)
+
+    @property
+    def lonely(self) -> bool:
+        return self.alone or self.suspect
+
+    @classmethod
+    def from_admission(
+        cls,
+        *,
+        seq_id: SequenceId,
+        epoch: int,
+        prompt: SequenceOf[int],
+        params: SamplingParams,
+        root: bytes,
+        outputs: SequenceOf[SequenceOf[int]] = (),
+        finished_branches: Iterable[int] = (),
+        priority: int = 3,
+        deadline: float | None = None,
+        arrival: float = 0.0,
+        alone: bool = False,
+    ) -> "Sequence":
+        """A sequence with a branch per branch of the record; a replay brings `outputs` and `finished_branches`."""
+        sequence = cls(seq_id, epoch, list(prompt), params, root, priority, deadline, arrival, alone)
+        done = frozenset(finished_branches)
+        for index in range(params.num_branches):
+            output = outputs[index] if index < len(outputs) else ()
+            branch = Branch(sequence, index, [*prompt, *output], len(prompt), num_journalled_at_start=len(output))
+            if index in done:
+                branch.state = BranchState.FINISHED
+            sequence.branches.append(branch)
+        return sequence

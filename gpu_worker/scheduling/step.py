@@ -1,0 +1,119 @@
+"""What one step does, what it brings, and the interface of whatever runs it.
+
+The model runner, FakeRunner and WitnessRunner all run plans; nothing else touches the device.
+"""
+
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from gpu_worker.scheduling.sequence import Branch
+from octavo.ids import BlockId, HostBlockId
+
+
+@dataclass(slots=True, eq=False)
+class Chunk:
+    """Tokens [start, start + length) of a branch run in this step; their slots are in branch.blocks.
+
+    `samples` are the branches that get a next token from the chunk's last row: none for a part of a prompt, the branch
+    itself usually, and all branches of a sequence when its shared prompt is complete (they fork after the step).
+    """
+
+    branch: Branch
+    start: int
+    length: int
+    samples: tuple[Branch, ...] = ()
+    # Score positions [score_from, score_end) of the branch: the log probability of each token given those before it,
+    # for prompt_logprobs and for cumulative_logprob after a replay. -1: none. Position p needs row p - 1, which is in
+    # this chunk: score_from > start.
+    score_from: int = -1
+
+    @property
+    def score_end(self) -> int:
+        """One past the last position to score: the chunk's last row scores the token after it, if that is known."""
+        return min(self.start + self.length + 1, len(self.branch.tokens))
+
+
+@dataclass(slots=True, eq=False)
+class StepPlan:
+    """In this order: swap out, poison, swap in, copy, then run the chunks. Decodes (length 1) come first.
+
+    Chunks of decodes are reused: after the step's commit they belong to the next plan.
+    """
+
+    step_id: int
+    chunks: list[Chunk] = field(default_factory=list)
+    swap_out: list[tuple[BlockId, HostBlockId]] = field(default_factory=list)
+    swap_in: list[tuple[HostBlockId, BlockId]] = field(default_factory=list)
+    copies: list[tuple[BlockId, BlockId]] = field(default_factory=list)  # copy on write: (from, to)
+    num_tokens: int = 0
+    num_branches: int = 0  # rows that sample, at most SchedulerConfig.max_batch_sequences
+    num_decodes: int = 0  # leading chunks with length 1 and one sample, the branch itself
+    poison: list[BlockId] = field(default_factory=list)  # debug: freed blocks to be filled with NaN
+
+    @property
+    def empty(self) -> bool:
+        return not (self.chunks or self.swap_out or self.swap_in or self.copies)
+
+
+@dataclass(slots=True, frozen=True)
+class TokenScore:
+    """A token's log probability and the likeliest tokens beside it, after what the request changes about logits."""
+
+    token_id: int
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
+    raw: float | None = None  # by the model's own logits, where those were changed and branches are ranked
+
+    @property
+    def rank_logprob(self) -> float:
+        """What ranking sums: the model's own, so that a replay, which scores known tokens, comes to the same."""
+        return self.logprob if self.raw is None else self.raw
+
+
+BAD_LOGITS = -1
+
+
+@dataclass(slots=True, eq=False)
+class StepOutput:
+    """`token_ids` has one entry per sampled branch, in the order of plan.chunks and chunk.samples.
+
+    BAD_LOGITS marks a branch whose logits were not finite. `scores` (keyed by position in token_ids) is there for those
+    branches whose parameters ask for logprobs, are ranked, or search beams (`top` then holds 2 * beam_width
+    candidates).
+    `scored` (keyed by position in plan.chunks) holds what score_from asked for.
+    """
+
+    token_ids: list[int]
+    scores: dict[int, TokenScore] = field(default_factory=dict)
+    scored: dict[int, list[TokenScore]] = field(default_factory=dict)
+    copy_s: float = 0.0  # how long the swaps took, where that was measured
+
+
+@dataclass(slots=True, frozen=True, kw_only=True)
+class RunnerInfo:
+    """What the rest of the worker needs to know of a model and its memory."""
+
+    model: str  # name that requests use
+    fingerprint: str  # of weights, tokenizer, configuration
+    layout: str  # fingerprint of a block's layout: dtype, shape, order
+    kv_dtype: str
+    device: str
+    vocab_size: int
+    context_tokens: int
+    eos_token_ids: tuple[int, ...]
+    block_size: int
+    num_blocks: int
+    num_host_blocks: int
+    bytes_per_block: int
+    tokenizer: str  # path or name that octavo's tokenizer loader takes; empty if there is none
+
+
+class Runner(Protocol):
+    """Runs plans. Not thread-safe: the engine's loop is its only caller."""
+
+    @property
+    def info(self) -> RunnerInfo: ...
+
+    def run(self, plan: StepPlan) -> StepOutput: ...
+
+    def close(self) -> None: ...

@@ -1,0 +1,72 @@
+"""What a worker's settings come to: its runner (the model, or a test double) and its scheduler's configuration."""
+
+from typing import Literal, cast
+
+from gpu_worker.scheduling.policy import SchedulerConfig
+from gpu_worker.scheduling.step import Runner, RunnerInfo
+from octavo.settings import WorkerSettings
+
+BATCH_TOKENS = 2048
+STEPS_PER_LEASE = 12  # of a model on a CPU: the lease is renewed between steps, and others decode in them
+
+
+def build_runner(settings: WorkerSettings) -> Runner:
+    """Takes as long as the model takes to load. Torch is imported only if it is needed."""
+    if settings.runner == "fake":
+        from gpu_worker.testing.fake_runner import FakeRunner
+
+        return FakeRunner(
+            step_s=settings.step_delay_ms / 1000, block_size=settings.block_size, die_on_token=settings.die_on_token
+        )
+    if settings.runner == "witness":
+        from gpu_worker.testing.witness_runner import WitnessRunner
+
+        return WitnessRunner(step_s=settings.step_delay_ms / 1000, block_size=settings.block_size)
+    from gpu_worker.running.model_runner import load_runner
+    from gpu_worker.running.sizing import choose_device
+
+    device = str(choose_device(settings.device))
+    return load_runner(
+        settings.model,
+        name=settings.model_name or None,
+        device=device,
+        dtype=settings.dtype,
+        quantization=settings.quantization,
+        threads=settings.threads,
+        block_size=settings.block_size,
+        kv_cache_dtype=settings.kv_cache_dtype,
+        kv_cache_bytes=settings.kv_cache_bytes or None,
+        swap_bytes=settings.swap_bytes,
+        max_batch_tokens=batch_tokens(settings),
+        max_batch_sequences=settings.max_batch_sequences,
+        cuda_graphs=settings.cuda_graphs,
+        batch_invariant=settings.batch_invariant,
+        context_tokens=settings.context_tokens or None,
+    )
+
+
+def batch_tokens(settings: WorkerSettings) -> int:
+    """What a step may run at most."""
+    return settings.max_batch_tokens or max(BATCH_TOKENS, settings.max_batch_sequences)
+
+
+def step_s(settings: WorkerSettings, info: RunnerInfo) -> float:
+    """How long a step should take; 0: as long as its tokens take."""
+    follows = info.device == "cpu" and settings.runner == "model" and not settings.max_batch_tokens
+    return settings.lease_ms / 1000 / STEPS_PER_LEASE if follows else 0.0
+
+
+def scheduler_config(settings: WorkerSettings, info: RunnerInfo) -> SchedulerConfig:
+    max_batch_tokens = batch_tokens(settings)
+    return SchedulerConfig(
+        max_batch_tokens=max_batch_tokens,
+        step_s=step_s(settings, info),
+        max_batch_sequences=min(settings.max_batch_sequences, max_batch_tokens),
+        max_partial_prefills=settings.max_partial_prefills,
+        max_long_partial_prefills=settings.max_long_partial_prefills,
+        long_prefill_threshold=settings.long_prefill_threshold,
+        chunked_prefill=settings.chunked_prefill,
+        prefix_caching=settings.prefix_caching,
+        policy=cast("Literal['fcfs', 'priority']", settings.policy),
+        preemption=cast("Literal['auto', 'swap', 'recompute']", settings.preemption),
+    )

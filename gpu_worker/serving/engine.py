@@ -1,0 +1,207 @@
+"""The step loop: plan, run, commit, hand over. One thread owns scheduler and runner; others post commands to it.
+
+A command runs between two steps, so it never sees a step half done. The loop reports progress after each step and each
+idle round: the lease and health follow that, so a hung engine loses both although its process lives.
+"""
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from gpu_worker.scheduling.results import StepResult
+from gpu_worker.scheduling.scheduler import Scheduler
+from gpu_worker.scheduling.step import Runner, StepOutput
+from gpu_worker.serving.step_times import StepTimes
+from octavo.errors import Draining, RunnerFailed
+
+T = TypeVar("T")
+Command = Callable[[Scheduler], Any]
+log = logging.getLogger(__name__)
+
+IDLE_ROUND_S = 0.25  # how often an idle loop reports progress
+BLOCKED_ROUND_S = 0.005  # how long it waits when whoever is there can only wait
+CHECK_EVERY_S = 10.0  # how often an idle loop recounts its blocks
+
+
+@dataclass(slots=True, eq=False)
+class Grant:
+    """A finite number of steps, and who allowed them."""
+
+    owner: object
+    steps: int
+
+
+class Engine:
+    """Runs steps while it is granted, has work, and is not held back by the journal."""
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        runner: Runner,
+        on_result: Callable[[StepResult], None],
+        on_progress: Callable[[], None] = lambda: None,
+        idle_round_s: float = IDLE_ROUND_S,
+    ) -> None:
+        self.scheduler = scheduler
+        self.runner = runner
+        self.times = StepTimes()
+        self._on_result = on_result
+        self._on_progress = on_progress
+        self._idle_round_s = idle_round_s
+        self._commands: deque[tuple[Future[Any], Command]] = deque()
+        self._wake = threading.Event()
+        self._stopping = False
+        self._ended = False
+        self._grants: deque[Grant] = deque()  # with _unlimited: the engine's thread alone touches them
+        self._unlimited = False
+        self._held = False
+        self._blocked = False  # the last step had nothing it could run
+        self._thread = threading.Thread(target=self._loop, name="engine", daemon=True)
+        self._checked = time.monotonic()
+        self.last_progress = time.monotonic()
+        self.crashed = False
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self, timeout_s: float = 10.0) -> None:
+        """Ends after the step in flight."""
+        self._stopping = True
+        self._wake.set()
+        if self._thread.ident is not None:
+            self._thread.join(timeout_s)
+
+    # What other threads may call
+
+    def post(self, command: Callable[[Scheduler], T]) -> "Future[T]":
+        """Runs a command between two steps, in the order posted, and returns its result or error.
+
+        Draining if the loop has ended before.
+        """
+        future: Future[T] = Future()
+        self._commands.append((future, command))
+        self._wake.set()
+        if self._ended:
+            self._refuse_commands()
+        return future
+
+    def grant(self, steps: int, owner: object = None) -> None:
+        """Allows `steps` more steps; 0 is until `pause`. A result that uses one up says whose it was."""
+
+        def command(_: Scheduler) -> None:
+            if steps:
+                self._grants.append(Grant(owner, steps))
+            else:
+                self._unlimited = True
+
+        self.post(command)
+
+    def pause(self) -> "Future[list[Grant]]":
+        """Takes all grants back: no step begins after the answer, which is what was left of the finite ones."""
+
+        def command(_: Scheduler) -> list[Grant]:
+            left = list(self._grants)
+            self._grants.clear()
+            self._unlimited = False
+            return left
+
+        return self.post(command)
+
+    def hold(self, held: bool) -> None:
+        """Keeps steps from beginning while the journal is too far behind."""
+        self._held = held
+        self._wake.set()
+
+    # The loop
+
+    def step(self) -> StepResult:
+        """One forward pass over whoever runs now."""
+        began = time.perf_counter()
+        plan = self.scheduler.plan()
+        planned = time.perf_counter()
+        self._blocked = plan.empty
+        try:
+            output = StepOutput([]) if plan.empty else self.runner.run(plan)
+        except Exception as error:
+            log.exception("step %d failed", plan.step_id)
+            failure = RunnerFailed(f"the model failed in a step: {type(error).__name__}: {error}").failure()
+            return self.scheduler.abort_step(plan, failure.to_json())
+        ran = time.perf_counter()
+        self.times.observe(plan, output, ran - planned, self.scheduler)
+        result = self.scheduler.commit(plan, output)
+        self.times.add(planned - began, ran - planned, time.perf_counter() - ran, result.num_tokens)
+        return result
+
+    def _loop(self) -> None:
+        try:
+            while not self._stopping:
+                self._round()
+        except Exception:
+            log.exception("the step loop has ended; nothing runs here any more")
+            self.crashed = True
+        finally:
+            self._ended = True
+            self._refuse_commands()
+
+    def _round(self) -> None:
+        self._wake.clear()  # whatever is posted from here on is seen below, or ends the wait
+        while self._commands:
+            run_command(*self._commands.popleft(), self.scheduler)
+        grant = self._next_grant()
+        if grant is None:
+            self._idle()
+        else:
+            result = self.step()
+            result.granted_by = grant.owner
+            if result.deltas or grant is not UNLIMITED:
+                self._on_result(result)
+            if self._blocked and not result.deltas:
+                self._wake.wait(BLOCKED_ROUND_S)  # for time to pass, or for somebody to come
+        self.last_progress = time.monotonic()
+        self._on_progress()
+
+    def _next_grant(self) -> Grant | None:
+        """What allows the next step; None if nothing does. A step with nothing to do uses up a finite one, too."""
+        if self._held:
+            return None
+        if self._grants:
+            grant = self._grants[0]
+            grant.steps -= 1
+            if not grant.steps:
+                self._grants.popleft()
+            return grant
+        return UNLIMITED if self._unlimited and self.scheduler.has_work else None
+
+    def _idle(self) -> None:
+        now = time.monotonic()
+        if not self.scheduler.has_work and now - self._checked > CHECK_EVERY_S:
+            self._checked = now
+            self.scheduler.check()
+        self._wake.wait(self._idle_round_s)
+
+    def _refuse_commands(self) -> None:
+        """Nobody waits for an answer that cannot come."""
+        while True:
+            try:
+                future, _ = self._commands.popleft()
+            except IndexError:
+                return
+            if future.set_running_or_notify_cancel():
+                future.set_exception(Draining("the step loop has ended: place elsewhere"))
+
+
+UNLIMITED = Grant(None, 0)
+
+
+def run_command(future: "Future[Any]", command: Command, scheduler: Scheduler) -> None:
+    if not future.set_running_or_notify_cancel():
+        return
+    try:
+        future.set_result(command(scheduler))
+    except Exception as error:  # the caller gets it, whatever it is
+        future.set_exception(error)

@@ -1,0 +1,291 @@
+"""The desk between the RPC handlers and the engine: admits, cancels, swaps, grants, and keeps the logs in step.
+
+Lives on the event loop; whatever touches the scheduler is posted to the engine and runs between two steps. What the
+engine decided comes back in the order it decided it: a log begins before the first result it is for.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Iterable
+from collections.abc import Sequence as Seq
+from concurrent.futures import Future
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any, Literal
+
+from gpu_worker.scheduling.results import Admission, Load
+from gpu_worker.scheduling.scheduler import Scheduler
+from gpu_worker.scheduling.sequence import Sequence
+from gpu_worker.scheduling.step import RunnerInfo
+from gpu_worker.serving.engine import Engine, Grant
+from gpu_worker.serving.step_stream import MAX_PENDING_STEPS, Stream
+from gpu_worker.serving.streams import Streams
+from gpu_worker.serving.watchers import Batch, Event, Watcher, Watchers
+from octavo import hashing, validation
+from octavo.errors import Failure, InvalidArgument, OutOfBlocks, ServingError, StaleEpoch, TooLarge
+from octavo.ids import SequenceId
+from octavo.sampling import FinishReason, SamplingParams
+
+log = logging.getLogger(__name__)
+
+MAX_GRANT_STEPS = MAX_PENDING_STEPS // 2  # finite steps a stream may wait for at once
+
+
+class Outcome(Enum):
+    ADMITTED = "admitted"
+    LATER = "later"
+    NEVER = "never"
+    REJECTED = "rejected"
+    STALE_EPOCH = "stale epoch"
+
+
+Answer = tuple[Outcome, Failure | None]
+SwapOperation = Literal["out", "in", "drop"]
+
+
+@dataclass(slots=True, kw_only=True)
+class AdmissionRequest:
+    """One sequence a router wants run here, as plain values."""
+
+    seq_id: SequenceId
+    epoch: int
+    prompt: list[int]
+    outputs: list[list[int]]
+    finished_branches: tuple[int, ...]
+    params: SamplingParams
+    salt: str
+    priority: int
+    deadline_in_ms: int
+    alone: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """How busy the worker was at one moment between two steps, and how fast it has been."""
+
+    load: Load
+    num_steps: int
+    step_s: float
+    prefill_tokens_per_s: float
+
+
+class Desk:
+    """Everything the Worker service and the journal ask of the engine."""
+
+    def __init__(self, engine: Engine, info: RunnerInfo, streams: Streams) -> None:
+        self.engine = engine
+        self.info = info
+        self.streams = streams
+        self.watchers = Watchers()
+        self.report = self._report(engine.scheduler)
+        self._loop = asyncio.get_running_loop()
+        self._deciding: dict[tuple[SequenceId, int], asyncio.Task[Answer]] = {}
+
+    # Admission
+
+    async def admit(self, requests: Iterable[AdmissionRequest], router_id: str) -> list[Answer]:
+        """Each answer stands for itself. Draining if the engine has ended."""
+        return list(await asyncio.gather(*(self._admit(request, router_id) for request in requests)))
+
+    async def _admit(self, request: AdmissionRequest, router_id: str) -> Answer:
+        """A repeated request gets the answer of the first, also while that is still being decided."""
+        key = (request.seq_id, request.epoch)
+        deciding = self._deciding.get(key)
+        if deciding is None:
+            deciding = asyncio.create_task(self._decide(request, router_id))
+            self._deciding[key] = deciding
+            deciding.add_done_callback(lambda _: self._deciding.pop(key))
+        answer = await asyncio.shield(deciding)
+        entry = self.streams.logs.get(request.seq_id)
+        if entry is not None and entry.epoch == request.epoch:
+            self.streams.add_follower(entry, router_id)
+        return answer
+
+    async def _decide(self, request: AdmissionRequest, router_id: str) -> Answer:
+        known_epoch = self.streams.known_epoch(request.seq_id)
+        if known_epoch == request.epoch:  # also when it has ended since
+            return Outcome.ADMITTED, None
+        if known_epoch is not None and known_epoch > request.epoch:
+            return Outcome.STALE_EPOCH, None
+        try:
+            sequence = self._sequence(request)
+            command = self._admission(sequence, request, router_id)
+            admission = await asyncio.wrap_future(self.engine.post(command))
+        except StaleEpoch as error:
+            return Outcome.STALE_EPOCH, error.failure()
+        except InvalidArgument as error:
+            return Outcome.REJECTED, error.failure()
+        if admission.ok:
+            return Outcome.ADMITTED, None
+        if admission.never:
+            return Outcome.NEVER, TooLarge(admission.message).failure()
+        return Outcome.LATER, OutOfBlocks(admission.message).failure()
+
+    def _admission(
+        self, sequence: Sequence, request: AdmissionRequest, router_id: str
+    ) -> Callable[[Scheduler], Admission]:
+        """Replaces what runs here of an older epoch, whatever the answer: the store has given it away already."""
+        outputs = request.outputs or [[] for _ in range(sequence.params.num_branches)]
+        chain = hashing.prompt_chain(request.prompt)
+        streams, soon = self.streams, self._loop.call_soon_threadsafe
+
+        def command(scheduler: Scheduler) -> Admission:
+            known = scheduler.sequences.get(sequence.seq_id)
+            if known is not None and known.epoch > sequence.epoch:
+                raise StaleEpoch(f"sequence {sequence.seq_id} runs here at epoch {known.epoch}, not {sequence.epoch}")
+            scheduler.drop(sequence.seq_id)
+            admission = scheduler.admit(sequence)
+            if admission.ok:
+                soon(streams.begin, sequence, chain, outputs, request.finished_branches, router_id)
+            else:
+                soon(streams.forget_before, sequence.seq_id, sequence.epoch)
+            return admission
+
+        return command
+
+    def _sequence(self, request: AdmissionRequest) -> Sequence:
+        info = self.info
+        validation.validate_admission(
+            seq_id=request.seq_id,
+            epoch=request.epoch,
+            prompt=request.prompt,
+            params=request.params,
+            outputs=request.outputs,
+            finished_branches=request.finished_branches,
+            salt=request.salt,
+            priority=request.priority,
+            deadline_in_ms=request.deadline_in_ms,
+            vocab_size=info.vocab_size,
+            context_tokens=info.context_tokens,
+            eos_token_ids=info.eos_token_ids,
+        )
+        now = time.monotonic()
+        return Sequence.from_admission(
+            seq_id=request.seq_id,
+            epoch=request.epoch,
+            prompt=request.prompt,
+            outputs=request.outputs,
+            finished_branches=request.finished_branches,
+            params=request.params,
+            root=hashing.root_key(info.fingerprint, info.layout, salt=request.salt),
+            priority=request.priority,
+            deadline=now + request.deadline_in_ms / 1000 if request.deadline_in_ms else None,
+            arrival=now,
+            alone=request.alone,
+        )
+
+    # What routers ask of sequences
+
+    def cancel(self, sequences: Seq[tuple[SequenceId, int]]) -> None:
+        """Ends each with CANCELLED unless it is known at a newer epoch."""
+
+        def command(scheduler: Scheduler) -> None:
+            for seq_id, epoch in sequences:
+                sequence = scheduler.sequences.get(seq_id)
+                if sequence is not None and sequence.epoch <= epoch:
+                    scheduler.cancel(seq_id, FinishReason.CANCELLED)
+
+        self._post(command)
+
+    async def swap(self, seq_id: SequenceId, epoch: int, operation: SwapOperation) -> int:
+        """Moves a sequence's blocks at the next step boundary; how many. Errors as of Scheduler.swap."""
+        return await asyncio.wrap_future(self.engine.post(lambda scheduler: scheduler.swap(seq_id, epoch, operation)))
+
+    # What routers ask of the loop
+
+    def grant(self, stream: Stream, steps: int) -> None:
+        if not steps <= MAX_GRANT_STEPS - stream.num_awaited:
+            raise InvalidArgument(
+                "grant.steps",
+                f"{steps} beside the {stream.num_awaited} still to come are more than {MAX_GRANT_STEPS}; "
+                "grant 0 to let the worker run until Pause",
+            )
+        stream.num_awaited += steps
+        self.engine.grant(steps, stream)
+
+    def pause(self) -> None:
+        def revoke(future: "Future[list[Grant]]") -> None:
+            for grant in future.result() if not future.exception() else ():
+                if isinstance(grant.owner, Stream):
+                    self._loop.call_soon_threadsafe(self.streams.revoke, grant.owner, grant.steps)
+
+        self.engine.pause().add_done_callback(revoke)
+
+    # What the journal tells the engine
+
+    def cancel_one(self, sequence: Sequence) -> None:
+        """Ends it with CANCELLED."""
+        self._for(sequence, lambda scheduler: scheduler.cancel(sequence.seq_id, FinishReason.CANCELLED))
+
+    def drop(self, sequence: Sequence) -> None:
+        """Forgets it without a word: it has another owner, or its record has ended."""
+        self._for(sequence, lambda scheduler: scheduler.drop(sequence.seq_id))
+
+    def end_branch(self, sequence: Sequence, branch: int) -> None:
+        """Runs one branch no further: a router has found its end."""
+        self._for(sequence, lambda scheduler: scheduler.end_branch(sequence.seq_id, branch))
+
+    def hold(self, held: bool) -> None:
+        self.engine.hold(held)
+
+    def _for(self, sequence: Sequence, act: Callable[[Scheduler], object]) -> None:
+        """Acts on this very admission; one that has replaced it is left alone."""
+
+        def command(scheduler: Scheduler) -> None:
+            if scheduler.sequences.get(sequence.seq_id) is sequence:
+                act(scheduler)
+
+        self._post(command)
+
+    def _post(self, command: Callable[[Scheduler], None]) -> None:
+        self.engine.post(command).add_done_callback(log_failure)
+
+    # Cache events and load
+
+    def refresh(self, scheduler: Scheduler) -> None:
+        """Tells watchers what the last steps changed. Runs on the engine's thread, between steps."""
+        events = joined(scheduler.cache.take_events())
+        self._loop.call_soon_threadsafe(self._publish, self._report(scheduler), events, scheduler.cache.digest)
+
+    def _report(self, scheduler: Scheduler) -> Report:
+        times = self.engine.times
+        return Report(scheduler.load(), times.num_steps, times.step_s, times.prefill_tokens_per_s)
+
+    def _publish(self, report: Report, events: Seq[Event], digest: int) -> None:
+        self.report = report
+        if events:
+            self.watchers.publish(events, digest)
+
+    async def cache_snapshot(self, watcher: Watcher) -> tuple[bytes, bytes, Batch]:
+        """(device, host) hashes, and their event number and digest; the watcher's events go on from there."""
+        taken: asyncio.Future[tuple[bytes, bytes, Batch]] = self._loop.create_future()
+
+        def begin(device: bytes, host: bytes) -> None:
+            if not taken.done():
+                taken.set_result((device, host, watcher.take()))
+
+        def command(scheduler: Scheduler) -> None:
+            self.refresh(scheduler)  # so that nothing before the snapshot is told after it
+            device, host = scheduler.cache.snapshot()
+            self._loop.call_soon_threadsafe(begin, b"".join(device), b"".join(host))
+
+        await asyncio.wrap_future(self.engine.post(command))
+        return await taken
+
+
+def joined(events: Iterable[tuple[str, bytes]]) -> list[Event]:
+    """Runs of one kind as one event."""
+    runs: list[tuple[str, list[bytes]]] = []
+    for kind, block_hash in events:
+        if not runs or runs[-1][0] != kind:
+            runs.append((kind, []))
+        runs[-1][1].append(block_hash)
+    return [(kind, b"".join(hashes)) for kind, hashes in runs]
+
+
+def log_failure(future: Future[Any]) -> None:
+    if future.cancelled() or not (error := future.exception()):
+        return
+    if not isinstance(error, ServingError):  # Draining: the engine has ended, and what it ran with it
+        log.error("a command to the engine failed", exc_info=error)

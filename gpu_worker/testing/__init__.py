@@ -1,0 +1,1 @@
+"""Runners without a model, whose output a test can compute without them."""

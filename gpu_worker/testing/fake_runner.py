@@ -1,0 +1,165 @@
+"""A runner without a model: the next token is a hash of the tokens before it.
+
+It reads nothing through block tables (see WitnessRunner for that), so it is fast, and its output depends on the prompt,
+the seed and the branch alone. Good for testing everything around the engine.
+"""
+
+import math
+import os
+import signal
+import struct
+import time
+from collections.abc import Sequence
+from hashlib import blake2b
+from typing import TypedDict, Unpack
+
+from gpu_worker.scheduling.sequence import Branch
+from gpu_worker.scheduling.step import RunnerInfo, StepOutput, StepPlan, TokenScore
+from octavo.sampling import SamplingParams
+
+GREEDY = SamplingParams(temperature=0.0)
+MASK = 2**64 - 1
+
+
+class Sizes(TypedDict, total=False):
+    """What runners without a model may be told of themselves."""
+
+    vocab_size: int
+    eos_token_ids: tuple[int, ...]
+    block_size: int
+    num_blocks: int
+    num_host_blocks: int
+    context_tokens: int
+    model: str
+
+
+def made_up_info(
+    kind: str, kv_dtype: str, bytes_per_slot: int, generate_eos: bool, **sizes: Unpack[Sizes]
+) -> RunnerInfo:
+    """What a runner of this kind says of itself."""
+    block_size, vocab_size = sizes.get("block_size", 16), sizes.get("vocab_size", 1000)
+    return RunnerInfo(
+        model=sizes.get("model", kind),
+        fingerprint=f"{kind}-{vocab_size}-{generate_eos}",
+        layout=f"{kind}-{block_size}",
+        kv_dtype=kv_dtype,
+        device="cpu",
+        vocab_size=vocab_size,
+        context_tokens=sizes.get("context_tokens", 8192),
+        eos_token_ids=sizes.get("eos_token_ids", (0,)),
+        block_size=block_size,
+        num_blocks=sizes.get("num_blocks", 1024),
+        num_host_blocks=sizes.get("num_host_blocks", 256),
+        bytes_per_block=block_size * bytes_per_slot,
+        tokenizer="",
+    )
+
+
+class FakeRunner:
+    """Speaks the Runner interface; `step_s` is how long each step takes.
+
+    A step that has to compute `die_on_token` kills the process, as a request that crashes a model would.
+    """
+
+    def __init__(
+        self, *, generate_eos: bool = False, step_s: float = 0.0, die_on_token: int = -1, **sizes: Unpack[Sizes]
+    ) -> None:
+        self._die_on_token = die_on_token
+        self.info = made_up_info("fake", "none", 1024, generate_eos, **sizes)
+        self.step_s = step_s
+        self._choose = Chooser(self.info, generate_eos=generate_eos)
+
+    def run(self, plan: StepPlan) -> StepOutput:
+        """The next tokens, as the plan asks for them."""
+        if self.step_s:
+            time.sleep(self.step_s)
+        output = StepOutput([])
+        for number, chunk in enumerate(plan.chunks):
+            end = chunk.start + chunk.length
+            if self._die_on_token in chunk.branch.tokens[chunk.start : end]:
+                os.kill(os.getpid(), signal.SIGKILL)
+            if chunk.score_from >= 0:
+                output.scored[number] = [
+                    self._choose.score(fold(chunk.branch.tokens[:p]), chunk.branch.tokens[p], chunk.branch)
+                    for p in range(chunk.score_from, chunk.score_end)
+                ]
+            if chunk.samples:
+                self._choose.sample(fold(chunk.branch.tokens[:end]), chunk.samples, output)
+        return output
+
+    def close(self) -> None:
+        """Nothing to free."""
+
+
+class Chooser:
+    """Turns the 64-bit state of a context into tokens and made-up log probabilities, the same ones for the same state.
+
+    Greedy branches all get the likeliest token; others one that depends on seed, branch and index too.
+    """
+
+    def __init__(self, info: RunnerInfo, *, generate_eos: bool = False) -> None:
+        eos = () if generate_eos else info.eos_token_ids
+        self._ids = [token for token in range(info.vocab_size) if token not in eos]
+        if not self._ids:
+            raise ValueError("vocab_size: every token would be an end of sequence")
+
+    def token(self, state: int, params: SamplingParams, branch: int, index: int) -> int:
+        if not params.greedy and not params.beam_width:
+            state = mix(state, (params.seed or 0) + 1, branch + 1, index + 1)
+        return self._ids[state % len(self._ids)]
+
+    def top(self, state: int, count: int) -> tuple[tuple[int, float], ...]:
+        """The likeliest tokens: the k-th has rank k, and every context its own scale."""
+        size = len(self._ids)
+        scale = 0.25 + (state >> 32) % 997 / 997
+        return tuple(
+            (self._ids[(state + rank) % size], -scale * math.log2(rank + 2)) for rank in range(min(count, size))
+        )
+
+    def score(self, state: int, token: int, branch: Branch) -> TokenScore:
+        """The score of a token that is known already."""
+        params = branch.sequence.params
+        scale = 0.25 + (state >> 32) % 997 / 997
+        rank = (self._ids.index(token) - state) % len(self._ids) if token in self._ids else len(self._ids)
+        return TokenScore(token, -scale * math.log2(rank + 2), self.top(state, self._width(params)))
+
+    def sample(self, state: int, samples: Sequence[Branch], output: StepOutput) -> None:
+        """Appends a token per branch, with its score where the branch's parameters ask for it."""
+        for branch in samples:
+            params = branch.sequence.params
+            token = self.token(state, params, branch.index, branch.num_output)
+            if params.logprobs is not None or params.ranked:
+                output.scores[len(output.token_ids)] = self.score(state, token, branch)
+            output.token_ids.append(token)
+
+    def _width(self, params: SamplingParams) -> int:
+        return 2 * params.beam_width or params.logprobs or 0
+
+
+def mix(*words: int) -> int:
+    """64 bits of a few small numbers."""
+    return int.from_bytes(
+        blake2b(struct.pack(f"<{len(words)}Q", *(word & MASK for word in words)), digest_size=8).digest(), "little"
+    )
+
+
+def fold(token_ids: Sequence[int]) -> int:
+    """64 bits of a context."""
+    return int.from_bytes(blake2b(struct.pack(f"<{len(token_ids)}I", *token_ids), digest_size=8).digest(), "little")
+
+
+def fake_oracle(
+    prompt: Sequence[int],
+    num_tokens: int,
+    *,
+    info: RunnerInfo,
+    params: SamplingParams = GREEDY,
+    branch: int = 0,
+    generate_eos: bool = False,
+) -> list[int]:
+    """What a FakeRunner makes of a prompt, computed without one."""
+    chooser = Chooser(info, generate_eos=generate_eos)
+    tokens = list(prompt)
+    for index in range(num_tokens):
+        tokens.append(chooser.token(fold(tokens), params, branch, index))
+    return tokens[len(prompt) :]

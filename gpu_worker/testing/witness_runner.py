@@ -1,0 +1,165 @@
+"""A runner whose keys and values say where they belong, so that one wrong block changes the output.
+
+Every slot of its (numpy) arena holds, for each of two layers, the token, its position, the layer and the salt of the
+sequence's root. The next token is a hash of all that is read *through the block table*: a block that is stale, foreign,
+lost in a swap, copied too late or written by two branches leads to other tokens than `witness_oracle` computes without
+any block. What is read is also compared with what should stand there; `mismatches` counts, `first_mismatch` tells.
+"""
+
+import time
+from collections.abc import Sequence
+from hashlib import blake2b
+from typing import Unpack
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gpu_worker.scheduling.sequence import Branch
+from gpu_worker.scheduling.step import Chunk, RunnerInfo, StepOutput, StepPlan
+from gpu_worker.testing.fake_runner import GREEDY, Chooser, Sizes, made_up_info
+from octavo.sampling import SamplingParams
+
+Words = NDArray[np.uint64]
+Indexes = NDArray[np.int64]
+
+LAYERS = (0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F)  # what marks a slot's layer
+POISON = 0xDEADBEEFDEADBEEF
+MASK = (1 << 64) - 1
+MULTIPLIERS = (0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
+
+
+class WitnessRunner:
+    """Speaks the Runner interface over an arena of witnesses; `step_s` is how long each step takes at least."""
+
+    def __init__(self, *, generate_eos: bool = False, step_s: float = 0.0, **sizes: Unpack[Sizes]) -> None:
+        self.info = made_up_info("witness", "uint64", len(LAYERS) * 16, generate_eos, **sizes)
+        self.step_s = step_s
+        self.mismatches = 0
+        self.first_mismatch = ""
+        self._choose = Chooser(self.info, generate_eos=generate_eos)
+        self._arena: Words = poison(self.info.num_blocks, self.info.block_size)
+        self._host: Words = poison(self.info.num_host_blocks, self.info.block_size)
+        self._offsets: Indexes = np.arange(self.info.block_size, dtype=np.int64)
+
+    def run(self, plan: StepPlan) -> StepOutput:
+        """Swaps, copies, writes the chunks' slots, reads whole contexts back."""
+        if self.step_s:
+            time.sleep(self.step_s)
+        self._move(plan)
+        for chunk in plan.chunks:
+            slots = self._slots(chunk.branch, chunk.start, chunk.start + chunk.length)
+            self._arena.reshape(-1, len(LAYERS), 2)[slots] = witnesses(chunk.branch, chunk.start, slots.size)
+        output = StepOutput([])
+        for number, chunk in enumerate(plan.chunks):
+            if chunk.samples or chunk.score_from >= 0:
+                self._read(number, chunk, output)
+        return output
+
+    def close(self) -> None:
+        """Nothing to free."""
+
+    def _move(self, plan: StepPlan) -> None:
+        if plan.swap_out:
+            blocks, hosts = zip(*plan.swap_out, strict=True)
+            self._host[list(hosts)] = self._arena[list(blocks)]
+        if plan.poison:
+            self._arena[plan.poison] = POISON
+        if plan.swap_in:
+            hosts, blocks = zip(*plan.swap_in, strict=True)
+            self._arena[list(blocks)] = self._host[list(hosts)]
+        if plan.copies:
+            sources, copies = zip(*plan.copies, strict=True)
+            self._arena[list(copies)] = self._arena[list(sources)]
+
+    def _slots(self, branch: Branch, start: int, end: int) -> Indexes:
+        size = self.info.block_size
+        table = np.array(branch.blocks[start // size : -(-end // size)], dtype=np.int64)
+        slots: Indexes = (table[:, None] * size + self._offsets).ravel()
+        first = start % size
+        return slots[first : first + end - start]
+
+    def _read(self, number: int, chunk: Chunk, output: StepOutput) -> None:
+        branch, end = chunk.branch, chunk.start + chunk.length
+        found = self._arena.reshape(-1, len(LAYERS), 2)[self._slots(branch, 0, end)]
+        wrong = np.nonzero((found != witnesses(branch, 0, end)).any(axis=(1, 2)))[0]
+        if wrong.size:
+            self.mismatches += 1
+            self.first_mismatch = self.first_mismatch or (
+                f"step with {branch.sequence.seq_id} branch {branch.index}: position {wrong[0]} of {end} "
+                f"(chunk from {chunk.start}) is not what was written for it"
+            )
+        sums = np.cumsum(contributions(found))
+        if chunk.score_from >= 0:
+            output.scored[number] = [
+                self._choose.score(settle(int(sums[p - 1]), p), branch.tokens[p], branch)
+                for p in range(chunk.score_from, chunk.score_end)
+            ]
+        if chunk.samples:
+            self._choose.sample(settle(int(sums[-1]), end), chunk.samples, output)
+
+
+def poison(num_blocks: int, block_size: int) -> Words:
+    """Blocks nobody has written."""
+    return np.full((num_blocks, block_size, len(LAYERS), 2), POISON, dtype=np.uint64)
+
+
+def salt_of(root: bytes) -> int:
+    return int.from_bytes(blake2b(root, digest_size=8).digest(), "little")
+
+
+def witnesses(branch: Branch, start: int, length: int) -> Words:
+    """What the slots of positions [start, start + length) hold: per layer, token and position, and salt and layer."""
+    words = np.empty((length, len(LAYERS), 2), dtype=np.uint64)
+    tokens = np.array(branch.tokens[start : start + length], dtype=np.uint64)
+    words[:, :, 0] = (tokens | (np.arange(start, start + length, dtype=np.uint64) << np.uint64(32)))[:, None]
+    words[:, :, 1] = np.array([salt_of(branch.sequence.root) ^ layer for layer in LAYERS], dtype=np.uint64)
+    return words
+
+
+def contributions(words: Words) -> Words:
+    """What each slot adds to the hash of a context."""
+    mixed = words[:, :, 0] * np.uint64(MULTIPLIERS[0]) + words[:, :, 1]
+    mixed ^= mixed >> np.uint64(29)
+    mixed *= np.uint64(MULTIPLIERS[1])
+    mixed ^= mixed >> np.uint64(32)
+    total: Words = mixed.sum(axis=1, dtype=np.uint64)
+    return total
+
+
+def contribution(token: int, position: int, salt: int) -> int:
+    """The same for one slot as it should be, in plain integers."""
+    total = 0
+    for layer in LAYERS:
+        mixed = ((token | position << 32) * MULTIPLIERS[0] + (salt ^ layer)) & MASK
+        mixed ^= mixed >> 29
+        mixed = mixed * MULTIPLIERS[1] & MASK
+        total += mixed ^ mixed >> 32
+    return total & MASK
+
+
+def settle(total: int, length: int) -> int:
+    """The state of a context from the sum of its slots."""
+    state = ((total ^ length) * MULTIPLIERS[0]) & MASK
+    return state ^ state >> 31
+
+
+def witness_oracle(
+    prompt: Sequence[int],
+    root: bytes,
+    num_tokens: int,
+    *,
+    info: RunnerInfo,
+    params: SamplingParams = GREEDY,
+    branch: int = 0,
+    generate_eos: bool = False,
+) -> list[int]:
+    """What a WitnessRunner makes of a prompt if every block is right, computed without blocks."""
+    chooser, salt, total = Chooser(info, generate_eos=generate_eos), salt_of(root), 0
+    tokens = list(prompt)
+    for position, token in enumerate(prompt):
+        total += contribution(token, position, salt)
+    for index in range(num_tokens):
+        token = chooser.token(settle(total & MASK, len(tokens)), params, branch, index)
+        total += contribution(token, len(tokens), salt)
+        tokens.append(token)
+    return tokens[len(prompt) :]

@@ -1,0 +1,134 @@
+"""The Admin service: what this router sees, for the people who run it."""
+
+import time
+from typing import TYPE_CHECKING, NoReturn, cast
+
+from octavo import validation
+from octavo.errors import InvalidArgument, NotFound, Unimplemented
+from octavo.ids import Incarnation, sequence_id
+from octavo.record import Record
+from octavo.v1 import admin_pb2, admin_pb2_grpc, inference_pb2
+from router.fleet.worker_link import WorkerLink
+from router.placing.assigner import Placer
+from router.placing.placement import Candidate, Decision
+from router.streaming.request_preparer import TENANT, Intake
+from router.streaming.server import STATES
+from router.streaming.session_context import Services
+
+if TYPE_CHECKING:
+    import grpc
+
+    Context = grpc.aio.ServicerContext[object, object]
+
+MAX_SEQUENCES = 10_000
+DEFAULT_SEQUENCES = 1000
+LATER = "comes with live migration; stop a worker with SIGTERM, and others take its sequences over by replay"
+
+
+class AdminService(admin_pb2_grpc.AdminServicer):
+    """What operators call. Reads only, for now."""
+
+    def __init__(self, services: Services, placer: Placer, intake: Intake) -> None:
+        self._services = services
+        self._placer = placer
+        self._intake = intake
+
+    def serve_on(self, server: "grpc.aio.Server") -> None:
+        admin_pb2_grpc.add_AdminServicer_to_server(self, server)
+
+    async def ListWorkers(
+        self, request: admin_pb2.ListWorkersRequest, context: "Context"
+    ) -> admin_pb2.ListWorkersResponse:
+        links = sorted(self._services.pool.links.values(), key=lambda link: link.worker_id)
+        num_queued, _ = await self._services.store.queue_depth()
+        return admin_pb2.ListWorkersResponse(
+            workers=[status_of(link) for link in links], router_id=self._services.router_id, num_queued=num_queued
+        )
+
+    async def ListSequences(
+        self, request: admin_pb2.ListSequencesRequest, context: "Context"
+    ) -> admin_pb2.ListSequencesResponse:
+        if request.limit > MAX_SEQUENCES:
+            raise InvalidArgument("limit", f"{request.limit} is too many; at most {MAX_SEQUENCES}")
+        records = await self._services.store.list_sequences(
+            Incarnation(request.owner) if request.owner else None, request.limit or DEFAULT_SEQUENCES
+        )
+        records.sort(key=lambda record: record.accepted_ms)
+        newest = await self._services.store.read(records[-1].seq_id) if records else None
+        now_ms = newest.now_ms if newest else 0  # by the store's clock, as all times in records
+        return admin_pb2.ListSequencesResponse(sequences=[sequence_status(record, now_ms) for record in records])
+
+    async def ExplainPlacement(
+        self, request: admin_pb2.ExplainPlacementRequest, context: "Context"
+    ) -> admin_pb2.ExplainPlacementResponse:
+        match request.WhichOneof("what"):
+            case "request_id":
+                request_id = validation.validate_request_id(request.request_id)
+                decision = self._placer.decisions.get(sequence_id(TENANT, request_id))
+                if decision is None:
+                    raise NotFound("request_id: this router did not place it, or has forgotten it; ask another router")
+            case "hypothetical":
+                prepared = await self._intake.prepare(request.hypothetical)
+                decision = self._placer.explain(prepared.model, list(prepared.new.prompt), prepared.new.salt, set())
+            case _:
+                raise InvalidArgument("what", "send a request_id or a hypothetical request")
+        return explanation(decision)
+
+    async def Migrate(self, request: admin_pb2.MigrateRequest, context: "Context") -> NoReturn:
+        raise Unimplemented(f"Migrate {LATER}")
+
+    async def DrainWorker(self, request: admin_pb2.DrainWorkerRequest, context: "Context") -> NoReturn:
+        raise Unimplemented(f"DrainWorker {LATER}")
+
+    async def WatchCluster(self, request: admin_pb2.WatchClusterRequest, context: "Context") -> NoReturn:
+        raise Unimplemented("WatchCluster comes with `octavo top`; poll ListWorkers until then")
+
+
+def status_of(link: WorkerLink) -> admin_pb2.WorkerStatus:
+    view = link.view()
+    return admin_pb2.WorkerStatus(
+        hello=link.hello,
+        endpoint=link.endpoint,
+        load=link.load,
+        load_age_ms=int((time.monotonic() - link.load_at) * 1000) if link.load_at else 0,
+        available=view.available,
+        reason=view.reason_unavailable,
+        pid=link.pid,
+    )
+
+
+def sequence_status(record: Record, now_ms: int) -> admin_pb2.SequenceStatus:
+    return admin_pb2.SequenceStatus(
+        seq_id=record.seq_id,
+        request_id=record.request_id,
+        state=STATES[record.state],
+        epoch=record.epoch,
+        owner=record.owner,
+        prompt_tokens=record.prompt_len,
+        num_tokens=record.num_tokens,
+        age_ms=max(0, now_ms - record.accepted_ms),
+        priority=cast("inference_pb2.Priority", record.priority),
+        crashes=record.crashes,
+    )
+
+
+def explanation(decision: Decision) -> admin_pb2.ExplainPlacementResponse:
+    return admin_pb2.ExplainPlacementResponse(
+        worker_id=decision.worker.worker_id if decision.worker else "",
+        candidates=[candidate_to_wire(candidate) for candidate in decision.candidates],
+    )
+
+
+def candidate_to_wire(candidate: Candidate) -> admin_pb2.Candidate:
+    return admin_pb2.Candidate(
+        worker_id=candidate.worker_id,
+        eligible=candidate.eligible,
+        reason=candidate.reason,
+        device_hit_tokens=candidate.device_hit_tokens,
+        host_hit_tokens=candidate.host_hit_tokens,
+        prefill_cost=candidate.prefill_cost,
+        load_cost=candidate.load_cost,
+        pressure_cost=candidate.pressure_cost,
+        total_cost=candidate.total_cost,
+        recent_picks=candidate.recent_picks,
+    )

@@ -1,0 +1,1 @@
+"""Takes requests from the queue and assigns each sequence to a worker."""

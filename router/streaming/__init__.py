@@ -1,0 +1,1 @@
+"""Serves clients: accepts requests and streams each sequence's tokens, once and in order."""

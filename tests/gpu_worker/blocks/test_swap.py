@@ -1,0 +1,51 @@
+"""The host pool's bookkeeping and the cost model."""
+
+import pytest
+
+from gpu_worker.blocks.swap import CostModel, HostPool
+from octavo.errors import OutOfBlocks
+
+
+def test_a_block_in_two_tables_is_copied_once() -> None:
+    pool = HostPool(4)
+    tables = pool.copy_out([[7, 8], [7, 9]])
+    assert tables[0][0] == tables[1][0]
+    assert sorted(pool.out.values()) == [7, 8, 9]
+    pool.check(tables)
+    with pytest.raises(OutOfBlocks):
+        pool.copy_out([[1, 2]])
+    pool.check(tables)
+    pool.release(tables[0])
+    pool.check(tables)
+    pool.release(tables[1])
+    assert pool.num_free == 4 and not pool.out
+
+
+def test_what_is_being_read_is_free_only_after_the_step() -> None:
+    pool = HostPool(2)
+    (table,) = pool.copy_out([[5]])
+    pool.end_step()
+    host = table[0]
+    pool.copy_in(host, 3)
+    pool.release(table)
+    assert pool.num_free == 1
+    pool.check([])
+    pool.end_step()
+    assert pool.num_free == 2
+
+
+def test_a_move_nobody_wants_any_more_is_not_made() -> None:
+    pool = HostPool(2)
+    pool.copy_in(0, 3)
+    pool.forget([3])
+    assert not pool.into
+
+
+def test_the_cheaper_way_follows_what_is_measured() -> None:
+    costs = CostModel(weight=1.0)
+    costs.observe_copy(10_000, 1.0)
+    costs.observe_prefill(100, 1.0)
+    assert costs.swap_is_cheaper(4_000, 100)  # 0.8 s there and back against 1 s
+    assert not costs.swap_is_cheaper(6_000, 100)
+    costs.observe_prefill(0, 0.0)
+    assert costs.prefill_tokens_per_s == 100

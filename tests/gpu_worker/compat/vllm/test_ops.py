@@ -1,0 +1,113 @@
+"""vLLM's ops on several devices, which are made up: each works where its tensors are, whichever is the current one."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from gpu_worker.compat.vllm import ops as vllm_ops
+
+MAPPING = torch.tensor([[0, 1]])
+
+
+class OnDevice(torch.Tensor):
+    """A CPU's tensor that says it is on a CUDA device."""
+
+    place = torch.device("cuda", 0)
+    is_cuda = property(lambda self: True)
+    device = property(lambda self: self.place)
+
+    def to(self, *_: Any, **__: Any) -> "OnDevice":
+        return self
+
+
+def on(device: int, *shape: int, dtype: torch.dtype = torch.float16) -> torch.Tensor:
+    tensor = torch.zeros(shape, dtype=dtype).as_subclass(OnDevice)
+    tensor.place = torch.device("cuda", device)
+    return tensor
+
+
+class Devices:
+    """The current device, and where the extension was asked for what."""
+
+    def __init__(self) -> None:
+        self.current = 0
+        self.calls: list[tuple[str, int, Any]] = []
+
+    @contextmanager
+    def device(self, device: torch.device) -> Iterator[None]:
+        before, self.current = self.current, device.index
+        yield
+        self.current = before
+
+    def stream(self, device: torch.device) -> Any:
+        return SimpleNamespace(cuda_stream=100 + device.index)
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        """An op of the extension, or a handle it makes."""
+
+        def call(*arguments: Any, **_: Any) -> Any:
+            streams = [x for x in arguments if isinstance(x, int) and 100 <= x < 200]
+            self.calls.append((name, self.current, *streams))
+            return self if name in ("Swapper", "KvCache", "Attention") else 0
+
+        return call
+
+
+@pytest.fixture
+def devices(monkeypatch: pytest.MonkeyPatch) -> Iterator[Devices]:
+    devices = Devices()
+    monkeypatch.setattr(vllm_ops, "extension", lambda: devices)
+    monkeypatch.setattr(vllm_ops, "ref", lambda tensor: "ref")
+    monkeypatch.setattr(torch.cuda, "device", devices.device)
+    monkeypatch.setattr(torch.cuda, "current_stream", devices.stream)
+    vllm_ops._swapper.cache_clear()
+    yield devices
+    vllm_ops._swapper.cache_clear()
+
+
+def ops(device: int) -> dict[str, Callable[[], None]]:
+    rows, flash = on(device, 2, 4, 32), on(device, 3, 8, 4, 32)
+    packed, turned = on(device, 3, 4, 4, 8, 8), on(device, 3, 4, 32, 8)
+    numbers = on(device, 2, dtype=torch.int32)
+    common = rows, packed, turned, 4, 0.2, numbers, numbers, 8, 16
+    pairs = MAPPING.as_subclass(OnDevice)
+    return {
+        "vllm_paged_attention": lambda: vllm_ops.paged_attention_v1(rows, *common),
+        "cache_write": lambda: vllm_ops.reshape_and_cache_flash(rows, rows, flash, flash, numbers),
+        "copy_blocks": lambda: vllm_ops.copy_blocks([flash], [flash], pairs),
+        "convert_fp8": lambda: vllm_ops.convert_fp8(on(device, 3, dtype=torch.uint8), on(device, 3)),
+        "let_wait": lambda: vllm_ops.swap_blocks(flash, flash, MAPPING),
+    }
+
+
+@pytest.mark.parametrize("op", ops(0))
+def test_the_tensors_device_is_the_current_one(devices: Devices, op: str) -> None:
+    for device in (1, 0, 2):
+        devices.calls.clear()
+        ops(device)[op]()
+        assert devices.calls[-1] == (op, device, 100 + device)
+        assert {call[1] for call in devices.calls} == {device} and devices.current == 0
+
+
+def test_each_device_has_a_swapper_of_its_own(devices: Devices) -> None:
+    for device in (1, 0, 1):
+        ops(device)["let_wait"]()
+    assert [call for call in devices.calls if call[0] == "Swapper"] == [("Swapper", 1), ("Swapper", 0)]
+
+
+def test_from_a_device_to_the_host_is_the_devices(devices: Devices) -> None:
+    vllm_ops.swap_blocks(on(1, 3, 8), torch.zeros(3, 8), MAPPING)
+    assert devices.calls == [("Swapper", 1), ("start", 1, 101), ("let_wait", 1, 101)]
+
+
+@pytest.mark.parametrize("scale", [0, -1.0, float("nan"), float("inf")])
+def test_scales_are_positive(devices: Devices, scale: float) -> None:
+    rows, flash = on(0, 2, 4, 32), on(0, 3, 8, 4, 32)
+    for name, scales in (("k_scale", (scale, 1.0)), ("v_scale", (1.0, scale))):
+        with pytest.raises(ValueError, match=f"^{name}: "):
+            vllm_ops.reshape_and_cache_flash(rows, rows, flash, flash, on(0, 2), "fp8", *scales)
+    assert not devices.calls

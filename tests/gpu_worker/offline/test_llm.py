@@ -1,0 +1,355 @@
+"""Offline generation: exact outputs of a FakeRunner, whatever the prompts' number, order, company and parameters."""
+
+import io
+import signal
+import subprocess
+import sys
+import threading
+from contextlib import redirect_stderr
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gpu_worker import LLM, FinishReason, SamplingParams
+from gpu_worker.testing.fake_runner import FakeRunner, fake_oracle
+from octavo.errors import InvalidArgument, RunnerFailed, TooLarge
+from octavo.settings import SettingsError
+
+GREEDY = SamplingParams(temperature=0.0, max_tokens=8)
+
+
+def make(seed=0, generate_eos=False, options=None, **runner):
+    runner = FakeRunner(**{"vocab_size": 128, "generate_eos": generate_eos, **runner})
+    return LLM(seed=seed, runner=runner, **(options or {}))
+
+
+def idle(llm):
+    load = llm.engine.scheduler.load()
+    llm.engine.scheduler.check()
+    return load.num_sequences == load.num_used_blocks == load.num_waiting == 0 and not llm.engine.scheduler.has_work
+
+
+def text_of(token_ids):
+    return bytes(token_ids).decode(errors="replace")
+
+
+@pytest.fixture(scope="module")
+def llm():
+    return make()
+
+
+# Prompts
+
+
+def test_a_text_a_list_of_ids_and_lists_of_both_are_prompts(llm):
+    ids = list(b"abc")
+    expected = fake_oracle(ids, 8, info=llm.info)
+    for prompts in ("abc", ids, tuple(ids), ["abc"], [ids], ("abc",)):
+        (answer,) = llm.generate(prompts, GREEDY, use_tqdm=False)
+        assert answer.prompt_token_ids == tuple(ids)
+        assert list(answer.outputs[0].token_ids) == expected
+    assert [a.prompt for a in llm.generate(["abc", ids], GREEDY, use_tqdm=False)] == ["abc", None]
+    assert llm.generate([], use_tqdm=False) == []
+    assert idle(llm)
+
+
+@settings(max_examples=25)
+@given(
+    st.lists(
+        st.tuples(
+            st.lists(st.integers(0, 99), min_size=1, max_size=40),
+            st.integers(1, 12),
+            st.integers(1, 3),
+            st.sampled_from([0.0, 1.0]),
+            st.integers(0, 3),
+        ),
+        max_size=12,
+    )
+)
+def test_each_prompt_gets_its_own_answer_in_order(requests):
+    llm = make(num_blocks=24, block_size=4, options={"max_batch_tokens": 16, "max_batch_sequences": 4})
+    params = [
+        SamplingParams(temperature=temperature, max_tokens=max_tokens, n=n, seed=seed)
+        for _, max_tokens, n, temperature, seed in requests
+    ]
+    answers = llm.generate([prompt for prompt, *_ in requests], params, use_tqdm=False)
+    for (prompt, max_tokens, n, _, _), own, answer in zip(requests, params, answers, strict=True):
+        assert [output.index for output in answer.outputs] == list(range(n))
+        for branch, output in enumerate(answer.outputs):
+            expected = fake_oracle(prompt, max_tokens, info=llm.info, params=own, branch=branch)
+            assert list(output.token_ids) == expected
+            assert output.text == text_of(expected)
+            assert output.finish_reason == FinishReason.LENGTH
+    assert idle(llm)
+
+
+def test_more_prompts_than_the_queue_takes():
+    llm = make(vocab_size=50)
+    bound = llm.engine.scheduler.config.max_waiting
+    longest = 0
+    step = llm.engine.step
+
+    def watched():
+        nonlocal longest
+        longest = max(longest, len(llm.engine.scheduler.workload.waiting))
+        return step()
+
+    llm.engine.step = watched
+    prompts = [[i % 50, i // 50] for i in range(bound + 300)]
+    answers = llm.generate(prompts, SamplingParams(temperature=0, max_tokens=2), use_tqdm=False)
+    assert longest == bound
+    for prompt, answer in zip(prompts, answers, strict=True):
+        assert list(answer.outputs[0].token_ids) == fake_oracle(prompt, 2, info=llm.info)
+    assert idle(llm)
+
+
+def test_a_prompt_seen_before_is_found_in_the_cache(llm):
+    prompt = [7] * 40
+    assert llm.generate(prompt, GREEDY, use_tqdm=False)[0].num_cached_tokens == 0
+    assert llm.generate(prompt, GREEDY, use_tqdm=False)[0].num_cached_tokens == 32
+
+
+# Ends
+
+
+def test_a_stop_string_ends_one_answer_where_it_begins():
+    llm = make()
+    expected = fake_oracle(list(b"q"), 30, info=llm.info)
+    stop = text_of(expected[10:12])
+    end = text_of(expected).index(stop)
+    params = replace(GREEDY, max_tokens=30, stop=("never there", stop))
+    plain, cut = llm.generate(["q", "q"], [replace(GREEDY, max_tokens=30), params], use_tqdm=False)
+    (output,) = cut.outputs
+    assert output.text == text_of(expected)[:end]
+    assert list(output.token_ids) == expected[: end + 2]
+    assert (output.finish_reason, output.stop_reason) == (FinishReason.STOP, stop)
+    assert list(plain.outputs[0].token_ids) == expected
+    included = llm.generate("q", replace(params, include_stop=True), use_tqdm=False)[0].outputs[0]
+    assert included.text == output.text + stop
+    assert idle(llm)
+
+
+def test_a_stop_string_in_one_branch_leaves_the_others_alone():
+    llm = make()
+    params = SamplingParams(n=3, max_tokens=20, seed=5, logprobs=1)
+    branches = [fake_oracle(list(b"q"), 20, info=llm.info, params=params, branch=b) for b in range(3)]
+    stop = text_of(branches[1][4:6])
+    assert all(stop not in text_of(branches[b]) for b in (0, 2))
+    outputs = llm.generate("q", replace(params, stop=(stop,)), use_tqdm=False)[0].outputs
+    assert [list(o.token_ids) for o in outputs] == [branches[0], branches[1][:6], branches[2]]
+    assert [o.finish_reason.name for o in outputs] == ["LENGTH", "STOP", "LENGTH"]
+    assert all(len(o.logprobs) == len(o.token_ids) for o in outputs)
+    assert idle(llm)
+
+
+def test_no_step_is_spent_on_what_a_stop_string_has_ended():
+    llm = make()
+    expected = fake_oracle(list(b"q"), 5, info=llm.info)
+    llm.generate("q", replace(GREEDY, max_tokens=1000, stop=(text_of(expected[:1]),)), use_tqdm=False)
+    assert llm.engine.times.num_steps == 1
+
+
+def test_stop_tokens_say_which_and_the_end_of_sequence_does_not():
+    llm = make(generate_eos=True, vocab_size=10)
+    expected = fake_oracle([1, 2, 3], 200, info=llm.info, generate_eos=True)
+    end = expected.index(0)
+    output = llm.generate([1, 2, 3], replace(GREEDY, max_tokens=200), use_tqdm=False)[0].outputs[0]
+    assert list(output.token_ids) == expected[: end + 1]
+    assert (output.finish_reason, output.stop_reason) == (FinishReason.STOP, None)
+    assert output.text == text_of(expected[:end])  # what ends it has no text
+    stop = expected[0]
+    output = llm.generate([1, 2, 3], replace(GREEDY, stop_token_ids=(stop,)), use_tqdm=False)[0].outputs[0]
+    assert (output.token_ids, output.stop_reason) == ((stop,), stop)
+
+
+# Ranking and scores
+
+
+def test_best_of_returns_the_best_first(llm):
+    params = SamplingParams(n=2, best_of=5, max_tokens=6, seed=3, logprobs=0)
+    outputs = llm.generate("rank", params, use_tqdm=False)[0].outputs
+    everything = llm.generate("rank", replace(params, n=5, best_of=0), use_tqdm=False)[0].outputs
+    ranked = sorted(everything, key=lambda o: (-o.cumulative_logprob, o.index))
+    assert [o.token_ids for o in outputs] == [o.token_ids for o in ranked[:2]]
+    assert [o.cumulative_logprob for o in outputs] == pytest.approx([o.cumulative_logprob for o in ranked[:2]])
+    assert [o.index for o in outputs] == [0, 1]
+
+
+def test_beams_are_no_worse_than_greedy(llm):
+    params = SamplingParams(n=2, beam_width=4, max_tokens=6)
+    best, second = llm.generate("beam", params, use_tqdm=False)[0].outputs
+    greedy = llm.generate("beam", replace(GREEDY, max_tokens=6, logprobs=0), use_tqdm=False)[0].outputs[0]
+    assert best.cumulative_logprob >= second.cumulative_logprob
+    assert best.cumulative_logprob >= greedy.cumulative_logprob
+    assert best.token_ids != second.token_ids
+    assert best.text == text_of(best.token_ids)
+    assert idle(llm)
+
+
+def test_logprobs_are_there_if_asked_for(llm):
+    prompt = list(b"logprobs")
+    params = replace(GREEDY, logprobs=3, prompt_logprobs=3)
+    with_them, without = llm.generate([prompt, prompt], [params, GREEDY], use_tqdm=False)
+    output = with_them.outputs[0]
+    assert [score.token_id for score in output.logprobs] == list(output.token_ids)
+    assert all(len(score.top) == 3 for score in output.logprobs)
+    assert output.cumulative_logprob == pytest.approx(sum(score.logprob for score in output.logprobs))
+    first, *others = with_them.prompt_logprobs
+    assert first is None
+    assert [score.token_id for score in others] == prompt[1:]
+    assert all(len(score.top) == 3 for score in others)
+    assert (without.outputs[0].logprobs, without.outputs[0].cumulative_logprob) == (None, None)
+    assert without.prompt_logprobs is None
+
+
+# Seeds
+
+
+def test_a_seed_repeats_a_program_and_requests_differ():
+    params = SamplingParams(max_tokens=12)
+    one, two, other = (make(seed=seed).generate(["s", "s"], params, use_tqdm=False) for seed in (1, 1, 2))
+    assert one == two
+    assert one != other
+    assert one[0].outputs != one[1].outputs
+
+
+# Bad input
+
+
+def test_nothing_runs_if_one_prompt_is_bad(llm):
+    steps = llm.engine.times.num_steps
+    with pytest.raises(InvalidArgument, match=r"^prompts\[1\]: is empty"):
+        llm.generate(["ok", ""], GREEDY, use_tqdm=False)
+    with pytest.raises(InvalidArgument, match=r"^conversations\[0\]: .*template"):
+        llm.chat([{"role": "user", "content": "Hi"}], use_tqdm=False)
+    assert idle(llm)
+    assert llm.engine.times.num_steps == steps
+
+
+def test_what_can_never_fit_is_named_before_anything_runs():
+    llm = make(num_blocks=4)
+    with pytest.raises(TooLarge, match=r"^prompts\[1\]: 100 tokens need 7 blocks"):
+        llm.generate([[1] * 10, [1] * 100], GREEDY, use_tqdm=False)
+    assert idle(llm)
+    assert llm.engine.times.num_steps == 0
+
+
+def test_options_are_those_of_a_worker():
+    with pytest.raises(TypeError, match="no option 'devise'; did you mean device"):
+        LLM(runner=FakeRunner(), devise="cpu")
+    with pytest.raises(TypeError, match="no option 'listen'"):
+        LLM(runner=FakeRunner(), listen=":1")
+    with pytest.raises(SettingsError, match="max_batch_sequences"):
+        LLM(runner=FakeRunner(), max_batch_sequences=0)
+    config = LLM(runner=FakeRunner(), max_batch_sequences=3, prefix_caching=False).engine.scheduler.config
+    assert (config.max_batch_sequences, config.prefix_caching) == (3, False)
+
+
+# What goes wrong
+
+
+class Breaking(FakeRunner):
+    """Does something else instead of its fifth step."""
+
+    def __init__(self, act):
+        super().__init__(vocab_size=100)
+        self.act = act
+        self.num_runs = 0
+
+    def run(self, plan):
+        self.num_runs += 1
+        if self.num_runs == 5:
+            self.act()
+        return super().run(plan)
+
+
+def interrupt():
+    raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize(
+    "act", [interrupt, lambda: signal.raise_signal(signal.SIGINT)], ids=["within a step", "as a signal"]
+)
+def test_an_interrupt_leaves_nothing_behind(act):
+    llm = LLM(runner=Breaking(act))
+    before = signal.getsignal(signal.SIGINT)
+    prompts = [[i] * 20 for i in range(100)]
+    with pytest.raises(KeyboardInterrupt):
+        llm.generate(prompts, replace(GREEDY, max_tokens=50, n=2), use_tqdm=False)
+    assert llm.runner.num_runs == 5
+    assert signal.getsignal(signal.SIGINT) is before
+    assert idle(llm)
+    (answer,) = llm.generate(prompts[3], GREEDY, use_tqdm=False)
+    assert list(answer.outputs[0].token_ids) == fake_oracle(prompts[3], 8, info=llm.info)
+
+
+def test_a_failing_step_fails_nobody_who_can_run_alone(caplog):
+    def fail():
+        raise RuntimeError("out of luck")
+
+    llm = LLM(runner=Breaking(fail))
+    prompts = [[1], [2], [3]]
+    for prompt, answer in zip(prompts, llm.generate(prompts, GREEDY, use_tqdm=False), strict=True):
+        assert answer.failure is None
+        assert list(answer.outputs[0].token_ids) == fake_oracle(prompt, 8, info=llm.info)
+
+
+def test_a_prompt_the_model_fails_on_says_why_and_the_others_have_answers(caplog):
+    class Picky(FakeRunner):
+        def run(self, plan):
+            if any(chunk.branch.tokens[0] == 13 for chunk in plan.chunks):
+                raise RuntimeError("thirteen")
+            return super().run(plan)
+
+    llm = LLM(runner=Picky(vocab_size=100))
+    good, bad = llm.generate([[12], [13]], GREEDY, use_tqdm=False)
+    assert list(good.outputs[0].token_ids) == fake_oracle([12], 8, info=llm.info)
+    assert (bad.outputs[0].finish_reason, bad.failure.reason) == (FinishReason.ERROR, RunnerFailed.reason)
+    assert "thirteen" in bad.failure.message
+    assert idle(llm)
+
+
+def test_calls_from_threads_wait_for_each_other(llm):
+    answers = {}
+
+    def call(i):
+        answers[i] = llm.generate([[i, 1], [i, 2]], GREEDY, use_tqdm=False)
+
+    threads = [threading.Thread(target=call, args=(i,)) for i in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for i in range(4):
+        for j, answer in enumerate(answers[i], 1):
+            assert list(answer.outputs[0].token_ids) == fake_oracle([i, j], 8, info=llm.info)
+
+
+# The bar
+
+
+def test_the_bar_counts_prompts_and_can_be_left_out(llm):
+    shown = io.StringIO()
+    with redirect_stderr(shown):
+        llm.generate(["a", "b", "c"], GREEDY)
+    assert "3/3" in shown.getvalue()
+    shown = io.StringIO()
+    with redirect_stderr(shown):
+        llm.generate(["a", "b", "c"], GREEDY, use_tqdm=False)
+    assert shown.getvalue() == ""
+
+
+# The package
+
+
+def test_importing_the_package_is_cheap(root):
+    code = (
+        "import sys, gpu_worker; before = set(sys.modules)\n"
+        "from gpu_worker import LLM, SamplingParams\n"
+        "print([m for m in ('gpu_worker.offline.llm', 'tokenizers') if m in before], "
+        "[m for m in ('torch', 'grpc', 'redis', 'router') if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=root)
+    assert done.stdout.strip() == "[] []"

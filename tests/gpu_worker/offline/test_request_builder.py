@@ -1,0 +1,110 @@
+"""What a caller of LLM gives: taken in many forms, or refused by the name of the place."""
+
+import random
+from dataclasses import replace
+
+import pytest
+
+from gpu_worker.offline.request_builder import Intake
+from gpu_worker.testing.fake_runner import FakeRunner
+from octavo.errors import InvalidArgument
+from octavo.sampling import SamplingParams
+from octavo.text.byte_tokenizer import ByteTokenizer
+
+GREEDY = SamplingParams(temperature=0.0, max_tokens=8)
+
+
+class WithTemplate(ByteTokenizer):
+    """Says who speaks."""
+
+    def apply_chat(self, messages, begin_answer=True):
+        return self.encode("".join(f"{role}:{content}\n" for role, content in messages))
+
+
+def make(tokenizer=None, seed=0) -> Intake:
+    return Intake(FakeRunner(vocab_size=128).info, tokenizer or ByteTokenizer(), random.Random(seed))
+
+
+@pytest.fixture
+def intake() -> Intake:
+    return make()
+
+
+@pytest.mark.parametrize("prompts", ["abc", list(b"abc"), tuple(b"abc"), ["abc"], [list(b"abc")], ("abc",)])
+def test_one_prompt_may_come_alone(intake, prompts):
+    (answer,) = intake.prompts(prompts, GREEDY)
+    assert list(answer.prompt_token_ids) == list(b"abc")
+    assert answer.place == "prompts[0]"
+
+
+def test_parameters_are_for_all_or_one_for_each(intake):
+    shared = intake.prompts(["a", "b"], GREEDY)
+    assert [answer.params.temperature for answer in shared] == [0.0, 0.0]
+    own = intake.prompts(["a", "b"], [GREEDY, replace(GREEDY, max_tokens=3)])
+    assert [answer.params.max_tokens for answer in own] == [8, 3]
+    assert [answer.params.max_tokens for answer in intake.prompts(["a"], None)] == [256]
+
+
+def test_seeds_are_drawn_in_order_where_none_is_given():
+    seeds = [[answer.params.seed for answer in make(seed=seed).prompts(["a", "b"], None)] for seed in (1, 1, 2)]
+    assert seeds[0] == seeds[1]
+    assert len({seed for pair in seeds for seed in pair}) == 4
+    assert [answer.params.seed for answer in make().prompts(["a"], SamplingParams(seed=7))] == [7]
+
+
+def test_conversations_are_told_from_one_conversation():
+    turns = [{"role": "user", "content": "hi"}]
+    for conversations in (turns, [turns]):
+        (answer,) = make(WithTemplate()).conversations(conversations, GREEDY)
+        assert bytes(answer.prompt_token_ids) == b"user:hi\n"
+        assert answer.place == "conversations[0]"
+
+
+PROMPTS = [
+    (["ok", ""], r"prompts\[1\]: is empty"),
+    (["ok", []], r"prompts\[1\]: the prompt is empty"),
+    ([[1, 2], [3, 128]], r"prompts\[1\]: token id 128 at position 1"),
+    ([[1, -1]], r"prompts\[0\]: token id -1"),
+    (["ok", None], r"prompts\[1\]: a NoneType"),
+    (["ok", b"bytes"], r"prompts\[1\]: a bytes"),
+    (["ok", 3], r"prompts\[1\]: a int"),
+    (["ok", [1.5]], r"prompts\[1\]: a list"),
+    (["\ud800"], r"prompts\[0\]: has no UTF-8"),
+    (["ok", [1] * 8192], r"prompts\[1\]: a prompt of 8192"),
+    (["ok", [1] * 8190], r"prompts\[1\]: max_tokens: 8 \+ prompt 8190"),
+    (["x" * (16 * 8192 + 1)], r"prompts\[0\]: 131073 bytes"),
+]
+
+
+@pytest.mark.parametrize(("prompts", "message"), PROMPTS, ids=[message for _, message in PROMPTS])
+def test_a_bad_prompt_is_named(intake, prompts, message):
+    with pytest.raises(InvalidArgument, match=f"^{message}"):
+        intake.prompts(prompts, GREEDY)
+
+
+@pytest.mark.parametrize(
+    "conversation", [[{"role": "user"}], ["hi"], [{"role": "user", "content": 3}], [{"role": "", "content": "hi"}], []]
+)
+def test_a_bad_conversation_is_named(conversation):
+    with pytest.raises(InvalidArgument, match=r"^conversations\[1\]: "):
+        make(WithTemplate()).conversations([[{"role": "user", "content": "ok"}], conversation], GREEDY)
+
+
+def test_a_model_without_a_template_refuses_chats(intake):
+    with pytest.raises(InvalidArgument, match=r"^conversations\[0\]: .*template"):
+        intake.conversations([{"role": "user", "content": "Hi"}], GREEDY)
+
+
+@pytest.mark.parametrize(
+    ("params", "message"),
+    [
+        (SamplingParams(temperature=float("nan")), r"sampling_params\.temperature: nan"),
+        ([GREEDY, replace(GREEDY, top_p=2.0)], r"sampling_params\[1\]\.top_p: 2"),
+        ([GREEDY], r"sampling_params: 1 for 2 prompts"),
+        ([GREEDY, {"n": 1}], r"sampling_params\[1\]: must be SamplingParams"),
+        (replace(GREEDY, stop="text"), r"sampling_params\.stop: must be a list"),
+    ],
+)
+def test_bad_parameters_are_named(intake, params, message):
+    with pytest.raises(InvalidArgument, match=f"^{message}"):
+        intake.prompts(["a", "b"], params)

@@ -1,0 +1,59 @@
+"""`--batch-invariant`: a sequence gets the same tokens and log probabilities, to the bit, whoever is beside it."""
+
+import pytest
+import torch
+from tiny_llama import CPU, PROMPTS, Form, request, tiny_llama
+
+from gpu_worker.ops import choose_ops, native
+from gpu_worker.ops.native_cuda import TILE_ROWS, _linear_by_tiles
+from gpu_worker.ops.reference import ReferenceOps
+from gpu_worker.running.model_runner import _expect_invariant
+from gpu_worker.scheduling.scheduler import Outcome, Scheduler, SchedulerConfig
+from octavo.errors import InvalidArgument
+
+torch.set_num_threads(1)
+
+
+def scores(sequences, **config):
+    """Tokens and log probabilities of each, as bits, through the scheduler."""
+    tiny = tiny_llama(Form(vocab=128, hidden=48), choose_ops(CPU), num_blocks=120)
+    _expect_invariant(choose_ops(CPU), tiny.decoder, tiny.arena)
+    scheduler = Scheduler(SchedulerConfig(**{"max_batch_sequences": 16, **config}), tiny.runner.info)
+    for sequence in sequences:
+        assert scheduler.admit(sequence).outcome is Outcome.OK
+    found = {}
+    while scheduler.has_work:
+        plan = scheduler.plan()
+        for delta in scheduler.commit(plan, tiny.runner.run(plan)).deltas:
+            found.setdefault(delta.sequence.seq_id, []).extend((s.token_id, s.logprob, s.top) for s in delta.scores)
+    return found
+
+
+@pytest.mark.skipif(native.load() is None, reason="the reference ops round by the batch's shape")
+def test_through_the_engine_on_a_cpu():
+    sequences = [request(i, prompt, logprobs=3, temperature=1.0) for i, prompt in enumerate(PROMPTS)]
+    alone = {}
+    for i, prompt in enumerate(PROMPTS):
+        alone |= scores([request(i, prompt, logprobs=3, temperature=1.0)], max_batch_tokens=64)
+    assert scores(sequences, max_batch_tokens=512) == alone
+    sequences = [request(i, prompt, logprobs=3, temperature=1.0) for i, prompt in enumerate(PROMPTS)]
+    assert scores(sequences, max_batch_tokens=17) == alone, "prompts in pieces"
+    assert all(len(each) == 24 for each in alone.values())
+
+
+def test_what_cannot_keep_it_is_refused():
+    tiny = tiny_llama(Form(), ReferenceOps())
+    with pytest.raises(InvalidArgument, match=r"decoder llama on reference ops, with a cache of float32"):
+        _expect_invariant(ReferenceOps(), tiny.decoder, tiny.arena)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_products_by_tiles_are_the_same_in_any_company(dtype):
+    torch.manual_seed(0)
+    x, weight, bias = torch.randn(150, 96).to(dtype), torch.randn(70, 96).to(dtype), torch.randn(70).to(dtype)
+    together = _linear_by_tiles(x, weight, bias)
+    torch.testing.assert_close(together, torch.nn.functional.linear(x, weight, bias), rtol=2e-2, atol=2e-2)
+    for first, last in ((0, 1), (3, 9), (TILE_ROWS - 1, TILE_ROWS + 1), (140, 150)):
+        assert torch.equal(_linear_by_tiles(x[first:last], weight, bias), together[first:last])
+    assert _linear_by_tiles(x[:0], weight, None).shape == (0, 70)
+    assert _linear_by_tiles(x[:6].view(2, 3, 96), weight, None).shape == (2, 3, 70)

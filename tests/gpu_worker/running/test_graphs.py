@@ -1,0 +1,259 @@
+"""Captured steps say what steps run operation by operation say.
+
+A fake stands in for the device (tests/support/stream_capture.py): it replays exactly what was recorded, on exactly the
+memory it was recorded on. tests/csrc runs the same with the CUDA kernels' own sources, tests/gpu on a GPU.
+"""
+
+import logging
+
+import numpy as np
+import pytest
+import tiny_llama
+import torch
+from stream_capture import StreamCapture, launch
+from tiny_llama import Form, decodes, drive, logits_of, request, requests
+from torch import Tensor
+
+from gpu_worker.ops import AttentionOptions, Batch
+from gpu_worker.ops.reference import ReferenceOps
+from gpu_worker.ops.upload import packed
+from gpu_worker.running.decode_inputs import DecodeInputs
+from gpu_worker.running.graphs import CapturableOps, capture_decodes, padded_sizes
+from gpu_worker.scheduling.sequence import Branch
+from gpu_worker.scheduling.step import Chunk, StepPlan
+
+torch.set_num_threads(1)
+FORM = Form(window=27)
+SIZE = FORM.block_size
+
+
+class TorchKernels(ReferenceOps):
+    """Ops as CUDA's are: kernels that find every number in memory, and a plan that is worked out on the host."""
+
+    name = "kernels in torch"
+
+    def captures(self, kv: Tensor) -> bool:
+        return True
+
+    def cache_write(self, kv: Tensor, keys: Tensor, values: Tensor, batch: Batch) -> None:
+        launch(self._write, kv, keys, values, batch.slots)
+
+    def paged_attention(self, queries: Tensor, kv: Tensor, batch: Batch, options: AttentionOptions) -> Tensor:
+        plan = batch.scratch.get("plan")
+        if plan is None:
+            plan = batch.scratch["plan"] = torch.tensor(batch.kv_lens, dtype=torch.int32)
+        out = torch.empty_like(queries)
+        launch(self._attend, out, queries, kv, options, batch.cu_q, batch.seq_lens, batch.block_tables, plan)
+        return out
+
+    def refill(self, batch: Batch) -> None:
+        batch.scratch["plan"].copy_(torch.tensor(batch.kv_lens, dtype=torch.int32))
+
+    def _write(self, kv: Tensor, keys: Tensor, values: Tensor, slots: Tensor) -> None:
+        for token, slot in enumerate(slots.tolist()):
+            if slot >= 0:
+                block, place = divmod(slot, SIZE)
+                kv[block, :, 0, place], kv[block, :, 1, place] = keys[token], values[token]
+
+    def _attend(self, out: Tensor, queries: Tensor, kv: Tensor, options: AttentionOptions, *memory: Tensor) -> None:
+        cu_q, lens, tables, plan = memory
+        assert torch.equal(plan, lens), "the plan is of another step"
+        for i, n in enumerate(lens.tolist()):
+            rows = slice(int(cu_q[i]), int(cu_q[i + 1]))
+            count = rows.stop - rows.start
+            one = Batch(
+                **dict.fromkeys(("token_ids", "positions", "slots", "rows"), torch.empty(0)),
+                cu_q=torch.tensor([0, count]),
+                seq_lens=lens[i : i + 1],
+                block_tables=tables[i : i + 1],
+                q_lens=[count],
+                kv_lens=[n],
+            )
+            out[rows] = super().paged_attention(queries[rows], kv, one, options) if n else 0
+
+
+def make(ops: CapturableOps | None = None, **options) -> tuple[tiny_llama.Tiny, StreamCapture]:
+    capture = StreamCapture()
+    return tiny_llama.tiny_llama(FORM, ops or TorchKernels(), capture=capture, **options), capture
+
+
+@pytest.mark.parametrize("count", range(1, 17))
+def test_a_replay_is_the_step_run_eagerly(count):
+    """Every batch size up to the largest, each for several steps of ragged lengths, after other sizes have run."""
+    rng = np.random.default_rng(count)
+    captured, capture = make(num_blocks=200)
+    eager = tiny_llama.tiny_llama(FORM, TorchKernels(), num_blocks=200)
+    for mine, other in zip(captured.arena.layers, eager.arena.layers, strict=True):
+        other.copy_(mine.normal_())
+    for step in range(3):
+        lens = [int(rng.choice([1, 2, SIZE - 1, SIZE, SIZE + 1, 26, 27, 28, 60, 90])) for _ in range(count)]
+        if step == 1:
+            captured.runner._graphs.run(decodes([5] * (17 - count), rng, SIZE, 200))
+            for mine, other in zip(captured.arena.layers, eager.arena.layers, strict=True):
+                other.copy_(mine)
+        plan = decodes(lens, rng, SIZE, 200)
+        logits = captured.runner._graphs.run(plan).clone()
+        assert torch.isfinite(logits).all()
+        expected = logits_of(eager, plan)
+        torch.testing.assert_close(logits, expected, rtol=1e-4, atol=1e-4)
+        for mine, other in zip(captured.arena.layers, eager.arena.layers, strict=True):
+            torch.testing.assert_close(mine, other, rtol=1e-4, atol=1e-4)
+    assert len(capture.replays) == 4
+
+
+@pytest.mark.parametrize("count", [1, 3, 5, 9, 16])
+def test_nothing_but_the_steps_own_slots_is_written_or_read(count):
+    """All memory is NaN where no sequence has tokens; capturing and padding change no bit of it."""
+    rng = np.random.default_rng(count)
+    tiny, _ = make(num_blocks=100)
+    assert all((layer == 0).all() for layer in tiny.arena.layers), "capturing wrote blocks"
+    plan = decodes([int(rng.integers(1, 40)) for _ in range(count)], rng, SIZE, 100)
+    written = torch.zeros(100, SIZE, dtype=torch.bool)
+    for layer in tiny.arena.layers:
+        layer.fill_(float("nan"))
+    for chunk in plan.chunks:
+        for position in range(chunk.start):
+            for layer in tiny.arena.layers:
+                layer[chunk.branch.blocks[position // SIZE], :, :, position % SIZE] = 0.5
+        written[chunk.branch.blocks[chunk.start // SIZE], chunk.start % SIZE] = True
+    before = [layer.clone() for layer in tiny.arena.layers]
+    assert torch.isfinite(tiny.runner._graphs.run(plan)).all()
+    for layer, old in zip(tiny.arena.layers, before, strict=True):
+        same = (layer == old) | (layer.isnan() & old.isnan())
+        assert same.all(dim=(1, 2, 4))[~written].all()
+        assert torch.isfinite(layer.permute(0, 3, 1, 2, 4)[written]).all()
+
+
+@pytest.fixture(scope="module")
+def alone() -> list[list[int]]:
+    return drive(tiny_llama.tiny_llama(FORM, TorchKernels()).runner, requests())[0]
+
+
+def test_whole_requests_with_graphs_are_those_without(alone):
+    tiny, capture = make()
+    outputs, _ = drive(tiny.runner, requests())
+    assert outputs == alone
+    assert len({token for output in outputs for token in output}) > 20
+    assert len(capture.replays) > 15, "steps of decodes alone are replayed"
+
+
+def test_the_reference_agrees(alone):
+    assert drive(tiny_llama.tiny_llama(FORM, ReferenceOps()).runner, requests())[0] == alone
+
+
+@pytest.mark.parametrize("how", ["swap", "recompute"])
+def test_preemption_between_steps_changes_nothing(alone, how):
+    """16 blocks for six sequences that want 39: rows change places, and blocks come back elsewhere."""
+    tiny, capture = make(num_blocks=16)
+    outputs, scheduler = drive(tiny.runner, requests(), preemption=how)
+    assert outputs == alone
+    load = scheduler.workload
+    assert (load.num_preempted_swap if how == "swap" else load.num_preempted_recompute) > 0
+    assert len(capture.replays) > 10
+
+
+def test_branches_that_copy_on_write_are_those_of_eager_steps():
+    def run(tiny: tiny_llama.Tiny) -> list[list[int]]:
+        return drive(tiny.runner, [request(7, tiny_llama.PROMPTS[0], temperature=1.0, n=3, logprobs=2)])[0]
+
+    tiny, capture = make()
+    outputs = run(tiny)
+    assert outputs == run(tiny_llama.tiny_llama(FORM, TorchKernels()))
+    assert len(capture.replays) > 15 and len({tuple(output) for output in outputs}) == 3
+
+
+def test_other_steps_are_not_replayed():
+    rng = np.random.default_rng(0)
+    tiny, capture = make(num_blocks=100, max_sequences=4)
+    run = tiny.runner._graphs.run
+    prompt = decodes([20], rng, SIZE, 100)
+    prompt.chunks[0].start, prompt.chunks[0].length, prompt.num_decodes = 0, 20, 0
+    mixed = StepPlan(1, [*decodes([5], rng, SIZE, 50).chunks, *prompt.chunks], num_decodes=1)
+    scored = decodes([20], rng, SIZE, 100)
+    scored.chunks[0].score_from = 20
+    long = decodes([9], rng, SIZE, 100)
+    long.chunks[0].start = FORM.context
+    for plan in (StepPlan(1), decodes([3] * 5, rng, SIZE, 100), prompt, mixed, scored, long):
+        assert run(plan) is None
+    assert not capture.replays
+    assert (
+        run(decodes([3] * 4, rng, SIZE, 100)) is not None and run(decodes([FORM.context], rng, SIZE, 100)) is not None
+    )
+
+
+def test_what_cannot_be_captured_runs_eagerly_and_says_so(caplog):
+    class Looks(TorchKernels):
+        def cache_write(self, kv: Tensor, keys: Tensor, values: Tensor, batch: Batch) -> None:
+            if batch.slots.max().item() >= 0:
+                super().cache_write(kv, keys, values, batch)
+
+    def captured(ops: ReferenceOps) -> object:
+        tiny = tiny_llama.tiny_llama(FORM, ops)
+        return capture_decodes(tiny.decoder, tiny.arena.layers, ops, 4, 64, tiny_llama.CPU, StreamCapture())
+
+    caplog.set_level(logging.INFO)
+    assert captured(ReferenceOps()) is None
+    assert "no CUDA graphs: llama and reference ops cannot be captured together" in caplog.text
+    assert captured(Looks()) is None
+    assert "capturing failed: operation not permitted when stream is capturing" in caplog.text
+    assert captured(TorchKernels()) is not None
+
+
+class Forgets(TorchKernels):
+    """Does not plan again."""
+
+    def refill(self, batch: Batch) -> None:
+        pass
+
+
+class Moves(TorchKernels):
+    """Plans again, elsewhere."""
+
+    def refill(self, batch: Batch) -> None:
+        batch.scratch["plan"] = torch.tensor(batch.kv_lens, dtype=torch.int32)
+
+
+class Freezes(TorchKernels):
+    """Reads a length on the host, where a launch needs it."""
+
+    def cache_write(self, kv: Tensor, keys: Tensor, values: Tensor, batch: Batch) -> None:
+        launch(self._write, kv, keys, values, batch.slots if max(batch.kv_lens) else batch.slots.clone().fill_(-1))
+
+
+@pytest.mark.parametrize("ops", [Forgets, Moves, Freezes])
+def test_the_fake_sees_what_a_device_would_trip_over(ops):
+    tiny, _ = make(ops(), num_blocks=16)
+    eager = tiny_llama.tiny_llama(FORM, TorchKernels(), num_blocks=16)
+    plan = decodes([3, 9], np.random.default_rng(0), SIZE, 16)
+    with pytest.raises(AssertionError):  # the kernel's own, or this one
+        torch.testing.assert_close(tiny.runner._graphs.run(plan), logits_of(eager, plan), rtol=1e-4, atol=1e-4)
+
+
+def test_a_table_that_changed_anywhere_is_copied():
+    inputs = DecodeInputs(4, 8, SIZE, tiny_llama.CPU)
+    batch = inputs.batch(4)
+    branches = [Branch(request(i, [1]), 0, list(range(30)), 1, blocks=[10 * i + k for k in range(4)]) for i in range(3)]
+    chunks = [Chunk(branch, 20, 1, (branch,)) for branch in branches]
+    assert inputs.fill(chunks) == [21, 21, 21, 0]
+    branches[2].blocks[1] = 99  # swapped out and in again
+    branches[0].blocks[2] = 77  # copied on write
+    inputs.fill(chunks)
+    assert batch.block_tables[:3, :3].tolist() == [[0, 1, 77], [10, 11, 12], [20, 99, 22]]
+    assert batch.slots.tolist() == [77 * SIZE + 4, 12 * SIZE + 4, 22 * SIZE + 4, -1]
+    inputs.fill(chunks[1:])
+    assert batch.block_tables[:2, :3].tolist() == [[10, 11, 12], [20, 99, 22]]
+    assert batch.positions.tolist() == [20, 20, 0, 0] and batch.seq_lens.tolist() == [21, 21, 0, 0]
+
+
+def test_sizes_double_up_to_the_largest_batch():
+    assert padded_sizes(1) == (1,)
+    assert padded_sizes(2) == (1, 2)
+    assert padded_sizes(48) == (1, 2, 4, 8, 16, 32, 48)
+    assert padded_sizes(64) == (1, 2, 4, 8, 16, 32, 64)
+
+
+def test_arrays_in_one_piece_are_what_they_were():
+    arrays = [torch.arange(7), torch.zeros(0, dtype=torch.int32), torch.randn(3, 5), torch.tensor([True, False])]
+    for given, got in zip(arrays, packed(arrays, tiny_llama.CPU), strict=True):
+        assert (got.dtype == given.dtype and got.data_ptr() % 16 == 0) or not given.numel()
+        assert torch.equal(got, given)

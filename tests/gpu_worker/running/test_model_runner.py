@@ -1,0 +1,336 @@
+"""A real (tiny) model under the real scheduler: nothing about how a sequence is run may change what it says."""
+
+import resource
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+
+from gpu_worker.ops import kv_format, native
+from gpu_worker.running.arena import KvShape
+from gpu_worker.running.model_runner import ModelRunner, choose_device, load_runner
+from gpu_worker.scheduling.scheduler import Outcome, Scheduler, SchedulerConfig
+from gpu_worker.scheduling.sequence import Branch, Sequence
+from gpu_worker.scheduling.step import Chunk, StepPlan
+from octavo.errors import InvalidArgument
+from octavo.sampling import SamplingParams
+
+torch.set_num_threads(1)
+transformers.logging.set_verbosity_error()
+transformers.logging.disable_progress_bar()
+
+BLOCK = 8
+PROMPTS = [[(i * 37 + j * 11) % 96 for j in range(length)] for i, length in enumerate((21, 1, 8, 40, 16, 33))]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, transformers.PreTrainedModel]:
+    """A Mistral, so that windows take part."""
+    torch.manual_seed(3)
+    config = transformers.MistralConfig(
+        vocab_size=96,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=3,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=256,
+        sliding_window=27,
+        bos_token_id=None,
+        eos_token_id=None,
+    )
+    model = transformers.AutoModelForCausalLM.from_config(config).eval()
+    for parameter in model.parameters():
+        if parameter.dim() > 1:
+            parameter.data.normal_(std=0.3)
+    directory = tmp_path_factory.mktemp("model")
+    model.save_pretrained(directory)
+    return directory, model
+
+
+@pytest.fixture
+def make(model: tuple[Path, transformers.PreTrainedModel]) -> Callable[..., ModelRunner]:
+    """A runner with this many blocks on the device and on the host."""
+    shape = KvShape(num_layers=3, num_kv_heads=2, block_size=BLOCK, head_dim=8, dtype=torch.float32)
+
+    def runner(num_blocks: int = 64, num_host_blocks: int = 64, kv_cache_dtype: str = "auto") -> ModelRunner:
+        of = replace(shape, dtype=kv_format.DTYPES.get(kv_cache_dtype, torch.float32))
+        sizes = {"kv_cache_bytes": num_blocks * of.bytes_per_block, "swap_bytes": num_host_blocks * of.bytes_per_block}
+        return load_runner(str(model[0]), block_size=BLOCK, kv_cache_dtype=kv_cache_dtype, **sizes)
+
+    return runner
+
+
+def request(number: int, prompt: list[int], **params) -> Sequence:
+    options = {"temperature": 0.0, "max_tokens": 24, "seed": number, "ignore_eos": True, **params}
+    return Sequence(f"{number:032x}", 1, list(prompt), SamplingParams(**options), b"r" * 32)
+
+
+def drive(runner: ModelRunner, sequences: list[Sequence], at_once: bool = True, **config) -> tuple[list, Scheduler]:
+    """The outputs of all branches of all sequences, through the scheduler as the engine drives it."""
+    options = {
+        "max_batch_tokens": 64,
+        "max_batch_sequences": 16,
+        "min_preempt_interval_s": 0.0,
+        "debug": True,
+        **config,
+    }
+    scheduler = Scheduler(SchedulerConfig(**options), runner.info)
+    outputs: dict[tuple[str, int], list[int]] = {}
+    waiting = [sequences] if at_once else [[sequence] for sequence in sequences]
+    for group in waiting:
+        for sequence in group:
+            assert scheduler.admit(sequence).outcome is Outcome.OK
+        for _ in range(2000):
+            if not scheduler.has_work:
+                break
+            plan = scheduler.plan()
+            for delta in scheduler.commit(plan, runner.run(plan)).deltas:
+                assert not delta.failure
+                output = outputs.setdefault((delta.sequence.seq_id, delta.branch_index), [])
+                assert delta.first_index == len(output)
+                output += delta.token_ids
+        else:
+            pytest.fail("the scheduler does not come to an end")
+    return [outputs[key] for key in sorted(outputs)], scheduler
+
+
+def requests(**params) -> list[Sequence]:
+    return [request(number, prompt, **params) for number, prompt in enumerate(PROMPTS)]
+
+
+@pytest.fixture
+def alone(make: Callable[..., ModelRunner]) -> list[list[int]]:
+    """What each prompt yields with nobody beside it, nothing cached, nothing cut."""
+    return drive(make(), requests(), at_once=False, prefix_caching=False)[0]
+
+
+@pytest.mark.usefixtures("on_ops")
+def test_alone_is_transformers(alone, model):
+    for prompt, output in zip(PROMPTS, alone, strict=True):
+        with torch.inference_mode():
+            logits = model[1](torch.tensor([prompt + output]), use_cache=False).logits[0]
+        assert output == logits[len(prompt) - 1 : -1].argmax(-1).tolist()
+    assert len({token for output in alone for token in output}) > 20
+
+
+@pytest.mark.usefixtures("on_ops")
+def test_batched_is_alone(make, alone):
+    assert drive(make(), requests())[0] == alone
+
+
+@pytest.mark.usefixtures("on_ops")
+@pytest.mark.parametrize("budget", [16, 17, 23])
+def test_prompts_in_chunks_are_prompts_whole(make, alone, budget):
+    """Budgets at, above and across block boundaries; decodes run beside the chunks."""
+    outputs, _ = drive(make(), requests(), max_batch_tokens=budget, max_batch_sequences=6)
+    assert outputs == alone
+
+
+@pytest.mark.usefixtures("on_ops")
+def test_a_prefix_hit_changes_nothing(make, alone):
+    runner = make()
+    again = [*requests(), *(request(10 + n, prompt) for n, prompt in enumerate(PROMPTS))]
+    outputs, scheduler = drive(runner, again, at_once=False)
+    assert outputs == alone + alone
+    hits = [sequence.cached_tokens or 0 for sequence in again[len(PROMPTS) :]]
+    assert hits == [(len(prompt) - 1) // BLOCK * BLOCK for prompt in PROMPTS], "every full block but the last token's"
+    assert scheduler.cache is not None
+
+
+@pytest.mark.usefixtures("on_ops")
+@pytest.mark.parametrize("how", ["swap", "recompute"])
+def test_preemption_changes_nothing(make, alone, how):
+    """16 blocks for six sequences that want 39."""
+    outputs, scheduler = drive(make(num_blocks=16), requests(), preemption=how)
+    assert outputs == alone
+    load = scheduler.workload
+    preempted = load.num_preempted_swap if how == "swap" else load.num_preempted_recompute
+    assert preempted > 0, "a test of preemption in which nobody is preempted tests nothing"
+
+
+def test_branches_share_and_part(make):
+    """n = 3 from one prompt, sampled: the draws are those of three sequences' branches on their own."""
+    runner = make()
+    together, _ = drive(runner, [request(7, PROMPTS[0], temperature=1.0, n=3)])
+    apart, _ = drive(make(), [request(7, PROMPTS[0], temperature=1.0, n=3)], prefix_caching=False, max_batch_tokens=16)
+    assert together == apart
+    assert len({tuple(output) for output in together}) == 3
+
+
+def test_prompt_logprobs_in_chunks_are_those_of_transformers(make, model):
+    prompt = PROMPTS[3]
+    sequence = request(1, prompt, prompt_logprobs=2, max_tokens=1)
+    runner, scores = make(), []
+    scheduler = Scheduler(SchedulerConfig(max_batch_tokens=16, max_batch_sequences=16), runner.info)
+    scheduler.admit(sequence)
+    while scheduler.has_work:
+        plan = scheduler.plan()
+        for delta in scheduler.commit(plan, runner.run(plan)).deltas:
+            scores += delta.prompt_scores
+    with torch.inference_mode():
+        logprobs = model[1](torch.tensor([prompt]), use_cache=False).logits[0].log_softmax(-1)
+    assert [score.token_id for score in scores] == prompt[1:]
+    for position, score in enumerate(scores):
+        assert score.logprob == pytest.approx(float(logprobs[position, prompt[position + 1]]), abs=1e-4)
+        assert [token for token, _ in score.top] == logprobs[position].topk(2).indices.tolist()
+
+
+def test_blocks_move_in_the_order_a_plan_states(make):
+    """Out, poison, in, copy: block 0 goes out, is poisoned, comes back as block 5, and is copied to block 6."""
+    runner = make(num_blocks=8, num_host_blocks=4)
+    arena = runner._arena
+    for layer in arena.layers:
+        layer[0] = torch.randn_like(layer[0])
+    expected = [layer[0].clone() for layer in arena.layers]
+    runner.run(StepPlan(1, swap_out=[(0, 2)], poison=[0, 1], swap_in=[(2, 5)], copies=[(5, 6)]))
+    for layer, content in zip(arena.layers, expected, strict=True):
+        assert layer[0].isnan().all() and layer[1].isnan().all()
+        assert torch.equal(layer[5], content) and torch.equal(layer[6], content)
+
+
+def test_bad_logits_of_one_sequence_stay_its_own(make, alone):
+    """NaN in one sequence's blocks ends that one with an error; the other's tokens are what they were."""
+    runner = make()
+    victim, other = request(0, PROMPTS[3]), request(1, PROMPTS[0])
+    branches = []
+    for sequence, blocks in ((victim, range(10)), (other, range(10, 20))):
+        branch = Branch(sequence, 0, list(sequence.prompt), len(sequence.prompt))
+        branch.blocks = list(blocks)
+        branches.append(branch)
+    runner.run(StepPlan(1, [Chunk(branch, 0, len(branch.tokens), (branch,)) for branch in branches]))
+    for layer in runner._arena.layers:
+        layer[4] = float("nan")  # holds the newest tokens of the victim, inside its window
+    for branch in branches:
+        branch.tokens.append(5)
+    branches[1].tokens[-1] = alone[0][0]
+    output = runner.run(StepPlan(2, [Chunk(b, len(b.tokens) - 1, 1, (b,)) for b in branches]))
+    assert output.token_ids == [-1, alone[0][1]]
+
+
+@pytest.mark.skipif(native.load() is None, reason="torch rounds by shape, which can move a key by a step")
+@pytest.mark.parametrize("kind", ["float16", "fp8_e4m3", "fp8_e5m2", "int8"])
+def test_a_cache_in_fewer_bits_changes_nothing_of_this(make, kind):
+    """Scales belong to their tokens: batches, chunks, prefix hits, swaps and recomputing leave every bit as it is."""
+    alone = drive(make(kv_cache_dtype=kind), requests(), at_once=False, prefix_caching=False)[0]
+    assert drive(make(kv_cache_dtype=kind), requests(), max_batch_tokens=17, max_batch_sequences=6)[0] == alone
+    for how in ("swap", "recompute"):
+        outputs, scheduler = drive(make(16, kv_cache_dtype=kind), requests(), preemption=how)
+        assert outputs == alone
+        load = scheduler.workload
+        assert (load.num_preempted_swap if how == "swap" else load.num_preempted_recompute) > 0
+    info = make(kv_cache_dtype=kind).info
+    assert info.kv_dtype == kind and f".{kind}" in info.layout
+
+
+def test_a_score_of_an_earlier_chunk_is_refused(make):
+    branch = Branch(request(0, PROMPTS[0]), 0, list(PROMPTS[0]), len(PROMPTS[0]))
+    branch.blocks = [0, 1, 2]
+    with pytest.raises(ValueError, match="cannot score position 8"):
+        make().run(StepPlan(1, [Chunk(branch, 8, 4, (), score_from=8)]))
+
+
+def test_sizes_follow_from_bytes(make, model):
+    info = make(num_blocks=9, num_host_blocks=5).info
+    assert (info.num_blocks, info.num_host_blocks) == (9, 5)
+    assert info.bytes_per_block == 3 * 2 * 2 * BLOCK * 8 * 4
+    assert info.context_tokens == 9 * BLOCK, "no longer than what the blocks can hold"
+    assert load_runner(str(model[0]), context_tokens=40).info.context_tokens == 40
+    assert "float32" in info.layout and info.fingerprint == make().info.fingerprint
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_memory_for_blocks_is_zero_aligned_and_free_until_written(dtype):
+    shape = KvShape(num_layers=4, num_kv_heads=2, block_size=16, head_dim=64, dtype=dtype)
+    before = resident_bytes()
+    arena = shape.arena((1 << 28) // shape.bytes_per_block, torch.device("cpu"))
+    assert resident_bytes() - before < 1 << 26, "a quarter of a GiB was taken"
+    assert arena.numel() * dtype.itemsize == 1 << 28
+    assert arena.data_ptr() % 64 == 0 and arena.is_contiguous()
+    arena[:, 1] = 1
+    assert arena[:, 0].eq(0).all() and arena[:, 1].eq(1).all() and arena[:, 2].eq(0).all()
+
+
+def resident_bytes() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        *(("kv_cache_bytes", 100), ("block_size", 12), ("block_size", 4)),
+        *(("dtype", "float8"), ("device", "tpu"), ("kv_cache_dtype", "int4")),
+    ],
+)
+def test_bad_options_are_named(model, option, value):
+    with pytest.raises(InvalidArgument, match=option):
+        load_runner(str(model[0]), **{option: value})
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="for machines without a GPU")
+def test_no_gpu_is_said_so():
+    assert choose_device("auto").type == "cpu"
+    with pytest.raises(InvalidArgument, match="no CUDA device"):
+        choose_device("cuda")
+
+
+def test_which_gpu_is_always_said(monkeypatch):
+    """Ops compare devices, and torch.device("cuda") is not the device of any tensor."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    assert choose_device("auto") == choose_device("cuda") == torch.device("cuda", 0)
+    assert choose_device("cuda:1") == torch.device("cuda", 1) and choose_device("cpu") == torch.device("cpu")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("how", ["swap", "recompute"])
+def test_a_gpu_computes_the_same(model, alone, how):
+    runner = load_runner(str(model[0]), device="cuda", dtype="float32", block_size=BLOCK, kv_cache_bytes=16 * 3072)
+    assert drive(runner, requests(), preemption=how)[0] == alone
+
+
+@pytest.mark.gpu
+def test_a_gpu_is_measured(model):
+    runner = load_runner(str(model[0]), device="cuda", dtype="float32", block_size=BLOCK)
+    assert runner.info.num_blocks * runner.info.bytes_per_block > 1 << 30
+
+
+def test_a_replay_in_the_middle_ranks_branches_as_if_nothing_had_happened(make):
+    """best_of goes by the model's own log probabilities, which prompt and output alone decide."""
+    params = {
+        "temperature": 1.0,
+        "best_of": 4,
+        "max_tokens": 20,
+        "repetition_penalty": 1.5,
+        "frequency_penalty": 0.8,
+        "logit_bias": {5: 3.0, 9: -4.0},
+        "min_tokens": 4,
+    }
+
+    def run(outputs: list[list[int]]) -> tuple[list[list[int]], dict[int, float]]:
+        options = SamplingParams(seed=11, ignore_eos=True, **params)
+        sequence = Sequence.from_admission(
+            seq_id="f" * 32, epoch=1, prompt=PROMPTS[3], params=options, root=b"r" * 32, outputs=outputs
+        )
+        runner = make()
+        scheduler = Scheduler(SchedulerConfig(max_batch_tokens=16, max_batch_sequences=8, debug=True), runner.info)
+        assert scheduler.admit(sequence).outcome is Outcome.OK
+        found, scores = [list(output) for output in outputs], {}
+        while scheduler.has_work:
+            plan = scheduler.plan()
+            for delta in scheduler.commit(plan, runner.run(plan)).deltas:
+                found[delta.branch_index] += delta.token_ids
+                if delta.finish:
+                    scores[delta.branch_index] = delta.cumulative_logprob
+        return found, scores
+
+    whole, scores = run([[], [], [], []])
+    assert len(set(scores.values())) == 4
+    for cut in ([7, 7, 7, 7], [0, 1, 12, 19], [19, 3, 0, 8]):
+        again, replayed = run([output[:end] for output, end in zip(whole, cut, strict=True)])
+        assert again == whole
+        assert replayed == pytest.approx(scores, rel=1e-5)
+        assert sorted(replayed, key=replayed.get) == sorted(scores, key=scores.get)

@@ -1,0 +1,66 @@
+"""The extension's sampler takes whatever the definition takes, and says the same."""
+
+import dataclasses
+import math
+
+import pytest
+import torch
+
+from gpu_worker.ops import native
+from gpu_worker.sampling.native import NativeSampler
+from gpu_worker.sampling.sampler import Sampler
+from gpu_worker.scheduling.sequence import Branch, Sequence
+from gpu_worker.scheduling.step import BAD_LOGITS
+from octavo.ids import SequenceId
+from octavo.limits import NUMBERS
+from octavo.sampling import SamplingParams
+
+pytestmark = pytest.mark.skipif(native.load() is None, reason="the extension was not built")
+VOCABULARY = 300
+
+
+def branch_of(params):
+    params = dataclasses.replace(params, seed=params.seed or 0)
+    sequence = Sequence(SequenceId("0" * 32), 1, [3, 5], params, b"")
+    return Branch(sequence, 0, [3, 5, 7, 7], 2)
+
+
+def both(logits, branches):
+    """What the two say of a whole batch; scores apart, as these need not be the same bit for bit."""
+    rows = list(range(len(branches)))
+    expected, expected_scores = Sampler(VOCABULARY, "cpu", (2,)).sample(logits, rows, branches)
+    tokens, scores = NativeSampler(native.load(), VOCABULARY, (2,)).sample(logits, rows, branches)
+    assert scores.keys() == expected_scores.keys()
+    for i, score in scores.items():
+        assert score.logprob == pytest.approx(expected_scores[i].logprob, abs=1e-4)
+        assert [token for token, _ in score.top] == [token for token, _ in expected_scores[i].top]
+    return tokens, expected
+
+
+def test_a_temperature_may_be_a_whole_number():
+    logits = torch.randn(2, VOCABULARY, generator=torch.Generator().manual_seed(1))
+    tokens, expected = both(logits, [branch_of(SamplingParams(temperature=1, top_p=1, min_p=0, seed=4))] * 2)
+    assert tokens == expected
+
+
+def limits_of(name):
+    field = NUMBERS[name]
+    return [math.nextafter(field.low, 1) if field.above else field.low, field.high]
+
+
+@pytest.mark.parametrize(("name", "value"), [(name, value) for name in NUMBERS for value in limits_of(name)])
+def test_every_number_may_be_at_its_limit(name, value):
+    branch = branch_of(dataclasses.replace(SamplingParams(seed=4), **{name: value}))
+    logits = torch.randn(3, VOCABULARY, generator=torch.Generator().manual_seed(1))
+    tokens, expected = both(logits, [branch] * 3)
+    assert tokens == expected
+    if name != "repetition_penalty":  # so small a one makes logits infinite
+        assert BAD_LOGITS not in tokens
+
+
+@pytest.mark.parametrize("temperature", [1e-300, 1e-46, 1e-44, 1e-30, 1e-29])
+def test_the_least_temperature_still_draws_among_equals(temperature):
+    logits = torch.zeros(1, VOCABULARY).expand(20, -1).contiguous()
+    tokens, expected = both(logits, [branch_of(SamplingParams(temperature=temperature, seed=i)) for i in range(20)])
+    assert tokens == expected
+    assert len(set(tokens)) > 10

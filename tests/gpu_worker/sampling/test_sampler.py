@@ -1,0 +1,357 @@
+"""The sampler as the model runner sees it: a batch of logits and branches in, tokens and scores out."""
+
+import dataclasses
+import math
+import random
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpu_worker.ops import native
+from gpu_worker.sampling.native import NativeSampler
+from gpu_worker.sampling.sampler import Sampler
+from gpu_worker.scheduling.sequence import Branch, Sequence
+from gpu_worker.scheduling.step import BAD_LOGITS
+from octavo.ids import SequenceId
+from octavo.sampling import SamplingParams
+
+torch.set_num_threads(1)
+
+EOS = (2,)
+
+
+def branch_of(params, prompt=(), output=(), index=0):
+    params = dataclasses.replace(params, seed=0 if params.seed is None else params.seed)
+    sequence = Sequence(SequenceId("0" * 32), 1, list(prompt), params, b"")
+    return Branch(sequence, index, [*prompt, *output], len(prompt))
+
+
+def logits_of(num_rows, vocab_size, seed=0, scale=3.0):
+    return torch.randn(num_rows, vocab_size, generator=torch.Generator().manual_seed(seed)) * scale
+
+
+def make_reference(vocab_size, eos=EOS):
+    return Sampler(vocab_size, "cpu", eos)
+
+
+def make_native(vocab_size, eos=EOS):
+    return NativeSampler(native.load(), vocab_size, eos)
+
+
+@pytest.fixture(params=["reference", "native"], autouse=True, scope="module")
+def new_sampler(request):
+    """Every test here runs on both."""
+    if request.param == "native" and native.load() is None:
+        pytest.skip("the extension was not built")
+    KIND[0] = make_native if request.param == "native" else make_reference
+    return KIND[0]
+
+
+KIND = [make_reference]
+
+
+def sample(logits, branches, rows=None):
+    rows = list(range(len(branches))) if rows is None else rows
+    return KIND[0](logits.shape[1]).sample(logits, rows, branches)
+
+
+MIXED = [
+    SamplingParams(temperature=0.0),
+    SamplingParams(temperature=0.8, seed=1),
+    SamplingParams(temperature=0.8, top_p=0.9, seed=2),
+    SamplingParams(temperature=3.0, top_p=0.95, seed=3),
+    SamplingParams(top_k=50, seed=4),
+    SamplingParams(top_k=7, top_p=0.8, min_p=0.01, seed=2**64 - 1),
+    SamplingParams(min_p=0.1, seed=6, logprobs=3),
+    SamplingParams(temperature=0.0, repetition_penalty=1.3, logit_bias={5: 4.0}),
+    SamplingParams(presence_penalty=0.5, frequency_penalty=0.7, banned_token_ids=(1, 2, 3), seed=8),
+    SamplingParams(allowed_token_ids=(10, 20, 30), min_tokens=50, seed=9, logprobs=0),
+    SamplingParams(n=1, best_of=2, seed=10),
+    SamplingParams(n=2, beam_width=3),
+]
+
+
+def mixed_branches():
+    draws = random.Random(0)
+    return [
+        branch_of(params, draws.choices(range(100), k=20), draws.choices(range(100), k=i), index=i % 3)
+        for i, params in enumerate(MIXED * 2)
+    ]
+
+
+@pytest.mark.parametrize(("vocab_size", "num_threads"), [(101, 1), (4096, 1), (40_001, 1), (40_001, 2)])
+def test_a_branch_is_sampled_alike_in_any_company(vocab_size, num_threads):
+    branches, logits = mixed_branches(), logits_of(len(MIXED) * 2, vocab_size)
+    torch.set_num_threads(num_threads)
+    try:
+        tokens, scores = sample(logits, branches)
+        for i, branch in enumerate(branches):  # alone
+            alone, alone_scores = sample(logits[i : i + 1], [branch])
+            assert (alone[0], alone_scores.get(0)) == (tokens[i], scores.get(i))
+        sampler = KIND[0](vocab_size)
+        for seed in range(2):  # in another order, some twice, from rows that stay where they are
+            order = random.Random(seed).choices(range(len(branches)), k=30)
+            again, again_scores = sampler.sample(logits, order, [branches[i] for i in order])
+            assert again == [tokens[i] for i in order]
+            assert [again_scores.get(place) for place in range(30)] == [scores.get(i) for i in order]
+    finally:
+        torch.set_num_threads(1)
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+@pytest.mark.parametrize("where", [0, 57, 300])
+def test_bad_logits_fail_their_own_branch_alone(bad, where):
+    branches, logits = mixed_branches(), logits_of(len(MIXED) * 2, 301)
+    tokens, scores = sample(logits, branches)
+    for victim in range(len(MIXED)):
+        spoiled = logits.clone()
+        spoiled[victim, where] = bad
+        got, got_scores = sample(spoiled, branches)
+        assert got == [BAD_LOGITS if i == victim else token for i, token in enumerate(tokens)]
+        assert got_scores == {i: score for i, score in scores.items() if i != victim}
+
+
+@pytest.mark.parametrize("params", MIXED)
+def test_a_row_without_a_finite_logit_is_bad(params):
+    logits = torch.full((1, 200), float("-inf"))
+    assert sample(logits, [branch_of(params)]) == ([BAD_LOGITS], {})
+    logits[0, 20] = 0.0
+    assert sample(logits, [branch_of(params)])[0] == [20]
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_branch_whose_every_token_is_masked_is_bad(temperature):
+    nothing = SamplingParams(temperature=temperature, allowed_token_ids=(3, 4), banned_token_ids=(3, 4), logprobs=1)
+    tokens, scores = sample(logits_of(2, 10), [branch_of(nothing), branch_of(SamplingParams(temperature=0.0))])
+    assert tokens[0] == BAD_LOGITS
+    assert tokens[1] == logits_of(2, 10)[1].argmax()
+    assert scores == {}
+
+
+@given(st.lists(st.lists(st.integers(-2, 2), min_size=9, max_size=9), min_size=1, max_size=6))
+def test_greedy_takes_the_lowest_id_of_equals(rows):
+    logits = torch.tensor(rows, dtype=torch.bfloat16)
+    plain = [branch_of(SamplingParams(temperature=0.0))] * len(rows)
+    adjusted = [branch_of(SamplingParams(temperature=0.0, logit_bias={0: 0.0}))] * len(rows)
+    expected = [row.index(max(row)) for row in rows]
+    assert sample(logits, plain) == (expected, {})
+    assert sample(logits, adjusted) == (expected, {})
+
+
+def test_logits_are_left_as_they_are():
+    logits = logits_of(len(MIXED) * 2, 301)
+    before = logits.clone()
+    sample(logits, mixed_branches())
+    assert torch.equal(logits, before)
+
+
+def test_logits_may_be_part_of_a_padded_tensor():
+    branches, padded = mixed_branches(), logits_of(len(MIXED) * 2, 320)
+    part = padded[:, :301]
+    assert sample(part, branches) == sample(part.contiguous(), branches)
+
+
+def test_no_branches():
+    assert sample(logits_of(0, 10), []) == ([], {})
+
+
+@pytest.mark.parametrize(
+    ("params", "kept"),
+    [
+        (SamplingParams(temperature=0.7), 12),
+        (SamplingParams(temperature=1.5, top_k=5), 5),
+        (SamplingParams(top_p=0.75), None),
+        (SamplingParams(temperature=2.0, min_p=0.3), None),
+    ],
+)
+def test_draws_follow_the_distribution(params, kept):
+    """Chi-square of real draws over seeds, branches and indices: fixed, so it always gives the same answer."""
+    n, logits = 6000, logits_of(1, 12, seed=4, scale=1.0)
+    branches = [
+        branch_of(dataclasses.replace(params, seed=i % 500), output=[0] * (i // 500 % 4), index=i // 2000)
+        for i in range(n)
+    ]
+    tokens, _ = sample(logits, branches, [0] * n)
+    p = torch.softmax(logits[0].double() / params.temperature, -1).numpy()
+    order = np.argsort(-p)
+    if params.top_k:
+        p[order[params.top_k :]] = 0
+    if params.top_p < 1:
+        p[order[np.cumsum(p[order]) - p[order] >= params.top_p]] = 0
+    p[p < params.min_p * p.max()] = 0
+    p /= p.sum()
+    counts = np.bincount(tokens, minlength=12)
+    assert not counts[p == 0].any()
+    possible = p > 0
+    assert kept is None or possible.sum() == kept
+    chi_square = ((counts - n * p)[possible] ** 2 / (n * p)[possible]).sum()
+    assert chi_square < 38  # 11 degrees of freedom at most: p < 1e-4 beyond
+
+
+def test_seed_branch_and_index_each_change_the_draw():
+    logits, params = torch.zeros(1, 50_000), SamplingParams(seed=3)
+    branches = [
+        branch_of(params),
+        branch_of(dataclasses.replace(params, seed=4)),
+        branch_of(dataclasses.replace(params, seed=3 + 2**32)),
+        branch_of(params, index=1),
+        branch_of(params, output=[9]),
+    ]
+    tokens, _ = sample(logits, branches, [0] * 5)
+    assert len(set(tokens)) == 5
+    assert sample(logits, [branch_of(params, prompt=[1, 2, 3])])[0] == tokens[:1]  # the prompt's length does not count
+
+
+def adjusted_logits(logits, branch):
+    """What adjustments are, token by token."""
+    params, x = branch.sequence.params, logits.double().numpy().copy()
+    for token in range(len(x)):
+        if token in branch.tokens:
+            x[token] = x[token] / params.repetition_penalty if x[token] > 0 else x[token] * params.repetition_penalty
+        count = branch.output.count(token)
+        x[token] -= params.frequency_penalty * count + params.presence_penalty * (count > 0)
+        x[token] += params.logit_bias.get(token, 0.0)
+        ends = params.stop_token_ids + (() if params.ignore_eos else EOS)
+        if (
+            (params.allowed_token_ids and token not in params.allowed_token_ids)
+            or token in params.banned_token_ids
+            or (token in ends and branch.num_output < params.min_tokens)
+        ):
+            x[token] = -np.inf
+    return x
+
+
+ids = st.integers(0, 15)
+adjusting = st.builds(
+    SamplingParams,
+    temperature=st.just(0.0),
+    repetition_penalty=st.sampled_from([1.0, 0.5, 1.3]),
+    presence_penalty=st.sampled_from([0.0, -1.0, 0.4]),
+    frequency_penalty=st.sampled_from([0.0, 0.3, 2.0]),
+    logit_bias=st.dictionaries(st.integers(0, 20), st.sampled_from([-100.0, -1.0, 3.0]), max_size=3),
+    allowed_token_ids=st.lists(st.integers(0, 20), max_size=4).map(tuple),
+    banned_token_ids=st.lists(st.integers(0, 20), max_size=4).map(tuple),
+    stop_token_ids=st.lists(ids, max_size=2).map(tuple),
+    min_tokens=st.integers(0, 4),
+    ignore_eos=st.booleans(),
+    logprobs=st.just(20),
+)
+few_ids = st.lists(ids, max_size=6)
+
+
+@given(st.lists(st.tuples(adjusting, few_ids, few_ids), min_size=1, max_size=4), st.integers(0, 1000), st.data())
+def test_adjustments_equal_the_reference_while_branches_change(requests, seed, data):
+    """One sampler through steps in which branches grow, are replaced, fork or go away: its cache never shows."""
+    sampler = KIND[0](16)
+    branches = [branch_of(*request) for request in requests]
+    for step in range(4):
+        logits = logits_of(len(branches), 16, seed=seed + step)
+        tokens, scores = sampler.sample(logits, list(range(len(branches))), branches)
+        for i, branch in enumerate(branches):
+            x = adjusted_logits(logits[i], branch)
+            if np.isneginf(x).all():
+                assert tokens[i] == BAD_LOGITS
+                continue
+            logprobs = x - x.max() - np.log(np.exp(x - x.max()).sum())
+            assert scores[i].token_id == tokens[i] == scores[i].top[0][0]
+            assert len(scores[i].top) == np.isfinite(x).sum()
+            for token, logprob in scores[i].top:
+                assert logprob == pytest.approx(logprobs[token], rel=1e-4, abs=1e-4)
+        for branch in list(branches):
+            change = data.draw(st.sampled_from(["grow", "rewrite", "fork", "leave"]))
+            if change == "grow":
+                branch.tokens.append(data.draw(ids))
+            elif change == "rewrite" and branch.num_output:  # same length, other content
+                branch.tokens[-1] = data.draw(ids)
+            elif change == "fork":
+                branches.append(Branch(branch.sequence, 1, list(branch.tokens), branch.num_prompt))
+            elif change == "leave" and len(branches) > 1:
+                branches.remove(branch)
+
+
+def test_min_tokens_bans_what_would_end_the_branch():
+    logits = torch.tensor([[0.0, 1.0, 9.0, 8.0, 5.0]])
+    params = SamplingParams(temperature=0.0, min_tokens=2, stop_token_ids=(3,))
+    assert sample(logits, [branch_of(params, [1], [0])])[0] == [4]
+    assert sample(logits, [branch_of(params, [1], [0, 0])])[0] == [2]
+    ignoring = dataclasses.replace(params, ignore_eos=True)  # then the end token ends nothing
+    assert sample(logits, [branch_of(ignoring, [1])])[0] == [2]
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.5])
+def test_logprobs_are_those_before_temperature_and_filters(temperature):
+    logits = logits_of(1, 1000)
+    params = SamplingParams(temperature=temperature, top_k=2, logprobs=5)
+    tokens, scores = sample(logits, [branch_of(params)])
+    expected = torch.log_softmax(logits[0].double(), -1)
+    values, indices = expected.topk(5)
+    assert scores[0].token_id == tokens[0]
+    assert scores[0].logprob == pytest.approx(expected[tokens[0]].item(), abs=1e-5)
+    assert [token for token, _ in scores[0].top] == indices.tolist()
+    assert [logprob for _, logprob in scores[0].top] == pytest.approx(values.tolist(), abs=1e-5)
+
+
+def test_who_gets_scores():
+    kinds = [
+        SamplingParams(),
+        SamplingParams(logprobs=0),
+        SamplingParams(n=1, best_of=2),
+        SamplingParams(temperature=0.0, logprobs=2),
+        SamplingParams(n=2, beam_width=2),
+        SamplingParams(n=2, beam_width=2, logprobs=20),
+    ]
+    _, scores = sample(logits_of(6, 100), [branch_of(params) for params in kinds])
+    assert {i: len(score.top) for i, score in scores.items()} == {1: 0, 2: 0, 3: 2, 4: 4, 5: 20}
+
+
+def test_beams_get_their_best_candidates_lowest_id_first_among_equals():
+    logits = torch.tensor([[1.0, 5.0, 2.0, 5.0, 2.0, 2.0, float("-inf")]])
+    tokens, scores = sample(logits, [branch_of(SamplingParams(n=1, beam_width=2))])
+    assert [token for token, _ in scores[0].top] == [1, 3, 2, 4]
+    assert tokens == [1]
+    expected = torch.log_softmax(logits[0], -1)[[1, 3, 2, 4]].tolist()
+    assert [logprob for _, logprob in scores[0].top] == pytest.approx(expected)
+    _, scores = sample(logits, [branch_of(SamplingParams(n=1, beam_width=8))])
+    assert [token for token, _ in scores[0].top] == [1, 3, 2, 4, 5, 0]  # what cannot come is no candidate
+
+
+def test_score_positions_of_a_prompt():
+    logits = logits_of(150, 70)
+    logits[77, 3] = float("nan")
+    targets = [i % 70 for i in range(150)]
+    scores = KIND[0](70, ()).score(logits, targets, 2)
+    expected = torch.log_softmax(logits.double(), -1)
+    assert len(scores) == 150
+    for i, score in enumerate(scores):
+        assert score.token_id == targets[i]
+        if i == 77:
+            assert math.isnan(score.logprob)
+            assert score.top == ()
+        else:
+            assert score.logprob == pytest.approx(expected[i, targets[i]].item(), abs=1e-5)
+            assert [token for token, _ in score.top] == expected[i].topk(2).indices.tolist()
+    assert KIND[0](70, ()).score(logits[:0], [], 2) == []
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_competing_branches_are_ranked_by_what_a_replay_scores_again(seed):
+    """Penalties, bias and masks change what is drawn and reported, never what ranking sums."""
+    changes = {"repetition_penalty": 1.4, "presence_penalty": 0.6, "logit_bias": {3: 2.5}, "banned_token_ids": (4,)}
+    params = [
+        SamplingParams(n=1, best_of=3, seed=seed, **changes),
+        SamplingParams(n=1, best_of=3, seed=seed),
+        SamplingParams(seed=seed, logprobs=2, **changes),
+        SamplingParams(n=2, beam_width=3, logit_bias={3: 2.5}),
+    ]
+    branches = [branch_of(each, range(20), [3, 3, 7], index=0) for each in params]
+    logits = logits_of(len(branches), 60, seed)
+    tokens, scores = sample(logits, branches)
+    replayed = KIND[0](60).score(logits, tokens, 0)
+    assert scores[0].rank_logprob == pytest.approx(replayed[0].logprob, abs=1e-6)
+    assert abs(scores[0].logprob - replayed[0].logprob) > 1e-4  # or this test would see nothing
+    assert scores[1].rank_logprob == scores[1].logprob == pytest.approx(replayed[1].logprob, abs=1e-6)
+    assert scores[2].raw is None
+    assert scores[3].raw is None

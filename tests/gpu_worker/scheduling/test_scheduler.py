@@ -1,0 +1,198 @@
+"""What a caller of the scheduler may rely on: how sequences end, swaps on request, configuration, load."""
+
+from dataclasses import replace
+
+import pytest
+from scheduler_bench import GREEDY, Bench
+
+from gpu_worker.scheduling.scheduler import SchedulerConfig, StepResult
+from gpu_worker.scheduling.step import BAD_LOGITS, StepOutput
+from octavo.errors import Failure, NotFound, OutOfBlocks, StaleEpoch
+from octavo.ids import SequenceId
+from octavo.sampling import FinishReason, SamplingParams
+
+
+def test_the_context_ends_a_branch() -> None:
+    bench = Bench(runner={"context_tokens": 12})
+    bench.admit("a", 5, replace(GREEDY, max_tokens=None))
+    bench.finish()
+    assert len(bench.tokens["a.0"]) == 7
+
+
+@pytest.mark.parametrize(("ignore_eos", "min_tokens", "expected"), [(False, 0, 3), (True, 0, 9), (False, 4, 6)])
+def test_stop_tokens_eos_and_min_tokens(ignore_eos: bool, min_tokens: int, expected: int) -> None:
+    bench = Bench(runner={"eos_token_ids": (2,)})
+    params = SamplingParams(temperature=0.0, max_tokens=9, ignore_eos=ignore_eos, min_tokens=min_tokens)
+    sequence = bench.admit("a", 5, params)
+    script = iter([5, 6, 2, 5, 6, 2, 7, 7, 7])
+    result = StepResult(0)
+    while bench.scheduler.has_work:
+        plan = bench.scheduler.plan()
+        result = bench.scheduler.commit(plan, StepOutput([next(script)]))
+    assert sequence.branches[0].num_output == expected
+    (delta,) = result.deltas
+    assert delta.finish == (FinishReason.STOP if delta.token_ids == (2,) else FinishReason.LENGTH)
+    assert delta.token_ids == ((2,) if expected < 9 else (7,))
+
+
+def test_bad_logits_fail_one_sequence_alone() -> None:
+    bench = Bench()
+    for name in "ab":
+        bench.admit(name, params=SamplingParams(temperature=1.0, seed=1, n=2, max_tokens=5))
+    bench.step()
+    plan = bench.scheduler.plan()
+    output = bench.runner.run(plan)
+    output.token_ids[1] = BAD_LOGITS
+    deltas = bench.scheduler.commit(plan, output).deltas
+    failed = [delta for delta in deltas if delta.finish]
+    assert {delta.sequence.seq_id for delta in failed} == {"a"}
+    assert len(failed) == 2
+    assert {Failure.from_json(delta.failure).reason for delta in failed} == {"BAD_LOGITS"}
+    bench.finish()
+    assert {name for name, reason in bench.finishes.items() if reason == FinishReason.LENGTH} == {"b.0", "b.1"}
+    assert bench.scheduler.load().num_used_blocks == 0
+
+
+def test_deadlines_stop_within_two_steps_with_what_there_is() -> None:
+    bench = Bench()
+    bench.admit("a", params=replace(GREEDY, max_tokens=100), deadline=5.0)
+    bench.admit("late", deadline=-1.0)
+    for _ in range(4):
+        bench.step()
+    assert bench.finishes == {"late.0": FinishReason.DEADLINE}
+    assert "late.0" not in [name for name, tokens in bench.tokens.items() if tokens]
+    bench.now = 5.0
+    bench.step()
+    assert bench.finishes["a.0"] == FinishReason.DEADLINE
+    assert len(bench.tokens["a.0"]) == 4
+    assert not bench.scheduler.has_work and bench.scheduler.load().num_used_blocks == 0
+
+
+def test_a_far_deadline_keeps_nothing_of_what_has_ended() -> None:
+    bench = Bench()
+    bench.admit("lives", params=replace(GREEDY, max_tokens=5000), deadline=5.0)
+    for number in range(500):
+        bench.admit(f"s{number}", deadline=1e6 + number)
+        bench.scheduler.drop(SequenceId(f"s{number}"))
+    assert len(bench.scheduler._deadlines) < 100
+    bench.now = 5.0
+    bench.step()
+    assert bench.finishes == {"lives.0": FinishReason.DEADLINE}
+
+
+@pytest.mark.parametrize("in_flight", [False, True])
+@pytest.mark.parametrize("drop", [False, True])
+def test_cancel_and_drop_free_everything(in_flight: bool, drop: bool) -> None:
+    bench = Bench()
+    bench.admit("a", params=SamplingParams(temperature=1.0, n=3, seed=1, max_tokens=50))
+    bench.admit("b", params=replace(GREEDY, max_tokens=50))
+    for _ in range(3):
+        bench.step()
+    plan = bench.scheduler.plan() if in_flight else None
+    if drop:
+        bench.scheduler.drop(SequenceId("a"))
+        assert SequenceId("a") not in bench.scheduler.sequences
+    else:
+        assert bench.scheduler.cancel(SequenceId("a"))
+    deltas = []
+    if plan is not None:
+        deltas = bench.scheduler.commit(plan, bench.runner.run(plan)).deltas
+    else:
+        deltas = bench.step()[1].deltas
+    ended = [(delta.branch_index, delta.finish, delta.token_ids) for delta in deltas if delta.sequence.seq_id == "a"]
+    assert ended == ([] if drop else [(branch, FinishReason.CANCELLED, ()) for branch in range(3)])
+    bench.scheduler.check()
+    bench.scheduler.drop(SequenceId("b"))
+    assert bench.scheduler.load().num_used_blocks == 0
+    assert not bench.scheduler.has_work
+
+
+def test_a_failing_step_loses_only_who_fails_alone() -> None:
+    bench = Bench()
+    for name in "abc":
+        bench.admit(name)
+    for _ in range(60):
+        if not bench.scheduler.has_work:
+            break
+        plan = bench.scheduler.plan()
+        if any(chunk.branch.sequence.seq_id == "b" and chunk.start + chunk.length > 6 for chunk in plan.chunks):
+            result = bench.scheduler.abort_step(plan, '{"reason": "TEST"}')
+        else:
+            result = bench.scheduler.commit(plan, bench.runner.run(plan))
+        for delta in result.deltas:
+            name = delta.sequence.seq_id
+            bench.tokens.setdefault(name, []).extend(delta.token_ids)
+            if delta.finish:
+                bench.finishes[name] = delta.finish
+    assert bench.finishes == {"a": FinishReason.LENGTH, "b": FinishReason.ERROR, "c": FinishReason.LENGTH}
+    assert len(bench.tokens["b"]) == 2
+    assert bench.scheduler.load().num_used_blocks == 0
+
+
+def test_swap_moves_out_in_and_drops() -> None:
+    bench = Bench(min_preempt_interval_s=2.0)
+    bench.admit("a", 10, replace(GREEDY, max_tokens=30))
+    for _ in range(3):
+        bench.step()
+    name, scheduler = SequenceId("a"), bench.scheduler
+    with pytest.raises(NotFound):
+        scheduler.swap(SequenceId("z"), 1, "out")
+    with pytest.raises(StaleEpoch):
+        scheduler.swap(name, 7, "out")
+    assert scheduler.swap(name, 1, "out") == 3
+    assert scheduler.swap(name, 1, "out") == 0
+    assert scheduler.load().num_swapped == 1
+    plan, _ = bench.step()
+    assert len(plan.swap_out) == 3 and not plan.chunks
+    assert not scheduler.has_work  # it is held for a while
+    assert scheduler.swap(name, 1, "in") == 3
+    assert scheduler.swap(name, 1, "in") == 0
+    bench.step()
+    assert scheduler.swap(name, 1, "drop") > 0
+    assert scheduler.swap(name, 1, "drop") == 0
+    bench.finish()
+    assert len(bench.tokens["a.0"]) == 30
+
+
+def test_swapped_sequences_come_back_by_themselves() -> None:
+    bench = Bench(min_preempt_interval_s=2.0)
+    bench.admit("a", 10, replace(GREEDY, max_tokens=30))
+    bench.step()
+    bench.scheduler.swap(SequenceId("a"), 1, "out")
+    bench.step()
+    assert not bench.scheduler.has_work
+    bench.now += 2.0
+    assert bench.scheduler.has_work
+    bench.finish()
+    assert len(bench.tokens["a.0"]) == 30
+
+
+def test_no_room_in_the_host_pool_is_an_answer() -> None:
+    bench = Bench(runner={"num_host_blocks": 2})
+    bench.admit("a", 12, replace(GREEDY, max_tokens=30))
+    bench.step()
+    with pytest.raises(OutOfBlocks, match="2 blocks free"):
+        bench.scheduler.swap(SequenceId("a"), 1, "out")
+    bench.finish()
+
+
+def test_configuration_says_what_is_wrong() -> None:
+    for bad in ({"max_batch_sequences": 0}, {"max_batch_tokens": 8}, {"watermark": 1.0}, {"watermark": float("nan")}):
+        with pytest.raises(ValueError, match=next(iter(bad))):
+            SchedulerConfig(**bad)
+    with pytest.raises(ValueError, match="block_size"):
+        Bench(runner={"block_size": 12})
+
+
+def test_load_counts_what_is_there() -> None:
+    bench = Bench(max_batch_tokens=16)
+    bench.admit("a", 10, replace(GREEDY, max_tokens=30))
+    bench.step()
+    bench.admit("b", 40)
+    bench.admit("c", 40)
+    load = bench.scheduler.load()
+    assert (load.num_running, load.num_waiting, load.num_sequences, load.num_prefill_tokens) == (1, 2, 3, 80)
+    bench.step()
+    load = bench.scheduler.load()
+    assert load.num_prefill_tokens == 80 - 15
+    assert load.num_used_blocks + load.num_free_blocks + load.num_cached_blocks == 64

@@ -1,0 +1,116 @@
+"""Random workloads on tiny memories: every output is the oracle's, everything ends, nothing leaks.
+
+The world recounts blocks after every step, checks every delta as it comes, and compares what the WitnessRunner reads
+through block tables with what was written for it.
+"""
+
+import random
+
+import pytest
+
+from gpu_worker.scheduling.scheduler import Scheduler, SchedulerConfig
+from gpu_worker.scheduling.sequence import Sequence
+from gpu_worker.testing.fake_runner import FakeRunner, fake_oracle
+from octavo.ids import SequenceId
+from octavo.sampling import FinishReason, SamplingParams
+
+
+def sizes(seed: int) -> tuple[dict, dict]:
+    rng = random.Random(seed)
+    config = {
+        "policy": rng.choice(["fcfs", "priority"]),
+        "preemption": rng.choice(["auto", "swap", "recompute"]),
+        "chunked_prefill": rng.random() < 0.8,
+        "prefix_caching": rng.random() < 0.8,
+        "lookahead_slots": rng.choice([0, 0, 0, 3]),
+        "watermark": rng.choice([0, 0.01, 0.1]),
+        "max_batch_tokens": rng.choice([8, 16, 64]),
+        "max_partial_prefills": rng.choice([1, 2, 4]),
+        "min_preempt_interval_s": rng.choice([0, 2.0]),
+    }
+    return config, {"num_blocks": rng.choice([17, 20, 24, 60]), "num_host_blocks": rng.choice([0, 4, 16])}
+
+
+@pytest.mark.parametrize("seed", range(24))
+def test_chaos_changes_no_output(make_world, seed: int) -> None:
+    config, runner = sizes(seed)
+    world = make_world(seed, config, runner, eos=seed % 2 == 0)
+    for _ in range(250):
+        world.operate()
+    world.drain()
+
+
+def test_a_search_that_is_alone_at_last_starts_its_other_beams(make_world) -> None:
+    world = make_world(480, *sizes(480), eos=False)  # ended with LENGTH although there was room
+    for _ in range(300):
+        world.operate()
+    world.drain()
+
+
+@pytest.mark.parametrize("preemption", ["swap", "recompute", "auto"])
+def test_too_many_sequences_for_the_memory_all_end_right(make_world, preemption: str) -> None:
+    config = {"preemption": preemption, "min_preempt_interval_s": 0.0}
+    world = make_world(5, config, {"num_blocks": 18, "num_host_blocks": 24}, eos=False)
+    for number in range(25):
+        params = SamplingParams(temperature=1.0, seed=number, max_tokens=30, n=1 + number % 3)
+        world.submit(params, prompt=[1 + (number >> bit) % 2 for bit in range(9)])
+    world.drain()
+    load = world.scheduler.load()
+    assert preemption == "recompute" or load.num_preempted_swap > 0
+    assert preemption != "recompute" or load.num_preempted_recompute > 0
+
+
+def test_a_full_host_pool_falls_back_to_recompute(make_world) -> None:
+    world = make_world(
+        5, {"preemption": "swap", "min_preempt_interval_s": 0.0}, {"num_blocks": 18, "num_host_blocks": 3}
+    )
+    for number in range(12):
+        world.submit(SamplingParams(temperature=0.0, max_tokens=30, ignore_eos=True), prompt=[1, 2, 1 + number % 2] * 3)
+    world.drain()
+    assert world.scheduler.load().num_preempted_recompute > 0
+    assert world.counts["ERROR"] == 0
+
+
+def test_twenty_thousand_steps_leave_nothing_behind() -> None:
+    rng = random.Random(3)
+    runner = FakeRunner(num_blocks=40, num_host_blocks=20, block_size=4, vocab_size=60, context_tokens=128)
+    clock = [0.0]
+    config = SchedulerConfig(max_batch_tokens=32, max_batch_sequences=12, min_preempt_interval_s=0.5)
+    scheduler = Scheduler(config, runner.info, clock=lambda: clock[0])
+    outputs: dict[SequenceId, list[int]] = {}
+    expected: dict[SequenceId, list[int]] = {}
+    number = 0
+    for step in range(20_000):
+        if rng.random() < 0.25 and scheduler.load().num_waiting < 20:
+            number += 1
+            name = SequenceId(str(number))
+            prompt = [rng.randint(1, 2) for _ in range(rng.randint(1, 60))]
+            params = SamplingParams(temperature=1.0, seed=number, max_tokens=rng.randint(1, 40))
+            sequence = Sequence.from_admission(seq_id=name, epoch=1, prompt=prompt, params=params, root=bytes(32))
+            assert scheduler.admit(sequence).ok
+            outputs[name] = []
+            if number % 50 == 0:
+                expected[name] = fake_oracle(prompt, params.max_tokens, info=runner.info, params=params)
+        if rng.random() < 0.01 and scheduler.sequences:
+            scheduler.cancel(rng.choice(list(scheduler.sequences)))
+        plan = scheduler.plan()
+        clock[0] += 0.01
+        for delta in scheduler.commit(plan, runner.run(plan)).deltas:
+            name = delta.sequence.seq_id
+            assert delta.first_index == len(outputs[name])
+            outputs[name] += delta.token_ids
+            if delta.finish:
+                output = outputs.pop(name)
+                if name in expected:
+                    assert output == expected[name][: len(output)]
+                    assert delta.finish == FinishReason.CANCELLED or len(output) == len(expected[name])
+        if step % 500 == 0:
+            scheduler.check()
+    for name in list(scheduler.sequences):
+        scheduler.drop(name)
+    scheduler.check()
+    load = scheduler.load()
+    assert load.num_used_blocks == 0
+    assert load.num_free_host_blocks == 20
+    assert load.num_preempted_swap + load.num_preempted_recompute > 50
+    assert number > 3000

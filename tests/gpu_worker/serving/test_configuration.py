@@ -1,0 +1,39 @@
+"""What settings come to."""
+
+from dataclasses import replace
+
+import pytest
+
+from gpu_worker.serving.configuration import build_runner, scheduler_config
+from octavo.settings import WorkerSettings
+
+
+def test_the_budget_of_a_step_suits_the_device():
+    info = build_runner(WorkerSettings(runner="fake")).info
+    cpu, gpu = replace(info, device="cpu"), replace(info, device="cuda:0")
+
+    def budget(info, **settings):
+        config = scheduler_config(WorkerSettings(**settings), info)
+        return config.max_batch_tokens, config.step_s
+
+    assert budget(cpu) == (2048, 0.25)  # a step ends well within a lease of 3 s, whatever the model
+    assert budget(cpu, lease_ms=6000) == (2048, 0.5)
+    assert budget(gpu) == (2048, 0.0)
+    assert budget(cpu, runner="fake") == (2048, 0.0)
+    assert budget(cpu, max_batch_tokens=77) == (77, 0.0)
+    assert budget(cpu, max_batch_sequences=3000) == (3000, 0.25)
+
+
+@pytest.mark.parametrize("name", ["fake", "witness"])
+def test_settings_reach_runner_and_scheduler(name):
+    settings = WorkerSettings(
+        runner=name, block_size=32, step_delay_ms=3, max_batch_tokens=100, max_batch_sequences=200, policy="priority",
+        preemption="swap", chunked_prefill=False, prefix_caching=False, long_prefill_threshold=7,
+    )  # fmt: skip
+    runner = build_runner(settings)
+    assert (runner.info.block_size, runner.step_s, runner.info.model) == (32, 0.003, name)
+    config = scheduler_config(settings, runner.info)
+    assert (config.max_batch_tokens, config.max_batch_sequences) == (100, 100)
+    assert (config.policy, config.preemption, config.long_prefill_threshold) == ("priority", "swap", 7)
+    assert not config.chunked_prefill
+    assert not config.prefix_caching

@@ -1,0 +1,268 @@
+"""The loop: grants, commands between steps, failures that stay with whom they concern."""
+
+import threading
+import time
+
+import pytest
+
+from gpu_worker.scheduling.results import StepResult
+from gpu_worker.scheduling.scheduler import Scheduler, SchedulerConfig
+from gpu_worker.scheduling.sequence import Sequence
+from gpu_worker.scheduling.step import StepOutput, StepPlan
+from gpu_worker.serving.engine import Engine
+from gpu_worker.testing.fake_runner import FakeRunner, fake_oracle
+from octavo.errors import Draining
+from octavo.ids import SequenceId
+from octavo.sampling import FinishReason, SamplingParams
+
+
+def until(condition, seconds: float = 10.0) -> None:
+    limit = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < limit, "it did not happen in time"
+        time.sleep(0.002)
+
+
+class Failing(FakeRunner):
+    """A model that cannot run one prompt."""
+
+    def run(self, plan: StepPlan) -> StepOutput:
+        if any(chunk.branch.tokens[0] == 13 for chunk in plan.chunks):
+            raise RuntimeError("unlucky")
+        return super().run(plan)
+
+
+def sequence(name: str, prompt: list[int], max_tokens: int = 8) -> Sequence:
+    params = SamplingParams(temperature=0, max_tokens=max_tokens, seed=1, ignore_eos=True)
+    return Sequence.from_admission(
+        seq_id=SequenceId(name), epoch=1, prompt=prompt, params=params, root=b"r" * 32, arrival=time.monotonic()
+    )
+
+
+@pytest.fixture
+def make():
+    engines = []
+
+    def build(runner: FakeRunner | None = None) -> tuple[Engine, list[StepResult]]:
+        results: list[StepResult] = []
+        runner = runner or FakeRunner()
+        engine = Engine(
+            Scheduler(SchedulerConfig(max_batch_tokens=64, max_batch_sequences=16), runner.info), runner, results.append
+        )
+        engines.append(engine)
+        engine.start()
+        return engine, results
+
+    yield build
+    for engine in engines:
+        engine.stop()
+
+
+def outputs(results: list[StepResult]) -> dict[str, list[int]]:
+    found: dict[str, list[int]] = {}
+    for result in list(results):
+        for delta in result.deltas:
+            tokens = found.setdefault(delta.sequence.seq_id, [])
+            assert delta.first_index == len(tokens)
+            tokens.extend(delta.token_ids)
+    return found
+
+
+def finishes(results: list[StepResult]) -> dict[str, FinishReason]:
+    return {d.sequence.seq_id: d.finish for r in list(results) for d in r.deltas if d.finish}
+
+
+def test_nothing_runs_without_a_grant_and_each_finite_grant_is_one_step(make):
+    engine, results = make()
+    engine.post(lambda s: s.admit(sequence("a", [1, 2, 3]))).result(5)
+    time.sleep(0.05)
+    assert results == []
+    for count in (1, 2, 3):
+        engine.grant(1)
+        until(lambda wanted=count: len(results) == wanted)
+    time.sleep(0.05)
+    assert len(results) == 3
+    assert outputs(results)["a"] == fake_oracle([1, 2, 3], 3, info=engine.runner.info)
+
+
+def test_a_finite_grant_is_used_up_by_an_idle_step_too(make):
+    engine, results = make()
+    engine.grant(2)
+    until(lambda: len(results) == 2)
+    assert all(not result.deltas and not result.num_tokens for result in results)
+
+
+def test_runs_until_paused_and_goes_on_when_granted_again(make):
+    engine, results = make(FakeRunner(step_s=0.001))
+    engine.grant(0)
+    engine.post(lambda s: s.admit(sequence("a", [4], max_tokens=400))).result(5)
+    until(lambda: len(results) > 5)
+    engine.pause()
+    engine.post(lambda s: None).result(5)  # the step in flight has ended
+    count = len(results)
+    time.sleep(0.05)
+    assert len(results) == count
+    engine.grant(0)
+    until(lambda: "a" in finishes(results))
+    assert outputs(results)["a"] == fake_oracle([4], 400, info=engine.runner.info)
+
+
+def test_commands_never_run_during_a_step(make):
+    engine, _ = make(FakeRunner(step_s=0.005))
+    engine.grant(0)
+    engine.post(lambda s: s.admit(sequence("a", [4], max_tokens=50))).result(5)
+    threads = {engine.post(lambda s: threading.current_thread().name).result(5) for _ in range(20)}
+    assert threads == {"engine"}
+    engine.post(lambda s: s.check()).result(5)
+
+
+def test_a_command_that_raises_gives_its_error_to_the_caller_alone(make):
+    engine, _ = make()
+    with pytest.raises(ZeroDivisionError):
+        engine.post(lambda s: 1 // 0).result(5)
+    assert engine.post(lambda s: 7).result(5) == 7
+
+
+def test_a_prompt_the_model_cannot_run_fails_alone(make):
+    engine, results = make(Failing())
+    good = {f"g{i}": [20 + i, 2, 3] for i in range(5)}
+    for name, prompt in [*good.items(), ("bad", [13, 1])]:
+        engine.post(lambda s, n=name, p=prompt: s.admit(sequence(n, p))).result(5)
+    engine.grant(0)
+    until(lambda: len(finishes(results)) == 6)
+    assert finishes(results)["bad"] is FinishReason.ERROR
+    failure = next(d.failure for r in results for d in r.deltas if d.finish is FinishReason.ERROR)
+    assert "unlucky" not in failure or "RuntimeError" in failure
+    for name, prompt in good.items():
+        assert outputs(results)[name] == fake_oracle(prompt, 8, info=engine.runner.info)
+    engine.post(lambda s: s.check()).result(5)
+
+
+def test_holding_back_stops_steps_and_progress_goes_on(make):
+    engine, results = make(FakeRunner(step_s=0.001))
+    engine.grant(0)
+    engine.post(lambda s: s.admit(sequence("a", [4], max_tokens=3000))).result(5)
+    until(lambda: len(results) > 3)
+    engine.hold(True)
+    engine.post(lambda s: None).result(5)
+    count, progress = len(results), engine.last_progress
+    until(lambda: engine.last_progress > progress + 0.3)
+    assert len(results) <= count + 1
+    engine.hold(False)
+    until(lambda: len(results) > count + 5)
+
+
+def test_each_result_says_whose_finite_grant_it_used(make):
+    engine, results = make()
+    engine.grant(2, "a")
+    engine.grant(1, "b")
+    engine.grant(1, "a")
+    until(lambda: len(results) == 4)
+    assert [result.granted_by for result in results] == ["a", "a", "b", "a"]
+
+
+def test_a_finite_grant_is_exact_while_the_worker_runs_freely(make):
+    engine, results = make(FakeRunner(step_s=0.001))
+    engine.grant(0)
+    engine.post(lambda s: s.admit(sequence("a", [4], max_tokens=2000))).result(5)
+    until(lambda: len(results) > 3)
+    engine.grant(5, "a")
+    until(lambda: sum(result.granted_by == "a" for result in results) == 5)
+    count = len(results)
+    until(lambda: len(results) > count + 3)
+    assert sum(result.granted_by == "a" for result in results) == 5
+
+
+def test_pause_says_what_it_took_back(make):
+    engine, results = make(FakeRunner(step_s=0.05))
+    engine.post(lambda s: s.admit(sequence("a", [4], max_tokens=100))).result(5)
+    engine.grant(0)
+    engine.grant(50, "a")
+    engine.grant(7, "b")
+    until(lambda: len(results) >= 2)
+    left = {grant.owner: grant.steps for grant in engine.pause().result(5)}
+    count = len(results)
+    assert left == {"a": 50 - count, "b": 7}
+    time.sleep(0.1)
+    assert len(results) == count
+
+
+def test_grants_from_many_threads_are_all_counted(make):
+    engine, _ = make()
+    engine.hold(True)
+    threads = [threading.Thread(target=lambda: [engine.grant(1, "x") for _ in range(200)]) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sum(grant.steps for grant in engine.pause().result(5)) == 800
+
+
+def test_work_that_can_only_wait_neither_spins_nor_reports(make):
+    """A sequence that was moved out on request stays out for a while; the loop must not burn a core over it."""
+    engine, results = make()
+    engine.post(lambda s: s.admit(sequence("a", [4] * 40, max_tokens=100))).result(5)
+    engine.grant(3)
+    until(lambda: len(results) == 3)
+    assert engine.post(lambda s: s.swap("a", 1, "out")).result(5) > 0
+    engine.grant(0)
+    engine.post(lambda s: None).result(5)
+    before, steps = len(results), engine.times.num_steps
+    time.sleep(0.3)
+    assert engine.times.num_steps - steps < 100
+    assert len(results) - before <= 2
+
+
+def test_a_command_wakes_an_idle_loop_at_once(make):
+    engine, _ = make()
+    time.sleep(0.02)
+    began = time.monotonic()
+    for _ in range(20):  # each would wait a quarter of a second for the next round
+        engine.post(lambda s: None).result(5)
+    assert time.monotonic() - began < 4
+
+
+def test_nobody_waits_for_a_loop_that_has_ended(make):
+    engine, _ = make()
+    engine.stop()
+    for _ in range(3):
+        with pytest.raises(Draining):
+            engine.post(lambda s: None).result(1)
+
+
+def test_a_scheduler_that_fails_ends_the_loop_and_says_so(make):
+    engine, _ = make()
+
+    def broken():
+        raise AssertionError("a block is free twice")
+
+    engine.scheduler.plan = broken
+    engine.grant(1)
+    until(lambda: engine.crashed)
+    with pytest.raises(Draining):
+        engine.post(lambda s: None).result(1)
+
+
+def test_prefill_and_copies_are_measured_for_the_cost_model(make):
+    class Measured(FakeRunner):
+        def run(self, plan: StepPlan) -> StepOutput:
+            time.sleep(0.01)
+            output = super().run(plan)
+            output.copy_s = 0.001 * len(plan.swap_out + plan.swap_in)
+            return output
+
+    engine, results = make(Measured(num_blocks=64, num_host_blocks=64))
+    copy, prefill = engine.scheduler.costs.copy_bytes_per_s, engine.scheduler.costs.prefill_tokens_per_s
+    for number in range(4):
+        engine.post(lambda s, n=number: s.admit(sequence(f"s{n}", [5 + n] * 200, max_tokens=4))).result(5)
+    engine.grant(0)
+    until(lambda: len(finishes(results)) == 4)
+    assert 0 < engine.times.prefill_tokens_per_s <= 64 / 0.01
+    assert engine.scheduler.costs.prefill_tokens_per_s != prefill
+    engine.pause().result(5)
+    engine.post(lambda s: s.admit(sequence("out", [5] * 60, max_tokens=30))).result(5)
+    engine.grant(3)
+    until(lambda: "out" in outputs(results))
+    engine.post(lambda s: s.swap("out", 1, "out")).result(5)
+    engine.grant(1)
+    until(lambda: engine.scheduler.costs.copy_bytes_per_s != copy)

@@ -1,0 +1,241 @@
+"""Tokens are told only after the store took them; what the store says about ownership is obeyed at once."""
+
+import asyncio
+from collections import deque
+
+import pytest
+
+from gpu_worker.scheduling.results import Delta, StepResult
+from gpu_worker.scheduling.sequence import Sequence
+from gpu_worker.serving.journal import Journal
+from gpu_worker.serving.step_stream import Stream
+from gpu_worker.serving.streams import Streams
+from octavo.errors import StoreUnavailable
+from octavo.hashing import extend_chain, prompt_chain
+from octavo.ids import SequenceId
+from octavo.record import Append, Appended, AppendStatus
+from octavo.sampling import FinishReason, SamplingParams
+
+PROMPT = [5, 6, 7]
+
+
+class ScriptedStore:
+    """Answers appends as told; keeps what was accepted."""
+
+    def __init__(self) -> None:
+        self.journal: dict[tuple[str, int], list[int]] = {}
+        self.script: deque[AppendStatus | Exception] = deque()
+        self.batches: list[list[Append]] = []
+        self.finished: list[tuple[str, int, FinishReason, str]] = []
+
+    async def append_batch(self, items: list[Append]) -> list[Appended]:
+        if self.script and isinstance(self.script[0], Exception):
+            raise self.script.popleft()
+        self.batches.append(list(items))
+        return [self._append(item) for item in items]
+
+    async def finish(self, seq_id: str, branch: int, reason: FinishReason, length: int | None, failure: str) -> bool:
+        self.finished.append((seq_id, branch, reason, failure))
+        return True
+
+    def _append(self, item: Append) -> Appended:
+        tokens = self.journal.setdefault((item.seq_id, item.branch), [])
+        status = self.script.popleft() if self.script else AppendStatus.OK
+        if status in (AppendStatus.OK, AppendStatus.OK_CANCEL):
+            if item.first_index > len(tokens):
+                return Appended(AppendStatus.GAP, len(tokens))
+            tokens[item.first_index :] = item.token_ids
+        return Appended(status, len(tokens))
+
+
+class Control:
+    """Records what the engine is told."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[object, ...]] = []
+
+    def hold(self, held: bool) -> None:
+        self.calls.append(("hold", held))
+
+    def drop(self, sequence: Sequence) -> None:
+        self.calls.append(("drop", sequence.seq_id, sequence.epoch))
+
+    def cancel_one(self, sequence: Sequence) -> None:
+        self.calls.append(("cancel", sequence.seq_id, sequence.epoch))
+
+    def end_branch(self, sequence: Sequence, branch: int) -> None:
+        self.calls.append(("end_branch", sequence.seq_id, sequence.epoch, branch))
+
+
+class World:
+    """A journal that runs, one stream that follows, and a sequence of two branches."""
+
+    def __init__(self) -> None:
+        self.store, self.control, self.streams = ScriptedStore(), Control(), Streams()
+        self.journal = Journal(self.store, self.streams, self.control, window_steps=4)
+        self.stream = Stream()
+        self.streams.attach(self.stream)
+        self.streams.name(self.stream, "r1")
+        params = SamplingParams(n=2, max_tokens=100, seed=1)
+        self.sequence = Sequence.from_admission(
+            seq_id=SequenceId("s"), epoch=3, prompt=PROMPT, params=params, root=b"r"
+        )
+        self.streams.begin(self.sequence, prompt_chain(PROMPT), [[], []], (), "r1")
+        self.num_steps = 0
+
+    def step(self, *deltas: tuple[int, int, list[int]], finish: FinishReason = FinishReason.NONE) -> None:
+        self.num_steps += 1
+        made = [Delta(self.sequence, branch, first, tuple(tokens), finish) for branch, first, tokens in deltas]
+        self.journal.submit(StepResult(self.num_steps, made, 1, 1))
+
+    def told(self) -> list[tuple[int, int, tuple[int, ...]]]:
+        return [
+            (item.branch, item.first_index, tuple(item.token_ids)) for step in self.stream.ready for item in step.items
+        ]
+
+
+@pytest.fixture
+async def world():
+    made = World()
+    task = asyncio.create_task(made.journal.run())
+    yield made
+    task.cancel()
+
+
+async def settle(world: World) -> None:
+    for _ in range(500):
+        await asyncio.sleep(0.001)
+        if world.journal.idle:
+            return
+    raise AssertionError("the journal did not settle")
+
+
+async def test_items_carry_index_and_chain_and_come_once_per_step(world):
+    world.step((0, 0, [10]), (1, 0, [20]))
+    world.step((0, 1, [11]))
+    await settle(world)
+    assert world.told() == [(0, 0, (10,)), (1, 0, (20,)), (0, 1, (11,))]
+    assert [step.step_id for step in world.stream.ready] == [1, 2]
+    last = world.stream.ready[-1].items[-1]
+    assert last.chain == extend_chain(prompt_chain(PROMPT), [10, 11])
+
+
+async def test_steps_that_gather_go_in_one_batch(world):
+    world.step((0, 0, [10]))
+    world.step((0, 1, [11]))
+    world.step((0, 2, [12]))
+    await settle(world)
+    assert [len(batch) for batch in world.store.batches] == [3]
+
+
+async def test_nothing_is_told_while_the_store_is_away_and_nothing_is_lost(world):
+    world.store.script.extend([StoreUnavailable("away")] * 2)
+    for index in range(6):
+        world.step((0, index, [index]))
+    await asyncio.sleep(0.05)
+    assert world.told() == []
+    assert ("hold", True) in world.control.calls  # more than the window has gathered
+    await settle(world)
+    assert [tokens for _, _, tokens in world.told()] == [(i,) for i in range(6)]
+    assert world.control.calls[-1] == ("hold", False)
+
+
+async def test_a_fenced_sequence_is_dropped_and_never_told_of_again(world):
+    world.step((0, 0, [10]))
+    await settle(world)
+    world.store.script.append(AppendStatus.FENCED)
+    world.step((0, 1, [11]), (1, 0, [20]))
+    world.step((0, 2, [12]))
+    await settle(world)
+    assert world.told() == [(0, 0, (10,))]
+    assert ("drop", "s", 3) in world.control.calls
+    assert world.journal.num_fenced == 1
+    assert world.streams.logs == {}
+
+
+async def test_a_cancelled_record_cancels_the_sequence_after_telling(world):
+    world.store.script.append(AppendStatus.OK_CANCEL)
+    world.step((0, 0, [10]))
+    await settle(world)
+    assert world.told() == [(0, 0, (10,))]
+    assert world.control.calls == [("cancel", "s", 3)]
+
+
+async def test_a_journal_that_lost_its_end_is_mended_from_what_this_worker_holds(world):
+    for index in range(5):
+        world.step((0, index, [30 + index]))
+    await settle(world)
+    del world.store.journal[("s", 0)][2:]  # the store restarted without its last writes
+    world.step((0, 5, [35]))
+    await settle(world)
+    assert world.store.journal[("s", 0)] == [30, 31, 32, 33, 34, 35]
+    assert [index for _, index, _ in world.told()] == [0, 1, 2, 3, 4, 5]
+
+
+async def test_a_branch_that_a_router_has_ended_is_run_no_further_and_the_other_goes_on(world):
+    world.store.script.append(AppendStatus.CLOSED)
+    world.step((0, 0, [10]), (1, 0, [20]))
+    await settle(world)
+    assert world.control.calls == [("end_branch", "s", 3, 0)]
+    world.step((1, 1, [21]))
+    await settle(world)
+    assert world.told() == [(1, 0, (20,)), (1, 1, (21,))]
+
+
+async def test_a_conflict_ends_the_record_and_every_branch_with_data_loss(world):
+    world.step((0, 0, [10]))
+    await settle(world)
+    world.store.script.append(AppendStatus.CONFLICT)
+    world.step((0, 1, [11]), (1, 0, [20]))
+    await settle(world)
+    items = world.stream.ready[-1].items
+    assert [(item.branch, item.first_index, item.finish) for item in items] == [
+        (0, 1, FinishReason.ERROR),
+        (1, 0, FinishReason.ERROR),
+    ]
+    assert all("HISTORY_LOST" in item.failure for item in items)
+    assert [finished[:3] for finished in world.store.finished] == [("s", -1, FinishReason.ERROR)]
+    assert ("drop", "s", 3) in world.control.calls
+    assert world.streams.logs == {}
+
+
+async def test_steps_run_ahead_of_a_branch_that_a_router_has_ended_cost_the_other_branch_nothing(world):
+    """The engine runs on while the store says that one branch is closed, in one batch or in the next."""
+    world.store.script.extend([AppendStatus.CLOSED, AppendStatus.OK, AppendStatus.CLOSED, AppendStatus.OK])
+    world.step((0, 0, [10]), (1, 0, [20]))
+    world.step((0, 1, [11]), (1, 1, [21]))
+    await settle(world)
+    world.step((0, 2, [12]), (1, 2, [22]))
+    await settle(world)
+    assert world.told() == [(1, 0, (20,)), (1, 1, (21,)), (1, 2, (22,))]
+    assert world.control.calls == [("end_branch", "s", 3, 0)]
+    assert [item.branch for item in world.store.batches[-1]] == [1]
+
+
+async def test_what_an_earlier_life_at_the_same_epoch_computed_is_not_journalled(world):
+    late = Delta(world.sequence, 0, 0, (10,))
+    again = Sequence.from_admission(
+        seq_id=SequenceId("s"), epoch=3, prompt=PROMPT, params=world.sequence.params, root=b"r"
+    )
+    world.streams.begin(again, prompt_chain(PROMPT), [[], []], (), "r1")
+    world.journal.submit(StepResult(1, [late], 1, 1))
+    await settle(world)
+    assert world.told() == []
+    assert world.store.batches == []
+
+
+async def test_flushed_waits_for_everything_submitted(world):
+    await world.journal.flushed()
+    world.store.script.append(StoreUnavailable("away"))
+    world.step((0, 0, [10]))
+    await world.journal.flushed()
+    assert world.told() == [(0, 0, (10,))]
+
+
+async def test_the_log_of_a_finished_sequence_goes_when_its_last_branch_ends(world):
+    world.step((0, 0, [10]), finish=FinishReason.STOP)
+    await settle(world)
+    assert SequenceId("s") in world.streams.logs
+    world.step((1, 0, [20]), finish=FinishReason.LENGTH)
+    await settle(world)
+    assert world.streams.logs == {}

@@ -1,0 +1,124 @@
+"""`python -m gpu_worker` as others see it: ports, signals, exit codes."""
+
+import asyncio
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import grpc
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from waiting import until
+
+from gpu_worker.serving import program
+from octavo import wire
+from octavo.cli.ports import pick
+from octavo.ids import SequenceId
+from octavo.sampling import SamplingParams
+from octavo.store import open_store
+from octavo.store.embedded import EmbeddedStore
+from octavo.v1 import worker_pb2, worker_pb2_grpc
+
+SEQ = SequenceId("a" * 32)
+
+
+class Process:
+    """`python -m gpu_worker` as `octavo up` starts it."""
+
+    def __init__(self, root: Path, log: Path, store: str, *arguments: str) -> None:
+        self.endpoint = f"127.0.0.1:{pick(1)[0]}"
+        self.log = log
+        command = [sys.executable, "-m", "gpu_worker", "--listen", self.endpoint, "--store", store, *arguments]
+        with log.open("wb") as out:
+            self.process = subprocess.Popen(command, cwd=root, stdout=out, stderr=out)
+
+    async def health(self) -> int:
+        async with grpc.aio.insecure_channel(self.endpoint) as channel:
+            try:
+                return (await health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest())).status
+            except grpc.aio.AioRpcError:
+                return -1
+
+    async def serving(self) -> bool:
+        assert self.process.poll() is None, self.log.read_text()
+        return await self.health() == health_pb2.HealthCheckResponse.SERVING
+
+    async def listening(self) -> bool:
+        assert self.process.poll() is None, self.log.read_text()
+        return await self.health() == health_pb2.HealthCheckResponse.NOT_SERVING
+
+    async def exit_code(self, seconds: float = 20.0) -> int:
+        await until(lambda: self.process.poll() is not None, seconds)
+        return self.process.returncode
+
+
+@pytest.fixture
+def start(root: Path, tmp_path: Path):
+    started: list[Process] = []
+
+    def launch(store: str, *arguments: str) -> Process:
+        started.append(Process(root, tmp_path / f"worker{len(started)}.log", store, "--runner", "fake", *arguments))
+        return started[-1]
+
+    yield launch
+    for each in started:
+        each.process.kill()
+        each.process.wait()
+
+
+async def test_a_worker_process_from_no_store_to_the_end(start, tmp_path):
+    """It waits for the store, serves, ends during a step on SIGTERM; a second one hangs, and gives up by itself."""
+    server = EmbeddedStore(tmp_path)
+    worker = start(server.url, "--step-delay-ms", "300")
+    hanging = start(server.url, "--step-delay-ms", "60000", "--lease-ms", "200")
+    early = start(server.url)
+    await until(worker.listening)
+    await until(early.listening)
+    early.process.send_signal(signal.SIGTERM)
+    assert await early.exit_code() == 0, early.log.read_text()
+    await server.start()
+    store = open_store(server.url)
+    await store.open()
+    await until(worker.serving)
+    await until(hanging.serving)
+    assert len(await store.members("worker")) == 2
+    for each in (worker, hanging):
+        async with grpc.aio.insecure_channel(each.endpoint) as channel:
+            call = worker_pb2_grpc.WorkerStub(channel).Step()
+            item = worker_pb2.Admission(seq_id=SEQ, epoch=1, priority=3)
+            item.sampling.CopyFrom(wire.sampling_to_wire(SamplingParams(max_tokens=9, best_of=1, seed=0)))
+            item.prompt.ids.extend([1, 2, 3])
+            await worker_pb2_grpc.WorkerStub(channel).Schedule(worker_pb2.ScheduleRequest(admissions=[item]))
+            await call.write(worker_pb2.StepRequest(grant=worker_pb2.Grant(steps=0)))
+            await asyncio.sleep(0.1)
+    worker.process.send_signal(signal.SIGTERM)
+    assert await worker.exit_code() == 0, worker.log.read_text()
+    await until(hanging.listening)  # not serving any more
+    assert await store.members("worker") == []
+    assert await hanging.exit_code() == program.HANG_STATUS
+    assert "gives up" in hanging.log.read_text()
+    await store.close()
+    await server.stop()
+
+
+async def test_a_worker_process_says_why_it_cannot_start(start, root, tmp_path):
+    taken = start("memory://")
+    await until(taken.serving)
+    command = [
+        sys.executable,
+        "-m",
+        "gpu_worker",
+        "--listen",
+        taken.endpoint,
+        "--store",
+        "memory://",
+        "--runner",
+        "fake",
+    ]
+    second = await asyncio.to_thread(
+        subprocess.run, command, cwd=root, capture_output=True, text=True, check=False, timeout=60
+    )
+    assert second.returncode == 1
+    assert "cannot listen" in second.stderr
+    assert "Traceback" not in second.stderr

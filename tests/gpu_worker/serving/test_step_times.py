@@ -1,0 +1,84 @@
+"""What a scheduler learns from the steps it planned."""
+
+import pytest
+
+from gpu_worker.scheduling.scheduler import Scheduler, SchedulerConfig
+from gpu_worker.scheduling.sequence import Sequence
+from gpu_worker.serving.step_times import StepTimes
+from gpu_worker.testing.fake_runner import FakeRunner
+from octavo.ids import SequenceId
+from octavo.sampling import SamplingParams
+
+BLOCK = 16
+TOKENS_PER_S = 4000.0
+
+
+class Bench:
+    """Steps that take as long as is said."""
+
+    def __init__(self) -> None:
+        self.runner = FakeRunner(block_size=BLOCK, num_blocks=4096, context_tokens=20_000)
+        config = SchedulerConfig(max_batch_tokens=2048, step_s=0.25, max_batch_sequences=64)
+        self.scheduler = Scheduler(config, self.runner.info)
+        self.times = StepTimes()
+
+    def admit(self, number: int, prompt: int) -> None:
+        params = SamplingParams(temperature=0.0, max_tokens=2000, ignore_eos=True)
+        tokens = [1 + (number + place * place) % 97 for place in range(prompt)]
+        name = SequenceId(f"{number:032x}")
+        sequence = Sequence.from_admission(seq_id=name, epoch=1, prompt=tokens, params=params, root=bytes(32))
+        assert self.scheduler.admit(sequence).ok
+
+    def step(self, fixed_s: float = 0.0) -> tuple[int, int]:
+        """How many tokens of decodes and of prompts it had."""
+        plan = self.scheduler.plan()
+        sizes = plan.num_decodes, plan.num_tokens - plan.num_decodes
+        output = self.runner.run(plan)
+        self.times.observe(plan, output, fixed_s + plan.num_tokens / TOKENS_PER_S, self.scheduler)
+        self.scheduler.commit(plan, output)
+        return sizes
+
+
+@pytest.mark.parametrize("decodes", [0, 40, 60])
+def test_a_budget_that_disturbed_steps_made_small_comes_back(decodes: int) -> None:
+    bench = Bench()
+    for number in range(decodes):
+        bench.admit(number, 5)
+    for _ in range(3 if decodes else 0):
+        bench.step()
+    bench.admit(1000, 15_000)
+    for _ in range(5):
+        assert bench.step(fixed_s=60.0)[0] == decodes
+    assert bench.scheduler.budget.tokens == BLOCK
+    assert bench.step() == (decodes, BLOCK)
+    assert bench.scheduler.budget.tokens == 2 * BLOCK
+    for _ in range(12):
+        assert bench.step()[0] == decodes
+    assert bench.scheduler.budget.tokens == pytest.approx(0.25 * TOKENS_PER_S, abs=BLOCK)
+
+
+def test_steps_that_are_decodes_for_the_most_part_say_nothing_of_the_speed_of_prompts() -> None:
+    bench = Bench()
+    for number in range(40):
+        bench.admit(number, 5)
+    for _ in range(3):
+        bench.step()
+    rate = bench.times.prefill_tokens_per_s
+    bench.admit(1000, 30)
+    assert bench.step(fixed_s=1.0) == (40, 30)
+    assert bench.times.prefill_tokens_per_s == rate
+    bench.admit(1001, 100)
+    assert bench.step(fixed_s=1.0) == (41, 100)
+    assert bench.times.prefill_tokens_per_s < rate
+
+
+@pytest.mark.parametrize(("copy_s", "learns"), [(0.0, False), (0.5, True)])
+def test_a_step_that_waited_for_copies_nobody_timed_says_nothing_of_prompts(copy_s: float, learns: bool) -> None:
+    bench = Bench()
+    bench.admit(1, 100)
+    plan = bench.scheduler.plan()
+    plan.swap_in.append((0, 4000))
+    output = bench.runner.run(plan)
+    output.copy_s = copy_s
+    bench.times.observe(plan, output, 0.6, bench.scheduler)
+    assert bool(bench.times.prefill_tokens_per_s) == learns

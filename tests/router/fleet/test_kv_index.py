@@ -1,0 +1,118 @@
+from collections.abc import Sequence
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from octavo.ids import BlockHash, Incarnation
+from router.fleet.kv_index import Applied, KvChange, KvEvent, KvIndex, digest_of
+
+BLOCKS = [BlockHash(bytes([number]) * 16) for number in range(6)]
+WORKERS = [Incarnation(name) for name in ("a", "b", "c")]
+SOME_BLOCKS = st.lists(st.sampled_from(BLOCKS), max_size=5)
+A_WORKER = st.sampled_from(WORKERS)
+
+
+class Model:
+    """The slow, obvious twin: two sets of blocks and an event number per worker."""
+
+    def __init__(self, device: set[bytes], host: set[bytes], event_seq: int) -> None:
+        self.device, self.host, self.event_seq = device, host, event_seq
+
+    def apply(self, event: KvEvent) -> None:
+        blocks = {event.hashes[start : start + 16] for start in range(0, len(event.hashes), 16)}
+        if event.change is KvChange.STORED:
+            self.device |= blocks
+        elif event.change is KvChange.REMOVED:
+            self.device -= blocks
+            self.host -= blocks
+        else:
+            self.device, self.host = set(), set()
+        self.event_seq += 1
+
+    def digest(self) -> int:
+        return digest_of(self.device | self.host)
+
+    def hits(self, hashes: Sequence[BlockHash]) -> tuple[int, int]:
+        num_device = num_host = 0
+        for block in hashes:
+            if block in self.device:
+                num_device += 1
+            elif block in self.host:
+                num_host += 1
+            else:
+                break
+        return num_device, num_host
+
+
+def an_event() -> st.SearchStrategy[KvEvent]:
+    changed = st.builds(KvEvent, st.sampled_from([KvChange.STORED, KvChange.REMOVED]), SOME_BLOCKS.map(b"".join))
+    return changed | st.just(KvEvent(KvChange.CLEARED))
+
+
+class KvIndexMachine(RuleBasedStateMachine):
+    def __init__(self) -> None:
+        super().__init__()
+        self.index = KvIndex()
+        self.models: dict[Incarnation, Model] = {}
+
+    @rule(worker=A_WORKER, device=SOME_BLOCKS, host=SOME_BLOCKS, event_seq=st.integers(0, 9))
+    def snapshot(self, worker: Incarnation, device: list[BlockHash], host: list[BlockHash], event_seq: int) -> None:
+        self.models[worker] = Model(set(device), set(host), event_seq)
+        self.index.apply_snapshot(worker, b"".join(device), b"".join(host), event_seq)
+
+    @rule(worker=A_WORKER, events=st.lists(an_event(), max_size=3))
+    def continue_in_order(self, worker: Incarnation, events: list[KvEvent]) -> None:
+        model = self.models.get(worker)
+        if model is None:
+            assert self.index.apply(worker, events, 0, 0) is Applied.NEEDS_SNAPSHOT
+            return
+        for event in events:
+            model.apply(event)
+        assert self.index.apply(worker, events, model.event_seq, model.digest()) is Applied.OK
+
+    @rule(worker=A_WORKER, events=st.lists(an_event(), max_size=3), gap=st.sampled_from([-2, -1, 1, 5]))
+    def leave_a_gap(self, worker: Incarnation, events: list[KvEvent], gap: int) -> None:
+        model = self.models.pop(worker, None)
+        if model is not None:
+            event_seq = model.event_seq + len(events) + gap
+            assert self.index.apply(worker, events, event_seq, model.digest()) is Applied.NEEDS_SNAPSHOT
+
+    @rule(worker=A_WORKER)
+    def differ_in_digest(self, worker: Incarnation) -> None:
+        model = self.models.pop(worker, None)
+        if model is not None:
+            assert self.index.apply(worker, [], model.event_seq, model.digest() ^ 1) is Applied.NEEDS_SNAPSHOT
+
+    @rule(worker=A_WORKER)
+    def drop(self, worker: Incarnation) -> None:
+        self.models.pop(worker, None)
+        self.index.drop(worker)
+
+    @rule(hashes=st.lists(st.sampled_from(BLOCKS), max_size=8))
+    def look_up(self, hashes: list[BlockHash]) -> None:
+        expected = {worker: model.hits(hashes) for worker, model in self.models.items()}
+        assert self.index.hits(hashes) == {worker: hits for worker, hits in expected.items() if sum(hits)}
+
+    @invariant()
+    def nothing_is_left_behind(self) -> None:
+        known = set().union(*(model.device | model.host for model in self.models.values()))
+        assert self.index.num_blocks == len(known)
+        assert {worker for worker in WORKERS if worker in self.index} == set(self.models)
+
+
+TestKvIndex = KvIndexMachine.TestCase
+TestKvIndex.settings = settings(stateful_step_count=25)
+
+
+@given(st.lists(st.tuples(st.integers(0, 20), st.integers(0, 20)), min_size=1, max_size=70))
+def test_many_workers_with_prefixes_of_all_lengths(lengths: list[tuple[int, int]]) -> None:
+    hashes = [BlockHash(number.to_bytes(16, "little")) for number in range(30)]
+    index = KvIndex()
+    for number, (num_device, num_host) in enumerate(lengths):
+        device, host = hashes[:num_device], hashes[num_device : num_device + num_host]
+        index.apply_snapshot(Incarnation(str(number)), b"".join(device), b"".join(host), 0)
+    hit = {str(number): hits for number, hits in enumerate(lengths) if sum(hits)}
+    assert index.hits(hashes[:25]) == {
+        name: (num_device, min(num_host, 25 - num_device)) for name, (num_device, num_host) in hit.items()
+    }

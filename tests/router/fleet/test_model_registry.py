@@ -1,0 +1,40 @@
+"""Which workers serve a model together, and which Model a request belongs to."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from octavo.ids import Incarnation
+from router.fleet.model_registry import Models
+
+
+@pytest.mark.parametrize(
+    "different",
+    [{"fingerprint": "others"}, {"layout": "fp8", "block_size": 32}, {"context_tokens": 50}, {"vocab_size": 300}],
+    ids=lambda different: "-".join(different),
+)
+async def test_workers_may_come_back_different_when_none_is_left(hello, different):
+    models = Models()
+    assert await models.meet(hello("old")) == ""
+    assert " differs from " in await models.meet(hello("new", **different))
+    models.leave(Incarnation("old"))
+    assert await models.meet(hello("new", **different)) == ""
+    model = models.find("name")
+    assert model.workers == {"new"}
+    for name, value in different.items():
+        assert getattr(model, name) == value
+    assert " differs from " in await models.meet(hello("old"))
+
+
+async def test_a_request_belongs_to_the_model_of_its_layout_and_else_to_one_with_its_weights(hello):
+    models = Models()
+    for name in ("bfloat16", "fp8"):
+        await models.meet(hello(name, model=name, layout=name))
+
+    def name_of(fingerprint: str, layout: str) -> str | None:
+        model = models.of(SimpleNamespace(model=fingerprint, layout=layout))
+        return model and model.name
+
+    assert [name_of("weights", layout) for layout in ("bfloat16", "fp8")] == ["bfloat16", "fp8"]
+    assert name_of("weights", "float32") in ("bfloat16", "fp8")
+    assert name_of("others", "fp8") is None

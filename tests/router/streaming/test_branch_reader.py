@@ -1,0 +1,92 @@
+"""However items come, a client gets each token once, in order, with exactly the text that belongs to them."""
+
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from octavo.errors import HistoryLost
+from octavo.hashing import extend_chain, prompt_chain
+from octavo.sampling import FinishReason
+from octavo.text.byte_tokenizer import ByteTokenizer
+from octavo.text.stop import TextStream
+from router.streaming.branch_reader import BranchReader, Piece
+
+CHAIN = prompt_chain([1, 2])
+TEXT = "naïve café 日本 stop here 🙂 and on"
+TOKENS = list(TEXT.encode())
+
+
+def reader(stops: tuple[str, ...] = ()) -> BranchReader:
+    return BranchReader(0, CHAIN, TextStream(ByteTokenizer().detokenizer(), stops=stops))
+
+
+def runs(rng: random.Random, count: int) -> list[tuple[int, int]]:
+    """Runs of tokens that together cover everything, with overlaps and repetitions, never leaving a gap."""
+    reached, made = 0, []
+    while reached < count:
+        first = rng.randint(0, reached)
+        stop = rng.randint(first, min(count, first + 9))
+        made.append((first, stop))
+        reached = max(reached, stop)
+    return made
+
+
+@given(st.integers(0, 2**32).map(random.Random))
+def test_any_overlapping_runs_give_each_token_once_and_the_whole_text(rng):
+    branch, pieces = reader(), []
+    for first, stop in runs(rng, len(TOKENS)):
+        chain = extend_chain(CHAIN, TOKENS[:stop])
+        piece = branch.push(first, TOKENS[first:stop], chain, FinishReason.NONE)
+        if piece:
+            pieces.append(piece)
+    pieces.append(branch.push(len(TOKENS), [], None, FinishReason.LENGTH))
+    assert [token for piece in pieces for token in piece.token_ids] == TOKENS
+    assert "".join(piece.text for piece in pieces) == TEXT
+    assert branch.text_bytes == len(TEXT.encode())
+    indexes = [piece.first_index for piece in pieces]
+    assert indexes == sorted(indexes)
+
+
+@given(st.integers(0, len(TOKENS)), st.booleans())
+def test_resuming_anywhere_continues_the_text_exactly(cut, with_stop):
+    stops = ("stop",) if with_stop else ()
+    whole, first = reader(stops), reader(stops)
+    everything = read_all(whole, 0)
+    before = [p for p in [first.push(0, TOKENS[:cut], None, FinishReason.NONE)] if p]
+    second = reader(stops)
+    second.resume(TOKENS[: first.next_index], first.chain, first.text_bytes)
+    after = read_all(second, second.next_index) if not first.finish else []
+    assert text(before) + text(after) == text(everything)
+    if not first.finish:
+        assert second.finish == whole.finish
+        assert second.next_index == whole.next_index
+
+
+def read_all(branch: BranchReader, start: int) -> list[Piece]:
+    piece = branch.push(start, TOKENS[start:], None, FinishReason.NONE)
+    end = None if branch.finish else branch.push(len(TOKENS), [], None, FinishReason.LENGTH)
+    return [p for p in (piece, end) if p]
+
+
+def text(pieces: list[Piece]) -> str:
+    return "".join(piece.text for piece in pieces)
+
+
+def test_a_stop_string_cuts_text_and_tokens_where_it_is_complete():
+    branch = reader(("stop",))
+    piece = branch.push(0, TOKENS, None, FinishReason.NONE)
+    assert branch.finish is FinishReason.STOP
+    assert piece.text == TEXT.split("stop")[0]
+    assert bytes(piece.token_ids).decode().endswith("stop")
+    assert branch.push(branch.next_index, [65], None, FinishReason.NONE) is None
+
+
+def test_another_history_is_data_loss_not_a_wrong_answer():
+    branch = reader()
+    branch.push(0, TOKENS[:3], extend_chain(CHAIN, TOKENS[:3]), FinishReason.NONE)
+    with pytest.raises(HistoryLost):
+        branch.push(3, [1], extend_chain(CHAIN, [9, 9, 9, 1]), FinishReason.NONE)
+    with pytest.raises(HistoryLost):
+        reader().resume(TOKENS[:3], CHAIN, 0)

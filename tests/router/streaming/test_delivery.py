@@ -1,0 +1,114 @@
+"""What one client has: whatever the journal and the worker say, and in whichever order."""
+
+import pytest
+
+from octavo.hashing import extend_chain, prompt_chain
+from octavo.ids import Incarnation, RequestId, SequenceId
+from octavo.record import NewSequence, Snapshot, first_record
+from octavo.sampling import FinishReason, SamplingParams
+from octavo.text.byte_tokenizer import ByteTokenizer
+from octavo.text.stop import TextStream
+from router.streaming.delivery import Delivery
+from router.streaming.resume_tokens import Start
+
+PROMPT = (1, 2)
+RANKED = SamplingParams(seed=1, best_of=2, max_tokens=9, stop=("q",))
+ALONE = SamplingParams(seed=1, max_tokens=9, stop=("q",))
+NONE, LENGTH = FinishReason.NONE, FinishReason.LENGTH
+
+
+def delivery_of(params: SamplingParams) -> tuple[Delivery[None], Snapshot]:
+    """Of a request that has just been accepted, with its record."""
+    new = NewSequence(
+        seq_id=SequenceId("s"),
+        request_id=RequestId("r"),
+        body_hash=b"",
+        tenant="",
+        salt="",
+        model="m",
+        layout="l",
+        sampling=b"",
+        prompt=PROMPT,
+        prompt_chain=prompt_chain(PROMPT),
+        num_branches=params.num_branches,
+        max_tokens=9,
+        priority=0,
+        deadline_in_ms=0,
+        keep_on_disconnect=False,
+        router=Incarnation("r"),
+    )
+    record = first_record(new)
+
+    def text() -> TextStream:
+        return TextStream.of_branch(ByteTokenizer().detokenizer(), params, ())
+
+    return Delivery(record, params, text, Start(fresh=True)), Snapshot(record, PROMPT, ((),) * params.num_branches, 0)
+
+
+def test_the_score_at_a_stop_string_outlives_what_the_journal_says_of_the_branch_s_end():
+    """The worker went on until it was told; its score is of more than the client has."""
+    delivery, snapshot = delivery_of(RANKED)
+    for index, (token, score) in enumerate([(ord("a"), -1.0), (ord("q"), -2.0), (ord("b"), -9.0)]):
+        chain = extend_chain(prompt_chain(PROMPT), b"aqb"[: index + 1])
+        assert delivery.take(0, index, [token], chain, FinishReason.NONE, (), score)
+    snapshot.record.finishes = (LENGTH, LENGTH)
+    snapshot.record.final_lengths = (3, 3)
+    snapshot.record.scores = (-9.0, -4.0)
+    delivery.feed(Snapshot(snapshot.record, PROMPT, ((), tuple(b"xyz")), 0), delivery.next_indexes)
+    assert delivery.ended
+    assert delivery.stopped() == [(0, 2, -2.0)]
+    assert delivery.returned_scores() == [-2.0]
+    assert [tuple(piece.token_ids) for _, piece, _ in delivery.shown()] == [tuple(b"aq")]
+
+
+def chain_after(output: bytes) -> int:
+    return extend_chain(prompt_chain(PROMPT), output)
+
+
+def test_who_comes_late_learns_the_score_at_a_stop_string_that_nobody_has_settled():
+    """The worker went past it to an end of its own, and still has the other branch under way."""
+    delivery, snapshot = delivery_of(RANKED)
+    record = snapshot.record
+    record.finishes, record.final_lengths, record.scores = (LENGTH, NONE), (3, 1), (-9.0, None)
+    delivery.feed(Snapshot(record, PROMPT, (tuple(b"aqb"), tuple(b"x")), 0), [0, 0])
+    assert (delivery.next_indexes, delivery.missing_indexes) == ([2, 0], [1, 0])
+    assert not delivery.stopped(), "with the score of another length"
+    for index, score in ((1, -2.0), (2, -9.0)):  # what the worker sends from there
+        assert delivery.take(0, index, b"aqb"[index : index + 1], chain_after(b"aqb"[: index + 1]), NONE, (), score)
+    assert delivery.unsettled
+    assert delivery.stopped() == [(0, 2, -2.0)]
+    assert delivery.missing_indexes == [2, 0]
+    assert delivery.take(1, 0, b"xyz", chain_after(b"xyz"), LENGTH, (), -4.0)
+    assert delivery.returned_scores() == [-2.0]
+    assert [bytes(piece.token_ids) for _, piece, _ in delivery.shown()] == [b"aq"]
+
+
+@pytest.mark.parametrize("by_journal", [True, False])
+@pytest.mark.parametrize(("output", "unsettled"), [(b"aqb", True), (b"abq", False), (b"abc", False)])
+def test_an_end_before_the_journalled_one_is_to_be_settled(by_journal: bool, output: bytes, unsettled: bool):
+    delivery, snapshot = delivery_of(ALONE)
+    record = snapshot.record
+    if by_journal:
+        record.finishes, record.final_lengths = (LENGTH,), (3,)
+        delivery.feed(Snapshot(record, PROMPT, (tuple(output),), 0), [0])
+    else:
+        assert delivery.take(0, 0, output, chain_after(output), LENGTH, (), None)
+    assert delivery.ended
+    assert delivery.unsettled == unsettled
+
+
+def test_a_stop_string_that_is_settled_stays_so():
+    delivery, snapshot = delivery_of(ALONE)
+    record = snapshot.record
+    record.finishes, record.final_lengths = (FinishReason.STOP,), (2,)
+    delivery.feed(Snapshot(record, PROMPT, (tuple(b"aqb"),), 0), [0])
+    assert delivery.ended
+    assert not delivery.unsettled
+
+
+def test_what_comes_after_a_stop_string_is_no_gap():
+    delivery, _ = delivery_of(ALONE)
+    for index in range(4):
+        chain = chain_after(b"aqbc"[: index + 1])
+        assert delivery.take(0, index, b"aqbc"[index : index + 1], chain, NONE, (), None)
+    assert delivery.stopped() == [(0, 2, None)]

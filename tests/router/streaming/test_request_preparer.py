@@ -1,0 +1,86 @@
+"""A client's message becomes a sequence with nothing left open, or is refused."""
+
+import pytest
+
+from octavo import hashing, wire
+from octavo.errors import InvalidArgument, NotFound, NoWorkers
+from octavo.ids import Incarnation, RequestId, sequence_id
+from octavo.sampling import SamplingParams
+from octavo.v1 import inference_pb2, types_pb2
+from router.fleet.model_registry import Models
+from router.streaming import request_preparer as intake_module
+from router.streaming.request_preparer import TENANT, Intake
+
+ROUTER = Incarnation("router")
+
+
+@pytest.fixture
+async def models(hello) -> Models:
+    made = Models()
+    await made.meet(hello("w"))
+    return made
+
+
+@pytest.fixture
+def intake(models) -> Intake:
+    return Intake(models, ROUTER)
+
+
+def message(**fields) -> inference_pb2.GenerateRequest:
+    sampling = wire.sampling_to_wire(SamplingParams(**fields.pop("sampling", {})))
+    return inference_pb2.GenerateRequest(**{"text": b"abc", "sampling": sampling, **fields})
+
+
+async def test_everything_is_concrete(intake):
+    prepared = await intake.prepare(message(request_id="r", sampling={"n": 2}), 5000)
+    new = prepared.new
+    assert (new.seq_id, new.request_id) == (sequence_id(TENANT, RequestId("r")), "r")
+    assert (list(new.prompt), new.prompt_chain) == (list(b"abc"), hashing.prompt_chain(list(b"abc")))
+    assert (new.num_branches, new.max_tokens, new.priority, new.deadline_in_ms) == (2, 97, 3, 5000)
+    assert (new.model, new.layout, new.router) == ("weights", "bfloat16", ROUTER)
+    params = wire.sampling_from_bytes(new.sampling)
+    assert params == prepared.params
+    assert None not in (params.seed, params.max_tokens)
+
+
+async def test_a_retry_is_the_same_body_and_a_new_request_another_one(intake):
+    one, two = [(await intake.prepare(message(request_id="r"))).new for _ in range(2)]
+    assert one.body_hash == two.body_hash  # though each drew a seed
+    assert (await intake.prepare(message(request_id="r", text=b"abd"))).new.body_hash != one.body_hash
+    ids = [(await intake.prepare(message())).new.request_id for _ in range(2)]
+    assert len(set(ids)) == 2
+
+
+@pytest.mark.parametrize(
+    ("request_", "field"),
+    [
+        (inference_pb2.GenerateRequest(), "input"),
+        (message(request_id="a\n"), "request_id"),
+        (message(priority=77), "priority"),
+        (message(sampling={"top_p": 2.0}), "top_p"),
+        (message(text=b"\xff"), "text"),
+        (inference_pb2.GenerateRequest(token_ids=types_pb2.TokenIds(ids=[256])), "token_ids"),
+        (message(text=b"x" * 100), "text"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+async def test_what_is_wrong_is_named(intake, request_, field):
+    with pytest.raises(InvalidArgument) as refused:
+        await intake.prepare(request_)
+    assert refused.value.field == field
+
+
+async def test_models_are_found_by_name_and_need_a_worker(intake, models):
+    assert intake.model(message()).name == "name"
+    with pytest.raises(NotFound):
+        await intake.prepare(message(model="other"))
+    models.leave(Incarnation("w"))
+    with pytest.raises(NoWorkers):
+        await intake.prepare(message())
+
+
+async def test_what_is_large_is_tokenized_aside_with_the_same_result(intake, monkeypatch):
+    small = (await intake.prepare(message())).new.prompt
+    monkeypatch.setattr(intake_module, "LARGE", 1)
+    assert (await intake.prepare(message())).new.prompt == small
+    assert await intake.text(inference_pb2.DetokenizeRequest(token_ids=small)) == "abc"
