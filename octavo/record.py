@@ -1,10 +1,12 @@
-"""The record of a sequence, as every process sees it, and the requests and replies of the store's functions."""
+"""The record of a sequence as every process sees it, and the admission by which a router asks a worker to run it."""
 
-from dataclasses import dataclass, field
-from enum import StrEnum
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum, StrEnum
 
+from octavo.errors import Failure
 from octavo.ids import Incarnation, RequestId, SequenceId
-from octavo.sampling import FinishReason
+from octavo.sampling import FinishReason, SamplingParams
 
 
 class State(StrEnum):
@@ -48,7 +50,7 @@ class NewSequence:
 
 @dataclass(slots=True, kw_only=True)
 class Record:
-    """One sequence. Fields as in design/protocol.md §3; times are the store's, in milliseconds."""
+    """One sequence. Times are the store's, in milliseconds."""
 
     seq_id: SequenceId
     request_id: RequestId
@@ -123,138 +125,39 @@ class Snapshot:
     now_ms: int
 
 
-class AcceptStatus(StrEnum):
-    OK = "OK"
-    EXISTS = "EXISTS"  # the same request again
-    MISMATCH = "MISMATCH"  # the same id with another body
-    FULL = "FULL"
-
-
-@dataclass(frozen=True, slots=True)
-class Accepted:
-    status: AcceptStatus
-    num_queued: int = 0
-    queued_tokens: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Popped:
-    """A queued sequence this router may now place; the claim ends by take, requeue or time."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Admission:
+    """One sequence that a router asks a worker to run. `octavo.validation.validate_admission` says what is allowed."""
 
     seq_id: SequenceId
-    epoch: int
+    epoch: int  # at which the worker owns it
+    prompt: Sequence[int]
+    sampling: SamplingParams  # seed and max_tokens are concrete
+    outputs: Sequence[Sequence[int]] = ()  # the journals of a replayed sequence, one per branch; none for a new one
+    finished_branches: Sequence[int] = ()
+    salt: str = ""
+    priority: int = 3  # 1 system, 2 interactive, 3 default, 4 bulk
+    deadline_in_ms: int = 0  # 0: none
+    alone: bool = False  # no other sequence may be in its steps: it is suspected of killing workers
 
 
-class Why(StrEnum):
-    """The proof on which ownership is taken."""
+class AdmissionOutcome(Enum):
+    """What a worker answers to an admission."""
 
-    QUEUED = "queued"  # nobody owns it
-    LEASE = "lease"  # the owner's lease has ended
-    CONNECTION = "connection"  # reset, and a probe failed
-    REFUSED = "refused"  # the new owner did not take it (its Schedule failed): no crash is counted
-
-
-class TakeStatus(StrEnum):
-    OK = "OK"
-    SAME = "SAME"  # this very take has been done
-    FENCED = "FENCED"  # the epoch has moved on
-    CLOSED = "CLOSED"  # ended
-    GONE = "GONE"  # no such record
-    ALIVE = "ALIVE"  # the owner's lease is still running
-    FROZEN = "FROZEN"  # the store has just restarted: wait one lease
-    POISON = "POISON"  # too many owners crashed: the record has been failed
-
-
-@dataclass(frozen=True, slots=True)
-class Taken:
-    status: TakeStatus
-    epoch: int = 0
-    crashes: int = 0
-    retry_ms: int = 0
-
-
-class AppendStatus(StrEnum):
-    OK = "OK"
-    OK_CANCEL = "OK_CANCEL"  # accepted; stop, the client has cancelled
-    DUP = "DUP"  # accepted before
-    FENCED = "FENCED"
-    CLOSED = "CLOSED"
-    GAP = "GAP"  # the journal is shorter: append from `length`
-    CONFLICT = "CONFLICT"  # other tokens stand there: never happens, and alarms
-    GONE = "GONE"
+    ADMITTED = "admitted"  # it waits or runs there at this epoch, perhaps since an earlier call
+    LATER = "later"  # the worker has no room now; another may have
+    NEVER = "never"  # it can never fit that worker
+    REJECTED = "rejected"  # the admission itself is wrong: no worker takes it
+    STALE_EPOCH = "stale epoch"  # the worker knows the sequence at a newer epoch
 
 
 @dataclass(frozen=True, slots=True)
-class Append:
-    """New tokens of one branch; `finish` ends the branch."""
+class AdmissionAnswer:
+    """The outcome of one admission. Whatever is not ADMITTED says why in `failure`, except an old STALE_EPOCH."""
 
-    seq_id: SequenceId
-    epoch: int
-    branch: int
-    first_index: int
-    token_ids: tuple[int, ...] | list[int]
-    finish: FinishReason = FinishReason.NONE
-    failure: str = ""
-    score: float | None = None  # with finish, where branches are ranked
+    outcome: AdmissionOutcome
+    failure: Failure | None = None
 
-
-@dataclass(frozen=True, slots=True)
-class Appended:
-    status: AppendStatus
-    length: int = 0
-
-
-class MigrateStatus(StrEnum):
-    OK = "OK"
-    SAME = "SAME"
-    BUSY = "BUSY"
-    FENCED = "FENCED"
-    CLOSED = "CLOSED"
-    GONE = "GONE"
-    NO_MIGRATION = "NO_MIGRATION"
-    GAP = "GAP"
-    ABORTED = "ABORTED"
-    COMMITTED = "COMMITTED"
-
-
-@dataclass(frozen=True, slots=True)
-class Migrated:
-    status: MigrateStatus
-    epoch: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class QueueLimits:
-    max_requests: int = 4096
-    max_tokens: int = 8_000_000
-
-
-@dataclass(frozen=True, slots=True)
-class Member:
-    """A live worker or router, as it last described itself."""
-
-    kind: str  # "worker" or "router"
-    id: Incarnation
-    info: bytes
-
-
-@dataclass(frozen=True, slots=True)
-class Notice:
-    """Something another process did to a sequence whose client is attached here."""
-
-    seq_id: SequenceId
-    what: str  # "taken", "queued", "ended", "cancelled"
-    epoch: int
-    owner: Incarnation
-
-
-@dataclass(slots=True)
-class Swept:
-    """What a sweep found and did."""
-
-    orphans: list[tuple[SequenceId, int]] = field(
-        default_factory=list
-    )  # running, the owner's lease is gone: (id, epoch)
-    requeued: list[SequenceId] = field(default_factory=list)
-    cancelled: list[SequenceId] = field(default_factory=list)
-    expired: list[SequenceId] = field(default_factory=list)
+    @property
+    def admitted(self) -> bool:
+        return self.outcome is AdmissionOutcome.ADMITTED

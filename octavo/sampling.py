@@ -59,3 +59,18 @@ class SamplingParams:
     def ranked(self) -> bool:
         """Whether branches compete, so that nothing can be shown before all have ended."""
         return self.beam_width > 0 or self.best_of > self.n
+
+
+@dataclass(slots=True, frozen=True)
+class TokenScore:
+    """A token's log probability and the likeliest tokens beside it, after what the request changes about logits."""
+
+    token_id: int
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
+    raw: float | None = None  # by the model's own logits, where those were changed and branches are ranked
+
+    @property
+    def rank_logprob(self) -> float:
+        """What ranking sums: the model's own, so that a replay, which scores known tokens, comes to the same."""
+        return self.logprob if self.raw is None else self.raw

@@ -4,7 +4,7 @@ A float on the wire has 32 bits, so `sampling_from_wire(sampling_to_wire(params)
 """
 
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from types import MappingProxyType
 from typing import Any, cast
 
@@ -12,12 +12,12 @@ from google.protobuf.message import DecodeError
 
 from octavo import limits
 from octavo.errors import Failure, HistoryLost
-from octavo.sampling import FinishReason, SamplingParams
-from octavo.v1 import inference_pb2, types_pb2
+from octavo.ids import SequenceId
+from octavo.record import Admission, AdmissionAnswer, AdmissionOutcome
+from octavo.sampling import FinishReason, SamplingParams, TokenScore
+from octavo.step_item import StepItem
+from octavo.v1 import inference_pb2, types_pb2, worker_pb2
 from octavo.validation import check_count
-
-# A token's score: (token_id, logprob, ((token_id, logprob) of the likeliest, ...)), as in a worker's TokenScore.
-Score = tuple[int, float, tuple[tuple[int, float], ...]]
 
 # Grows by one with each change of protos/ that a peer could notice.
 SCHEMA_REVISION = 1
@@ -115,18 +115,122 @@ def finish_from_wire(value: "types_pb2.FinishReason | int") -> FinishReason:
         return FinishReason.ERROR
 
 
-def score_to_wire(token_id: int, logprob: float, top: Iterable[tuple[int, float]] = ()) -> types_pb2.Logprobs:
+def score_to_wire(score: TokenScore) -> types_pb2.Logprobs:
     message = types_pb2.Logprobs()
-    message.chosen.token_id = token_id
-    message.chosen.logprob = logprob
-    for top_id, top_logprob in top:
+    message.chosen.token_id = score.token_id
+    message.chosen.logprob = score.logprob
+    for top_id, top_logprob in score.top:
         message.top.add(token_id=top_id, logprob=top_logprob)
     return message
 
 
-def score_from_wire(message: types_pb2.Logprobs) -> Score:
+def score_from_wire(message: types_pb2.Logprobs) -> TokenScore:
     top = tuple((entry.token_id, entry.logprob) for entry in message.top)
-    return message.chosen.token_id, message.chosen.logprob, top
+    return TokenScore(message.chosen.token_id, message.chosen.logprob, top)
+
+
+def item_to_wire(item: StepItem) -> worker_pb2.StepItem:
+    message = worker_pb2.StepItem(
+        seq_id=item.seq_id,
+        epoch=item.epoch,
+        branch=item.branch,
+        first_index=item.first_index,
+        token_ids=item.token_ids,
+        chain=item.chain,
+    )
+    if item.finish:
+        message.finish_reason = finish_to_wire(item.finish)
+    if item.cumulative_logprob is not None:
+        message.cumulative_logprob = item.cumulative_logprob
+    if item.cached_tokens is not None:
+        message.cached_tokens = item.cached_tokens
+    if item.scores:
+        message.logprobs.extend(score_to_wire(score) for score in item.scores)
+    if item.prompt_scores:
+        message.prompt_logprobs.extend(score_to_wire(score) for score in item.prompt_scores)
+    if item.failure is not None:
+        message.failure.CopyFrom(failure_to_wire(item.failure))
+    return message
+
+
+def item_from_wire(message: worker_pb2.StepItem) -> StepItem:
+    """Each router does this for every token it relays, so what is rare is looked at only where it is there."""
+    item = StepItem(
+        SequenceId(message.seq_id),
+        message.epoch,
+        message.branch,
+        message.first_index,
+        list(message.token_ids),
+        message.chain,
+    )
+    if message.finish_reason:
+        item.finish = finish_from_wire(message.finish_reason)
+        if item.finish is FinishReason.ERROR:
+            item.failure = failure_from_wire(message.failure)
+    if message.HasField("cumulative_logprob"):
+        item.cumulative_logprob = message.cumulative_logprob
+    if message.HasField("cached_tokens"):
+        item.cached_tokens = message.cached_tokens
+    if message.logprobs:
+        item.scores = [score_from_wire(score) for score in message.logprobs]
+    if message.prompt_logprobs:
+        item.prompt_scores = [score_from_wire(score) for score in message.prompt_logprobs]
+    return item
+
+
+_OUTCOMES = {
+    AdmissionOutcome.ADMITTED: worker_pb2.ADMISSION_OUTCOME_ADMITTED,
+    AdmissionOutcome.LATER: worker_pb2.ADMISSION_OUTCOME_LATER,
+    AdmissionOutcome.NEVER: worker_pb2.ADMISSION_OUTCOME_NEVER,
+    AdmissionOutcome.REJECTED: worker_pb2.ADMISSION_OUTCOME_REJECTED,
+    AdmissionOutcome.STALE_EPOCH: worker_pb2.ADMISSION_OUTCOME_STALE_EPOCH,
+}
+_OUTCOMES_BY_VALUE = {int(value): outcome for outcome, value in _OUTCOMES.items()}
+
+
+def admission_to_wire(admission: Admission) -> worker_pb2.Admission:
+    return worker_pb2.Admission(
+        seq_id=admission.seq_id,
+        epoch=admission.epoch,
+        prompt=types_pb2.TokenIds(ids=admission.prompt),
+        outputs=[types_pb2.TokenIds(ids=output) for output in admission.outputs],
+        finished_branches=admission.finished_branches,
+        sampling=sampling_to_wire(admission.sampling),
+        salt=admission.salt,
+        priority=admission.priority,
+        deadline_in_ms=admission.deadline_in_ms,
+        alone=admission.alone,
+    )
+
+
+def admission_from_wire(message: worker_pb2.Admission) -> Admission:
+    """Raises InvalidArgument for a list of its sampling parameters that is over its limit."""
+    return Admission(
+        seq_id=SequenceId(message.seq_id),
+        epoch=message.epoch,
+        prompt=list(message.prompt.ids),
+        outputs=[list(output.ids) for output in message.outputs],
+        finished_branches=tuple(message.finished_branches),
+        sampling=sampling_from_wire(message.sampling),
+        salt=message.salt,
+        priority=message.priority,
+        deadline_in_ms=message.deadline_in_ms,
+        alone=message.alone,
+    )
+
+
+def answer_to_wire(seq_id: str, answer: AdmissionAnswer) -> worker_pb2.AdmissionResult:
+    return worker_pb2.AdmissionResult(
+        seq_id=seq_id,
+        outcome=_OUTCOMES[answer.outcome],
+        failure=failure_to_wire(answer.failure) if answer.failure else None,
+    )
+
+
+def answer_from_wire(message: worker_pb2.AdmissionResult) -> AdmissionAnswer:
+    """An outcome that only a newer worker knows is LATER here: another worker may take the sequence."""
+    outcome = _OUTCOMES_BY_VALUE.get(message.outcome, AdmissionOutcome.LATER)
+    return AdmissionAnswer(outcome, failure_from_wire(message.failure) if message.HasField("failure") else None)
 
 
 def usage_to_wire(prompt_tokens: int, output_tokens: int, cached_tokens: int) -> types_pb2.Usage:

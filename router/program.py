@@ -11,10 +11,10 @@ from octavo import rpc
 from octavo.errors import StoreUnavailable
 from octavo.ids import Incarnation, new_incarnation
 from octavo.loop import Stopped, before, stop_event
-from octavo.record import Member, QueueLimits
 from octavo.settings import RouterSettings
 from octavo.store import open_store
 from octavo.store.base import Store
+from octavo.store.calls import Member, QueueLimits
 from router.admin.service import AdminService
 from router.background import Background, forever
 from router.fleet.model_registry import Models

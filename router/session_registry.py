@@ -9,7 +9,7 @@ from typing import Protocol
 
 from octavo.errors import ServingError
 from octavo.ids import Incarnation, SequenceId
-from octavo.record import Notice
+from octavo.store.calls import Notice
 
 log = logging.getLogger(__name__)
 

@@ -21,7 +21,7 @@ from transformers.masking_utils import AttentionMaskInterface
 from transformers.modeling_utils import AttentionInterface
 
 from gpu_worker.ops import AttentionOptions, Batch, Ops, make_batch
-from gpu_worker.running.arena import KvShape
+from gpu_worker.ops.kv_shape import KvShape
 from octavo.errors import BadModel
 
 IMPLEMENTATION = "octavo_paged"

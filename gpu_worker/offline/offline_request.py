@@ -3,10 +3,9 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from gpu_worker.scheduling.results import Delta
-from gpu_worker.scheduling.step import TokenScore
+from gpu_worker.scheduling.step import Delta
 from octavo.errors import Failure
-from octavo.sampling import FinishReason, SamplingParams
+from octavo.sampling import FinishReason, SamplingParams, TokenScore
 from octavo.text.ranking import rank
 from octavo.text.stop import TextStream
 

@@ -8,28 +8,22 @@ import logging
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from gpu_worker.models.decoder import Decoder
-from gpu_worker.models.loader import LoadedModel, Progress, load_model
-from gpu_worker.ops import Batch, Ops, choose_ops, kv_format, make_batch
-from gpu_worker.running.arena import KvArena, KvShape
-from gpu_worker.running.graphs import DecodeGraphs, capture_decodes
+from gpu_worker.ops import Batch, make_batch
+from gpu_worker.running.arena import KvArena
+from gpu_worker.running.graphs import DecodeGraphs
 from gpu_worker.running.moves import Moves
-from gpu_worker.running.sizing import choose_device, host_bytes, kv_bytes
-from gpu_worker.sampling.native import choose_sampler
 from gpu_worker.sampling.sampler import Sampler
 from gpu_worker.scheduling.sequence import Branch
-from gpu_worker.scheduling.step import Chunk, RunnerInfo, StepOutput, StepPlan, TokenScore
-from octavo.errors import InvalidArgument
+from gpu_worker.scheduling.step import Chunk, RunnerInfo, StepOutput, StepPlan
+from octavo.sampling import TokenScore
 
 log = logging.getLogger(__name__)
 
-DTYPES = {"auto": None, "float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-GPU_SWAP_BYTES = 4 << 30
 
 ROWS_SCORED_AT_ONCE = 256  # bounds the logits of a long prompt's log probabilities
 
@@ -154,120 +148,3 @@ def _wanted_rows(chunks: Sequence[Chunk]) -> _Rows:
     wanted.num_sampled = len(wanted.rows)
     wanted.rows += scored_rows
     return wanted
-
-
-def load_runner(
-    model: str,
-    *,
-    device: str = "cpu",
-    dtype: str = "auto",
-    quantization: str = "auto",
-    block_size: int = 16,
-    kv_cache_dtype: str = "auto",
-    kv_cache_bytes: int | None = None,
-    swap_bytes: int | None = None,
-    max_batch_tokens: int = 2048,
-    max_batch_sequences: int = 64,
-    cuda_graphs: str = "auto",
-    batch_invariant: bool = False,
-    context_tokens: int | None = None,
-    cache_dir: Path | str | None = None,
-    threads: int | None = None,
-    name: str | None = None,
-    on_progress: Progress | None = None,
-) -> ModelRunner:
-    """A runner for `model` (`smollm2`, a .gguf file, a directory, owner/name on the hub) with its blocks allocated.
-
-    `device` is cpu, cuda, cuda:N or auto. `kv_cache_bytes` None: what is left on a GPU after the largest step, up to 1
-    GiB on a CPU. `kv_cache_dtype`: auto (the model's) or one of kv_format.DTYPES. `quantization`: see
-    models/packing.py. `cuda_graphs`: auto (where device, ops and decoder allow it) or off. `batch_invariant`: a
-    sequence's bits must not depend on the batch (InvalidArgument where they would). `cache_dir` None: ~/.cache/octavo.
-    `name` is what requests call the model.
-    """
-    if dtype not in DTYPES:
-        raise InvalidArgument("dtype", f"{dtype!r} is not one of {', '.join(DTYPES)}")
-    if kv_cache_dtype != "auto" and kv_cache_dtype not in kv_format.DTYPES:
-        raise InvalidArgument("kv_cache_dtype", f"{kv_cache_dtype!r} is not one of auto, {', '.join(kv_format.DTYPES)}")
-    if not 8 <= block_size <= 128 or block_size & (block_size - 1):
-        raise InvalidArgument("block_size", f"{block_size} is not a power of two from 8 to 128")
-    where = choose_device(device)
-    if where.type == "cuda":
-        torch.cuda.set_device(where)
-    ops = choose_ops(where, threads or 0, batch_invariant)
-    cache = Path(cache_dir) if cache_dir else Path.home() / ".cache" / "octavo"
-    loaded = load_model(
-        model,
-        device=where,
-        dtype=DTYPES[dtype],
-        ops=ops,
-        quantization=quantization,
-        cache_dir=cache,
-        on_progress=on_progress,
-    )
-    decoder = loaded.decoder
-    shape = KvShape(
-        num_layers=decoder.num_layers,
-        num_kv_heads=decoder.num_kv_heads,
-        block_size=block_size,
-        head_dim=decoder.head_dim,
-        dtype=kv_format.DTYPES.get(kv_cache_dtype, loaded.dtype),
-    )
-    context = min(decoder.context_tokens, context_tokens or decoder.context_tokens)
-
-    def capture(layers: Sequence[Tensor]) -> DecodeGraphs | None:
-        if cuda_graphs == "off" or where.type != "cuda":
-            return None
-        return capture_decodes(decoder, layers, ops, max_batch_sequences, context, where)
-
-    if kv_cache_bytes is None:
-        kv_cache_bytes = kv_bytes(where, decoder, shape, max_batch_tokens, max_batch_sequences, capture)
-    num_blocks = kv_cache_bytes // shape.bytes_per_block
-    if num_blocks < 1:
-        raise InvalidArgument(
-            "kv_cache_bytes", f"{kv_cache_bytes} do not hold a block of {shape.bytes_per_block} bytes"
-        )
-    if swap_bytes is None:
-        swap_bytes = kv_cache_bytes // 2 if where.type == "cpu" else min(GPU_SWAP_BYTES, host_bytes() // 4)
-    arena = KvArena(shape, num_blocks, swap_bytes // shape.bytes_per_block, where, ops)
-    if batch_invariant:
-        _expect_invariant(ops, decoder, arena)
-    context = min(context, num_blocks * block_size)
-    info = _info(loaded, arena, where, context, name)
-    _log_start(info, ops, decoder)
-    sampler = choose_sampler(decoder.vocab_size, where, loaded.eos_token_ids)
-    graphs = capture(arena.layers)
-    if graphs is not None:
-        log.info("%s: CUDA graphs for %s sequences", info.model, ", ".join(map(str, graphs.sizes)))
-    return ModelRunner(info, decoder, arena, sampler, where, graphs)
-
-
-def _expect_invariant(ops: Ops, decoder: Decoder, arena: KvArena) -> None:
-    if not decoder.batch_invariant or not ops.batch_invariant(arena.layers[0], decoder.head_dim):
-        what = f"decoder {decoder.name} on {ops.name} ops, with a cache of {arena.shape.dtype_name}"
-        raise InvalidArgument("batch_invariant", f"{what}: what a sequence gets depends on the batch")
-
-
-def _info(loaded: LoadedModel, arena: KvArena, device: torch.device, context: int, name: str | None) -> RunnerInfo:
-    return RunnerInfo(
-        model=name or loaded.name,
-        fingerprint=loaded.fingerprint,
-        layout=arena.shape.layout,
-        kv_dtype=arena.shape.dtype_name,
-        device=str(device),
-        vocab_size=loaded.decoder.vocab_size,
-        context_tokens=context,
-        eos_token_ids=loaded.eos_token_ids,
-        block_size=arena.shape.block_size,
-        num_blocks=arena.num_blocks,
-        num_host_blocks=arena.num_host_blocks,
-        bytes_per_block=arena.shape.bytes_per_block,
-        tokenizer=loaded.tokenizer,
-    )
-
-
-def _log_start(info: RunnerInfo, ops: Ops, decoder: Decoder) -> None:
-    log.info(
-        "%s on %s: decoder %s, %s ops, %d blocks of %d tokens (%.2f GiB, %s), %d host blocks",
-        *(info.model, info.device, decoder.name, ops.name, info.num_blocks, info.block_size),
-        *(info.num_blocks * info.bytes_per_block / 2**30, info.layout, info.num_host_blocks),
-    )

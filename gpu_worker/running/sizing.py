@@ -9,7 +9,7 @@ from torch import Tensor
 
 from gpu_worker.models.decoder import Decoder
 from gpu_worker.ops import make_batch
-from gpu_worker.running.arena import KvShape
+from gpu_worker.ops.kv_shape import KvShape
 from octavo.errors import InvalidArgument
 
 CPU_KV_BYTES = 1 << 30  # unless said otherwise, at most this and a quarter of what is free

@@ -19,7 +19,7 @@ from gpu_worker.sampling.adjustments import Edit, Floats, Ids
 from gpu_worker.sampling.columns import Columns
 from gpu_worker.sampling.sampler import Sampler, competes
 from gpu_worker.scheduling.sequence import Branch
-from gpu_worker.scheduling.step import TokenScore
+from octavo.sampling import TokenScore
 
 _DRAWS = ("temperature", "top_k", "top_p", "min_p", "seed", "branch", "index")  # as the kernel takes them
 _IN_THE_PROMPT, _NOWHERE = 0, -1  # what the kernel calls a token's count

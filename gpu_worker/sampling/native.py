@@ -18,7 +18,7 @@ from gpu_worker.sampling.columns import Columns
 from gpu_worker.sampling.cuda import CudaSampler
 from gpu_worker.sampling.sampler import Sampler, competes
 from gpu_worker.scheduling.sequence import Branch
-from gpu_worker.scheduling.step import TokenScore
+from octavo.sampling import TokenScore
 
 _ROWS_AT_ONCE = 64  # converted to float32 at once
 

@@ -18,8 +18,8 @@ from gpu_worker.sampling.candidates import Ids, peaks, top
 from gpu_worker.sampling.draw import Filters, draw
 from gpu_worker.sampling.philox import random_bits
 from gpu_worker.scheduling.sequence import Branch
-from gpu_worker.scheduling.step import BAD_LOGITS, TokenScore
-from octavo.sampling import SamplingParams
+from gpu_worker.scheduling.step import BAD_LOGITS
+from octavo.sampling import SamplingParams, TokenScore
 
 _SCORED_ROWS = 64  # scored at once: bounds the memory of a long prompt's log probabilities
 

@@ -11,8 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from gpu_worker.scheduling.step import TokenScore
-from octavo.sampling import FinishReason
+from octavo.sampling import FinishReason, TokenScore
 
 
 class Candidate(NamedTuple):

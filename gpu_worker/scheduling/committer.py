@@ -3,12 +3,11 @@
 import sys
 
 from gpu_worker.scheduling.beam import Candidate, Hypothesis, expand
-from gpu_worker.scheduling.results import Delta, StepResult
 from gpu_worker.scheduling.sequence import Branch, Sequence
-from gpu_worker.scheduling.step import BAD_LOGITS, Chunk, StepOutput, StepPlan, TokenScore
+from gpu_worker.scheduling.step import BAD_LOGITS, Chunk, Delta, StepOutput, StepPlan, StepResult
 from gpu_worker.scheduling.workload import FINISHED, RUNNING, Workload, prefill_end
 from octavo.errors import BadLogits
-from octavo.sampling import FinishReason
+from octavo.sampling import FinishReason, TokenScore
 
 NO_SCORES: tuple[TokenScore, ...] = ()
 NONE, STOP, LENGTH, ERROR = FinishReason.NONE, FinishReason.STOP, FinishReason.LENGTH, FinishReason.ERROR

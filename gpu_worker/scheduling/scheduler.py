@@ -20,10 +20,10 @@ from gpu_worker.scheduling.committer import Committer
 from gpu_worker.scheduling.planner import Planner
 from gpu_worker.scheduling.policy import SchedulerConfig
 from gpu_worker.scheduling.preemption import Preemption
-from gpu_worker.scheduling.results import Admission, Delta, Load, Outcome, StepResult
+from gpu_worker.scheduling.results import Admission, Load, Outcome
 from gpu_worker.scheduling.sequence import Branch, Sequence
 from gpu_worker.scheduling.starting import Admitter
-from gpu_worker.scheduling.step import RunnerInfo, StepOutput, StepPlan
+from gpu_worker.scheduling.step import Delta, RunnerInfo, StepOutput, StepPlan, StepResult
 from gpu_worker.scheduling.step_budget import StepBudget
 from gpu_worker.scheduling.workload import FINISHED, RUNNING, WAITING, Workload, prefill_end
 from octavo.errors import NotFound, StaleEpoch

@@ -15,14 +15,10 @@ from collections.abc import Iterable
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, field
 from enum import IntEnum
-from typing import TYPE_CHECKING
 
+from gpu_worker.scheduling.beam import BeamSearch
 from octavo.ids import BlockHash, BlockId, HostBlockId, SequenceId
-from octavo.sampling import FinishReason, SamplingParams
-
-if TYPE_CHECKING:
-    from gpu_worker.scheduling.beam import BeamSearch
-    from gpu_worker.scheduling.step import TokenScore
+from octavo.sampling import FinishReason, SamplingParams, TokenScore
 
 
 class BranchState(IntEnum):
@@ -55,7 +51,7 @@ class Branch:
     stops: frozenset[int] = frozenset()  # tokens that need a second look: stop tokens and BAD_LOGITS
     last: int = sys.maxsize  # position of the last token it may have: max_tokens or the end of the context
     slots_end: int = 0  # while num_computed is below, the next token has a slot that is this branch's alone
-    scores: "list[TokenScore] | None" = None  # beams only, when log probabilities are asked for
+    scores: list[TokenScore] | None = None  # beams only, when log probabilities are asked for
 
     @property
     def num_output(self) -> int:
@@ -87,14 +83,14 @@ class Sequence:
     queued: bool = False  # in the waiting queue: some branch is WAITING and to be started
     swapped: bool = False  # in the queue of those whose blocks are in the host pool
     fan_out: bool = False  # branch 0 computes the prompt for all; the others start by forking from it
-    beams: "BeamSearch | None" = None
+    beams: BeamSearch | None = None
     starved: bool = False  # must run alone and has found no room: nobody else is let in before it
     last_shed: float = float("-inf")  # when a branch last had to give way to an earlier one
     hold_until: float = float("-inf")  # swapped out on request: not brought back before
     suspect: bool = False  # was in a step that failed: runs alone until it has had a step that did not
     cached_tokens: int | None = None  # prompt tokens found in the prefix cache when it first started
     reported: bool = False  # its first delta has been sent
-    prompt_scores: "list[TokenScore]" = field(default_factory=list)
+    prompt_scores: list[TokenScore] = field(default_factory=list)
 
     @property
     def finished(self) -> bool:

@@ -1,13 +1,14 @@
-"""What one step does, what it brings, and the interface of whatever runs it.
+"""The plan of a step, what running it brings, and the interface of the runner that runs it.
 
-The model runner, FakeRunner and WitnessRunner all run plans; nothing else touches the device.
+ModelRunner, FakeRunner and WitnessRunner all run plans; nothing else touches the device.
 """
 
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from gpu_worker.scheduling.sequence import Branch
+from gpu_worker.scheduling.sequence import Branch, Sequence
 from octavo.ids import BlockId, HostBlockId
+from octavo.sampling import FinishReason, TokenScore
 
 
 @dataclass(slots=True, eq=False)
@@ -55,21 +56,6 @@ class StepPlan:
         return not (self.chunks or self.swap_out or self.swap_in or self.copies)
 
 
-@dataclass(slots=True, frozen=True)
-class TokenScore:
-    """A token's log probability and the likeliest tokens beside it, after what the request changes about logits."""
-
-    token_id: int
-    logprob: float
-    top: tuple[tuple[int, float], ...] = ()
-    raw: float | None = None  # by the model's own logits, where those were changed and branches are ranked
-
-    @property
-    def rank_logprob(self) -> float:
-        """What ranking sums: the model's own, so that a replay, which scores known tokens, comes to the same."""
-        return self.logprob if self.raw is None else self.raw
-
-
 BAD_LOGITS = -1
 
 
@@ -87,6 +73,33 @@ class StepOutput:
     scores: dict[int, TokenScore] = field(default_factory=dict)
     scored: dict[int, list[TokenScore]] = field(default_factory=dict)
     copy_s: float = 0.0  # how long the swaps took, where that was measured
+
+
+@dataclass(slots=True, eq=False)
+class Delta:
+    """New tokens of one branch of the record, and its end if it has ended."""
+
+    sequence: Sequence
+    branch_index: int
+    first_index: int  # of token_ids in the branch's output
+    token_ids: tuple[int, ...]
+    finish: FinishReason = FinishReason.NONE
+    failure: str = ""  # JSON of octavo.errors.Failure, with FinishReason.ERROR
+    scores: tuple[TokenScore, ...] = ()  # one per token, if log probabilities are asked for
+    prompt_scores: tuple[TokenScore, ...] = ()  # of prompt[1:], with branch 0's first delta, if asked for
+    cumulative_logprob: float | None = None  # where branches are ranked
+    cached_tokens: int | None = None  # with the sequence's first delta
+
+
+@dataclass(slots=True, eq=False)
+class StepResult:
+    """What a step brought, in the order it happened."""
+
+    step_id: int
+    deltas: list[Delta] = field(default_factory=list)
+    num_branches: int = 0
+    num_tokens: int = 0
+    granted_by: object = None  # whose finite grant it used up
 
 
 @dataclass(slots=True, frozen=True, kw_only=True)

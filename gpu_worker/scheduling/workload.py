@@ -16,9 +16,8 @@ from gpu_worker.blocks.block_manager import BlockManager
 from gpu_worker.blocks.prefix_cache import PrefixCache
 from gpu_worker.blocks.swap import CostModel, HostPool
 from gpu_worker.scheduling.policy import SchedulerConfig, WaitQueue, queue_key
-from gpu_worker.scheduling.results import Delta
 from gpu_worker.scheduling.sequence import Branch, BranchState, Sequence
-from gpu_worker.scheduling.step import Chunk, RunnerInfo
+from gpu_worker.scheduling.step import Chunk, Delta, RunnerInfo
 from gpu_worker.scheduling.step_budget import StepBudget
 from octavo.hashing import block_hash
 from octavo.ids import BlockHash, SequenceId

@@ -22,7 +22,7 @@ def build_runner(settings: WorkerSettings) -> Runner:
         from gpu_worker.testing.witness_runner import WitnessRunner
 
         return WitnessRunner(step_s=settings.step_delay_ms / 1000, block_size=settings.block_size)
-    from gpu_worker.running.model_runner import load_runner
+    from gpu_worker.running.loading import load_runner
     from gpu_worker.running.sizing import choose_device
 
     device = str(choose_device(settings.device))

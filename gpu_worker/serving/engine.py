@@ -13,9 +13,8 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from gpu_worker.scheduling.results import StepResult
 from gpu_worker.scheduling.scheduler import Scheduler
-from gpu_worker.scheduling.step import Runner, StepOutput
+from gpu_worker.scheduling.step import Runner, StepOutput, StepResult
 from gpu_worker.serving.step_times import StepTimes
 from octavo.errors import Draining, RunnerFailed
 

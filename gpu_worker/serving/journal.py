@@ -11,14 +11,14 @@ from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from typing import Protocol, TypeVar
 
-from gpu_worker.scheduling.results import Delta, StepResult
 from gpu_worker.scheduling.sequence import Sequence
+from gpu_worker.scheduling.step import Delta, StepResult
 from gpu_worker.serving.logs import SequenceLog
 from gpu_worker.serving.streams import Streams
 from octavo.errors import HistoryLost, StoreUnavailable
-from octavo.record import Append, Appended, AppendStatus
 from octavo.sampling import FinishReason
 from octavo.store.base import Store
+from octavo.store.calls import AppendItem, AppendReply, AppendStatus
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)
@@ -102,14 +102,14 @@ class Journal:
                     await self._settle(entry, delta, reply)
             self._streams.flush(result)
 
-    async def _send(self, items: list[Append]) -> list[Appended]:
+    async def _send(self, items: list[AppendItem]) -> list[AppendReply]:
         store = self._store
         if store is None or not items:
-            return [Appended(AppendStatus.OK, item.first_index + len(item.token_ids)) for item in items]
+            return [AppendReply(AppendStatus.OK, item.first_index + len(item.token_ids)) for item in items]
         self.num_appended += len(items)
         return await insist(lambda: store.append_batch(items))
 
-    async def _settle(self, entry: SequenceLog, delta: Delta, reply: Appended) -> None:
+    async def _settle(self, entry: SequenceLog, delta: Delta, reply: AppendReply) -> None:
         """Does what the store's answer to one delta asks for."""
         if reply.status == AppendStatus.GAP:
             reply = await self._mend(entry, delta, reply.length)
@@ -130,7 +130,7 @@ class Journal:
             self._control.drop(entry.sequence)
             self._streams.forget(entry)
 
-    async def _mend(self, entry: SequenceLog, delta: Delta, length: int) -> Appended:
+    async def _mend(self, entry: SequenceLog, delta: Delta, length: int) -> AppendReply:
         """The store lost the end of the journal: this worker still has every token, and appends from there."""
         tokens = entry.branches[delta.branch_index].tokens[length:] + list(delta.token_ids)
         log.warning("journal of %s fell back to %d tokens; appending %d again", entry.seq_id, length, len(tokens))
@@ -157,8 +157,8 @@ async def insist(call: Callable[[], Awaitable[T]]) -> T:
             await asyncio.sleep(RETRY_S)
 
 
-def as_append(delta: Delta) -> Append:
-    return Append(
+def as_append(delta: Delta) -> AppendItem:
+    return AppendItem(
         delta.sequence.seq_id,
         delta.sequence.epoch,
         delta.branch_index,

@@ -5,8 +5,8 @@ import logging
 import time
 
 from octavo.errors import StoreUnavailable
-from octavo.record import Member
 from octavo.store.base import Store
+from octavo.store.calls import Member
 
 log = logging.getLogger(__name__)
 

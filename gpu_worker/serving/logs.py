@@ -4,8 +4,8 @@ from collections.abc import Iterable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 
-from gpu_worker.scheduling.results import Delta
 from gpu_worker.scheduling.sequence import Sequence
+from gpu_worker.scheduling.step import Delta
 from gpu_worker.serving.step_stream import Item, Stream
 from octavo.hashing import extend_chain
 from octavo.ids import SequenceId

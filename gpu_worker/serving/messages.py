@@ -1,13 +1,14 @@
 """Between the Worker service's messages and plain values."""
 
 from gpu_worker.scheduling.scheduler import Scheduler
-from gpu_worker.scheduling.step import RunnerInfo, TokenScore
+from gpu_worker.scheduling.step import RunnerInfo
 from gpu_worker.serving.engine_client import AdmissionRequest, Outcome, Report, SwapOperation
 from gpu_worker.serving.step_stream import Item, Step
 from gpu_worker.serving.watchers import Batch
 from octavo import wire
 from octavo.errors import Failure, ServingError
 from octavo.ids import Incarnation, SequenceId
+from octavo.sampling import TokenScore
 from octavo.v1 import types_pb2, worker_pb2
 
 OUTCOMES = {
@@ -109,7 +110,7 @@ def item_to_wire(item: Item) -> worker_pb2.StepItem:
 
 
 def score_to_wire(score: TokenScore) -> types_pb2.Logprobs:
-    return wire.score_to_wire(score.token_id, score.logprob, score.top)
+    return wire.score_to_wire(score)
 
 
 def watch_to_wire(

@@ -8,9 +8,8 @@ import os
 import threading
 import time
 
-from gpu_worker.scheduling.results import StepResult
 from gpu_worker.scheduling.scheduler import Scheduler
-from gpu_worker.scheduling.step import Runner
+from gpu_worker.scheduling.step import Runner, StepResult
 from gpu_worker.serving.address import advertised_host, advertised_port
 from gpu_worker.serving.configuration import build_runner, scheduler_config
 from gpu_worker.serving.engine import IDLE_ROUND_S, Engine
@@ -23,10 +22,10 @@ from octavo import rpc
 from octavo.errors import ServingError, StoreUnavailable
 from octavo.ids import Incarnation, new_incarnation
 from octavo.loop import Stopped, before, stop_event
-from octavo.record import Member
 from octavo.settings import WorkerSettings
 from octavo.store import open_store
 from octavo.store.base import Store
+from octavo.store.calls import Member
 
 log = logging.getLogger(__name__)
 

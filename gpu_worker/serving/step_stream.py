@@ -6,9 +6,8 @@ from collections.abc import Iterable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field, replace
 
-from gpu_worker.scheduling.step import TokenScore
 from octavo.ids import SequenceId
-from octavo.sampling import FinishReason
+from octavo.sampling import FinishReason, TokenScore
 
 MAX_PENDING_STEPS = 4096  # a reader this far behind is cut off; it reads the journal and follows again
 

@@ -8,8 +8,8 @@ from collections import OrderedDict
 from collections.abc import Iterable
 from collections.abc import Sequence as Seq
 
-from gpu_worker.scheduling.results import Delta, StepResult
 from gpu_worker.scheduling.sequence import Sequence
+from gpu_worker.scheduling.step import Delta, StepResult
 from gpu_worker.serving.logs import SequenceLog
 from gpu_worker.serving.step_stream import Item, Step, Stream
 from octavo.ids import SequenceId

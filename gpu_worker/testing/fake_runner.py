@@ -14,8 +14,8 @@ from hashlib import blake2b
 from typing import TypedDict, Unpack
 
 from gpu_worker.scheduling.sequence import Branch
-from gpu_worker.scheduling.step import RunnerInfo, StepOutput, StepPlan, TokenScore
-from octavo.sampling import SamplingParams
+from gpu_worker.scheduling.step import RunnerInfo, StepOutput, StepPlan
+from octavo.sampling import SamplingParams, TokenScore
 
 GREEDY = SamplingParams(temperature=0.0)
 MASK = 2**64 - 1

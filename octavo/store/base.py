@@ -4,23 +4,21 @@ from collections.abc import AsyncIterator, Sequence
 from typing import Protocol
 
 from octavo.ids import Incarnation, SequenceId
-from octavo.record import (
-    Accepted,
-    Append,
-    Appended,
-    Member,
-    Migrated,
-    NewSequence,
-    Notice,
-    Popped,
-    QueueLimits,
-    Record,
-    Snapshot,
-    Swept,
-    Taken,
-    Why,
-)
+from octavo.record import NewSequence, Record, Snapshot
 from octavo.sampling import FinishReason
+from octavo.store.calls import (
+    AcceptReply,
+    AppendItem,
+    AppendReply,
+    Member,
+    MigrateReply,
+    Notice,
+    PoppedSequence,
+    QueueLimits,
+    SweepReport,
+    TakeReason,
+    TakeReply,
+)
 
 
 class Store(Protocol):
@@ -37,11 +35,11 @@ class Store(Protocol):
     async def close(self) -> None: ...
 
     # A sequence's life
-    async def accept(self, new: NewSequence, limits: QueueLimits) -> Accepted:
+    async def accept(self, new: NewSequence, limits: QueueLimits) -> AcceptReply:
         """Writes the record at epoch 0 and puts it into the queue. A router heartbeats before its first one."""
         ...
 
-    async def pop(self, router: Incarnation, count: int, claim_ms: int) -> list[Popped]:
+    async def pop(self, router: Incarnation, count: int, claim_ms: int) -> list[PoppedSequence]:
         """The first in the queue, for this router to take until the claim ends; nothing past its deadline."""
         ...
 
@@ -53,8 +51,8 @@ class Store(Protocol):
         ...
 
     async def take(
-        self, seq_id: SequenceId, expected_epoch: int, new_owner: Incarnation, take_id: str, why: Why
-    ) -> Taken:
+        self, seq_id: SequenceId, expected_epoch: int, new_owner: Incarnation, take_id: str, why: TakeReason
+    ) -> TakeReply:
         """Makes a worker the owner at epoch+1. `queued` takes only what waits, all others only what runs.
 
         `lease` and `connection` count a crash of the old owner (not if it is the new one as well). What was cancelled,
@@ -62,7 +60,7 @@ class Store(Protocol):
         """
         ...
 
-    async def append_batch(self, items: Sequence[Append]) -> list[Appended]:
+    async def append_batch(self, items: Sequence[AppendItem]) -> list[AppendReply]:
         """Journals tokens, in the order given; one answer per item. Overlap with the journal is compared, not repeated.
 
         Two calls under way at once may arrive in either order: a worker sends a branch's next after the answer.
@@ -102,11 +100,11 @@ class Store(Protocol):
         ...
 
     # Migration
-    async def mig_begin(self, seq_id: SequenceId, epoch: int, mig_id: str, target: Incarnation) -> Migrated: ...
+    async def mig_begin(self, seq_id: SequenceId, epoch: int, mig_id: str, target: Incarnation) -> MigrateReply: ...
     async def mig_commit(
         self, seq_id: SequenceId, epoch: int, mig_id: str, target: Incarnation, num_tokens: Sequence[int]
-    ) -> Migrated: ...
-    async def mig_abort(self, seq_id: SequenceId, epoch: int, mig_id: str) -> Migrated: ...
+    ) -> MigrateReply: ...
+    async def mig_abort(self, seq_id: SequenceId, epoch: int, mig_id: str) -> MigrateReply: ...
 
     # Members and housekeeping
     async def heartbeat(self, member: Member, lease_ms: int) -> None:
@@ -121,7 +119,7 @@ class Store(Protocol):
         """Those with a lease, by id."""
         ...
 
-    async def sweep(self, limit: int, grace_ms: int) -> Swept:
+    async def sweep(self, limit: int, grace_ms: int) -> SweepReport:
         """Housekeeping that any router does for all: looks at up to `limit` sequences whose check is due.
 
         Unused claims go back to the queue, what waits past its deadline ends, what nobody is attached to for longer

@@ -5,8 +5,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from octavo.ids import Incarnation, RequestId, SequenceId
-from octavo.record import Append, NewSequence, Notice, Record, State
+from octavo.record import NewSequence, Record, State
 from octavo.sampling import FinishReason
+from octavo.store.calls import AppendItem, Notice
 
 _ITEM = struct.Struct("<QHIIBId")  # epoch, branch, first index, tokens, finish, bytes of failure, score
 _NO_SCORE = float("nan")
@@ -20,7 +21,7 @@ def unpack_tokens(data: bytes) -> tuple[int, ...]:
     return struct.unpack(f"<{len(data) // 4}I", data)
 
 
-def pack_items(items: Sequence[Append]) -> bytes:
+def pack_items(items: Sequence[AppendItem]) -> bytes:
     parts: list[bytes] = []
     for item in items:
         failure = item.failure.encode()

@@ -8,28 +8,26 @@ from typing import Any
 
 from octavo.errors import PoisonSuspected
 from octavo.ids import Incarnation, SequenceId
-from octavo.record import (
-    Accepted,
-    AcceptStatus,
-    Append,
-    Appended,
-    AppendStatus,
-    Member,
-    Migrated,
-    MigrateStatus,
-    NewSequence,
-    Notice,
-    Popped,
-    QueueLimits,
-    Record,
-    Snapshot,
-    Swept,
-    Taken,
-    TakeStatus,
-    Why,
-)
+from octavo.record import NewSequence, Record, Snapshot
 from octavo.sampling import FinishReason
 from octavo.store import codec, keys
+from octavo.store.calls import (
+    AcceptReply,
+    AcceptStatus,
+    AppendItem,
+    AppendReply,
+    AppendStatus,
+    Member,
+    MigrateReply,
+    MigrateStatus,
+    Notice,
+    PoppedSequence,
+    QueueLimits,
+    SweepReport,
+    TakeReason,
+    TakeReply,
+    TakeStatus,
+)
 from octavo.store.server import RedisOptions, Server
 
 APPEND_STATUSES = tuple(AppendStatus)  # in the order of the numbers in lua/40_journal.lua
@@ -73,7 +71,7 @@ class RedisStore:
 
     # A sequence's life
 
-    async def accept(self, new: NewSequence, limits: QueueLimits) -> Accepted:
+    async def accept(self, new: NewSequence, limits: QueueLimits) -> AcceptReply:
         num_shards = self._options.num_shards
         reply = await self._on(
             new.seq_id,
@@ -86,18 +84,18 @@ class RedisStore:
             codec.pack_tokens(new.prompt),
             *codec.fixed_fields(new),
         )
-        return Accepted(AcceptStatus(reply[0].decode()), reply[1], reply[2])
+        return AcceptReply(AcceptStatus(reply[0].decode()), reply[1], reply[2])
 
-    async def pop(self, router: Incarnation, count: int, claim_ms: int) -> list[Popped]:
+    async def pop(self, router: Incarnation, count: int, claim_ms: int) -> list[PoppedSequence]:
         """From all shards in turn, beginning anywhere, until there are enough."""
-        popped: list[Popped] = []
+        popped: list[PoppedSequence] = []
         num_shards = self._options.num_shards
         start = secrets.randbelow(num_shards)
         for shard in range(start, start + num_shards):
             if len(popped) >= count:
                 break
             reply = await self._call(shard % num_shards, "pop", count - len(popped), claim_ms)
-            popped += [Popped(SequenceId(seq.decode()), int(epoch)) for seq, epoch in codec.pairs(reply[1:])]
+            popped += [PoppedSequence(SequenceId(seq.decode()), int(epoch)) for seq, epoch in codec.pairs(reply[1:])]
         return popped
 
     async def requeue(self, seq_id: SequenceId, epoch: int) -> bool:
@@ -105,20 +103,20 @@ class RedisStore:
         return bool(reply[1])
 
     async def take(
-        self, seq_id: SequenceId, expected_epoch: int, new_owner: Incarnation, take_id: str, why: Why
-    ) -> Taken:
+        self, seq_id: SequenceId, expected_epoch: int, new_owner: Incarnation, take_id: str, why: TakeReason
+    ) -> TakeReply:
         reply = await self._on(seq_id, "take", expected_epoch, new_owner, take_id, why, _poison(seq_id))
-        taken = Taken(TakeStatus(reply[0].decode()), int(reply[1]), int(reply[2]), int(reply[3]))
+        taken = TakeReply(TakeStatus(reply[0].decode()), int(reply[1]), int(reply[2]), int(reply[3]))
         running = taken.status in (TakeStatus.OK, TakeStatus.SAME)
         if running and taken.crashes >= QUARANTINED_CRASHES and self._options.num_shards > 1:
             await self._each_shard("quarantine", new_owner, seq_id)
         return taken
 
-    async def append_batch(self, items: Sequence[Append]) -> list[Appended]:
+    async def append_batch(self, items: Sequence[AppendItem]) -> list[AppendReply]:
         shards: dict[int, list[int]] = {}
         for position, item in enumerate(items):
             shards.setdefault(self._shard(item.seq_id), []).append(position)
-        results: list[Appended] = [Appended(AppendStatus.GONE)] * len(items)
+        results: list[AppendReply] = [AppendReply(AppendStatus.GONE)] * len(items)
 
         async def append_to(shard: int, positions: list[int]) -> None:
             for start in range(0, len(positions), MAX_BATCH):  # one after the other: items of a branch stay in order
@@ -129,10 +127,10 @@ class RedisStore:
         await asyncio.gather(*(append_to(shard, positions) for shard, positions in shards.items()))
         return results
 
-    async def _append(self, shard: int, items: Sequence[Append]) -> list[Appended]:
+    async def _append(self, shard: int, items: Sequence[AppendItem]) -> list[AppendReply]:
         records = [keys.record(shard, item.seq_id) for item in items]
         reply = await self._call(shard, "append_batch", codec.pack_items(items), records=records)
-        return [Appended(APPEND_STATUSES[code & 7], code >> 3) for code in reply[1:]]
+        return [AppendReply(APPEND_STATUSES[code & 7], code >> 3) for code in reply[1:]]
 
     async def finish(
         self,
@@ -168,15 +166,15 @@ class RedisStore:
 
     # Migration
 
-    async def mig_begin(self, seq_id: SequenceId, epoch: int, mig_id: str, target: Incarnation) -> Migrated:
+    async def mig_begin(self, seq_id: SequenceId, epoch: int, mig_id: str, target: Incarnation) -> MigrateReply:
         return _migrated(await self._on(seq_id, "mig_begin", epoch, mig_id, target))
 
     async def mig_commit(
         self, seq_id: SequenceId, epoch: int, mig_id: str, target: Incarnation, num_tokens: Sequence[int]
-    ) -> Migrated:
+    ) -> MigrateReply:
         return _migrated(await self._on(seq_id, "mig_commit", epoch, mig_id, target, *num_tokens))
 
-    async def mig_abort(self, seq_id: SequenceId, epoch: int, mig_id: str) -> Migrated:
+    async def mig_abort(self, seq_id: SequenceId, epoch: int, mig_id: str) -> MigrateReply:
         return _migrated(await self._on(seq_id, "mig_abort", epoch, mig_id))
 
     # Members and housekeeping
@@ -198,8 +196,8 @@ class RedisStore:
         reply = await self._call(0, "members", kind)
         return [Member(kind, Incarnation(name.decode()), info) for name, info in codec.pairs(reply[1:])]
 
-    async def sweep(self, limit: int, grace_ms: int) -> Swept:
-        swept = Swept()
+    async def sweep(self, limit: int, grace_ms: int) -> SweepReport:
+        swept = SweepReport()
         for _, orphans, requeued, cancelled, expired in await self._each_shard("sweep", limit, grace_ms):
             swept.orphans += [(SequenceId(seq.decode()), int(epoch)) for seq, epoch in codec.pairs(orphans)]
             swept.requeued += _ids(requeued)
@@ -247,8 +245,8 @@ def _record(seq_id: SequenceId, reply: list[Any]) -> Record | None:
     return None if reply[0] == b"GONE" else codec.parse_record(seq_id, reply[1], reply[2])
 
 
-def _migrated(reply: list[Any]) -> Migrated:
-    return Migrated(MigrateStatus(reply[0].decode()), int(reply[1]))
+def _migrated(reply: list[Any]) -> MigrateReply:
+    return MigrateReply(MigrateStatus(reply[0].decode()), int(reply[1]))
 
 
 def _ids(raw: Sequence[bytes]) -> list[SequenceId]:

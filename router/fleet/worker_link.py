@@ -16,7 +16,7 @@ import grpc
 from octavo import rpc, wire
 from octavo.errors import Failure
 from octavo.ids import Incarnation, SequenceId
-from octavo.record import Member
+from octavo.store.calls import Member
 from octavo.v1 import worker_pb2, worker_pb2_grpc
 from router.fleet.admission import Admission, Outcome, admission_to_wire
 from router.fleet.kv_index import KvIndex
@@ -24,7 +24,7 @@ from router.fleet.model_registry import Models, WorkerHello
 from router.fleet.pending_dispatches import Dispatched
 from router.fleet.replay_pace import ReplayPace
 from router.fleet.worker_streams import StepStream, WatchStream
-from router.placing.placement import WorkerView
+from router.fleet.worker_view import WorkerView
 from router.session_registry import Hub
 
 log = logging.getLogger(__name__)

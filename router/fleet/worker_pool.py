@@ -7,12 +7,12 @@ from collections.abc import Awaitable, Callable, Sequence
 
 from octavo.errors import StoreUnavailable
 from octavo.ids import Incarnation
-from octavo.record import Member
 from octavo.store.base import Store
+from octavo.store.calls import Member
 from router.fleet.kv_index import KvIndex
 from router.fleet.model_registry import Model, Models
 from router.fleet.worker_link import WorkerLink
-from router.placing.placement import WorkerView, room
+from router.fleet.worker_view import WorkerView
 from router.session_registry import Hub
 
 log = logging.getLogger(__name__)
@@ -67,10 +67,6 @@ class WorkerPool:
         same = (model.fingerprint, model.layout)
         met = [(link, link.facts) for link in self.links.values() if link.facts]
         return [link.view() for link, facts in met if (facts.fingerprint, facts.layout) == same]
-
-    def room(self) -> int:
-        """How many more sequences the workers should be given now."""
-        return sum(room(link.view()) for link in self.links.values())
 
     async def close(self) -> None:
         for incarnation in list(self.links):

@@ -13,15 +13,17 @@ from dataclasses import dataclass, field, replace
 from octavo import hashing, limits, wire
 from octavo.errors import Failure, TooLarge
 from octavo.ids import Incarnation, SequenceId, new_operation_id
-from octavo.record import Record, Snapshot, Taken, TakeStatus, Why
+from octavo.record import Record, Snapshot
 from octavo.sampling import FinishReason
 from octavo.store.base import Store
+from octavo.store.calls import TakeReason, TakeReply, TakeStatus
 from router.background import Background, patiently
 from router.fleet.admission import Admission, Outcome
 from router.fleet.model_registry import Model, Models
 from router.fleet.worker_link import LinkBroken, WorkerLink
 from router.fleet.worker_pool import WorkerPool
-from router.placing.placement import Decision, WorkerView, place
+from router.fleet.worker_view import WorkerView
+from router.placing.placement import Decision, place
 from router.session_registry import Hub, Placed
 
 log = logging.getLogger(__name__)
@@ -38,7 +40,7 @@ class Attempt:
 
     snapshot: Snapshot
     epoch: int
-    why: Why
+    why: TakeReason
     excluded: set[Incarnation]
     num_to_compute: int = 0  # tokens that the chosen worker has not cached
     never: Failure | None = None  # a worker said that it can never hold this
@@ -51,7 +53,7 @@ class Attempt:
     @property
     def crashes(self) -> int:
         """As the store will count them when it is taken."""
-        return self.record.crashes + (self.why in (Why.LEASE, Why.CONNECTION))
+        return self.record.crashes + (self.why in (TakeReason.LEASE, TakeReason.CONNECTION))
 
     @property
     def tokens(self) -> list[int]:
@@ -75,7 +77,7 @@ class Placer:
         """Whether an attempt is under way here; sessions are told how it ends."""
         return seq_id in self._busy
 
-    async def start(self, seq_id: SequenceId, expected_epoch: int, why: Why) -> None:
+    async def start(self, seq_id: SequenceId, expected_epoch: int, why: TakeReason) -> None:
         """Puts a sequence on a worker, if it still is at that epoch and somebody has room."""
         if seq_id in self._busy:
             return
@@ -124,7 +126,7 @@ class Placer:
 
     async def _try(self, attempt: Attempt, link: WorkerLink) -> tuple[Outcome | None, Failure | None]:
         """One worker's answer; None if the sequence is not there to be placed any more."""
-        if attempt.why in (Why.LEASE, Why.CONNECTION):
+        if attempt.why in (TakeReason.LEASE, TakeReason.CONNECTION):
             await link.pace(attempt.num_to_compute)
         taken = await self._take(attempt, link)
         if taken.status is TakeStatus.FROZEN:  # the worker died while this waited for it
@@ -132,8 +134,8 @@ class Placer:
             return Outcome.LATER, None
         if taken.status not in (TakeStatus.OK, TakeStatus.SAME):
             return None, None
-        fresh, attempt.epoch = attempt.why is Why.QUEUED, taken.epoch
-        attempt.why = Why.REFUSED  # should this worker not take it
+        fresh, attempt.epoch = attempt.why is TakeReason.QUEUED, taken.epoch
+        attempt.why = TakeReason.REFUSED  # should this worker not take it
         attempt.excluded.add(link.incarnation)
         if not fresh and not await self._read_again(attempt):
             return None, None
@@ -144,11 +146,11 @@ class Placer:
         except LinkBroken as error:
             log.warning("%s", error)
             if was_alive and await link.probe() is False:
-                attempt.why = Why.CONNECTION  # it may have begun, and died of it
+                attempt.why = TakeReason.CONNECTION  # it may have begun, and died of it
             return Outcome.LATER, None
         return (None if outcome is Outcome.STALE_EPOCH else outcome), failure
 
-    async def _take(self, attempt: Attempt, link: WorkerLink) -> Taken:
+    async def _take(self, attempt: Attempt, link: WorkerLink) -> TakeReply:
         seq_id, take_id = attempt.record.seq_id, new_operation_id()
         while True:
             taken = await patiently(
@@ -199,10 +201,10 @@ class Placer:
         record, epoch = attempt.record, attempt.epoch
         if not attempt.later and (failure := attempt.never or self._too_large(attempt)):
             await self._fail(record.seq_id, failure)
-        elif attempt.why is Why.REFUSED:
+        elif attempt.why is TakeReason.REFUSED:
             await patiently(lambda: self.store.requeue(record.seq_id, epoch))
             self.hub.check([record.seq_id])
-        elif attempt.why is Why.QUEUED:
+        elif attempt.why is TakeReason.QUEUED:
             self.background.spawn(self._requeue_later(record.seq_id, epoch))
         # an orphan stays one: the next sweep tries again
 
@@ -232,7 +234,7 @@ def quietest(decision: Decision) -> WorkerView | None:
     return best.worker if best else None
 
 
-def admission_of(snapshot: Snapshot, taken: Taken) -> Admission:
+def admission_of(snapshot: Snapshot, taken: TakeReply) -> Admission:
     record = snapshot.record
     return Admission(
         seq_id=record.seq_id,

@@ -9,12 +9,14 @@ import random
 
 from octavo.errors import StoreUnavailable
 from octavo.ids import Incarnation, SequenceId
-from octavo.record import Notice, Popped, Record, State, Why
+from octavo.record import Record, State
 from octavo.sampling import FinishReason
 from octavo.store.base import Store
+from octavo.store.calls import Notice, PoppedSequence, TakeReason
 from router.background import Background, forever, patiently
 from router.fleet.worker_pool import WorkerPool
 from router.placing.assigner import Placer
+from router.placing.placement import room
 from router.session_registry import Hub
 
 log = logging.getLogger(__name__)
@@ -69,7 +71,7 @@ class Dispatcher:
         if self._backlog:
             self._wake.set()
 
-    def recover(self, seq_id: SequenceId, epoch: int, why: Why) -> None:
+    def recover(self, seq_id: SequenceId, epoch: int, why: TakeReason) -> None:
         """Starts a sequence whose owner is gone somewhere else; many attempts at once do no harm."""
         if not self._placer.busy(seq_id):
             self._background.spawn(self._recover(seq_id, epoch, why))
@@ -81,7 +83,7 @@ class Dispatcher:
         except StoreUnavailable:
             return  # the sweep finds them
         for record in sorted(records, key=lambda record: (record.priority, record.accepted_ms)):
-            self.recover(record.seq_id, record.epoch, Why.CONNECTION)
+            self.recover(record.seq_id, record.epoch, TakeReason.CONNECTION)
 
     async def cancel(self, seq_id: SequenceId) -> Record | None:
         """The record afterwards; None: not found. A running sequence ends soon, even if nobody runs it."""
@@ -101,7 +103,7 @@ class Dispatcher:
         await asyncio.sleep(CANCEL_PATIENCE_S)
         await patiently(lambda: self._store.finish(seq_id, -1, FinishReason.CANCELLED, None))
 
-    async def _recover(self, seq_id: SequenceId, epoch: int, why: Why) -> None:
+    async def _recover(self, seq_id: SequenceId, epoch: int, why: TakeReason) -> None:
         async with self._recoveries:
             await self._placer.start(seq_id, epoch, why)
 
@@ -113,7 +115,7 @@ class Dispatcher:
         except TimeoutError:
             pass
         self._wake.clear()
-        while (places := self._pool.room() - self._num_starting) > 0:
+        while (places := self._room() - self._num_starting) > 0:
             count = min(places, POP_AT_ONCE)  # what is popped has lost its rank to whoever comes after it
             popped = await self._store.pop(self._router_id, count, CLAIM_MS)
             for item in popped:
@@ -124,10 +126,14 @@ class Dispatcher:
                 return
         self._backlog = True
 
-    async def _start(self, item: Popped) -> None:
+    def _room(self) -> int:
+        """How many more sequences the workers should be given now."""
+        return sum(room(link.view()) for link in self._pool.links.values())
+
+    async def _start(self, item: PoppedSequence) -> None:
         """On its own: one worker that hangs must not keep requests from the others."""
         try:
-            await self._placer.start(item.seq_id, item.epoch, Why.QUEUED)
+            await self._placer.start(item.seq_id, item.epoch, TakeReason.QUEUED)
         finally:
             self._num_starting -= 1
             self.reported()
@@ -148,7 +154,7 @@ class Dispatcher:
         await asyncio.sleep(SWEEP_S * random.uniform(0.5, 1.5))
         swept = await self._store.sweep(SWEEP_LIMIT, self._grace_ms)
         for seq_id, epoch in swept.orphans:
-            self.recover(seq_id, epoch, Why.LEASE)
+            self.recover(seq_id, epoch, TakeReason.LEASE)
         if swept.requeued:
             self.wake()
         for seq_id in swept.cancelled:

@@ -19,7 +19,8 @@ from octavo.errors import (
     TooManyStreams,
 )
 from octavo.ids import RequestId, sequence_id
-from octavo.record import Accepted, AcceptStatus, QueueLimits, Record, State, first_record
+from octavo.record import Record, State, first_record
+from octavo.store.calls import AcceptReply, AcceptStatus, QueueLimits
 from octavo.text.ranking import rank
 from octavo.v1 import inference_pb2, inference_pb2_grpc
 from router.fleet.model_registry import Models
@@ -166,7 +167,7 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
         self._draining = True
         self._services.hub.end(Draining("this router stops: attach again, on another one"))
 
-    def _queue_full(self, accepted: Accepted) -> QueueFull:
+    def _queue_full(self, accepted: AcceptReply) -> QueueFull:
         rate = sum(link.load.prefill_tokens_per_s for link in self._services.pool.links.values()) or DRAIN_TOKENS_PER_S
         retry_ms = int(min(30_000.0, max(100.0, 1000 * accepted.queued_tokens / rate / 8)))
         return QueueFull(

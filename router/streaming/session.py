@@ -15,8 +15,9 @@ from typing import Self, cast
 from octavo import wire
 from octavo.errors import Failure, NotFound, ServingError, StoreUnavailable
 from octavo.ids import Incarnation
-from octavo.record import Notice, Record, Snapshot, State, Why
+from octavo.record import Record, Snapshot, State
 from octavo.sampling import FinishReason, SamplingParams
+from octavo.store.calls import Notice, TakeReason
 from octavo.v1 import types_pb2, worker_pb2
 from router.background import patiently
 from router.fleet.model_registry import Model
@@ -98,7 +99,7 @@ class Session:
             return
         delay_s = self._following.unknown()
         if delay_s is None:
-            self._services.dispatcher.recover(self.seq_id, record.epoch, Why.REFUSED)
+            self._services.dispatcher.recover(self.seq_id, record.epoch, TakeReason.REFUSED)
         else:
             asyncio.get_running_loop().call_later(delay_s, self.check)
 
@@ -284,7 +285,7 @@ class Session:
         if record.state is State.QUEUED:
             services.dispatcher.wake()
         elif services.pool.lost(record.owner):
-            services.dispatcher.recover(self.seq_id, record.epoch, Why.CONNECTION)
+            services.dispatcher.recover(self.seq_id, record.epoch, TakeReason.CONNECTION)
         else:
             self._following.follow(self._delivery.missing_indexes)
 

@@ -14,8 +14,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from gpu_worker.ops import AttentionOptions, Batch, kv_format, make_batch
+from gpu_worker.ops.kv_shape import KvShape
 from gpu_worker.ops.native_cpu import NativeCpuOps
-from gpu_worker.running.arena import KvShape
 
 CPU = torch.device("cpu")
 BLOCK = 16

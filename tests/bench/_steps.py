@@ -11,8 +11,9 @@ from _table import Plan
 
 from gpu_worker.ops import make_batch
 from gpu_worker.ops.reference import ReferenceOps
-from gpu_worker.running import model_runner
-from gpu_worker.running.model_runner import ModelRunner, load_runner
+from gpu_worker.running import loading
+from gpu_worker.running.loading import load_runner
+from gpu_worker.running.model_runner import ModelRunner
 
 CPU = torch.device("cpu")
 CONTEXT = 128
@@ -49,10 +50,10 @@ def prompt(runner: ModelRunner) -> Callable[[], object]:
 
 
 def load_runners() -> dict[str, ModelRunner]:
-    choose = model_runner.choose_ops
-    model_runner.choose_ops = lambda *_: ReferenceOps()
+    choose = loading.choose_ops
+    loading.choose_ops = lambda *_: ReferenceOps()
     runners = {"reference": load_runner("smollm2", kv_cache_bytes=1 << 29)}
-    model_runner.choose_ops = choose
+    loading.choose_ops = choose
     for scheme, name in (("none", "native, float32"), ("auto", "native, 15 bits")):
         runners[name] = load_runner("smollm2", quantization=scheme, kv_cache_bytes=1 << 29)
     return runners

@@ -13,7 +13,8 @@ from collections.abc import Callable, Sequence
 
 from octavo.ids import BlockHash, Incarnation
 from router.fleet.kv_index import KvIndex
-from router.placing.placement import WorkerView, place
+from router.fleet.worker_view import WorkerView
+from router.placing.placement import place
 
 BLOCK_SIZE = 16
 

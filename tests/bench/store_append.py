@@ -13,9 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from octavo.ids import Incarnation, SequenceId, new_request_id, sequence_id
-from octavo.record import Append, AppendStatus, NewSequence, QueueLimits, Why
+from octavo.record import NewSequence
 from octavo.sampling import FinishReason
 from octavo.store import open_store
+from octavo.store.calls import AppendItem, AppendStatus, QueueLimits, TakeReason
 from octavo.store.embedded import EmbeddedStore
 
 BATCHES = (1, 16, 48, 256)
@@ -29,7 +30,7 @@ async def start_sequence(store: Any, max_tokens: int) -> SequenceId:
         priority=3, deadline_in_ms=0, keep_on_disconnect=False, router=Incarnation("bench"),
     )  # fmt: skip
     await store.accept(new, QueueLimits(10**6, 10**12))
-    await store.take(new.seq_id, 0, Incarnation("bench"), "bench", Why.QUEUED)
+    await store.take(new.seq_id, 0, Incarnation("bench"), "bench", TakeReason.QUEUED)
     return new.seq_id
 
 
@@ -40,7 +41,7 @@ async def measure(store: Any, batch: int, num_items: int) -> tuple[float, float]
     await store.server.client.config_resetstat()
     begun = time.perf_counter()
     for index in range(rounds):
-        replies = await store.append_batch([Append(seq_id, 1, 0, index, [index]) for seq_id in ids])
+        replies = await store.append_batch([AppendItem(seq_id, 1, 0, index, [index]) for seq_id in ids])
         if any(reply.status is not AppendStatus.OK for reply in replies):
             raise RuntimeError(f"unexpected replies: {replies}")
     seconds = time.perf_counter() - begun

@@ -26,10 +26,11 @@ from gpu_worker.serving.program import Door, Worker
 from gpu_worker.testing.fake_runner import FakeRunner
 from octavo import rpc, wire
 from octavo.ids import Incarnation, SequenceId
-from octavo.record import NewSequence, QueueLimits, Why
+from octavo.record import NewSequence
 from octavo.sampling import SamplingParams
 from octavo.settings import WorkerSettings
 from octavo.store import open_store
+from octavo.store.calls import QueueLimits, TakeReason
 from octavo.store.embedded import EmbeddedStore
 from octavo.store.memory import MemoryStore
 from octavo.v1 import worker_pb2, worker_pb2_grpc
@@ -112,7 +113,7 @@ async def schedule(store: Any, door: Door, streams: int, journal: bool) -> None:
                 deadline_in_ms=0, keep_on_disconnect=True, router=Incarnation("bench"),
             )  # fmt: skip
             await store.accept(new, QueueLimits(10**6, 10**12))
-            await store.take(seq_id, 0, door.incarnation, "bench", Why.QUEUED)
+            await store.take(seq_id, 0, door.incarnation, "bench", TakeReason.QUEUED)
         item = worker_pb2.Admission(seq_id=seq_id, epoch=1, priority=3, sampling=wire.sampling_to_wire(params))
         item.prompt.ids.extend([1 + number, *PROMPT[1:]])
         admissions.append(item)

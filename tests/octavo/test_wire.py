@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from octavo import errors, limits, wire
 from octavo.errors import Failure
-from octavo.sampling import FinishReason, SamplingParams
+from octavo.sampling import FinishReason, SamplingParams, TokenScore
 from octavo.v1 import inference_pb2, types_pb2
 
 FIELDS = types_pb2.SamplingParams.DESCRIPTOR.fields_by_name
@@ -176,7 +176,8 @@ logprobs = st.floats(max_value=0, width=32) | st.just(-math.inf)
 
 @given(U32, logprobs, st.lists(st.tuples(U32, logprobs), max_size=5).map(tuple))
 def test_scores(token_id, logprob, top):
-    assert wire.score_from_wire(wire.score_to_wire(token_id, logprob, top)) == (token_id, logprob, top)
+    score = TokenScore(token_id, logprob, top)
+    assert wire.score_from_wire(wire.score_to_wire(score)) == score
 
 
 @given(U32, U32, U32)

@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 from octavo.errors import HistoryLost, InvalidArgument
 from octavo.ids import Incarnation, SequenceId
 from router.fleet.replay_pace import REPLAY_SHARE, ReplayPace
+from router.fleet.worker_view import WorkerView
 from router.placing.assigner import quietest
-from router.placing.placement import WorkerView, place
+from router.placing.placement import place
 from router.session_registry import Hub, Placed
 from router.streaming.resume_tokens import Place, Start
 

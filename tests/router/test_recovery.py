@@ -10,8 +10,9 @@ from gpu_worker.testing.fake_runner import FakeRunner
 from octavo import rpc
 from octavo.errors import OutOfBlocks, TooLarge
 from octavo.ids import Incarnation
-from octavo.record import Member, State, Why
+from octavo.record import State
 from octavo.sampling import FinishReason, SamplingParams
+from octavo.store.calls import Member, TakeReason
 from octavo.store.memory import MemoryStore
 from octavo.v1 import admin_pb2, admin_pb2_grpc
 from router.streaming import owner_link as following
@@ -68,7 +69,7 @@ async def test_the_old_owner_may_journal_until_the_take(world):
 
     class Slow(MemoryStore):
         async def take(self, *args):
-            if args[-1] is not Why.QUEUED:
+            if args[-1] is not TakeReason.QUEUED:
                 await asyncio.sleep(0.1)
             return await super().take(*args)
 
@@ -76,7 +77,7 @@ async def test_the_old_owner_may_journal_until_the_take(world):
     await world.ready()
     stream = world.client().generate(PROMPT, GREEDY, request_id="moody")
     seen = [await anext(stream) for _ in range(5)]
-    router.dispatcher.recover(world.entry("moody").record.seq_id, 1, Why.CONNECTION)  # it is alive and well
+    router.dispatcher.recover(world.entry("moody").record.seq_id, 1, TakeReason.CONNECTION)  # it is alive and well
     seen += [event async for event in stream]
     assert [token for event in seen for token in event.token_ids] == world.entry("moody").journals[0]
     assert world.entry("moody").record.epoch == 2

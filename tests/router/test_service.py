@@ -177,7 +177,7 @@ async def test_the_deadline_ends_what_waits_and_what_runs(world):
     running = [event async for event in client.generate(PROMPT, replace(GREEDY, max_tokens=8000), deadline_s=0.4)]
     assert running[-1].finish_reason is FinishReason.DEADLINE
     assert len(running) > 5
-    world.routers[0].dispatcher._placer.pool.room = lambda: 0  # nothing is placed any more
+    world.routers[0].dispatcher._room = lambda: 0  # nothing is placed any more
     waiting = [event async for event in client.generate(PROMPT, GREEDY, deadline_s=0.4)]
     assert [event.finish_reason for event in waiting] == [FinishReason.DEADLINE]
 
@@ -186,7 +186,7 @@ async def test_a_full_queue_says_when_to_come_back(world):
     await world.worker()
     router = await world.router(max_queued_requests=2)
     await world.ready()
-    router.pool.room = lambda: 0
+    router.dispatcher._room = lambda: 0
     stub = raw(world, router)
     waiting = [stub.Generate(request(f"w{i}")) for i in range(2)]
     await world.until(lambda: len(world.state.queue) == 2)

@@ -11,7 +11,8 @@ from gpu_worker.models.config import LlamaConfig
 from gpu_worker.models.llama import LlamaDecoder
 from gpu_worker.models.rope import Rope
 from gpu_worker.ops import Ops
-from gpu_worker.running.arena import KvArena, KvShape
+from gpu_worker.ops.kv_shape import KvShape
+from gpu_worker.running.arena import KvArena
 from gpu_worker.running.graphs import Capture, capture_decodes
 from gpu_worker.running.model_runner import ModelRunner
 from gpu_worker.sampling.sampler import Sampler

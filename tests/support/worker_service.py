@@ -6,8 +6,8 @@ from collections.abc import Callable
 import grpc
 import pytest
 
-from gpu_worker.scheduling.results import StepResult
 from gpu_worker.scheduling.scheduler import Scheduler, SchedulerConfig
+from gpu_worker.scheduling.step import StepResult
 from gpu_worker.serving.engine import Engine
 from gpu_worker.serving.engine_client import Desk
 from gpu_worker.serving.journal import Journal

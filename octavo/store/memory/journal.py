@@ -1,42 +1,43 @@
 """What may be written into a branch's journal. The record's owner at this epoch may only add at the end; what it sent
 before it may send again."""
 
-from octavo.record import Append, Appended, AppendStatus, State
+from octavo.record import State
 from octavo.sampling import FinishReason
+from octavo.store.calls import AppendItem, AppendReply, AppendStatus
 from octavo.store.memory.state import Entry, MemoryState
 
 PROOF_TOKENS = 16
 
 
-def append(state: MemoryState, item: Append) -> Appended:
+def append(state: MemoryState, item: AppendItem) -> AppendReply:
     entry = state.get(item.seq_id)
     if entry is None:
-        return Appended(AppendStatus.GONE)
+        return AppendReply(AppendStatus.GONE)
     record = entry.record
     if item.branch >= record.num_branches:
-        return Appended(AppendStatus.CONFLICT)
+        return AppendReply(AppendStatus.CONFLICT)
     journal = entry.journals[item.branch]
     length, stop = len(journal), item.first_index + len(item.token_ids)
     if record.epoch != item.epoch or record.state is State.QUEUED:
-        return Appended(AppendStatus.FENCED, length)
+        return AppendReply(AppendStatus.FENCED, length)
 
     finished = record.finishes[item.branch]
     open_ = record.state is State.RUNNING and finished is FinishReason.NONE
     if item.first_index > length:
-        return Appended(AppendStatus.GAP if open_ else AppendStatus.CLOSED, length)
+        return AppendReply(AppendStatus.GAP if open_ else AppendStatus.CLOSED, length)
     num_known = min(stop, length) - item.first_index
     if journal[item.first_index : item.first_index + num_known] != list(item.token_ids[:num_known]):
-        return Appended(AppendStatus.CONFLICT, length)
+        return AppendReply(AppendStatus.CONFLICT, length)
 
     nothing_new = stop <= length
     if nothing_new and item.token_ids and not item.finish:
-        return Appended(AppendStatus.DUP, length)
+        return AppendReply(AppendStatus.DUP, length)
     if stop == length and item.finish and item.finish == finished:
-        return Appended(AppendStatus.DUP, length)
+        return AppendReply(AppendStatus.DUP, length)
     if not open_:
-        return Appended(AppendStatus.CLOSED, length)
+        return AppendReply(AppendStatus.CLOSED, length)
     if stop > record.max_tokens or (stop < length and item.finish):
-        return Appended(AppendStatus.CONFLICT, length)
+        return AppendReply(AppendStatus.CONFLICT, length)
 
     fresh = item.token_ids[num_known:]
     journal.extend(fresh)
@@ -45,7 +46,7 @@ def append(state: MemoryState, item: Append) -> Appended:
     if item.finish:
         score = None if item.score is None or item.score != item.score else item.score  # NaN is none
         state.finish(entry, item.branch, item.finish, failure=item.failure, score=score)
-    return Appended(AppendStatus.OK_CANCEL if record.cancel else AppendStatus.OK, len(journal))
+    return AppendReply(AppendStatus.OK_CANCEL if record.cancel else AppendStatus.OK, len(journal))
 
 
 def _count_proof(state: MemoryState, entry: Entry, num_tokens: int) -> None:

@@ -4,8 +4,9 @@ from collections.abc import Sequence
 
 from octavo.errors import PoisonSuspected
 from octavo.ids import Incarnation, SequenceId
-from octavo.record import Migrated, MigrateStatus, Record, State, Taken, TakeStatus, Why
+from octavo.record import Record, State
 from octavo.sampling import FinishReason
+from octavo.store.calls import MigrateReply, MigrateStatus, TakeReason, TakeReply, TakeStatus
 from octavo.store.memory.state import ALIVE_MS, QUARANTINE_MS, Entry, MemoryState
 
 POISON_CRASHES = 3
@@ -14,15 +15,15 @@ SUSPECT_RETRY_MS = 250
 
 
 def take(
-    state: MemoryState, seq_id: SequenceId, expected_epoch: int, new_owner: Incarnation, take_id: str, why: Why
-) -> Taken:
+    state: MemoryState, seq_id: SequenceId, expected_epoch: int, new_owner: Incarnation, take_id: str, why: TakeReason
+) -> TakeReply:
     entry = state.get(seq_id)
     if entry is None:
-        return Taken(TakeStatus.GONE)
+        return TakeReply(TakeStatus.GONE)
     record = entry.record
 
-    def answer(status: TakeStatus, retry_ms: int = 0) -> Taken:
-        return Taken(status, record.epoch, record.crashes, retry_ms)
+    def answer(status: TakeStatus, retry_ms: int = 0) -> TakeReply:
+        return TakeReply(status, record.epoch, record.crashes, retry_ms)
 
     if record.take_id == take_id and record.epoch == expected_epoch + 1:
         return answer(TakeStatus.SAME)
@@ -30,12 +31,12 @@ def take(
         return answer(TakeStatus.POISON)
     if record.state.ended:
         return answer(TakeStatus.CLOSED)
-    if record.epoch != expected_epoch or (record.state is State.QUEUED) != (why is Why.QUEUED):
+    if record.epoch != expected_epoch or (record.state is State.QUEUED) != (why is TakeReason.QUEUED):
         return answer(TakeStatus.FENCED)
-    owner_lost = why in (Why.LEASE, Why.CONNECTION)
+    owner_lost = why in (TakeReason.LEASE, TakeReason.CONNECTION)
     if owner_lost and state.frozen:
         return answer(TakeStatus.FROZEN, state.frozen_until - state.now_ms())
-    if why is Why.LEASE and state.lease_alive(record.owner):
+    if why is TakeReason.LEASE and state.lease_alive(record.owner):
         return answer(TakeStatus.ALIVE)
     if record.cancel or state.past_deadline(record):
         state.finish(entry, -1, FinishReason.CANCELLED if record.cancel else FinishReason.DEADLINE)
@@ -86,63 +87,63 @@ def _hand_over(state: MemoryState, entry: Entry, owner: Incarnation) -> None:
     state.notify(entry, "taken")
 
 
-def mig_begin(state: MemoryState, seq_id: SequenceId, epoch: int, mig_id: str, target: Incarnation) -> Migrated:
+def mig_begin(state: MemoryState, seq_id: SequenceId, epoch: int, mig_id: str, target: Incarnation) -> MigrateReply:
     entry = state.get(seq_id)
     if entry is None:
-        return Migrated(MigrateStatus.GONE)
+        return MigrateReply(MigrateStatus.GONE)
     record = entry.record
     if refused := _not_running(record, epoch):
         return refused
     if record.mig_id:
         same = (record.mig_id, record.mig_to) == (mig_id, target)
-        return Migrated(MigrateStatus.SAME if same else MigrateStatus.BUSY, epoch)
+        return MigrateReply(MigrateStatus.SAME if same else MigrateStatus.BUSY, epoch)
     record.mig_id, record.mig_to = mig_id, target
     state.note(entry, "migrating", target)
-    return Migrated(MigrateStatus.OK, epoch)
+    return MigrateReply(MigrateStatus.OK, epoch)
 
 
 def mig_commit(
     state: MemoryState, seq_id: SequenceId, epoch: int, mig_id: str, target: Incarnation, num_tokens: Sequence[int]
-) -> Migrated:
+) -> MigrateReply:
     """By the destination, when it holds everything."""
     entry = state.get(seq_id)
     if entry is None:
-        return Migrated(MigrateStatus.GONE)
+        return MigrateReply(MigrateStatus.GONE)
     record = entry.record
     if (record.last_mig, record.epoch) == (mig_id, epoch + 1):
-        return Migrated(MigrateStatus.SAME, epoch + 1)
+        return MigrateReply(MigrateStatus.SAME, epoch + 1)
     if refused := _not_running(record, epoch):
         return refused
     if (record.mig_id, record.mig_to) != (mig_id, target):
-        return Migrated(MigrateStatus.NO_MIGRATION, epoch)
+        return MigrateReply(MigrateStatus.NO_MIGRATION, epoch)
     if [len(journal) for journal in entry.journals] != list(num_tokens):
-        return Migrated(MigrateStatus.GAP, epoch)
+        return MigrateReply(MigrateStatus.GAP, epoch)
     state.note(entry, "migrated", target)
     record.take_id, record.last_mig = "", mig_id
     _hand_over(state, entry, target)
-    return Migrated(MigrateStatus.OK, record.epoch)
+    return MigrateReply(MigrateStatus.OK, record.epoch)
 
 
-def mig_abort(state: MemoryState, seq_id: SequenceId, epoch: int, mig_id: str) -> Migrated:
+def mig_abort(state: MemoryState, seq_id: SequenceId, epoch: int, mig_id: str) -> MigrateReply:
     """By the source. Exactly one of commit and abort wins."""
     entry = state.get(seq_id)
     if entry is None:
-        return Migrated(MigrateStatus.GONE)
+        return MigrateReply(MigrateStatus.GONE)
     record = entry.record
     if record.last_mig == mig_id:
-        return Migrated(MigrateStatus.COMMITTED, record.epoch)
+        return MigrateReply(MigrateStatus.COMMITTED, record.epoch)
     if refused := _not_running(record, epoch):
         return refused
     if record.mig_id not in ("", mig_id):
-        return Migrated(MigrateStatus.NO_MIGRATION, epoch)
+        return MigrateReply(MigrateStatus.NO_MIGRATION, epoch)
     if record.mig_id:
         record.mig_id = record.mig_to = ""
         state.note(entry, "stayed", record.owner)
-    return Migrated(MigrateStatus.ABORTED, epoch)
+    return MigrateReply(MigrateStatus.ABORTED, epoch)
 
 
-def _not_running(record: Record, epoch: int) -> Migrated | None:
+def _not_running(record: Record, epoch: int) -> MigrateReply | None:
     """Why a migration of this owner cannot go on, if so."""
     if record.epoch != epoch or record.state is State.QUEUED:
-        return Migrated(MigrateStatus.FENCED, record.epoch)
-    return Migrated(MigrateStatus.CLOSED, record.epoch) if record.state.ended else None
+        return MigrateReply(MigrateStatus.FENCED, record.epoch)
+    return MigrateReply(MigrateStatus.CLOSED, record.epoch) if record.state.ended else None

@@ -6,8 +6,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from octavo.ids import Incarnation, SequenceId
-from octavo.record import Notice, Record, State
+from octavo.record import Record, State
 from octavo.sampling import FinishReason
+from octavo.store.calls import Notice
 
 ALIVE_MS = 24 * 3600 * 1000
 CHECK_MS = 1000

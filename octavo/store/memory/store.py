@@ -5,26 +5,22 @@ import secrets
 from collections.abc import AsyncIterator, Callable, Sequence
 
 from octavo.ids import Incarnation, SequenceId
-from octavo.record import (
-    Accepted,
-    AcceptStatus,
-    Append,
-    Appended,
-    Member,
-    Migrated,
-    NewSequence,
-    Notice,
-    Popped,
-    QueueLimits,
-    Record,
-    Snapshot,
-    State,
-    Swept,
-    Taken,
-    Why,
-    first_record,
-)
+from octavo.record import NewSequence, Record, Snapshot, State, first_record
 from octavo.sampling import FinishReason
+from octavo.store.calls import (
+    AcceptReply,
+    AcceptStatus,
+    AppendItem,
+    AppendReply,
+    Member,
+    MigrateReply,
+    Notice,
+    PoppedSequence,
+    QueueLimits,
+    SweepReport,
+    TakeReason,
+    TakeReply,
+)
 from octavo.store.memory import ownership
 from octavo.store.memory.journal import append
 from octavo.store.memory.state import ALIVE_MS, Entry, MemoryState
@@ -59,15 +55,15 @@ class MemoryStore:
 
     # A sequence's life
 
-    async def accept(self, new: NewSequence, limits: QueueLimits) -> Accepted:
+    async def accept(self, new: NewSequence, limits: QueueLimits) -> AcceptReply:
         state = self._enter()
         count, tokens = state.depth()
         known = state.get(new.seq_id)
         if known is not None:
             same = known.record.body_hash == new.body_hash
-            return Accepted(AcceptStatus.EXISTS if same else AcceptStatus.MISMATCH, count, tokens)
+            return AcceptReply(AcceptStatus.EXISTS if same else AcceptStatus.MISMATCH, count, tokens)
         if count >= limits.max_requests or (count > 0 and tokens + new.cost > limits.max_tokens):
-            return Accepted(AcceptStatus.FULL, count, tokens)
+            return AcceptReply(AcceptStatus.FULL, count, tokens)
         now = state.now_ms()
         state.add(
             Entry(
@@ -79,11 +75,11 @@ class MemoryStore:
                 expires_ms=now + ALIVE_MS,
             )
         )
-        return Accepted(AcceptStatus.OK, *state.depth())
+        return AcceptReply(AcceptStatus.OK, *state.depth())
 
-    async def pop(self, router: Incarnation, count: int, claim_ms: int) -> list[Popped]:
+    async def pop(self, router: Incarnation, count: int, claim_ms: int) -> list[PoppedSequence]:
         state = self._enter()
-        popped: list[Popped] = []
+        popped: list[PoppedSequence] = []
         while len(popped) < count and (seq_id := state.first_waiting()) is not None:
             entry = state.get(seq_id)
             if entry is not None and state.past_deadline(entry.record):
@@ -92,7 +88,7 @@ class MemoryStore:
             state.queue.discard(seq_id)
             if entry is not None:
                 state.claims[seq_id] = state.now_ms() + claim_ms
-                popped.append(Popped(seq_id, entry.record.epoch))
+                popped.append(PoppedSequence(seq_id, entry.record.epoch))
         return popped
 
     async def requeue(self, seq_id: SequenceId, epoch: int) -> bool:
@@ -120,11 +116,11 @@ class MemoryStore:
         return True
 
     async def take(
-        self, seq_id: SequenceId, expected_epoch: int, new_owner: Incarnation, take_id: str, why: Why
-    ) -> Taken:
+        self, seq_id: SequenceId, expected_epoch: int, new_owner: Incarnation, take_id: str, why: TakeReason
+    ) -> TakeReply:
         return ownership.take(self._enter(), seq_id, expected_epoch, new_owner, take_id, why)
 
-    async def append_batch(self, items: Sequence[Append]) -> list[Appended]:
+    async def append_batch(self, items: Sequence[AppendItem]) -> list[AppendReply]:
         state = self._enter()
         return [append(state, item) for item in items]
 
@@ -185,15 +181,15 @@ class MemoryStore:
 
     # Migration
 
-    async def mig_begin(self, seq_id: SequenceId, epoch: int, mig_id: str, target: Incarnation) -> Migrated:
+    async def mig_begin(self, seq_id: SequenceId, epoch: int, mig_id: str, target: Incarnation) -> MigrateReply:
         return ownership.mig_begin(self._enter(), seq_id, epoch, mig_id, target)
 
     async def mig_commit(
         self, seq_id: SequenceId, epoch: int, mig_id: str, target: Incarnation, num_tokens: Sequence[int]
-    ) -> Migrated:
+    ) -> MigrateReply:
         return ownership.mig_commit(self._enter(), seq_id, epoch, mig_id, target, num_tokens)
 
-    async def mig_abort(self, seq_id: SequenceId, epoch: int, mig_id: str) -> Migrated:
+    async def mig_abort(self, seq_id: SequenceId, epoch: int, mig_id: str) -> MigrateReply:
         return ownership.mig_abort(self._enter(), seq_id, epoch, mig_id)
 
     # Members and housekeeping
@@ -214,7 +210,7 @@ class MemoryStore:
         known = sorted(state.members.get(kind, {}).items())
         return [Member(kind, name, info) for name, (info, until) in known if until > state.now_ms()]
 
-    async def sweep(self, limit: int, grace_ms: int) -> Swept:
+    async def sweep(self, limit: int, grace_ms: int) -> SweepReport:
         return sweep(self._enter(), limit, grace_ms)
 
     async def list_sequences(self, owner: Incarnation | None, limit: int) -> list[Record]:

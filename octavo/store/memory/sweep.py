@@ -1,14 +1,15 @@
 """Housekeeping that any router does for all: unused claims, passed deadlines, clients that left, owners that died."""
 
 from octavo.ids import SequenceId
-from octavo.record import Record, State, Swept
+from octavo.record import Record, State
 from octavo.sampling import FinishReason
+from octavo.store.calls import SweepReport
 from octavo.store.memory.state import ALIVE_MS, CHECK_MS, Entry, MemoryState
 
 
-def sweep(state: MemoryState, limit: int, grace_ms: int) -> Swept:
+def sweep(state: MemoryState, limit: int, grace_ms: int) -> SweepReport:
     state.purge()
-    swept = Swept(requeued=_requeue_claims(state, limit))
+    swept = SweepReport(requeued=_requeue_claims(state, limit))
     for seq_id in _due(state.checks, state.now_ms(), limit):
         entry = state.get(seq_id)
         if entry is None:
@@ -32,7 +33,7 @@ def _requeue_claims(state: MemoryState, limit: int) -> list[SequenceId]:
     return requeued
 
 
-def _check(state: MemoryState, entry: Entry, grace_ms: int, swept: Swept) -> None:
+def _check(state: MemoryState, entry: Entry, grace_ms: int, swept: SweepReport) -> None:
     record = entry.record
     if _abandoned(state, record, grace_ms) and not record.cancel:
         state.cancel(entry)

@@ -7,7 +7,8 @@ import pytest
 import torch
 import transformers
 
-from gpu_worker.running.model_runner import ModelRunner, load_runner
+from gpu_worker.running.loading import load_runner
+from gpu_worker.running.model_runner import ModelRunner
 from gpu_worker.scheduling.sequence import Branch, Sequence
 from gpu_worker.scheduling.step import Chunk, StepPlan
 from octavo.sampling import SamplingParams

@@ -9,7 +9,7 @@ import torch
 from gpu_worker.models import demo
 from gpu_worker.ops import make_batch
 from gpu_worker.ops.reference import ReferenceOps
-from gpu_worker.running import model_runner
+from gpu_worker.running import loading
 from octavo.errors import NotFound
 
 CPU = torch.device("cpu")
@@ -35,7 +35,7 @@ def logits(runner, tokens: list[int]) -> torch.Tensor:
 @pytest.mark.parametrize("ops", ["native", "reference"])
 def test_fewer_bits_cost_more_and_not_too_much(name, ops, tiny, load, monkeypatch):
     if ops == "reference":
-        monkeypatch.setattr(model_runner, "choose_ops", lambda *_: ReferenceOps())
+        monkeypatch.setattr(loading, "choose_ops", lambda *_: ReferenceOps())
     tokens = [(7 * i + 3) % 128 for i in range(60)]
     exact = logits(load(tiny(name).directory), tokens)
     errors = {}

@@ -146,7 +146,7 @@ def test_end_tokens_are_those_of_the_generation_configuration(copied, load):
 
 
 def test_progress_is_reported(copied):
-    from gpu_worker.running.model_runner import load_runner
+    from gpu_worker.running.loading import load_runner
 
     seen: list[tuple[int, int]] = []
     load_runner(str(copied), kv_cache_bytes=1 << 20, on_progress=lambda done, total: seen.append((done, total)))

@@ -15,7 +15,7 @@ from gpu_worker.models import demo, packing
 from gpu_worker.ops import make_batch, native
 from gpu_worker.ops.native_cpu import NativeCpuOps
 from gpu_worker.ops.reference import ReferenceOps
-from gpu_worker.running import model_runner
+from gpu_worker.running import loading
 from octavo.errors import BadModel, InvalidArgument, NotFound
 
 pytestmark = pytest.mark.skipif(native.load() is None, reason="the extension was not built")
@@ -40,7 +40,7 @@ def reference(monkeypatch, load):
 
     def load_reference(model, **options):
         with monkeypatch.context() as patch:
-            patch.setattr(model_runner, "choose_ops", lambda *_: ReferenceOps())
+            patch.setattr(loading, "choose_ops", lambda *_: ReferenceOps())
             return load(model, **options)
 
     return load_reference
@@ -245,7 +245,7 @@ def test_ids_out_of_range_are_refused(tiny, load):
 
 
 def test_native_ops_are_chosen_and_named():
-    ops = model_runner.choose_ops(torch.device("cpu"))
+    ops = loading.choose_ops(torch.device("cpu"))
     assert isinstance(ops, NativeCpuOps) and ops.name.startswith("native (")
 
 

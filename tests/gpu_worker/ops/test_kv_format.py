@@ -6,8 +6,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpu_worker.ops import AttentionOptions, Batch, choose_ops, kv_format, make_batch
+from gpu_worker.ops.kv_shape import KvShape
 from gpu_worker.ops.reference import ReferenceOps
-from gpu_worker.running.arena import KvArena, KvShape
+from gpu_worker.running.arena import KvArena
 
 torch.set_num_threads(1)
 CPU = torch.device("cpu")

@@ -8,8 +8,8 @@ import torch
 
 from gpu_worker.ops import AttentionOptions, Batch, kv_format, make_batch
 from gpu_worker.ops.kv_layer import KvLayer
+from gpu_worker.ops.kv_shape import KvShape
 from gpu_worker.ops.native_cuda import NativeCudaOps, ref
-from gpu_worker.running.arena import KvShape
 from gpu_worker.running.graphs import capture_decodes
 
 torch.set_num_threads(1)

@@ -7,7 +7,7 @@ from tiny_llama import CPU, PROMPTS, Form, request, tiny_llama
 from gpu_worker.ops import choose_ops, native
 from gpu_worker.ops.native_cuda import TILE_ROWS, _linear_by_tiles
 from gpu_worker.ops.reference import ReferenceOps
-from gpu_worker.running.model_runner import _expect_invariant
+from gpu_worker.running.loading import _expect_invariant
 from gpu_worker.scheduling.scheduler import Outcome, Scheduler, SchedulerConfig
 from octavo.errors import InvalidArgument
 

@@ -10,8 +10,10 @@ import torch
 import transformers
 
 from gpu_worker.ops import kv_format, native
-from gpu_worker.running.arena import KvShape
-from gpu_worker.running.model_runner import ModelRunner, choose_device, load_runner
+from gpu_worker.ops.kv_shape import KvShape
+from gpu_worker.running.loading import load_runner
+from gpu_worker.running.model_runner import ModelRunner
+from gpu_worker.running.sizing import choose_device
 from gpu_worker.scheduling.scheduler import Outcome, Scheduler, SchedulerConfig
 from gpu_worker.scheduling.sequence import Branch, Sequence
 from gpu_worker.scheduling.step import Chunk, StepPlan

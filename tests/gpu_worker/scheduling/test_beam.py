@@ -4,8 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpu_worker.scheduling.beam import BeamSearch, Hypothesis, expand
-from gpu_worker.scheduling.step import TokenScore
-from octavo.sampling import FinishReason
+from octavo.sampling import FinishReason, TokenScore
 
 
 def search(**rules) -> BeamSearch:

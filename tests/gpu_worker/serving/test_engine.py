@@ -5,10 +5,9 @@ import time
 
 import pytest
 
-from gpu_worker.scheduling.results import StepResult
 from gpu_worker.scheduling.scheduler import Scheduler, SchedulerConfig
 from gpu_worker.scheduling.sequence import Sequence
-from gpu_worker.scheduling.step import StepOutput, StepPlan
+from gpu_worker.scheduling.step import StepOutput, StepPlan, StepResult
 from gpu_worker.serving.engine import Engine
 from gpu_worker.testing.fake_runner import FakeRunner, fake_oracle
 from octavo.errors import Draining

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpu_worker.scheduling.results import StepResult
 from gpu_worker.scheduling.scheduler import Scheduler, SchedulerConfig
+from gpu_worker.scheduling.step import StepResult
 from gpu_worker.serving.engine import Engine
 from gpu_worker.serving.engine_client import MAX_GRANT_STEPS, AdmissionRequest, Desk, Outcome
 from gpu_worker.serving.journal import Journal

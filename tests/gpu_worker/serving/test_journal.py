@@ -5,16 +5,16 @@ from collections import deque
 
 import pytest
 
-from gpu_worker.scheduling.results import Delta, StepResult
 from gpu_worker.scheduling.sequence import Sequence
+from gpu_worker.scheduling.step import Delta, StepResult
 from gpu_worker.serving.journal import Journal
 from gpu_worker.serving.step_stream import Stream
 from gpu_worker.serving.streams import Streams
 from octavo.errors import StoreUnavailable
 from octavo.hashing import extend_chain, prompt_chain
 from octavo.ids import SequenceId
-from octavo.record import Append, Appended, AppendStatus
 from octavo.sampling import FinishReason, SamplingParams
+from octavo.store.calls import AppendItem, AppendReply, AppendStatus
 
 PROMPT = [5, 6, 7]
 
@@ -25,10 +25,10 @@ class ScriptedStore:
     def __init__(self) -> None:
         self.journal: dict[tuple[str, int], list[int]] = {}
         self.script: deque[AppendStatus | Exception] = deque()
-        self.batches: list[list[Append]] = []
+        self.batches: list[list[AppendItem]] = []
         self.finished: list[tuple[str, int, FinishReason, str]] = []
 
-    async def append_batch(self, items: list[Append]) -> list[Appended]:
+    async def append_batch(self, items: list[AppendItem]) -> list[AppendReply]:
         if self.script and isinstance(self.script[0], Exception):
             raise self.script.popleft()
         self.batches.append(list(items))
@@ -38,14 +38,14 @@ class ScriptedStore:
         self.finished.append((seq_id, branch, reason, failure))
         return True
 
-    def _append(self, item: Append) -> Appended:
+    def _append(self, item: AppendItem) -> AppendReply:
         tokens = self.journal.setdefault((item.seq_id, item.branch), [])
         status = self.script.popleft() if self.script else AppendStatus.OK
         if status in (AppendStatus.OK, AppendStatus.OK_CANCEL):
             if item.first_index > len(tokens):
-                return Appended(AppendStatus.GAP, len(tokens))
+                return AppendReply(AppendStatus.GAP, len(tokens))
             tokens[item.first_index :] = item.token_ids
-        return Appended(status, len(tokens))
+        return AppendReply(status, len(tokens))
 
 
 class Control:

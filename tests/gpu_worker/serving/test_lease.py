@@ -4,7 +4,7 @@ import asyncio
 
 from gpu_worker.serving.lease import Lease
 from octavo.ids import Incarnation
-from octavo.record import Member
+from octavo.store.calls import Member
 from octavo.store.memory import MemoryStore
 
 

@@ -18,9 +18,10 @@ from gpu_worker.testing.fake_runner import FakeRunner
 from octavo import errors, rpc, wire
 from octavo.errors import NotFound, StoreUnavailable
 from octavo.ids import Incarnation, SequenceId
-from octavo.record import NewSequence, QueueLimits, State, Why
+from octavo.record import NewSequence, State
 from octavo.sampling import FinishReason, SamplingParams
 from octavo.settings import WorkerSettings
+from octavo.store.calls import QueueLimits, TakeReason
 from octavo.store.memory import MemoryStore
 from octavo.v1 import worker_pb2, worker_pb2_grpc
 
@@ -80,7 +81,7 @@ class Life:
             keep_on_disconnect=True, router=Incarnation("r"),
         )  # fmt: skip
         await self.store.accept(new, QueueLimits())
-        taken = await self.store.take(SEQ, 0, self.door.incarnation, "t", Why.QUEUED)
+        taken = await self.store.take(SEQ, 0, self.door.incarnation, "t", TakeReason.QUEUED)
         item = worker_pb2.Admission(seq_id=SEQ, epoch=taken.epoch, priority=3, sampling=wire.sampling_to_wire(params))
         item.prompt.ids.extend([1, 2, 3])
         await self.stub.Schedule(worker_pb2.ScheduleRequest(admissions=[item]))

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpu_worker.scheduling.results import Delta, StepResult
 from gpu_worker.scheduling.sequence import Sequence
+from gpu_worker.scheduling.step import Delta, StepResult
 from gpu_worker.serving.step_stream import MAX_PENDING_STEPS, Item, Stream, joined
 from gpu_worker.serving.streams import MAX_STEP_ITEMS, Streams
 from octavo.hashing import extend_chain, prompt_chain

@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
 from octavo.ids import Incarnation, RequestId, SequenceId, sequence_id
-from octavo.record import Append, AppendStatus, Member, NewSequence, QueueLimits, Snapshot, Why
+from octavo.record import NewSequence, Snapshot
 from octavo.sampling import FinishReason
+from octavo.store.calls import AppendItem, AppendStatus, Member, QueueLimits, TakeReason
 
 NAMES = {"a": 1, "b": 2, "c": 1}  # sequences and their branches; an ended one gets a successor of the same name
 LIMITS = QueueLimits(max_requests=3, max_tokens=160)
@@ -109,16 +110,16 @@ class Differential(RuleBasedStateMachine):
     def requeue(self, name: str, lag: int) -> None:
         self.both("requeue", self.seq_ids[name], self.epoch(name, lag))
 
-    @rule(name=NAME, lag=LAG, worker=WORKER, take_id=OPERATION, why=st.sampled_from(Why))
-    def take(self, name: str, lag: int, worker: Incarnation, take_id: str, why: Why) -> None:
+    @rule(name=NAME, lag=LAG, worker=WORKER, take_id=OPERATION, why=st.sampled_from(TakeReason))
+    def take(self, name: str, lag: int, worker: Incarnation, take_id: str, why: TakeReason) -> None:
         self.both("take", self.seq_ids[name], self.epoch(name, lag), worker, take_id, why)
 
     @rule(name=NAME, worker=WORKER, take_id=OPERATION)
     def place(self, name: str, worker: Incarnation, take_id: str) -> None:
-        self.both("take", self.seq_ids[name], self.epoch(name, 0), worker, take_id, Why.QUEUED)
+        self.both("take", self.seq_ids[name], self.epoch(name, 0), worker, take_id, TakeReason.QUEUED)
 
-    @rule(name=NAME, worker=WORKER, take_id=OPERATION, why=st.sampled_from([Why.CONNECTION, Why.LEASE]))
-    def rescue(self, name: str, worker: Incarnation, take_id: str, why: Why) -> None:
+    @rule(name=NAME, worker=WORKER, take_id=OPERATION, why=st.sampled_from([TakeReason.CONNECTION, TakeReason.LEASE]))
+    def rescue(self, name: str, worker: Incarnation, take_id: str, why: TakeReason) -> None:
         self.both("take", self.seq_ids[name], self.epoch(name, 0), worker, take_id, why)
 
     @rule(
@@ -130,7 +131,7 @@ class Differential(RuleBasedStateMachine):
         for worker in workers[spared:]:
             self.equal()
             epoch = self.epoch(name, 0)
-            self.both("take", self.seq_ids[name], epoch, Incarnation(worker), f"t{epoch}", Why.CONNECTION)
+            self.both("take", self.seq_ids[name], epoch, Incarnation(worker), f"t{epoch}", TakeReason.CONNECTION)
 
     @rule(items=st.lists(GOOD, min_size=1, max_size=3))
     def append(self, items: list[tuple[str, int, int, int, list[int] | None, FinishReason]]) -> None:
@@ -150,7 +151,7 @@ class Differential(RuleBasedStateMachine):
 
     def item(
         self, name: str, lag: int, branch: int, offset: int, tokens: list[int] | None, finish: FinishReason
-    ) -> Append:
+    ) -> AppendItem:
         """At or near the journal's end; tokens None: those that are there already."""
         snapshot = self.last.get(name)
         journal = snapshot.outputs[branch] if snapshot and branch < len(snapshot.outputs) else ()
@@ -158,7 +159,7 @@ class Differential(RuleBasedStateMachine):
         token_ids = list(journal[first:]) if tokens is None else tokens
         failure = "boom" if finish is FinishReason.ERROR else ""
         score = -0.1 * len(journal) if finish is FinishReason.LENGTH else None
-        return Append(self.seq_ids[name], self.epoch(name, lag), branch, first, token_ids, finish, failure, score)
+        return AppendItem(self.seq_ids[name], self.epoch(name, lag), branch, first, token_ids, finish, failure, score)
 
     @rule(
         name=NAME,

@@ -13,8 +13,9 @@ import pytest
 
 from octavo.errors import StoreUnavailable
 from octavo.ids import Incarnation
-from octavo.record import Append, AppendStatus, NewSequence, QueueLimits, TakeStatus, Why
+from octavo.record import NewSequence
 from octavo.store import open_store
+from octavo.store.calls import AppendItem, AppendStatus, QueueLimits, TakeReason, TakeStatus
 from octavo.store.embedded import MAX_SOCKET_PATH, EmbeddedStore
 
 ROUTER, W1, W2 = Incarnation("router1"), Incarnation("worker1"), Incarnation("worker2")
@@ -30,14 +31,14 @@ async def test_killing_the_server_loses_nothing(tmp_path: Path, new: New) -> Non
     await store.open()
     seq_id, answered = new().seq_id, 0
     await store.accept(new(max_tokens=10**6), LIMITS)
-    await store.take(seq_id, 0, W1, "t", Why.QUEUED)
+    await store.take(seq_id, 0, W1, "t", TakeReason.QUEUED)
     for round_ in range(3):
         generation = store.generation
         enough, goal = asyncio.Event(), answered + 50
         killer = asyncio.ensure_future(_after(enough, server.kill))
         with pytest.raises(StoreUnavailable):
             while True:
-                [reply] = await store.append_batch([Append(seq_id, 1, 0, answered, [answered])])
+                [reply] = await store.append_batch([AppendItem(seq_id, 1, 0, answered, [answered])])
                 assert reply.status in (AppendStatus.OK, AppendStatus.DUP)
                 answered += 1
                 if answered == goal:
@@ -50,7 +51,7 @@ async def test_killing_the_server_loses_nothing(tmp_path: Path, new: New) -> Non
         assert len(written) - answered in (0, 1)  # the last one may be written and not answered
         assert snapshot.prompt == new().prompt
         assert store.generation > generation
-        assert (await store.take(seq_id, 1, W2, "u", Why.CONNECTION)).status is TakeStatus.FROZEN
+        assert (await store.take(seq_id, 1, W2, "u", TakeReason.CONNECTION)).status is TakeStatus.FROZEN
     assert answered > 100
     await store.close()
     await server.stop()

@@ -12,9 +12,10 @@ import pytest
 
 from octavo.errors import StoreUnavailable
 from octavo.ids import Incarnation
-from octavo.record import Append, AppendStatus, Member, NewSequence, QueueLimits, State, Why
+from octavo.record import NewSequence, State
 from octavo.sampling import FinishReason
 from octavo.store import library, open_store
+from octavo.store.calls import AppendItem, AppendStatus, Member, QueueLimits, TakeReason
 from octavo.store.embedded import EmbeddedStore
 from octavo.store.redis import RedisStore
 from octavo.store.server import RedisOptions
@@ -52,10 +53,10 @@ async def test_every_key_expires(bench: Any, new: New) -> None:
         await store.accept(new(name, num_branches=2, priority=3 - (name == "claimed")), LIMITS)
     await store.pop(ROUTER, 1, 1000)
     for name in ("runs", "ends", "suspect"):
-        await store.take(new(name).seq_id, 0, W1, "t", Why.QUEUED)
-        await store.append_batch([Append(new(name).seq_id, 1, branch, 0, [1, 2]) for branch in (0, 1)])
+        await store.take(new(name).seq_id, 0, W1, "t", TakeReason.QUEUED)
+        await store.append_batch([AppendItem(new(name).seq_id, 1, branch, 0, [1, 2]) for branch in (0, 1)])
     for epoch in (1, 2):
-        await store.take(new("suspect").seq_id, epoch, W2, f"t{epoch}", Why.CONNECTION)
+        await store.take(new("suspect").seq_id, epoch, W2, f"t{epoch}", TakeReason.CONNECTION)
         await store.heartbeat(Member("worker", W2, b"w"), 1000)
     await store.finish(new("ends").seq_id, -1, FinishReason.STOP, None)
     await store.cancel(new("cancelled").seq_id)
@@ -131,8 +132,8 @@ async def test_big_prompts_and_batches(bench: Any, new: New) -> None:
     prompt = list(range(200_000))
     request = new(prompt=prompt, max_tokens=100_000, num_branches=16)
     await bench.store.accept(request, QueueLimits(10, 10**9))
-    await bench.store.take(request.seq_id, 0, W1, "t", Why.QUEUED)
-    items = [Append(request.seq_id, 1, i % 16, 2 * (i // 16), [i, i]) for i in range(10_000)]
+    await bench.store.take(request.seq_id, 0, W1, "t", TakeReason.QUEUED)
+    items = [AppendItem(request.seq_id, 1, i % 16, 2 * (i // 16), [i, i]) for i in range(10_000)]
     assert {reply.status for reply in await bench.store.append_batch(items)} == {AppendStatus.OK}
     snapshot = await bench.store.read(request.seq_id, prompt=True, from_indexes=[0] * 16)
     assert list(snapshot.prompt) == prompt
@@ -182,10 +183,10 @@ async def test_the_documented_acl_is_enough(bench: Any, server: EmbeddedStore, n
             assert (await waiting).what == "queued"
         await stream.aclose()
         await member.pop(ROUTER, 1, 1000)
-        for epoch, why in ((0, Why.QUEUED), (1, Why.CONNECTION), (2, Why.CONNECTION)):
+        for epoch, why in ((0, TakeReason.QUEUED), (1, TakeReason.CONNECTION), (2, TakeReason.CONNECTION)):
             await member.take(new().seq_id, epoch, Incarnation(f"w{epoch}"), f"t{epoch}", why)
-        await member.append_batch([Append(new().seq_id, 3, 0, 0, [1])])
-        await member.append_batch([Append(new().seq_id, 3, 0, 0, [1] * 20)])
+        await member.append_batch([AppendItem(new().seq_id, 3, 0, 0, [1])])
+        await member.append_batch([AppendItem(new().seq_id, 3, 0, 0, [1] * 20)])
         await bench.advance(5000)
         await member.sweep(10, 1000)
         await member.requeue(new().seq_id, 3)

@@ -8,8 +8,8 @@ import pytest
 
 from octavo import rpc
 from octavo.ids import Incarnation, SequenceId
-from octavo.record import Member
 from octavo.sampling import SamplingParams
+from octavo.store.calls import Member
 from octavo.v1 import worker_pb2_grpc
 from router.fleet.admission import Admission
 from router.fleet.kv_index import KvIndex

@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 
 from octavo.ids import Incarnation
 from router.fleet.pending_dispatches import Dispatched
-from router.placing.placement import EVICTED_SHARE, HOST_CREDIT, PREEMPTED_SHARE, WorkerView, place, room
+from router.fleet.worker_view import WorkerView
+from router.placing.placement import EVICTED_SHARE, HOST_CREDIT, PREEMPTED_SHARE, place, room
 
 BLOCK_SIZE = 16
 IDLE = WorkerView(

@@ -4,8 +4,9 @@ from collections.abc import Callable
 from typing import Any
 
 from octavo.ids import Incarnation
-from octavo.record import Append, AppendStatus, NewSequence, State
+from octavo.record import NewSequence, State
 from octavo.sampling import FinishReason
+from octavo.store.calls import AppendItem, AppendStatus
 
 W2, W3, W4 = (Incarnation(f"worker{i}") for i in (2, 3, 4))
 New = Callable[..., NewSequence]
@@ -15,7 +16,7 @@ async def test_appends_are_checked_for_epoch_index_and_content(bench: Any, new: 
     seq_id, epoch = new().seq_id, await bench.run(new())
 
     async def append(first: int, tokens: list[int], at: int = epoch, **more: Any) -> tuple[AppendStatus, int]:
-        [reply] = await bench.store.append_batch([Append(seq_id, at, 0, first, tokens, **more)])
+        [reply] = await bench.store.append_batch([AppendItem(seq_id, at, 0, first, tokens, **more)])
         return reply.status, reply.length
 
     assert await append(0, [7, 2**32 - 1]) == (AppendStatus.OK, 2)
@@ -40,9 +41,9 @@ async def test_appends_are_checked_for_epoch_index_and_content(bench: Any, new: 
 async def test_a_batch_answers_item_by_item(bench: Any, new: New) -> None:
     epochs = {name: await bench.run(new(name, num_branches=2)) for name in "abcdefgh"}
     ids = {name: new(name).seq_id for name in epochs}
-    items = [Append(ids[name], epochs[name], branch, 0, [branch, 3]) for name in ids for branch in (0, 1)]
-    items[3] = Append(ids["b"], 9, 1, 0, [1])
-    items.append(Append(new("unknown").seq_id, 1, 0, 0, [1]))
+    items = [AppendItem(ids[name], epochs[name], branch, 0, [branch, 3]) for name in ids for branch in (0, 1)]
+    items[3] = AppendItem(ids["b"], 9, 1, 0, [1])
+    items.append(AppendItem(new("unknown").seq_id, 1, 0, 0, [1]))
     expected = [AppendStatus.OK] * 17
     expected[3], expected[16] = AppendStatus.FENCED, AppendStatus.GONE
     assert [reply.status for reply in await bench.store.append_batch(items)] == expected
@@ -54,7 +55,7 @@ async def test_a_stop_string_stands_where_it_is_however_far_the_worker_went(benc
     request = new(num_branches=2)
     epoch = await bench.run(request)
     for branch in (0, 1):
-        item = Append(request.seq_id, epoch, branch, 0, [1, 2, 3], FinishReason.LENGTH, score=-3.0)
+        item = AppendItem(request.seq_id, epoch, branch, 0, [1, 2, 3], FinishReason.LENGTH, score=-3.0)
         await bench.store.append_batch([item])
     assert await bench.store.finish(request.seq_id, 0, FinishReason.STOP, 2, score=-2.5)
     assert await bench.store.finish(request.seq_id, 0, FinishReason.STOP, 2, score=-2.5)
@@ -67,8 +68,8 @@ async def test_a_stop_string_stands_where_it_is_however_far_the_worker_went(benc
 async def test_a_sequence_ends_with_its_last_branch(bench: Any, new: New) -> None:
     request = new(num_branches=3)
     epoch = await bench.run(request)
-    await bench.store.append_batch([Append(request.seq_id, epoch, 0, 0, [1, 2], FinishReason.LENGTH)])
-    await bench.store.append_batch([Append(request.seq_id, epoch, 1, 0, [1, 2, 3])])
+    await bench.store.append_batch([AppendItem(request.seq_id, epoch, 0, 0, [1, 2], FinishReason.LENGTH)])
+    await bench.store.append_batch([AppendItem(request.seq_id, epoch, 1, 0, [1, 2, 3])])
     assert await bench.store.finish(request.seq_id, 1, FinishReason.STOP, 2)
     assert not await bench.store.finish(request.seq_id, 2, FinishReason.STOP, 1)  # more than there is
     assert (await bench.store.read(request.seq_id)).record.state is State.RUNNING
@@ -85,8 +86,8 @@ async def test_tokens_prove_a_sequence_harmless(bench: Any, new: New) -> None:
     seq_id, epoch = new().seq_id, await bench.run(new())
     for crashes, owner in ((1, W2), (2, W3)):
         assert (await bench.crash(seq_id, epoch + crashes - 1, owner)).crashes == crashes
-    await bench.store.append_batch([Append(seq_id, epoch + 2, 0, 0, [1] * 15)])
+    await bench.store.append_batch([AppendItem(seq_id, epoch + 2, 0, 0, [1] * 15)])
     assert (await bench.store.read(seq_id)).record.crashes == 2
-    await bench.store.append_batch([Append(seq_id, epoch + 2, 0, 15, [1])])
+    await bench.store.append_batch([AppendItem(seq_id, epoch + 2, 0, 15, [1])])
     assert (await bench.store.read(seq_id)).record.crashes == 0
     assert (await bench.crash(seq_id, epoch + 2, W4)).crashes == 1

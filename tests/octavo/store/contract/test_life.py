@@ -4,8 +4,9 @@ from collections.abc import Callable
 from typing import Any
 
 from octavo.ids import Incarnation, RequestId, sequence_id
-from octavo.record import AcceptStatus, NewSequence, QueueLimits, State, Why
+from octavo.record import NewSequence, State
 from octavo.sampling import FinishReason
+from octavo.store.calls import AcceptStatus, QueueLimits, TakeReason
 
 ROUTER, OTHER = Incarnation("router1"), Incarnation("router2")
 W1 = Incarnation("worker1")
@@ -52,7 +53,7 @@ async def test_classes_then_arrival_and_requeued_ones_first(bench: Any, new: New
         await bench.store.accept(new(name, seq_id=ids[name], priority=priority), LIMITS)
     first = await bench.store.pop(ROUTER, 2, 100)
     assert [popped.seq_id for popped in first] == [ids["c"], ids["a"]]
-    epoch = (await bench.store.take(ids["a"], 0, W1, "t", Why.QUEUED)).epoch
+    epoch = (await bench.store.take(ids["a"], 0, W1, "t", TakeReason.QUEUED)).epoch
     assert await bench.store.requeue(ids["a"], epoch)
     assert await bench.store.requeue(ids["c"], 0)
     again = await bench.store.pop(ROUTER, 9, 100)
@@ -72,7 +73,7 @@ async def test_the_timeline_keeps_the_last_entries(bench: Any, new: New) -> None
     epoch = await bench.run(new())
     for i in range(40):
         await bench.advance(1)
-        epoch = (await bench.store.take(new().seq_id, epoch, W1, str(i), Why.REFUSED)).epoch
+        epoch = (await bench.store.take(new().seq_id, epoch, W1, str(i), TakeReason.REFUSED)).epoch
     timeline = (await bench.store.read(new().seq_id)).record.timeline
     assert timeline == tuple((ms, "taken", f"{W1} refused") for ms in range(9, 41))
 

@@ -5,8 +5,9 @@ from collections.abc import Callable
 from typing import Any
 
 from octavo.ids import Incarnation
-from octavo.record import Member, NewSequence, Notice, QueueLimits, State
+from octavo.record import NewSequence, State
 from octavo.sampling import FinishReason
+from octavo.store.calls import Member, Notice, QueueLimits
 
 ROUTER, OTHER = Incarnation("router1"), Incarnation("router2")
 W1, W2 = Incarnation("worker1"), Incarnation("worker2")

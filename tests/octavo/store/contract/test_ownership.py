@@ -7,8 +7,9 @@ from typing import Any
 
 from octavo.errors import PoisonSuspected
 from octavo.ids import Incarnation
-from octavo.record import Append, AppendStatus, Member, MigrateStatus, NewSequence, QueueLimits, State, TakeStatus, Why
+from octavo.record import NewSequence, State
 from octavo.sampling import FinishReason
+from octavo.store.calls import AppendItem, AppendStatus, Member, MigrateStatus, QueueLimits, TakeReason, TakeStatus
 
 ROUTER = Incarnation("router1")
 W1, W2, W3, W4 = (Incarnation(f"worker{i}") for i in (1, 2, 3, 4))
@@ -19,29 +20,31 @@ New = Callable[..., NewSequence]
 async def test_of_many_takers_one_wins(bench: Any, new: New) -> None:
     await bench.store.accept(new(), LIMITS)
     seq_id = new().seq_id
-    takes = [bench.store.take(seq_id, 0, Incarnation(f"w{i}"), f"t{i}", Why.QUEUED) for i in range(8)]
+    takes = [bench.store.take(seq_id, 0, Incarnation(f"w{i}"), f"t{i}", TakeReason.QUEUED) for i in range(8)]
     answers = await asyncio.gather(*takes)
     assert sorted(answer.status for answer in answers) == [TakeStatus.FENCED] * 7 + [TakeStatus.OK]
     winner = [answer.status for answer in answers].index(TakeStatus.OK)
-    assert (await bench.store.take(seq_id, 0, Incarnation("x"), f"t{winner}", Why.QUEUED)).status is TakeStatus.SAME
+    assert (
+        await bench.store.take(seq_id, 0, Incarnation("x"), f"t{winner}", TakeReason.QUEUED)
+    ).status is TakeStatus.SAME
 
 
 async def test_a_lease_protects_its_owner(bench: Any, new: New) -> None:
     seq_id, epoch = new().seq_id, await bench.run(new())
     await bench.store.heartbeat(Member("worker", W1, b"info"), 1000)
-    assert (await bench.store.take(seq_id, epoch, W2, "t", Why.LEASE)).status is TakeStatus.ALIVE
+    assert (await bench.store.take(seq_id, epoch, W2, "t", TakeReason.LEASE)).status is TakeStatus.ALIVE
     await bench.advance(1000)
-    taken = await bench.store.take(seq_id, epoch, W2, "t", Why.LEASE)
+    taken = await bench.store.take(seq_id, epoch, W2, "t", TakeReason.LEASE)
     assert (taken.status, taken.epoch, taken.crashes) == (TakeStatus.OK, epoch + 1, 1)
-    [stale] = await bench.store.append_batch([Append(seq_id, epoch, 0, 0, [1])])
+    [stale] = await bench.store.append_batch([AppendItem(seq_id, epoch, 0, 0, [1])])
     assert stale.status is AppendStatus.FENCED
 
 
 async def test_refusals_count_no_crash(bench: Any, new: New) -> None:
     seq_id, epoch = new().seq_id, await bench.run(new())
-    taken = await bench.store.take(seq_id, epoch, W2, "t", Why.REFUSED)
+    taken = await bench.store.take(seq_id, epoch, W2, "t", TakeReason.REFUSED)
     assert (taken.status, taken.crashes) == (TakeStatus.OK, 0)
-    assert (await bench.store.take(seq_id, epoch, W3, "u", Why.REFUSED)).status is TakeStatus.FENCED
+    assert (await bench.store.take(seq_id, epoch, W3, "u", TakeReason.REFUSED)).status is TakeStatus.FENCED
 
 
 async def test_two_suspects_never_share_a_worker(bench: Any, new: New) -> None:
@@ -78,11 +81,11 @@ async def test_an_innocent_sequence_is_not_blamed_for_a_suspect(bench: Any, new:
     innocents = [f"innocent{i}" for i in range(8)]  # in several shards
     for name in innocents:
         await bench.run(new(name), W3)
-        taken = await bench.store.take(new(name).seq_id, 1, W4, "t", Why.CONNECTION)
+        taken = await bench.store.take(new(name).seq_id, 1, W4, "t", TakeReason.CONNECTION)
         assert (taken.status, taken.crashes) == (TakeStatus.OK, 0)
     await bench.run(new("later"), W3)
     await bench.advance(60_000)  # nobody runs alone for ever
-    assert (await bench.store.take(new("later").seq_id, 1, W4, "t", Why.CONNECTION)).crashes == 1
+    assert (await bench.store.take(new("later").seq_id, 1, W4, "t", TakeReason.CONNECTION)).crashes == 1
     assert (await bench.crash(suspect, epoch + 2, W4)).status is TakeStatus.POISON
 
 
@@ -90,21 +93,21 @@ async def test_take_overs_freeze_after_a_restart(bench: Any, new: New) -> None:
     seq_id, epoch = new().seq_id, await bench.run(new())
     before = bench.store.generation
     await bench.restart()
-    frozen = await bench.store.take(seq_id, epoch, W2, "t", Why.CONNECTION)
+    frozen = await bench.store.take(seq_id, epoch, W2, "t", TakeReason.CONNECTION)
     assert (frozen.status, frozen.retry_ms) == (TakeStatus.FROZEN, 3000)
     assert bench.store.generation > before
     await bench.advance(2000)
     assert (await bench.store.sweep(10, 10_000)).orphans == []
-    assert (await bench.store.take(seq_id, epoch, W2, "t", Why.LEASE)).status is TakeStatus.FROZEN
+    assert (await bench.store.take(seq_id, epoch, W2, "t", TakeReason.LEASE)).status is TakeStatus.FROZEN
     await bench.advance(1000)
-    assert (await bench.store.take(seq_id, epoch, W2, "t", Why.LEASE)).status is TakeStatus.OK
+    assert (await bench.store.take(seq_id, epoch, W2, "t", TakeReason.LEASE)).status is TakeStatus.OK
 
 
 async def test_placing_goes_on_after_a_restart(bench: Any, new: New) -> None:
     await bench.store.accept(new(), LIMITS)
     await bench.restart()
     assert len(await bench.store.pop(ROUTER, 1, 100)) == 1
-    assert (await bench.store.take(new().seq_id, 0, W1, "t", Why.QUEUED)).status is TakeStatus.OK
+    assert (await bench.store.take(new().seq_id, 0, W1, "t", TakeReason.QUEUED)).status is TakeStatus.OK
 
 
 async def test_the_cancelled_are_not_run_again(bench: Any, new: New) -> None:
@@ -116,7 +119,7 @@ async def test_the_cancelled_are_not_run_again(bench: Any, new: New) -> None:
 
 async def test_commit_and_abort_exclude_each_other(bench: Any, new: New) -> None:
     seq_id, epoch, store = new().seq_id, await bench.run(new()), bench.store
-    await store.append_batch([Append(seq_id, epoch, 0, 0, [1, 2])])
+    await store.append_batch([AppendItem(seq_id, epoch, 0, 0, [1, 2])])
     assert (await store.mig_begin(seq_id, epoch, "m1", W2)).status is MigrateStatus.OK
     assert (await store.mig_begin(seq_id, epoch, "m2", W3)).status is MigrateStatus.BUSY
     assert (await store.mig_commit(seq_id, epoch, "m1", W2, [1])).status is MigrateStatus.GAP
@@ -127,7 +130,7 @@ async def test_commit_and_abort_exclude_each_other(bench: Any, new: New) -> None
         committed = await store.mig_commit(seq_id, epoch, "m2", W3, [2])
         assert (committed.status, committed.epoch) == (status, epoch + 1)
     assert (await store.mig_abort(seq_id, epoch, "m2")).status is MigrateStatus.COMMITTED
-    [stale] = await store.append_batch([Append(seq_id, epoch, 0, 2, [3])])
+    [stale] = await store.append_batch([AppendItem(seq_id, epoch, 0, 2, [3])])
     assert stale.status is AppendStatus.FENCED  # I8
-    [fresh] = await store.append_batch([Append(seq_id, epoch + 1, 0, 2, [3])])
+    [fresh] = await store.append_batch([AppendItem(seq_id, epoch + 1, 0, 2, [3])])
     assert fresh.status is AppendStatus.OK

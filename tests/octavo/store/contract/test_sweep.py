@@ -4,7 +4,8 @@ from collections.abc import Callable
 from typing import Any
 
 from octavo.ids import Incarnation
-from octavo.record import Member, NewSequence, QueueLimits, State
+from octavo.record import NewSequence, State
+from octavo.store.calls import Member, QueueLimits
 
 ROUTER, OTHER = Incarnation("router1"), Incarnation("router2")
 W1 = Incarnation("worker1")

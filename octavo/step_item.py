@@ -1,0 +1,31 @@
+"""What a worker tells routers of each branch: journalled tokens, as plain values. On the wire: octavo.v1.StepItem."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from octavo.errors import Failure
+from octavo.ids import SequenceId
+from octavo.sampling import FinishReason, TokenScore
+
+
+@dataclass(slots=True)
+class StepItem:
+    """Journalled tokens of one branch of a sequence, and the branch's end if it has ended."""
+
+    seq_id: SequenceId
+    epoch: int
+    branch: int
+    first_index: int  # of token_ids in the branch's output
+    token_ids: Sequence[int]
+    chain: int  # hash over prompt and output up to the last of token_ids
+    finish: FinishReason = FinishReason.NONE
+    failure: Failure | None = None  # with FinishReason.ERROR
+    scores: Sequence[TokenScore] = ()  # one per token, if log probabilities are asked for
+    prompt_scores: Sequence[TokenScore] = ()  # of prompt[1:], with the first item of branch 0, if asked for
+    cumulative_logprob: float | None = None  # of the branch up to here, where branches are ranked
+    cached_tokens: int | None = None  # prompt tokens found in the prefix cache; with the first item of a sequence
+
+    @property
+    def end(self) -> int:
+        """The index after the last token."""
+        return self.first_index + len(self.token_ids)

@@ -1,0 +1,44 @@
+"""A worker at a moment, as placement weighs it."""
+
+from dataclasses import dataclass, field
+
+from octavo.ids import Incarnation
+
+BRANCH_TOKENS = 32  # what a branch in the batch costs a newcomer
+OVERFLOW_TOKENS = 256  # what waiting for a branch to end costs, when the batch is full
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerView:
+    """A worker at a moment: what it reported last, and what this router has dispatched since."""
+
+    incarnation: Incarnation
+    worker_id: str
+    available: bool
+    reason_unavailable: str  # empty if available
+    queued_tokens: int  # prompt tokens it reported as still to compute
+    num_running: int  # branches in its batch
+    num_waiting: int  # sequences admitted and waiting, or in host memory
+    dispatched_tokens: int  # prompt tokens sent there that no report can have counted yet
+    num_dispatched: int  # sequences sent there that no report can have counted yet
+    num_free_blocks: int
+    num_cached_blocks: int  # nobody uses them, but they hold a prefix
+    num_blocks: int
+    block_size: int
+    max_batch_sequences: int
+    context_tokens: int
+    prefill_tokens_per_s: float = 0.0  # 0: not known yet
+    recent_picks: int = 0
+    # Worked out once per view, because a view outlives many placements.
+    num_coming: int = field(init=False)  # sequences on their way into its batch
+    load_cost: float = field(init=False)  # at its own speed
+    prompt_limit: int = field(init=False)  # prompts must be shorter
+
+    def __post_init__(self) -> None:
+        num_coming = self.num_waiting + self.num_dispatched
+        num_branches = self.num_running + num_coming
+        overflow = max(0, num_branches + 1 - self.max_batch_sequences)
+        load = self.queued_tokens + self.dispatched_tokens + BRANCH_TOKENS * num_branches + OVERFLOW_TOKENS * overflow
+        object.__setattr__(self, "num_coming", num_coming)
+        object.__setattr__(self, "load_cost", float(load))
+        object.__setattr__(self, "prompt_limit", min(self.context_tokens, self.num_blocks * self.block_size))
