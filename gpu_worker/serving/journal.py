@@ -18,7 +18,7 @@ from gpu_worker.serving.streams import Streams
 from octavo.errors import HistoryLost, StoreUnavailable
 from octavo.sampling import FinishReason
 from octavo.store.base import Store
-from octavo.store.calls import AppendItem, AppendReply, AppendStatus
+from octavo.store.calls import AppendItem, AppendReply, AppendStatus, Finish
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)
@@ -143,7 +143,7 @@ class Journal:
         failure = HistoryLost("the journal does not continue what this worker computed").failure().to_json()
         self._control.drop(entry.sequence)
         if (store := self._store) is not None:
-            await insist(lambda: store.finish(entry.seq_id, -1, FinishReason.ERROR, None, failure))
+            await insist(lambda: store.finish(Finish(entry.seq_id, FinishReason.ERROR, failure=failure)))
         if not entry.gone:
             self._streams.fail(entry, failure)
 
