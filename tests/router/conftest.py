@@ -8,7 +8,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from gpu_worker.serving.program import Door, Worker
+from gpu_worker.serving.listener import Listener
+from gpu_worker.serving.program import Worker
 from gpu_worker.testing.fake_runner import Chooser, FakeRunner, fold
 from octavo.client import AsyncClient
 from octavo.ids import Incarnation, new_incarnation
@@ -95,9 +96,9 @@ class World:
         runner = runner or FakeRunner(step_s=0.001)
         name = f"worker-{len(self.workers)}"
         made_settings = WorkerSettings(listen="127.0.0.1:0", worker_id=name, **{"lease_ms": 500, **settings})
-        door = Door(made_settings)
-        await door.open()
-        made = Worker(made_settings, door, store or MemoryStore(self.state), runner)
+        listener = Listener(made_settings)
+        await listener.open()
+        made = Worker(made_settings, listener, store or MemoryStore(self.state), runner)
         made.start()
         self.workers.append(made)
         self.runners.append(runner)
@@ -128,7 +129,7 @@ class World:
 
     async def ready(self) -> None:
         """Every router may give work to every worker."""
-        living = {worker._door.incarnation for worker in self.workers}
+        living = {worker.listener.incarnation for worker in self.workers}
         await self.until(
             lambda: all(
                 {view for view, link in router.pool.links.items() if link.view().available} >= living
@@ -156,7 +157,7 @@ class World:
         worker.lease.beat = lambda: None
         for task in (worker._journalling, worker._watching):
             task.cancel()
-        await worker._door.close(0)
+        await worker.listener.close(0)
         await asyncio.to_thread(worker.engine.stop)
 
     async def _stop_worker(self, worker: Worker) -> None:
