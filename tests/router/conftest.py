@@ -19,11 +19,9 @@ from octavo.store.memory import MemoryState, MemoryStore
 from octavo.text.byte_tokenizer import ByteTokenizer
 from octavo.text.ranking import rank
 from octavo.text.stop import TextStream
-from router.fleet import worker_link as workers
-from router.fleet import worker_pool as pool
-from router.fleet import worker_streams as streams
-from router.fleet.model_registry import WorkerHello
-from router.placing import dispatcher as queue
+from router.fleet import worker_link, worker_pool, worker_streams
+from router.fleet.model_registry import WorkerFacts
+from router.placing import dispatcher
 from router.program import Router
 
 SECRET = b"s" * 32
@@ -187,10 +185,10 @@ class World:
     def check(self) -> None:
         """Nothing is left behind by requests that have ended."""
         for router in self.routers:
-            assert len(router.hub) == 0
-            assert not router.placer._busy
+            assert len(router.sessions) == 0
+            assert not router.assigner._busy
             for link in router.pool.links.values():
-                assert link.dispatched.num_tokens >= 0
+                assert link.pending_dispatches.num_tokens >= 0
 
 
 @pytest.fixture
@@ -201,19 +199,19 @@ def oracle() -> Oracle:
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Waits that matter in production and only cost time here."""
-    monkeypatch.setattr(pool, "DISCOVER_S", 0.02)
-    monkeypatch.setattr(workers, "RECONNECT_S", 0.02)
-    monkeypatch.setattr(streams, "WATCH_MS", 50)
-    monkeypatch.setattr(streams, "RESYNC_S", 0.02)
-    monkeypatch.setattr(queue, "CLAIM_MS", 200)
-    monkeypatch.setattr(queue, "SWEEP_S", 0.1)
+    monkeypatch.setattr(worker_pool, "DISCOVER_S", 0.02)
+    monkeypatch.setattr(worker_link, "RECONNECT_S", 0.02)
+    monkeypatch.setattr(worker_streams, "WATCH_MS", 50)
+    monkeypatch.setattr(worker_streams, "RESYNC_S", 0.02)
+    monkeypatch.setattr(dispatcher, "CLAIM_MS", 200)
+    monkeypatch.setattr(dispatcher, "SWEEP_S", 0.1)
 
 
 @pytest.fixture
-def hello() -> Callable[..., WorkerHello]:
+def hello() -> Callable[..., WorkerFacts]:
     """What a worker says of itself; keyword arguments change it."""
 
-    def make(incarnation: str, **different: object) -> WorkerHello:
+    def make(incarnation: str, **different: object) -> WorkerFacts:
         usual = {
             "worker_id": "worker-0",
             "incarnation": Incarnation(incarnation),
@@ -230,7 +228,7 @@ def hello() -> Callable[..., WorkerHello]:
             "max_batch_sequences": 1,
             "device": "cpu",
         }
-        return WorkerHello(**{**usual, **different})
+        return WorkerFacts(**{**usual, **different})
 
     return make
 

@@ -15,7 +15,7 @@ from octavo.sampling import FinishReason, SamplingParams
 from octavo.store.calls import Member, TakeReason
 from octavo.store.memory import MemoryStore
 from octavo.v1 import admin_pb2, admin_pb2_grpc
-from router.streaming import owner_link as following
+from router.streaming import owner_link
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=60)
 PROMPT = list(range(3, 40))
@@ -156,7 +156,7 @@ async def test_what_no_worker_can_ever_hold_fails_at_once(world):
         worker.desk.admit = never
     with pytest.raises(TooLarge):
         await world.client().complete(PROMPT, GREEDY)
-    assert all(link.dispatched.num_tokens == 0 for link in world.routers[0].pool.links.values())
+    assert all(link.pending_dispatches.num_tokens == 0 for link in world.routers[0].pool.links.values())
 
 
 async def test_a_prompt_beyond_all_blocks_fails_at_once(world):
@@ -186,18 +186,18 @@ async def test_a_model_without_a_worker_keeps_no_other_waiting(world, oracle):
 
 async def test_taken_for_a_worker_that_never_got_it(world, oracle, monkeypatch):
     """A router that dies between take and Schedule leaves a sequence that its owner does not know."""
-    monkeypatch.setattr(following, "UNKNOWN_FOR_S", 0.2)
+    monkeypatch.setattr(owner_link, "UNKNOWN_FOR_S", 0.2)
     await world.start()
     router, worker = world.routers[0], world.workers[0]
-    start, taken = router.placer.start, []
+    start, taken = router.assigner.start, []
 
     async def take_only(seq_id, epoch, why):
         if taken:
             return await start(seq_id, epoch, why)
-        taken.append(await router.placer.store.take(seq_id, epoch, worker.listener.incarnation, "dead", why))
+        taken.append(await router.assigner.store.take(seq_id, epoch, worker.listener.incarnation, "dead", why))
         return None
 
-    router.placer.start = take_only
+    router.assigner.start = take_only
     completion = await world.client().complete([*PROMPT, 0], GREEDY, request_id="limbo")
     assert taken
     assert oracle.returned(completion) == oracle.outputs([*PROMPT, 0], GREEDY)
@@ -210,9 +210,9 @@ async def test_cancel_ends_what_nobody_runs(world, monkeypatch):
     router, worker = world.routers[0], world.workers[0]
 
     async def take_only(seq_id, epoch, why):
-        await router.placer.store.take(seq_id, epoch, worker.listener.incarnation, "dead", why)
+        await router.assigner.store.take(seq_id, epoch, worker.listener.incarnation, "dead", why)
 
-    router.placer.start = take_only
+    router.assigner.start = take_only
     client = world.client()
     task = asyncio.create_task(client.complete(PROMPT, GREEDY, request_id="limbo"))
     await world.until(lambda: world.state._entries and world.entry("limbo").record.state is State.RUNNING)
