@@ -1,4 +1,4 @@
-"""The desk between the RPC handlers and the engine: admits, cancels, swaps, grants, and keeps the logs in step.
+"""What RPC handlers and the journal ask of the engine, and what of it comes back to the event loop, in which order.
 
 Lives on the event loop; whatever touches the scheduler is posted to the engine and runs between two steps. What the
 engine decided comes back in the order it decided it: a log begins before the first result it is for.
@@ -70,7 +70,7 @@ class LoadReport:
     prefill_tokens_per_s: float
 
 
-class Desk:
+class EngineClient:
     """Everything the Worker service and the journal ask of the engine."""
 
     def __init__(self, engine: Engine, info: RunnerInfo, publisher: StepPublisher) -> None:

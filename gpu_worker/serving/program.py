@@ -12,7 +12,7 @@ from gpu_worker.scheduling.scheduler import Scheduler
 from gpu_worker.scheduling.step import Runner, StepResult
 from gpu_worker.serving.configuration import build_runner, scheduler_config
 from gpu_worker.serving.engine import IDLE_ROUND_S, Engine
-from gpu_worker.serving.engine_client import Desk
+from gpu_worker.serving.engine_client import EngineClient
 from gpu_worker.serving.journal import Journal
 from gpu_worker.serving.lease import Lease
 from gpu_worker.serving.listener import Listener
@@ -119,8 +119,8 @@ class Worker:
         idle_round_s = min(IDLE_ROUND_S, self._lease_s / 4)
         self.engine = Engine(scheduler, runner, self._on_result, self._on_progress, idle_round_s)
         self.publisher = StepPublisher(settings.stream_interval)
-        self.desk = Desk(self.engine, runner.info, self.publisher)
-        self.journal = Journal(store if settings.journal == "strict" else None, self.publisher, self.desk)
+        self.engine_client = EngineClient(self.engine, runner.info, self.publisher)
+        self.journal = Journal(store if settings.journal == "strict" else None, self.publisher, self.engine_client)
         info = {"worker_id": listener.worker_id, "endpoint": listener.endpoint, "pid": os.getpid()}
         self.lease = Lease(store, Member("worker", listener.incarnation, json.dumps(info).encode()), settings.lease_ms)
         self._journalling: asyncio.Task[None] | None = None
@@ -131,7 +131,7 @@ class Worker:
         self._journalling = asyncio.create_task(self.journal.run())
         self._watching = asyncio.create_task(self._watch_progress())
         self.engine.start()
-        self.listener.service.ready(self.desk)
+        self.listener.service.ready(self.engine_client)
 
     async def stop(self) -> None:
         """Takes nothing more, journals what it has, and leaves its sequences to others."""
@@ -160,7 +160,7 @@ class Worker:
         now, busy = time.monotonic(), self.engine.scheduler.has_work
         if now - self._refreshed > LOAD_EVERY_S or (self._busy and not busy):  # what was last is told before it idles
             self._refreshed = now
-            self.desk.refresh(self.engine.scheduler)
+            self.engine_client.refresh(self.engine.scheduler)
         self._busy = busy
 
     # On the event loop

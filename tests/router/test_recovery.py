@@ -135,14 +135,14 @@ async def test_no_room_anywhere_waits_without_spinning(world, oracle):
         admits += 1
         return [(Outcome.LATER, OutOfBlocks("full").failure()) for _ in requests]
 
-    real = [worker.desk.admit for worker in world.workers]
+    real = [worker.engine_client.admit for worker in world.workers]
     for worker in world.workers:
-        worker.desk.admit = later
+        worker.engine_client.admit = later
     task = asyncio.create_task(world.client().complete([*PROMPT, 0], GREEDY))
     await asyncio.sleep(0.5)
     assert 2 <= admits < 60  # once per worker and report, and not as fast as it goes
     for worker, admit in zip(world.workers, real, strict=True):
-        worker.desk.admit = admit
+        worker.engine_client.admit = admit
     await oracle.check([task])
 
 
@@ -153,7 +153,7 @@ async def test_what_no_worker_can_ever_hold_fails_at_once(world):
         return [(Outcome.NEVER, TooLarge("too large").failure()) for _ in requests]
 
     for worker in world.workers:
-        worker.desk.admit = never
+        worker.engine_client.admit = never
     with pytest.raises(TooLarge):
         await world.client().complete(PROMPT, GREEDY)
     assert all(link.pending_dispatches.num_tokens == 0 for link in world.routers[0].pool.links.values())

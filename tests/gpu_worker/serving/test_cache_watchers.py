@@ -14,7 +14,7 @@ from gpu_worker.scheduling.sequence import Sequence
 from gpu_worker.serving import cache_watchers as watchers_module
 from gpu_worker.serving.cache_watchers import CacheEventBatch, CacheWatchers
 from gpu_worker.serving.engine import Engine
-from gpu_worker.serving.engine_client import Desk, joined
+from gpu_worker.serving.engine_client import EngineClient, joined
 from gpu_worker.serving.step_publisher import StepPublisher
 from gpu_worker.testing.fake_runner import FakeRunner
 from octavo.ids import SequenceId
@@ -114,11 +114,11 @@ async def test_every_message_describes_the_cache_while_steps_run(seed):
 
     def between_steps() -> None:
         refill()
-        desk.refresh(scheduler)
+        engine_client.refresh(scheduler)
 
-    desk: Desk
+    engine_client: EngineClient
     engine = Engine(scheduler, runner, lambda result: None, between_steps, idle_round_s=0.01)
-    desk = Desk(engine, runner.info, StepPublisher())
+    engine_client = EngineClient(engine, runner.info, StepPublisher())
     refill()
     engine.start()
     engine.grant(0)
@@ -127,19 +127,19 @@ async def test_every_message_describes_the_cache_while_steps_run(seed):
     async def watch() -> None:
         nonlocal num_events
         await asyncio.sleep(rng.random() / 10)
-        watcher = desk.watchers.open_watcher()
-        device, host, batch = await desk.cache_snapshot(watcher)
+        watcher = engine_client.watchers.open_watcher()
+        device, host, batch = await engine_client.cache_snapshot(watcher)
         assert host == b""
         reader = Reader(device, batch)
         for _ in range(rng.randrange(1, 40)):
             await asyncio.sleep(rng.choice([0, 0, 0.01]))
             assert reader.apply(await watcher.next_batch(0.01))
         num_events += reader.num_events
-        desk.watchers.close_watcher(watcher)
+        engine_client.watchers.close_watcher(watcher)
 
     async with asyncio.timeout(60):
         await asyncio.gather(*(watch() for _ in range(12)))
     engine.stop()
     assert num_events > 50
     await asyncio.sleep(0)
-    assert not desk.watchers._watchers
+    assert not engine_client.watchers._watchers

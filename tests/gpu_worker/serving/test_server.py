@@ -19,7 +19,7 @@ from octavo.v1 import worker_pb2, worker_pb2_grpc
 async def service() -> AsyncIterator[Service]:
     made = Service()
     await made.start()
-    made.service.ready(made.desk)
+    made.service.ready(made.engine_client)
     yield made
     await made.stop()
 
@@ -44,7 +44,7 @@ async def test_a_worker_that_still_loads_says_so_to_every_call():
         assert isinstance(error, errors.Loading)
         assert raised.value.code() is grpc.StatusCode.UNAVAILABLE
         assert error.retry_after_ms > 0
-    made.service.ready(made.desk)
+    made.service.ready(made.engine_client)
     assert (await made.stub.Hello(worker_pb2.HelloRequest())).model == "fake"
     await made.stop()
 
@@ -317,4 +317,4 @@ async def test_watch_sends_a_snapshot_then_what_changes_and_the_load(service):
     assert len(hashes) == (3 + 20 - 1) // 4
     assert message.load.step_ms > 0
     watch.cancel()
-    await service.until(lambda: not service.desk.watchers._watchers)
+    await service.until(lambda: not service.engine_client.watchers._watchers)
