@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING, NoReturn
 
+from gpu_worker.serving.cache_watchers import CacheEventBatch
 from gpu_worker.serving.engine_client import AdmissionRequest, Desk, Outcome
 from gpu_worker.serving.messages import (
     SWAPS,
@@ -13,8 +14,7 @@ from gpu_worker.serving.messages import (
     step_to_wire,
     watch_to_wire,
 )
-from gpu_worker.serving.step_stream import Stream
-from gpu_worker.serving.watchers import Batch
+from gpu_worker.serving.step_subscription import StepSubscription
 from octavo import limits, wire
 from octavo.errors import Draining, InvalidArgument, Loading, ServingError, TooManyStreams, Unimplemented
 from octavo.ids import Incarnation, SequenceId
@@ -74,52 +74,54 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
     async def Step(
         self, requests: AsyncIterator[worker_pb2.StepRequest], context: "Context"
     ) -> AsyncIterator[worker_pb2.StepResult]:
-        streams = self._desk.streams
-        if len(streams.open_streams) >= MAX_STREAMS:
+        publisher = self._desk.publisher
+        if len(publisher.subscriptions) >= MAX_STREAMS:
             raise TooManyStreams(f"{MAX_STREAMS} Step streams are open: close one, or retry", retry_after_ms=1000)
-        stream = Stream()
-        streams.attach(stream)
-        reader = asyncio.create_task(self._read_commands(stream, requests))
+        subscription = StepSubscription()
+        publisher.attach(subscription)
+        reader = asyncio.create_task(self._read_commands(subscription, requests))
         try:
             while True:
-                while stream.ready:
-                    yield step_to_wire(stream.ready.popleft(), self._incarnation)
-                if stream.overflowed:
+                while subscription.ready:
+                    yield step_to_wire(subscription.ready.popleft(), self._incarnation)
+                if subscription.overflowed:
                     raise TooManyStreams("this stream reads too slowly: read the journal and follow again")
                 if reader.done():
                     reader.result()  # a bad command ends the stream with its error
-                if (stream.closing or reader.done()) and not stream.num_awaited:
+                if (subscription.closing or reader.done()) and not subscription.num_awaited:
                     return
-                await stream.wake.wait()
-                stream.wake.clear()
+                await subscription.wake.wait()
+                subscription.wake.clear()
         finally:
-            streams.detach(stream)
+            publisher.detach(subscription)
             reader.cancel()
             await asyncio.gather(reader, return_exceptions=True)
 
-    async def _read_commands(self, stream: Stream, requests: AsyncIterator[worker_pb2.StepRequest]) -> None:
+    async def _read_commands(
+        self, subscription: StepSubscription, requests: AsyncIterator[worker_pb2.StepRequest]
+    ) -> None:
         try:
             async for request in requests:
-                self._command(stream, request)
+                self._command(subscription, request)
         finally:
-            stream.wake.set()
+            subscription.wake.set()
 
-    def _command(self, stream: Stream, request: worker_pb2.StepRequest) -> None:
+    def _command(self, subscription: StepSubscription, request: worker_pb2.StepRequest) -> None:
         desk = self._desk
         if not request.HasField("open"):  # which a router sends first, so that it is told of nothing else
-            desk.streams.observe(stream)
+            desk.publisher.add_observer(subscription)
         match request.WhichOneof("command"):
             case "open":
-                desk.streams.name(stream, check_router_id(stream, request.open.router_id))
+                desk.publisher.assign_router(subscription, check_router_id(subscription, request.open.router_id))
             case "grant":
-                desk.grant(stream, request.grant.steps)
+                desk.grant(subscription, request.grant.steps)
             case "pause":
                 desk.pause()
             case "follow":
                 follow = request.follow
-                desk.streams.follow(stream, SequenceId(follow.seq_id), list(follow.next_indexes))
+                desk.publisher.follow(subscription, SequenceId(follow.seq_id), list(follow.next_indexes))
             case "unfollow":
-                desk.streams.unfollow(stream, SequenceId(request.unfollow.seq_id))
+                desk.publisher.unfollow(subscription, SequenceId(request.unfollow.seq_id))
             case _:
                 raise InvalidArgument("command", "send one of open, grant, pause, follow, unfollow")
 
@@ -138,17 +140,17 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
         self, request: worker_pb2.WatchRequest, context: "Context"
     ) -> AsyncIterator[worker_pb2.WatchResponse]:
         desk = self._desk
-        watcher = desk.watchers.open()
+        watcher = desk.watchers.open_watcher()
         interval_s = max(MIN_WATCH_MS, request.interval_ms or DEFAULT_WATCH_MS) / 1000
         try:
             device, host, batch = await desk.cache_snapshot(watcher)
             yield self._watched(batch, (device, host))
             while True:
-                yield self._watched(await watcher.next(interval_s))
+                yield self._watched(await watcher.next_batch(interval_s))
         finally:
-            desk.watchers.close(watcher)
+            desk.watchers.close_watcher(watcher)
 
-    def _watched(self, batch: Batch, snapshot: tuple[bytes, bytes] | None = None) -> worker_pb2.WatchResponse:
+    def _watched(self, batch: CacheEventBatch, snapshot: tuple[bytes, bytes] | None = None) -> worker_pb2.WatchResponse:
         return watch_to_wire(self._incarnation, self._desk.report, batch, draining=self.draining, snapshot=snapshot)
 
     async def Drain(self, request: worker_pb2.DrainRequest, context: "Context") -> NoReturn:
@@ -184,10 +186,10 @@ def check_batch(field: str, size: int) -> None:
         raise InvalidArgument(field, f"{size} items; send at most {limits.MAX_BATCH_ITEMS}")
 
 
-def check_router_id(stream: Stream, router_id: str) -> str:
+def check_router_id(subscription: StepSubscription, router_id: str) -> str:
     if not (1 <= len(router_id) <= limits.MAX_ROUTER_ID_CHARS and router_id.isascii() and router_id.isprintable()):
         raise InvalidArgument("open.router_id", f"must be 1 to {limits.MAX_ROUTER_ID_CHARS} printable ASCII characters")
-    if stream.router_id not in ("", router_id):
+    if subscription.router_id not in ("", router_id):
         raise InvalidArgument("open.router_id", "this stream has another one; open a second stream")
     return router_id
 

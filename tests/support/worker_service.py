@@ -12,7 +12,7 @@ from gpu_worker.serving.engine import Engine
 from gpu_worker.serving.engine_client import Desk
 from gpu_worker.serving.journal import Journal
 from gpu_worker.serving.server import WorkerService
-from gpu_worker.serving.streams import Streams
+from gpu_worker.serving.step_publisher import StepPublisher
 from gpu_worker.testing.fake_runner import FakeRunner
 from octavo import errors, hashing, rpc, wire
 from octavo.ids import Incarnation
@@ -39,9 +39,9 @@ class Service:
         self.engine = Engine(
             Scheduler(config, self.runner.info), self.runner, on_result, on_progress, idle_round_s=0.02
         )
-        self.streams = Streams()
-        self.desk = Desk(self.engine, self.runner.info, self.streams)
-        self.journal = Journal(None, self.streams, self.desk)
+        self.publisher = StepPublisher()
+        self.desk = Desk(self.engine, self.runner.info, self.publisher)
+        self.journal = Journal(None, self.publisher, self.desk)
         self.service = WorkerService("w", Incarnation("me"))
 
     async def start(self) -> None:

@@ -17,7 +17,7 @@ RETRY_S = 0.1
 PATIENCE_S = 20.0
 
 
-async def forever(what: str, once: Callable[[], Awaitable[object]]) -> None:
+async def repeat_forever(what: str, once: Callable[[], Awaitable[object]]) -> None:
     """Does `once` again and again. No error ends it: it is logged, and the next round comes a little later."""
     while True:
         try:
@@ -42,7 +42,7 @@ async def patiently(call: Callable[[], Awaitable[T]], patience_s: float = PATIEN
             await asyncio.sleep(RETRY_S)
 
 
-class Background:
+class BackgroundTasks:
     """Tasks of their own. Errors are logged, and whatever the task was to do is left to the next sweep."""
 
     def __init__(self) -> None:

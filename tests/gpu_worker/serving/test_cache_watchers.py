@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 
 from gpu_worker.scheduling.scheduler import Scheduler, SchedulerConfig
 from gpu_worker.scheduling.sequence import Sequence
-from gpu_worker.serving import watchers as watchers_module
+from gpu_worker.serving import cache_watchers as watchers_module
+from gpu_worker.serving.cache_watchers import CacheEventBatch, CacheWatchers
 from gpu_worker.serving.engine import Engine
 from gpu_worker.serving.engine_client import Desk, joined
-from gpu_worker.serving.streams import Streams
-from gpu_worker.serving.watchers import Batch, Watchers
+from gpu_worker.serving.step_publisher import StepPublisher
 from gpu_worker.testing.fake_runner import FakeRunner
 from octavo.ids import SequenceId
 from octavo.sampling import SamplingParams
@@ -24,7 +24,7 @@ from octavo.sampling import SamplingParams
 class Reader:
     """What a router makes of a Watch stream."""
 
-    def __init__(self, device: bytes, batch: Batch) -> None:
+    def __init__(self, device: bytes, batch: CacheEventBatch) -> None:
         self.hashes = {device[start : start + 16] for start in range(0, len(device), 16)}
         self.event_seq = batch.event_seq
         self.num_events = 0
@@ -37,7 +37,7 @@ class Reader:
             digest ^= int.from_bytes(block_hash[:8], "little")
         return digest
 
-    def apply(self, batch: Batch) -> bool:
+    def apply(self, batch: CacheEventBatch) -> bool:
         """False if it has to start over. Whatever is applied must leave exactly the cache that is described."""
         if self.event_seq + len(batch.events) != batch.event_seq:
             return False
@@ -67,32 +67,32 @@ def test_joining_keeps_order_and_content(events):
 
 async def test_a_watcher_that_falls_too_far_behind_has_a_gap_and_holds_little(monkeypatch):
     monkeypatch.setattr(watchers_module, "MAX_PENDING_BYTES", 100)
-    watchers = Watchers()
-    slow, quick = watchers.open(), watchers.open()
-    reader = Reader(b"", Batch(0, 0, []))
+    watchers = CacheWatchers()
+    slow, quick = watchers.open_watcher(), watchers.open_watcher()
+    reader = Reader(b"", CacheEventBatch(0, 0, []))
     digest = 0
     for number in range(1, 50):
         block_hash = number.to_bytes(16, "big")[::-1]
         digest ^= int.from_bytes(block_hash[:8], "little")
-        watchers.publish([("stored", block_hash)], digest)
+        watchers.publish_events([("stored", block_hash)], digest)
         assert sum(len(data) for _, data in slow.events) <= 100
-        assert reader.apply(await quick.next(0.01))
-    assert not Reader(b"", Batch(0, 0, [])).apply(slow.take())
-    watchers.publish([("stored", b"x" * 16)], digest)  # and after that it is told again
-    assert len(slow.take().events) == 1
+        assert reader.apply(await quick.next_batch(0.01))
+    assert not Reader(b"", CacheEventBatch(0, 0, [])).apply(slow.take_batch())
+    watchers.publish_events([("stored", b"x" * 16)], digest)  # and after that it is told again
+    assert len(slow.take_batch().events) == 1
 
 
 async def test_next_returns_after_the_interval_with_nothing_new():
-    watcher = Watchers().open()
-    batch = await watcher.next(0.001)
-    assert batch == Batch(0, 0, [])
+    watcher = CacheWatchers().open_watcher()
+    batch = await watcher.next_batch(0.001)
+    assert batch == CacheEventBatch(0, 0, [])
 
 
 async def test_closed_watchers_are_told_nothing():
-    watchers = Watchers()
-    watcher = watchers.open()
-    watchers.close(watcher)
-    watchers.publish([("stored", b"x" * 16)], 1)
+    watchers = CacheWatchers()
+    watcher = watchers.open_watcher()
+    watchers.close_watcher(watcher)
+    watchers.publish_events([("stored", b"x" * 16)], 1)
     assert not watcher.events
 
 
@@ -118,7 +118,7 @@ async def test_every_message_describes_the_cache_while_steps_run(seed):
 
     desk: Desk
     engine = Engine(scheduler, runner, lambda result: None, between_steps, idle_round_s=0.01)
-    desk = Desk(engine, runner.info, Streams())
+    desk = Desk(engine, runner.info, StepPublisher())
     refill()
     engine.start()
     engine.grant(0)
@@ -127,15 +127,15 @@ async def test_every_message_describes_the_cache_while_steps_run(seed):
     async def watch() -> None:
         nonlocal num_events
         await asyncio.sleep(rng.random() / 10)
-        watcher = desk.watchers.open()
+        watcher = desk.watchers.open_watcher()
         device, host, batch = await desk.cache_snapshot(watcher)
         assert host == b""
         reader = Reader(device, batch)
         for _ in range(rng.randrange(1, 40)):
             await asyncio.sleep(rng.choice([0, 0, 0.01]))
-            assert reader.apply(await watcher.next(0.01))
+            assert reader.apply(await watcher.next_batch(0.01))
         num_events += reader.num_events
-        desk.watchers.close(watcher)
+        desk.watchers.close_watcher(watcher)
 
     async with asyncio.timeout(60):
         await asyncio.gather(*(watch() for _ in range(12)))

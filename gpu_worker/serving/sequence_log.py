@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from gpu_worker.scheduling.sequence import Sequence
 from gpu_worker.scheduling.step import Delta
-from gpu_worker.serving.step_stream import Item, Stream
+from gpu_worker.serving.step_subscription import StepItem, StepSubscription
 from octavo.hashing import extend_chain
 from octavo.ids import SequenceId
 from octavo.sampling import FinishReason
@@ -22,7 +22,7 @@ class BranchLog:
     failure: str = ""
     ended: bool = False  # also when it had ended before this worker: then the record knows how
     # Where branches compete: each item as it was told. A stop string may end the branch at any of them, by its score.
-    told: list[Item] = field(default_factory=list)
+    told: list[StepItem] = field(default_factory=list)
 
 
 class SequenceLog:
@@ -34,7 +34,7 @@ class SequenceLog:
         self, sequence: Sequence, prompt_chain: int, outputs: Seq[Seq[int]], ended_branches: Iterable[int]
     ) -> None:
         self.sequence = sequence
-        self.followers: set[Stream] = set()
+        self.followers: set[StepSubscription] = set()
         self.gone = False
         self.branches = [BranchLog(list(tokens), extend_chain(prompt_chain, tokens)) for tokens in outputs]
         for branch in ended_branches:
@@ -55,15 +55,15 @@ class SequenceLog:
     def ended(self) -> bool:
         return all(branch.ended for branch in self.branches)
 
-    def _item(self, branch: int, first_index: int) -> Item:
+    def _item(self, branch: int, first_index: int) -> StepItem:
         """The log of a branch from there on."""
         log = self.branches[branch]
         first, tokens = min(first_index, len(log.tokens)), tuple(log.tokens[first_index:])
-        return Item(self.seq_id, self.epoch, branch, first, tokens, log.chain, log.finish, log.failure)
+        return StepItem(self.seq_id, self.epoch, branch, first, tokens, log.chain, log.finish, log.failure)
 
-    def items_from(self, next_indexes: Seq[int]) -> list[Item]:
+    def items_from(self, next_indexes: Seq[int]) -> list[StepItem]:
         """What a reader misses that is there in each branch; 0 where no index is given."""
-        items: list[Item] = []
+        items: list[StepItem] = []
         for branch, log in enumerate(self.branches):
             start = next_indexes[branch] if branch < len(next_indexes) else 0
             if log.told:
@@ -72,14 +72,14 @@ class SequenceLog:
                 items.append(self._item(branch, start))
         return items
 
-    def append(self, delta: Delta) -> Item:
+    def append(self, delta: Delta) -> StepItem:
         """Records tokens the journal has taken; what followers are told of them."""
         log = self.branches[delta.branch_index]
         new = delta.token_ids[max(0, len(log.tokens) - delta.first_index) :]
         log.tokens.extend(new)
         log.chain = extend_chain(log.chain, new)
         log.finish, log.failure, log.ended = delta.finish, delta.failure, bool(delta.finish)
-        item = Item(
+        item = StepItem(
             self.seq_id,
             self.epoch,
             delta.branch_index,
@@ -97,10 +97,10 @@ class SequenceLog:
             log.told.append(item)
         return item
 
-    def failures(self, failure: str) -> list[Item]:
+    def failures(self, failure: str) -> list[StepItem]:
         """What followers are told when what runs of it ended in a way the journal does not know."""
         return [
-            Item(self.seq_id, self.epoch, branch, len(log.tokens), (), log.chain, FinishReason.ERROR, failure)
+            StepItem(self.seq_id, self.epoch, branch, len(log.tokens), (), log.chain, FinishReason.ERROR, failure)
             for branch, log in enumerate(self.branches)
             if not log.ended
         ]

@@ -3,11 +3,11 @@
 import asyncio
 
 from octavo.errors import StoreUnavailable
-from router import background
+from router import background_tasks
 
 
 async def test_no_error_ends_a_loop(monkeypatch):
-    monkeypatch.setattr(background, "PAUSE_S", 0.001)
+    monkeypatch.setattr(background_tasks, "PAUSE_S", 0.001)
     rounds = []
 
     async def once() -> None:
@@ -15,7 +15,7 @@ async def test_no_error_ends_a_loop(monkeypatch):
         await asyncio.sleep(0)
         raise [StoreUnavailable("down"), ValueError("a defect")][len(rounds) % 2]
 
-    task = asyncio.create_task(background.forever("test", once))
+    task = asyncio.create_task(background_tasks.repeat_forever("test", once))
     try:
         async with asyncio.timeout(5):
             while len(rounds) < 5:  # noqa: ASYNC110

@@ -9,8 +9,8 @@ from typing import Self
 Handler = Callable[[int, FrameType | None], object]
 
 
-class Interrupts:
-    """Inside this context SIGINT waits for the next `check`, which passes it to the handler that was there before.
+class InterruptGuard:
+    """Inside this context SIGINT waits for the next `deliver_interrupt`, which calls the handler that was there before.
 
     A second SIGINT does not wait. Elsewhere than in the main thread, and where SIGINT is ignored or ends the process,
     nothing changes.
@@ -31,9 +31,9 @@ class Interrupts:
         if self._previous is not None:
             signal.signal(signal.SIGINT, self._previous)
         if kind is None:
-            self.check()
+            self.deliver_interrupt()
 
-    def check(self) -> None:
+    def deliver_interrupt(self) -> None:
         """Nothing is half done: what was noted may take effect."""
         if self._noted is not None and self._previous is not None:
             noted, self._noted = self._noted, None
@@ -43,4 +43,4 @@ class Interrupts:
         again = self._noted is not None
         self._noted = (signum, frame)
         if again:
-            self.check()
+            self.deliver_interrupt()
