@@ -20,7 +20,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 PIP := $(BIN)/python -m pip install --constraint requirements/constraints.txt
 TERSE := sed -u '/^Requirement already/d'
 INSTALLED := .venv/.installed
-CPP := $(wildcard csrc/*/*.cpp csrc/*/*.h csrc/*/*/*.h csrc/*/*.inl csrc/*/*/*.inl csrc/cuda/*.cu csrc/cuda/*.cuh csrc/cuda/*/*.cuh csrc/cuda/shim/*.cpp tests/csrc/*.cpp)
+CPP := $(wildcard csrc/*/*.cpp csrc/*/*.h csrc/*/*/*.h csrc/*/*.inl csrc/*/*/*.inl csrc/cuda/*.cu csrc/cuda/*.cuh csrc/cuda/*/*.cuh tests/csrc/*.cpp tests/csrc/simt/*.cpp tests/csrc/simt/*.h)
 
 .PHONY: help
 help:  ## list the targets

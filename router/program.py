@@ -16,16 +16,16 @@ from octavo.store import open_store
 from octavo.store.base import Store
 from octavo.store.calls import Member, QueueLimits
 from router.admin.service import AdminService
-from router.background import Background, forever
-from router.fleet.model_registry import Models
+from router.background_tasks import BackgroundTasks, repeat_forever
+from router.fleet.model_registry import ModelRegistry
 from router.fleet.worker_pool import WorkerPool
-from router.placing.assigner import Placer
+from router.placing.assigner import Assigner
 from router.placing.dispatcher import Dispatcher
-from router.session_registry import Hub
-from router.streaming.request_preparer import Intake
+from router.session_registry import SessionRegistry
+from router.streaming.request_preparer import RequestPreparer
 from router.streaming.resume_tokens import ResumeTokens
 from router.streaming.server import InferenceService
-from router.streaming.session_context import Services
+from router.streaming.session_context import SessionContext
 
 log = logging.getLogger(__name__)
 
@@ -42,21 +42,21 @@ class Router:
         self._settings = settings
         self._store = store
         self.incarnation = incarnation
-        self.hub = Hub()
-        self.models = Models()
-        self.pool = WorkerPool(store, incarnation, self.hub, self.models, self._lost, self._reported)
-        self._background = Background()
-        self.placer = Placer(store, self.pool, self.hub, self.models, self._background)
+        self.sessions = SessionRegistry()
+        self.models = ModelRegistry()
+        self.pool = WorkerPool(store, incarnation, self.sessions, self.models, self._lost, self._reported)
+        self._background = BackgroundTasks()
+        self.assigner = Assigner(store, self.pool, self.sessions, self.models, self._background)
         self.dispatcher = Dispatcher(
-            store, incarnation, self.pool, self.placer, self.hub, self._background, settings.grace_ms
+            store, incarnation, self.pool, self.assigner, self.sessions, self._background, settings.grace_ms
         )
         attend_s = max(MIN_ATTEND_S, settings.grace_ms / 3000)
         tokens = ResumeTokens(secret)
-        self.services = Services(store, incarnation, self.hub, self.pool, self.dispatcher, tokens, attend_s)
+        self.services = SessionContext(store, incarnation, self.sessions, self.pool, self.dispatcher, tokens, attend_s)
         limits = QueueLimits(settings.max_queued_requests, settings.max_queued_tokens)
-        intake = Intake(self.models, incarnation)
-        self.inference = InferenceService(self.services, self.models, intake, limits, settings.max_streams)
-        self.admin = AdminService(self.services, self.placer, intake)
+        preparer = RequestPreparer(self.models, incarnation)
+        self.inference = InferenceService(self.services, self.models, preparer, limits, settings.max_streams)
+        self.admin = AdminService(self.services, self.assigner, preparer)
         self._tasks: list[asyncio.Task[None]] = []
 
     async def start(self) -> None:
@@ -78,11 +78,11 @@ class Router:
         }
         self._member = Member("router", self.incarnation, json.dumps(info).encode())
         loops = (
-            self.hub.run(),
+            self.sessions.run(),
             self.dispatcher.run(),
-            forever("discovery", self.pool.discover),
-            forever("lease", self._lease),
-            forever("health", self._health),
+            repeat_forever("discovery", self.pool.discover),
+            repeat_forever("lease", self._lease),
+            repeat_forever("health", self._health),
         )
         self._tasks = [asyncio.create_task(loop) for loop in loops]
         await self._public.start()

@@ -17,14 +17,14 @@ TICK_S = 0.1
 
 
 @dataclass(frozen=True, slots=True)
-class Placed:
+class Assignment:
     """A worker runs the sequence, and its Step stream carries it to this router."""
 
     epoch: int
     owner: Incarnation
 
 
-class Listener(Protocol):
+class RegisteredSession(Protocol):
     """What a session lets others tell it. `item` is a worker's StepItem; only session.py looks inside."""
 
     seq_id: SequenceId
@@ -35,7 +35,7 @@ class Listener(Protocol):
         ...
 
     def deliver(self, item: object) -> None: ...
-    def placed(self, placed: Placed) -> None: ...
+    def placed(self, placed: Assignment) -> None: ...
     def noticed(self, notice: Notice) -> None:
         """The store told of something."""
         ...
@@ -57,11 +57,11 @@ class Listener(Protocol):
         ...
 
 
-class Hub:
+class SessionRegistry:
     """Sessions by sequence. Lives on the event loop."""
 
     def __init__(self) -> None:
-        self._listeners: dict[SequenceId, list[Listener]] = {}
+        self._sessions: dict[SequenceId, list[RegisteredSession]] = {}
         self.now = time.monotonic()  # as of the last tick: coarse, and cheaper than a clock and a timer per token
 
     async def run(self) -> None:
@@ -69,66 +69,66 @@ class Hub:
         while True:
             await asyncio.sleep(TICK_S)
             self.now = time.monotonic()
-            self._tell(self._all(), lambda listener: listener.tick(self.now))
+            self._tell(self._all(), lambda session: session.tick(self.now))
 
-    def add(self, listener: Listener) -> None:
-        self._listeners.setdefault(listener.seq_id, []).append(listener)
+    def add(self, session: RegisteredSession) -> None:
+        self._sessions.setdefault(session.seq_id, []).append(session)
 
-    def remove(self, listener: Listener) -> bool:
+    def remove(self, session: RegisteredSession) -> bool:
         """Whether it was the last one of its sequence."""
-        listeners = self._listeners.get(listener.seq_id, [])
-        if listener in listeners:
-            listeners.remove(listener)
-        if not listeners:
-            self._listeners.pop(listener.seq_id, None)
-        return not listeners
+        sessions = self._sessions.get(session.seq_id, [])
+        if session in sessions:
+            sessions.remove(session)
+        if not sessions:
+            self._sessions.pop(session.seq_id, None)
+        return not sessions
 
     def __contains__(self, seq_id: SequenceId) -> bool:
-        return seq_id in self._listeners
+        return seq_id in self._sessions
 
     def __len__(self) -> int:
-        return len(self._listeners)
+        return len(self._sessions)
 
     def deliver(self, seq_id: SequenceId, item: object) -> bool:
         """Hands a worker's item on; False when nobody here wants it."""
-        listeners = self._listeners.get(seq_id)
-        if listeners is None:
+        sessions = self._sessions.get(seq_id)
+        if sessions is None:
             return False
-        for listener in listeners:
-            listener.deliver(item)
+        for session in sessions:
+            session.deliver(item)
         return True
 
-    def placed(self, seq_id: SequenceId, placed: Placed) -> None:
-        self._tell(self._of(seq_id), lambda listener: listener.placed(placed))
+    def placed(self, seq_id: SequenceId, placed: Assignment) -> None:
+        self._tell(self._of(seq_id), lambda session: session.placed(placed))
 
     def noticed(self, notice: Notice) -> None:
-        self._tell(self._of(notice.seq_id), lambda listener: listener.noticed(notice))
+        self._tell(self._of(notice.seq_id), lambda session: session.noticed(notice))
 
     def unknown(self, seq_id: SequenceId, owner: Incarnation) -> None:
-        self._tell(self._of(seq_id), lambda listener: listener.unknown(owner))
+        self._tell(self._of(seq_id), lambda session: session.unknown(owner))
 
     def check(self, seq_ids: Iterable[SequenceId]) -> None:
         for seq_id in seq_ids:
-            self._tell(self._of(seq_id), lambda listener: listener.check())
+            self._tell(self._of(seq_id), lambda session: session.check())
 
     def check_owned(self, owner: Incarnation) -> None:
         """After a reconnect, or a loss, each session of that worker sees where it is."""
-        self._tell([each for each in self._all() if each.owner == owner], lambda listener: listener.check())
+        self._tell([each for each in self._all() if each.owner == owner], lambda session: session.check())
 
     def end(self, error: ServingError) -> None:
         """Ends all streams; the requests go on."""
-        self._tell(self._all(), lambda listener: listener.end(error))
+        self._tell(self._all(), lambda session: session.end(error))
 
-    def _of(self, seq_id: SequenceId) -> list[Listener]:
-        return list(self._listeners.get(seq_id, ()))
+    def _of(self, seq_id: SequenceId) -> list[RegisteredSession]:
+        return list(self._sessions.get(seq_id, ()))
 
-    def _all(self) -> list[Listener]:
-        return [listener for listeners in self._listeners.values() for listener in listeners]
+    def _all(self) -> list[RegisteredSession]:
+        return [session for sessions in self._sessions.values() for session in sessions]
 
-    def _tell(self, listeners: Iterable[Listener], what: Callable[[Listener], None]) -> None:
+    def _tell(self, sessions: Iterable[RegisteredSession], what: Callable[[RegisteredSession], None]) -> None:
         """One session's defect is not another's."""
-        for listener in listeners:
+        for session in sessions:
             try:
-                what(listener)
+                what(session)
             except Exception:
                 log.exception("a session failed")

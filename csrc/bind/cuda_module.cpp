@@ -1,4 +1,4 @@
-// gpu_worker._C_cuda: the CUDA half of the extension, and the same kernels on a CPU for tests (_C_cuda_shim).
+// gpu_worker._C_cuda: the CUDA half of the extension, and the same kernels on a CPU for tests (_C_cuda_simt).
 //
 // A tensor is a tuple (address, type, shape, strides in elements), type as in octavo::DType; nothing is None. A stream
 // is an integer. Arguments are checked by the ops; the GIL is released while they queue.
@@ -9,8 +9,8 @@
 #include "cuda/device.h"
 #include "cuda/swap.h"
 #include "plan/attention_plan.h"
-#ifdef OCTAVO_SIMT_SHIM
-#include "cuda/shim/cuda_runtime.h"
+#ifdef OCTAVO_SIMT
+#include "simt/cuda_runtime.h"
 #endif
 
 namespace py = pybind11;
@@ -266,12 +266,12 @@ void bind_plans(py::module_& module) {
 
 }  // namespace
 
-#ifdef OCTAVO_SIMT_SHIM
+#ifdef OCTAVO_SIMT
 void bind_runtime(py::module_&& module) {
-    module.def("take_calls", &octavo::shim::take_calls);
-    module.def("fail_after", &octavo::shim::fail_after);
-    module.def("live", &octavo::shim::live);
-    module.def("place_memory", &octavo::shim::place_memory);
+    module.def("take_calls", &octavo::simt::take_calls);
+    module.def("fail_after", &octavo::simt::fail_after);
+    module.def("live", &octavo::simt::live);
+    module.def("place_memory", &octavo::simt::place_memory);
 }
 #endif
 
@@ -284,7 +284,7 @@ PYBIND11_MODULE(OCTAVO_MODULE, module) {
                "once; None: nothing. Does not wait.");
     bind_types(module);
     bind_plans(module);
-#ifdef OCTAVO_SIMT_SHIM
+#ifdef OCTAVO_SIMT
     bind_runtime(module.def_submodule("runtime"));
 #endif
     OCTAVO_OP(cache_write, "(kv, keys, values, slots, stream)");

@@ -17,9 +17,9 @@ from typing import Self, TypedDict, Unpack
 
 from tqdm import tqdm
 
-from gpu_worker.offline.interrupts import Interrupts
-from gpu_worker.offline.offline_request import Answer, CompletionOutput, RequestOutput
-from gpu_worker.offline.request_builder import Intake, Message, Params, Prompt
+from gpu_worker.offline.interrupt_guard import InterruptGuard
+from gpu_worker.offline.offline_request import CompletionOutput, OfflineRequest, RequestOutput
+from gpu_worker.offline.request_builder import Message, Params, Prompt, RequestBuilder
 from gpu_worker.scheduling.scheduler import Admission, Scheduler
 from gpu_worker.scheduling.sequence import Sequence as ScheduledSequence
 from gpu_worker.scheduling.step import Runner
@@ -87,7 +87,7 @@ class LLM:
         self.engine = self._new_engine()
         self._root = hashing.root_key(self.info.fingerprint, self.info.layout)
         seeds: random.Random = random.SystemRandom() if seed is None else random.Random(seed)
-        self._intake = Intake(self.info, self.tokenizer, seeds)
+        self._builder = RequestBuilder(self.info, self.tokenizer, seeds)
         self._lock = threading.Lock()
         self._num_requests = 0
 
@@ -112,7 +112,7 @@ class LLM:
         Everything is checked before anything runs: InvalidArgument and TooLarge name the prompt. After Ctrl-C nothing
         is left behind.
         """
-        answers = self._intake.prompts(prompts, sampling_params)
+        answers = self._builder.from_prompts(prompts, sampling_params)
         with self._lock:
             return self._answer(answers, use_tqdm)
 
@@ -123,27 +123,27 @@ class LLM:
         use_tqdm: bool = True,
     ) -> list[RequestOutput]:
         """The assistant's answers to one conversation or many, each a list of {"role": …, "content": …}."""
-        answers = self._intake.conversations(conversations, sampling_params)
+        answers = self._builder.from_conversations(conversations, sampling_params)
         with self._lock:
             return self._answer(answers, use_tqdm)
 
     # Running it
 
-    def _answer(self, answers: Sequence[Answer], use_tqdm: bool) -> list[RequestOutput]:
+    def _answer(self, answers: Sequence[OfflineRequest], use_tqdm: bool) -> list[RequestOutput]:
         with tqdm(total=len(answers), unit="prompt", dynamic_ncols=True, disable=not use_tqdm) as bar:
             self._run(answers, bar)
         return [answer.output() for answer in answers]
 
-    def _run(self, answers: Sequence[Answer], bar: tqdm) -> None:
-        with Interrupts() as interrupts:
+    def _run(self, answers: Sequence[OfflineRequest], bar: tqdm) -> None:
+        with InterruptGuard() as guard:
             try:
                 self._check_room(answers)
-                self._steps(answers, bar, interrupts)
+                self._steps(answers, bar, guard)
             except BaseException:
                 self.engine = self._new_engine()  # what had not ended, and any step half done, goes with the old one
                 raise
 
-    def _check_room(self, answers: Sequence[Answer]) -> None:
+    def _check_room(self, answers: Sequence[OfflineRequest]) -> None:
         """Nothing is waiting yet, so the scheduler takes each one, unless it can never run here."""
         scheduler = self.engine.scheduler
         for answer in answers:
@@ -151,11 +151,11 @@ class LLM:
             _check(answer, scheduler.admit(sequence))
             scheduler.drop(sequence.seq_id)
 
-    def _steps(self, answers: Sequence[Answer], bar: tqdm, interrupts: Interrupts) -> None:
-        waiting, going = deque(answers), dict[SequenceId, Answer]()
+    def _steps(self, answers: Sequence[OfflineRequest], bar: tqdm, guard: InterruptGuard) -> None:
+        waiting, going = deque(answers), dict[SequenceId, OfflineRequest]()
         progress = Progress(bar)
         while waiting or going:
-            interrupts.check()
+            guard.deliver_interrupt()
             self._admit(waiting, going)
             result = self.engine.step()
             for delta in result.deltas:
@@ -163,7 +163,7 @@ class LLM:
                 answer = going.get(seq_id)
                 if answer is None:
                     continue
-                stopped = answer.take(delta)
+                stopped = answer.add_delta(delta)
                 progress.num_tokens += len(delta.token_ids)
                 if answer.ended:
                     self.engine.scheduler.drop(seq_id)  # a stop string may have ended it
@@ -175,7 +175,7 @@ class LLM:
             if not result.num_tokens and not result.deltas:
                 time.sleep(BLOCKED_ROUND_S)  # whoever is there has to wait for time to pass
 
-    def _admit(self, waiting: deque[Answer], going: dict[SequenceId, Answer]) -> None:
+    def _admit(self, waiting: deque[OfflineRequest], going: dict[SequenceId, OfflineRequest]) -> None:
         """As many as the scheduler's queue takes; a longer one would only slow its decisions down."""
         scheduler = self.engine.scheduler
         while waiting and len(scheduler.workload.waiting) < scheduler.config.max_waiting:
@@ -183,7 +183,7 @@ class LLM:
             going[sequence.seq_id] = waiting.popleft()
             _check(going[sequence.seq_id], scheduler.admit(sequence))
 
-    def _sequence(self, answer: Answer) -> ScheduledSequence:
+    def _sequence(self, answer: OfflineRequest) -> ScheduledSequence:
         self._num_requests += 1
         return ScheduledSequence.from_admission(
             seq_id=SequenceId(f"{self._num_requests:032x}"),
@@ -216,6 +216,6 @@ class Progress:
             self._bar.set_postfix_str(f"{self.num_tokens / (now - self._began):.1f} tokens/s")
 
 
-def _check(answer: Answer, admission: Admission) -> None:
+def _check(answer: OfflineRequest, admission: Admission) -> None:
     if not admission.ok:
         raise TooLarge(f"{answer.place}: {admission.message}")

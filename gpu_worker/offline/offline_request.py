@@ -50,7 +50,7 @@ class _Branch:
     finish: FinishReason = FinishReason.NONE
     stop_reason: str | int | None = None
 
-    def take(self, delta: Delta, params: SamplingParams) -> None:
+    def add_delta(self, delta: Delta, params: SamplingParams) -> None:
         self.token_ids += delta.token_ids
         self.scores += delta.scores
         if delta.cumulative_logprob is not None:
@@ -79,7 +79,7 @@ class _Branch:
         )
 
 
-class Answer:
+class OfflineRequest:
     """One request: what was asked, and what has come of it so far."""
 
     def __init__(
@@ -104,7 +104,7 @@ class Answer:
     def ended(self) -> bool:
         return all(branch.finish for branch in self._branches)
 
-    def take(self, delta: Delta) -> bool:
+    def add_delta(self, delta: Delta) -> bool:
         """Takes in what a step brought. True if it completed a stop string: the engine knows nothing of that."""
         branch = self._branches[delta.branch_index]
         self._num_cached = delta.cached_tokens if delta.cached_tokens is not None else self._num_cached
@@ -113,7 +113,7 @@ class Answer:
             return False
         if delta.failure:
             self._failure = Failure.from_json(delta.failure)
-        branch.take(delta, self.params)
+        branch.add_delta(delta, self.params)
         return bool(branch.finish and not delta.finish)
 
     def output(self) -> RequestOutput:

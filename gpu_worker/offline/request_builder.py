@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from numbers import Integral
 from typing import cast
 
-from gpu_worker.offline.offline_request import Answer
+from gpu_worker.offline.offline_request import OfflineRequest
 from gpu_worker.scheduling.step import RunnerInfo
 from octavo import validation
 from octavo.errors import InvalidArgument
@@ -22,7 +22,7 @@ Message = Mapping[str, str]  # {"role": ..., "content": ...}
 Params = SamplingParams | Sequence[SamplingParams] | None  # for all, or one for each
 
 
-class Intake:
+class RequestBuilder:
     """Makes answers of prompts and conversations; requests without a seed of their own draw one from `seeds`."""
 
     def __init__(self, info: RunnerInfo, tokenizer: Tokenizer | ByteTokenizer, seeds: random.Random) -> None:
@@ -30,7 +30,7 @@ class Intake:
         self._tokenizer = tokenizer
         self._seeds = seeds
 
-    def prompts(self, prompts: Prompt | Sequence[Prompt], params: Params) -> list[Answer]:
+    def from_prompts(self, prompts: Prompt | Sequence[Prompt], params: Params) -> list[OfflineRequest]:
         """Of one prompt or many, in their order."""
         single = bool(prompts) and (isinstance(prompts, str) or _all_ids(prompts))
         listed = cast("Sequence[Prompt]", [prompts] if single else prompts)
@@ -38,9 +38,9 @@ class Intake:
         tokens = [self._encode(prompt, f"prompts[{i}]") for i, prompt in enumerate(listed)]
         return self._answers("prompts", texts, tokens, params)
 
-    def conversations(
+    def from_conversations(
         self, conversations: Sequence[Message] | Sequence[Sequence[Message]], params: Params
-    ) -> list[Answer]:
+    ) -> list[OfflineRequest]:
         """Of one conversation or many, in their order."""
         single = bool(conversations) and isinstance(conversations[0], Mapping)
         listed = cast("Sequence[Sequence[Message]]", [conversations] if single else conversations)
@@ -67,7 +67,7 @@ class Intake:
 
     def _answers(
         self, name: str, texts: Sequence[str | None], tokens: Sequence[list[int]], params: Params
-    ) -> list[Answer]:
+    ) -> list[OfflineRequest]:
         each = self._params(params, len(tokens))
         return [
             self._answer(f"{name}[{i}]", text, token_ids, own)
@@ -100,7 +100,7 @@ class Intake:
         except InvalidArgument as error:
             raise InvalidArgument(f"{place}.{error.field}", error.message.removeprefix(f"{error.field}: ")) from None
 
-    def _answer(self, place: str, text: str | None, token_ids: list[int], params: SamplingParams) -> Answer:
+    def _answer(self, place: str, text: str | None, token_ids: list[int], params: SamplingParams) -> OfflineRequest:
         """To a request that has passed every check."""
         info = self._info
         try:
@@ -115,7 +115,7 @@ class Intake:
             context_tokens=info.context_tokens,
             seed_source=lambda: self._seeds.getrandbits(63),
         )
-        return Answer(place, text, token_ids, resolved, lambda: self._new_stream(resolved))
+        return OfflineRequest(place, text, token_ids, resolved, lambda: self._new_stream(resolved))
 
     def _new_stream(self, params: SamplingParams) -> TextStream:
         detokenizer = self._tokenizer.detokenizer(params.skip_special_tokens)

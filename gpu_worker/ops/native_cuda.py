@@ -47,7 +47,7 @@ def ref(tensor: Tensor) -> Ref:
 
 
 class NativeCudaOps:
-    """Ops over the extension, on one device. `extension` may be the shim that tests run on a CPU.
+    """Ops over the extension, on one device. `extension` may be the simulator that tests run on a CPU.
 
     `batch_invariant`: what a sequence gets does not depend on who else is in the batch, where the kernels compute it.
     """

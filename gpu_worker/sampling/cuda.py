@@ -26,7 +26,7 @@ _IN_THE_PROMPT, _NOWHERE = 0, -1  # what the kernel calls a token's count
 
 
 class CudaSampler(Sampler):
-    """For logits on `device`. `extension` may be the shim that tests run on a CPU."""
+    """For logits on `device`. `extension` may be the simulator that tests run on a CPU."""
 
     def __init__(
         self, extension: ModuleType, vocab_size: int, device: torch.device, eos_token_ids: tuple[int, ...] = ()

@@ -1,4 +1,4 @@
-"""The desk between the RPC handlers and the engine: admits, cancels, swaps, grants, and keeps the logs in step.
+"""What RPC handlers and the journal ask of the engine, and what of it comes back to the event loop, in which order.
 
 Lives on the event loop; whatever touches the scheduler is posted to the engine and runs between two steps. What the
 engine decided comes back in the order it decided it: a log begins before the first result it is for.
@@ -18,10 +18,10 @@ from gpu_worker.scheduling.results import Admission, Load
 from gpu_worker.scheduling.scheduler import Scheduler
 from gpu_worker.scheduling.sequence import Sequence
 from gpu_worker.scheduling.step import RunnerInfo
+from gpu_worker.serving.cache_watchers import CacheEventBatch, CacheWatcher, CacheWatchers, Event
 from gpu_worker.serving.engine import Engine, Grant
-from gpu_worker.serving.step_stream import MAX_PENDING_STEPS, Stream
-from gpu_worker.serving.streams import Streams
-from gpu_worker.serving.watchers import Batch, Event, Watcher, Watchers
+from gpu_worker.serving.step_publisher import StepPublisher
+from gpu_worker.serving.step_subscription import MAX_PENDING_STEPS, StepSubscription
 from octavo import hashing, validation
 from octavo.errors import Failure, InvalidArgument, OutOfBlocks, ServingError, StaleEpoch, TooLarge
 from octavo.ids import SequenceId
@@ -61,7 +61,7 @@ class AdmissionRequest:
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class LoadReport:
     """How busy the worker was at one moment between two steps, and how fast it has been."""
 
     load: Load
@@ -70,14 +70,14 @@ class Report:
     prefill_tokens_per_s: float
 
 
-class Desk:
+class EngineClient:
     """Everything the Worker service and the journal ask of the engine."""
 
-    def __init__(self, engine: Engine, info: RunnerInfo, streams: Streams) -> None:
+    def __init__(self, engine: Engine, info: RunnerInfo, publisher: StepPublisher) -> None:
         self.engine = engine
         self.info = info
-        self.streams = streams
-        self.watchers = Watchers()
+        self.publisher = publisher
+        self.watchers = CacheWatchers()
         self.report = self._report(engine.scheduler)
         self._loop = asyncio.get_running_loop()
         self._deciding: dict[tuple[SequenceId, int], asyncio.Task[Answer]] = {}
@@ -97,13 +97,13 @@ class Desk:
             self._deciding[key] = deciding
             deciding.add_done_callback(lambda _: self._deciding.pop(key))
         answer = await asyncio.shield(deciding)
-        entry = self.streams.logs.get(request.seq_id)
+        entry = self.publisher.logs.get(request.seq_id)
         if entry is not None and entry.epoch == request.epoch:
-            self.streams.add_follower(entry, router_id)
+            self.publisher.add_follower(entry, router_id)
         return answer
 
     async def _decide(self, request: AdmissionRequest, router_id: str) -> Answer:
-        known_epoch = self.streams.known_epoch(request.seq_id)
+        known_epoch = self.publisher.known_epoch(request.seq_id)
         if known_epoch == request.epoch:  # also when it has ended since
             return Outcome.ADMITTED, None
         if known_epoch is not None and known_epoch > request.epoch:
@@ -128,7 +128,7 @@ class Desk:
         """Replaces what runs here of an older epoch, whatever the answer: the store has given it away already."""
         outputs = request.outputs or [[] for _ in range(sequence.params.num_branches)]
         chain = hashing.prompt_chain(request.prompt)
-        streams, soon = self.streams, self._loop.call_soon_threadsafe
+        publisher, soon = self.publisher, self._loop.call_soon_threadsafe
 
         def command(scheduler: Scheduler) -> Admission:
             known = scheduler.sequences.get(sequence.seq_id)
@@ -137,9 +137,9 @@ class Desk:
             scheduler.drop(sequence.seq_id)
             admission = scheduler.admit(sequence)
             if admission.ok:
-                soon(streams.begin, sequence, chain, outputs, request.finished_branches, router_id)
+                soon(publisher.open_log, sequence, chain, outputs, request.finished_branches, router_id)
             else:
-                soon(streams.forget_before, sequence.seq_id, sequence.epoch)
+                soon(publisher.forget_before, sequence.seq_id, sequence.epoch)
             return admission
 
         return command
@@ -194,21 +194,21 @@ class Desk:
 
     # What routers ask of the loop
 
-    def grant(self, stream: Stream, steps: int) -> None:
-        if not steps <= MAX_GRANT_STEPS - stream.num_awaited:
+    def grant(self, subscription: StepSubscription, steps: int) -> None:
+        if not steps <= MAX_GRANT_STEPS - subscription.num_awaited:
             raise InvalidArgument(
                 "grant.steps",
-                f"{steps} beside the {stream.num_awaited} still to come are more than {MAX_GRANT_STEPS}; "
+                f"{steps} beside the {subscription.num_awaited} still to come are more than {MAX_GRANT_STEPS}; "
                 "grant 0 to let the worker run until Pause",
             )
-        stream.num_awaited += steps
-        self.engine.grant(steps, stream)
+        subscription.num_awaited += steps
+        self.engine.grant(steps, subscription)
 
     def pause(self) -> None:
         def revoke(future: "Future[list[Grant]]") -> None:
             for grant in future.result() if not future.exception() else ():
-                if isinstance(grant.owner, Stream):
-                    self._loop.call_soon_threadsafe(self.streams.revoke, grant.owner, grant.steps)
+                if isinstance(grant.owner, StepSubscription):
+                    self._loop.call_soon_threadsafe(self.publisher.revoke_steps, grant.owner, grant.steps)
 
         self.engine.pause().add_done_callback(revoke)
 
@@ -248,22 +248,22 @@ class Desk:
         events = joined(scheduler.cache.take_events())
         self._loop.call_soon_threadsafe(self._publish, self._report(scheduler), events, scheduler.cache.digest)
 
-    def _report(self, scheduler: Scheduler) -> Report:
+    def _report(self, scheduler: Scheduler) -> LoadReport:
         times = self.engine.times
-        return Report(scheduler.load(), times.num_steps, times.step_s, times.prefill_tokens_per_s)
+        return LoadReport(scheduler.load(), times.num_steps, times.step_s, times.prefill_tokens_per_s)
 
-    def _publish(self, report: Report, events: Seq[Event], digest: int) -> None:
+    def _publish(self, report: LoadReport, events: Seq[Event], digest: int) -> None:
         self.report = report
         if events:
-            self.watchers.publish(events, digest)
+            self.watchers.publish_events(events, digest)
 
-    async def cache_snapshot(self, watcher: Watcher) -> tuple[bytes, bytes, Batch]:
+    async def cache_snapshot(self, watcher: CacheWatcher) -> tuple[bytes, bytes, CacheEventBatch]:
         """(device, host) hashes, and their event number and digest; the watcher's events go on from there."""
-        taken: asyncio.Future[tuple[bytes, bytes, Batch]] = self._loop.create_future()
+        taken: asyncio.Future[tuple[bytes, bytes, CacheEventBatch]] = self._loop.create_future()
 
         def begin(device: bytes, host: bytes) -> None:
             if not taken.done():
-                taken.set_result((device, host, watcher.take()))
+                taken.set_result((device, host, watcher.take_batch()))
 
         def command(scheduler: Scheduler) -> None:
             self.refresh(scheduler)  # so that nothing before the snapshot is told after it

@@ -13,12 +13,12 @@ from typing import Protocol, TypeVar
 
 from gpu_worker.scheduling.sequence import Sequence
 from gpu_worker.scheduling.step import Delta, StepResult
-from gpu_worker.serving.logs import SequenceLog
-from gpu_worker.serving.streams import Streams
+from gpu_worker.serving.sequence_log import SequenceLog
+from gpu_worker.serving.step_publisher import StepPublisher
 from octavo.errors import HistoryLost, StoreUnavailable
 from octavo.sampling import FinishReason
 from octavo.store.base import Store
-from octavo.store.calls import AppendItem, AppendReply, AppendStatus
+from octavo.store.calls import AppendItem, AppendReply, AppendStatus, Finish
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)
@@ -42,10 +42,10 @@ class Journal:
     """Appends deltas in order, and feeds the streams with what the store has accepted."""
 
     def __init__(
-        self, store: Store | None, streams: Streams, control: EngineControl, window_steps: int = WINDOW_STEPS
+        self, store: Store | None, publisher: StepPublisher, control: EngineControl, window_steps: int = WINDOW_STEPS
     ) -> None:
         self._store = store  # None: journal off, for benchmarks
-        self._streams = streams
+        self._publisher = publisher
         self._control = control
         self._window = window_steps
         self._pending: deque[StepResult] = deque()
@@ -91,7 +91,7 @@ class Journal:
         self._control.hold(held)
 
     async def _append(self, results: list[StepResult]) -> None:
-        current = self._streams.current
+        current = self._publisher.find_log
         steps = [[(delta, entry) for delta in r.deltas if (entry := current(delta))] for r in results]
         replies = iter(await self._send([as_append(delta) for step in steps for delta, _ in step]))
         for result, step in zip(results, steps, strict=True):
@@ -100,7 +100,7 @@ class Journal:
                 # An answer before this one, or the engine, may have ended the sequence or the branch.
                 if not entry.gone and not entry.branches[delta.branch_index].ended:
                     await self._settle(entry, delta, reply)
-            self._streams.flush(result)
+            self._publisher.flush(result)
 
     async def _send(self, items: list[AppendItem]) -> list[AppendReply]:
         store = self._store
@@ -114,12 +114,12 @@ class Journal:
         if reply.status == AppendStatus.GAP:
             reply = await self._mend(entry, delta, reply.length)
         if reply.status in ACCEPTED:
-            self._streams.accept(entry, delta)
+            self._publisher.publish_delta(entry, delta)
             if reply.status == AppendStatus.OK_CANCEL and not delta.finish:
                 self._control.cancel_one(entry.sequence)
         elif reply.status == AppendStatus.CLOSED:
             self._control.end_branch(entry.sequence, delta.branch_index)
-            self._streams.end_branch(entry, delta.branch_index)
+            self._publisher.end_branch(entry, delta.branch_index)
         elif reply.status in BROKEN:
             await self._give_up(entry, reply.status)
         else:
@@ -128,7 +128,7 @@ class Journal:
             why = "another worker owns it now" if fenced else "its record is gone"
             log.warning("sequence %s: refused at epoch %d: %s", entry.seq_id, entry.epoch, why)
             self._control.drop(entry.sequence)
-            self._streams.forget(entry)
+            self._publisher.forget_log(entry)
 
     async def _mend(self, entry: SequenceLog, delta: Delta, length: int) -> AppendReply:
         """The store lost the end of the journal: this worker still has every token, and appends from there."""
@@ -143,9 +143,9 @@ class Journal:
         failure = HistoryLost("the journal does not continue what this worker computed").failure().to_json()
         self._control.drop(entry.sequence)
         if (store := self._store) is not None:
-            await insist(lambda: store.finish(entry.seq_id, -1, FinishReason.ERROR, None, failure))
+            await insist(lambda: store.finish(Finish(entry.seq_id, FinishReason.ERROR, failure=failure)))
         if not entry.gone:
-            self._streams.fail(entry, failure)
+            self._publisher.publish_failure(entry, failure)
 
 
 async def insist(call: Callable[[], Awaitable[T]]) -> T:

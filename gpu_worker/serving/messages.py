@@ -2,9 +2,9 @@
 
 from gpu_worker.scheduling.scheduler import Scheduler
 from gpu_worker.scheduling.step import RunnerInfo
-from gpu_worker.serving.engine_client import AdmissionRequest, Outcome, Report, SwapOperation
-from gpu_worker.serving.step_stream import Item, Step
-from gpu_worker.serving.watchers import Batch
+from gpu_worker.serving.cache_watchers import CacheEventBatch
+from gpu_worker.serving.engine_client import AdmissionRequest, LoadReport, Outcome, SwapOperation
+from gpu_worker.serving.step_subscription import StepItem, StepMessage
 from octavo import wire
 from octavo.errors import Failure, ServingError
 from octavo.ids import Incarnation, SequenceId
@@ -74,7 +74,7 @@ def outcome_to_wire(seq_id: str, outcome: Outcome, failure: Failure | None) -> w
     )
 
 
-def step_to_wire(step: Step, incarnation: Incarnation) -> worker_pb2.StepResult:
+def step_to_wire(step: StepMessage, incarnation: Incarnation) -> worker_pb2.StepResult:
     return worker_pb2.StepResult(
         step_id=step.step_id,
         incarnation=incarnation,
@@ -85,7 +85,7 @@ def step_to_wire(step: Step, incarnation: Incarnation) -> worker_pb2.StepResult:
     )
 
 
-def item_to_wire(item: Item) -> worker_pb2.StepItem:
+def item_to_wire(item: StepItem) -> worker_pb2.StepItem:
     message = worker_pb2.StepItem(
         seq_id=item.seq_id,
         epoch=item.epoch,
@@ -115,8 +115,8 @@ def score_to_wire(score: TokenScore) -> types_pb2.Logprobs:
 
 def watch_to_wire(
     incarnation: Incarnation,
-    report: Report,
-    batch: Batch,
+    report: LoadReport,
+    batch: CacheEventBatch,
     *,
     draining: bool,
     snapshot: tuple[bytes, bytes] | None = None,
@@ -138,7 +138,7 @@ def event_to_wire(kind: str, hashes: bytes) -> worker_pb2.KvEvent:
     return worker_pb2.KvEvent(stored=hashes) if kind == "stored" else worker_pb2.KvEvent(removed=hashes)
 
 
-def load_to_wire(report: Report, *, draining: bool) -> worker_pb2.Load:
+def load_to_wire(report: LoadReport, *, draining: bool) -> worker_pb2.Load:
     load = report.load
     return worker_pb2.Load(
         num_running=load.num_running,

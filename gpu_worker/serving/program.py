@@ -10,17 +10,14 @@ import time
 
 from gpu_worker.scheduling.scheduler import Scheduler
 from gpu_worker.scheduling.step import Runner, StepResult
-from gpu_worker.serving.address import advertised_host, advertised_port
 from gpu_worker.serving.configuration import build_runner, scheduler_config
 from gpu_worker.serving.engine import IDLE_ROUND_S, Engine
-from gpu_worker.serving.engine_client import Desk
+from gpu_worker.serving.engine_client import EngineClient
 from gpu_worker.serving.journal import Journal
 from gpu_worker.serving.lease import Lease
-from gpu_worker.serving.server import SERVICES, WorkerService, add_services
-from gpu_worker.serving.streams import Streams
-from octavo import rpc
+from gpu_worker.serving.listener import Listener
+from gpu_worker.serving.step_publisher import StepPublisher
 from octavo.errors import ServingError, StoreUnavailable
-from octavo.ids import Incarnation, new_incarnation
 from octavo.loop import Stopped, before, stop_event
 from octavo.settings import WorkerSettings
 from octavo.store import open_store
@@ -41,8 +38,8 @@ async def serve(settings: WorkerSettings) -> int:
     """Runs until SIGTERM or SIGINT. Returns the exit status."""
     stop = stop_event()
     try:
-        door = Door(settings)
-        await door.open()
+        listener = Listener(settings)
+        await listener.open()
     except RuntimeError as error:
         log.error("cannot listen on %s: %s", settings.listen, error)
         return 1
@@ -52,15 +49,15 @@ async def serve(settings: WorkerSettings) -> int:
         await before(stop, until_open(store))
     except ServingError as error:
         log.error("cannot start: %s", error)
-        await door.close(0)
+        await listener.close(0)
         return 1
     except Stopped:
         log.info("asked to end while starting")
-        await door.close(0)
+        await listener.close(0)
         os._exit(0)  # a model that another thread loads cannot be interrupted, and there is nothing to save
     gc.collect()
     gc.freeze()  # else a full collection walks all that was imported, and no step begins for a tenth of a second
-    worker = Worker(settings, door, store, runner)
+    worker = Worker(settings, listener, store, runner)
     try:
         worker.start()
         await stop.wait()
@@ -109,42 +106,11 @@ async def until_open(store: Store) -> None:
             await asyncio.sleep(STORE_RETRY_S)
 
 
-class Door:
-    """What listens from the beginning: health says NOT_SERVING and the services Loading until there is a worker.
-
-    Raises NoAddress where others could not call it.
-    """
-
-    def __init__(self, settings: WorkerSettings) -> None:
-        self._listen = settings.listen
-        self._host = advertised_host(settings.listen, settings.advertise)
-        self._port = advertised_port(settings.advertise)
-        self.worker_id = settings.worker_id or f"worker-{self._host}-{settings.listen.rpartition(':')[2]}"
-        self.incarnation: Incarnation = new_incarnation()
-        self.endpoint = ""
-        self.service = WorkerService(self.worker_id, self.incarnation)
-        self._server = rpc.server(internal=True)
-        self.health = rpc.add_standard_services(self._server, SERVICES)
-        add_services(self._server, self.service)
-
-    async def open(self) -> None:
-        """Raises RuntimeError if the address cannot be had."""
-        port = self._server.add_insecure_port(self._listen)
-        self.endpoint = f"{self._host}:{self._port or port}"
-        await self._server.start()
-        log.info(
-            "%s (%s) listens on %s, to be called at %s", self.worker_id, self.incarnation, self._listen, self.endpoint
-        )
-
-    async def close(self, grace_s: float = 0.5) -> None:
-        await self._server.stop(grace_s)
-
-
 class Worker:
     """One worker process life, from loaded to ended."""
 
-    def __init__(self, settings: WorkerSettings, door: Door, store: Store, runner: Runner) -> None:
-        self._door = door
+    def __init__(self, settings: WorkerSettings, listener: Listener, store: Store, runner: Runner) -> None:
+        self.listener = listener
         self._loop = asyncio.get_running_loop()
         self._refreshed = 0.0  # with _busy: the engine's thread alone looks at it
         self._busy = False
@@ -152,11 +118,11 @@ class Worker:
         scheduler = Scheduler(scheduler_config(settings, runner.info), runner.info)
         idle_round_s = min(IDLE_ROUND_S, self._lease_s / 4)
         self.engine = Engine(scheduler, runner, self._on_result, self._on_progress, idle_round_s)
-        self.streams = Streams(settings.stream_interval)
-        self.desk = Desk(self.engine, runner.info, self.streams)
-        self.journal = Journal(store if settings.journal == "strict" else None, self.streams, self.desk)
-        info = {"worker_id": door.worker_id, "endpoint": door.endpoint, "pid": os.getpid()}
-        self.lease = Lease(store, Member("worker", door.incarnation, json.dumps(info).encode()), settings.lease_ms)
+        self.publisher = StepPublisher(settings.stream_interval)
+        self.engine_client = EngineClient(self.engine, runner.info, self.publisher)
+        self.journal = Journal(store if settings.journal == "strict" else None, self.publisher, self.engine_client)
+        info = {"worker_id": listener.worker_id, "endpoint": listener.endpoint, "pid": os.getpid()}
+        self.lease = Lease(store, Member("worker", listener.incarnation, json.dumps(info).encode()), settings.lease_ms)
         self._journalling: asyncio.Task[None] | None = None
         self._watching: asyncio.Task[None] | None = None
 
@@ -165,12 +131,12 @@ class Worker:
         self._journalling = asyncio.create_task(self.journal.run())
         self._watching = asyncio.create_task(self._watch_progress())
         self.engine.start()
-        self._door.service.ready(self.desk)
+        self.listener.service.ready(self.engine_client)
 
     async def stop(self) -> None:
         """Takes nothing more, journals what it has, and leaves its sequences to others."""
-        self._door.service.draining = True
-        self._door.health.shut_down()
+        self.listener.service.draining = True
+        self.listener.health.shut_down()
         if self._watching is not None:
             self._watching.cancel()
         await asyncio.to_thread(self.engine.stop)
@@ -180,9 +146,9 @@ class Worker:
             log.warning("the store is away: the last tokens were not journalled, and will be computed again elsewhere")
         if self._journalling is not None:
             self._journalling.cancel()
-        self.streams.end_all()
+        self.publisher.end_subscriptions()
         await self.lease.end()
-        await self._door.close()
+        await self.listener.close()
 
     # On the engine's thread
 
@@ -194,7 +160,7 @@ class Worker:
         now, busy = time.monotonic(), self.engine.scheduler.has_work
         if now - self._refreshed > LOAD_EVERY_S or (self._busy and not busy):  # what was last is told before it idles
             self._refreshed = now
-            self.desk.refresh(self.engine.scheduler)
+            self.engine_client.refresh(self.engine.scheduler)
         self._busy = busy
 
     # On the event loop
@@ -209,11 +175,11 @@ class Worker:
             seen = progress
             if serving != (self.lease.begun and silent_s < self._lease_s):
                 serving = not serving
-                self._door.health.set_all(serving)
+                self.listener.health.set_all(serving)
                 if serving:
-                    log.info("%s serves", self._door.worker_id)
+                    log.info("%s serves", self.listener.worker_id)
                 else:
-                    log.warning("%s: no step for as long as a lease; not serving", self._door.worker_id)
+                    log.warning("%s: no step for as long as a lease; not serving", self.listener.worker_id)
             if self.engine.crashed or silent_s > HANG_LEASES * self._lease_s:
                 give_up(f"the step loop hangs or has ended ({silent_s:.1f} s without a step)")
             if self._journalling is not None and self._journalling.done():

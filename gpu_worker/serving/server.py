@@ -1,10 +1,11 @@
-"""The Worker service: what routers ask goes to the desk, what the engine brings goes up their streams."""
+"""The Worker service: what routers ask goes to the engine client, what the engine brings goes up their streams."""
 
 import asyncio
 from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING, NoReturn
 
-from gpu_worker.serving.engine_client import AdmissionRequest, Desk, Outcome
+from gpu_worker.serving.cache_watchers import CacheEventBatch
+from gpu_worker.serving.engine_client import AdmissionRequest, EngineClient, Outcome
 from gpu_worker.serving.messages import (
     SWAPS,
     admission_from_wire,
@@ -13,8 +14,7 @@ from gpu_worker.serving.messages import (
     step_to_wire,
     watch_to_wire,
 )
-from gpu_worker.serving.step_stream import Stream
-from gpu_worker.serving.watchers import Batch
+from gpu_worker.serving.step_subscription import StepSubscription
 from octavo import limits, wire
 from octavo.errors import Draining, InvalidArgument, Loading, ServingError, TooManyStreams, Unimplemented
 from octavo.ids import Incarnation, SequenceId
@@ -39,22 +39,22 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
     def __init__(self, worker_id: str, incarnation: Incarnation) -> None:
         self._worker_id = worker_id
         self._incarnation = incarnation
-        self._ready: Desk | None = None
+        self._ready: EngineClient | None = None
         self.draining = False
 
-    def ready(self, desk: Desk) -> None:
+    def ready(self, engine_client: EngineClient) -> None:
         """The model is loaded, and the loop goes round."""
-        self._ready = desk
+        self._ready = engine_client
 
     @property
-    def _desk(self) -> Desk:
+    def _engine_client(self) -> EngineClient:
         if self._ready is None:
             raise Loading(f"worker {self._worker_id} is still loading its model", retry_after_ms=LOADING_RETRY_MS)
         return self._ready
 
     async def Hello(self, request: worker_pb2.HelloRequest, context: "Context") -> worker_pb2.HelloResponse:
-        desk = self._desk
-        return hello_to_wire(self._worker_id, self._incarnation, desk.info, desk.engine.scheduler)
+        engine_client = self._engine_client
+        return hello_to_wire(self._worker_id, self._incarnation, engine_client.info, engine_client.engine.scheduler)
 
     async def Schedule(self, request: worker_pb2.ScheduleRequest, context: "Context") -> worker_pb2.ScheduleResponse:
         check_batch("admissions", len(request.admissions))
@@ -62,7 +62,7 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
             raise Draining(f"worker {self._worker_id} is draining: place elsewhere")
         parsed = [admission_from_wire(admission) for admission in request.admissions]
         good = [admission for admission in parsed if isinstance(admission, AdmissionRequest)]
-        admitted = iter(await self._desk.admit(good, request.router_id))
+        admitted = iter(await self._engine_client.admit(good, request.router_id))
         results = []
         for admission, original in zip(parsed, request.admissions, strict=True):
             outcome, failure = (
@@ -74,82 +74,90 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
     async def Step(
         self, requests: AsyncIterator[worker_pb2.StepRequest], context: "Context"
     ) -> AsyncIterator[worker_pb2.StepResult]:
-        streams = self._desk.streams
-        if len(streams.open_streams) >= MAX_STREAMS:
+        publisher = self._engine_client.publisher
+        if len(publisher.subscriptions) >= MAX_STREAMS:
             raise TooManyStreams(f"{MAX_STREAMS} Step streams are open: close one, or retry", retry_after_ms=1000)
-        stream = Stream()
-        streams.attach(stream)
-        reader = asyncio.create_task(self._read_commands(stream, requests))
+        subscription = StepSubscription()
+        publisher.attach(subscription)
+        reader = asyncio.create_task(self._read_commands(subscription, requests))
         try:
             while True:
-                while stream.ready:
-                    yield step_to_wire(stream.ready.popleft(), self._incarnation)
-                if stream.overflowed:
+                while subscription.ready:
+                    yield step_to_wire(subscription.ready.popleft(), self._incarnation)
+                if subscription.overflowed:
                     raise TooManyStreams("this stream reads too slowly: read the journal and follow again")
                 if reader.done():
                     reader.result()  # a bad command ends the stream with its error
-                if (stream.closing or reader.done()) and not stream.num_awaited:
+                if (subscription.closing or reader.done()) and not subscription.num_awaited:
                     return
-                await stream.wake.wait()
-                stream.wake.clear()
+                await subscription.wake.wait()
+                subscription.wake.clear()
         finally:
-            streams.detach(stream)
+            publisher.detach(subscription)
             reader.cancel()
             await asyncio.gather(reader, return_exceptions=True)
 
-    async def _read_commands(self, stream: Stream, requests: AsyncIterator[worker_pb2.StepRequest]) -> None:
+    async def _read_commands(
+        self, subscription: StepSubscription, requests: AsyncIterator[worker_pb2.StepRequest]
+    ) -> None:
         try:
             async for request in requests:
-                self._command(stream, request)
+                self._command(subscription, request)
         finally:
-            stream.wake.set()
+            subscription.wake.set()
 
-    def _command(self, stream: Stream, request: worker_pb2.StepRequest) -> None:
-        desk = self._desk
+    def _command(self, subscription: StepSubscription, request: worker_pb2.StepRequest) -> None:
+        engine_client = self._engine_client
         if not request.HasField("open"):  # which a router sends first, so that it is told of nothing else
-            desk.streams.observe(stream)
+            engine_client.publisher.add_observer(subscription)
         match request.WhichOneof("command"):
             case "open":
-                desk.streams.name(stream, check_router_id(stream, request.open.router_id))
+                engine_client.publisher.assign_router(
+                    subscription, check_router_id(subscription, request.open.router_id)
+                )
             case "grant":
-                desk.grant(stream, request.grant.steps)
+                engine_client.grant(subscription, request.grant.steps)
             case "pause":
-                desk.pause()
+                engine_client.pause()
             case "follow":
                 follow = request.follow
-                desk.streams.follow(stream, SequenceId(follow.seq_id), list(follow.next_indexes))
+                engine_client.publisher.follow(subscription, SequenceId(follow.seq_id), list(follow.next_indexes))
             case "unfollow":
-                desk.streams.unfollow(stream, SequenceId(request.unfollow.seq_id))
+                engine_client.publisher.unfollow(subscription, SequenceId(request.unfollow.seq_id))
             case _:
                 raise InvalidArgument("command", "send one of open, grant, pause, follow, unfollow")
 
     async def Swap(self, request: worker_pb2.SwapRequest, context: "Context") -> worker_pb2.SwapResponse:
         check_batch("items", len(request.items))
-        desk = self._desk
-        return worker_pb2.SwapResponse(results=await asyncio.gather(*(swapped(desk, item) for item in request.items)))
+        engine_client = self._engine_client
+        return worker_pb2.SwapResponse(
+            results=await asyncio.gather(*(swapped(engine_client, item) for item in request.items))
+        )
 
     async def Cancel(
         self, request: worker_pb2.WorkerCancelRequest, context: "Context"
     ) -> worker_pb2.WorkerCancelResponse:
-        self._desk.cancel([(SequenceId(item.seq_id), item.epoch) for item in request.sequences])
+        self._engine_client.cancel([(SequenceId(item.seq_id), item.epoch) for item in request.sequences])
         return worker_pb2.WorkerCancelResponse()
 
     async def Watch(
         self, request: worker_pb2.WatchRequest, context: "Context"
     ) -> AsyncIterator[worker_pb2.WatchResponse]:
-        desk = self._desk
-        watcher = desk.watchers.open()
+        engine_client = self._engine_client
+        watcher = engine_client.watchers.open_watcher()
         interval_s = max(MIN_WATCH_MS, request.interval_ms or DEFAULT_WATCH_MS) / 1000
         try:
-            device, host, batch = await desk.cache_snapshot(watcher)
+            device, host, batch = await engine_client.cache_snapshot(watcher)
             yield self._watched(batch, (device, host))
             while True:
-                yield self._watched(await watcher.next(interval_s))
+                yield self._watched(await watcher.next_batch(interval_s))
         finally:
-            desk.watchers.close(watcher)
+            engine_client.watchers.close_watcher(watcher)
 
-    def _watched(self, batch: Batch, snapshot: tuple[bytes, bytes] | None = None) -> worker_pb2.WatchResponse:
-        return watch_to_wire(self._incarnation, self._desk.report, batch, draining=self.draining, snapshot=snapshot)
+    def _watched(self, batch: CacheEventBatch, snapshot: tuple[bytes, bytes] | None = None) -> worker_pb2.WatchResponse:
+        return watch_to_wire(
+            self._incarnation, self._engine_client.report, batch, draining=self.draining, snapshot=snapshot
+        )
 
     async def Drain(self, request: worker_pb2.DrainRequest, context: "Context") -> NoReturn:
         raise Unimplemented(
@@ -184,20 +192,20 @@ def check_batch(field: str, size: int) -> None:
         raise InvalidArgument(field, f"{size} items; send at most {limits.MAX_BATCH_ITEMS}")
 
 
-def check_router_id(stream: Stream, router_id: str) -> str:
+def check_router_id(subscription: StepSubscription, router_id: str) -> str:
     if not (1 <= len(router_id) <= limits.MAX_ROUTER_ID_CHARS and router_id.isascii() and router_id.isprintable()):
         raise InvalidArgument("open.router_id", f"must be 1 to {limits.MAX_ROUTER_ID_CHARS} printable ASCII characters")
-    if stream.router_id not in ("", router_id):
+    if subscription.router_id not in ("", router_id):
         raise InvalidArgument("open.router_id", "this stream has another one; open a second stream")
     return router_id
 
 
-async def swapped(desk: Desk, item: worker_pb2.SwapItem) -> worker_pb2.SwapResult:
+async def swapped(engine_client: EngineClient, item: worker_pb2.SwapItem) -> worker_pb2.SwapResult:
     result = worker_pb2.SwapResult(seq_id=item.seq_id)
     try:
         if item.operation not in SWAPS:
             raise InvalidArgument("operation", "must be OUT, IN or DROP")
-        result.num_blocks = await desk.swap(SequenceId(item.seq_id), item.epoch, SWAPS[item.operation])
+        result.num_blocks = await engine_client.swap(SequenceId(item.seq_id), item.epoch, SWAPS[item.operation])
     except ServingError as error:
         result.failure.CopyFrom(wire.failure_to_wire(error.failure()))
     return result

@@ -9,11 +9,11 @@ from octavo.ids import Incarnation, sequence_id
 from octavo.record import Record
 from octavo.v1 import admin_pb2, admin_pb2_grpc, inference_pb2
 from router.fleet.worker_link import WorkerLink
-from router.placing.assigner import Placer
-from router.placing.placement import Candidate, Decision
-from router.streaming.request_preparer import TENANT, Intake
+from router.placing.assigner import Assigner
+from router.placing.placement import PlacementCandidate, PlacementDecision
+from router.streaming.request_preparer import TENANT, RequestPreparer
 from router.streaming.server import STATES
-from router.streaming.session_context import Services
+from router.streaming.session_context import SessionContext
 
 if TYPE_CHECKING:
     import grpc
@@ -28,10 +28,10 @@ LATER = "comes with live migration; stop a worker with SIGTERM, and others take 
 class AdminService(admin_pb2_grpc.AdminServicer):
     """What operators call. Reads only, for now."""
 
-    def __init__(self, services: Services, placer: Placer, intake: Intake) -> None:
+    def __init__(self, services: SessionContext, assigner: Assigner, preparer: RequestPreparer) -> None:
         self._services = services
-        self._placer = placer
-        self._intake = intake
+        self._assigner = assigner
+        self._preparer = preparer
 
     def serve_on(self, server: "grpc.aio.Server") -> None:
         admin_pb2_grpc.add_AdminServicer_to_server(self, server)
@@ -40,9 +40,9 @@ class AdminService(admin_pb2_grpc.AdminServicer):
         self, request: admin_pb2.ListWorkersRequest, context: "Context"
     ) -> admin_pb2.ListWorkersResponse:
         links = sorted(self._services.pool.links.values(), key=lambda link: link.worker_id)
-        num_queued, _ = await self._services.store.queue_depth()
+        depth = await self._services.store.queue_depth()
         return admin_pb2.ListWorkersResponse(
-            workers=[status_of(link) for link in links], router_id=self._services.router_id, num_queued=num_queued
+            workers=[status_of(link) for link in links], router_id=self._services.router_id, num_queued=depth.num_queued
         )
 
     async def ListSequences(
@@ -64,12 +64,12 @@ class AdminService(admin_pb2_grpc.AdminServicer):
         match request.WhichOneof("what"):
             case "request_id":
                 request_id = validation.validate_request_id(request.request_id)
-                decision = self._placer.decisions.get(sequence_id(TENANT, request_id))
+                decision = self._assigner.decisions.get(sequence_id(TENANT, request_id))
                 if decision is None:
                     raise NotFound("request_id: this router did not place it, or has forgotten it; ask another router")
             case "hypothetical":
-                prepared = await self._intake.prepare(request.hypothetical)
-                decision = self._placer.explain(prepared.model, list(prepared.new.prompt), prepared.new.salt, set())
+                prepared = await self._preparer.prepare(request.hypothetical)
+                decision = self._assigner.explain(prepared.model, list(prepared.new.prompt), prepared.new.salt, set())
             case _:
                 raise InvalidArgument("what", "send a request_id or a hypothetical request")
         return explanation(decision)
@@ -112,14 +112,14 @@ def sequence_status(record: Record, now_ms: int) -> admin_pb2.SequenceStatus:
     )
 
 
-def explanation(decision: Decision) -> admin_pb2.ExplainPlacementResponse:
+def explanation(decision: PlacementDecision) -> admin_pb2.ExplainPlacementResponse:
     return admin_pb2.ExplainPlacementResponse(
         worker_id=decision.worker.worker_id if decision.worker else "",
         candidates=[candidate_to_wire(candidate) for candidate in decision.candidates],
     )
 
 
-def candidate_to_wire(candidate: Candidate) -> admin_pb2.Candidate:
+def candidate_to_wire(candidate: PlacementCandidate) -> admin_pb2.Candidate:
     return admin_pb2.Candidate(
         worker_id=candidate.worker_id,
         eligible=candidate.eligible,

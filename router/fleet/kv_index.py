@@ -34,7 +34,7 @@ class KvEvent(NamedTuple):
     hashes: bytes = b""
 
 
-class Applied(Enum):
+class ApplyOutcome(Enum):
     """What became of a batch of events."""
 
     OK = auto()
@@ -77,22 +77,22 @@ class KvIndex:
             self._add(worker, block, worker.host, self._host)
         self._store(worker, device_hashes)
 
-    def apply(self, incarnation: Incarnation, events: Sequence[KvEvent], event_seq: int, digest: int) -> Applied:
+    def apply(self, incarnation: Incarnation, events: Sequence[KvEvent], event_seq: int, digest: int) -> ApplyOutcome:
         """Applies events in order; `event_seq` numbers the last of them, `digest` describes the cache after it.
 
         A worker without a snapshot, a gap in the numbers or another digest ends in NEEDS_SNAPSHOT.
         """
         worker = self._workers.get(incarnation)
         if worker is None:
-            return Applied.NEEDS_SNAPSHOT
+            return ApplyOutcome.NEEDS_SNAPSHOT
         if worker.event_seq + len(events) == event_seq:
             for event in events:
                 self._apply_one(worker, event)
             worker.event_seq = event_seq
             if worker.digest == digest:
-                return Applied.OK
+                return ApplyOutcome.OK
         self.drop(incarnation)
-        return Applied.NEEDS_SNAPSHOT
+        return ApplyOutcome.NEEDS_SNAPSHOT
 
     def drop(self, incarnation: Incarnation) -> None:
         """Forgets a worker; unknown is fine."""

@@ -16,7 +16,7 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WorkerHello:
+class WorkerFacts:
     """What does not change while a worker process lives."""
 
     worker_id: str
@@ -36,7 +36,7 @@ class WorkerHello:
 
 
 @dataclass(slots=True, eq=False)
-class Model:
+class ServedModel:
     """One model name: every worker that serves it has the same fingerprint and layout."""
 
     name: str
@@ -54,43 +54,43 @@ class Model:
         return TextStream.of_branch(self.tokenizer.detokenizer(params.skip_special_tokens), params, self.eos_token_ids)
 
 
-class Models:
+class ModelRegistry:
     """Known models by name. A worker whose model differs from the one known under its name is refused."""
 
     def __init__(self) -> None:
-        self._models: dict[str, Model] = {}
+        self._models: dict[str, ServedModel] = {}
         self._loading = asyncio.Lock()
 
-    async def meet(self, hello: WorkerHello) -> str:
+    async def meet(self, facts: WorkerFacts) -> str:
         """Takes a worker in; returns why not, or an empty string."""
         async with self._loading:
-            model = self._models.get(hello.model)
-            if model is None or (not model.workers and difference(model, hello)):
+            model = self._models.get(facts.model)
+            if model is None or (not model.workers and difference(model, facts)):
                 try:
-                    tokenizer = await asyncio.to_thread(load, hello.tokenizer)
+                    tokenizer = await asyncio.to_thread(load, facts.tokenizer)
                 except Exception as error:  # an unreadable tokenizer must not take the router down
-                    log.error("worker %s: tokenizer %s: %s", hello.worker_id, hello.tokenizer, error)
+                    log.error("worker %s: tokenizer %s: %s", facts.worker_id, facts.tokenizer, error)
                     return f"its tokenizer cannot be loaded here: {error}"
-                model = self._models[hello.model] = Model(
-                    hello.model,
-                    hello.fingerprint,
-                    hello.layout,
-                    hello.block_size,
-                    hello.context_tokens,
-                    hello.vocab_size,
-                    hello.eos_token_ids,
+                model = self._models[facts.model] = ServedModel(
+                    facts.model,
+                    facts.fingerprint,
+                    facts.layout,
+                    facts.block_size,
+                    facts.context_tokens,
+                    facts.vocab_size,
+                    facts.eos_token_ids,
                     tokenizer,
                 )
-        if different := difference(model, hello):
+        if different := difference(model, facts):
             return different
-        model.workers.add(hello.incarnation)
+        model.workers.add(facts.incarnation)
         return ""
 
     def leave(self, incarnation: Incarnation) -> None:
         for model in self._models.values():
             model.workers.discard(incarnation)
 
-    def find(self, name: str | None) -> Model:
+    def find(self, name: str | None) -> ServedModel:
         """The model of that name, or the only one there is."""
         if not self._models:
             raise NoWorkers("no worker has been met yet: retry, or start one", retry_after_ms=500)
@@ -102,21 +102,21 @@ class Models:
             raise NotFound(f"model: no model {name[:64]!r} here; there is {', '.join(sorted(self._models))}")
         return self._models[name]
 
-    def of(self, record: Record) -> Model | None:
+    def of(self, record: Record) -> ServedModel | None:
         """The model a request was accepted for; if no model here has its layout, one with the same weights."""
         same = [model for model in self._models.values() if model.fingerprint == record.model]
         return next((model for model in same if model.layout == record.layout), same[0] if same else None)
 
-    def all(self) -> list[Model]:
+    def all(self) -> list[ServedModel]:
         return sorted(self._models.values(), key=lambda model: model.name)
 
 
-def difference(model: Model, hello: WorkerHello) -> str:
+def difference(model: ServedModel, facts: WorkerFacts) -> str:
     """What keeps the worker from serving that model beside its other workers; empty if nothing does."""
     for name in ("fingerprint", "layout", "block_size", "context_tokens", "vocab_size"):
-        mine, theirs = getattr(model, name), getattr(hello, name)
+        mine, theirs = getattr(model, name), getattr(facts, name)
         if mine != theirs:
-            return f"{name} {theirs} differs from {mine} of model {hello.model}"
+            return f"{name} {theirs} differs from {mine} of model {facts.model}"
     return ""
 
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Hashable
 RECENT_S = 5.0
 
 
-class Dispatched:
+class PendingDispatches:
     """Dispatches to one worker, by any key; `num_tokens` and `num_sequences` are what placement adds."""
 
     __slots__ = ("_admitted", "_clock", "_sent", "_times", "num_tokens")

@@ -20,16 +20,16 @@ from octavo.store.calls import Member
 from octavo.v1 import worker_pb2, worker_pb2_grpc
 from router.fleet.admission import Admission, Outcome, admission_to_wire
 from router.fleet.kv_index import KvIndex
-from router.fleet.model_registry import Models, WorkerHello
-from router.fleet.pending_dispatches import Dispatched
+from router.fleet.model_registry import ModelRegistry, WorkerFacts
+from router.fleet.pending_dispatches import PendingDispatches
 from router.fleet.replay_pace import ReplayPace
 from router.fleet.worker_streams import StepStream, WatchStream
 from router.fleet.worker_view import WorkerView
-from router.session_registry import Hub
+from router.session_registry import SessionRegistry
 
 log = logging.getLogger(__name__)
 
-Answer = TypeVar("Answer")
+Reply = TypeVar("Reply")
 
 HELLO_S = 5.0
 PROBE_S = 0.5
@@ -51,8 +51,8 @@ class WorkerLink:
         self,
         member: Member,
         router_id: str,
-        hub: Hub,
-        models: Models,
+        sessions: SessionRegistry,
+        models: ModelRegistry,
         index: KvIndex,
         on_report: Callable[[], None] = lambda: None,
     ) -> None:
@@ -62,13 +62,13 @@ class WorkerLink:
         self.endpoint: str = described["endpoint"]
         self.pid: int = described.get("pid", 0)
         self.hello: worker_pb2.HelloResponse | None = None
-        self.facts: WorkerHello | None = None
+        self.facts: WorkerFacts | None = None
         self.load = worker_pb2.Load()
         self.load_at = 0.0
         self.reason = "not met yet"  # why it is not available; empty when it is
         self.lost = False
         self.has_lease = True
-        self.dispatched = Dispatched()
+        self.pending_dispatches = PendingDispatches()
         self._declined = False  # it had no room, and has not reported since
         self._replaced = False  # another process listens at its endpoint
         self._router_id = router_id
@@ -77,7 +77,7 @@ class WorkerLink:
         self._on_report = on_report
         self._channel = rpc.channel(self.endpoint, internal=True)
         self._stub = worker_pb2_grpc.WorkerStub(self._channel)
-        self.steps = StepStream(self._stub, self.incarnation, router_id, hub)
+        self.steps = StepStream(self._stub, self.incarnation, router_id, sessions)
         self._watch = WatchStream(self._stub, self.incarnation, index, self._reported)
         self._replays = ReplayPace()
 
@@ -96,7 +96,7 @@ class WorkerLink:
         result = response.results[0]
         outcome = Outcome(result.outcome)
         if outcome is Outcome.ADMITTED:
-            self.dispatched.admitted(admission.seq_id)
+            self.pending_dispatches.admitted(admission.seq_id)
         self._declined |= outcome is Outcome.LATER
         return outcome, wire.failure_from_wire(result.failure) if result.HasField("failure") else None
 
@@ -133,7 +133,7 @@ class WorkerLink:
             return False
         return bool(hello.incarnation == self.incarnation)
 
-    async def _answer(self, call: Callable[..., Awaitable[Answer]], request: object, timeout_s: float) -> Answer:
+    async def _answer(self, call: Callable[..., Awaitable[Reply]], request: object, timeout_s: float) -> Reply:
         """Raises LinkBroken when this link is closed, before or meanwhile: its worker is lost."""
         try:
             return await call(request, timeout=timeout_s)
@@ -156,8 +156,8 @@ class WorkerLink:
             queued_tokens=load.num_prefill_tokens,
             num_running=load.num_running,
             num_waiting=load.num_waiting + load.num_swapped,
-            dispatched_tokens=self.dispatched.num_tokens,
-            num_dispatched=self.dispatched.num_sequences,
+            dispatched_tokens=self.pending_dispatches.num_tokens,
+            num_dispatched=self.pending_dispatches.num_sequences,
             num_free_blocks=load.num_free_blocks,
             num_cached_blocks=load.num_cached_blocks,
             num_blocks=facts.num_blocks if facts else 0,
@@ -165,7 +165,7 @@ class WorkerLink:
             max_batch_sequences=facts.max_batch_sequences if facts else 1,
             context_tokens=facts.context_tokens if facts else 0,
             prefill_tokens_per_s=load.prefill_tokens_per_s,
-            recent_picks=self.dispatched.num_recent,
+            recent_picks=self.pending_dispatches.num_recent,
         )
 
     def _unavailable(self) -> str:
@@ -248,14 +248,14 @@ class WorkerLink:
 
     def _reported(self, load: worker_pb2.Load) -> None:
         self.load, self.load_at = load, time.monotonic()
-        self.dispatched.reported()
+        self.pending_dispatches.reported()
         self.reason = "draining" if load.draining else ""
         self._declined = False
         self._on_report()
 
 
-def facts_of(hello: worker_pb2.HelloResponse) -> WorkerHello:
-    return WorkerHello(
+def facts_of(hello: worker_pb2.HelloResponse) -> WorkerFacts:
+    return WorkerFacts(
         worker_id=hello.worker_id,
         incarnation=Incarnation(hello.incarnation),
         model=hello.model,

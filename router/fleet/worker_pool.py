@@ -10,10 +10,10 @@ from octavo.ids import Incarnation
 from octavo.store.base import Store
 from octavo.store.calls import Member
 from router.fleet.kv_index import KvIndex
-from router.fleet.model_registry import Model, Models
+from router.fleet.model_registry import ModelRegistry, ServedModel
 from router.fleet.worker_link import WorkerLink
 from router.fleet.worker_view import WorkerView
-from router.session_registry import Hub
+from router.session_registry import SessionRegistry
 
 log = logging.getLogger(__name__)
 
@@ -28,8 +28,8 @@ class WorkerPool:
         self,
         store: Store,
         router_id: Incarnation,
-        hub: Hub,
-        models: Models,
+        sessions: SessionRegistry,
+        models: ModelRegistry,
         on_lost: Callable[[Incarnation], Awaitable[None]],
         on_report: Callable[[], None],
     ) -> None:
@@ -37,7 +37,7 @@ class WorkerPool:
         self.links: dict[Incarnation, WorkerLink] = {}
         self._store = store
         self._router_id = router_id
-        self._hub = hub
+        self._sessions = sessions
         self._models = models
         self._on_lost = on_lost
         self._on_report = on_report
@@ -62,7 +62,7 @@ class WorkerPool:
         """Whether this router has seen that process die."""
         return incarnation in self._lost
 
-    def views(self, model: Model) -> list[WorkerView]:
+    def views(self, model: ServedModel) -> list[WorkerView]:
         """The same weights may be served under two names, with another layout each."""
         same = (model.fingerprint, model.layout)
         met = [(link, link.facts) for link in self.links.values() if link.facts]
@@ -77,7 +77,7 @@ class WorkerPool:
             if member.id in self.links or member.id in self._lost:
                 continue
             try:
-                link = WorkerLink(member, self._router_id, self._hub, self._models, self.index, self._on_report)
+                link = WorkerLink(member, self._router_id, self._sessions, self._models, self.index, self._on_report)
             except (KeyError, TypeError, ValueError) as error:
                 log.error("worker %s describes itself in a way that this router cannot read: %r", member.id, error)
                 continue
@@ -102,7 +102,7 @@ class WorkerPool:
             link.give_up()
             self._lost[link.incarnation] = time.monotonic()
             await self._on_lost(link.incarnation)
-            self._hub.check_owned(link.incarnation)
+            self._sessions.check_owned(link.incarnation)
 
     async def _part(self, incarnation: Incarnation) -> None:
         task = self._tasks.pop(incarnation, None)

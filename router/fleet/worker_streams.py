@@ -8,8 +8,8 @@ import grpc
 
 from octavo.ids import Incarnation, SequenceId
 from octavo.v1 import worker_pb2, worker_pb2_grpc
-from router.fleet.kv_index import Applied, KvChange, KvEvent, KvIndex
-from router.session_registry import Hub
+from router.fleet.kv_index import ApplyOutcome, KvChange, KvEvent, KvIndex
+from router.session_registry import SessionRegistry
 
 WATCH_MS = 250
 RESYNC_S = 0.2  # after a gap in the cache events
@@ -17,14 +17,16 @@ KV_CHANGES = {"stored": KvChange.STORED, "removed": KvChange.REMOVED, "cleared":
 
 
 class StepStream:
-    """What it brings is handed to the hub. `connected` while it is open."""
+    """What it brings is handed to the session registry. `connected` while it is open."""
 
-    def __init__(self, stub: worker_pb2_grpc.WorkerStub, incarnation: Incarnation, router_id: str, hub: Hub) -> None:
+    def __init__(
+        self, stub: worker_pb2_grpc.WorkerStub, incarnation: Incarnation, router_id: str, sessions: SessionRegistry
+    ) -> None:
         self.connected = False
         self._stub = stub
         self._incarnation = incarnation
         self._router_id = router_id
-        self._hub = hub
+        self._sessions = sessions
         self._commands: asyncio.Queue[worker_pb2.StepRequest] = asyncio.Queue()
 
     def follow(self, seq_id: SequenceId, next_indexes: Sequence[int]) -> None:
@@ -45,7 +47,7 @@ class StepStream:
         writer.add_done_callback(lambda _: call.cancel())
         try:
             self.connected = True
-            self._hub.check_owned(self._incarnation)  # each session says where it is
+            self._sessions.check_owned(self._incarnation)  # each session says where it is
             while (result := await call.read()) is not grpc.aio.EOF:
                 self._hand_on(result)
         finally:
@@ -55,12 +57,12 @@ class StepStream:
             await asyncio.gather(writer, return_exceptions=True)
 
     def _hand_on(self, result: worker_pb2.StepResult) -> None:
-        deliver = self._hub.deliver
+        deliver = self._sessions.deliver
         for item in result.items:
             if not deliver(SequenceId(item.seq_id), item):
                 self.unfollow(SequenceId(item.seq_id))
         for seq_id in result.unknown_seq_ids:
-            self._hub.unknown(SequenceId(seq_id), self._incarnation)
+            self._sessions.unknown(SequenceId(seq_id), self._incarnation)
 
     async def _write_commands(self, call: Any) -> None:
         commands = self._commands
@@ -108,4 +110,4 @@ class WatchStream:
         events = [
             KvEvent(KV_CHANGES[event.WhichOneof("event")], event.stored or event.removed) for event in message.events
         ]
-        return self._index.apply(self._incarnation, events, message.event_seq, message.digest) is Applied.OK
+        return self._index.apply(self._incarnation, events, message.event_seq, message.digest) is ApplyOutcome.OK

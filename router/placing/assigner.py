@@ -16,15 +16,15 @@ from octavo.ids import Incarnation, SequenceId, new_operation_id
 from octavo.record import Record, Snapshot
 from octavo.sampling import FinishReason
 from octavo.store.base import Store
-from octavo.store.calls import TakeReason, TakeReply, TakeStatus
-from router.background import Background, patiently
+from octavo.store.calls import Finish, TakeReason, TakeReply, TakeRequest, TakeStatus
+from router.background_tasks import BackgroundTasks, patiently
 from router.fleet.admission import Admission, Outcome
-from router.fleet.model_registry import Model, Models
+from router.fleet.model_registry import ModelRegistry, ServedModel
 from router.fleet.worker_link import LinkBroken, WorkerLink
 from router.fleet.worker_pool import WorkerPool
 from router.fleet.worker_view import WorkerView
-from router.placing.placement import Decision, place
-from router.session_registry import Hub, Placed
+from router.placing.placement import PlacementDecision, place
+from router.session_registry import Assignment, SessionRegistry
 
 log = logging.getLogger(__name__)
 
@@ -35,7 +35,7 @@ ALL_JOURNALS = [0] * limits.MAX_N  # a record has at most that many branches
 
 
 @dataclass(slots=True)
-class Attempt:
+class AssignmentAttempt:
     """One sequence on its way to a worker."""
 
     snapshot: Snapshot
@@ -62,15 +62,15 @@ class Attempt:
 
 
 @dataclass
-class Placer:
+class Assigner:
     """Starts sequences on workers. One attempt per sequence at a time on this router; others may try too."""
 
     store: Store
     pool: WorkerPool
-    hub: Hub
-    models: Models
-    background: Background
-    decisions: OrderedDict[SequenceId, Decision] = field(default_factory=OrderedDict)
+    sessions: SessionRegistry
+    models: ModelRegistry
+    background: BackgroundTasks
+    decisions: OrderedDict[SequenceId, PlacementDecision] = field(default_factory=OrderedDict)
     _busy: set[SequenceId] = field(default_factory=set)
 
     def busy(self, seq_id: SequenceId) -> bool:
@@ -85,14 +85,16 @@ class Placer:
         try:
             snapshot = await self._read(seq_id, prompt=True)
             if snapshot is None or snapshot.record.state.ended or snapshot.record.epoch != expected_epoch:
-                self.hub.check([seq_id])
+                self.sessions.check([seq_id])
                 return
             owner = snapshot.record.owner
-            await self._start(Attempt(snapshot, expected_epoch, why, {owner} if owner else set()))
+            await self._start(AssignmentAttempt(snapshot, expected_epoch, why, {owner} if owner else set()))
         finally:
             self._busy.discard(seq_id)
 
-    def explain(self, model: Model, tokens: list[int], salt: str, excluded: set[Incarnation]) -> Decision:
+    def explain(
+        self, model: ServedModel, tokens: list[int], salt: str, excluded: set[Incarnation]
+    ) -> PlacementDecision:
         """What placement would decide now."""
         root = hashing.root_key(model.fingerprint, model.layout, salt=salt)
         hits = self.pool.index.hits(hashing.block_hashes(root, tokens, model.block_size))
@@ -100,7 +102,7 @@ class Placer:
         views = [view for view in self.pool.views(model) if view.incarnation not in excluded]
         return place(len(tokens), in_tokens, views)
 
-    async def _start(self, attempt: Attempt) -> None:
+    async def _start(self, attempt: AssignmentAttempt) -> None:
         while (link := self._choose(attempt)) is not None:
             seq_id, admitted = attempt.record.seq_id, False
             try:
@@ -108,12 +110,12 @@ class Placer:
                 admitted = outcome is Outcome.ADMITTED
             finally:
                 if not admitted:
-                    link.dispatched.refused(seq_id)
+                    link.pending_dispatches.refused(seq_id)
             if admitted:
-                self.hub.placed(seq_id, Placed(attempt.epoch, link.incarnation))
+                self.sessions.placed(seq_id, Assignment(attempt.epoch, link.incarnation))
                 return
             if outcome is None:  # it is somebody else's now, or it has ended
-                self.hub.check([seq_id])
+                self.sessions.check([seq_id])
                 return
             if outcome is Outcome.REJECTED:
                 await self._fail(seq_id, failure)
@@ -124,7 +126,7 @@ class Placer:
                 attempt.later = True
         await self._give_up(attempt)
 
-    async def _try(self, attempt: Attempt, link: WorkerLink) -> tuple[Outcome | None, Failure | None]:
+    async def _try(self, attempt: AssignmentAttempt, link: WorkerLink) -> tuple[Outcome | None, Failure | None]:
         """One worker's answer; None if the sequence is not there to be placed any more."""
         if attempt.why in (TakeReason.LEASE, TakeReason.CONNECTION):
             await link.pace(attempt.num_to_compute)
@@ -139,7 +141,7 @@ class Placer:
         attempt.excluded.add(link.incarnation)
         if not fresh and not await self._read_again(attempt):
             return None, None
-        admission, follow = admission_of(attempt.snapshot, taken), attempt.record.seq_id in self.hub
+        admission, follow = admission_of(attempt.snapshot, taken), attempt.record.seq_id in self.sessions
         was_alive = link.steps.connected
         try:
             outcome, failure = await link.schedule(admission, follow)
@@ -150,11 +152,13 @@ class Placer:
             return Outcome.LATER, None
         return (None if outcome is Outcome.STALE_EPOCH else outcome), failure
 
-    async def _take(self, attempt: Attempt, link: WorkerLink) -> TakeReply:
+    async def _take(self, attempt: AssignmentAttempt, link: WorkerLink) -> TakeReply:
         seq_id, take_id = attempt.record.seq_id, new_operation_id()
         while True:
             taken = await patiently(
-                lambda: self.store.take(seq_id, attempt.epoch, link.incarnation, take_id, attempt.why)
+                lambda: self.store.take_ownership(
+                    TakeRequest(seq_id, attempt.epoch, link.incarnation, take_id, attempt.why)
+                )
             )
             if taken.status is not TakeStatus.FROZEN or link.lost:
                 return taken
@@ -166,7 +170,7 @@ class Placer:
             return None
         return replace(snapshot, outputs=snapshot.outputs[: snapshot.record.num_branches])
 
-    async def _read_again(self, attempt: Attempt) -> bool:
+    async def _read_again(self, attempt: AssignmentAttempt) -> bool:
         """Until the take, the old owner may have gone on: only now is the journal at its end for sure."""
         snapshot = await self._read(attempt.record.seq_id, prompt=False)
         if snapshot is None or snapshot.record.state.ended or snapshot.record.epoch != attempt.epoch:
@@ -174,7 +178,7 @@ class Placer:
         attempt.snapshot = replace(snapshot, prompt=attempt.snapshot.prompt)
         return True
 
-    def _choose(self, attempt: Attempt) -> WorkerLink | None:
+    def _choose(self, attempt: AssignmentAttempt) -> WorkerLink | None:
         record, tokens = attempt.record, attempt.tokens
         model = self.models.of(record)
         if model is None:
@@ -187,23 +191,25 @@ class Placer:
         if link is not None:
             on_device, _ = decision.hits.get(link.incarnation, (0, 0))
             attempt.num_to_compute = len(tokens) - on_device
-            link.dispatched.sent(record.seq_id, attempt.num_to_compute)  # before any report has it: a burst spreads
+            link.pending_dispatches.sent(
+                record.seq_id, attempt.num_to_compute
+            )  # before any report has it: a burst spreads
         return link
 
-    def _remember(self, seq_id: SequenceId, decision: Decision) -> None:
+    def _remember(self, seq_id: SequenceId, decision: PlacementDecision) -> None:
         self.decisions[seq_id] = decision
         self.decisions.move_to_end(seq_id)
         if len(self.decisions) > DECISIONS_REMEMBERED:
             self.decisions.popitem(last=False)
 
-    async def _give_up(self, attempt: Attempt) -> None:
+    async def _give_up(self, attempt: AssignmentAttempt) -> None:
         """Nobody took it: it ends if nobody ever can, and waits if somebody may."""
         record, epoch = attempt.record, attempt.epoch
         if not attempt.later and (failure := attempt.never or self._too_large(attempt)):
             await self._fail(record.seq_id, failure)
         elif attempt.why is TakeReason.REFUSED:
             await patiently(lambda: self.store.requeue(record.seq_id, epoch))
-            self.hub.check([record.seq_id])
+            self.sessions.check([record.seq_id])
         elif attempt.why is TakeReason.QUEUED:
             self.background.spawn(self._requeue_later(record.seq_id, epoch))
         # an orphan stays one: the next sweep tries again
@@ -213,7 +219,7 @@ class Placer:
         await asyncio.sleep(UNSERVED_S * random.uniform(0.5, 1.5))
         await patiently(lambda: self.store.requeue(seq_id, epoch))
 
-    def _too_large(self, attempt: Attempt) -> Failure | None:
+    def _too_large(self, attempt: AssignmentAttempt) -> Failure | None:
         model, num_tokens = self.models.of(attempt.record), len(attempt.tokens)
         views = self.pool.views(model) if model else []
         if not views or any(num_tokens < view.prompt_limit for view in views):
@@ -223,11 +229,11 @@ class Placer:
 
     async def _fail(self, seq_id: SequenceId, failure: Failure | None) -> None:
         failure = failure or TooLarge("no worker can hold this request").failure()
-        await patiently(lambda: self.store.finish(seq_id, -1, FinishReason.ERROR, None, failure.to_json()))
-        self.hub.check([seq_id])
+        await patiently(lambda: self.store.finish(Finish(seq_id, FinishReason.ERROR, failure=failure.to_json())))
+        self.sessions.check([seq_id])
 
 
-def quietest(decision: Decision) -> WorkerView | None:
+def quietest(decision: PlacementDecision) -> WorkerView | None:
     """Where a suspect disturbs the fewest others."""
     eligible = [candidate for candidate in decision.candidates if candidate.eligible]
     best = min(eligible, key=lambda c: (c.worker.num_running + c.worker.num_coming, c.total_cost), default=None)

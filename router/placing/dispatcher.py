@@ -12,12 +12,12 @@ from octavo.ids import Incarnation, SequenceId
 from octavo.record import Record, State
 from octavo.sampling import FinishReason
 from octavo.store.base import Store
-from octavo.store.calls import Notice, PoppedSequence, TakeReason
-from router.background import Background, forever, patiently
+from octavo.store.calls import Finish, Notice, PoppedSequence, TakeReason
+from router.background_tasks import BackgroundTasks, patiently, repeat_forever
 from router.fleet.worker_pool import WorkerPool
-from router.placing.assigner import Placer
+from router.placing.assigner import Assigner
 from router.placing.placement import room
-from router.session_registry import Hub
+from router.session_registry import SessionRegistry
 
 log = logging.getLogger(__name__)
 
@@ -39,16 +39,16 @@ class Dispatcher:
         store: Store,
         router_id: Incarnation,
         pool: WorkerPool,
-        placer: Placer,
-        hub: Hub,
-        background: Background,
+        assigner: Assigner,
+        sessions: SessionRegistry,
+        background: BackgroundTasks,
         grace_ms: int,
     ) -> None:
         self._store = store
         self._router_id = router_id
         self._pool = pool
-        self._placer = placer
-        self._hub = hub
+        self._assigner = assigner
+        self._sessions = sessions
         self._background = background
         self._grace_ms = grace_ms
         self._wake = asyncio.Event()
@@ -59,7 +59,9 @@ class Dispatcher:
     async def run(self) -> None:
         """For as long as the router lives."""
         await asyncio.gather(
-            forever("queue", self._pop), forever("notices", self._listen), forever("sweep", self._sweep)
+            repeat_forever("queue", self._pop),
+            repeat_forever("notices", self._listen),
+            repeat_forever("sweep", self._sweep),
         )
 
     def wake(self) -> None:
@@ -73,7 +75,7 @@ class Dispatcher:
 
     def recover(self, seq_id: SequenceId, epoch: int, why: TakeReason) -> None:
         """Starts a sequence whose owner is gone somewhere else; many attempts at once do no harm."""
-        if not self._placer.busy(seq_id):
+        if not self._assigner.busy(seq_id):
             self._background.spawn(self._recover(seq_id, epoch, why))
 
     async def recover_all(self, owner: Incarnation) -> None:
@@ -90,7 +92,7 @@ class Dispatcher:
         record = await self._store.cancel(seq_id)
         if record is not None and record.state is State.RUNNING:
             await self._stop(record)
-        self._hub.check([seq_id])
+        self._sessions.check([seq_id])
         return record
 
     async def _stop(self, record: Record) -> None:
@@ -101,11 +103,11 @@ class Dispatcher:
 
     async def _end_cancelled(self, seq_id: SequenceId) -> None:
         await asyncio.sleep(CANCEL_PATIENCE_S)
-        await patiently(lambda: self._store.finish(seq_id, -1, FinishReason.CANCELLED, None))
+        await patiently(lambda: self._store.finish(Finish(seq_id, FinishReason.CANCELLED)))
 
     async def _recover(self, seq_id: SequenceId, epoch: int, why: TakeReason) -> None:
         async with self._recoveries:
-            await self._placer.start(seq_id, epoch, why)
+            await self._assigner.start(seq_id, epoch, why)
 
     # The queue
 
@@ -133,7 +135,7 @@ class Dispatcher:
     async def _start(self, item: PoppedSequence) -> None:
         """On its own: one worker that hangs must not keep requests from the others."""
         try:
-            await self._placer.start(item.seq_id, item.epoch, TakeReason.QUEUED)
+            await self._assigner.start(item.seq_id, item.epoch, TakeReason.QUEUED)
         finally:
             self._num_starting -= 1
             self.reported()
@@ -147,16 +149,16 @@ class Dispatcher:
     def _take_notice(self, notice: Notice) -> None:
         if notice.what == "queued":
             self.wake()
-        if not self._placer.busy(notice.seq_id):  # else it is our own doing, and the placer says how it ends
-            self._hub.noticed(notice)
+        if not self._assigner.busy(notice.seq_id):  # else it is our own doing, and the assigner says how it ends
+            self._sessions.noticed(notice)
 
     async def _sweep(self) -> None:
         await asyncio.sleep(SWEEP_S * random.uniform(0.5, 1.5))
         swept = await self._store.sweep(SWEEP_LIMIT, self._grace_ms)
-        for seq_id, epoch in swept.orphans:
-            self.recover(seq_id, epoch, TakeReason.LEASE)
+        for orphan in swept.orphans:
+            self.recover(orphan.seq_id, orphan.epoch, TakeReason.LEASE)
         if swept.requeued:
             self.wake()
         for seq_id in swept.cancelled:
             self._background.spawn(self._end_cancelled(seq_id))
-        self._hub.check([*swept.cancelled, *swept.expired])
+        self._sessions.check([*swept.cancelled, *swept.expired])

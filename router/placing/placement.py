@@ -25,7 +25,7 @@ NO_HITS: tuple[int, int] = (0, 0)
 
 
 @dataclass(frozen=True, slots=True)
-class Candidate:
+class PlacementCandidate:
     """The score of one worker: octavo.v1.Candidate."""
 
     worker: WorkerView
@@ -48,7 +48,7 @@ class Candidate:
 
 
 @dataclass(frozen=True)
-class Decision:
+class PlacementDecision:
     """The best worker for a prompt, and how every other one compares."""
 
     prompt_tokens: int
@@ -57,14 +57,16 @@ class Decision:
     worker: WorkerView | None  # None: nobody can take it
 
     @cached_property
-    def candidates(self) -> list[Candidate]:
+    def candidates(self) -> list[PlacementCandidate]:
         """All of them: the cheapest first, those that cannot take it last. Worked out when asked for."""
         slow = _fastest(self.workers) / SLOW_RATIO
         scored = [_candidate(view, self.prompt_tokens, self.hits, slow) for view in self.workers]
         return sorted(scored, key=lambda c: (not c.eligible, c.total_cost, c.recent_picks, c.worker_id))
 
 
-def place(prompt_tokens: int, hits: Mapping[Incarnation, tuple[int, int]], workers: Sequence[WorkerView]) -> Decision:
+def place(
+    prompt_tokens: int, hits: Mapping[Incarnation, tuple[int, int]], workers: Sequence[WorkerView]
+) -> PlacementDecision:
     """Picks the eligible worker of the lowest cost; equal ones by the fewest recent picks, then by name.
 
     `hits` says, by incarnation, how many leading prompt tokens are in a worker's device cache and its host pool.
@@ -81,7 +83,7 @@ def place(prompt_tokens: int, hits: Mapping[Incarnation, tuple[int, int]], worke
         total = sum(_costs(view, prompt_tokens, on_device, in_host, slow))
         if total < lowest or (total == lowest and best is not None and _order(view) < _order(best)):
             best, lowest = view, total
-    return Decision(prompt_tokens, hits, workers, best)
+    return PlacementDecision(prompt_tokens, hits, workers, best)
 
 
 def _order(view: WorkerView) -> tuple[int, str]:
@@ -147,8 +149,8 @@ def _pressure(view: WorkerView, num_needed: int, num_hit: int) -> float:
 
 def _candidate(
     view: WorkerView, prompt_tokens: int, hits: Mapping[Incarnation, tuple[int, int]], slow: float
-) -> Candidate:
+) -> PlacementCandidate:
     on_device, in_host = hits.get(view.incarnation, NO_HITS)
     costs = _costs(view, prompt_tokens, on_device, in_host, slow)
     reason = _refusal(view, prompt_tokens) if view.available else view.reason_unavailable or "unavailable"
-    return Candidate(view, not reason, reason, on_device, in_host, *costs, total_cost=sum(costs))
+    return PlacementCandidate(view, not reason, reason, on_device, in_host, *costs, total_cost=sum(costs))

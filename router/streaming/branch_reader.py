@@ -12,7 +12,7 @@ PlaceValues = tuple[int, int, int]  # next index, chain there, bytes of text bef
 
 
 @dataclass(slots=True)
-class Piece:
+class BranchPiece:
     """New tokens of a branch, with the text that has become certain, and the place after them."""
 
     first_index: int
@@ -54,7 +54,9 @@ class BranchReader:
             self.text_bytes = text_bytes
         self._text_stopped = delta.stopped
 
-    def push(self, first_index: int, token_ids: Sequence[int], chain: int | None, finish: FinishReason) -> Piece | None:
+    def push(
+        self, first_index: int, token_ids: Sequence[int], chain: int | None, finish: FinishReason
+    ) -> BranchPiece | None:
         """What is new in a run of tokens that begins at or before the next index; None if nothing is.
 
         `chain` is the one after the run, None if it is not known.
@@ -82,4 +84,4 @@ class BranchReader:
             self.finish = finish
             text += self._text.finish().text
         self.text_bytes += len(text) if text.isascii() else len(text.encode())
-        return Piece(first, new, text, self.finish, self.place)
+        return BranchPiece(first, new, text, self.finish, self.place)

@@ -11,21 +11,23 @@ from octavo.record import Record, Snapshot
 from octavo.sampling import FinishReason, SamplingParams
 from octavo.text.ranking import rank
 from octavo.text.stop import TextStream
-from router.streaming.branch_reader import BranchReader, Piece, PlaceValues
+from router.streaming.branch_reader import BranchPiece, BranchReader, PlaceValues
 from router.streaming.ranked_branches import RankedBranches
-from router.streaming.resume_tokens import Start
+from router.streaming.resume_tokens import StreamStart
 
 MAX_JOINED = 64  # tokens in one piece, when a client is slower than its worker
 
 Logprob = TypeVar("Logprob")
-Shown = tuple[int, Piece, Sequence[Logprob]]  # branch, what is new in it, a log probability per token or none at all
+Shown = tuple[
+    int, BranchPiece, Sequence[Logprob]
+]  # branch, what is new in it, a log probability per token or none at all
 
 
 class Delivery(Generic[Logprob]):
     """Everything goes in by `take` and `feed`, and comes out once, in order, by `shown`."""
 
     def __init__(
-        self, record: Record, params: SamplingParams, new_text: Callable[[], TextStream], start: Start
+        self, record: Record, params: SamplingParams, new_text: Callable[[], TextStream], start: StreamStart
     ) -> None:
         start.check(params.n)
 
@@ -145,7 +147,7 @@ class Delivery(Generic[Logprob]):
             for reader, first, tokens in zip(self.readers, first_indexes, snapshot.outputs, strict=True)
         )
 
-    def _add(self, branch: int, piece: Piece, logprobs: Sequence[Logprob]) -> None:
+    def _add(self, branch: int, piece: BranchPiece, logprobs: Sequence[Logprob]) -> None:
         if piece.finish:
             self._num_going -= 1
         if self._ranked is not None:
@@ -188,7 +190,7 @@ class Delivery(Generic[Logprob]):
         return range(self._params.n) if self._ranked is None else rank(self.scores, self._params.n)
 
 
-def can_join(before: Shown[Logprob], branch: int, piece: Piece, logprobs: Sequence[Logprob]) -> bool:
+def can_join(before: Shown[Logprob], branch: int, piece: BranchPiece, logprobs: Sequence[Logprob]) -> bool:
     """Whether one event may carry both: tokens of one branch, with a log probability each or none at all."""
     last_branch, last, last_logprobs = before
     return (

@@ -6,7 +6,7 @@ from octavo import wire
 from octavo.errors import Failure
 from octavo.record import Record
 from octavo.v1 import inference_pb2, types_pb2, worker_pb2
-from router.streaming.branch_reader import Piece
+from router.streaming.branch_reader import BranchPiece
 from router.streaming.delivery import Delivery
 from router.streaming.resume_tokens import ResumeTokens
 
@@ -14,7 +14,7 @@ Event = inference_pb2.GenerateEvent
 Logprobs = types_pb2.Logprobs
 
 
-class Events:
+class EventEncoder:
     """The events of one stream, as messages."""
 
     def __init__(self, record: Record, delivery: Delivery[Logprobs], tokens: ResumeTokens) -> None:
@@ -40,7 +40,7 @@ class Events:
             events[-1].finished.CopyFrom(self._finished(failure))
         return events
 
-    def _event(self, branch: int, piece: Piece, logprobs: Sequence[Logprobs]) -> Event:
+    def _event(self, branch: int, piece: BranchPiece, logprobs: Sequence[Logprobs]) -> Event:
         places = self._delivery.places
         places[branch] = piece.place
         event = Event(

@@ -12,7 +12,7 @@ MAX_UNKNOWN_S = 0.5
 UNKNOWN_FOR_S = 4.0  # after that long (longer than a Schedule may take) it never got it: somebody else shall run it
 
 
-class Following:
+class OwnerLink:
     """One session's view of its owner. The record decides; notices and workers may be ahead of it."""
 
     def __init__(self, record: Record, pool: WorkerPool) -> None:

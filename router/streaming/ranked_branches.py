@@ -4,8 +4,8 @@ from collections.abc import Callable, Sequence
 from typing import Generic, TypeVar
 
 from octavo.text.ranking import rank
-from router.streaming.branch_reader import BranchReader, Piece, PlaceValues
-from router.streaming.resume_tokens import Start
+from router.streaming.branch_reader import BranchPiece, BranchReader, PlaceValues
+from router.streaming.resume_tokens import StreamStart
 
 Logprob = TypeVar("Logprob")
 
@@ -16,17 +16,17 @@ class RankedBranches(Generic[Logprob]):
     def __init__(self, num_branches: int, num_returned: int, new_reader: Callable[[int], BranchReader]) -> None:
         self._num_returned = num_returned
         self._new_reader = new_reader
-        self._pieces: list[list[tuple[Piece, Sequence[Logprob]]]] = [[] for _ in range(num_branches)]
+        self._pieces: list[list[tuple[BranchPiece, Sequence[Logprob]]]] = [[] for _ in range(num_branches)]
 
-    def add(self, branch: int, piece: Piece, logprobs: Sequence[Logprob]) -> None:
+    def add(self, branch: int, piece: BranchPiece, logprobs: Sequence[Logprob]) -> None:
         self._pieces[branch].append((piece, logprobs))
 
     def best(
-        self, scores: Sequence[float | None], start: Start
-    ) -> tuple[list[PlaceValues], list[tuple[int, Piece, Sequence[Logprob]]]]:
+        self, scores: Sequence[float | None], start: StreamStart
+    ) -> tuple[list[PlaceValues], list[tuple[int, BranchPiece, Sequence[Logprob]]]]:
         """Where the client is in each returned branch, and the rest of each in one piece."""
         places: list[PlaceValues] = []
-        shown: list[tuple[int, Piece, Sequence[Logprob]]] = []
+        shown: list[tuple[int, BranchPiece, Sequence[Logprob]]] = []
         for returned, branch in enumerate(rank(scores, self._num_returned)):
             reader, place, pieces = self._new_reader(returned), start.place(returned), self._pieces[branch]
             tokens = [token for piece, _ in pieces for token in piece.token_ids]

@@ -3,7 +3,7 @@
 SILENCE_S = 1.0  # how long a session trusts silence
 
 
-class Lookout:
+class RecordPoller:
     """Says when. All times are of the monotonic clock, in seconds."""
 
     def __init__(self, now: float, attend_s: float) -> None:

@@ -12,7 +12,7 @@ from octavo.ids import Incarnation, new_request_id, sequence_id
 from octavo.record import NewSequence
 from octavo.sampling import SamplingParams
 from octavo.v1 import inference_pb2
-from router.fleet.model_registry import Model, Models
+from router.fleet.model_registry import ModelRegistry, ServedModel
 
 T = TypeVar("T")
 
@@ -21,22 +21,22 @@ LARGE = 8192  # characters or ids: what a tokenizer does with so many takes abou
 
 
 @dataclass(frozen=True, slots=True)
-class Prepared:
+class PreparedRequest:
     """A request that has passed every check."""
 
     new: NewSequence
-    model: Model
+    model: ServedModel
     params: SamplingParams
 
 
-class Intake:
+class RequestPreparer:
     """Every method raises what is wrong with the request."""
 
-    def __init__(self, models: Models, router_id: Incarnation) -> None:
+    def __init__(self, models: ModelRegistry, router_id: Incarnation) -> None:
         self._models = models
         self._router_id = router_id
 
-    async def prepare(self, request: inference_pb2.GenerateRequest, deadline_in_ms: int = 0) -> Prepared:
+    async def prepare(self, request: inference_pb2.GenerateRequest, deadline_in_ms: int = 0) -> PreparedRequest:
         model = self.model(request)
         if not model.workers:
             raise NoWorkers(f"no worker serves {model.name} now: retry, or start one", retry_after_ms=500)
@@ -69,17 +69,17 @@ class Intake:
             keep_on_disconnect=request.on_disconnect == inference_pb2.ON_DISCONNECT_KEEP,
             router=self._router_id,
         )
-        return Prepared(new, model, params)
+        return PreparedRequest(new, model, params)
 
     def model(
         self,
         request: "inference_pb2.GenerateRequest | inference_pb2.TokenizeRequest | inference_pb2.DetokenizeRequest",
-    ) -> Model:
+    ) -> ServedModel:
         """The one it names, or the only one."""
         return self._models.find(request.model if request.HasField("model") else None)
 
     async def prompt(
-        self, request: "inference_pb2.GenerateRequest | inference_pb2.TokenizeRequest", model: Model
+        self, request: "inference_pb2.GenerateRequest | inference_pb2.TokenizeRequest", model: ServedModel
     ) -> tuple[list[int], str]:
         """The prompt's tokens, and the field they came from."""
         match request.WhichOneof("input"):

@@ -19,7 +19,7 @@ PLACE = struct.Struct("<IQI")  # next index, chain there, bytes of text delivere
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class StreamPlace:
     """How far a client is in one branch. Who asks for an index alone knows neither chain nor text."""
 
     next_index: int
@@ -34,14 +34,14 @@ class Place:
 
 
 @dataclass(frozen=True, slots=True)
-class Start:
+class StreamStart:
     """Where a stream begins: one place per branch, missing ones at index 0."""
 
-    places: Sequence[Place] = ()
+    places: Sequence[StreamPlace] = ()
     fresh: bool = False  # just accepted: there is nothing to read yet
 
-    def place(self, branch: int) -> Place:
-        return self.places[branch] if branch < len(self.places) else Place(0)
+    def place(self, branch: int) -> StreamPlace:
+        return self.places[branch] if branch < len(self.places) else StreamPlace(0)
 
     def check(self, num_returned: int) -> None:
         if len(self.places) > num_returned:
@@ -65,7 +65,7 @@ class ResumeTokens:
         """Keyed BLAKE2b is a MAC by itself, and a third of the price of HMAC at one per token."""
         return hashlib.blake2b(body, digest_size=MAC_BYTES, key=self._key).digest()
 
-    def read(self, token: bytes) -> tuple[RequestId, list[Place]]:
+    def read(self, token: bytes) -> tuple[RequestId, list[StreamPlace]]:
         body, mac = token[:-MAC_BYTES], token[-MAC_BYTES:]
         if not hmac.compare_digest(mac, self._mac(body)):
             raise InvalidArgument("resume_token", "not one of ours: send the one of the last event, unchanged")
@@ -73,5 +73,5 @@ class ResumeTokens:
         if version != VERSION:
             raise InvalidArgument("resume_token", f"version {version} is not known to this router")
         start = HEAD.size + id_bytes
-        places = [Place(*PLACE.unpack_from(body, start + i * PLACE.size)) for i in range(num_places)]
+        places = [StreamPlace(*PLACE.unpack_from(body, start + i * PLACE.size)) for i in range(num_places)]
         return RequestId(body[HEAD.size : start].decode()), places

@@ -23,11 +23,11 @@ from octavo.record import Record, State, first_record
 from octavo.store.calls import AcceptReply, AcceptStatus, QueueLimits
 from octavo.text.ranking import rank
 from octavo.v1 import inference_pb2, inference_pb2_grpc
-from router.fleet.model_registry import Models
-from router.streaming.request_preparer import TENANT, Intake
-from router.streaming.resume_tokens import Place, Start
+from router.fleet.model_registry import ModelRegistry
+from router.streaming.request_preparer import TENANT, RequestPreparer
+from router.streaming.resume_tokens import StreamPlace, StreamStart
 from router.streaming.session import Session
-from router.streaming.session_context import Services
+from router.streaming.session_context import SessionContext
 
 if TYPE_CHECKING:
     import grpc
@@ -50,11 +50,16 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
     """What clients call. Nothing here outlives a call."""
 
     def __init__(
-        self, services: Services, models: Models, intake: Intake, queue_limits: QueueLimits, max_streams: int
+        self,
+        services: SessionContext,
+        models: ModelRegistry,
+        preparer: RequestPreparer,
+        queue_limits: QueueLimits,
+        max_streams: int,
     ) -> None:
         self._services = services
         self._models = models
-        self._intake = intake
+        self._preparer = preparer
         self._queue_limits = queue_limits
         self._max_streams = max_streams
         self._num_streams = 0
@@ -98,23 +103,23 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
                     for event in events:
                         yield event
 
-    def _start(self, request: inference_pb2.AttachRequest) -> tuple[RequestId, Start]:
+    def _start(self, request: inference_pb2.AttachRequest) -> tuple[RequestId, StreamStart]:
         match request.WhichOneof("at"):
             case "resume_token":
                 request_id, places = self._services.tokens.read(request.resume_token)
-                return request_id, Start(places)
+                return request_id, StreamStart(places)
             case "request_id":
-                places = [Place(next_index) for next_index in request.next_indexes]
-                return validation.validate_request_id(request.request_id), Start(places)
+                places = [StreamPlace(next_index) for next_index in request.next_indexes]
+                return validation.validate_request_id(request.request_id), StreamStart(places)
         raise InvalidArgument("at", "send a resume_token or a request_id")
 
     @asynccontextmanager
     async def _generate(self, request: inference_pb2.GenerateRequest, context: "Context") -> AsyncIterator[Session]:
-        prepared = await self._intake.prepare(request, deadline_of(context))
+        prepared = await self._preparer.prepare(request, deadline_of(context))
         accepted = await self._services.store.accept(prepared.new, self._queue_limits)
         if accepted.status == AcceptStatus.OK:
             session = Session(
-                self._services, prepared.model, first_record(prepared.new), prepared.params, Start(fresh=True)
+                self._services, prepared.model, first_record(prepared.new), prepared.params, StreamStart(fresh=True)
             )
             session.limit(prepared.new.deadline_in_ms)
             async with session:
@@ -125,10 +130,10 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
             raise self._queue_full(accepted)
         if accepted.status == AcceptStatus.MISMATCH:
             raise RequestExists("request_id: used before with a different body; choose another")
-        async with await self._attached(prepared.new.request_id, Start()) as session:
+        async with await self._attached(prepared.new.request_id, StreamStart()) as session:
             yield session
 
-    async def _attached(self, request_id: RequestId, start: Start) -> Session:
+    async def _attached(self, request_id: RequestId, start: StreamStart) -> Session:
         """A session of a request that was accepted before."""
         services, seq_id = self._services, sequence_id(TENANT, request_id)
         record = await services.store.attach(seq_id, services.router_id)
@@ -137,12 +142,12 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
         try:
             return self._session(record, start)
         except ServingError:
-            if seq_id not in services.hub:
+            if seq_id not in services.sessions:
                 with suppress(StoreUnavailable):  # the refusal is what the client is told
                     await services.store.detach(seq_id, services.router_id)
             raise
 
-    def _session(self, record: Record, start: Start) -> Session:
+    def _session(self, record: Record, start: StreamStart) -> Session:
         model = self._models.of(record)
         if model is None:
             raise NoWorkers("no worker has been met that serves this request's model: retry", retry_after_ms=500)
@@ -165,7 +170,7 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
     def close(self) -> None:
         """Takes no more calls, and ends those there are: their clients attach elsewhere."""
         self._draining = True
-        self._services.hub.end(Draining("this router stops: attach again, on another one"))
+        self._services.sessions.end(Draining("this router stops: attach again, on another one"))
 
     def _queue_full(self, accepted: AcceptReply) -> QueueFull:
         rate = sum(link.load.prefill_tokens_per_s for link in self._services.pool.links.values()) or DRAIN_TOKENS_PER_S
@@ -212,13 +217,13 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
     async def Tokenize(
         self, request: inference_pb2.TokenizeRequest, context: "Context"
     ) -> inference_pb2.TokenizeResponse:
-        tokens, _ = await self._intake.prompt(request, self._intake.model(request))
+        tokens, _ = await self._preparer.prompt(request, self._preparer.model(request))
         return inference_pb2.TokenizeResponse(token_ids=tokens)
 
     async def Detokenize(
         self, request: inference_pb2.DetokenizeRequest, context: "Context"
     ) -> inference_pb2.DetokenizeResponse:
-        return inference_pb2.DetokenizeResponse(text=await self._intake.text(request))
+        return inference_pb2.DetokenizeResponse(text=await self._preparer.text(request))
 
     async def ListModels(
         self, request: inference_pb2.ListModelsRequest, context: "Context"

@@ -17,17 +17,17 @@ from octavo.errors import Failure, NotFound, ServingError, StoreUnavailable
 from octavo.ids import Incarnation
 from octavo.record import Record, Snapshot, State
 from octavo.sampling import FinishReason, SamplingParams
-from octavo.store.calls import Notice, TakeReason
+from octavo.store.calls import Finish, Notice, TakeReason
 from octavo.v1 import types_pb2, worker_pb2
-from router.background import patiently
-from router.fleet.model_registry import Model
-from router.session_registry import Placed
+from router.background_tasks import patiently
+from router.fleet.model_registry import ServedModel
+from router.session_registry import Assignment
 from router.streaming.delivery import Delivery
-from router.streaming.event_encoder import Event, Events
-from router.streaming.owner_link import Following
-from router.streaming.record_poller import Lookout
-from router.streaming.resume_tokens import Start
-from router.streaming.session_context import Services
+from router.streaming.event_encoder import Event, EventEncoder
+from router.streaming.owner_link import OwnerLink
+from router.streaming.record_poller import RecordPoller
+from router.streaming.resume_tokens import StreamStart
+from router.streaming.session_context import SessionContext
 
 ON_ITS_WAY_S = 0.1  # in that time the worker's stream brings what the journal has, and log probabilities with it
 STORE_PATIENCE_S = 30.0
@@ -45,34 +45,36 @@ class Session:
     after long patience and Draining (attach elsewhere), HistoryLost, NotFound.
     """
 
-    def __init__(self, services: Services, model: Model, record: Record, params: SamplingParams, start: Start) -> None:
+    def __init__(
+        self, services: SessionContext, model: ServedModel, record: Record, params: SamplingParams, start: StreamStart
+    ) -> None:
         self.seq_id = record.seq_id
         self._services = services
-        self._following = Following(record, services.pool)
+        self._owner_link = OwnerLink(record, services.pool)
         self._delivery = Delivery[types_pb2.Logprobs](record, params, lambda: model.text_stream(params), start)
-        self._events = Events(record, self._delivery, services.tokens)
+        self._encoder = EventEncoder(record, self._delivery, services.tokens)
         self._failure: Failure | None = None
         self._inbox: deque[worker_pb2.StepItem] = deque()
         self._wake = asyncio.Event()
         self._error: ServingError | None = None
         self._begun = start.fresh
-        self._lookout = Lookout(services.hub.now, services.attend_s)
+        self._poller = RecordPoller(services.sessions.now, services.attend_s)
         self._behind: list[int] | None = []  # where the last look saw it behind the journal; None: whatever it sees
         self._outage_since: float | None = None
         self._overdue = False  # past the deadline, and its worker has been given time to see it
 
-    # What the hub tells
+    # What others tell it
 
     @property
     def _record(self) -> Record:
-        return self._following.record
+        return self._owner_link.record
 
     @property
     def owner(self) -> Incarnation:
         return self._record.owner
 
     def deliver(self, item: object) -> None:
-        self._lookout.heard(self._services.hub.now)
+        self._poller.heard(self._services.sessions.now)
         if len(self._inbox) >= MAX_INBOX and not self._delivery.ranked:
             self._inbox.clear()
             self.check()
@@ -80,15 +82,15 @@ class Session:
             self._inbox.append(cast(worker_pb2.StepItem, item))
             self._wake.set()
 
-    def placed(self, placed: Placed) -> None:
-        self._following.runs_on(placed.owner, placed.epoch, streams=True)
+    def placed(self, placed: Assignment) -> None:
+        self._owner_link.runs_on(placed.owner, placed.epoch, streams=True)
 
     def noticed(self, notice: Notice) -> None:
         if notice.what == "taken":
             if notice.epoch > self._record.epoch:
-                self._following.runs_on(notice.owner, notice.epoch, streams=False)
-                self._following.follow(self._delivery.missing_indexes)
-        elif self._following.streaming:
+                self._owner_link.runs_on(notice.owner, notice.epoch, streams=False)
+                self._owner_link.follow(self._delivery.missing_indexes)
+        elif self._owner_link.streaming:
             self._look_in(ON_ITS_WAY_S)
         else:
             self.check()
@@ -97,7 +99,7 @@ class Session:
         record = self._record
         if owner != record.owner or record.state is not State.RUNNING:
             return
-        delay_s = self._following.unknown()
+        delay_s = self._owner_link.unknown()
         if delay_s is None:
             self._services.dispatcher.recover(self.seq_id, record.epoch, TakeReason.REFUSED)
         else:
@@ -105,11 +107,11 @@ class Session:
 
     def check(self) -> None:
         self._behind = None
-        self._lookout.look = True
+        self._poller.look = True
         self._wake.set()
 
     def tick(self, now: float) -> None:
-        if self._lookout.tick(now):
+        if self._poller.tick(now):
             self._wake.set()
 
     def end(self, error: ServingError) -> None:
@@ -119,15 +121,15 @@ class Session:
     # The stream
 
     async def __aenter__(self) -> Self:
-        self._services.hub.add(self)
+        self._services.sessions.add(self)
         return self
 
     async def __aexit__(self, *exc_info: object) -> None:
         services, ended = self._services, self._delivery.ended
         link = services.pool.find(self._record.owner)
         if ended and link is not None:
-            link.dispatched.refused(self.seq_id)  # what has ended is no load, whatever the next report says
-        if not services.hub.remove(self) or (ended and not self._delivery.unsettled):
+            link.pending_dispatches.refused(self.seq_id)  # what has ended is no load, whatever the next report says
+        if not services.sessions.remove(self) or (ended and not self._delivery.unsettled):
             return
         if link is not None:
             link.steps.unfollow(self.seq_id)
@@ -140,13 +142,13 @@ class Session:
     async def _detach(self) -> None:
         services = self._services
         await services.store.detach(self.seq_id, services.router_id)
-        if self.seq_id in services.hub:  # somebody came meanwhile
+        if self.seq_id in services.sessions:  # somebody came meanwhile
             await services.store.attach(self.seq_id, services.router_id)
 
     def limit(self, deadline_in_ms: int) -> None:
         """The request ends after that time, even if no worker has begun it."""
         if deadline_in_ms:
-            self._lookout.deadline = time.monotonic() + deadline_in_ms / 1000
+            self._poller.deadline = time.monotonic() + deadline_in_ms / 1000
 
     def returned_scores(self) -> list[float | None] | None:
         """The scores of the returned branches, once all have ended; None if they did not compete."""
@@ -163,9 +165,9 @@ class Session:
             elif self._inbox:
                 self._wake.clear()
                 self._drain()
-            elif self._lookout.look:
+            elif self._poller.look:
                 await self._look_up()
-            elif self._lookout.deadline <= time.monotonic():
+            elif self._poller.deadline <= time.monotonic():
                 await self._expire()
             else:
                 await self._wake.wait()
@@ -173,7 +175,7 @@ class Session:
                 continue
             if delivery.unsettled:
                 await self._settle()
-            if events := self._events.new(self._failure):
+            if events := self._encoder.new(self._failure):
                 return events
         return []
 
@@ -181,11 +183,11 @@ class Session:
         """A running sequence is stopped by its worker; one that nobody runs, or does not stop, ends here."""
         if self._record.state is State.RUNNING and not self._overdue:
             self._overdue = True
-            self._lookout.deadline += OVERDUE_S
+            self._poller.deadline += OVERDUE_S
             return
-        self._lookout.deadline = time.monotonic() + OVERDUE_S
+        self._poller.deadline = time.monotonic() + OVERDUE_S
         try:
-            await self._services.store.finish(self.seq_id, -1, FinishReason.DEADLINE, None)
+            await self._services.store.finish(Finish(self.seq_id, FinishReason.DEADLINE))
         except StoreUnavailable:
             return  # no worker can begin it either
         self.check()
@@ -195,7 +197,7 @@ class Session:
             self._take(self._inbox.popleft())
 
     def _take(self, item: worker_pb2.StepItem) -> None:
-        self._events.note(item)
+        self._encoder.note(item)
         finish = FinishReason.NONE
         if item.finish_reason:
             finish = wire.finish_from_wire(item.finish_reason)
@@ -226,7 +228,7 @@ class Session:
 
     async def _look_up(self) -> None:
         """Reads what is journalled beyond here, and sees to it that somebody runs the rest."""
-        self._lookout.looked()
+        self._poller.looked()
         delivery, first_indexes = self._delivery, self._delivery.next_indexes
         try:
             snapshot = await self._read(first_indexes)
@@ -246,10 +248,10 @@ class Session:
 
     def _on_its_way(self, here: list[int]) -> bool:
         """Whether the worker's stream may be trusted to bring what the journal has already."""
-        return self._following.streaming and self._behind is not None and self._behind != here
+        return self._owner_link.streaming and self._behind is not None and self._behind != here
 
     def _look_in(self, delay_s: float) -> None:
-        self._lookout.look_by(self._services.hub.now + delay_s)
+        self._poller.look_by(self._services.sessions.now + delay_s)
 
     def _bear_outage(self) -> None:
         """Whatever a worker sends is delivered meanwhile. Raises after long patience."""
@@ -263,18 +265,18 @@ class Session:
         snapshot = await self._services.store.read(self.seq_id, from_indexes=first_indexes)
         if snapshot is None:
             raise NotFound("request_id: the record is gone; it ended longer ago than records are kept")
-        record = self._following.record = snapshot.record
+        record = self._owner_link.record = snapshot.record
         self._outage_since = None
         if record.failure:
             self._failure = Failure.from_json(record.failure)
         if record.deadline_ms and not self._overdue:
-            self._lookout.deadline = time.monotonic() + max(0, record.deadline_ms - snapshot.now_ms) / 1000
+            self._poller.deadline = time.monotonic() + max(0, record.deadline_ms - snapshot.now_ms) / 1000
         return snapshot
 
     async def _look_after(self, record: Record) -> None:
         """That it runs, that its worker sends it here, and that the store knows that somebody listens."""
         services = self._services
-        self._lookout.attended(services.hub.now)
+        self._poller.attended(services.sessions.now)
         if record.state.ended:
             return
         if not record.router:  # who was attached last has left, or it was a race with one who left
@@ -287,17 +289,17 @@ class Session:
         elif services.pool.lost(record.owner):
             services.dispatcher.recover(self.seq_id, record.epoch, TakeReason.CONNECTION)
         else:
-            self._following.follow(self._delivery.missing_indexes)
+            self._owner_link.follow(self._delivery.missing_indexes)
 
     async def _settle(self) -> None:
         """The client sees an end that the journal does not know: a stop string, or a history nobody can continue."""
         store, delivery = self._services.store, self._delivery
         try:
             for branch, length, score in delivery.stopped():
-                stop = partial(store.finish, self.seq_id, branch, FinishReason.STOP, length, score=score)
-                await patiently(stop, STORE_PATIENCE_S)
+                finish = Finish(self.seq_id, FinishReason.STOP, branch, length, score=score)
+                await patiently(partial(store.finish, finish), STORE_PATIENCE_S)
             if self._failure is not None:
-                await store.finish(self.seq_id, -1, FinishReason.ERROR, None, self._failure.to_json())
+                await store.finish(Finish(self.seq_id, FinishReason.ERROR, failure=self._failure.to_json()))
             delivery.unsettled = False
         except StoreUnavailable:
             return  # any router that reads the journal finds the same end

@@ -6,17 +6,17 @@ from octavo.ids import Incarnation
 from octavo.store.base import Store
 from router.fleet.worker_pool import WorkerPool
 from router.placing.dispatcher import Dispatcher
-from router.session_registry import Hub
+from router.session_registry import SessionRegistry
 from router.streaming.resume_tokens import ResumeTokens
 
 
 @dataclass(frozen=True, slots=True)
-class Services:
+class SessionContext:
     """One of each; see program.py."""
 
     store: Store
     router_id: Incarnation
-    hub: Hub
+    sessions: SessionRegistry
     pool: WorkerPool
     dispatcher: Dispatcher
     tokens: ResumeTokens

@@ -22,7 +22,8 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from gpu_worker.scheduling.step import StepOutput, StepPlan
-from gpu_worker.serving.program import Door, Worker
+from gpu_worker.serving.listener import Listener
+from gpu_worker.serving.program import Worker
 from gpu_worker.testing.fake_runner import FakeRunner
 from octavo import rpc, wire
 from octavo.ids import Incarnation, SequenceId
@@ -30,7 +31,7 @@ from octavo.record import NewSequence
 from octavo.sampling import SamplingParams
 from octavo.settings import WorkerSettings
 from octavo.store import open_store
-from octavo.store.calls import QueueLimits, TakeReason
+from octavo.store.calls import QueueLimits, TakeReason, TakeRequest
 from octavo.store.embedded import EmbeddedStore
 from octavo.store.memory import MemoryStore
 from octavo.v1 import worker_pb2, worker_pb2_grpc
@@ -75,18 +76,18 @@ async def measure(url: str, streams: int, step_ms: float, journal: bool, seconds
     )
     store: Any = open_store(url) if journal else MemoryStore()
     await store.open()
-    door = Door(settings)
-    await door.open()
+    listener = Listener(settings)
+    await listener.open()
     runner = Waiting(num_blocks=streams * 7000, context_tokens=200_000, step_s=step_ms / 1000)
-    worker = Worker(settings, door, store, runner)
+    worker = Worker(settings, listener, store, runner)
     worker.start()
     context = multiprocessing.get_context("spawn")
     count, stop, p99_ms = (context.Value(kind, 0, lock=False) for kind in "qbd")
-    reader = context.Process(target=read_steps, args=(door.endpoint, count, stop, p99_ms), daemon=True)
+    reader = context.Process(target=read_steps, args=(listener.endpoint, count, stop, p99_ms), daemon=True)
     reader.start()
-    while "bench" not in worker.streams._routers:  # noqa: ASYNC110
+    while "bench" not in worker.publisher._routers:  # noqa: ASYNC110
         await asyncio.sleep(0.01)
-    await schedule(store, door, streams, journal)
+    await schedule(store, listener, streams, journal)
     await asyncio.sleep(WARM_S)
     times, began, tokens, cpu = worker.engine.times, time.perf_counter(), count.value, time.process_time()
     steps = times.num_steps
@@ -101,7 +102,7 @@ async def measure(url: str, streams: int, step_ms: float, journal: bool, seconds
     return told / elapsed, 1e6 * cpu / max(1, told), per_step, p99_ms.value
 
 
-async def schedule(store: Any, door: Door, streams: int, journal: bool) -> None:
+async def schedule(store: Any, listener: Listener, streams: int, journal: bool) -> None:
     admissions = []
     for number in range(streams):
         seq_id = SequenceId(os.urandom(16).hex())
@@ -113,11 +114,11 @@ async def schedule(store: Any, door: Door, streams: int, journal: bool) -> None:
                 deadline_in_ms=0, keep_on_disconnect=True, router=Incarnation("bench"),
             )  # fmt: skip
             await store.accept(new, QueueLimits(10**6, 10**12))
-            await store.take(seq_id, 0, door.incarnation, "bench", TakeReason.QUEUED)
+            await store.take_ownership(TakeRequest(seq_id, 0, listener.incarnation, "bench", TakeReason.QUEUED))
         item = worker_pb2.Admission(seq_id=seq_id, epoch=1, priority=3, sampling=wire.sampling_to_wire(params))
         item.prompt.ids.extend([1 + number, *PROMPT[1:]])
         admissions.append(item)
-    async with rpc.channel(door.endpoint, internal=True) as channel:
+    async with rpc.channel(listener.endpoint, internal=True) as channel:
         stub = worker_pb2_grpc.WorkerStub(channel)
         await stub.Schedule(worker_pb2.ScheduleRequest(router_id="bench", admissions=admissions))
 

@@ -76,7 +76,7 @@ def test_files_of_a_cpu_op_are_its_own(op: str) -> None:
 def test_files_of_a_cuda_op_are_its_own(op: str) -> None:
     kernel, cases, stages = rows_below(CUDA_HEAD)[op]
     assert files(kernel, "csrc")
-    assert knows(files(cases, "tests/csrc/shim"), op)
+    assert knows(files(cases, "tests/csrc/simt_cases"), op)
     check = (ROOT / "tests/gpu/check.py").read_text()
     named = re.findall(r"`(\w+)`", stages)
     assert named

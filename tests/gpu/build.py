@@ -40,7 +40,7 @@ def architecture() -> str:
 
 
 def kernels() -> list[Path]:
-    return sorted(path for path in (CSRC / "cuda").rglob("*.cu") if "shim" not in path.parts)
+    return sorted((CSRC / "cuda").rglob("*.cu"))
 
 
 def bindings() -> list[Path]:

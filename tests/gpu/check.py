@@ -116,7 +116,7 @@ def report(results: list[Result], rehearse: bool) -> str:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rehearse", action="store_true", help="on a CPU, with the kernels' shim, tiny sizes")
+    parser.add_argument("--rehearse", action="store_true", help="on a CPU, with the kernels' simulator, tiny sizes")
     parser.add_argument("--only", default="", help="stages, separated by commas")
     parser.add_argument("--seconds", type=float, default=570, help="for all of it")
     options = parser.parse_args()

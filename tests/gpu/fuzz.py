@@ -1,4 +1,4 @@
-"""The cases of tests/csrc/shim on the device, against float64: each group for its share of the time."""
+"""The cases of tests/csrc/simt_cases on the device, against float64: each group for its share of the time."""
 
 import importlib.util
 import os
@@ -13,7 +13,7 @@ from target import ROOT, deadline, target
 
 
 def groups() -> dict[str, Callable[[Any], None]]:
-    spec = importlib.util.spec_from_file_location("shim_cases", ROOT / "tests/csrc/shim/__main__.py")
+    spec = importlib.util.spec_from_file_location("simt_cases", ROOT / "tests/csrc/simt_cases/__main__.py")
     assert spec and spec.loader
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
@@ -27,7 +27,7 @@ def main() -> None:
         seed={"type": int, "default": 0},
     )
     mirror: Any = Mirror(t.extension, t.device)
-    sys.modules["_C_cuda_shim"] = mirror
+    sys.modules["_C_cuda_simt"] = mirror
     chosen = {name: case for name, case in groups().items() if not t.options.only or name in t.options.only.split(",")}
     failed: list[str] = []
     ran: dict[str, int] = {}

@@ -1,4 +1,4 @@
-"""Lets the cases of tests/csrc/shim, which lie in host memory, run on a device.
+"""Lets the cases of tests/csrc/simt_cases, which lie in host memory, run on a device.
 
 Each op's arguments are copied to memory of the device that has the same gaps and the same alignment, the op runs there,
 and everything is copied back. Slow, and that does not matter: the cases are small.

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "support"), str(ROOT / "tests" / "csrc" / "shim")]
+sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "support"), str(ROOT / "tests" / "csrc" / "simt_cases")]
 sys.dont_write_bytecode = True
 
 import torch  # noqa: E402
@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 @dataclass(slots=True)
 class Target:
-    """The device and the extension. In a rehearsal: the CPU, and the kernels' shim."""
+    """The device and the extension. In a rehearsal: the CPU, and the kernels' simulator."""
 
     device: torch.device
     extension: Any
@@ -68,7 +68,7 @@ def target(**extra: dict[str, Any]) -> Target:
         parser.add_argument(f"--{name}", **how)
     options = parser.parse_args()
     if options.rehearse:
-        import _C_cuda_shim as extension
+        import _C_cuda_simt as extension
 
         torch.set_num_threads(1)
         return Target(torch.device("cpu"), extension, True, options.out, options)

@@ -1,4 +1,4 @@
-"""Every stage of `make gpu-check` runs, on the kernels' shim: no name is mistyped, no argument is of another time."""
+"""`make gpu-check` on the simulator: every stage runs, so no name is mistyped and no call has outdated arguments."""
 
 import subprocess
 import sys
@@ -11,18 +11,18 @@ HERE = Path(__file__).resolve().parent
 
 
 @pytest.fixture(scope="module")
-def shim() -> Path:
+def simulator() -> Path:
     try:
-        return sanitized.build("csrc/cuda/shim", "cuda-shim")
+        return sanitized.build("tests/csrc/simt", "cuda-simt")
     except sanitized.CannotBuild as error:
-        pytest.skip(f"cannot build the shim: {error}")
+        pytest.skip(f"cannot build the simulator: {error}")
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_every_stage_runs(shim: Path, tmp_path: Path) -> None:
+def test_every_stage_runs(simulator: Path, tmp_path: Path) -> None:
     command = [sys.executable, HERE / "check.py", "--rehearse"]
-    environment = sanitized.environment(shim) | {"OUT": str(tmp_path)}
+    environment = sanitized.environment(simulator) | {"OUT": str(tmp_path)}
     done = subprocess.run(command, capture_output=True, text=True, env=environment)
     assert done.returncode == 0, done.stdout[-8000:] + done.stderr[-2000:]
     report = (tmp_path / "gpu-check.md").read_text()
@@ -33,7 +33,7 @@ def test_every_stage_runs(shim: Path, tmp_path: Path) -> None:
 
 
 def test_a_stage_that_fails_is_told_and_the_others_run(tmp_path: Path) -> None:
-    """Without a GPU and without the shim nothing can pass."""
+    """Without a GPU and without the simulator nothing can pass."""
     command = [sys.executable, HERE / "check.py", "--only", "smoke,bandwidth"]
     environment = {"PATH": "/usr/bin:/bin", "CUDA_VISIBLE_DEVICES": "", "OUT": str(tmp_path)}
     done = subprocess.run(command, capture_output=True, text=True, env=environment)

@@ -8,7 +8,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from gpu_worker.serving.program import Door, Worker
+from gpu_worker.serving.listener import Listener
+from gpu_worker.serving.program import Worker
 from gpu_worker.testing.fake_runner import Chooser, FakeRunner, fold
 from octavo.client import AsyncClient
 from octavo.ids import Incarnation, new_incarnation
@@ -18,11 +19,9 @@ from octavo.store.memory import MemoryState, MemoryStore
 from octavo.text.byte_tokenizer import ByteTokenizer
 from octavo.text.ranking import rank
 from octavo.text.stop import TextStream
-from router.fleet import worker_link as workers
-from router.fleet import worker_pool as pool
-from router.fleet import worker_streams as streams
-from router.fleet.model_registry import WorkerHello
-from router.placing import dispatcher as queue
+from router.fleet import worker_link, worker_pool, worker_streams
+from router.fleet.model_registry import WorkerFacts
+from router.placing import dispatcher
 from router.program import Router
 
 SECRET = b"s" * 32
@@ -95,9 +94,9 @@ class World:
         runner = runner or FakeRunner(step_s=0.001)
         name = f"worker-{len(self.workers)}"
         made_settings = WorkerSettings(listen="127.0.0.1:0", worker_id=name, **{"lease_ms": 500, **settings})
-        door = Door(made_settings)
-        await door.open()
-        made = Worker(made_settings, door, store or MemoryStore(self.state), runner)
+        listener = Listener(made_settings)
+        await listener.open()
+        made = Worker(made_settings, listener, store or MemoryStore(self.state), runner)
         made.start()
         self.workers.append(made)
         self.runners.append(runner)
@@ -128,7 +127,7 @@ class World:
 
     async def ready(self) -> None:
         """Every router may give work to every worker."""
-        living = {worker._door.incarnation for worker in self.workers}
+        living = {worker.listener.incarnation for worker in self.workers}
         await self.until(
             lambda: all(
                 {view for view, link in router.pool.links.items() if link.view().available} >= living
@@ -156,7 +155,7 @@ class World:
         worker.lease.beat = lambda: None
         for task in (worker._journalling, worker._watching):
             task.cancel()
-        await worker._door.close(0)
+        await worker.listener.close(0)
         await asyncio.to_thread(worker.engine.stop)
 
     async def _stop_worker(self, worker: Worker) -> None:
@@ -186,10 +185,10 @@ class World:
     def check(self) -> None:
         """Nothing is left behind by requests that have ended."""
         for router in self.routers:
-            assert len(router.hub) == 0
-            assert not router.placer._busy
+            assert len(router.sessions) == 0
+            assert not router.assigner._busy
             for link in router.pool.links.values():
-                assert link.dispatched.num_tokens >= 0
+                assert link.pending_dispatches.num_tokens >= 0
 
 
 @pytest.fixture
@@ -200,19 +199,19 @@ def oracle() -> Oracle:
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Waits that matter in production and only cost time here."""
-    monkeypatch.setattr(pool, "DISCOVER_S", 0.02)
-    monkeypatch.setattr(workers, "RECONNECT_S", 0.02)
-    monkeypatch.setattr(streams, "WATCH_MS", 50)
-    monkeypatch.setattr(streams, "RESYNC_S", 0.02)
-    monkeypatch.setattr(queue, "CLAIM_MS", 200)
-    monkeypatch.setattr(queue, "SWEEP_S", 0.1)
+    monkeypatch.setattr(worker_pool, "DISCOVER_S", 0.02)
+    monkeypatch.setattr(worker_link, "RECONNECT_S", 0.02)
+    monkeypatch.setattr(worker_streams, "WATCH_MS", 50)
+    monkeypatch.setattr(worker_streams, "RESYNC_S", 0.02)
+    monkeypatch.setattr(dispatcher, "CLAIM_MS", 200)
+    monkeypatch.setattr(dispatcher, "SWEEP_S", 0.1)
 
 
 @pytest.fixture
-def hello() -> Callable[..., WorkerHello]:
+def hello() -> Callable[..., WorkerFacts]:
     """What a worker says of itself; keyword arguments change it."""
 
-    def make(incarnation: str, **different: object) -> WorkerHello:
+    def make(incarnation: str, **different: object) -> WorkerFacts:
         usual = {
             "worker_id": "worker-0",
             "incarnation": Incarnation(incarnation),
@@ -229,7 +228,7 @@ def hello() -> Callable[..., WorkerHello]:
             "max_batch_sequences": 1,
             "device": "cpu",
         }
-        return WorkerHello(**{**usual, **different})
+        return WorkerFacts(**{**usual, **different})
 
     return make
 

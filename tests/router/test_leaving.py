@@ -66,7 +66,7 @@ async def test_a_stream_closed_anywhere_detaches_once_and_leaves_nothing(world):
         await stream.aclose()
 
     await asyncio.gather(*(one(i) for i in range(60)))
-    await world.until(lambda: not any(len(router.hub) for router in world.routers))
+    await world.until(lambda: not any(len(router.sessions) for router in world.routers))
     await world.until(lambda: all(entry.record.state.ended for entry in world.state._entries.values()))
     world.check()
 

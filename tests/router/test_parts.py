@@ -1,4 +1,4 @@
-"""The small parts: pacing of replays, the hub, resume places, who runs a suspect."""
+"""The small parts: pacing of replays, the session registry, resume places, who runs a suspect."""
 
 from dataclasses import dataclass, field
 
@@ -12,8 +12,8 @@ from router.fleet.replay_pace import REPLAY_SHARE, ReplayPace
 from router.fleet.worker_view import WorkerView
 from router.placing.assigner import quietest
 from router.placing.placement import place
-from router.session_registry import Hub, Placed
-from router.streaming.resume_tokens import Place, Start
+from router.session_registry import Assignment, SessionRegistry
+from router.streaming.resume_tokens import StreamPlace, StreamStart
 
 
 @given(st.lists(st.integers(1, 5000), min_size=1, max_size=40), st.floats(10, 1e5), st.integers(1, 4096))
@@ -36,12 +36,12 @@ def test_an_idle_worker_replays_everything_at_once():
 
 
 def test_a_place_beyond_the_journal_is_lost_history():
-    assert Place(3).within(3) == 3
+    assert StreamPlace(3).within(3) == 3
     with pytest.raises(HistoryLost):
-        Place(4).within(3)
+        StreamPlace(4).within(3)
     with pytest.raises(InvalidArgument):
-        Start([Place(0), Place(0)]).check(1)
-    assert Start().place(7) == Place(0)
+        StreamStart([StreamPlace(0), StreamPlace(0)]).check(1)
+    assert StreamStart().place(7) == StreamPlace(0)
 
 
 @dataclass(eq=False)
@@ -63,21 +63,21 @@ class Ear:
         self.heard.append(placed)
 
 
-def test_the_hub_tells_those_concerned_and_one_defect_is_not_another_s(caplog):
-    hub, a = Hub(), SequenceId("a")
+def test_the_registry_tells_those_concerned_and_one_defect_is_not_another_s(caplog):
+    sessions, a = SessionRegistry(), SequenceId("a")
     ears = [Ear(a, broken=True), Ear(a), Ear(SequenceId("b"), Incarnation("v"))]
     for ear in ears:
-        hub.add(ear)
-    assert hub.deliver(a, 1)
-    assert not hub.deliver(SequenceId("c"), 1)
-    hub.check([a])
-    hub.check_owned(Incarnation("v"))
-    hub.placed(a, Placed(1, Incarnation("w")))
+        sessions.add(ear)
+    assert sessions.deliver(a, 1)
+    assert not sessions.deliver(SequenceId("c"), 1)
+    sessions.check([a])
+    sessions.check_owned(Incarnation("v"))
+    sessions.placed(a, Assignment(1, Incarnation("w")))
     assert [len(ear.heard) for ear in ears] == [2, 3, 1]
-    assert not hub.remove(ears[0])
-    assert hub.remove(ears[1])
-    assert a not in hub
-    assert len(hub) == 1
+    assert not sessions.remove(ears[0])
+    assert sessions.remove(ears[1])
+    assert a not in sessions
+    assert len(sessions) == 1
 
 
 def view(name: str, num_running: int, cached: int) -> WorkerView:

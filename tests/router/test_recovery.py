@@ -12,10 +12,10 @@ from octavo.errors import OutOfBlocks, TooLarge
 from octavo.ids import Incarnation
 from octavo.record import State
 from octavo.sampling import FinishReason, SamplingParams
-from octavo.store.calls import Member, TakeReason
+from octavo.store.calls import Member, TakeReason, TakeRequest
 from octavo.store.memory import MemoryStore
 from octavo.v1 import admin_pb2, admin_pb2_grpc
-from router.streaming import owner_link as following
+from router.streaming import owner_link
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=60)
 PROMPT = list(range(3, 40))
@@ -54,7 +54,7 @@ async def test_a_replay_begins_where_the_journal_ends(world):
     stream = client.generate(PROMPT, GREEDY, request_id="moody")
     seen = [await anext(stream) for _ in range(10)]
     owner = world.entry("moody").record.owner
-    await world.kill(next(w for w in world.workers if w._door.incarnation == owner))
+    await world.kill(next(w for w in world.workers if w.listener.incarnation == owner))
     seen += [event async for event in stream]
     tokens = [token for event in seen for token in event.token_ids]
     entry = world.entry("moody")
@@ -68,10 +68,10 @@ async def test_the_old_owner_may_journal_until_the_take(world):
         await world.worker(Moody(mood, step_s=0.01))
 
     class Slow(MemoryStore):
-        async def take(self, *args):
-            if args[-1] is not TakeReason.QUEUED:
+        async def take_ownership(self, request):
+            if request.reason is not TakeReason.QUEUED:
                 await asyncio.sleep(0.1)
-            return await super().take(*args)
+            return await super().take_ownership(request)
 
     router = await world.router(Slow(world.state))
     await world.ready()
@@ -97,19 +97,19 @@ async def test_who_was_taken_for_dead_and_lives_is_met_again(world, monkeypatch)
     monkeypatch.setattr("router.fleet.worker_pool.REMEMBER_LOST_S", 0.2)
     await world.start()
     router, worker = world.routers[0], world.workers[0]
-    await router.pool._on_lost(worker._door.incarnation)
-    link = router.pool.find(worker._door.incarnation)
+    await router.pool._on_lost(worker.listener.incarnation)
+    link = router.pool.find(worker.listener.incarnation)
 
     async def never() -> bool:
         return False
 
     link.probe = never
     await router.pool._broken(link)
-    assert router.pool.lost(worker._door.incarnation)
+    assert router.pool.lost(worker.listener.incarnation)
     assert not link.view().available
-    await world.until(lambda: router.pool.links.get(worker._door.incarnation) not in (None, link))
+    await world.until(lambda: router.pool.links.get(worker.listener.incarnation) not in (None, link))
     await world.ready()
-    assert not router.pool.lost(worker._door.incarnation)
+    assert not router.pool.lost(worker.listener.incarnation)
     await world.client().complete(PROMPT, GREEDY)
 
 
@@ -120,7 +120,7 @@ async def test_a_step_stream_that_breaks_is_opened_again(world, oracle):
     await world.ready()
     tasks = await world.streams(world.client(), 3)
     for _ in range(3):
-        world.workers[0].streams.end_all()
+        world.workers[0].publisher.end_subscriptions()
         await asyncio.sleep(0.05)
     await oracle.check(tasks)
     assert {world.entry(f"s{i}").record.epoch for i in range(3)} == {1}
@@ -135,14 +135,14 @@ async def test_no_room_anywhere_waits_without_spinning(world, oracle):
         admits += 1
         return [(Outcome.LATER, OutOfBlocks("full").failure()) for _ in requests]
 
-    real = [worker.desk.admit for worker in world.workers]
+    real = [worker.engine_client.admit for worker in world.workers]
     for worker in world.workers:
-        worker.desk.admit = later
+        worker.engine_client.admit = later
     task = asyncio.create_task(world.client().complete([*PROMPT, 0], GREEDY))
     await asyncio.sleep(0.5)
     assert 2 <= admits < 60  # once per worker and report, and not as fast as it goes
     for worker, admit in zip(world.workers, real, strict=True):
-        worker.desk.admit = admit
+        worker.engine_client.admit = admit
     await oracle.check([task])
 
 
@@ -153,10 +153,10 @@ async def test_what_no_worker_can_ever_hold_fails_at_once(world):
         return [(Outcome.NEVER, TooLarge("too large").failure()) for _ in requests]
 
     for worker in world.workers:
-        worker.desk.admit = never
+        worker.engine_client.admit = never
     with pytest.raises(TooLarge):
         await world.client().complete(PROMPT, GREEDY)
-    assert all(link.dispatched.num_tokens == 0 for link in world.routers[0].pool.links.values())
+    assert all(link.pending_dispatches.num_tokens == 0 for link in world.routers[0].pool.links.values())
 
 
 async def test_a_prompt_beyond_all_blocks_fails_at_once(world):
@@ -186,18 +186,22 @@ async def test_a_model_without_a_worker_keeps_no_other_waiting(world, oracle):
 
 async def test_taken_for_a_worker_that_never_got_it(world, oracle, monkeypatch):
     """A router that dies between take and Schedule leaves a sequence that its owner does not know."""
-    monkeypatch.setattr(following, "UNKNOWN_FOR_S", 0.2)
+    monkeypatch.setattr(owner_link, "UNKNOWN_FOR_S", 0.2)
     await world.start()
     router, worker = world.routers[0], world.workers[0]
-    start, taken = router.placer.start, []
+    start, taken = router.assigner.start, []
 
     async def take_only(seq_id, epoch, why):
         if taken:
             return await start(seq_id, epoch, why)
-        taken.append(await router.placer.store.take(seq_id, epoch, worker._door.incarnation, "dead", why))
+        taken.append(
+            await router.assigner.store.take_ownership(
+                TakeRequest(seq_id, epoch, worker.listener.incarnation, "dead", why)
+            )
+        )
         return None
 
-    router.placer.start = take_only
+    router.assigner.start = take_only
     completion = await world.client().complete([*PROMPT, 0], GREEDY, request_id="limbo")
     assert taken
     assert oracle.returned(completion) == oracle.outputs([*PROMPT, 0], GREEDY)
@@ -210,9 +214,9 @@ async def test_cancel_ends_what_nobody_runs(world, monkeypatch):
     router, worker = world.routers[0], world.workers[0]
 
     async def take_only(seq_id, epoch, why):
-        await router.placer.store.take(seq_id, epoch, worker._door.incarnation, "dead", why)
+        await router.assigner.store.take_ownership(TakeRequest(seq_id, epoch, worker.listener.incarnation, "dead", why))
 
-    router.placer.start = take_only
+    router.assigner.start = take_only
     client = world.client()
     task = asyncio.create_task(client.complete(PROMPT, GREEDY, request_id="limbo"))
     await world.until(lambda: world.state._entries and world.entry("limbo").record.state is State.RUNNING)
@@ -226,14 +230,14 @@ async def test_a_worker_of_another_layout_is_refused_by_name(world):
     bad = world.workers.pop()
     router = world.routers[0]
     await world.until(
-        lambda: bad._door.incarnation in router.pool.links and router.pool.find(bad._door.incarnation).hello
+        lambda: bad.listener.incarnation in router.pool.links and router.pool.find(bad.listener.incarnation).hello
     )
     async with rpc.channel(router._member.info.decode().split('"admin_endpoint": "')[1].split('"')[0]) as channel:
         admin = admin_pb2_grpc.AdminStub(channel)
         reply = await admin.ListWorkers(admin_pb2.ListWorkersRequest())
     reasons = {status.hello.incarnation: status.reason for status in reply.workers}
-    assert "block_size 32" in reasons[bad._door.incarnation] or "layout" in reasons[bad._door.incarnation]
-    assert reasons[world.workers[0]._door.incarnation] == ""
+    assert "block_size 32" in reasons[bad.listener.incarnation] or "layout" in reasons[bad.listener.incarnation]
+    assert reasons[world.workers[0].listener.incarnation] == ""
     for _ in range(4):
         await world.client().complete(PROMPT, GREEDY)
     world.workers.append(bad)
@@ -251,7 +255,7 @@ async def test_one_fingerprint_under_two_names_is_two_models(world, oracle):
         await oracle.check(
             [client.complete([*PROMPT, i], GREEDY, model=model, request_id=id) for i, id in enumerate(ids)]
         )
-        assert {world.entry(id).record.owner for id in ids} == {worker._door.incarnation}
+        assert {world.entry(id).record.owner for id in ids} == {worker.listener.incarnation}
 
 
 async def test_a_request_goes_on_when_its_model_comes_back_with_another_layout(world, oracle, monkeypatch):

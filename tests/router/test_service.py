@@ -42,7 +42,7 @@ async def test_outputs_are_those_of_the_runner(world, oracle, params):
         assert completion.usage.output_tokens == sum(len(tokens) for tokens, _, _ in expected)
         status = await client.get(completion.request_id)
         assert status.usage.output_tokens == completion.usage.output_tokens
-    await world.until(lambda: not any(len(router.hub) for router in world.routers))
+    await world.until(lambda: not any(len(router.sessions) for router in world.routers))
     world.check()
 
 
@@ -63,7 +63,7 @@ async def test_every_token_has_its_log_probability(world):
 async def test_a_quiet_request_costs_the_store_few_reads(world, monkeypatch):
     """No storms: neither of our own notices nor of a worker that does not know the sequence yet.
 
-    The placer reads once. Each look at what may still be on its way, when the end's notice is ahead of it, reads once.
+    The assigner reads once. So does each look at what may still be on its way, when the end's notice comes first.
     """
     monkeypatch.setattr("router.streaming.record_poller.SILENCE_S", 60.0)  # however slow this machine is
     store = Counting(world.state)
@@ -195,7 +195,7 @@ async def test_a_full_queue_says_when_to_come_back(world):
     assert caught.value.retry_after_ms > 0
     for call in waiting:
         call.cancel()
-    await world.until(lambda: len(router.hub) == 0)
+    await world.until(lambda: len(router.sessions) == 0)
 
 
 def request(request_id, **sampling):
@@ -213,9 +213,9 @@ def raw(world, router):
 async def test_the_worker_s_stream_is_waited_for_where_the_store_was_faster(world):
     """The journal has the tokens, but their log probabilities only the worker has."""
     await world.start()
-    hub, loop = world.routers[0].hub, asyncio.get_running_loop()
-    deliver = hub.deliver
-    hub.deliver = lambda seq_id, item: bool(loop.call_later(0.03, deliver, seq_id, item))
+    sessions, loop = world.routers[0].sessions, asyncio.get_running_loop()
+    deliver = sessions.deliver
+    sessions.deliver = lambda seq_id, item: bool(loop.call_later(0.03, deliver, seq_id, item))
     for max_tokens in (1, 2, 12):
         output = (await world.client().complete(PROMPT, replace(GREEDY, max_tokens=max_tokens, logprobs=1))).outputs[0]
         assert [score.chosen.token_id for score in output.logprobs] == list(output.token_ids)

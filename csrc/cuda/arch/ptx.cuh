@@ -1,4 +1,5 @@
-// Every instruction that C++ has no name for, and nothing else. shim/instructions.h has the same names for a CPU.
+// Every instruction that C++ has no name for, and nothing else. tests/csrc/simt/instructions.h has the same names for a
+// CPU.
 #pragma once
 
 #include <cstdint>
@@ -6,7 +7,7 @@
 
 namespace octavo::cuda {
 
-// What an element is stored as. Plain bits, so that host code and the shim need none of CUDA's headers.
+// What an element is stored as. Plain bits, so that host code and the simulator need none of CUDA's headers.
 struct Half {
     std::uint16_t bits;
 };

@@ -1,11 +1,11 @@
 // What kernels are written in: CUDA C++, or its twin that runs the same sources on a CPU, where they are tested under
-// AddressSanitizer without a GPU (OCTAVO_SIMT_SHIM).
+// AddressSanitizer without a GPU (tests/csrc/simt, OCTAVO_SIMT).
 #pragma once
 
-#ifdef OCTAVO_SIMT_SHIM
-#include "shim/instructions.h"
-#include "shim/language.h"
-#include "shim/launch.h"
+#ifdef OCTAVO_SIMT
+#include "simt/instructions.h"
+#include "simt/language.h"
+#include "simt/launch.h"
 #else
 #include "arch/launch.cuh"
 #include "arch/ptx.cuh"

@@ -1,4 +1,4 @@
-"""Classic bugs in the CUDA kernels and their planner, which the cases of shim/ must see."""
+"""Classic bugs in the CUDA kernels and their planner, which the cases of simt_cases/ must see."""
 
 import subprocess
 import sys
@@ -6,9 +6,9 @@ from pathlib import Path
 
 import sanitized
 from mutant import Build, Mutant, Suite
-from shim_cases import CASES
+from simt_case_counts import CASES
 
-SCRIPT = Path(__file__).resolve().parents[1] / "shim"
+SCRIPT = Path(__file__).resolve().parents[1] / "simt_cases"
 DECODE = ("cuda/inst/decode_mma_f16_64.cu",)  # one of several: the cases reach it often enough
 PREFILL = ("cuda/inst/prefill_mma_f16_64.cu",)
 PLAN = ("plan/attention_plan.cpp",)
@@ -161,8 +161,8 @@ def first_failure(folder: Path, group: str) -> str | None:
     )
     if done.returncode == 0:
         return None
-    what = [line for line in done.stderr.splitlines() if "Error" in line or "simt shim" in line or "ERROR" in line]
+    what = [line for line in done.stderr.splitlines() if "Error" in line or "simt:" in line or "ERROR" in line]
     return f"{group}: {what[-1][:80] if what else f'ended with {done.returncode}'}"
 
 
-CUDA = Suite(MUTANTS, lambda: Build(sanitized.build("csrc/cuda/shim", "cuda-shim"), "_C_cuda_shim"), first_failure)
+CUDA = Suite(MUTANTS, lambda: Build(sanitized.build("tests/csrc/simt", "cuda-simt"), "_C_cuda_simt"), first_failure)

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from gpu_worker.offline.request_builder import Intake
+from gpu_worker.offline.request_builder import RequestBuilder
 from gpu_worker.testing.fake_runner import FakeRunner
 from octavo.errors import InvalidArgument
 from octavo.sampling import SamplingParams
@@ -21,41 +21,41 @@ class WithTemplate(ByteTokenizer):
         return self.encode("".join(f"{role}:{content}\n" for role, content in messages))
 
 
-def make(tokenizer=None, seed=0) -> Intake:
-    return Intake(FakeRunner(vocab_size=128).info, tokenizer or ByteTokenizer(), random.Random(seed))
+def make(tokenizer=None, seed=0) -> RequestBuilder:
+    return RequestBuilder(FakeRunner(vocab_size=128).info, tokenizer or ByteTokenizer(), random.Random(seed))
 
 
 @pytest.fixture
-def intake() -> Intake:
+def builder() -> RequestBuilder:
     return make()
 
 
 @pytest.mark.parametrize("prompts", ["abc", list(b"abc"), tuple(b"abc"), ["abc"], [list(b"abc")], ("abc",)])
-def test_one_prompt_may_come_alone(intake, prompts):
-    (answer,) = intake.prompts(prompts, GREEDY)
+def test_one_prompt_may_come_alone(builder, prompts):
+    (answer,) = builder.from_prompts(prompts, GREEDY)
     assert list(answer.prompt_token_ids) == list(b"abc")
     assert answer.place == "prompts[0]"
 
 
-def test_parameters_are_for_all_or_one_for_each(intake):
-    shared = intake.prompts(["a", "b"], GREEDY)
+def test_parameters_are_for_all_or_one_for_each(builder):
+    shared = builder.from_prompts(["a", "b"], GREEDY)
     assert [answer.params.temperature for answer in shared] == [0.0, 0.0]
-    own = intake.prompts(["a", "b"], [GREEDY, replace(GREEDY, max_tokens=3)])
+    own = builder.from_prompts(["a", "b"], [GREEDY, replace(GREEDY, max_tokens=3)])
     assert [answer.params.max_tokens for answer in own] == [8, 3]
-    assert [answer.params.max_tokens for answer in intake.prompts(["a"], None)] == [256]
+    assert [answer.params.max_tokens for answer in builder.from_prompts(["a"], None)] == [256]
 
 
 def test_seeds_are_drawn_in_order_where_none_is_given():
-    seeds = [[answer.params.seed for answer in make(seed=seed).prompts(["a", "b"], None)] for seed in (1, 1, 2)]
+    seeds = [[answer.params.seed for answer in make(seed=seed).from_prompts(["a", "b"], None)] for seed in (1, 1, 2)]
     assert seeds[0] == seeds[1]
     assert len({seed for pair in seeds for seed in pair}) == 4
-    assert [answer.params.seed for answer in make().prompts(["a"], SamplingParams(seed=7))] == [7]
+    assert [answer.params.seed for answer in make().from_prompts(["a"], SamplingParams(seed=7))] == [7]
 
 
 def test_conversations_are_told_from_one_conversation():
     turns = [{"role": "user", "content": "hi"}]
     for conversations in (turns, [turns]):
-        (answer,) = make(WithTemplate()).conversations(conversations, GREEDY)
+        (answer,) = make(WithTemplate()).from_conversations(conversations, GREEDY)
         assert bytes(answer.prompt_token_ids) == b"user:hi\n"
         assert answer.place == "conversations[0]"
 
@@ -77,9 +77,9 @@ PROMPTS = [
 
 
 @pytest.mark.parametrize(("prompts", "message"), PROMPTS, ids=[message for _, message in PROMPTS])
-def test_a_bad_prompt_is_named(intake, prompts, message):
+def test_a_bad_prompt_is_named(builder, prompts, message):
     with pytest.raises(InvalidArgument, match=f"^{message}"):
-        intake.prompts(prompts, GREEDY)
+        builder.from_prompts(prompts, GREEDY)
 
 
 @pytest.mark.parametrize(
@@ -87,12 +87,12 @@ def test_a_bad_prompt_is_named(intake, prompts, message):
 )
 def test_a_bad_conversation_is_named(conversation):
     with pytest.raises(InvalidArgument, match=r"^conversations\[1\]: "):
-        make(WithTemplate()).conversations([[{"role": "user", "content": "ok"}], conversation], GREEDY)
+        make(WithTemplate()).from_conversations([[{"role": "user", "content": "ok"}], conversation], GREEDY)
 
 
-def test_a_model_without_a_template_refuses_chats(intake):
+def test_a_model_without_a_template_refuses_chats(builder):
     with pytest.raises(InvalidArgument, match=r"^conversations\[0\]: .*template"):
-        intake.conversations([{"role": "user", "content": "Hi"}], GREEDY)
+        builder.from_conversations([{"role": "user", "content": "Hi"}], GREEDY)
 
 
 @pytest.mark.parametrize(
@@ -105,6 +105,6 @@ def test_a_model_without_a_template_refuses_chats(intake):
         (replace(GREEDY, stop="text"), r"sampling_params\.stop: must be a list"),
     ],
 )
-def test_bad_parameters_are_named(intake, params, message):
+def test_bad_parameters_are_named(builder, params, message):
     with pytest.raises(InvalidArgument, match=f"^{message}"):
-        intake.prompts(["a", "b"], params)
+        builder.from_prompts(["a", "b"], params)

@@ -3,7 +3,7 @@ import socket
 import pytest
 
 from gpu_worker.serving.address import NoAddress, advertised_host, advertised_port
-from gpu_worker.serving.program import Door
+from gpu_worker.serving.listener import Listener
 from octavo.settings import WorkerSettings
 
 
@@ -43,15 +43,15 @@ def test_an_address_of_version_6_where_there_is_no_other(monkeypatch):
 async def test_a_worker_nobody_could_call_does_not_start(monkeypatch):
     host_means(monkeypatch, "127.0.1.1")
     with pytest.raises(NoAddress, match="--advertise"):
-        Door(WorkerSettings(listen="0.0.0.0:0"))
+        Listener(WorkerSettings(listen="0.0.0.0:0"))
 
 
-async def test_a_door_is_advertised_with_its_port(monkeypatch):
+async def test_a_listener_is_advertised_with_its_port(monkeypatch):
     host_means(monkeypatch, "10.1.2.3")
-    door = Door(WorkerSettings(listen="0.0.0.0:0"))
-    await door.open()
-    host, _, port = door.endpoint.rpartition(":")
+    listener = Listener(WorkerSettings(listen="0.0.0.0:0"))
+    await listener.open()
+    host, _, port = listener.endpoint.rpartition(":")
     assert host == "10.1.2.3"
     assert int(port) > 0
-    assert door.worker_id == "worker-10.1.2.3-0"
-    await door.close()
+    assert listener.worker_id == "worker-10.1.2.3-0"
+    await listener.close()

@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 from gpu_worker.scheduling.scheduler import Scheduler, SchedulerConfig
 from gpu_worker.scheduling.step import StepResult
 from gpu_worker.serving.engine import Engine
-from gpu_worker.serving.engine_client import MAX_GRANT_STEPS, AdmissionRequest, Desk, Outcome
+from gpu_worker.serving.engine_client import MAX_GRANT_STEPS, AdmissionRequest, EngineClient, Outcome
 from gpu_worker.serving.journal import Journal
-from gpu_worker.serving.step_stream import Stream
-from gpu_worker.serving.streams import Streams
+from gpu_worker.serving.step_publisher import StepPublisher
+from gpu_worker.serving.step_subscription import StepSubscription
 from gpu_worker.testing.fake_runner import FakeRunner, fake_oracle
 from octavo.errors import Draining, InvalidArgument, NotFound, StaleEpoch
 from octavo.ids import SequenceId
@@ -37,7 +37,7 @@ def request(number: int = 0, epoch: int = 1, max_tokens: int = 6, prompt_tokens:
 
 
 class World:
-    """A desk with an engine, a journal without a store, and a stream that observes everything."""
+    """An engine client with an engine, a journal without a store, and a stream that observes everything."""
 
     def __init__(self, max_waiting: int = 1000, step_s: float = 0.0) -> None:
         self.runner = FakeRunner(block_size=4, num_blocks=16, num_host_blocks=4, context_tokens=128, step_s=step_s)
@@ -48,13 +48,13 @@ class World:
             loop.call_soon_threadsafe(self.journal.submit, result)
 
         self.engine = Engine(Scheduler(config, self.runner.info), self.runner, on_result)
-        self.streams = Streams()
-        self.desk = Desk(self.engine, self.runner.info, self.streams)
-        self.journal = Journal(None, self.streams, self.desk)
+        self.publisher = StepPublisher()
+        self.engine_client = EngineClient(self.engine, self.runner.info, self.publisher)
+        self.journal = Journal(None, self.publisher, self.engine_client)
         self.task = asyncio.create_task(self.journal.run())
-        self.observer = Stream()
-        self.streams.attach(self.observer)
-        self.streams.observe(self.observer)
+        self.observer = StepSubscription()
+        self.publisher.attach(self.observer)
+        self.publisher.add_observer(self.observer)
         self.engine.start()
 
     @property
@@ -99,32 +99,32 @@ async def world() -> AsyncIterator[World]:
 
 async def test_an_admitted_sequence_has_a_log_before_its_first_token(world):
     world.engine.grant(0)
-    answers = await world.desk.admit([request(number, max_tokens=1) for number in range(40)], "")
+    answers = await world.engine_client.admit([request(number, max_tokens=1) for number in range(40)], "")
     assert [outcome for outcome, _ in answers] == [Outcome.ADMITTED] * 40
     await world.until(lambda: len(world.told()) == 40)
     for number in range(40):
         assert world.told()[f"{number:032x}", 1, 0] == fake_oracle([number + 1] * 5, 1, info=world.runner.info)
-    await world.until(lambda: not world.streams.logs)
+    await world.until(lambda: not world.publisher.logs)
 
 
 async def test_a_repeated_admission_is_answered_alike_also_while_the_first_is_decided(world):
-    router = Stream()
-    world.streams.attach(router)
-    world.streams.name(router, "r2")
-    answers = await asyncio.gather(*(world.desk.admit([request(1)], name) for name in ("r1", "r2", "r1")))
+    router = StepSubscription()
+    world.publisher.attach(router)
+    world.publisher.assign_router(router, "r2")
+    answers = await asyncio.gather(*(world.engine_client.admit([request(1)], name) for name in ("r1", "r2", "r1")))
     assert [answer[0][0] for answer in answers] == [Outcome.ADMITTED] * 3
-    assert len(world.sequences) == len(world.streams.logs) == 1
-    assert router in world.streams.logs[request(1).seq_id].followers
-    assert not world.desk._deciding
+    assert len(world.sequences) == len(world.publisher.logs) == 1
+    assert router in world.publisher.logs[request(1).seq_id].followers
+    assert not world.engine_client._deciding
 
 
 async def test_a_repeated_admission_after_the_end_runs_nothing(world):
     world.engine.grant(0)
-    await world.desk.admit([request(1)], "")
-    await world.until(lambda: world.told() and not world.streams.logs)
+    await world.engine_client.admit([request(1)], "")
+    await world.until(lambda: world.told() and not world.publisher.logs)
     steps = world.engine.times.num_steps
-    assert (await world.desk.admit([request(1)], ""))[0][0] is Outcome.ADMITTED
-    assert (await world.desk.admit([request(1, epoch=0)], ""))[0][0] is Outcome.STALE_EPOCH
+    assert (await world.engine_client.admit([request(1)], ""))[0][0] is Outcome.ADMITTED
+    assert (await world.engine_client.admit([request(1, epoch=0)], ""))[0][0] is Outcome.STALE_EPOCH
     await world.settle()
     assert not world.sequences
     assert world.engine.times.num_steps == steps
@@ -132,20 +132,22 @@ async def test_a_repeated_admission_after_the_end_runs_nothing(world):
 
 async def test_a_bad_request_is_rejected_by_name(world):
     for change in ({"epoch": 0}, {"prompt": []}, {"prompt": [10**6]}, {"seq_id": SequenceId("?")}, {"priority": 9}):
-        (outcome, failure), *_ = await world.desk.admit([request(1, **change)], "")
+        (outcome, failure), *_ = await world.engine_client.admit([request(1, **change)], "")
         assert outcome is Outcome.REJECTED
         assert failure.message.startswith(next(iter(change)))
-    assert not world.streams.logs
+    assert not world.publisher.logs
 
 
 async def test_a_refusal_is_told_to_everybody_who_asked_and_leaves_nothing():
     world = World(max_waiting=1)
-    assert (await world.desk.admit([request(0)], ""))[0][0] is Outcome.ADMITTED
-    answers = await asyncio.gather(*(world.desk.admit([request(1)], "") for _ in range(3)))
+    assert (await world.engine_client.admit([request(0)], ""))[0][0] is Outcome.ADMITTED
+    answers = await asyncio.gather(*(world.engine_client.admit([request(1)], "") for _ in range(3)))
     assert [answer[0][0] for answer in answers] == [Outcome.LATER] * 3
-    assert [outcome for outcome, _ in await world.desk.admit([request(2, prompt_tokens=100)], "")] == [Outcome.NEVER]
+    assert [outcome for outcome, _ in await world.engine_client.admit([request(2, prompt_tokens=100)], "")] == [
+        Outcome.NEVER
+    ]
     await world.settle()
-    assert set(world.streams.logs) == set(world.sequences) == {request(0).seq_id}
+    assert set(world.publisher.logs) == set(world.sequences) == {request(0).seq_id}
     await world.close()
 
 
@@ -154,7 +156,7 @@ async def test_a_call_that_is_given_up_leaves_no_log_without_a_sequence(world):
     gate = asyncio.Event()
     blocked = world.engine.post(lambda _: asyncio.run_coroutine_threadsafe(gate.wait(), loop).result())
     loop = asyncio.get_running_loop()
-    call, other = (asyncio.create_task(world.desk.admit([request(1)], name)) for name in ("a", "b"))
+    call, other = (asyncio.create_task(world.engine_client.admit([request(1)], name)) for name in ("a", "b"))
     await turns(3)
     call.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -163,91 +165,91 @@ async def test_a_call_that_is_given_up_leaves_no_log_without_a_sequence(world):
     await asyncio.wrap_future(blocked)
     assert (await other)[0][0] is Outcome.ADMITTED
     await world.settle()
-    assert set(world.streams.logs) == set(world.sequences)
-    assert (await world.desk.admit([request(1)], ""))[0][0] is Outcome.ADMITTED
-    assert set(world.streams.logs) == set(world.sequences) == {request(1).seq_id}
+    assert set(world.publisher.logs) == set(world.sequences)
+    assert (await world.engine_client.admit([request(1)], ""))[0][0] is Outcome.ADMITTED
+    assert set(world.publisher.logs) == set(world.sequences) == {request(1).seq_id}
 
 
 async def test_a_newer_epoch_replaces_an_older_one_and_an_older_one_is_stale(world):
     for epoch, outcome in ((3, Outcome.ADMITTED), (2, Outcome.STALE_EPOCH), (5, Outcome.ADMITTED)):
-        assert (await world.desk.admit([request(1, epoch)], ""))[0][0] is outcome
-    assert world.sequences[request(1).seq_id].epoch == world.streams.logs[request(1).seq_id].epoch == 5
+        assert (await world.engine_client.admit([request(1, epoch)], ""))[0][0] is outcome
+    assert world.sequences[request(1).seq_id].epoch == world.publisher.logs[request(1).seq_id].epoch == 5
 
 
 async def test_a_newer_epoch_that_is_refused_ends_the_older_one_which_the_store_has_given_away(world):
-    await world.desk.admit([request(1, 1)], "")
-    assert (await world.desk.admit([request(1, 2, prompt_tokens=100)], ""))[0][0] is Outcome.NEVER
+    await world.engine_client.admit([request(1, 1)], "")
+    assert (await world.engine_client.admit([request(1, 2, prompt_tokens=100)], ""))[0][0] is Outcome.NEVER
     await world.settle()
-    assert not world.streams.logs
+    assert not world.publisher.logs
     assert not world.sequences
 
 
 async def test_what_concerns_a_replaced_sequence_does_not_touch_the_new_one(world):
-    await world.desk.admit([request(1, 1)], "")
+    await world.engine_client.admit([request(1, 1)], "")
     old = world.sequences[request(1).seq_id]
-    await world.desk.admit([request(1, 2)], "")
+    await world.engine_client.admit([request(1, 2)], "")
     new = world.sequences[request(1).seq_id]
-    world.desk.drop(old)
-    world.desk.cancel_one(old)
-    world.desk.end_branch(old, 0)
-    world.desk.cancel([(old.seq_id, 1)])
+    world.engine_client.drop(old)
+    world.engine_client.cancel_one(old)
+    world.engine_client.end_branch(old, 0)
+    world.engine_client.cancel([(old.seq_id, 1)])
     await world.settle()
     assert world.sequences == {new.seq_id: new}
-    world.desk.cancel([(new.seq_id, 7)])  # a router that knows more than this worker
+    world.engine_client.cancel([(new.seq_id, 7)])  # a router that knows more than this worker
     await world.settle()
     assert not world.sequences
 
 
 async def test_cancelled_ones_are_told_as_cancelled_and_forgotten(world):
     world.engine.grant(0)
-    await world.desk.admit([request(1, max_tokens=100), request(2, max_tokens=100)], "")
-    world.desk.cancel([(request(1).seq_id, 1), (request(2).seq_id, 1), (request(3).seq_id, 1)])
-    await world.until(lambda: not world.streams.logs)
+    await world.engine_client.admit([request(1, max_tokens=100), request(2, max_tokens=100)], "")
+    world.engine_client.cancel([(request(1).seq_id, 1), (request(2).seq_id, 1), (request(3).seq_id, 1)])
+    await world.until(lambda: not world.publisher.logs)
     assert not world.sequences
 
 
 async def test_one_branch_ends_and_the_other_goes_on(world):
-    await world.desk.admit([request(1, n=2, max_tokens=20)], "")
+    await world.engine_client.admit([request(1, n=2, max_tokens=20)], "")
     world.engine.grant(5)
     await world.until(lambda: len(world.told()) == 2)
     sequence = world.sequences[request(1).seq_id]
-    world.desk.end_branch(sequence, 0)
-    world.streams.end_branch(world.streams.logs[sequence.seq_id], 0)
+    world.engine_client.end_branch(sequence, 0)
+    world.publisher.end_branch(world.publisher.logs[sequence.seq_id], 0)
     world.engine.grant(0)
-    await world.until(lambda: not world.streams.logs)
+    await world.until(lambda: not world.publisher.logs)
     assert len(world.told()[sequence.seq_id, 1, 0]) < 20
     assert len(world.told()[sequence.seq_id, 1, 1]) == 20
 
 
 async def test_swaps_answer_for_each_sequence(world):
-    await world.desk.admit([request(1, prompt_tokens=9)], "")
+    await world.engine_client.admit([request(1, prompt_tokens=9)], "")
     world.engine.grant(2)
     await world.until(lambda: bool(world.told()))
-    assert await world.desk.swap(request(1).seq_id, 1, "out") > 0
+    assert await world.engine_client.swap(request(1).seq_id, 1, "out") > 0
     with pytest.raises(StaleEpoch):
-        await world.desk.swap(request(1).seq_id, 2, "in")
+        await world.engine_client.swap(request(1).seq_id, 2, "in")
     with pytest.raises(NotFound):
-        await world.desk.swap(request(2).seq_id, 1, "in")
+        await world.engine_client.swap(request(2).seq_id, 1, "in")
 
 
 async def test_too_many_finite_steps_are_refused(world):
-    stream = Stream()
-    world.desk.grant(stream, MAX_GRANT_STEPS - 1)
-    world.desk.grant(stream, 0)
+    subscription = StepSubscription()
+    world.engine_client.grant(subscription, MAX_GRANT_STEPS - 1)
+    world.engine_client.grant(subscription, 0)
     for steps in (2, 2**32 - 1):
         with pytest.raises(InvalidArgument, match=r"grant\.steps"):
-            world.desk.grant(stream, steps)
-    world.desk.pause()
-    await world.until(lambda: not stream.num_awaited)
+            world.engine_client.grant(subscription, steps)
+    world.engine_client.pause()
+    await world.until(lambda: not subscription.num_awaited)
 
 
-async def test_a_desk_whose_engine_has_ended_says_so(world):
+async def test_a_client_whose_engine_has_ended_says_so(world):
     await asyncio.to_thread(world.engine.stop)
     with pytest.raises(Draining):
-        await world.desk.admit([request(1)], "")
+        await world.engine_client.admit([request(1)], "")
     with pytest.raises(Draining):
-        await world.desk.cache_snapshot(world.desk.watchers.open())
-    world.desk.cancel([(request(1).seq_id, 1)])
+        await world.engine_client.cache_snapshot(world.engine_client.watchers.open_watcher())
+    world.engine_client.cancel([(request(1).seq_id, 1)])
 
 
 OPERATIONS = st.one_of(
@@ -273,31 +275,31 @@ def test_in_any_order_the_logs_and_the_scheduler_agree(operations, max_waiting, 
         for operation in operations:
             match operation:
                 case ("admit", number, epoch, prompt_tokens):
-                    admission = world.desk.admit([request(number, epoch, prompt_tokens=prompt_tokens)], "")
+                    admission = world.engine_client.admit([request(number, epoch, prompt_tokens=prompt_tokens)], "")
                     calls.append(asyncio.create_task(admission))
                 case ("give up", index) if calls:
                     calls[index % len(calls)].cancel()
                 case ("cancel", number, epoch):
-                    world.desk.cancel([(request(number).seq_id, epoch)])
-                case ("drop", number) if (entry := world.streams.logs.get(request(number).seq_id)) is not None:
-                    world.desk.drop(entry.sequence)
-                    world.streams.forget(entry)
+                    world.engine_client.cancel([(request(number).seq_id, epoch)])
+                case ("drop", number) if (entry := world.publisher.logs.get(request(number).seq_id)) is not None:
+                    world.engine_client.drop(entry.sequence)
+                    world.publisher.forget_log(entry)
                 case ("turns", count):
                     await turns(count)
                 case ("engine",):
                     await asyncio.wrap_future(world.engine.post(lambda _: None))
         await asyncio.gather(*calls, return_exceptions=True)
         assert all(call.cancelling() or call.result() for call in calls)  # one that gives up takes nobody with it
-        while world.desk._deciding:
-            await asyncio.gather(*world.desk._deciding.values(), return_exceptions=True)
+        while world.engine_client._deciding:
+            await asyncio.gather(*world.engine_client._deciding.values(), return_exceptions=True)
         await world.settle()
         if running:
             await world.until(lambda: not world.sequences)
             await world.settle()
-            assert not world.streams.logs
+            assert not world.publisher.logs
         else:
             cancelled = {delta.sequence.seq_id for delta in world.engine.scheduler.workload.pending}
-            logs = {seq_id: entry.sequence for seq_id, entry in world.streams.logs.items() if seq_id not in cancelled}
+            logs = {seq_id: entry.sequence for seq_id, entry in world.publisher.logs.items() if seq_id not in cancelled}
             assert logs == dict(world.sequences)
         for (seq_id, _, _), tokens in world.told().items():
             assert tokens == fake_oracle([int(seq_id, 16) + 1] * 3, 6, info=world.runner.info)[: len(tokens)]
@@ -317,15 +319,15 @@ async def test_nothing_is_left_of_many_sequences(world):
     async def client(name: int) -> None:
         for round_ in range(60):
             number = name * 1000 + round_ % 900
-            answer = await world.desk.admit([request(number % 900, epoch=round_ + 1, max_tokens=2)], "")
+            answer = await world.engine_client.admit([request(number % 900, epoch=round_ + 1, max_tokens=2)], "")
             if answer[0][0] is Outcome.ADMITTED and round_ % 3 == 0:
-                world.desk.cancel([(request(number % 900).seq_id, round_ + 1)])
+                world.engine_client.cancel([(request(number % 900).seq_id, round_ + 1)])
 
-    world.streams.detach(world.observer)
+    world.publisher.detach(world.observer)
     world.engine.grant(0)
     await asyncio.gather(*(client(name) for name in range(20)))
-    await world.until(lambda: not world.sequences and not world.streams.logs)
+    await world.until(lambda: not world.sequences and not world.publisher.logs)
     await world.settle()
-    assert not world.desk._deciding
+    assert not world.engine_client._deciding
     load = world.engine.scheduler.load()
     assert load.num_used_blocks == load.num_sequences == 0

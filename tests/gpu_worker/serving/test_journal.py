@@ -8,13 +8,13 @@ import pytest
 from gpu_worker.scheduling.sequence import Sequence
 from gpu_worker.scheduling.step import Delta, StepResult
 from gpu_worker.serving.journal import Journal
-from gpu_worker.serving.step_stream import Stream
-from gpu_worker.serving.streams import Streams
+from gpu_worker.serving.step_publisher import StepPublisher
+from gpu_worker.serving.step_subscription import StepSubscription
 from octavo.errors import StoreUnavailable
 from octavo.hashing import extend_chain, prompt_chain
 from octavo.ids import SequenceId
 from octavo.sampling import FinishReason, SamplingParams
-from octavo.store.calls import AppendItem, AppendReply, AppendStatus
+from octavo.store.calls import AppendItem, AppendReply, AppendStatus, Finish
 
 PROMPT = [5, 6, 7]
 
@@ -26,7 +26,7 @@ class ScriptedStore:
         self.journal: dict[tuple[str, int], list[int]] = {}
         self.script: deque[AppendStatus | Exception] = deque()
         self.batches: list[list[AppendItem]] = []
-        self.finished: list[tuple[str, int, FinishReason, str]] = []
+        self.finished: list[Finish] = []
 
     async def append_batch(self, items: list[AppendItem]) -> list[AppendReply]:
         if self.script and isinstance(self.script[0], Exception):
@@ -34,8 +34,8 @@ class ScriptedStore:
         self.batches.append(list(items))
         return [self._append(item) for item in items]
 
-    async def finish(self, seq_id: str, branch: int, reason: FinishReason, length: int | None, failure: str) -> bool:
-        self.finished.append((seq_id, branch, reason, failure))
+    async def finish(self, finish: Finish) -> bool:
+        self.finished.append(finish)
         return True
 
     def _append(self, item: AppendItem) -> AppendReply:
@@ -71,16 +71,16 @@ class World:
     """A journal that runs, one stream that follows, and a sequence of two branches."""
 
     def __init__(self) -> None:
-        self.store, self.control, self.streams = ScriptedStore(), Control(), Streams()
-        self.journal = Journal(self.store, self.streams, self.control, window_steps=4)
-        self.stream = Stream()
-        self.streams.attach(self.stream)
-        self.streams.name(self.stream, "r1")
+        self.store, self.control, self.publisher = ScriptedStore(), Control(), StepPublisher()
+        self.journal = Journal(self.store, self.publisher, self.control, window_steps=4)
+        self.subscription = StepSubscription()
+        self.publisher.attach(self.subscription)
+        self.publisher.assign_router(self.subscription, "r1")
         params = SamplingParams(n=2, max_tokens=100, seed=1)
         self.sequence = Sequence.from_admission(
             seq_id=SequenceId("s"), epoch=3, prompt=PROMPT, params=params, root=b"r"
         )
-        self.streams.begin(self.sequence, prompt_chain(PROMPT), [[], []], (), "r1")
+        self.publisher.open_log(self.sequence, prompt_chain(PROMPT), [[], []], (), "r1")
         self.num_steps = 0
 
     def step(self, *deltas: tuple[int, int, list[int]], finish: FinishReason = FinishReason.NONE) -> None:
@@ -90,7 +90,9 @@ class World:
 
     def told(self) -> list[tuple[int, int, tuple[int, ...]]]:
         return [
-            (item.branch, item.first_index, tuple(item.token_ids)) for step in self.stream.ready for item in step.items
+            (item.branch, item.first_index, tuple(item.token_ids))
+            for step in self.subscription.ready
+            for item in step.items
         ]
 
 
@@ -115,8 +117,8 @@ async def test_items_carry_index_and_chain_and_come_once_per_step(world):
     world.step((0, 1, [11]))
     await settle(world)
     assert world.told() == [(0, 0, (10,)), (1, 0, (20,)), (0, 1, (11,))]
-    assert [step.step_id for step in world.stream.ready] == [1, 2]
-    last = world.stream.ready[-1].items[-1]
+    assert [step.step_id for step in world.subscription.ready] == [1, 2]
+    last = world.subscription.ready[-1].items[-1]
     assert last.chain == extend_chain(prompt_chain(PROMPT), [10, 11])
 
 
@@ -150,7 +152,7 @@ async def test_a_fenced_sequence_is_dropped_and_never_told_of_again(world):
     assert world.told() == [(0, 0, (10,))]
     assert ("drop", "s", 3) in world.control.calls
     assert world.journal.num_fenced == 1
-    assert world.streams.logs == {}
+    assert world.publisher.logs == {}
 
 
 async def test_a_cancelled_record_cancels_the_sequence_after_telling(world):
@@ -188,15 +190,15 @@ async def test_a_conflict_ends_the_record_and_every_branch_with_data_loss(world)
     world.store.script.append(AppendStatus.CONFLICT)
     world.step((0, 1, [11]), (1, 0, [20]))
     await settle(world)
-    items = world.stream.ready[-1].items
+    items = world.subscription.ready[-1].items
     assert [(item.branch, item.first_index, item.finish) for item in items] == [
         (0, 1, FinishReason.ERROR),
         (1, 0, FinishReason.ERROR),
     ]
     assert all("HISTORY_LOST" in item.failure for item in items)
-    assert [finished[:3] for finished in world.store.finished] == [("s", -1, FinishReason.ERROR)]
+    assert [(end.seq_id, end.branch, end.reason) for end in world.store.finished] == [("s", None, FinishReason.ERROR)]
     assert ("drop", "s", 3) in world.control.calls
-    assert world.streams.logs == {}
+    assert world.publisher.logs == {}
 
 
 async def test_steps_run_ahead_of_a_branch_that_a_router_has_ended_cost_the_other_branch_nothing(world):
@@ -217,7 +219,7 @@ async def test_what_an_earlier_life_at_the_same_epoch_computed_is_not_journalled
     again = Sequence.from_admission(
         seq_id=SequenceId("s"), epoch=3, prompt=PROMPT, params=world.sequence.params, root=b"r"
     )
-    world.streams.begin(again, prompt_chain(PROMPT), [[], []], (), "r1")
+    world.publisher.open_log(again, prompt_chain(PROMPT), [[], []], (), "r1")
     world.journal.submit(StepResult(1, [late], 1, 1))
     await settle(world)
     assert world.told() == []
@@ -235,7 +237,7 @@ async def test_flushed_waits_for_everything_submitted(world):
 async def test_the_log_of_a_finished_sequence_goes_when_its_last_branch_ends(world):
     world.step((0, 0, [10]), finish=FinishReason.STOP)
     await settle(world)
-    assert SequenceId("s") in world.streams.logs
+    assert SequenceId("s") in world.publisher.logs
     world.step((1, 0, [20]), finish=FinishReason.LENGTH)
     await settle(world)
-    assert world.streams.logs == {}
+    assert world.publisher.logs == {}

@@ -13,7 +13,8 @@ from waiting import until
 
 from gpu_worker.scheduling.step import StepOutput, StepPlan
 from gpu_worker.serving import program
-from gpu_worker.serving.program import Door, Worker, load, until_open
+from gpu_worker.serving.listener import Listener
+from gpu_worker.serving.program import Worker, load, until_open
 from gpu_worker.testing.fake_runner import FakeRunner
 from octavo import errors, rpc, wire
 from octavo.errors import NotFound, StoreUnavailable
@@ -21,7 +22,7 @@ from octavo.ids import Incarnation, SequenceId
 from octavo.record import NewSequence, State
 from octavo.sampling import FinishReason, SamplingParams
 from octavo.settings import WorkerSettings
-from octavo.store.calls import QueueLimits, TakeReason
+from octavo.store.calls import QueueLimits, TakeReason, TakeRequest
 from octavo.store.memory import MemoryStore
 from octavo.v1 import worker_pb2, worker_pb2_grpc
 
@@ -52,12 +53,12 @@ class Life:
         self.ended: list[str] = []
 
     async def begin(self) -> None:
-        self.door = Door(self.settings)
-        await self.door.open()
-        self.channel = rpc.channel(self.door.endpoint, internal=True)
+        self.listener = Listener(self.settings)
+        await self.listener.open()
+        self.channel = rpc.channel(self.listener.endpoint, internal=True)
         self.stub = worker_pb2_grpc.WorkerStub(self.channel)
         await self.store.open()
-        self.worker = Worker(self.settings, self.door, self.store, self.runner)
+        self.worker = Worker(self.settings, self.listener, self.store, self.runner)
         self.worker.start()
 
     async def end(self) -> None:
@@ -81,7 +82,7 @@ class Life:
             keep_on_disconnect=True, router=Incarnation("r"),
         )  # fmt: skip
         await self.store.accept(new, QueueLimits())
-        taken = await self.store.take(SEQ, 0, self.door.incarnation, "t", TakeReason.QUEUED)
+        taken = await self.store.take_ownership(TakeRequest(SEQ, 0, self.listener.incarnation, "t", TakeReason.QUEUED))
         item = worker_pb2.Admission(seq_id=SEQ, epoch=taken.epoch, priority=3, sampling=wire.sampling_to_wire(params))
         item.prompt.ids.extend([1, 2, 3])
         await self.stub.Schedule(worker_pb2.ScheduleRequest(admissions=[item]))
@@ -214,10 +215,10 @@ async def test_it_listens_and_says_so_while_the_model_loads(monkeypatch):
 
     monkeypatch.setattr(program, "build_runner", slow)
     settings = WorkerSettings(listen="127.0.0.1:0", runner="fake")
-    door = Door(settings)
-    await door.open()
+    listener = Listener(settings)
+    await listener.open()
     loading = asyncio.create_task(load(settings))
-    async with rpc.channel(door.endpoint, internal=True) as channel:
+    async with rpc.channel(listener.endpoint, internal=True) as channel:
         with pytest.raises(grpc.aio.AioRpcError) as raised:
             await worker_pb2_grpc.WorkerStub(channel).Hello(worker_pb2.HelloRequest())
         assert isinstance(rpc.error_from(raised.value), errors.Loading)
@@ -225,7 +226,7 @@ async def test_it_listens_and_says_so_while_the_model_loads(monkeypatch):
         assert answer.status == health_pb2.HealthCheckResponse.NOT_SERVING
     release.set()
     assert (await loading).info.model == "fake"
-    await door.close()
+    await listener.close()
 
 
 async def test_what_goes_wrong_while_loading_is_raised_here(monkeypatch):

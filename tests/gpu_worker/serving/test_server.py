@@ -8,7 +8,7 @@ import pytest
 from worker_service import ADMITTED, Service, StepCall, admission, tokens_of
 
 from gpu_worker.serving import server as server_module
-from gpu_worker.serving import step_stream
+from gpu_worker.serving import step_subscription
 from gpu_worker.testing.fake_runner import fake_oracle
 from octavo import errors, rpc
 from octavo.sampling import FinishReason
@@ -19,7 +19,7 @@ from octavo.v1 import worker_pb2, worker_pb2_grpc
 async def service() -> AsyncIterator[Service]:
     made = Service()
     await made.start()
-    made.service.ready(made.desk)
+    made.service.ready(made.engine_client)
     yield made
     await made.stop()
 
@@ -44,7 +44,7 @@ async def test_a_worker_that_still_loads_says_so_to_every_call():
         assert isinstance(error, errors.Loading)
         assert raised.value.code() is grpc.StatusCode.UNAVAILABLE
         assert error.retry_after_ms > 0
-    made.service.ready(made.desk)
+    made.service.ready(made.engine_client)
     assert (await made.stub.Hello(worker_pb2.HelloRequest())).model == "fake"
     await made.stop()
 
@@ -96,7 +96,7 @@ async def test_pause_ends_streams_that_wait_for_steps_which_will_not_come(servic
     service.engine.hold(True)  # as while the store is away
     waiting = await (await service.step().open("r1")).grant(100)
     end = asyncio.create_task(waiting.rest())
-    await service.until(lambda: any(stream.num_awaited == 100 for stream in service.streams.open_streams))
+    await service.until(lambda: any(stream.num_awaited == 100 for stream in service.publisher.subscriptions))
     assert not end.done()
     await service.step().send(pause=worker_pb2.Pause())
     assert await end == []
@@ -110,12 +110,12 @@ async def test_a_grant_outlives_its_stream(service):
     assert await service.schedule(admission(max_tokens=5)) == [ADMITTED]
     service.engine.hold(True)
     dying = await service.step().grant(6)
-    await service.until(lambda: any(stream.num_awaited for stream in service.streams.open_streams))
+    await service.until(lambda: any(stream.num_awaited for stream in service.publisher.subscriptions))
     dying.call.cancel()
-    await service.until(lambda: not service.streams.open_streams)
+    await service.until(lambda: not service.publisher.subscriptions)
     service.engine.hold(False)
     await service.until(lambda: service.engine.times.num_steps == 6)
-    assert not service.streams.logs
+    assert not service.publisher.logs
     assert len(await (await service.step().grant(1)).rest()) == 1  # and its steps are not taken for another's
 
 
@@ -140,14 +140,14 @@ async def test_a_bad_command_ends_its_stream_alone_and_names_the_field(service, 
     await bystander.grant(1)
     assert (await bystander.read()).step_id
     bystander.call.cancel()
-    await service.until(lambda: not service.streams.open_streams)
+    await service.until(lambda: not service.publisher.subscriptions)
 
 
 async def test_a_stream_has_one_name(service):
     call = await (await service.step().open("r1")).open("r1")
     await call.open("r2")
     assert isinstance(await call.error(), errors.InvalidArgument)
-    await service.until(lambda: not service.streams._routers)
+    await service.until(lambda: not service.publisher._routers)
 
 
 # Who is told
@@ -156,7 +156,7 @@ async def test_a_stream_has_one_name(service):
 async def test_an_observer_sees_everything_and_a_router_what_it_scheduled_or_follows(service):
     observer, first, second = service.step(), await service.step().open("r1"), await service.step().open("r2")
     await observer.grant(0)
-    await service.until(lambda: len(service.streams._routers) == 2 and len(service.streams.open_streams) == 3)
+    await service.until(lambda: len(service.publisher._routers) == 2 and len(service.publisher.subscriptions) == 3)
     await service.schedule(admission(1), router_id="r1")
     await service.schedule(admission(2, (7, 8)), router_id="r2")
     oracle = {
@@ -179,7 +179,9 @@ async def test_an_observer_sees_everything_and_a_router_what_it_scheduled_or_fol
 async def test_following_from_an_index_gives_the_rest_and_unfollowing_ends_it(service):
     await service.schedule(admission(max_tokens=12))
     await (await service.step().open("r0")).grant(5)
-    await service.until(lambda: service.streams.logs and len(service.streams.logs[f"{1:032x}"].branches[0].tokens) == 5)
+    await service.until(
+        lambda: service.publisher.logs and len(service.publisher.logs[f"{1:032x}"].branches[0].tokens) == 5
+    )
     follower = await service.step().open("r1")
     await follower.send(follow=worker_pb2.Follow(seq_id=f"{1:032x}", next_indexes=[2]))
     await follower.send(follow=worker_pb2.Follow(seq_id="f" * 32))
@@ -197,7 +199,7 @@ async def test_following_from_an_index_gives_the_rest_and_unfollowing_ends_it(se
 async def test_a_router_that_comes_again_replaces_its_old_stream(service):
     old = await service.step().open("r1")
     await old.grant(0)
-    await service.until(lambda: "r1" in service.streams._routers)
+    await service.until(lambda: "r1" in service.publisher._routers)
     new = await service.step().open("r1")
     assert await old.read() is grpc.aio.EOF
     await service.schedule(admission(), router_id="r1")
@@ -207,14 +209,14 @@ async def test_a_router_that_comes_again_replaces_its_old_stream(service):
 
 async def test_a_stream_that_is_not_read_is_cut_off_and_others_are_not(service, monkeypatch):
     """The slow one's messages fill its connection's window first, then its bounded queue."""
-    monkeypatch.setattr(step_stream, "MAX_PENDING_STEPS", 50)
+    monkeypatch.setattr(step_subscription, "MAX_PENDING_STEPS", 50)
     service.runner.step_s = 0.003
     apart = grpc.aio.insecure_channel(
         service.endpoint, options=[("grpc.http2.bdp_probe", 0), ("grpc.use_local_subchannel_pool", 1)]
     )
     slow = await StepCall(worker_pb2_grpc.WorkerStub(apart)).open("slow")  # as every router, on its own connection
     fast = await service.step().open("fast")
-    await service.until(lambda: len(service.streams._routers) == 2)
+    await service.until(lambda: len(service.publisher._routers) == 2)
     prompt = tuple(range(1, 10))
     for number in range(8):
         item = admission(number, prompt, max_tokens=4000)
@@ -223,7 +225,7 @@ async def test_a_stream_that_is_not_read_is_cut_off_and_others_are_not(service, 
         await fast.send(follow=worker_pb2.Follow(seq_id=f"{number:032x}"))
     await fast.grant(0)
     results: list[worker_pb2.StepResult] = []
-    while len(service.streams.open_streams) == 2:
+    while len(service.publisher.subscriptions) == 2:
         results.append(await fast.read())
         assert len(results) < 3900, "the slow one was never cut off"
     assert isinstance(await slow.error(), errors.TooManyStreams)
@@ -238,10 +240,10 @@ async def test_a_stream_that_is_not_read_is_cut_off_and_others_are_not(service, 
 async def test_streams_beyond_the_limit_are_refused(service, monkeypatch):
     monkeypatch.setattr(server_module, "MAX_STREAMS", 2)
     calls = [await service.step().open(f"r{number}") for number in range(2)]
-    await service.until(lambda: len(service.streams.open_streams) == 2)
+    await service.until(lambda: len(service.publisher.subscriptions) == 2)
     assert isinstance(await service.step().error(), errors.TooManyStreams)
     calls[0].call.cancel()
-    await service.until(lambda: len(service.streams.open_streams) == 1)
+    await service.until(lambda: len(service.publisher.subscriptions) == 1)
     assert len(await (await service.step().grant(1)).rest()) == 1
 
 
@@ -258,10 +260,10 @@ async def test_nothing_is_left_of_streams_that_die_in_any_way(service):
             case 2:
                 await call.send()
                 await call.error()
-    await service.until(lambda: not service.streams.open_streams)
-    assert not service.streams._routers
-    assert not service.streams._observers
-    assert not service.streams.logs[f"{1:032x}"].followers
+    await service.until(lambda: not service.publisher.subscriptions)
+    assert not service.publisher._routers
+    assert not service.publisher._observers
+    assert not service.publisher.logs[f"{1:032x}"].followers
 
 
 # Calls
@@ -315,4 +317,4 @@ async def test_watch_sends_a_snapshot_then_what_changes_and_the_load(service):
     assert len(hashes) == (3 + 20 - 1) // 4
     assert message.load.step_ms > 0
     watch.cancel()
-    await service.until(lambda: not service.desk.watchers._watchers)
+    await service.until(lambda: not service.engine_client.watchers._watchers)

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from octavo.ids import BlockHash, Incarnation
-from router.fleet.kv_index import Applied, KvChange, KvEvent, KvIndex, digest_of
+from router.fleet.kv_index import ApplyOutcome, KvChange, KvEvent, KvIndex, digest_of
 
 BLOCKS = [BlockHash(bytes([number]) * 16) for number in range(6)]
 WORKERS = [Incarnation(name) for name in ("a", "b", "c")]
@@ -65,24 +65,24 @@ class KvIndexMachine(RuleBasedStateMachine):
     def continue_in_order(self, worker: Incarnation, events: list[KvEvent]) -> None:
         model = self.models.get(worker)
         if model is None:
-            assert self.index.apply(worker, events, 0, 0) is Applied.NEEDS_SNAPSHOT
+            assert self.index.apply(worker, events, 0, 0) is ApplyOutcome.NEEDS_SNAPSHOT
             return
         for event in events:
             model.apply(event)
-        assert self.index.apply(worker, events, model.event_seq, model.digest()) is Applied.OK
+        assert self.index.apply(worker, events, model.event_seq, model.digest()) is ApplyOutcome.OK
 
     @rule(worker=A_WORKER, events=st.lists(an_event(), max_size=3), gap=st.sampled_from([-2, -1, 1, 5]))
     def leave_a_gap(self, worker: Incarnation, events: list[KvEvent], gap: int) -> None:
         model = self.models.pop(worker, None)
         if model is not None:
             event_seq = model.event_seq + len(events) + gap
-            assert self.index.apply(worker, events, event_seq, model.digest()) is Applied.NEEDS_SNAPSHOT
+            assert self.index.apply(worker, events, event_seq, model.digest()) is ApplyOutcome.NEEDS_SNAPSHOT
 
     @rule(worker=A_WORKER)
     def differ_in_digest(self, worker: Incarnation) -> None:
         model = self.models.pop(worker, None)
         if model is not None:
-            assert self.index.apply(worker, [], model.event_seq, model.digest() ^ 1) is Applied.NEEDS_SNAPSHOT
+            assert self.index.apply(worker, [], model.event_seq, model.digest() ^ 1) is ApplyOutcome.NEEDS_SNAPSHOT
 
     @rule(worker=A_WORKER)
     def drop(self, worker: Incarnation) -> None:

@@ -1,11 +1,11 @@
-"""Which workers serve a model together, and which Model a request belongs to."""
+"""Which workers serve a model together, and which model a request belongs to."""
 
 from types import SimpleNamespace
 
 import pytest
 
 from octavo.ids import Incarnation
-from router.fleet.model_registry import Models
+from router.fleet.model_registry import ModelRegistry
 
 
 @pytest.mark.parametrize(
@@ -14,7 +14,7 @@ from router.fleet.model_registry import Models
     ids=lambda different: "-".join(different),
 )
 async def test_workers_may_come_back_different_when_none_is_left(hello, different):
-    models = Models()
+    models = ModelRegistry()
     assert await models.meet(hello("old")) == ""
     assert " differs from " in await models.meet(hello("new", **different))
     models.leave(Incarnation("old"))
@@ -27,7 +27,7 @@ async def test_workers_may_come_back_different_when_none_is_left(hello, differen
 
 
 async def test_a_request_belongs_to_the_model_of_its_layout_and_else_to_one_with_its_weights(hello):
-    models = Models()
+    models = ModelRegistry()
     for name in ("bfloat16", "fp8"):
         await models.meet(hello(name, model=name, layout=name))
 

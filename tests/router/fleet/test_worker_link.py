@@ -13,9 +13,9 @@ from octavo.store.calls import Member
 from octavo.v1 import worker_pb2_grpc
 from router.fleet.admission import Admission
 from router.fleet.kv_index import KvIndex
-from router.fleet.model_registry import Models
+from router.fleet.model_registry import ModelRegistry
 from router.fleet.worker_link import LinkBroken, WorkerLink
-from router.session_registry import Hub
+from router.session_registry import SessionRegistry
 
 ADMISSION = Admission(
     seq_id=SequenceId("a" * 32),
@@ -52,7 +52,7 @@ async def silent() -> AsyncIterator[tuple[Silent, WorkerLink]]:
     await server.start()
     described = {"worker_id": "w", "endpoint": f"127.0.0.1:{port}"}
     member = Member("worker", Incarnation("i"), json.dumps(described).encode())
-    link = WorkerLink(member, "r", Hub(), Models(), KvIndex())
+    link = WorkerLink(member, "r", SessionRegistry(), ModelRegistry(), KvIndex())
     yield servicer, link
     await link.close()
     await server.stop(0)

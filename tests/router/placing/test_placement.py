@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from octavo.ids import Incarnation
-from router.fleet.pending_dispatches import Dispatched
+from router.fleet.pending_dispatches import PendingDispatches
 from router.fleet.worker_view import WorkerView
 from router.placing.placement import EVICTED_SHARE, HOST_CREDIT, PREEMPTED_SHARE, place, room
 
@@ -115,7 +115,7 @@ def test_prefers_a_prefix_until_the_queue_before_it_is_longer() -> None:
 
 
 def test_a_burst_spreads_because_dispatches_count_at_once() -> None:
-    dispatched = {name: Dispatched() for name in "abcd"}
+    dispatched = {name: PendingDispatches() for name in "abcd"}
     for number in range(40):
         views = [
             idle(name, dispatched_tokens=sent.num_tokens, num_dispatched=sent.num_sequences)
@@ -129,7 +129,7 @@ def test_a_burst_spreads_because_dispatches_count_at_once() -> None:
 
 def test_what_was_sent_counts_as_recent_for_five_seconds() -> None:
     clock = [10.0]
-    dispatched = Dispatched(lambda: clock[0])
+    dispatched = PendingDispatches(lambda: clock[0])
     dispatched.sent("a", 1)
     clock[0] = 12.0
     dispatched.sent("b", 1)
@@ -202,7 +202,7 @@ def test_an_idle_worker_always_has_room() -> None:
 @settings(max_examples=300)
 @given(st.lists(st.tuples(st.sampled_from(["sent", "admitted", "refused", "reported"]), st.integers(0, 1)), min_size=4))
 def test_a_dispatch_counts_until_a_report_after_its_admission(steps: list[tuple[str, int]]) -> None:
-    dispatched = Dispatched()
+    dispatched = PendingDispatches()
     waiting: dict[int, bool] = {}  # key: admitted
     for what, key in steps:
         if what == "sent":

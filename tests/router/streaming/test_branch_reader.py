@@ -11,7 +11,7 @@ from octavo.hashing import extend_chain, prompt_chain
 from octavo.sampling import FinishReason
 from octavo.text.byte_tokenizer import ByteTokenizer
 from octavo.text.stop import TextStream
-from router.streaming.branch_reader import BranchReader, Piece
+from router.streaming.branch_reader import BranchPiece, BranchReader
 
 CHAIN = prompt_chain([1, 2])
 TEXT = "naïve café 日本 stop here 🙂 and on"
@@ -64,13 +64,13 @@ def test_resuming_anywhere_continues_the_text_exactly(cut, with_stop):
         assert second.next_index == whole.next_index
 
 
-def read_all(branch: BranchReader, start: int) -> list[Piece]:
+def read_all(branch: BranchReader, start: int) -> list[BranchPiece]:
     piece = branch.push(start, TOKENS[start:], None, FinishReason.NONE)
     end = None if branch.finish else branch.push(len(TOKENS), [], None, FinishReason.LENGTH)
     return [p for p in (piece, end) if p]
 
 
-def text(pieces: list[Piece]) -> str:
+def text(pieces: list[BranchPiece]) -> str:
     return "".join(piece.text for piece in pieces)
 
 

@@ -9,7 +9,7 @@ from octavo.sampling import FinishReason, SamplingParams
 from octavo.text.byte_tokenizer import ByteTokenizer
 from octavo.text.stop import TextStream
 from router.streaming.delivery import Delivery
-from router.streaming.resume_tokens import Start
+from router.streaming.resume_tokens import StreamStart
 
 PROMPT = (1, 2)
 RANKED = SamplingParams(seed=1, best_of=2, max_tokens=9, stop=("q",))
@@ -42,7 +42,9 @@ def delivery_of(params: SamplingParams) -> tuple[Delivery[None], Snapshot]:
     def text() -> TextStream:
         return TextStream.of_branch(ByteTokenizer().detokenizer(), params, ())
 
-    return Delivery(record, params, text, Start(fresh=True)), Snapshot(record, PROMPT, ((),) * params.num_branches, 0)
+    return Delivery(record, params, text, StreamStart(fresh=True)), Snapshot(
+        record, PROMPT, ((),) * params.num_branches, 0
+    )
 
 
 def test_the_score_at_a_stop_string_outlives_what_the_journal_says_of_the_branch_s_end():

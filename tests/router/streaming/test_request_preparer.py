@@ -7,23 +7,23 @@ from octavo.errors import InvalidArgument, NotFound, NoWorkers
 from octavo.ids import Incarnation, RequestId, sequence_id
 from octavo.sampling import SamplingParams
 from octavo.v1 import inference_pb2, types_pb2
-from router.fleet.model_registry import Models
-from router.streaming import request_preparer as intake_module
-from router.streaming.request_preparer import TENANT, Intake
+from router.fleet.model_registry import ModelRegistry
+from router.streaming import request_preparer as preparer_module
+from router.streaming.request_preparer import TENANT, RequestPreparer
 
 ROUTER = Incarnation("router")
 
 
 @pytest.fixture
-async def models(hello) -> Models:
-    made = Models()
+async def models(hello) -> ModelRegistry:
+    made = ModelRegistry()
     await made.meet(hello("w"))
     return made
 
 
 @pytest.fixture
-def intake(models) -> Intake:
-    return Intake(models, ROUTER)
+def preparer(models) -> RequestPreparer:
+    return RequestPreparer(models, ROUTER)
 
 
 def message(**fields) -> inference_pb2.GenerateRequest:
@@ -31,8 +31,8 @@ def message(**fields) -> inference_pb2.GenerateRequest:
     return inference_pb2.GenerateRequest(**{"text": b"abc", "sampling": sampling, **fields})
 
 
-async def test_everything_is_concrete(intake):
-    prepared = await intake.prepare(message(request_id="r", sampling={"n": 2}), 5000)
+async def test_everything_is_concrete(preparer):
+    prepared = await preparer.prepare(message(request_id="r", sampling={"n": 2}), 5000)
     new = prepared.new
     assert (new.seq_id, new.request_id) == (sequence_id(TENANT, RequestId("r")), "r")
     assert (list(new.prompt), new.prompt_chain) == (list(b"abc"), hashing.prompt_chain(list(b"abc")))
@@ -43,11 +43,11 @@ async def test_everything_is_concrete(intake):
     assert None not in (params.seed, params.max_tokens)
 
 
-async def test_a_retry_is_the_same_body_and_a_new_request_another_one(intake):
-    one, two = [(await intake.prepare(message(request_id="r"))).new for _ in range(2)]
+async def test_a_retry_is_the_same_body_and_a_new_request_another_one(preparer):
+    one, two = [(await preparer.prepare(message(request_id="r"))).new for _ in range(2)]
     assert one.body_hash == two.body_hash  # though each drew a seed
-    assert (await intake.prepare(message(request_id="r", text=b"abd"))).new.body_hash != one.body_hash
-    ids = [(await intake.prepare(message())).new.request_id for _ in range(2)]
+    assert (await preparer.prepare(message(request_id="r", text=b"abd"))).new.body_hash != one.body_hash
+    ids = [(await preparer.prepare(message())).new.request_id for _ in range(2)]
     assert len(set(ids)) == 2
 
 
@@ -64,23 +64,23 @@ async def test_a_retry_is_the_same_body_and_a_new_request_another_one(intake):
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-async def test_what_is_wrong_is_named(intake, request_, field):
+async def test_what_is_wrong_is_named(preparer, request_, field):
     with pytest.raises(InvalidArgument) as refused:
-        await intake.prepare(request_)
+        await preparer.prepare(request_)
     assert refused.value.field == field
 
 
-async def test_models_are_found_by_name_and_need_a_worker(intake, models):
-    assert intake.model(message()).name == "name"
+async def test_models_are_found_by_name_and_need_a_worker(preparer, models):
+    assert preparer.model(message()).name == "name"
     with pytest.raises(NotFound):
-        await intake.prepare(message(model="other"))
+        await preparer.prepare(message(model="other"))
     models.leave(Incarnation("w"))
     with pytest.raises(NoWorkers):
-        await intake.prepare(message())
+        await preparer.prepare(message())
 
 
-async def test_what_is_large_is_tokenized_aside_with_the_same_result(intake, monkeypatch):
-    small = (await intake.prepare(message())).new.prompt
-    monkeypatch.setattr(intake_module, "LARGE", 1)
-    assert (await intake.prepare(message())).new.prompt == small
-    assert await intake.text(inference_pb2.DetokenizeRequest(token_ids=small)) == "abc"
+async def test_what_is_large_is_tokenized_aside_with_the_same_result(preparer, monkeypatch):
+    small = (await preparer.prepare(message())).new.prompt
+    monkeypatch.setattr(preparer_module, "LARGE", 1)
+    assert (await preparer.prepare(message())).new.prompt == small
+    assert await preparer.text(inference_pb2.DetokenizeRequest(token_ids=small)) == "abc"

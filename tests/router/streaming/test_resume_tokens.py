@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from octavo.errors import InvalidArgument
-from router.streaming.resume_tokens import Place, ResumeTokens
+from router.streaming.resume_tokens import ResumeTokens, StreamPlace
 
 U32, U64 = st.integers(0, 2**32 - 1), st.integers(0, 2**64 - 1)
 PLACES = st.lists(st.tuples(U32, U64, U32), min_size=1, max_size=16)
@@ -15,7 +15,7 @@ IDS = st.text(st.characters(min_codepoint=33, max_codepoint=126), min_size=1, ma
 @given(IDS, PLACES)
 def test_round_trip(request_id, places):
     tokens = ResumeTokens(b"k" * 32)
-    assert tokens.read(tokens.make(request_id.encode(), places)) == (request_id, [Place(*p) for p in places])
+    assert tokens.read(tokens.make(request_id.encode(), places)) == (request_id, [StreamPlace(*p) for p in places])
 
 
 @given(IDS, PLACES, st.data())

@@ -1,0 +1,90 @@
+"""A small Llama over the kernels: captured steps say what the same steps say when run; swaps run beside steps."""
+
+from typing import Any
+
+import _C_cuda_simt as native
+from arrays import BF16, F32, TOLERANCE, close
+
+
+def graph_case(rng: Any) -> None:
+    import torch
+    from stream_capture import RecordedExtension, StreamCapture
+    from tiny_llama import CPU, Form, decodes, logits_of, tiny_llama
+
+    from gpu_worker.ops.native_cuda import NativeCudaOps
+
+    torch.set_num_threads(1)
+    dtype = [torch.float32, torch.bfloat16][int(rng.integers(2))]
+    form = Form(head_dim=32, window=int(rng.choice([0, 19])), block_size=int(rng.choice([8, 16])), dtype=dtype)
+    ops = NativeCudaOps(RecordedExtension(native), CPU)
+    capture = StreamCapture()
+    captured = tiny_llama(form, ops, capture=capture, num_blocks=60, max_sequences=4)
+    eager = tiny_llama(form, NativeCudaOps(native, CPU), num_blocks=60)
+    for mine, other in zip(captured.arena.layers, eager.arena.layers, strict=True):
+        other.copy_(mine.normal_())
+    for _ in range(3):
+        lens = [int(rng.choice([1, 7, 8, 9, 40, 150])) for _ in range(int(rng.integers(1, 5)))]
+        plan = decodes(lens, rng, form.block_size, 60)
+        got = captured.runner._graphs.run(plan).double().numpy().copy()
+        want = logits_of(eager, plan).double().numpy()
+        close(got, want, TOLERANCE[F32 if dtype == torch.float32 else BF16] * 4, f"graphs {form=} {lens=}")
+        for mine, other in zip(captured.arena.layers, eager.arena.layers, strict=True):
+            close(mine.double().numpy(), other.double().numpy(), 1e-2 if dtype == torch.bfloat16 else 1e-5, "blocks")
+            other.copy_(mine)
+    assert len(capture.replays) == 3
+
+
+def swapped_case(rng: Any) -> None:
+    """Too few blocks: sequences go out and come back, while others run, and say what they say with blocks for all."""
+    import torch
+    from tiny_llama import CPU, Form, drive, request, tiny_llama
+
+    from gpu_worker.ops.native_cuda import NativeCudaOps
+
+    torch.set_num_threads(1)
+    form = Form(head_dim=32, window=int(rng.choice([0, 19])))
+    ops = NativeCudaOps(native, CPU)
+
+    def run(num_blocks: int) -> Any:
+        prompts = [[(i * 37 + j * 11) % 96 for j in range(n)] for i, n in enumerate((21, 8, 16))]
+        sequences = [request(i, prompt, max_tokens=14) for i, prompt in enumerate(prompts)]
+        runner = tiny_llama(form, ops, num_blocks=num_blocks).runner
+        runner._moves._num_swaps = 2  # the second would be waited for, to measure it
+        return drive(runner, sequences, preemption="swap")
+
+    want, _ = run(40)
+    native.runtime.take_calls()
+    got, scheduler = run(int(rng.integers(8, 11)))
+    assert got == want
+    assert scheduler.workload.num_preempted_swap > 0
+    calls = native.runtime.take_calls()
+    assert "b" in calls or "k" in calls
+
+
+def invariant_case(rng: Any) -> None:
+    """Pieces and tiles of fixed sizes: what a sequence gets has the same bits alone and beside others."""
+    import torch
+    from tiny_llama import CPU, Form, decodes, logits_of, tiny_llama
+
+    from gpu_worker.ops import native_cuda
+    from gpu_worker.scheduling.step import Chunk, StepPlan
+
+    torch.set_num_threads(1)
+    native_cuda.FIXED_PIECE = 64  # so that there are several
+    dtype = [torch.float32, torch.bfloat16][int(rng.integers(2))]
+    form = Form(head_dim=32, window=int(rng.choice([0, 19])), dtype=dtype)
+    ops = native_cuda.NativeCudaOps(native, CPU, batch_invariant=True)
+    tiny = tiny_llama(form, ops, num_blocks=60)
+    for layer in tiny.arena.layers:
+        layer.normal_()
+    plan = decodes([int(rng.choice([1, 9, 64, 65, 150])) for _ in range(3)], rng, form.block_size, 60)
+    chunks = [Chunk(c.branch, max(0, c.start - int(rng.choice([0, 3, 40]))), 0, c.samples) for c in plan.chunks]
+    for chunk in chunks:
+        chunk.length = len(chunk.branch.tokens) - chunk.start
+    before = [layer.clone() for layer in tiny.arena.layers]
+    together = logits_of(tiny, StepPlan(1, chunks)).clone()
+    for i in rng.permutation(len(chunks)):
+        for layer, old in zip(tiny.arena.layers, before, strict=True):
+            layer.copy_(old)
+        alone = logits_of(tiny, StepPlan(2, [chunks[i]]))
+        assert torch.equal(alone[0], together[i]), f"{form=} {[(c.start, c.length) for c in chunks]} {i}"

@@ -1,0 +1,153 @@
+"""vLLM's attention, and its ops as their users call them."""
+
+from typing import Any
+
+import _C_cuda_simt as native
+import numpy as np
+from arrays import F32, I32, TOLERANCE, Array, close, i32, ref
+from kv import Cache, dense, fill
+from scoring import Scoring, attention_setup
+
+
+def vllm_case(rng: Any) -> None:
+    dtype, kind, _, _, size, kv_heads, group = attention_setup(rng, "simt")
+    layout, dim = "xpack", int(rng.choice([32, 64, 80 if kind == "auto" else 64]))
+    heads = kv_heads * group
+    lens = [int(rng.choice([1, size, size + 1, 100, 300])) for _ in range(int(rng.integers(1, 4)))]
+    scoring = Scoring(rng, heads, kv_heads)
+    cache = Cache(rng, layout, kind, dtype, (sum(-(-n // size) for n in lens) + 2, kv_heads, size, dim))
+    tables, lens_array = fill(rng, cache, lens, 0), i32(lens)
+    queries = Array.of(rng.normal(0, 1, (len(lens), heads, dim)), dtype)
+    out = Array.of(np.full((len(lens), heads, dim), np.nan), dtype)
+    longest = max(lens)
+    partition = int(rng.choice([0, 64, 128]))
+    partials: list[Any] = [None, None, None]
+    arrays: list[Any] = []
+    if partition:
+        parts = -(-longest // partition)
+        arrays = [np.full((len(lens), heads, parts), np.nan, dtype=np.float32) for _ in range(2)]
+        arrays.append(Array.of(np.full((len(lens), heads, parts, dim), np.nan), dtype))
+        partials = [ref(arrays[0], F32), ref(arrays[1], F32), arrays[2].ref]
+    native.vllm_paged_attention(
+        out.ref,
+        *partials,
+        queries.ref,
+        cache.handle(),
+        ref(tables, I32),
+        ref(lens_array, I32),
+        longest,
+        partition,
+        scoring.handle(),
+        0,
+    )
+    want = np.zeros((len(lens), heads, dim))
+    for i, n in enumerate(lens):
+        for head in range(heads):
+            keys, values = dense(cache, tables[i], n, head // group)
+            want[i, head], _ = scoring.attend(queries.values()[i, head], head, n - 1, keys, values)
+    close(
+        out.values(),
+        want,
+        TOLERANCE[dtype],
+        f"vllm {dtype=} {kind} {dim=} {size=} {lens=} {partition=} {vars(scoring)}",
+    )
+
+
+def compat_options_case(rng: Any) -> None:
+    """ALiBi, block-sparse attention of any rank, and scales for each head, by vLLM's names."""
+    import torch
+
+    from gpu_worker.compat.vllm import ops as vllm_ops
+
+    vllm_ops.extension = lambda: native
+    dtype, kind, _, _, size, kv_heads, group = attention_setup(rng, "simt")
+    heads, dim = kv_heads * group, 64
+    lens = [int(rng.choice([1, size, 100, 600])) for _ in range(2)]
+    scoring = Scoring(rng, heads, kv_heads)
+    scoring.window, scoring.soft_cap, scoring.sinks = 0, 0.0, None
+    cache = Cache(rng, "xpack", kind, dtype, (sum(-(-n // size) for n in lens) + 2, kv_heads, size, dim))
+    tables = torch.from_numpy(fill(rng, cache, lens))
+    kinds = [torch.float32, torch.float16, torch.bfloat16]
+    stored = [
+        torch.from_numpy(side) if kind != "auto" else torch.from_numpy(side).view(kinds[dtype]) for side in cache.refs
+    ]
+    query = torch.from_numpy(rng.normal(0, 1, (2, heads, dim))).to(kinds[dtype])
+    scales = [1.0 if s is None else torch.from_numpy(s) for s in (cache.key_scale, cache.value_scale)]
+    alibi = None if scoring.alibi is None else torch.from_numpy(scoring.alibi)
+    local, stride, block, step, rank = scoring.sparse or (0, 0, 64, 0, 0)
+    common = (*stored, kv_heads, scoring.scale, tables, torch.tensor(lens, dtype=torch.int32), size, max(lens), alibi)
+    common = (*common, kind, *scales, rank, local, stride, block, step)
+    first, second = torch.full_like(query, torch.nan), torch.full_like(query, torch.nan)
+    vllm_ops.paged_attention_v1(first, query, *common)
+    parts = -(-max(lens) // vllm_ops.PARTITION_SIZE)
+    sums, tops = torch.zeros(2, 2, heads, parts)
+    room = torch.zeros(2, heads, parts, dim, dtype=query.dtype)
+    vllm_ops.paged_attention_v2(second, sums, tops, room, query, *common)
+    want = np.zeros((2, heads, dim))
+    for i, n in enumerate(lens):
+        for head in range(heads):
+            keys, values = dense(cache, tables.numpy()[i], n, head // group)
+            want[i, head], _ = scoring.attend(query[i, head].double().numpy(), head, n - 1, keys, values)
+    for got in (first, second):
+        close(got.double().numpy(), want, TOLERANCE[dtype], f"compat {dtype=} {kind} {lens=} {vars(scoring)}")
+
+
+def compat_case(rng: Any) -> None:
+    """vLLM's ops: what reshape_and_cache wrote is what paged_attention_v1 and _v2 read."""
+    import torch
+
+    from gpu_worker.compat.vllm import ops as vllm_ops
+
+    vllm_ops.extension = lambda: native
+    torch.manual_seed(int(rng.integers(1 << 30)))
+    heads, kv_heads, dim, size, n = 4, 2, 32, 16, int(rng.choice([1, 40, 600]))
+    blocks = -(-n // size) + 1
+    kind = str(rng.choice(["auto", "fp8"]))
+    width, stored = (8, torch.float16) if kind == "auto" else (16, torch.uint8)
+    key_cache = torch.zeros(blocks, kv_heads, dim // width, size, width, dtype=stored)
+    value_cache = torch.zeros(blocks, kv_heads, dim, size, dtype=stored)
+    keys, values = torch.randn(2, n, kv_heads, dim).half()
+    table = torch.randperm(blocks)[: blocks - 1].to(torch.int32)
+    places = torch.arange(n)
+    slots = table.long()[places // size] * size + places % size
+    scale = 1.0 if kind == "auto" else 0.5
+    vllm_ops.reshape_and_cache(keys, values, key_cache, value_cache, slots, kind, scale)  # for both
+    query = torch.randn(1, heads, dim).half()
+    lens, longest = torch.tensor([n], dtype=torch.int32), n
+    common = (
+        key_cache,
+        value_cache,
+        kv_heads,
+        0.2,
+        table[None].contiguous(),
+        lens,
+        size,
+        longest,
+        None,
+        kind,
+        scale,
+        scale,
+    )
+    first, second = torch.full_like(query, torch.nan), torch.full_like(query, torch.nan)
+    vllm_ops.paged_attention_v1(first, query, *common)
+    parts = -(-n // vllm_ops.PARTITION_SIZE)
+    sums, tops = torch.zeros(2, 1, heads, parts)
+    vllm_ops.paged_attention_v2(second, sums, tops, torch.zeros(1, heads, parts, dim).half(), query, *common)
+    wide_keys, wide_values = (x.double().repeat_interleave(2, dim=1) for x in (keys, values))
+    weights = torch.softmax(torch.einsum("hd,nhd->hn", query[0].double(), wide_keys) * 0.2, dim=-1)
+    want = torch.einsum("hn,nhd->hd", weights, wide_values)[None]
+    for got in (first, second):
+        close(got.double().numpy(), want.numpy(), 3e-3 if kind == "auto" else 8e-2, f"compat {n=} {kind}")
+    flash = torch.zeros(2, blocks, size, kv_heads, dim).half()
+    vllm_ops.reshape_and_cache_flash(keys, values, flash[0], flash[1], slots)
+    assert torch.equal(flash[0].view(-1, kv_heads, dim)[slots], keys)
+    assert torch.equal(flash[1].view(-1, kv_heads, dim)[slots], values)
+    mapping = torch.tensor([[int(table[0]), blocks - 1 if int(table[0]) != blocks - 1 else 0]])
+    vllm_ops.copy_blocks([flash[0]], [flash[1]], mapping)
+    vllm_ops.swap_blocks(flash[0], flash[1], mapping)
+    source, target = mapping[0].tolist()
+    assert torch.equal(flash[0][source], flash[0][target]) and torch.equal(flash[1][target], flash[0][source])
+    bytes_, back = torch.zeros(n, dtype=torch.uint8), torch.zeros(n)
+    vllm_ops.convert_fp8(bytes_, keys[:, 0, 0].contiguous(), 0.5, "fp8")
+    vllm_ops.convert_fp8(back, bytes_, 0.5, "fp8")
+    assert (back - keys[:, 0, 0]).abs().max() <= 0.15

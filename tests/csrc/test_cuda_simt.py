@@ -1,0 +1,33 @@
+"""The CUDA kernels' sources on a CPU, under AddressSanitizer: the cases of simt_cases/ in processes of their own."""
+
+import platform
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import sanitized
+from simt_case_counts import CASES
+
+SCRIPT = Path(__file__).with_name("simt_cases")
+SUPPORT = Path(__file__).resolve().parents[1] / "support"
+
+
+@pytest.fixture(scope="session")
+def simulator() -> Path:
+    """The folder of _C_cuda_simt."""
+    if platform.machine() not in ("x86_64", "AMD64") or not sys.platform.startswith("linux"):
+        pytest.skip("the simulator changes stacks as x86-64 Linux does")
+    try:
+        return sanitized.build("tests/csrc/simt", "cuda-simt")
+    except sanitized.CannotBuild as error:
+        pytest.skip(f"cannot build the simulator: {error}")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)  # the first of them builds
+@pytest.mark.parametrize("group", CASES)
+def test_kernels_agree_with_float64(simulator: Path, group: str) -> None:
+    command = [sys.executable, SCRIPT, group, str(CASES[group]), "0"]
+    done = subprocess.run(command, capture_output=True, text=True, env=sanitized.environment(simulator, SUPPORT))
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-6000:]

@@ -1,0 +1,145 @@
+"""Watchers: numbers without a gap, or a gap that shows; a snapshot and what follows it describe one cache."""
+
+import asyncio
+import itertools
+import random
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpu_worker.scheduling.scheduler import Scheduler, SchedulerConfig
+from gpu_worker.scheduling.sequence import Sequence
+from gpu_worker.serving import cache_watchers as watchers_module
+from gpu_worker.serving.cache_watchers import CacheEventBatch, CacheWatchers
+from gpu_worker.serving.engine import Engine
+from gpu_worker.serving.engine_client import EngineClient, joined
+from gpu_worker.serving.step_publisher import StepPublisher
+from gpu_worker.testing.fake_runner import FakeRunner
+from octavo.ids import SequenceId
+from octavo.sampling import SamplingParams
+
+
+class Reader:
+    """What a router makes of a Watch stream."""
+
+    def __init__(self, device: bytes, batch: CacheEventBatch) -> None:
+        self.hashes = {device[start : start + 16] for start in range(0, len(device), 16)}
+        self.event_seq = batch.event_seq
+        self.num_events = 0
+        assert self.digest == batch.digest
+
+    @property
+    def digest(self) -> int:
+        digest = 0
+        for block_hash in self.hashes:
+            digest ^= int.from_bytes(block_hash[:8], "little")
+        return digest
+
+    def apply(self, batch: CacheEventBatch) -> bool:
+        """False if it has to start over. Whatever is applied must leave exactly the cache that is described."""
+        if self.event_seq + len(batch.events) != batch.event_seq:
+            return False
+        for kind, data in batch.events:
+            hashes = {data[start : start + 16] for start in range(0, len(data), 16)}
+            if kind == "stored":
+                assert not hashes & self.hashes
+                self.hashes |= hashes
+            elif kind == "removed":
+                assert hashes <= self.hashes
+                self.hashes -= hashes
+            else:
+                self.hashes.clear()
+        self.event_seq = batch.event_seq
+        self.num_events += len(batch.events)
+        assert self.digest == batch.digest
+        return True
+
+
+@given(st.lists(st.tuples(st.sampled_from(["stored", "removed", "cleared"]), st.binary(min_size=1, max_size=1))))
+def test_joining_keeps_order_and_content(events):
+    whole = joined(events)
+    assert all(kind != following for (kind, _), (following, _) in pairwise(whole))
+    flat = [(kind, bytes([byte])) for kind, data in whole for byte in data]
+    assert flat == [(kind, data) for kind, data in events]
+
+
+async def test_a_watcher_that_falls_too_far_behind_has_a_gap_and_holds_little(monkeypatch):
+    monkeypatch.setattr(watchers_module, "MAX_PENDING_BYTES", 100)
+    watchers = CacheWatchers()
+    slow, quick = watchers.open_watcher(), watchers.open_watcher()
+    reader = Reader(b"", CacheEventBatch(0, 0, []))
+    digest = 0
+    for number in range(1, 50):
+        block_hash = number.to_bytes(16, "big")[::-1]
+        digest ^= int.from_bytes(block_hash[:8], "little")
+        watchers.publish_events([("stored", block_hash)], digest)
+        assert sum(len(data) for _, data in slow.events) <= 100
+        assert reader.apply(await quick.next_batch(0.01))
+    assert not Reader(b"", CacheEventBatch(0, 0, [])).apply(slow.take_batch())
+    watchers.publish_events([("stored", b"x" * 16)], digest)  # and after that it is told again
+    assert len(slow.take_batch().events) == 1
+
+
+async def test_next_returns_after_the_interval_with_nothing_new():
+    watcher = CacheWatchers().open_watcher()
+    batch = await watcher.next_batch(0.001)
+    assert batch == CacheEventBatch(0, 0, [])
+
+
+async def test_closed_watchers_are_told_nothing():
+    watchers = CacheWatchers()
+    watcher = watchers.open_watcher()
+    watchers.close_watcher(watcher)
+    watchers.publish_events([("stored", b"x" * 16)], 1)
+    assert not watcher.events
+
+
+@pytest.mark.parametrize("seed", range(3))
+async def test_every_message_describes_the_cache_while_steps_run(seed):
+    """Watchers come and go while blocks are stored and evicted; no digest is ever wrong, no number is missing."""
+    rng = random.Random(seed)
+    runner = FakeRunner(block_size=4, num_blocks=24, num_host_blocks=8, context_tokens=64, step_s=0.0005)
+    scheduler = Scheduler(SchedulerConfig(max_batch_tokens=32, max_batch_sequences=8, max_waiting=10_000), runner.info)
+    numbers = itertools.count()
+
+    def refill() -> None:
+        """However fast this machine is, there is work while anyone watches."""
+        while len(scheduler.sequences) < 24:
+            prompt = [rng.randrange(1, 4) for _ in range(rng.randrange(1, 30))]
+            params = SamplingParams(temperature=0, max_tokens=rng.randrange(1, 12), seed=0)
+            name = SequenceId(str(next(numbers)))
+            scheduler.admit(Sequence.from_admission(seq_id=name, epoch=1, prompt=prompt, params=params, root=bytes(32)))
+
+    def between_steps() -> None:
+        refill()
+        engine_client.refresh(scheduler)
+
+    engine_client: EngineClient
+    engine = Engine(scheduler, runner, lambda result: None, between_steps, idle_round_s=0.01)
+    engine_client = EngineClient(engine, runner.info, StepPublisher())
+    refill()
+    engine.start()
+    engine.grant(0)
+    num_events = 0
+
+    async def watch() -> None:
+        nonlocal num_events
+        await asyncio.sleep(rng.random() / 10)
+        watcher = engine_client.watchers.open_watcher()
+        device, host, batch = await engine_client.cache_snapshot(watcher)
+        assert host == b""
+        reader = Reader(device, batch)
+        for _ in range(rng.randrange(1, 40)):
+            await asyncio.sleep(rng.choice([0, 0, 0.01]))
+            assert reader.apply(await watcher.next_batch(0.01))
+        num_events += reader.num_events
+        engine_client.watchers.close_watcher(watcher)
+
+    async with asyncio.timeout(60):
+        await asyncio.gather(*(watch() for _ in range(12)))
+    engine.stop()
+    assert num_events > 50
+    await asyncio.sleep(0)
+    assert not engine_client.watchers._watchers

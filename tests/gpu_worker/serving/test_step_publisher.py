@@ -1,0 +1,339 @@
+"""Who is told what: following from an index, observers, counted steps, streams that replace each other."""
+
+import asyncio
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpu_worker.scheduling.sequence import Sequence
+from gpu_worker.scheduling.step import Delta, StepResult
+from gpu_worker.serving.step_publisher import MAX_STEP_ITEMS, StepPublisher
+from gpu_worker.serving.step_subscription import MAX_PENDING_STEPS, StepItem, StepSubscription, joined
+from octavo.hashing import extend_chain, prompt_chain
+from octavo.ids import SequenceId
+from octavo.sampling import FinishReason, SamplingParams
+
+SEQ = SequenceId("s")
+
+
+def begin(
+    publisher: StepPublisher,
+    router: str = "",
+    outputs: list[list[int]] | None = None,
+    params: SamplingParams | None = None,
+):
+    params = params or SamplingParams(max_tokens=99, seed=1)
+    sequence = Sequence.from_admission(seq_id=SEQ, epoch=1, prompt=[1], params=params, root=b"r")
+    publisher.open_log(sequence, prompt_chain([1]), outputs or [[]], (), router)
+    return publisher.logs[SEQ]
+
+
+def accept(publisher: StepPublisher, first: int, tokens: list[int], step_id: int = 1) -> None:
+    entry = publisher.logs[SEQ]
+    delta = Delta(entry.sequence, 0, first, tuple(tokens))
+    publisher.publish_delta(entry, delta)
+    publisher.flush(StepResult(step_id, [delta], 1, 1))
+
+
+def drain(subscription: StepSubscription) -> list[int]:
+    """The tokens a reader has after dropping duplicates by index."""
+    tokens: list[int] = []
+    for step in subscription.ready:
+        for item in step.items:
+            assert item.first_index <= len(tokens), "a gap"
+            tokens.extend(item.token_ids[len(tokens) - item.first_index :])
+            assert item.chain == extend_chain(prompt_chain([1]), tokens[: item.first_index + len(item.token_ids)])
+    return tokens
+
+
+@given(st.lists(st.integers(1, 9), min_size=1, max_size=12), st.integers(0, 12), st.integers(0, 12))
+def test_following_at_any_time_from_any_index_loses_nothing(tokens, when, start):
+    publisher, subscription = StepPublisher(), StepSubscription()
+    publisher.attach(subscription)
+    publisher.assign_router(subscription, "late")
+    begin(publisher)
+    start = min(start, when, len(tokens))
+    for index, token in enumerate(tokens):
+        if index == when:
+            publisher.follow(subscription, SEQ, [start])
+        accept(publisher, index, [token], index)
+    if when >= len(tokens):
+        publisher.follow(subscription, SEQ, [start])
+    items = [item for step in subscription.ready for item in step.items]
+    got = tokens[:start]
+    for item in items:
+        assert item.first_index <= len(got)
+        got.extend(item.token_ids[len(got) - item.first_index :])
+    assert got == tokens
+
+
+def test_where_branches_compete_a_late_follower_learns_the_score_at_every_token():
+    publisher, subscription = StepPublisher(), StepSubscription()
+    publisher.attach(subscription)
+    publisher.assign_router(subscription, "late")
+    entry = begin(publisher, outputs=[[7, 8], [7]], params=SamplingParams(max_tokens=99, seed=1, best_of=2))
+    for index, total in ((2, -1.5), (3, -2.0), (4, -4.0)):
+        delta = Delta(entry.sequence, 0, index, (index,), cumulative_logprob=total)
+        publisher.publish_delta(entry, delta)
+        publisher.flush(StepResult(index, [delta], 1, 1))
+    publisher.follow(subscription, SEQ, [3, 0])
+    (step,) = subscription.ready
+    told = [(item.branch, item.first_index, list(item.token_ids), item.cumulative_logprob) for item in step.items]
+    assert told == [(0, 3, [3], -2.0), (0, 4, [4], -4.0), (1, 0, [7], None)]
+    assert step.items[0].chain == extend_chain(prompt_chain([1]), [7, 8, 2, 3])
+
+
+def test_what_a_late_follower_has_missed_comes_in_pieces():
+    publisher, subscription, count = StepPublisher(), StepSubscription(), 2 * MAX_STEP_ITEMS + 1
+    publisher.attach(subscription)
+    entry = begin(publisher, params=SamplingParams(max_tokens=9999, seed=1, best_of=2), outputs=[[], []])
+    for index in range(count):
+        publisher.publish_delta(entry, Delta(entry.sequence, 0, index, (index,), cumulative_logprob=-1.0 * index))
+    publisher.follow(subscription, SEQ, [0, 0])
+    assert [len(step.items) for step in subscription.ready] == [MAX_STEP_ITEMS, MAX_STEP_ITEMS, 1]
+    assert drain(subscription) == list(range(count))
+
+
+def test_an_observer_sees_everything_and_a_router_only_what_it_follows():
+    publisher, observer, router = StepPublisher(), StepSubscription(), StepSubscription()
+    for subscription in (observer, router):
+        publisher.attach(subscription)
+        publisher.add_observer(subscription)
+    publisher.assign_router(router, "r1")
+    begin(publisher, router="other")
+    accept(publisher, 0, [4])
+    assert drain(observer) == [4]
+    assert not router.ready
+
+
+def test_an_unknown_sequence_is_said_to_be_unknown():
+    publisher, subscription = StepPublisher(), StepSubscription()
+    publisher.attach(subscription)
+    publisher.follow(subscription, SequenceId("nobody"), [])
+    assert subscription.ready[0].unknown == ["nobody"]
+
+
+def test_counted_steps_are_reported_one_by_one_even_when_idle():
+    publisher, subscription, other = StepPublisher(), StepSubscription(num_awaited=2), StepSubscription(num_awaited=1)
+    for each in (subscription, other):
+        publisher.attach(each)
+    for step_id, whose in enumerate((None, subscription, other, subscription, None), 1):
+        publisher.flush(StepResult(step_id, granted_by=whose))
+    assert [step.step_id for step in subscription.ready] == [2, 4]
+    assert [step.step_id for step in other.ready] == [3]
+    assert subscription.num_awaited == other.num_awaited == 0
+
+
+def test_a_second_stream_of_a_router_replaces_the_first():
+    publisher, first, second = StepPublisher(), StepSubscription(), StepSubscription()
+    for subscription in (first, second):
+        publisher.attach(subscription)
+        publisher.assign_router(subscription, "r1")
+    assert first.closing
+    publisher.detach(first)
+    begin(publisher, router="r1")
+    accept(publisher, 0, [8])
+    assert drain(second) == [8]
+
+
+def test_a_reader_that_does_not_read_is_cut_off_and_bounded():
+    publisher, subscription = StepPublisher(), StepSubscription()
+    publisher.attach(subscription)
+    publisher.add_observer(subscription)
+    begin(publisher)
+    for index in range(MAX_PENDING_STEPS + 5):
+        accept(publisher, index, [1], index)
+    assert subscription.overflowed
+    assert not subscription.ready
+    assert not (publisher.subscriptions or publisher._observers or publisher.logs[SEQ].followers)
+
+
+@pytest.mark.parametrize("outputs", [[[]], [[7, 8]], [[7], [9]]])
+def test_a_replayed_sequence_begins_where_its_journal_ends(outputs):
+    publisher, subscription = StepPublisher(), StepSubscription()
+    publisher.attach(subscription)
+    publisher.assign_router(subscription, "r1")
+    entry = begin(publisher, "r1", outputs)
+    assert [branch.chain for branch in entry.branches] == [extend_chain(prompt_chain([1]), out) for out in outputs]
+    accept(publisher, len(outputs[0]), [3])
+    assert [item.first_index for item in subscription.ready[0].items] == [len(outputs[0])]
+
+
+def test_a_stream_is_told_of_nothing_before_its_first_command():
+    publisher, subscription = StepPublisher(), StepSubscription()
+    publisher.attach(subscription)
+    begin(publisher)
+    accept(publisher, 0, [4])
+    publisher.assign_router(subscription, "r1")
+    publisher.add_observer(subscription)  # a router's never observes
+    accept(publisher, 1, [5], 2)
+    assert not subscription.ready
+
+
+# Several steps sent together
+
+
+def finish(publisher: StepPublisher, first: int, step_id: int) -> None:
+    entry = publisher.logs[SEQ]
+    delta = Delta(entry.sequence, 0, first, (9,), FinishReason.LENGTH)
+    publisher.publish_delta(entry, delta)
+    publisher.flush(StepResult(step_id, [delta], 1, 1))
+
+
+def messages(subscription: StepSubscription) -> list[list[int]]:
+    return [[token for item in step.items for token in item.token_ids] for step in subscription.ready]
+
+
+async def test_an_interval_sends_the_tokens_of_several_steps_as_one_item():
+    publisher, subscription = StepPublisher(interval=3), StepSubscription()
+    publisher.attach(subscription)
+    publisher.add_observer(subscription)
+    begin(publisher)
+    for index in range(6):
+        accept(publisher, index, [index], index + 1)
+    assert messages(subscription) == [[0, 1, 2], [3, 4, 5]]
+    assert [len(step.items) for step in subscription.ready] == [1, 1]
+    assert drain(subscription) == list(range(6))
+
+
+async def test_an_interval_delays_neither_first_tokens_nor_ends():
+    publisher, subscription = StepPublisher(interval=100), StepSubscription()
+    publisher.attach(subscription)
+    publisher.add_observer(subscription)
+    entry = begin(publisher)
+    first = Delta(entry.sequence, 0, 0, (5,), cached_tokens=0)
+    publisher.publish_delta(entry, first)
+    publisher.flush(StepResult(1, [first], 1, 1))
+    assert messages(subscription) == [[5]]
+    accept(publisher, 1, [6], 2)
+    accept(publisher, 2, [7], 3)
+    assert len(subscription.ready) == 1
+    finish(publisher, 3, 4)
+    assert messages(subscription) == [[5], [6, 7, 9]]
+    assert subscription.ready[1].items[0].finish is FinishReason.LENGTH
+    assert drain(subscription) == [5, 6, 7, 9]
+
+
+async def test_withheld_tokens_go_when_no_further_step_comes():
+    publisher, subscription = StepPublisher(interval=100), StepSubscription()
+    publisher.attach(subscription)
+    publisher.add_observer(subscription)
+    begin(publisher)
+    accept(publisher, 0, [5], 1)
+    assert not subscription.ready
+    async with asyncio.timeout(10):
+        await subscription.wake.wait()
+    assert drain(subscription) == [5]
+
+
+async def test_a_counted_step_is_sent_at_once_whatever_the_interval():
+    publisher, subscription = StepPublisher(interval=100), StepSubscription(num_awaited=1)
+    publisher.attach(subscription)
+    publisher.add_observer(subscription)
+    begin(publisher)
+    accept(publisher, 0, [5], 1)
+    entry = publisher.logs[SEQ]
+    delta = Delta(entry.sequence, 0, 1, (6,))
+    publisher.publish_delta(entry, delta)
+    publisher.flush(StepResult(2, [delta], 1, 1, granted_by=subscription))
+    assert messages(subscription) == [[5, 6]]
+
+
+@given(st.integers(1, 5), st.lists(st.tuples(st.integers(0, 2), st.integers(1, 3)), max_size=30))
+def test_joined_items_say_the_same_as_those_they_are_made_of(interval, runs):
+    """Any mixture of three branches, sent at any interval: each branch's tokens, in order, with the right chain."""
+
+    async def scenario() -> None:
+        publisher, subscription = StepPublisher(interval), StepSubscription()
+        publisher.attach(subscription)
+        publisher.add_observer(subscription)
+        entry = begin(publisher, outputs=[[], [], []])
+        told: list[list[int]] = [[], [], []]
+        for step_id, (branch, count) in enumerate(runs, 1):
+            tokens = tuple(range(len(told[branch]), len(told[branch]) + count))
+            delta = Delta(entry.sequence, branch, len(told[branch]), tokens)
+            publisher.publish_delta(entry, delta)
+            publisher.flush(StepResult(step_id, [delta], 1, 1))
+            told[branch] += tokens
+        publisher._flush_late()
+        got: list[list[int]] = [[], [], []]
+        for item in (item for step in subscription.ready for item in step.items):
+            assert item.first_index == len(got[item.branch])
+            got[item.branch] += item.token_ids
+            assert item.chain == extend_chain(prompt_chain([1]), got[item.branch])
+        assert got == told
+
+    asyncio.run(scenario())
+
+
+# What stays behind
+
+
+def test_nothing_is_left_of_ten_thousand_sequences():
+    publisher, observer, router = StepPublisher(), StepSubscription(), StepSubscription()
+    publisher.attach(observer)
+    publisher.add_observer(observer)
+    publisher.attach(router)
+    publisher.assign_router(router, "r1")
+    for number in range(10_000):
+        begin(publisher, "r1")
+        match number % 4:
+            case 0:
+                finish(publisher, 0, number)
+            case 1:
+                publisher.end_branch(publisher.logs[SEQ], 0)
+            case 2:
+                publisher.publish_failure(publisher.logs[SEQ], "{}")
+                publisher.flush(StepResult(number))
+            case 3:
+                publisher.forget_log(publisher.logs[SEQ])
+        for subscription in (observer, router):
+            subscription.ready.clear()
+    assert not publisher.logs
+    assert not observer.buffer
+    assert not router.buffer
+    for subscription in (observer, router):
+        publisher.detach(subscription)
+    assert not (publisher.subscriptions or publisher._observers or publisher._routers)
+
+
+def test_a_sequence_that_had_ended_before_it_came_leaves_no_log():
+    publisher = StepPublisher()
+    params = SamplingParams(max_tokens=99, seed=1)
+    sequence = Sequence.from_admission(seq_id=SEQ, epoch=1, prompt=[1], params=params, root=b"r")
+    publisher.open_log(sequence, prompt_chain([1]), [[5]], (0,), "")
+    assert not publisher.logs
+
+
+def test_a_slow_follower_is_cut_off_and_others_miss_nothing():
+    publisher, slow, fast = StepPublisher(), StepSubscription(), StepSubscription()
+    for subscription, router in ((slow, "slow"), (fast, "fast")):
+        publisher.attach(subscription)
+        publisher.assign_router(subscription, router)
+    begin(publisher, "slow")
+    publisher.follow(fast, SEQ, [0])
+    seen: list[int] = []
+    for index in range(MAX_PENDING_STEPS + 100):
+        accept(publisher, index, [index], index)
+        seen += [token for item in fast.ready.popleft().items for token in item.token_ids]
+    assert slow.overflowed
+    assert not fast.overflowed
+    assert seen == list(range(MAX_PENDING_STEPS + 100))
+
+
+def test_a_stream_that_is_replaced_ends_though_it_awaits_steps():
+    publisher, first, second = StepPublisher(), StepSubscription(num_awaited=5), StepSubscription()
+    for subscription in (first, second):
+        publisher.attach(subscription)
+        publisher.assign_router(subscription, "r1")
+    assert first.closing
+    assert not first.num_awaited
+
+
+def test_tokens_of_a_branch_that_competes_keep_their_scores():
+    """A router's stop string may end the text at any of them; plain ones become one item."""
+    ranked = [StepItem(SEQ, 1, 0, i, [i], i, cumulative_logprob=-float(i)) for i in range(3)]
+    assert joined(ranked) == ranked
+    plain = [StepItem(SEQ, 1, 0, i, [i], i) for i in range(3)]
+    assert [item.token_ids for item in joined(plain)] == [[0, 1, 2]]
