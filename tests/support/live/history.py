@@ -1,4 +1,4 @@
-"""The history checker: what a client saw, held against the rules of docs/protocol.md: delivery, and the invariants of what a client gets."""
+"""The history checker: what a client saw, held against what docs/protocol.md promises about delivery."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
