@@ -22,7 +22,7 @@ from gpu_worker.scheduling.policy import SchedulerConfig
 from gpu_worker.scheduling.preemption import Preemption
 from gpu_worker.scheduling.results import Admission, Load, Outcome
 from gpu_worker.scheduling.sequence import Branch, Sequence
-from gpu_worker.scheduling.starting import Admitter
+from gpu_worker.scheduling.starter import Starter
 from gpu_worker.scheduling.step import Delta, RunnerInfo, StepOutput, StepPlan, StepResult
 from gpu_worker.scheduling.step_budget import StepBudget
 from gpu_worker.scheduling.workload import FINISHED, RUNNING, WAITING, Workload, prefill_end
@@ -47,7 +47,7 @@ class Scheduler:
         self._preemption = Preemption(self._work)
         self._planner = Planner(self._work, self._preemption)
         self._committer = Committer(self._work)
-        self._admitter = Admitter(self._work, self._preemption)
+        self._starter = Starter(self._work, self._preemption)
         self._clock = clock
         self._deadlines: list[tuple[float, int, Sequence]] = []
         self._num_admitted = 0
@@ -267,7 +267,7 @@ class Scheduler:
         if operation == "drop":
             return self._preemption.recompute(sequence) if sequence in work.active or sequence.swapped else 0
         if operation == "in":
-            return self._admitter.bring_back(sequence)
+            return self._starter.bring_back(sequence)
         if sequence not in work.active:
             return 0
         return self._preemption.send_away(sequence, until=self._clock() + self.config.min_preempt_interval_s)
