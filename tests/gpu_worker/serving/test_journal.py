@@ -195,7 +195,7 @@ async def test_a_conflict_ends_the_record_and_every_branch_with_data_loss(world)
         (0, 1, FinishReason.ERROR),
         (1, 0, FinishReason.ERROR),
     ]
-    assert all("HISTORY_LOST" in item.failure for item in items)
+    assert all(item.failure.reason == "HISTORY_LOST" for item in items)
     assert [finished[:3] for finished in world.store.finished] == [("s", -1, FinishReason.ERROR)]
     assert ("drop", "s", 3) in world.control.calls
     assert world.publisher.logs == {}
