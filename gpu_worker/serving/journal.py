@@ -19,7 +19,7 @@ from octavo.errors import HistoryLost
 from octavo.retry import until_answered
 from octavo.sampling import FinishReason
 from octavo.store.base import Store
-from octavo.store.calls import AppendItem, AppendReply, AppendStatus
+from octavo.store.calls import AppendItem, AppendReply, AppendStatus, Finish
 
 log = logging.getLogger(__name__)
 
@@ -144,10 +144,8 @@ class Journal:
         failure = HistoryLost("the journal does not continue what this worker computed").failure()
         self._control.drop(sequence_log.sequence)
         if (store := self._store) is not None:
-            text = failure.to_json()
-            await until_answered(
-                lambda: store.finish(seq_id, -1, FinishReason.ERROR, None, text), what=f"the record of {seq_id}"
-            )
+            end = Finish(seq_id, FinishReason.ERROR, failure=failure.to_json())
+            await until_answered(lambda: store.finish(end), what=f"the record of {seq_id}")
         if not sequence_log.gone:
             self._publisher.publish_failure(sequence_log, failure)
 

@@ -21,7 +21,7 @@ from octavo.ids import Incarnation, SequenceId
 from octavo.record import NewSequence, State
 from octavo.sampling import FinishReason, SamplingParams
 from octavo.settings import WorkerSettings
-from octavo.store.calls import QueueLimits, TakeReason
+from octavo.store.calls import QueueLimits, TakeReason, TakeRequest
 from octavo.store.memory import MemoryStore
 from octavo.v1 import worker_pb2, worker_pb2_grpc
 
@@ -81,7 +81,7 @@ class Life:
             keep_on_disconnect=True, router=Incarnation("r"),
         )  # fmt: skip
         await self.store.accept(new, QueueLimits())
-        taken = await self.store.take(SEQ, 0, self.listener.incarnation, "t", TakeReason.QUEUED)
+        taken = await self.store.take_ownership(TakeRequest(SEQ, 0, self.listener.incarnation, "t", TakeReason.QUEUED))
         item = worker_pb2.Admission(seq_id=SEQ, epoch=taken.epoch, priority=3, sampling=wire.sampling_to_wire(params))
         item.prompt.ids.extend([1, 2, 3])
         await self.stub.Schedule(worker_pb2.ScheduleRequest(admissions=[item]))
