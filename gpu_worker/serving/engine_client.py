@@ -147,13 +147,13 @@ class EngineClient:
                 "grant 0 to let the worker run until Pause",
             )
         subscription.num_awaited += steps
-        self.engine.grant(steps, subscription)
+        self.engine.grant(steps, subscription.subscription_id)
 
     def pause(self) -> None:
         def revoke(future: "Future[list[Grant]]") -> None:
             for grant in future.result() if not future.exception() else ():
-                if isinstance(grant.owner, StepSubscription):
-                    self._loop.call_soon_threadsafe(self.publisher.revoke_steps, grant.owner, grant.steps)
+                if grant.subscription_id is not None:
+                    self._loop.call_soon_threadsafe(self.publisher.revoke_steps, grant.subscription_id, grant.steps)
 
         self.engine.pause().add_done_callback(revoke)
 

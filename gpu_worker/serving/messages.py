@@ -4,12 +4,10 @@ from gpu_worker.scheduling.scheduler import Scheduler
 from gpu_worker.scheduling.step import RunnerInfo
 from gpu_worker.serving.cache_watchers import CacheEventBatch
 from gpu_worker.serving.engine_client import LoadReport, SwapOperation
-from gpu_worker.serving.step_subscription import StepItem, StepMessage
+from gpu_worker.serving.step_subscription import StepMessage
 from octavo import wire
-from octavo.errors import Failure
 from octavo.ids import Incarnation
-from octavo.sampling import TokenScore
-from octavo.v1 import types_pb2, worker_pb2
+from octavo.v1 import worker_pb2
 
 SWAPS: dict[int, SwapOperation] = {
     worker_pb2.SWAP_OPERATION_OUT: "out",
@@ -42,43 +40,15 @@ def hello_to_wire(
     )
 
 
-def step_to_wire(step: StepMessage, incarnation: Incarnation) -> worker_pb2.StepResult:
+def step_to_wire(message: StepMessage, incarnation: Incarnation) -> worker_pb2.StepResult:
     return worker_pb2.StepResult(
-        step_id=step.step_id,
+        step_id=message.step_id,
         incarnation=incarnation,
-        items=[item_to_wire(item) for item in step.items],
-        unknown_seq_ids=step.unknown,
-        num_branches=step.num_branches,
-        num_tokens=step.num_tokens,
+        items=[wire.item_to_wire(item) for item in message.items],
+        unknown_seq_ids=message.unknown,
+        num_branches=message.num_branches,
+        num_tokens=message.num_tokens,
     )
-
-
-def item_to_wire(item: StepItem) -> worker_pb2.StepItem:
-    message = worker_pb2.StepItem(
-        seq_id=item.seq_id,
-        epoch=item.epoch,
-        branch=item.branch,
-        first_index=item.first_index,
-        token_ids=item.token_ids,
-        chain=item.chain,
-    )
-    if item.finish:
-        message.finish_reason = wire.finish_to_wire(item.finish)
-    if item.cumulative_logprob is not None:
-        message.cumulative_logprob = item.cumulative_logprob
-    if item.cached_tokens is not None:
-        message.cached_tokens = item.cached_tokens
-    if item.scores:
-        message.logprobs.extend(score_to_wire(score) for score in item.scores)
-    if item.prompt_scores:
-        message.prompt_logprobs.extend(score_to_wire(score) for score in item.prompt_scores)
-    if item.failure:
-        message.failure.CopyFrom(wire.failure_to_wire(Failure.from_json(item.failure)))
-    return message
-
-
-def score_to_wire(score: TokenScore) -> types_pb2.Logprobs:
-    return wire.score_to_wire(score)
 
 
 def watch_to_wire(

@@ -11,7 +11,7 @@ from octavo.errors import OutOfBlocks, TooLarge
 from octavo.ids import Incarnation
 from octavo.record import AdmissionAnswer, AdmissionOutcome, State
 from octavo.sampling import FinishReason, SamplingParams
-from octavo.store.calls import Member, TakeReason
+from octavo.store.calls import Member, TakeReason, TakeRequest
 from octavo.store.memory import MemoryStore
 from octavo.v1 import admin_pb2, admin_pb2_grpc
 from router.streaming import owner_link
@@ -67,10 +67,10 @@ async def test_the_old_owner_may_journal_until_the_take(world):
         await world.worker(Moody(mood, step_s=0.01))
 
     class Slow(MemoryStore):
-        async def take(self, *args):
-            if args[-1] is not TakeReason.QUEUED:
+        async def take_ownership(self, request):
+            if request.reason is not TakeReason.QUEUED:
                 await asyncio.sleep(0.1)
-            return await super().take(*args)
+            return await super().take_ownership(request)
 
     router = await world.router(Slow(world.state))
     await world.ready()
@@ -193,7 +193,11 @@ async def test_taken_for_a_worker_that_never_got_it(world, oracle, monkeypatch):
     async def take_only(seq_id, epoch, why):
         if taken:
             return await start(seq_id, epoch, why)
-        taken.append(await router.assigner.store.take(seq_id, epoch, worker.listener.incarnation, "dead", why))
+        taken.append(
+            await router.assigner.store.take_ownership(
+                TakeRequest(seq_id, epoch, worker.listener.incarnation, "dead", why)
+            )
+        )
         return None
 
     router.assigner.start = take_only
@@ -209,7 +213,7 @@ async def test_cancel_ends_what_nobody_runs(world, monkeypatch):
     router, worker = world.routers[0], world.workers[0]
 
     async def take_only(seq_id, epoch, why):
-        await router.assigner.store.take(seq_id, epoch, worker.listener.incarnation, "dead", why)
+        await router.assigner.store.take_ownership(TakeRequest(seq_id, epoch, worker.listener.incarnation, "dead", why))
 
     router.assigner.start = take_only
     client = world.client()

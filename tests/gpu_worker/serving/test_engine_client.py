@@ -232,6 +232,7 @@ async def test_swaps_answer_for_each_sequence(world):
 
 async def test_too_many_finite_steps_are_refused(world):
     subscription = StepSubscription()
+    world.publisher.attach(subscription)
     world.engine_client.grant(subscription, MAX_GRANT_STEPS - 1)
     world.engine_client.grant(subscription, 0)
     for steps in (2, 2**32 - 1):

@@ -15,7 +15,7 @@ from octavo.errors import StoreUnavailable
 from octavo.hashing import extend_chain, prompt_chain
 from octavo.ids import SequenceId
 from octavo.sampling import FinishReason, SamplingParams
-from octavo.store.calls import AppendItem, AppendReply, AppendStatus
+from octavo.store.calls import AppendItem, AppendReply, AppendStatus, Finish
 
 PROMPT = [5, 6, 7]
 
@@ -27,7 +27,7 @@ class ScriptedStore:
         self.journal: dict[tuple[str, int], list[int]] = {}
         self.script: deque[AppendStatus | Exception] = deque()
         self.batches: list[list[AppendItem]] = []
-        self.finished: list[tuple[str, int, FinishReason, str]] = []
+        self.finished: list[Finish] = []
 
     async def append_batch(self, items: list[AppendItem]) -> list[AppendReply]:
         if self.script and isinstance(self.script[0], Exception):
@@ -35,8 +35,8 @@ class ScriptedStore:
         self.batches.append(list(items))
         return [self._append(item) for item in items]
 
-    async def finish(self, seq_id: str, branch: int, reason: FinishReason, length: int | None, failure: str) -> bool:
-        self.finished.append((seq_id, branch, reason, failure))
+    async def finish(self, finish: Finish) -> bool:
+        self.finished.append(finish)
         return True
 
     def _append(self, item: AppendItem) -> AppendReply:
@@ -194,8 +194,8 @@ async def test_a_conflict_ends_the_record_and_every_branch_with_data_loss(world)
         (0, 1, FinishReason.ERROR),
         (1, 0, FinishReason.ERROR),
     ]
-    assert all("HISTORY_LOST" in item.failure for item in items)
-    assert [finished[:3] for finished in world.store.finished] == [("s", -1, FinishReason.ERROR)]
+    assert all(item.failure.reason == "HISTORY_LOST" for item in items)
+    assert [(end.seq_id, end.branch, end.reason) for end in world.store.finished] == [("s", None, FinishReason.ERROR)]
     assert ("drop", "s", 3) in world.control.calls
     assert world.publisher.logs == {}
 
