@@ -1,7 +1,6 @@
 """A worker's life: it listens before it is ready, its lease and health follow the loop, it leaves when it ends."""
 
 import asyncio
-import logging
 import threading
 import time
 from collections.abc import AsyncIterator
@@ -14,7 +13,7 @@ from waiting import until
 from gpu_worker.scheduling.step import StepOutput, StepPlan
 from gpu_worker.serving import program
 from gpu_worker.serving.listener import Listener
-from gpu_worker.serving.program import Worker, load, until_open
+from gpu_worker.serving.program import Worker, load
 from gpu_worker.testing.fake_runner import FakeRunner
 from octavo import errors, rpc, wire
 from octavo.errors import NotFound, StoreUnavailable
@@ -236,19 +235,3 @@ async def test_what_goes_wrong_while_loading_is_raised_here(monkeypatch):
     monkeypatch.setattr(program, "build_runner", fails)
     with pytest.raises(NotFound, match="no such model"):
         await load(WorkerSettings())
-
-
-async def test_a_store_that_is_down_at_the_start_is_waited_for(monkeypatch, caplog):
-    monkeypatch.setattr(program, "STORE_RETRY_S", 0.001)
-    caplog.set_level(logging.ERROR)
-    tries = 0
-
-    class Late(MemoryStore):
-        async def open(self) -> None:
-            nonlocal tries
-            tries += 1
-            if tries < 4:
-                raise StoreUnavailable("not yet")
-
-    await until_open(Late())
-    assert tries == 4
