@@ -48,7 +48,7 @@ class Option:
     choices: tuple[str | int, ...] = ()
     size: bool = False  # a number of bytes, which may be written as 512MiB
     secret: bool = False  # masked when printed, and never in argv
-    hidden: bool = False  # left out of --help: for tests
+    hidden: bool = False  # for tests: in no help, and printed only where it is given
     # What `options_of` fills in from the field and its class.
     program: str = ""
     name: str = ""

@@ -83,8 +83,12 @@ def effective_values(
 
 
 def describe(cls: type[Settings], values: Mapping[str, SettingValue]) -> str:
-    """The settings as the table of a file that gives them again, each with where it came from; secrets masked."""
-    lines = {name: f"{name} = {option.to_toml(values[name].value)}" for name, option in options_of(cls).items()}
+    """The settings as the table of a file that gives them again, each with where it came from.
+
+    Secrets are masked. A hidden option is there only where it was given.
+    """
+    shown = {name: o for name, o in options_of(cls).items() if not (o.hidden and values[name].origin == "default")}
+    lines = {name: f"{name} = {option.to_toml(values[name].value)}" for name, option in shown.items()}
     width = max(map(len, lines.values()))
     return "\n".join(
         [f"[{cls.program}]", *(f"{line:{width}}  # {values[name].origin}" for name, line in lines.items())]

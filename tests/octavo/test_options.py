@@ -1,6 +1,7 @@
 """How the values of options are read, checked and shown."""
 
 import dataclasses
+import tomllib
 
 import pytest
 from hypothesis import given
@@ -41,13 +42,23 @@ def test_what_is_not_a_size(text):
         parse_size(text)
 
 
-@pytest.mark.parametrize("name", ["runner", "step_delay_ms", "die_on_token"])
-def test_options_for_tests_are_not_in_the_help_and_work(name, capsys):
-    assert options_of(WorkerSettings)[name].hidden
+def test_a_hidden_setting_works_and_is_in_no_help(capsys):
     with pytest.raises(SystemExit):
         parse(WorkerSettings, ["--help"], environ={})
-    shown = capsys.readouterr().out
-    assert "--threads" in shown
-    assert f"--{name.replace('_', '-')}" not in shown
-    parsed = parse(WorkerSettings, ["--runner=fake", "--step-delay-ms=2", "--die-on-token=7"], environ={})
-    assert (parsed.runner, parsed.step_delay_ms, parsed.die_on_token) == ("fake", 2.0, 7)
+    helped = capsys.readouterr().out
+    for name, option in options_of(WorkerSettings).items():
+        assert (option.flag in helped) != option.hidden, name
+    hidden = {name for name, option in options_of(WorkerSettings).items() if option.hidden}
+    assert hidden == {"runner", "step_delay_ms", "die_on_token"}
+    assert parse(WorkerSettings, ["--runner=fake"], environ={}).runner == "fake"
+
+
+def test_a_hidden_setting_is_printed_only_where_it_is_given(capsys):
+    printed = []
+    for argv in ([], ["--runner=fake"]):
+        with pytest.raises(SystemExit):
+            parse(WorkerSettings, [*argv, "--print-config"], environ={})
+        printed.append(tomllib.loads(capsys.readouterr().out)["worker"])
+    assert "runner" not in printed[0]
+    assert printed[1]["runner"] == "fake"
+    assert "die_on_token" not in printed[1]

@@ -116,7 +116,9 @@ def test_variables_of_others_are_left_alone():
 def test_what_is_printed_gives_the_same_settings_again(cls, config):
     values = setting_sources.effective_values(cls, NO_ARGS, {}, None)
     text = setting_sources.describe(cls, values)
-    assert tomllib.loads(text)[cls.program].keys() == {item.name for item in options_of(cls).values()}
+    assert tomllib.loads(text)[cls.program].keys() == {
+        item.name for item in options_of(cls).values() if not item.hidden
+    }
     assert load(cls, file=config(text)) == cls()
 
 

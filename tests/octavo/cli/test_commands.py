@@ -159,7 +159,9 @@ def test_up_names_a_port_in_use_and_the_remedy(capsys, tmp_path):
 
 
 def test_up_prints_the_settings_of_all_its_programs(capsys):
-    assert main(["up", "--print-config", "--threads=3", "--max-streams=5"]) == 0
+    with pytest.raises(SystemExit) as ended:
+        main(["up", "--print-config", "--threads=3", "--max-streams=5"])
+    assert ended.value.code == 0
     tables = tomllib.loads(capsys.readouterr().out)
     assert set(tables) == {"up", "router", "worker"}
     assert (tables["worker"]["threads"], tables["router"]["max_streams"]) == (3, 5)
