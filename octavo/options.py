@@ -57,9 +57,22 @@ def option(
     choices: Iterable[str | int] = (),
     size: bool = False,
     secret: bool = False,
+    hidden: bool = False,
 ) -> Any:
-    """A field of a settings class. `size` accepts 512MiB; `secret` is masked when printed and never put in argv."""
-    metadata = {"help": help, "low": low, "high": high, "choices": tuple(choices), "size": size, "secret": secret}
+    """A field of a settings class.
+
+    `size` accepts 512MiB. `secret` is masked when printed and never put in argv. `hidden` is for tests: the setting is
+    in no help, and is printed only where it is given.
+    """
+    metadata = {
+        "help": help,
+        "low": low,
+        "high": high,
+        "choices": tuple(choices),
+        "size": size,
+        "secret": secret,
+        "hidden": hidden,
+    }
     return field(default=default, metadata=metadata)
 
 
@@ -70,6 +83,7 @@ def add_arguments(parser: argparse.ArgumentParser, cls: type[S], *, skip: Iterab
         if item.name in skip or item.name in known:
             continue
         text = f"{item.metadata['help']} [{_shown(item, item.default)}]".replace("%", "%%")
+        text = argparse.SUPPRESS if item.metadata["hidden"] else text
         if _kind(cls, item) is bool:
             parser.add_argument(flag(item.name), action=argparse.BooleanOptionalAction, default=None, help=text)
         else:
@@ -119,7 +133,8 @@ def effective(
 
 def describe(cls: type[S], values: Mapping[str, Value]) -> str:
     """The settings as the table of a file that would give them again, each with where it came from; secrets masked."""
-    lines = {item.name: f"{item.name} = {_toml(item, values[item.name].value)}" for item in fields(cls)}
+    shown = [item for item in fields(cls) if not (item.metadata["hidden"] and values[item.name].origin == "default")]
+    lines = {item.name: f"{item.name} = {_toml(item, values[item.name].value)}" for item in shown}
     width = max(map(len, lines.values()))
     return "\n".join(
         [f"[{cls.program}]", *(f"{line:{width}}  # {values[name].origin}" for name, line in lines.items())]

@@ -88,15 +88,6 @@ class WorkerSettings:
     store: str = option("redis://127.0.0.1:6379/0", _STORE_HELP, secret=True)
     model: str = option("smollm2", "a directory, a GGUF file, a hub name, or smollm2, the demo model")
     model_name: str = option("", "name requests use for the model; empty: made from `model`")
-    runner: str = option(
-        "model",
-        "what computes tokens: the model, or a hash of the prefix for tests",
-        choices=("model", "fake", "witness"),
-    )
-    step_delay_ms: float = option(0.0, "slows the steps of the fake and witness runners down", low=0, high=60_000)
-    die_on_token: int = option(
-        -1, "the fake runner kills its process when it has to compute this token; -1: none", low=-1
-    )
     device: str = option("auto", "auto, cpu, cuda or cuda:N")
     dtype: str = option("auto", "data type of weights and cache", choices=("auto", "float32", "bfloat16", "float16"))
     quantization: str = option(
@@ -140,6 +131,11 @@ class WorkerSettings:
     lease_ms: int = option(3000, "how long the store believes this worker alive after its last step", low=100)
     log_format: str = option("human", "one line for people, or JSON", choices=telemetry.FORMATS)
     log_level: str = option("info", "what to log", choices=telemetry.LEVELS)
+
+    # Runners without a model, from gpu_worker.testing.
+    runner: str = option("model", "what computes tokens", choices=("model", "fake", "witness"), hidden=True)
+    step_delay_ms: float = option(0.0, "how much longer a step takes", low=0, high=60_000, hidden=True)
+    die_on_token: int = option(-1, "a token at which the fake runner kills its process", low=-1, hidden=True)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,8 +17,9 @@ from gpu_worker.serving.journal import Journal
 from gpu_worker.serving.lease import Lease
 from gpu_worker.serving.listener import Listener
 from gpu_worker.serving.step_publisher import StepPublisher
-from octavo.errors import ServingError, StoreUnavailable
+from octavo.errors import ServingError
 from octavo.loop import Stopped, before, stop_event
+from octavo.retry import until_answered
 from octavo.settings import WorkerSettings
 from octavo.store import open_store
 from octavo.store.base import Store
@@ -31,7 +32,7 @@ WATCH_EVERY_S = 0.1
 HANG_LEASES = 10  # a step that takes as many leases is taken for a hang
 HANG_STATUS = 70
 STOP_GRACE_S = 3.0
-STORE_RETRY_S = 0.5
+STORE_PAUSE_S = 0.5
 
 
 async def serve(settings: WorkerSettings) -> int:
@@ -46,7 +47,7 @@ async def serve(settings: WorkerSettings) -> int:
     store = open_store(settings.store)
     try:
         runner = await before(stop, load(settings))
-        await before(stop, until_open(store))
+        await before(stop, until_answered(store.open, pause_s=STORE_PAUSE_S, what="start"))
     except ServingError as error:
         log.error("cannot start: %s", error)
         await listener.close(0)
@@ -95,15 +96,6 @@ async def load(settings: WorkerSettings) -> Runner:
     runner = await loaded
     log.info("%s on %s is ready to run after %.1f s", runner.info.model, runner.info.device, time.monotonic() - started)
     return runner
-
-
-async def until_open(store: Store) -> None:
-    while True:
-        try:
-            return await store.open()
-        except StoreUnavailable as error:
-            log.warning("waiting for the store: %s", error)
-            await asyncio.sleep(STORE_RETRY_S)
 
 
 class Worker:

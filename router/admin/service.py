@@ -40,9 +40,9 @@ class AdminService(admin_pb2_grpc.AdminServicer):
         self, request: admin_pb2.ListWorkersRequest, context: "Context"
     ) -> admin_pb2.ListWorkersResponse:
         links = sorted(self._services.pool.links.values(), key=lambda link: link.worker_id)
-        num_queued, _ = await self._services.store.queue_depth()
+        depth = await self._services.store.queue_depth()
         return admin_pb2.ListWorkersResponse(
-            workers=[status_of(link) for link in links], router_id=self._services.router_id, num_queued=num_queued
+            workers=[status_of(link) for link in links], router_id=self._services.router_id, num_queued=depth.num_queued
         )
 
     async def ListSequences(

@@ -16,7 +16,7 @@ from octavo.ids import Incarnation, SequenceId, new_operation_id
 from octavo.record import Record, Snapshot
 from octavo.sampling import FinishReason
 from octavo.store.base import Store
-from octavo.store.calls import TakeReason, TakeReply, TakeStatus
+from octavo.store.calls import Finish, TakeReason, TakeReply, TakeRequest, TakeStatus
 from router.background_tasks import BackgroundTasks, patiently
 from router.fleet.admission import Admission, Outcome
 from router.fleet.model_registry import ModelRegistry, ServedModel
@@ -156,7 +156,9 @@ class Assigner:
         seq_id, take_id = attempt.record.seq_id, new_operation_id()
         while True:
             taken = await patiently(
-                lambda: self.store.take(seq_id, attempt.epoch, link.incarnation, take_id, attempt.why)
+                lambda: self.store.take_ownership(
+                    TakeRequest(seq_id, attempt.epoch, link.incarnation, take_id, attempt.why)
+                )
             )
             if taken.status is not TakeStatus.FROZEN or link.lost:
                 return taken
@@ -227,7 +229,7 @@ class Assigner:
 
     async def _fail(self, seq_id: SequenceId, failure: Failure | None) -> None:
         failure = failure or TooLarge("no worker can hold this request").failure()
-        await patiently(lambda: self.store.finish(seq_id, -1, FinishReason.ERROR, None, failure.to_json()))
+        await patiently(lambda: self.store.finish(Finish(seq_id, FinishReason.ERROR, failure=failure.to_json())))
         self.sessions.check([seq_id])
 
 

@@ -12,7 +12,7 @@ from octavo.ids import Incarnation, SequenceId
 from octavo.record import Record, State
 from octavo.sampling import FinishReason
 from octavo.store.base import Store
-from octavo.store.calls import Notice, PoppedSequence, TakeReason
+from octavo.store.calls import Finish, Notice, PoppedSequence, TakeReason
 from router.background_tasks import BackgroundTasks, patiently, repeat_forever
 from router.fleet.worker_pool import WorkerPool
 from router.placing.assigner import Assigner
@@ -103,7 +103,7 @@ class Dispatcher:
 
     async def _end_cancelled(self, seq_id: SequenceId) -> None:
         await asyncio.sleep(CANCEL_PATIENCE_S)
-        await patiently(lambda: self._store.finish(seq_id, -1, FinishReason.CANCELLED, None))
+        await patiently(lambda: self._store.finish(Finish(seq_id, FinishReason.CANCELLED)))
 
     async def _recover(self, seq_id: SequenceId, epoch: int, why: TakeReason) -> None:
         async with self._recoveries:
@@ -155,8 +155,8 @@ class Dispatcher:
     async def _sweep(self) -> None:
         await asyncio.sleep(SWEEP_S * random.uniform(0.5, 1.5))
         swept = await self._store.sweep(SWEEP_LIMIT, self._grace_ms)
-        for seq_id, epoch in swept.orphans:
-            self.recover(seq_id, epoch, TakeReason.LEASE)
+        for orphan in swept.orphans:
+            self.recover(orphan.seq_id, orphan.epoch, TakeReason.LEASE)
         if swept.requeued:
             self.wake()
         for seq_id in swept.cancelled:

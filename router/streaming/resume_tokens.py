@@ -1,6 +1,6 @@
 """Where a client goes on. Resume tokens: a place in a stream, signed, good on any router of the same store.
 
-Their layout is in protos/README.md.
+Their layout is in docs/protocol.md.
 """
 
 import hashlib

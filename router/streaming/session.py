@@ -17,7 +17,7 @@ from octavo.errors import Failure, NotFound, ServingError, StoreUnavailable
 from octavo.ids import Incarnation
 from octavo.record import Record, Snapshot, State
 from octavo.sampling import FinishReason, SamplingParams
-from octavo.store.calls import Notice, TakeReason
+from octavo.store.calls import Finish, Notice, TakeReason
 from octavo.v1 import types_pb2, worker_pb2
 from router.background_tasks import patiently
 from router.fleet.model_registry import ServedModel
@@ -187,7 +187,7 @@ class Session:
             return
         self._poller.deadline = time.monotonic() + OVERDUE_S
         try:
-            await self._services.store.finish(self.seq_id, -1, FinishReason.DEADLINE, None)
+            await self._services.store.finish(Finish(self.seq_id, FinishReason.DEADLINE))
         except StoreUnavailable:
             return  # no worker can begin it either
         self.check()
@@ -296,10 +296,10 @@ class Session:
         store, delivery = self._services.store, self._delivery
         try:
             for branch, length, score in delivery.stopped():
-                stop = partial(store.finish, self.seq_id, branch, FinishReason.STOP, length, score=score)
-                await patiently(stop, STORE_PATIENCE_S)
+                finish = Finish(self.seq_id, FinishReason.STOP, branch, length, score=score)
+                await patiently(partial(store.finish, finish), STORE_PATIENCE_S)
             if self._failure is not None:
-                await store.finish(self.seq_id, -1, FinishReason.ERROR, None, self._failure.to_json())
+                await store.finish(Finish(self.seq_id, FinishReason.ERROR, failure=self._failure.to_json()))
             delivery.unsettled = False
         except StoreUnavailable:
             return  # any router that reads the journal finds the same end

@@ -158,7 +158,9 @@ def test_what_is_not_a_size(text):
 def test_what_is_printed_gives_the_same_settings_again(cls, config):
     values = options.effective(cls, NO_ARGS, {}, None)
     text = options.describe(cls, values)
-    assert tomllib.loads(text)[cls.program].keys() == {item.name for item in dataclasses.fields(cls)}
+    assert tomllib.loads(text)[cls.program].keys() == {
+        item.name for item in dataclasses.fields(cls) if not item.metadata["hidden"]
+    }
     assert load(cls, file=config(text)) == cls()
 
 
@@ -259,3 +261,25 @@ def test_python_values_are_checked_too():
     for values, says in (({"thread": 2}, "threads"), ({"threads": "2"}, "type int"), ({"threads": -1}, "at least 0")):
         with pytest.raises(SettingsError, match=says):
             options.from_values(WorkerSettings, values)
+
+
+def test_a_hidden_setting_works_and_is_in_no_help(capsys, config):
+    with pytest.raises(SystemExit):
+        settings.parse(WorkerSettings, ["--help"], environ={})
+    helped = capsys.readouterr().out
+    assert "--max-batch-tokens" in helped
+    for item in dataclasses.fields(WorkerSettings):
+        assert (options.flag(item.name) in helped) != item.metadata["hidden"], item.name
+    assert [name for name in ("runner", "step_delay_ms", "die_on_token") if options.flag(name) in helped] == []
+    assert load(WorkerSettings, ["--runner=fake"]).runner == "fake"
+
+
+def test_a_hidden_setting_is_printed_only_where_it_is_given(capsys):
+    printed = []
+    for argv in ([], ["--runner=fake"]):
+        with pytest.raises(SystemExit):
+            settings.parse(WorkerSettings, [*argv, "--print-config"], environ={})
+        printed.append(tomllib.loads(capsys.readouterr().out)["worker"])
+    assert "runner" not in printed[0]
+    assert printed[1]["runner"] == "fake"
+    assert "die_on_token" not in printed[1]

@@ -5,14 +5,13 @@ from dataclasses import replace
 
 import pytest
 
-from gpu_worker.serving.engine_client import Outcome
 from gpu_worker.testing.fake_runner import FakeRunner
 from octavo import rpc
 from octavo.errors import OutOfBlocks, TooLarge
 from octavo.ids import Incarnation
-from octavo.record import State
+from octavo.record import AdmissionAnswer, AdmissionOutcome, State
 from octavo.sampling import FinishReason, SamplingParams
-from octavo.store.calls import Member, TakeReason
+from octavo.store.calls import Member, TakeReason, TakeRequest
 from octavo.store.memory import MemoryStore
 from octavo.v1 import admin_pb2, admin_pb2_grpc
 from router.streaming import owner_link
@@ -68,10 +67,10 @@ async def test_the_old_owner_may_journal_until_the_take(world):
         await world.worker(Moody(mood, step_s=0.01))
 
     class Slow(MemoryStore):
-        async def take(self, *args):
-            if args[-1] is not TakeReason.QUEUED:
+        async def take_ownership(self, request):
+            if request.reason is not TakeReason.QUEUED:
                 await asyncio.sleep(0.1)
-            return await super().take(*args)
+            return await super().take_ownership(request)
 
     router = await world.router(Slow(world.state))
     await world.ready()
@@ -130,10 +129,10 @@ async def test_no_room_anywhere_waits_without_spinning(world, oracle):
     await world.start(workers=2)
     admits = 0
 
-    async def later(requests, router_id):
+    async def later(admission, router_id):
         nonlocal admits
         admits += 1
-        return [(Outcome.LATER, OutOfBlocks("full").failure()) for _ in requests]
+        return AdmissionAnswer(AdmissionOutcome.LATER, OutOfBlocks("full").failure())
 
     real = [worker.engine_client.admit for worker in world.workers]
     for worker in world.workers:
@@ -149,8 +148,8 @@ async def test_no_room_anywhere_waits_without_spinning(world, oracle):
 async def test_what_no_worker_can_ever_hold_fails_at_once(world):
     await world.start(workers=2)
 
-    async def never(requests, router_id):
-        return [(Outcome.NEVER, TooLarge("too large").failure()) for _ in requests]
+    async def never(admission, router_id):
+        return AdmissionAnswer(AdmissionOutcome.NEVER, TooLarge("too large").failure())
 
     for worker in world.workers:
         worker.engine_client.admit = never
@@ -194,7 +193,11 @@ async def test_taken_for_a_worker_that_never_got_it(world, oracle, monkeypatch):
     async def take_only(seq_id, epoch, why):
         if taken:
             return await start(seq_id, epoch, why)
-        taken.append(await router.assigner.store.take(seq_id, epoch, worker.listener.incarnation, "dead", why))
+        taken.append(
+            await router.assigner.store.take_ownership(
+                TakeRequest(seq_id, epoch, worker.listener.incarnation, "dead", why)
+            )
+        )
         return None
 
     router.assigner.start = take_only
@@ -210,7 +213,7 @@ async def test_cancel_ends_what_nobody_runs(world, monkeypatch):
     router, worker = world.routers[0], world.workers[0]
 
     async def take_only(seq_id, epoch, why):
-        await router.assigner.store.take(seq_id, epoch, worker.listener.incarnation, "dead", why)
+        await router.assigner.store.take_ownership(TakeRequest(seq_id, epoch, worker.listener.incarnation, "dead", why))
 
     router.assigner.start = take_only
     client = world.client()

@@ -1,7 +1,6 @@
 """A worker's life: it listens before it is ready, its lease and health follow the loop, it leaves when it ends."""
 
 import asyncio
-import logging
 import threading
 import time
 from collections.abc import AsyncIterator
@@ -14,7 +13,7 @@ from waiting import until
 from gpu_worker.scheduling.step import StepOutput, StepPlan
 from gpu_worker.serving import program
 from gpu_worker.serving.listener import Listener
-from gpu_worker.serving.program import Worker, load, until_open
+from gpu_worker.serving.program import Worker, load
 from gpu_worker.testing.fake_runner import FakeRunner
 from octavo import errors, rpc, wire
 from octavo.errors import NotFound, StoreUnavailable
@@ -22,7 +21,7 @@ from octavo.ids import Incarnation, SequenceId
 from octavo.record import NewSequence, State
 from octavo.sampling import FinishReason, SamplingParams
 from octavo.settings import WorkerSettings
-from octavo.store.calls import QueueLimits, TakeReason
+from octavo.store.calls import QueueLimits, TakeReason, TakeRequest
 from octavo.store.memory import MemoryStore
 from octavo.v1 import worker_pb2, worker_pb2_grpc
 
@@ -82,7 +81,7 @@ class Life:
             keep_on_disconnect=True, router=Incarnation("r"),
         )  # fmt: skip
         await self.store.accept(new, QueueLimits())
-        taken = await self.store.take(SEQ, 0, self.listener.incarnation, "t", TakeReason.QUEUED)
+        taken = await self.store.take_ownership(TakeRequest(SEQ, 0, self.listener.incarnation, "t", TakeReason.QUEUED))
         item = worker_pb2.Admission(seq_id=SEQ, epoch=taken.epoch, priority=3, sampling=wire.sampling_to_wire(params))
         item.prompt.ids.extend([1, 2, 3])
         await self.stub.Schedule(worker_pb2.ScheduleRequest(admissions=[item]))
@@ -236,19 +235,3 @@ async def test_what_goes_wrong_while_loading_is_raised_here(monkeypatch):
     monkeypatch.setattr(program, "build_runner", fails)
     with pytest.raises(NotFound, match="no such model"):
         await load(WorkerSettings())
-
-
-async def test_a_store_that_is_down_at_the_start_is_waited_for(monkeypatch, caplog):
-    monkeypatch.setattr(program, "STORE_RETRY_S", 0.001)
-    caplog.set_level(logging.ERROR)
-    tries = 0
-
-    class Late(MemoryStore):
-        async def open(self) -> None:
-            nonlocal tries
-            tries += 1
-            if tries < 4:
-                raise StoreUnavailable("not yet")
-
-    await until_open(Late())
-    assert tries == 4

@@ -96,7 +96,7 @@ async def test_pause_ends_streams_that_wait_for_steps_which_will_not_come(servic
     service.engine.hold(True)  # as while the store is away
     waiting = await (await service.step().open("r1")).grant(100)
     end = asyncio.create_task(waiting.rest())
-    await service.until(lambda: any(stream.num_awaited == 100 for stream in service.publisher.subscriptions))
+    await service.until(lambda: any(stream.num_awaited == 100 for stream in service.publisher.subscriptions.values()))
     assert not end.done()
     await service.step().send(pause=worker_pb2.Pause())
     assert await end == []
@@ -110,7 +110,7 @@ async def test_a_grant_outlives_its_stream(service):
     assert await service.schedule(admission(max_tokens=5)) == [ADMITTED]
     service.engine.hold(True)
     dying = await service.step().grant(6)
-    await service.until(lambda: any(stream.num_awaited for stream in service.publisher.subscriptions))
+    await service.until(lambda: any(stream.num_awaited for stream in service.publisher.subscriptions.values()))
     dying.call.cancel()
     await service.until(lambda: not service.publisher.subscriptions)
     service.engine.hold(False)
