@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import time
+import tomllib
 
 import pytest
 
@@ -158,6 +159,15 @@ def test_up_names_a_port_in_use_and_the_remedy(capsys, tmp_path):
     message = capsys.readouterr().err
     assert port in message
     assert "--grpc-port" in message
+
+
+def test_up_prints_the_settings_of_all_its_programs(capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(["up", "--print-config", "--threads=3", "--max-streams=5"])
+    assert ended.value.code == 0
+    tables = tomllib.loads(capsys.readouterr().out)
+    assert set(tables) == {"up", "router", "worker"}
+    assert (tables["worker"]["threads"], tables["router"]["max_streams"]) == (3, 5)
 
 
 def test_up_refuses_a_directory_in_use_and_settings_nobody_knows(capsys, tmp_path):
