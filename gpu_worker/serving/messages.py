@@ -3,20 +3,12 @@
 from gpu_worker.scheduling.scheduler import Scheduler
 from gpu_worker.scheduling.step import RunnerInfo
 from gpu_worker.serving.cache_watchers import CacheEventBatch
-from gpu_worker.serving.engine_client import AdmissionRequest, LoadReport, Outcome, SwapOperation
+from gpu_worker.serving.engine_client import LoadReport, SwapOperation
 from gpu_worker.serving.step_subscription import StepMessage
 from octavo import wire
-from octavo.errors import Failure, ServingError
-from octavo.ids import Incarnation, SequenceId
+from octavo.ids import Incarnation
 from octavo.v1 import worker_pb2
 
-OUTCOMES = {
-    Outcome.ADMITTED: worker_pb2.ADMISSION_OUTCOME_ADMITTED,
-    Outcome.LATER: worker_pb2.ADMISSION_OUTCOME_LATER,
-    Outcome.NEVER: worker_pb2.ADMISSION_OUTCOME_NEVER,
-    Outcome.REJECTED: worker_pb2.ADMISSION_OUTCOME_REJECTED,
-    Outcome.STALE_EPOCH: worker_pb2.ADMISSION_OUTCOME_STALE_EPOCH,
-}
 SWAPS: dict[int, SwapOperation] = {
     worker_pb2.SWAP_OPERATION_OUT: "out",
     worker_pb2.SWAP_OPERATION_IN: "in",
@@ -45,31 +37,6 @@ def hello_to_wire(
         max_batch_tokens=scheduler.budget.tokens,
         max_batch_sequences=scheduler.config.max_batch_sequences,
         device=info.device,
-    )
-
-
-def admission_from_wire(admission: worker_pb2.Admission) -> AdmissionRequest | ServingError:
-    """Or what is wrong with it."""
-    try:
-        return AdmissionRequest(
-            seq_id=SequenceId(admission.seq_id),
-            epoch=admission.epoch,
-            prompt=list(admission.prompt.ids),
-            outputs=[list(output.ids) for output in admission.outputs],
-            finished_branches=tuple(admission.finished_branches),
-            params=wire.sampling_from_wire(admission.sampling),
-            salt=admission.salt,
-            priority=admission.priority,
-            deadline_in_ms=admission.deadline_in_ms,
-            alone=admission.alone,
-        )
-    except ServingError as error:
-        return error
-
-
-def outcome_to_wire(seq_id: str, outcome: Outcome, failure: Failure | None) -> worker_pb2.AdmissionResult:
-    return worker_pb2.AdmissionResult(
-        seq_id=seq_id, outcome=OUTCOMES[outcome], failure=wire.failure_to_wire(failure) if failure else None
     )
 
 

@@ -5,12 +5,10 @@ from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING, NoReturn
 
 from gpu_worker.serving.cache_watchers import CacheEventBatch
-from gpu_worker.serving.engine_client import AdmissionRequest, EngineClient, Outcome
+from gpu_worker.serving.engine_client import EngineClient
 from gpu_worker.serving.messages import (
     SWAPS,
-    admission_from_wire,
     hello_to_wire,
-    outcome_to_wire,
     step_to_wire,
     watch_to_wire,
 )
@@ -18,6 +16,7 @@ from gpu_worker.serving.step_subscription import StepSubscription
 from octavo import limits, wire
 from octavo.errors import Draining, InvalidArgument, Loading, ServingError, TooManyStreams, Unimplemented
 from octavo.ids import Incarnation, SequenceId
+from octavo.record import AdmissionAnswer, AdmissionOutcome
 from octavo.v1 import transfer_pb2_grpc, worker_pb2, worker_pb2_grpc
 
 if TYPE_CHECKING:
@@ -60,16 +59,14 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
         check_batch("admissions", len(request.admissions))
         if self.draining:
             raise Draining(f"worker {self._worker_id} is draining: place elsewhere")
-        parsed = [admission_from_wire(admission) for admission in request.admissions]
-        good = [admission for admission in parsed if isinstance(admission, AdmissionRequest)]
-        admitted = iter(await self._engine_client.admit(good, request.router_id))
-        results = []
-        for admission, original in zip(parsed, request.admissions, strict=True):
-            outcome, failure = (
-                next(admitted) if isinstance(admission, AdmissionRequest) else (Outcome.REJECTED, admission.failure())
-            )
-            results.append(outcome_to_wire(original.seq_id, outcome, failure))
-        return worker_pb2.ScheduleResponse(results=results)
+        client, router_id = self._engine_client, request.router_id
+        answers = await asyncio.gather(*(admitted(client, item, router_id) for item in request.admissions))
+        return worker_pb2.ScheduleResponse(
+            results=[
+                wire.answer_to_wire(item.seq_id, answer)
+                for item, answer in zip(request.admissions, answers, strict=True)
+            ]
+        )
 
     async def Step(
         self, requests: AsyncIterator[worker_pb2.StepRequest], context: "Context"
@@ -198,6 +195,15 @@ def check_router_id(subscription: StepSubscription, router_id: str) -> str:
     if subscription.router_id not in ("", router_id):
         raise InvalidArgument("open.router_id", "this stream has another one; open a second stream")
     return router_id
+
+
+async def admitted(engine_client: EngineClient, message: worker_pb2.Admission, router_id: str) -> AdmissionAnswer:
+    """The answer to one admission of a batch; one that cannot even be read is REJECTED."""
+    try:
+        admission = wire.admission_from_wire(message)
+    except InvalidArgument as error:
+        return AdmissionAnswer(AdmissionOutcome.REJECTED, error.failure())
+    return await engine_client.admit(admission, router_id)
 
 
 async def swapped(engine_client: EngineClient, item: worker_pb2.SwapItem) -> worker_pb2.SwapResult:

@@ -8,9 +8,9 @@ from itertools import pairwise
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from sequences import new_sequence
 
 from gpu_worker.scheduling.scheduler import Scheduler, SchedulerConfig
-from gpu_worker.scheduling.sequence import Sequence
 from gpu_worker.serving import cache_watchers as watchers_module
 from gpu_worker.serving.cache_watchers import CacheEventBatch, CacheWatchers
 from gpu_worker.serving.engine import Engine
@@ -110,7 +110,7 @@ async def test_every_message_describes_the_cache_while_steps_run(seed):
             prompt = [rng.randrange(1, 4) for _ in range(rng.randrange(1, 30))]
             params = SamplingParams(temperature=0, max_tokens=rng.randrange(1, 12), seed=0)
             name = SequenceId(str(next(numbers)))
-            scheduler.admit(Sequence.from_admission(seq_id=name, epoch=1, prompt=prompt, params=params, root=bytes(32)))
+            scheduler.admit(new_sequence(name, prompt, params))
 
     def between_steps() -> None:
         refill()

@@ -4,6 +4,7 @@ import threading
 import time
 
 import pytest
+from sequences import new_sequence
 
 from gpu_worker.scheduling.scheduler import Scheduler, SchedulerConfig
 from gpu_worker.scheduling.sequence import Sequence
@@ -11,7 +12,6 @@ from gpu_worker.scheduling.step import StepOutput, StepPlan, StepResult, Subscri
 from gpu_worker.serving.engine import Engine
 from gpu_worker.testing.fake_runner import FakeRunner, fake_oracle
 from octavo.errors import Draining
-from octavo.ids import SequenceId
 from octavo.sampling import FinishReason, SamplingParams
 
 ONE, OTHER = SubscriptionId(1), SubscriptionId(2)
@@ -35,9 +35,7 @@ class Failing(FakeRunner):
 
 def sequence(name: str, prompt: list[int], max_tokens: int = 8) -> Sequence:
     params = SamplingParams(temperature=0, max_tokens=max_tokens, seed=1, ignore_eos=True)
-    return Sequence.from_admission(
-        seq_id=SequenceId(name), epoch=1, prompt=prompt, params=params, root=b"r" * 32, arrival=time.monotonic()
-    )
+    return new_sequence(name, prompt, params)
 
 
 @pytest.fixture

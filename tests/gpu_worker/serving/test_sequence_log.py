@@ -1,17 +1,17 @@
 """The log of a sequence: what it holds after each delta, and what a reader that comes late gets of it."""
 
-from gpu_worker.scheduling.sequence import Sequence
+from sequences import new_sequence
+
 from gpu_worker.scheduling.step import Delta
 from gpu_worker.serving.sequence_log import SequenceLog
 from octavo.errors import HistoryLost, RunnerFailed
 from octavo.hashing import extend_chain, prompt_chain
-from octavo.ids import SequenceId
 from octavo.sampling import FinishReason, SamplingParams
 
 
 def new_log(outputs: list[list[int]], ended: tuple[int, ...] = ()) -> SequenceLog:
     params = SamplingParams(n=len(outputs), max_tokens=99, seed=1)
-    sequence = Sequence.from_admission(seq_id=SequenceId("s"), epoch=1, prompt=[1], params=params, root=b"r")
+    sequence = new_sequence("s", [1], params)
     return SequenceLog(sequence, prompt_chain([1]), outputs, ended)
 
 

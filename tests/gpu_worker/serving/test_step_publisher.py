@@ -5,8 +5,8 @@ import asyncio
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from sequences import new_sequence
 
-from gpu_worker.scheduling.sequence import Sequence
 from gpu_worker.scheduling.step import Delta, StepResult
 from gpu_worker.serving.step_publisher import MAX_STEP_ITEMS, StepPublisher
 from gpu_worker.serving.step_subscription import MAX_PENDING_STEPS, StepSubscription, join_items
@@ -26,7 +26,7 @@ def begin(
     params: SamplingParams | None = None,
 ):
     params = params or SamplingParams(max_tokens=99, seed=1)
-    sequence = Sequence.from_admission(seq_id=SEQ, epoch=1, prompt=[1], params=params, root=b"r")
+    sequence = new_sequence(SEQ, [1], params)
     publisher.open_log(sequence, prompt_chain([1]), outputs or [[]], (), router)
     return publisher.logs[SEQ]
 
@@ -303,7 +303,7 @@ def test_nothing_is_left_of_ten_thousand_sequences():
 def test_a_sequence_that_had_ended_before_it_came_leaves_no_log():
     publisher = StepPublisher()
     params = SamplingParams(max_tokens=99, seed=1)
-    sequence = Sequence.from_admission(seq_id=SEQ, epoch=1, prompt=[1], params=params, root=b"r")
+    sequence = new_sequence(SEQ, [1], params)
     publisher.open_log(sequence, prompt_chain([1]), [[5]], (0,), "")
     assert not publisher.logs
 
