@@ -52,7 +52,7 @@ class Worker:
         self._journalling.add_done_callback(self._on_journal_end)
         self._monitoring = asyncio.create_task(self.monitor.run())
         self.engine.start()
-        self.listener.service.ready(self.engine_client)
+        self.listener.service.serve_engine(self.engine_client)
 
     async def stop(self) -> None:
         """Takes no more calls, journals what has been computed, and leaves the sequences to other workers."""
