@@ -28,9 +28,10 @@ from gpu_worker.serving.engine import BLOCKED_ROUND_S, Engine
 from octavo import hashing
 from octavo.errors import TooLarge
 from octavo.ids import SequenceId
-from octavo.options import closest, from_values
+from octavo.options import closest
 from octavo.record import Admission, AdmissionAnswer
 from octavo.sampling import SamplingParams
+from octavo.setting_sources import from_values
 from octavo.settings import WorkerSettings
 from octavo.text.byte_tokenizer import ByteTokenizer
 from octavo.text.tokenizer import load_tokenizer
