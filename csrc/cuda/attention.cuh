@@ -59,7 +59,7 @@ __device__ __forceinline__ bool is_possible(const AttentionParams& p, const plan
     const bool place = below(item.sequence, p.num_sequences) & below(item.head, p.num_kv_heads) & (item.row >= 0);
     const bool keys = (item.begin >= 0) & (item.begin <= item.end) & (item.end <= p.max_keys);
     const bool parts = (item.parts > 1) & below(item.part, item.parts) & (item.first >= 0) &
-                       (item.parts <= p.num_partials - item.first);
+                       (item.parts <= p.num_partials - max(item.first, 0));
     return place & keys & ((item.parts == 1) | parts);
 }
 
