@@ -17,7 +17,7 @@ WIRE_MODULES = {
     "router/streaming": ("server", "request_preparer", "session", "event_encoder"),
     "router/fleet": ("worker_link", "admission", "worker_streams"),
     "router/admin": ("service",),
-    "gpu_worker/serving": ("server", "messages"),
+    "gpu_worker/serving": ("server", "step_handler", "messages"),
 }
 WIRE_FILES = (
     "octavo/wire.py",

@@ -7,7 +7,7 @@ engine decided comes back in the order it decided it: a log begins before the fi
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ from gpu_worker.scheduling.load import Load
 from gpu_worker.scheduling.scheduler import Scheduler
 from gpu_worker.scheduling.sequence import Sequence
 from gpu_worker.scheduling.step import RunnerInfo
-from gpu_worker.serving.cache_watchers import CacheEventBatch, CacheWatcher, CacheWatchers, Event
+from gpu_worker.serving.cache_watchers import CacheEvent, CacheEventBatch, CacheWatcher, CacheWatchers, join_events
 from gpu_worker.serving.engine import Engine, Grant
 from gpu_worker.serving.step_publisher import StepPublisher
 from gpu_worker.serving.step_subscription import MAX_PENDING_STEPS, StepSubscription
@@ -190,43 +190,32 @@ class EngineClient:
 
     def refresh(self, scheduler: Scheduler) -> None:
         """Tells watchers what the last steps changed. Runs on the engine's thread, between steps."""
-        events = joined(scheduler.cache.take_events())
+        events = join_events(scheduler.cache.take_events())
         self._loop.call_soon_threadsafe(self._publish, self._report(scheduler), events, scheduler.cache.digest)
 
     def _report(self, scheduler: Scheduler) -> LoadReport:
         times = self.engine.times
         return LoadReport(scheduler.load(), times.num_steps, times.step_s, times.prefill_tokens_per_s)
 
-    def _publish(self, report: LoadReport, events: Seq[Event], digest: int) -> None:
+    def _publish(self, report: LoadReport, events: Seq[CacheEvent], digest: int) -> None:
         self.report = report
         if events:
             self.watchers.publish_events(events, digest)
 
-    async def cache_snapshot(self, watcher: CacheWatcher) -> tuple[bytes, bytes, CacheEventBatch]:
-        """(device, host) hashes, and their event number and digest; the watcher's events go on from there."""
-        taken: asyncio.Future[tuple[bytes, bytes, CacheEventBatch]] = self._loop.create_future()
+    async def begin_watch(self, watcher: CacheWatcher) -> CacheEventBatch:
+        """The watcher's first batch, with a snapshot of the cache; its later batches go on from there."""
+        begun: asyncio.Future[CacheEventBatch] = self._loop.create_future()
 
-        def begin(device: bytes, host: bytes) -> None:
-            if not taken.done():
-                taken.set_result((device, host, watcher.take_batch()))
+        def begin(snapshot: bytes) -> None:
+            if not begun.done():
+                begun.set_result(watcher.begin(snapshot))
 
         def command(scheduler: Scheduler) -> None:
-            self.refresh(scheduler)  # so that nothing before the snapshot is told after it
-            device, host = scheduler.cache.snapshot()
-            self._loop.call_soon_threadsafe(begin, b"".join(device), b"".join(host))
+            self.refresh(scheduler)  # so that no event from before the snapshot comes after it
+            self._loop.call_soon_threadsafe(begin, b"".join(scheduler.cache.block_hashes()))
 
         await asyncio.wrap_future(self.engine.post(command))
-        return await taken
-
-
-def joined(events: Iterable[tuple[str, bytes]]) -> list[Event]:
-    """Runs of one kind as one event."""
-    runs: list[tuple[str, list[bytes]]] = []
-    for kind, block_hash in events:
-        if not runs or runs[-1][0] != kind:
-            runs.append((kind, []))
-        runs[-1][1].append(block_hash)
-    return [(kind, b"".join(hashes)) for kind, hashes in runs]
+        return await begun
 
 
 def log_failure(future: Future[Any]) -> None:

@@ -4,7 +4,7 @@
     load      tokens that go before: queued and in flight, and the batch it would join
     pressure  tokens that others would compute again because this request takes their blocks
 
-The weights and the reasons for them are in router/README.md.
+The weights and the reasons for them are in docs/decisions/router.md.
 """
 
 from collections.abc import Mapping, Sequence

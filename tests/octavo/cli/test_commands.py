@@ -102,15 +102,18 @@ def test_ctrl_c_cancels_the_answer_and_not_the_chat(router, endpoint):
     router.hang.set()
     command = [sys.executable, "-m", "octavo.cli", "chat", "--endpoint", endpoint]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as chat:
-        chat.stdin.write(b"one\n")
-        chat.stdin.flush()
-        assert os.read(chat.stdout.fileno(), 5) == b"Paris"
-        chat.send_signal(signal.SIGINT)
-        while not router.cancelled:
-            assert chat.poll() is None
-            time.sleep(0.01)
-        router.hang.clear()
-        rest, _ = chat.communicate(b"two\n", timeout=10)
+        try:
+            chat.stdin.write(b"one\n")
+            chat.stdin.flush()
+            assert os.read(chat.stdout.fileno(), 5) == b"Paris"
+            chat.send_signal(signal.SIGINT)
+            while not router.cancelled:
+                assert chat.poll() is None
+                time.sleep(0.01)
+            router.hang.clear()
+            rest, _ = chat.communicate(b"two\n", timeout=60)
+        finally:
+            chat.kill()
     assert rest.decode().endswith(f" …\n{ANSWER}\n")
     assert chat.returncode == 0
     assert router.cancelled == [router.requests[0].request_id]
