@@ -17,7 +17,7 @@ WIRE_MODULES = {
     "router/streaming": ("server", "request_preparer", "session_opener", "event_encoder"),
     "router/fleet": ("worker_link", "worker_streams"),
     "router/admin": ("service",),
-    "gpu_worker/serving": ("server", "messages"),
+    "gpu_worker/serving": ("server", "step_handler", "messages"),
 }
 WIRE_FILES = (
     "octavo/wire.py",

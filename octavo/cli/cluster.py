@@ -15,8 +15,9 @@ from octavo.cli.child import Child, StoreChild
 from octavo.cli.state import RouterState, State, StoreState, WorkerState
 from octavo.cli.supervisor import Service
 from octavo.cores import usable_cores
-from octavo.options import SettingsClass
-from octavo.settings import RouterSettings, UpSettings, WorkerSettings, arguments_of, environment_of
+from octavo.options import Settings
+from octavo.setting_sources import arguments_of, environment_of
+from octavo.settings import RouterSettings, UpSettings, WorkerSettings
 from octavo.store.embedded import MAX_SOCKET_PATH, EmbeddedStore
 
 HOST = "127.0.0.1"
@@ -116,7 +117,7 @@ class Cluster:
         return self._service(name, "gpu_worker", settings, serving(settings.listen), environment), state
 
     def _service(
-        self, name: str, module: str, settings: SettingsClass, ready: Check, environment: dict[str, str]
+        self, name: str, module: str, settings: Settings, ready: Check, environment: dict[str, str]
     ) -> Service:
         command = [sys.executable, "-m", module, *arguments_of(settings)]
         environment = {**environment, **environment_of(settings)}

@@ -5,12 +5,11 @@ from dataclasses import replace
 
 import pytest
 
-from gpu_worker.serving.engine_client import Outcome
 from gpu_worker.testing.fake_runner import FakeRunner
 from octavo import rpc
 from octavo.errors import OutOfBlocks, TooLarge
 from octavo.ids import Incarnation
-from octavo.record import State
+from octavo.record import AdmissionAnswer, AdmissionOutcome, State
 from octavo.sampling import FinishReason, SamplingParams
 from octavo.store.calls import Member, TakeReason, TakeRequest
 from octavo.store.memory import MemoryStore
@@ -133,10 +132,10 @@ async def test_no_room_anywhere_waits_without_spinning(world, oracle):
     await world.start(workers=2)
     admits = 0
 
-    async def later(requests, router_id):
+    async def later(admission, router_id):
         nonlocal admits
         admits += 1
-        return [(Outcome.LATER, OutOfBlocks("full").failure()) for _ in requests]
+        return AdmissionAnswer(AdmissionOutcome.LATER, OutOfBlocks("full").failure())
 
     real = [worker.engine_client.admit for worker in world.workers]
     for worker in world.workers:
@@ -152,8 +151,8 @@ async def test_no_room_anywhere_waits_without_spinning(world, oracle):
 async def test_what_no_worker_can_ever_hold_fails_at_once(world):
     await world.start(workers=2)
 
-    async def never(requests, router_id):
-        return [(Outcome.NEVER, TooLarge("too large").failure()) for _ in requests]
+    async def never(admission, router_id):
+        return AdmissionAnswer(AdmissionOutcome.NEVER, TooLarge("too large").failure())
 
     for worker in world.workers:
         worker.engine_client.admit = never

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from guard.processes import lasting
 
 from octavo.ids import Incarnation, RequestId, SequenceId, sequence_id
 from octavo.record import NewSequence
@@ -56,7 +57,8 @@ def servers(
             running[kind] = embedded
         return running[kind]
 
-    yield get
+    with lasting(lambda: [embedded.pid for embedded in running.values() if embedded.pid is not None]):
+        yield get
     for embedded in running.values():
         runner.run(embedded.stop())
 

@@ -1,6 +1,6 @@
 """Random operations over a tiny alphabet on MemoryStore and a real server at once: replies and state must be equal.
 
-Along the way the invariants of design/protocol.md §8 that a store can break are asserted.
+Along the way the invariants of docs/protocol.md that a store can break are asserted.
 """
 
 import asyncio

@@ -10,6 +10,8 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from guard.processes import exists, state_of
+
 from octavo.cli import launcher
 
 TAIL_BYTES = 6000
@@ -87,28 +89,6 @@ class Process:
         with self.log.open("rb") as file:
             file.seek(max(0, self.log.stat().st_size - TAIL_BYTES))
             return file.read().decode(errors="replace")
-
-
-def exists(pid: int) -> bool:
-    """Whether there is such a process that is not a zombie."""
-    return state_of(pid) not in ("", "Z", "X")
-
-
-def state_of(pid: int) -> str:
-    """The letter of proc(5): R, S, D, T, Z; empty if there is no such process."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except (FileNotFoundError, ProcessLookupError):
-        return ""
-
-
-def descendants(pid: int) -> list[int]:
-    """All processes below it."""
-    try:
-        children = [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
-    except (FileNotFoundError, ProcessLookupError):
-        return []
-    return [below for child in children for below in (child, *descendants(child))]
 
 
 def wait_until(condition: Callable[[], object], timeout_s: float, what: str) -> None:
