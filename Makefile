@@ -57,7 +57,7 @@ run: install  ## serve the demo model: store, router, 2 workers; Ctrl-C ends it 
 	@exec $(BIN)/octavo up $(ARGS)
 
 .PHONY: bench
-bench: install  ## benchmarks, by hand on a quiet machine; results belong in tests/bench/README.md
+bench: install  ## benchmarks, by hand on a quiet machine; results belong in docs/measurements/
 	@shopt -s nullglob; for script in tests/bench/[^_]*.py; do echo ">> $$script"; $(BIN)/python "$$script" $(ARGS); done
 
 .PHONY: bench-kernels

@@ -1,4 +1,4 @@
-"""Two hashes, written byte for byte in protos/README.md and fixed by golden vectors in tests/golden/.
+"""Two hashes, written byte for byte in docs/protocol.md and fixed by golden vectors in tests/golden/.
 
 The *block hash* names the content of a full block by everything before it; the *chain* names a sequence's history.
 """

@@ -1,4 +1,4 @@
-"""The limits of every field a client can set: one table, which octavo.validation checks and protos/README.md prints.
+"""The limits of every field a client can set: one table, which octavo.validation checks and docs/protocol.md prints.
 
 Nothing here depends on a model. What does (vocabulary, context) is given to the validator by its callers.
 """

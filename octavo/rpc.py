@@ -21,7 +21,6 @@ from typing import Any, NoReturn, cast
 
 import grpc
 import grpc.aio
-from google.protobuf.any_pb2 import Any as AnyMessage
 from google.protobuf.duration_pb2 import Duration
 from google.protobuf.message import DecodeError
 from google.rpc.error_details_pb2 import ErrorInfo, RetryInfo
@@ -29,17 +28,16 @@ from google.rpc.status_pb2 import Status
 from grpc_channelz.v1 import channelz
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
+from grpc_status import rpc_status
 
 from octavo import errors, limits, telemetry
 from octavo.errors import ServingError
 from octavo.health import Health
 
 DOMAIN = "octavo"
-STATUS_KEY = "grpc-status-details-bin"
 MAX_DETAIL_BYTES = 1024  # of a message, and 256 of each metadata value: trailers are limited to 8 KiB
 
 _log = logging.getLogger(__name__)
-_CODES = {code.value[0]: code for code in grpc.StatusCode}
 
 Options = list[tuple[str, Any]]
 
@@ -51,21 +49,26 @@ def status_of(error: ServingError) -> Status:
     """The status that carries everything `error_from` needs to make the same error again."""
     status = Status(code=int(error.code), message=_clip(error.message, MAX_DETAIL_BYTES))
     metadata = {_clip(key, 64): _clip(value, 256) for key, value in error.metadata.items()}
-    _pack(status, ErrorInfo(reason=error.reason, domain=DOMAIN, metadata=metadata))
+    status.details.add().Pack(ErrorInfo(reason=error.reason, domain=DOMAIN, metadata=metadata))
     if error.retry_after_ms:
-        _pack(status, RetryInfo(retry_delay=_duration(error.retry_after_ms)))
+        status.details.add().Pack(RetryInfo(retry_delay=_duration(error.retry_after_ms)))
     return status
 
 
 def error_from(rpc_error: grpc.RpcError) -> ServingError:
     """The error behind a failed call: of the class its ErrorInfo names, else of the class that fits its code."""
     call = cast(grpc.Call, rpc_error)
-    for key, value in call.trailing_metadata() or ():
-        if key == STATUS_KEY:
-            error = _error_of(value)
-            if error is not None:
-                return error
-    return _error_without_info(call.code(), call.details() or "")
+    status = status_in(rpc_error)
+    error = _error_of(status) if status else None
+    return error or _error_without_info(call.code(), call.details() or "")
+
+
+def status_in(rpc_error: grpc.RpcError) -> Status | None:
+    """The rich status that a failed call brought; None if there is none, or if it contradicts the call's own status."""
+    try:
+        return cast("Status | None", rpc_status.from_call(rpc_error))
+    except (DecodeError, ValueError):
+        return None
 
 
 @contextmanager
@@ -77,12 +80,6 @@ def serving_errors() -> Iterator[None]:
         raise error_from(error) from error
 
 
-def _pack(status: Status, detail: ErrorInfo | RetryInfo) -> None:
-    packed = AnyMessage()
-    packed.Pack(detail)
-    status.details.append(packed)
-
-
 def _duration(ms: int) -> Duration:
     return Duration(seconds=ms // 1000, nanos=ms % 1000 * 1_000_000)
 
@@ -91,15 +88,14 @@ def _clip(text: object, max_bytes: int) -> str:
     return str(text).encode(errors="replace")[:max_bytes].decode(errors="ignore")
 
 
-def _error_of(data: bytes | str) -> ServingError | None:
+def _error_of(status: Status) -> ServingError | None:
     """None if the details are not ours or cannot be read: a proxy may have written them."""
     info, retry = ErrorInfo(), RetryInfo()
     try:
-        status = Status.FromString(data if isinstance(data, bytes) else data.encode("latin-1"))
         for detail in status.details:
             detail.Unpack(info)
             detail.Unpack(retry)
-    except (DecodeError, UnicodeEncodeError):
+    except DecodeError:
         return None
     if info.domain != DOMAIN:
         return None
@@ -133,9 +129,8 @@ def _error_without_info(code: grpc.StatusCode, details: str) -> ServingError:
 
 async def abort(context: grpc.aio.ServicerContext[Any, Any], error: ServingError) -> NoReturn:
     """Ends a call with the status of `error`."""
-    status = status_of(error)
-    trailers = ((STATUS_KEY, status.SerializeToString()),)
-    await context.abort(_CODES[status.code], status.message, trailers)
+    status = rpc_status.to_status(status_of(error))
+    await context.abort(status.code, status.details, status.trailing_metadata)
 
 
 class ServerErrors(grpc.aio.ServerInterceptor):

@@ -16,6 +16,7 @@ from octavo import limits
 from octavo.errors import InvalidArgument
 from octavo.ids import RequestId
 from octavo.limits import Range
+from octavo.record import Admission
 from octavo.sampling import SamplingParams
 
 _REQUEST_ID = re.compile(rf"[ -~]{{1,{limits.MAX_REQUEST_ID_CHARS}}}")
@@ -231,34 +232,23 @@ def validate_request_id(request_id: str) -> RequestId:
 
 
 def validate_admission(
-    *,
-    seq_id: str,
-    epoch: int,
-    prompt: Sequence[int],
-    params: SamplingParams,
-    outputs: Sequence[Sequence[int]],
-    finished_branches: Sequence[int],
-    salt: str,
-    priority: int,
-    deadline_in_ms: int,
-    vocab_size: int,
-    context_tokens: int,
-    eos_token_ids: Collection[int] = (),
+    admission: Admission, *, vocab_size: int, context_tokens: int, eos_token_ids: Collection[int] = ()
 ) -> None:
-    """Checks one item of Worker.Schedule. The parameters must have been resolved."""
-    if not (type(seq_id) is str and _SEQUENCE_ID.fullmatch(seq_id)):
+    """Checks one admission of Worker.Schedule. Its sampling parameters must have been resolved."""
+    if not (type(admission.seq_id) is str and _SEQUENCE_ID.fullmatch(admission.seq_id)):
         raise InvalidArgument("seq_id", "must be 32 hex digits")
-    _check_number("epoch", epoch, Range(1, limits.U64_MAX, integer=True))
-    _check_number("priority", priority, Range(1, 4, integer=True))
-    _check_number("deadline_in_ms", deadline_in_ms, Range(0, limits.MAX_DEADLINE_MS, integer=True))
+    _check_number("epoch", admission.epoch, Range(1, limits.U64_MAX, integer=True))
+    _check_number("priority", admission.priority, Range(1, 4, integer=True))
+    _check_number("deadline_in_ms", admission.deadline_in_ms, Range(0, limits.MAX_DEADLINE_MS, integer=True))
+    salt, params = admission.salt, admission.sampling
     if not (type(salt) is str and len(salt) <= limits.MAX_SALT_BYTES and salt.isascii()):
         raise InvalidArgument("salt", f"must be ASCII, at most {limits.MAX_SALT_BYTES} bytes")
     validate_sampling(params, vocab_size=vocab_size, context_tokens=context_tokens, eos_token_ids=eos_token_ids)
     for field in ("max_tokens", "seed"):
         if getattr(params, field) is None:
             raise InvalidArgument(f"sampling.{field}", "must be concrete in an admission; the router resolves it")
-    validate_prompt(prompt, params, vocab_size=vocab_size, context_tokens=context_tokens, field="prompt")
-    _check_outputs(outputs, finished_branches, params, vocab_size)
+    validate_prompt(admission.prompt, params, vocab_size=vocab_size, context_tokens=context_tokens, field="prompt")
+    _check_outputs(admission.outputs, admission.finished_branches, params, vocab_size)
 
 
 def _check_outputs(

@@ -99,9 +99,9 @@ class PrefixCache:
         events, self._events = self._events, []
         return events
 
-    def snapshot(self) -> tuple[list[BlockHash], list[BlockHash]]:
-        """All hashes on the device, and those in the host pool: none, since that holds swapped sequences only."""
-        return list(self._blocks), []
+    def block_hashes(self) -> list[BlockHash]:
+        """Every hash in the cache."""
+        return list(self._blocks)
 
     def check(self, refs: list[int]) -> None:
         """Recounts everything; raises AssertionError with what is wrong."""

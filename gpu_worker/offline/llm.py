@@ -20,7 +20,7 @@ from tqdm import tqdm
 from gpu_worker.offline.interrupt_guard import InterruptGuard
 from gpu_worker.offline.offline_request import CompletionOutput, OfflineRequest, RequestOutput
 from gpu_worker.offline.request_builder import Message, Params, Prompt, RequestBuilder
-from gpu_worker.scheduling.scheduler import Admission, Scheduler
+from gpu_worker.scheduling.scheduler import Scheduler
 from gpu_worker.scheduling.sequence import Sequence as ScheduledSequence
 from gpu_worker.scheduling.step import Runner
 from gpu_worker.serving.configuration import build_runner, scheduler_config
@@ -28,8 +28,10 @@ from gpu_worker.serving.engine import BLOCKED_ROUND_S, Engine
 from octavo import hashing
 from octavo.errors import TooLarge
 from octavo.ids import SequenceId
-from octavo.options import closest, from_values
+from octavo.options import closest
+from octavo.record import Admission, AdmissionAnswer
 from octavo.sampling import SamplingParams
+from octavo.setting_sources import from_values
 from octavo.settings import WorkerSettings
 from octavo.text.byte_tokenizer import ByteTokenizer
 from octavo.text.tokenizer import load_tokenizer
@@ -148,7 +150,7 @@ class LLM:
         scheduler = self.engine.scheduler
         for answer in answers:
             sequence = self._sequence(answer)
-            _check(answer, scheduler.admit(sequence))
+            _expect_admitted(answer, scheduler.admit(sequence))
             scheduler.drop(sequence.seq_id)
 
     def _steps(self, answers: Sequence[OfflineRequest], bar: tqdm, guard: InterruptGuard) -> None:
@@ -181,18 +183,17 @@ class LLM:
         while waiting and len(scheduler.workload.waiting) < scheduler.config.max_waiting:
             sequence = self._sequence(waiting[0])
             going[sequence.seq_id] = waiting.popleft()
-            _check(going[sequence.seq_id], scheduler.admit(sequence))
+            _expect_admitted(going[sequence.seq_id], scheduler.admit(sequence))
 
     def _sequence(self, answer: OfflineRequest) -> ScheduledSequence:
         self._num_requests += 1
-        return ScheduledSequence.from_admission(
+        admission = Admission(
             seq_id=SequenceId(f"{self._num_requests:032x}"),
             epoch=1,
             prompt=answer.prompt_token_ids,
-            params=answer.params,
-            root=self._root,
-            arrival=time.monotonic(),
+            sampling=answer.params,
         )
+        return ScheduledSequence.from_admission(admission, root=self._root, now=time.monotonic())
 
     def _new_engine(self) -> Engine:
         """Never started: its steps run in the caller's thread."""
@@ -216,6 +217,6 @@ class Progress:
             self._bar.set_postfix_str(f"{self.num_tokens / (now - self._began):.1f} tokens/s")
 
 
-def _check(answer: OfflineRequest, admission: Admission) -> None:
-    if not admission.ok:
-        raise TooLarge(f"{answer.place}: {admission.message}")
+def _expect_admitted(request: OfflineRequest, answer: AdmissionAnswer) -> None:
+    if answer.failure is not None:
+        raise TooLarge(f"{request.place}: {answer.failure.message}")

@@ -14,7 +14,7 @@ from typing import NamedTuple
 from octavo.sampling import FinishReason, TokenScore
 
 
-class Candidate(NamedTuple):
+class BeamCandidate(NamedTuple):
     """One token after one live beam."""
 
     parent: int
@@ -37,10 +37,10 @@ class Hypothesis:
     scores: tuple[TokenScore, ...] = ()
 
 
-def expand(totals: Sequence[float], offers: Sequence[TokenScore]) -> list[Candidate]:
+def expand(totals: Sequence[float], offers: Sequence[TokenScore]) -> list[BeamCandidate]:
     """All candidates of one step, the best first."""
     candidates = [
-        Candidate(parent, total + logprob, TokenScore(token_id, logprob, offer.top))
+        BeamCandidate(parent, total + logprob, TokenScore(token_id, logprob, offer.top))
         for parent, (total, offer) in enumerate(zip(totals, offers, strict=True))
         for token_id, logprob in offer.top
     ]
@@ -65,10 +65,12 @@ class BeamSearch:
     def normalize(self, total: float, length: int) -> float:
         return total / math.pow(max(1, length), self.length_penalty)
 
-    def select(self, candidates: Sequence[Candidate], length: int) -> tuple[list[Candidate], list[Candidate]]:
+    def select(
+        self, candidates: Sequence[BeamCandidate], length: int
+    ) -> tuple[list[BeamCandidate], list[BeamCandidate]]:
         """Those that go on and those that are complete, when outputs are `length` long with the new token."""
-        going: list[Candidate] = []
-        ended: list[Candidate] = []
+        going: list[BeamCandidate] = []
+        ended: list[BeamCandidate] = []
         for place, candidate in enumerate(candidates):
             if candidate.score.token_id in self.stops and length > self.min_tokens:
                 if place < self.width:

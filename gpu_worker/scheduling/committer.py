@@ -2,7 +2,7 @@
 
 import sys
 
-from gpu_worker.scheduling.beam import Candidate, Hypothesis, expand
+from gpu_worker.scheduling.beam import BeamCandidate, Hypothesis, expand
 from gpu_worker.scheduling.sequence import Branch, Sequence
 from gpu_worker.scheduling.step import BAD_LOGITS, Chunk, Delta, StepOutput, StepPlan, StepResult
 from gpu_worker.scheduling.workload import FINISHED, RUNNING, Workload, prefill_end
@@ -189,7 +189,7 @@ class Committer:
         self._fork_beams(sequence, beams, going)
         return True
 
-    def _fork_beams(self, sequence: Sequence, beams: list[Branch], going: list[Candidate]) -> None:
+    def _fork_beams(self, sequence: Sequence, beams: list[Branch], going: list[BeamCandidate]) -> None:
         """The beams of the next step: the first child of a beam is that beam, the others fork from it."""
         work = self._work
         heirs: set[int] = set()
@@ -213,7 +213,7 @@ class Committer:
                 work.park(beam, FINISHED)
         self._append(chosen, going)
 
-    def _append(self, chosen: list[Branch], going: list[Candidate]) -> None:
+    def _append(self, chosen: list[Branch], going: list[BeamCandidate]) -> None:
         for beam, candidate in zip(chosen, going, strict=True):
             beam.tokens.append(candidate.score.token_id)
             beam.cumulative_logprob = candidate.total

@@ -6,8 +6,8 @@ the end, so it neither starves short ones nor is starved. Nothing is brought in 
 
 from gpu_worker.scheduling.preemption import Preemption
 from gpu_worker.scheduling.sequence import Branch, BranchState, Sequence
-from gpu_worker.scheduling.slots import Slots
-from gpu_worker.scheduling.starting import Admitter
+from gpu_worker.scheduling.slot_allocator import SlotAllocator
+from gpu_worker.scheduling.starter import Starter
 from gpu_worker.scheduling.step import Chunk, StepPlan
 from gpu_worker.scheduling.workload import RUNNING, Workload, branch_rank, prefill_end
 
@@ -18,8 +18,8 @@ class Planner:
     def __init__(self, work: Workload, preemption: Preemption) -> None:
         self._work = work
         self._preemption = preemption
-        self._slots = Slots(work, preemption)
-        self._admitter = Admitter(work, preemption)
+        self._slots = SlotAllocator(work, preemption)
+        self._starter = Starter(work, preemption)
         self._turn = 0
         self._secured: set[Sequence] = set()  # searches with slots for the next token of all beams
 
@@ -57,7 +57,7 @@ class Planner:
         if not prefills:
             stalled += self._secure(only, now)
             if not self._preemption.happened:
-                self._admitter.swap_in(only, now)
+                self._starter.swap_in(only, now)
             if config.chunked_prefill:
                 budget = work.budget.for_prompts(self._num_rows(only))
                 prefills = self._prefills(only, budget, stalled, now)
@@ -145,7 +145,7 @@ class Planner:
             elif branch.state is RUNNING:
                 stalled.append(branch)
         if budget > 0 and work.waiting and not self._preemption.happened:
-            started = self._admitter.start(only, budget, share, chunks, now)
+            started = self._starter.start(only, budget, share, chunks, now)
             budget -= sum(chunk.length for chunk in started)
             chunks += started
         for chunk in chunks:

@@ -41,7 +41,6 @@ class Preemption:
             self._work.num_preempted_recompute += 1
         else:
             self._work.num_preempted_swap += 1
-        sequence.num_preempted += 1
         sequence.last_preempted = now
         self.happened = True
 

@@ -17,22 +17,21 @@ from gpu_worker.blocks.prefix_cache import PrefixCache
 from gpu_worker.blocks.swap import CostModel
 from gpu_worker.scheduling.admission import prepare, take_in, too_large
 from gpu_worker.scheduling.committer import Committer
+from gpu_worker.scheduling.load import Load
 from gpu_worker.scheduling.planner import Planner
 from gpu_worker.scheduling.policy import SchedulerConfig
 from gpu_worker.scheduling.preemption import Preemption
-from gpu_worker.scheduling.results import Admission, Load, Outcome
 from gpu_worker.scheduling.sequence import Branch, Sequence
-from gpu_worker.scheduling.starting import Admitter
-from gpu_worker.scheduling.step import Delta, RunnerInfo, StepOutput, StepPlan, StepResult
+from gpu_worker.scheduling.starter import Starter
+from gpu_worker.scheduling.step import RunnerInfo, StepOutput, StepPlan, StepResult
 from gpu_worker.scheduling.step_budget import StepBudget
 from gpu_worker.scheduling.workload import FINISHED, RUNNING, WAITING, Workload, prefill_end
-from octavo.errors import NotFound, StaleEpoch
+from octavo.errors import NotFound, OutOfBlocks, StaleEpoch, TooLarge
 from octavo.ids import SequenceId
+from octavo.record import AdmissionAnswer, AdmissionOutcome
 from octavo.sampling import FinishReason
 
 MAX_STALE_DEADLINES = 64
-
-__all__ = ["Admission", "Delta", "Load", "Outcome", "Scheduler", "SchedulerConfig", "StepResult"]
 
 
 class Scheduler:
@@ -47,7 +46,7 @@ class Scheduler:
         self._preemption = Preemption(self._work)
         self._planner = Planner(self._work, self._preemption)
         self._committer = Committer(self._work)
-        self._admitter = Admitter(self._work, self._preemption)
+        self._starter = Starter(self._work, self._preemption)
         self._clock = clock
         self._deadlines: list[tuple[float, int, Sequence]] = []
         self._num_admitted = 0
@@ -91,29 +90,30 @@ class Scheduler:
 
     # Sequences come and go
 
-    def admit(self, sequence: Sequence) -> Admission:
-        """Puts a sequence into the waiting queue, or says why not. The same epoch again is OK and changes nothing.
+    def admit(self, sequence: Sequence) -> AdmissionAnswer:
+        """Puts a sequence into the waiting queue, or says why not.
 
-        A newer epoch replaces the older one without a word. Raises StaleEpoch if a newer one is here.
+        A sequence that is here at the same epoch is ADMITTED and goes on as it is. A newer one here is STALE_EPOCH. An
+        older one here is dropped whatever the answer is, because the store has given it to a new owner.
         """
         known = self.sequences.get(sequence.seq_id)
-        if known is not None and known.epoch > sequence.epoch:
-            raise StaleEpoch(f"sequence {sequence.seq_id} runs here at epoch {known.epoch}, not {sequence.epoch}")
         if known is not None and known.epoch == sequence.epoch:
-            return Admission(Outcome.OK)
+            return AdmissionAnswer(AdmissionOutcome.ADMITTED)
+        if known is not None and known.epoch > sequence.epoch:
+            return AdmissionAnswer(AdmissionOutcome.STALE_EPOCH, stale_epoch(known, sequence.epoch).failure())
+        self.drop(sequence.seq_id)
         prepare(sequence, self.info)
         if refusal := too_large(sequence, self._work):
-            return Admission(Outcome.NEVER, refusal)
+            return AdmissionAnswer(AdmissionOutcome.NEVER, TooLarge(refusal).failure())
         if len(self._work.waiting) >= self.config.max_waiting:
-            return Admission(Outcome.LATER, f"{len(self._work.waiting)} sequences are waiting already")
-        if known is not None:
-            self.drop(known.seq_id)
+            full = OutOfBlocks(f"{len(self._work.waiting)} sequences are waiting already")
+            return AdmissionAnswer(AdmissionOutcome.LATER, full.failure())
         sequence.order = self._num_admitted
         self._num_admitted += 1
         take_in(sequence, self._work)
         if sequence.deadline is not None:
             self._watch_deadline(sequence, sequence.deadline)
-        return Admission(Outcome.OK)
+        return AdmissionAnswer(AdmissionOutcome.ADMITTED)
 
     def _watch_deadline(self, sequence: Sequence, deadline: float) -> None:
         """Those of sequences that have ended are forgotten in time, however far off they are."""
@@ -263,11 +263,11 @@ class Scheduler:
         if sequence is None:
             raise NotFound(f"sequence {seq_id} is not on this worker")
         if sequence.epoch != epoch:
-            raise StaleEpoch(f"sequence {seq_id} runs here at epoch {sequence.epoch}, not {epoch}")
+            raise stale_epoch(sequence, epoch)
         if operation == "drop":
             return self._preemption.recompute(sequence) if sequence in work.active or sequence.swapped else 0
         if operation == "in":
-            return self._admitter.bring_back(sequence)
+            return self._starter.bring_back(sequence)
         if sequence not in work.active:
             return 0
         return self._preemption.send_away(sequence, until=self._clock() + self.config.min_preempt_interval_s)
@@ -300,3 +300,8 @@ class Scheduler:
 
     def _check(self) -> None:
         self._work.check()
+
+
+def stale_epoch(sequence: Sequence, epoch: int) -> StaleEpoch:
+    """The sequence is here, at another epoch than the one asked for."""
+    return StaleEpoch(f"sequence {sequence.seq_id} runs here at epoch {sequence.epoch}, not {epoch}")

@@ -11,13 +11,12 @@ A branch decodes when all but its last token are computed.
 """
 
 import sys
-from collections.abc import Iterable
-from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, field
 from enum import IntEnum
 
 from gpu_worker.scheduling.beam import BeamSearch
 from octavo.ids import BlockHash, BlockId, HostBlockId, SequenceId
+from octavo.record import Admission
 from octavo.sampling import FinishReason, SamplingParams, TokenScore
 
 
@@ -73,10 +72,8 @@ class Sequence:
     root: bytes  # key of its block hashes: model, layout, tenant salt
     priority: int = 3  # 1 system, 2 interactive, 3 default, 4 bulk: lower first
     deadline: float | None = None  # of the worker's monotonic clock
-    arrival: float = 0.0
     alone: bool = False
     branches: list[Branch] = field(default_factory=list)  # with beam search: the live beams
-    num_preempted: int = 0
     last_preempted: float = float("-inf")
     # The scheduler's own:
     order: int = 0  # counts admissions
@@ -106,28 +103,24 @@ class Sequence:
         return self.alone or self.suspect
 
     @classmethod
-    def from_admission(
-        cls,
-        *,
-        seq_id: SequenceId,
-        epoch: int,
-        prompt: SequenceOf[int],
-        params: SamplingParams,
-        root: bytes,
-        outputs: SequenceOf[SequenceOf[int]] = (),
-        finished_branches: Iterable[int] = (),
-        priority: int = 3,
-        deadline: float | None = None,
-        arrival: float = 0.0,
-        alone: bool = False,
-    ) -> "Sequence":
-        """A sequence with a branch per branch of the record; a replay brings `outputs` and `finished_branches`."""
-        sequence = cls(seq_id, epoch, list(prompt), params, root, priority, deadline, arrival, alone)
-        done = frozenset(finished_branches)
-        for index in range(params.num_branches):
-            output = outputs[index] if index < len(outputs) else ()
-            branch = Branch(sequence, index, [*prompt, *output], len(prompt), num_journalled_at_start=len(output))
-            if index in done:
+    def from_admission(cls, admission: Admission, *, root: bytes, now: float) -> "Sequence":
+        """A sequence with a branch for each branch of the record. Its deadline counts from `now`, in monotonic time."""
+        sequence = cls(
+            admission.seq_id,
+            admission.epoch,
+            list(admission.prompt),
+            admission.sampling,
+            root,
+            admission.priority,
+            now + admission.deadline_in_ms / 1000 if admission.deadline_in_ms else None,
+            admission.alone,
+        )
+        finished = frozenset(admission.finished_branches)
+        for index in range(admission.sampling.num_branches):
+            output = admission.outputs[index] if index < len(admission.outputs) else ()
+            tokens = [*admission.prompt, *output]
+            branch = Branch(sequence, index, tokens, len(admission.prompt), num_journalled_at_start=len(output))
+            if index in finished:
                 branch.state = BranchState.FINISHED
             sequence.branches.append(branch)
         return sequence

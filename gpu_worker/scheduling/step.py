@@ -4,7 +4,7 @@ ModelRunner, FakeRunner and WitnessRunner all run plans; nothing else touches th
 """
 
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import NewType, Protocol
 
 from gpu_worker.scheduling.sequence import Branch, Sequence
 from octavo.ids import BlockId, HostBlockId
@@ -91,6 +91,9 @@ class Delta:
     cached_tokens: int | None = None  # with the sequence's first delta
 
 
+SubscriptionId = NewType("SubscriptionId", int)  # of one open Step stream, within this process
+
+
 @dataclass(slots=True, eq=False)
 class StepResult:
     """What a step brought, in the order it happened."""
@@ -99,7 +102,7 @@ class StepResult:
     deltas: list[Delta] = field(default_factory=list)
     num_branches: int = 0
     num_tokens: int = 0
-    granted_by: object = None  # whose finite grant it used up
+    granted_by: SubscriptionId | None = None  # whose finite grant the step used up; None: an unlimited grant
 
 
 @dataclass(slots=True, frozen=True, kw_only=True)

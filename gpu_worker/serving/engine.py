@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from gpu_worker.scheduling.scheduler import Scheduler
-from gpu_worker.scheduling.step import Runner, StepOutput, StepResult
+from gpu_worker.scheduling.step import Runner, StepOutput, StepResult, SubscriptionId
 from gpu_worker.serving.step_times import StepTimes
 from octavo.errors import Draining, RunnerFailed
 
@@ -29,9 +29,9 @@ CHECK_EVERY_S = 10.0  # how often an idle loop recounts its blocks
 
 @dataclass(slots=True, eq=False)
 class Grant:
-    """A finite number of steps, and who allowed them."""
+    """A finite number of steps, and the subscription that allowed them."""
 
-    owner: object
+    subscription_id: SubscriptionId | None
     steps: int
 
 
@@ -89,12 +89,12 @@ class Engine:
             self._refuse_commands()
         return future
 
-    def grant(self, steps: int, owner: object = None) -> None:
+    def grant(self, steps: int, subscription_id: SubscriptionId | None = None) -> None:
         """Allows `steps` more steps; 0 is until `pause`. A result that uses one up says whose it was."""
 
         def command(_: Scheduler) -> None:
             if steps:
-                self._grants.append(Grant(owner, steps))
+                self._grants.append(Grant(subscription_id, steps))
             else:
                 self._unlimited = True
 
@@ -156,7 +156,7 @@ class Engine:
             self._idle()
         else:
             result = self.step()
-            result.granted_by = grant.owner
+            result.granted_by = grant.subscription_id
             if result.deltas or grant is not UNLIMITED:
                 self._on_result(result)
             if self._blocked and not result.deltas:

@@ -1,4 +1,4 @@
-"""The desk between the RPC handlers and the engine: admits, cancels, swaps, grants, and keeps the logs in step.
+"""What RPC handlers and the journal ask of the engine, and what of it comes back to the event loop, in which order.
 
 Lives on the event loop; whatever touches the scheduler is posted to the engine and runs between two steps. What the
 engine decided comes back in the order it decided it: a log begins before the first result it is for.
@@ -7,57 +7,32 @@ engine decided comes back in the order it decided it: a log begins before the fi
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from concurrent.futures import Future
 from dataclasses import dataclass
-from enum import Enum
 from typing import Any, Literal
 
-from gpu_worker.scheduling.results import Admission, Load
+from gpu_worker.scheduling.load import Load
 from gpu_worker.scheduling.scheduler import Scheduler
 from gpu_worker.scheduling.sequence import Sequence
 from gpu_worker.scheduling.step import RunnerInfo
-from gpu_worker.serving.cache_watchers import CacheEventBatch, CacheWatcher, CacheWatchers, Event
+from gpu_worker.serving.cache_watchers import CacheEvent, CacheEventBatch, CacheWatcher, CacheWatchers, join_events
 from gpu_worker.serving.engine import Engine, Grant
 from gpu_worker.serving.step_publisher import StepPublisher
 from gpu_worker.serving.step_subscription import MAX_PENDING_STEPS, StepSubscription
 from octavo import hashing, validation
-from octavo.errors import Failure, InvalidArgument, OutOfBlocks, ServingError, StaleEpoch, TooLarge
+from octavo.errors import InvalidArgument, ServingError, StaleEpoch
 from octavo.ids import SequenceId
-from octavo.sampling import FinishReason, SamplingParams
+from octavo.record import Admission, AdmissionAnswer, AdmissionOutcome
+from octavo.sampling import FinishReason
 
 log = logging.getLogger(__name__)
 
 MAX_GRANT_STEPS = MAX_PENDING_STEPS // 2  # finite steps a stream may wait for at once
 
 
-class Outcome(Enum):
-    ADMITTED = "admitted"
-    LATER = "later"
-    NEVER = "never"
-    REJECTED = "rejected"
-    STALE_EPOCH = "stale epoch"
-
-
-Answer = tuple[Outcome, Failure | None]
 SwapOperation = Literal["out", "in", "drop"]
-
-
-@dataclass(slots=True, kw_only=True)
-class AdmissionRequest:
-    """One sequence a router wants run here, as plain values."""
-
-    seq_id: SequenceId
-    epoch: int
-    prompt: list[int]
-    outputs: list[list[int]]
-    finished_branches: tuple[int, ...]
-    params: SamplingParams
-    salt: str
-    priority: int
-    deadline_in_ms: int
-    alone: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +45,7 @@ class LoadReport:
     prefill_tokens_per_s: float
 
 
-class Desk:
+class EngineClient:
     """Everything the Worker service and the journal ask of the engine."""
 
     def __init__(self, engine: Engine, info: RunnerInfo, publisher: StepPublisher) -> None:
@@ -80,100 +55,70 @@ class Desk:
         self.watchers = CacheWatchers()
         self.report = self._report(engine.scheduler)
         self._loop = asyncio.get_running_loop()
-        self._deciding: dict[tuple[SequenceId, int], asyncio.Task[Answer]] = {}
+        self._deciding: dict[tuple[SequenceId, int], asyncio.Task[AdmissionAnswer]] = {}
 
     # Admission
 
-    async def admit(self, requests: Iterable[AdmissionRequest], router_id: str) -> list[Answer]:
-        """Each answer stands for itself. Draining if the engine has ended."""
-        return list(await asyncio.gather(*(self._admit(request, router_id) for request in requests)))
+    async def admit(self, admission: Admission, router_id: str) -> AdmissionAnswer:
+        """The worker's answer; a repeated admission gets the answer of the first one, decided or not yet.
 
-    async def _admit(self, request: AdmissionRequest, router_id: str) -> Answer:
-        """A repeated request gets the answer of the first, also while that is still being decided."""
-        key = (request.seq_id, request.epoch)
+        Raises Draining if the engine has ended.
+        """
+        key = (admission.seq_id, admission.epoch)
         deciding = self._deciding.get(key)
         if deciding is None:
-            deciding = asyncio.create_task(self._decide(request, router_id))
+            deciding = asyncio.create_task(self._decide(admission, router_id))
             self._deciding[key] = deciding
             deciding.add_done_callback(lambda _: self._deciding.pop(key))
         answer = await asyncio.shield(deciding)
-        entry = self.publisher.logs.get(request.seq_id)
-        if entry is not None and entry.epoch == request.epoch:
+        entry = self.publisher.logs.get(admission.seq_id)
+        if entry is not None and entry.epoch == admission.epoch:
             self.publisher.add_follower(entry, router_id)
         return answer
 
-    async def _decide(self, request: AdmissionRequest, router_id: str) -> Answer:
-        known_epoch = self.publisher.known_epoch(request.seq_id)
-        if known_epoch == request.epoch:  # also when it has ended since
-            return Outcome.ADMITTED, None
-        if known_epoch is not None and known_epoch > request.epoch:
-            return Outcome.STALE_EPOCH, None
+    async def _decide(self, admission: Admission, router_id: str) -> AdmissionAnswer:
+        known_epoch = self.publisher.known_epoch(admission.seq_id)
+        if known_epoch == admission.epoch:  # also when it has ended since
+            return AdmissionAnswer(AdmissionOutcome.ADMITTED)
+        if known_epoch is not None and known_epoch > admission.epoch:
+            stale = StaleEpoch(f"sequence {admission.seq_id} was here at epoch {known_epoch}, not {admission.epoch}")
+            return AdmissionAnswer(AdmissionOutcome.STALE_EPOCH, stale.failure())
         try:
-            sequence = self._sequence(request)
-            command = self._admission(sequence, request, router_id)
-            admission = await asyncio.wrap_future(self.engine.post(command))
-        except StaleEpoch as error:
-            return Outcome.STALE_EPOCH, error.failure()
+            sequence = self._sequence(admission)
         except InvalidArgument as error:
-            return Outcome.REJECTED, error.failure()
-        if admission.ok:
-            return Outcome.ADMITTED, None
-        if admission.never:
-            return Outcome.NEVER, TooLarge(admission.message).failure()
-        return Outcome.LATER, OutOfBlocks(admission.message).failure()
+            return AdmissionAnswer(AdmissionOutcome.REJECTED, error.failure())
+        command = self._admission(sequence, admission, router_id)
+        return await asyncio.wrap_future(self.engine.post(command))
 
     def _admission(
-        self, sequence: Sequence, request: AdmissionRequest, router_id: str
-    ) -> Callable[[Scheduler], Admission]:
-        """Replaces what runs here of an older epoch, whatever the answer: the store has given it away already."""
-        outputs = request.outputs or [[] for _ in range(sequence.params.num_branches)]
-        chain = hashing.prompt_chain(request.prompt)
+        self, sequence: Sequence, admission: Admission, router_id: str
+    ) -> Callable[[Scheduler], AdmissionAnswer]:
+        """Admits the sequence and opens its log. The log of an older epoch ends with the older sequence."""
+        outputs = admission.outputs or [[] for _ in range(sequence.params.num_branches)]
+        chain = hashing.prompt_chain(sequence.prompt)
         publisher, soon = self.publisher, self._loop.call_soon_threadsafe
 
-        def command(scheduler: Scheduler) -> Admission:
-            known = scheduler.sequences.get(sequence.seq_id)
-            if known is not None and known.epoch > sequence.epoch:
-                raise StaleEpoch(f"sequence {sequence.seq_id} runs here at epoch {known.epoch}, not {sequence.epoch}")
-            scheduler.drop(sequence.seq_id)
-            admission = scheduler.admit(sequence)
-            if admission.ok:
-                soon(publisher.open_log, sequence, chain, outputs, request.finished_branches, router_id)
+        def command(scheduler: Scheduler) -> AdmissionAnswer:
+            answer = scheduler.admit(sequence)
+            if answer.admitted:
+                soon(publisher.open_log, sequence, chain, outputs, admission.finished_branches, router_id)
             else:
                 soon(publisher.forget_before, sequence.seq_id, sequence.epoch)
-            return admission
+            return answer
 
         return command
 
-    def _sequence(self, request: AdmissionRequest) -> Sequence:
+    def _sequence(self, admission: Admission) -> Sequence:
+        """Raises InvalidArgument with the field that is wrong."""
         info = self.info
         validation.validate_admission(
-            seq_id=request.seq_id,
-            epoch=request.epoch,
-            prompt=request.prompt,
-            params=request.params,
-            outputs=request.outputs,
-            finished_branches=request.finished_branches,
-            salt=request.salt,
-            priority=request.priority,
-            deadline_in_ms=request.deadline_in_ms,
+            admission,
             vocab_size=info.vocab_size,
             context_tokens=info.context_tokens,
             eos_token_ids=info.eos_token_ids,
         )
-        now = time.monotonic()
-        return Sequence.from_admission(
-            seq_id=request.seq_id,
-            epoch=request.epoch,
-            prompt=request.prompt,
-            outputs=request.outputs,
-            finished_branches=request.finished_branches,
-            params=request.params,
-            root=hashing.root_key(info.fingerprint, info.layout, salt=request.salt),
-            priority=request.priority,
-            deadline=now + request.deadline_in_ms / 1000 if request.deadline_in_ms else None,
-            arrival=now,
-            alone=request.alone,
-        )
+        root = hashing.root_key(info.fingerprint, info.layout, salt=admission.salt)
+        return Sequence.from_admission(admission, root=root, now=time.monotonic())
 
     # What routers ask of sequences
 
@@ -202,13 +147,13 @@ class Desk:
                 "grant 0 to let the worker run until Pause",
             )
         subscription.num_awaited += steps
-        self.engine.grant(steps, subscription)
+        self.engine.grant(steps, subscription.subscription_id)
 
     def pause(self) -> None:
         def revoke(future: "Future[list[Grant]]") -> None:
             for grant in future.result() if not future.exception() else ():
-                if isinstance(grant.owner, StepSubscription):
-                    self._loop.call_soon_threadsafe(self.publisher.revoke_steps, grant.owner, grant.steps)
+                if grant.subscription_id is not None:
+                    self._loop.call_soon_threadsafe(self.publisher.revoke_steps, grant.subscription_id, grant.steps)
 
         self.engine.pause().add_done_callback(revoke)
 
@@ -245,43 +190,32 @@ class Desk:
 
     def refresh(self, scheduler: Scheduler) -> None:
         """Tells watchers what the last steps changed. Runs on the engine's thread, between steps."""
-        events = joined(scheduler.cache.take_events())
+        events = join_events(scheduler.cache.take_events())
         self._loop.call_soon_threadsafe(self._publish, self._report(scheduler), events, scheduler.cache.digest)
 
     def _report(self, scheduler: Scheduler) -> LoadReport:
         times = self.engine.times
         return LoadReport(scheduler.load(), times.num_steps, times.step_s, times.prefill_tokens_per_s)
 
-    def _publish(self, report: LoadReport, events: Seq[Event], digest: int) -> None:
+    def _publish(self, report: LoadReport, events: Seq[CacheEvent], digest: int) -> None:
         self.report = report
         if events:
             self.watchers.publish_events(events, digest)
 
-    async def cache_snapshot(self, watcher: CacheWatcher) -> tuple[bytes, bytes, CacheEventBatch]:
-        """(device, host) hashes, and their event number and digest; the watcher's events go on from there."""
-        taken: asyncio.Future[tuple[bytes, bytes, CacheEventBatch]] = self._loop.create_future()
+    async def begin_watch(self, watcher: CacheWatcher) -> CacheEventBatch:
+        """The watcher's first batch, with a snapshot of the cache; its later batches go on from there."""
+        begun: asyncio.Future[CacheEventBatch] = self._loop.create_future()
 
-        def begin(device: bytes, host: bytes) -> None:
-            if not taken.done():
-                taken.set_result((device, host, watcher.take_batch()))
+        def begin(snapshot: bytes) -> None:
+            if not begun.done():
+                begun.set_result(watcher.begin(snapshot))
 
         def command(scheduler: Scheduler) -> None:
-            self.refresh(scheduler)  # so that nothing before the snapshot is told after it
-            device, host = scheduler.cache.snapshot()
-            self._loop.call_soon_threadsafe(begin, b"".join(device), b"".join(host))
+            self.refresh(scheduler)  # so that no event from before the snapshot comes after it
+            self._loop.call_soon_threadsafe(begin, b"".join(scheduler.cache.block_hashes()))
 
         await asyncio.wrap_future(self.engine.post(command))
-        return await taken
-
-
-def joined(events: Iterable[tuple[str, bytes]]) -> list[Event]:
-    """Runs of one kind as one event."""
-    runs: list[tuple[str, list[bytes]]] = []
-    for kind, block_hash in events:
-        if not runs or runs[-1][0] != kind:
-            runs.append((kind, []))
-        runs[-1][1].append(block_hash)
-    return [(kind, b"".join(hashes)) for kind, hashes in runs]
+        return await begun
 
 
 def log_failure(future: Future[Any]) -> None:

@@ -1,36 +1,35 @@
-"""Tokens go to the store first and to routers after it has accepted them. The step loop does not wait for either.
+"""The journal: tokens go to the store first, and readers get only what the store has accepted.
 
-The engine hands over the deltas of each step; one task appends everything that has gathered, in one batch, then hands
-on what was accepted. While the store is away, deltas gather; past a window the engine is held, and nothing is lost.
+The step loop does not wait for the store. The engine submits the result of each step, and one task appends all results
+that have gathered in one call, then publishes what was accepted. While the store is away results gather; at
+WINDOW_STEPS of them the engine is held until the store answers, so nothing is lost.
 """
 
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Awaitable, Callable
 from dataclasses import replace
-from typing import Protocol, TypeVar
+from typing import Protocol
 
 from gpu_worker.scheduling.sequence import Sequence
 from gpu_worker.scheduling.step import Delta, StepResult
 from gpu_worker.serving.sequence_log import SequenceLog
 from gpu_worker.serving.step_publisher import StepPublisher
-from octavo.errors import HistoryLost, StoreUnavailable
+from octavo.errors import HistoryLost
+from octavo.retry import until_answered
 from octavo.sampling import FinishReason
 from octavo.store.base import Store
-from octavo.store.calls import AppendItem, AppendReply, AppendStatus
+from octavo.store.calls import AppendItem, AppendReply, AppendStatus, Finish
 
-T = TypeVar("T")
 log = logging.getLogger(__name__)
 
 WINDOW_STEPS = 32
-RETRY_S = 0.1
 ACCEPTED = (AppendStatus.OK, AppendStatus.OK_CANCEL, AppendStatus.DUP)
 BROKEN = (AppendStatus.CONFLICT, AppendStatus.GAP)  # after a gap has been mended: neither ever happens
 
 
 class EngineControl(Protocol):
-    """What the journal tells the engine. A sequence that has been replaced meanwhile is left alone."""
+    """What the journal asks of the engine. A sequence that has been replaced meanwhile is left alone."""
 
     def hold(self, held: bool) -> None: ...
     def drop(self, sequence: Sequence) -> None: ...
@@ -39,12 +38,13 @@ class EngineControl(Protocol):
 
 
 class Journal:
-    """Appends deltas in order, and feeds the streams with what the store has accepted."""
+    """Appends the tokens of each step to the store, in order, and publishes those that the store has accepted."""
 
     def __init__(
         self, store: Store | None, publisher: StepPublisher, control: EngineControl, window_steps: int = WINDOW_STEPS
     ) -> None:
-        self._store = store  # None: journal off, for benchmarks
+        """`store` is None where the journal is off, for benchmarks: all tokens count as accepted."""
+        self._store = store
         self._publisher = publisher
         self._control = control
         self._window = window_steps
@@ -57,7 +57,7 @@ class Journal:
         self.num_appended = 0
 
     def submit(self, result: StepResult) -> None:
-        """Takes a step's deltas; to be called on the event loop."""
+        """Adds a step's result to those that wait for the store. Only the event loop may call this."""
         self._pending.append(result)
         self._empty.clear()
         if len(self._pending) >= self._window and not self._held:
@@ -73,7 +73,7 @@ class Journal:
         await self._empty.wait()
 
     async def run(self) -> None:
-        """For as long as the worker lives: whatever ends this must end the worker."""
+        """Appends for as long as the worker lives. An exception here must end the worker."""
         while True:
             await self._wake.wait()
             self._wake.clear()
@@ -91,15 +91,15 @@ class Journal:
         self._control.hold(held)
 
     async def _append(self, results: list[StepResult]) -> None:
-        current = self._publisher.find_log
-        steps = [[(delta, entry) for delta in r.deltas if (entry := current(delta))] for r in results]
-        replies = iter(await self._send([as_append(delta) for step in steps for delta, _ in step]))
+        find_log = self._publisher.find_log
+        steps = [[(delta, found) for delta in r.deltas if (found := find_log(delta))] for r in results]
+        replies = iter(await self._send([append_item(delta) for step in steps for delta, _ in step]))
         for result, step in zip(results, steps, strict=True):
-            for delta, entry in step:
+            for delta, sequence_log in step:
                 reply = next(replies)
-                # An answer before this one, or the engine, may have ended the sequence or the branch.
-                if not entry.gone and not entry.branches[delta.branch_index].ended:
-                    await self._settle(entry, delta, reply)
+                # An earlier reply, or the engine, may have ended the sequence or the branch meanwhile.
+                if not sequence_log.gone and not sequence_log.branches[delta.branch_index].ended:
+                    await self._settle(sequence_log, delta, reply)
             self._publisher.flush(result)
 
     async def _send(self, items: list[AppendItem]) -> list[AppendReply]:
@@ -107,57 +107,51 @@ class Journal:
         if store is None or not items:
             return [AppendReply(AppendStatus.OK, item.first_index + len(item.token_ids)) for item in items]
         self.num_appended += len(items)
-        return await insist(lambda: store.append_batch(items))
+        return await until_answered(lambda: store.append_batch(items), what="the journal")
 
-    async def _settle(self, entry: SequenceLog, delta: Delta, reply: AppendReply) -> None:
-        """Does what the store's answer to one delta asks for."""
+    async def _settle(self, sequence_log: SequenceLog, delta: Delta, reply: AppendReply) -> None:
+        """Does what the store's reply to one delta asks for."""
         if reply.status == AppendStatus.GAP:
-            reply = await self._mend(entry, delta, reply.length)
+            reply = await self._mend(sequence_log, delta, reply.length)
         if reply.status in ACCEPTED:
-            self._publisher.publish_delta(entry, delta)
+            self._publisher.publish_delta(sequence_log, delta)
             if reply.status == AppendStatus.OK_CANCEL and not delta.finish:
-                self._control.cancel_one(entry.sequence)
+                self._control.cancel_one(sequence_log.sequence)
         elif reply.status == AppendStatus.CLOSED:
-            self._control.end_branch(entry.sequence, delta.branch_index)
-            self._publisher.end_branch(entry, delta.branch_index)
+            self._control.end_branch(sequence_log.sequence, delta.branch_index)
+            self._publisher.end_branch(sequence_log, delta.branch_index)
         elif reply.status in BROKEN:
-            await self._give_up(entry, reply.status)
+            await self._give_up(sequence_log, reply.status)
         else:
             fenced = reply.status == AppendStatus.FENCED
             self.num_fenced += fenced
             why = "another worker owns it now" if fenced else "its record is gone"
-            log.warning("sequence %s: refused at epoch %d: %s", entry.seq_id, entry.epoch, why)
-            self._control.drop(entry.sequence)
-            self._publisher.forget_log(entry)
+            log.warning("sequence %s: refused at epoch %d: %s", sequence_log.seq_id, sequence_log.epoch, why)
+            self._control.drop(sequence_log.sequence)
+            self._publisher.forget_log(sequence_log)
 
-    async def _mend(self, entry: SequenceLog, delta: Delta, length: int) -> AppendReply:
-        """The store lost the end of the journal: this worker still has every token, and appends from there."""
-        tokens = entry.branches[delta.branch_index].tokens[length:] + list(delta.token_ids)
-        log.warning("journal of %s fell back to %d tokens; appending %d again", entry.seq_id, length, len(tokens))
-        item = replace(as_append(delta), first_index=length, token_ids=tokens)
+    async def _mend(self, sequence_log: SequenceLog, delta: Delta, length: int) -> AppendReply:
+        """Appends again what the store has lost of the journal's end: this worker still has every token."""
+        tokens = sequence_log.branches[delta.branch_index].tokens[length:] + list(delta.token_ids)
+        log.warning("journal of %s fell back to %d tokens; appending %d", sequence_log.seq_id, length, len(tokens))
+        item = replace(append_item(delta), first_index=length, token_ids=tokens)
         return (await self._send([item]))[0]
 
-    async def _give_up(self, entry: SequenceLog, status: AppendStatus) -> None:
-        """What this worker computed is not what the record holds: nobody can continue either."""
-        log.error("journal of %s says %s: history cannot be trusted", entry.seq_id, status)
-        failure = HistoryLost("the journal does not continue what this worker computed").failure().to_json()
-        self._control.drop(entry.sequence)
+    async def _give_up(self, sequence_log: SequenceLog, status: AppendStatus) -> None:
+        """Ends the record with HISTORY_LOST: it does not hold what this worker computed, so no worker can go on."""
+        seq_id = sequence_log.seq_id
+        log.error("journal of %s says %s: history cannot be trusted", seq_id, status)
+        failure = HistoryLost("the journal does not continue what this worker computed").failure()
+        self._control.drop(sequence_log.sequence)
         if (store := self._store) is not None:
-            await insist(lambda: store.finish(entry.seq_id, -1, FinishReason.ERROR, None, failure))
-        if not entry.gone:
-            self._publisher.publish_failure(entry, failure)
+            end = Finish(seq_id, FinishReason.ERROR, failure=failure.to_json())
+            await until_answered(lambda: store.finish(end), what=f"the record of {seq_id}")
+        if not sequence_log.gone:
+            self._publisher.publish_failure(sequence_log, failure)
 
 
-async def insist(call: Callable[[], Awaitable[T]]) -> T:
-    """Repeats a call for as long as the store is away. Store functions are idempotent."""
-    while True:
-        try:
-            return await call()
-        except StoreUnavailable:
-            await asyncio.sleep(RETRY_S)
-
-
-def as_append(delta: Delta) -> AppendItem:
+def append_item(delta: Delta) -> AppendItem:
+    """What the store is asked to append for one delta."""
     return AppendItem(
         delta.sequence.seq_id,
         delta.sequence.epoch,

@@ -1,24 +1,16 @@
-"""Between the Worker service's messages and plain values."""
+"""From plain values to the messages that only a worker sends. What routers send too is in octavo.wire."""
 
+from gpu_worker.blocks.prefix_cache import CLEARED, STORED
 from gpu_worker.scheduling.scheduler import Scheduler
 from gpu_worker.scheduling.step import RunnerInfo
-from gpu_worker.serving.cache_watchers import CacheEventBatch
-from gpu_worker.serving.engine_client import AdmissionRequest, LoadReport, Outcome, SwapOperation
-from gpu_worker.serving.step_subscription import StepItem, StepMessage
+from gpu_worker.serving.cache_watchers import CacheEvent, CacheEventBatch
+from gpu_worker.serving.engine_client import LoadReport, SwapOperation
+from gpu_worker.serving.step_subscription import StepMessage
 from octavo import wire
-from octavo.errors import Failure, ServingError
-from octavo.ids import Incarnation, SequenceId
-from octavo.sampling import TokenScore
-from octavo.v1 import types_pb2, worker_pb2
+from octavo.ids import Incarnation
+from octavo.v1 import worker_pb2
 
-OUTCOMES = {
-    Outcome.ADMITTED: worker_pb2.ADMISSION_OUTCOME_ADMITTED,
-    Outcome.LATER: worker_pb2.ADMISSION_OUTCOME_LATER,
-    Outcome.NEVER: worker_pb2.ADMISSION_OUTCOME_NEVER,
-    Outcome.REJECTED: worker_pb2.ADMISSION_OUTCOME_REJECTED,
-    Outcome.STALE_EPOCH: worker_pb2.ADMISSION_OUTCOME_STALE_EPOCH,
-}
-SWAPS: dict[int, SwapOperation] = {
+SWAP_OPERATIONS: dict[int, SwapOperation] = {
     worker_pb2.SWAP_OPERATION_OUT: "out",
     worker_pb2.SWAP_OPERATION_IN: "in",
     worker_pb2.SWAP_OPERATION_DROP: "drop",
@@ -49,93 +41,36 @@ def hello_to_wire(
     )
 
 
-def admission_from_wire(admission: worker_pb2.Admission) -> AdmissionRequest | ServingError:
-    """Or what is wrong with it."""
-    try:
-        return AdmissionRequest(
-            seq_id=SequenceId(admission.seq_id),
-            epoch=admission.epoch,
-            prompt=list(admission.prompt.ids),
-            outputs=[list(output.ids) for output in admission.outputs],
-            finished_branches=tuple(admission.finished_branches),
-            params=wire.sampling_from_wire(admission.sampling),
-            salt=admission.salt,
-            priority=admission.priority,
-            deadline_in_ms=admission.deadline_in_ms,
-            alone=admission.alone,
-        )
-    except ServingError as error:
-        return error
-
-
-def outcome_to_wire(seq_id: str, outcome: Outcome, failure: Failure | None) -> worker_pb2.AdmissionResult:
-    return worker_pb2.AdmissionResult(
-        seq_id=seq_id, outcome=OUTCOMES[outcome], failure=wire.failure_to_wire(failure) if failure else None
-    )
-
-
-def step_to_wire(step: StepMessage, incarnation: Incarnation) -> worker_pb2.StepResult:
+def step_to_wire(message: StepMessage, incarnation: Incarnation) -> worker_pb2.StepResult:
     return worker_pb2.StepResult(
-        step_id=step.step_id,
+        step_id=message.step_id,
         incarnation=incarnation,
-        items=[item_to_wire(item) for item in step.items],
-        unknown_seq_ids=step.unknown,
-        num_branches=step.num_branches,
-        num_tokens=step.num_tokens,
+        items=[wire.item_to_wire(item) for item in message.items],
+        unknown_seq_ids=message.unknown,
+        num_branches=message.num_branches,
+        num_tokens=message.num_tokens,
     )
-
-
-def item_to_wire(item: StepItem) -> worker_pb2.StepItem:
-    message = worker_pb2.StepItem(
-        seq_id=item.seq_id,
-        epoch=item.epoch,
-        branch=item.branch,
-        first_index=item.first_index,
-        token_ids=item.token_ids,
-        chain=item.chain,
-    )
-    if item.finish:
-        message.finish_reason = wire.finish_to_wire(item.finish)
-    if item.cumulative_logprob is not None:
-        message.cumulative_logprob = item.cumulative_logprob
-    if item.cached_tokens is not None:
-        message.cached_tokens = item.cached_tokens
-    if item.scores:
-        message.logprobs.extend(score_to_wire(score) for score in item.scores)
-    if item.prompt_scores:
-        message.prompt_logprobs.extend(score_to_wire(score) for score in item.prompt_scores)
-    if item.failure:
-        message.failure.CopyFrom(wire.failure_to_wire(Failure.from_json(item.failure)))
-    return message
-
-
-def score_to_wire(score: TokenScore) -> types_pb2.Logprobs:
-    return wire.score_to_wire(score)
 
 
 def watch_to_wire(
-    incarnation: Incarnation,
-    report: LoadReport,
-    batch: CacheEventBatch,
-    *,
-    draining: bool,
-    snapshot: tuple[bytes, bytes] | None = None,
+    incarnation: Incarnation, report: LoadReport, batch: CacheEventBatch, *, draining: bool
 ) -> worker_pb2.WatchResponse:
-    """`snapshot` is (device, host) hashes."""
     return worker_pb2.WatchResponse(
         incarnation=incarnation,
         event_seq=batch.event_seq,
         digest=batch.digest,
-        snapshot=worker_pb2.KvSnapshot(device_hashes=snapshot[0], host_hashes=snapshot[1]) if snapshot else None,
-        events=[event_to_wire(kind, hashes) for kind, hashes in batch.events],
+        snapshot=None if batch.snapshot is None else worker_pb2.KvSnapshot(device_hashes=batch.snapshot),
+        events=[event_to_wire(event) for event in batch.events],
         load=load_to_wire(report, draining=draining),
     )
 
 
-def event_to_wire(kind: str, hashes: bytes) -> worker_pb2.KvEvent:
-    if kind == "cleared":
+def event_to_wire(event: CacheEvent) -> worker_pb2.KvEvent:
+    if event.kind == CLEARED:
         return worker_pb2.KvEvent(cleared=True)
-    return worker_pb2.KvEvent(stored=hashes) if kind == "stored" else worker_pb2.KvEvent(removed=hashes)
+    if event.kind == STORED:
+        return worker_pb2.KvEvent(stored=event.hashes)
+    return worker_pb2.KvEvent(removed=event.hashes)
 
 
 def load_to_wire(report: LoadReport, *, draining: bool) -> worker_pb2.Load:

@@ -1,4 +1,4 @@
-"""What the journal holds of a sequence that runs here, as far as this worker has been answered; and who is told."""
+"""What the journal holds of a sequence that runs here, as far as the store has answered this worker."""
 
 from collections.abc import Iterable
 from collections.abc import Sequence as Seq
@@ -6,42 +6,46 @@ from dataclasses import dataclass, field
 
 from gpu_worker.scheduling.sequence import Sequence
 from gpu_worker.scheduling.step import Delta
-from gpu_worker.serving.step_subscription import StepItem, StepSubscription
+from gpu_worker.serving.step_subscription import StepSubscription
+from octavo.errors import Failure
 from octavo.hashing import extend_chain
 from octavo.ids import SequenceId
 from octavo.sampling import FinishReason
+from octavo.step_item import StepItem
 
 
 @dataclass(slots=True)
 class BranchLog:
-    """What the journal holds of a branch."""
+    """What the journal holds of one branch."""
 
     tokens: list[int]
-    chain: int
+    chain: int  # hash over prompt and tokens
     finish: FinishReason = FinishReason.NONE
-    failure: str = ""
-    ended: bool = False  # also when it had ended before this worker: then the record knows how
-    # Where branches compete: each item as it was told. A stop string may end the branch at any of them, by its score.
-    told: list[StepItem] = field(default_factory=list)
+    failure: Failure | None = None
+    ended: bool = False  # also where the branch had ended before this worker took the sequence: `finish` is NONE then
+    # Every item that followers were sent, if branches are ranked: a stop string may end the branch at any token, and
+    # the branch's score is the one at that token. Else empty.
+    sent: list[StepItem] = field(default_factory=list)
 
 
 class SequenceLog:
-    """The logs of a sequence's branches, and the streams that follow them."""
+    """The logs of a sequence's branches, and the subscriptions that follow them."""
 
     __slots__ = ("branches", "followers", "gone", "sequence")
 
     def __init__(
         self, sequence: Sequence, prompt_chain: int, outputs: Seq[Seq[int]], ended_branches: Iterable[int]
     ) -> None:
+        """`outputs` are the journals of a replayed sequence, one per branch."""
         self.sequence = sequence
         self.followers: set[StepSubscription] = set()
-        self.gone = False
+        self.gone = False  # forgotten: nothing may be appended or sent any more
         self.branches = [BranchLog(list(tokens), extend_chain(prompt_chain, tokens)) for tokens in outputs]
         for branch in ended_branches:
             self.branches[branch].ended = True
         if sequence.params.ranked:
             for branch, log in enumerate(self.branches):
-                log.told.append(self._item(branch, 0))
+                log.sent.append(self._item(branch, 0))
 
     @property
     def seq_id(self) -> SequenceId:
@@ -55,30 +59,17 @@ class SequenceLog:
     def ended(self) -> bool:
         return all(branch.ended for branch in self.branches)
 
-    def _item(self, branch: int, first_index: int) -> StepItem:
-        """The log of a branch from there on."""
-        log = self.branches[branch]
-        first, tokens = min(first_index, len(log.tokens)), tuple(log.tokens[first_index:])
-        return StepItem(self.seq_id, self.epoch, branch, first, tokens, log.chain, log.finish, log.failure)
+    def append_delta(self, delta: Delta) -> StepItem:
+        """Records tokens that the journal has accepted, and returns the item that followers are to get.
 
-    def items_from(self, next_indexes: Seq[int]) -> list[StepItem]:
-        """What a reader misses that is there in each branch; 0 where no index is given."""
-        items: list[StepItem] = []
-        for branch, log in enumerate(self.branches):
-            start = next_indexes[branch] if branch < len(next_indexes) else 0
-            if log.told:
-                items += [item for item in log.told if item.end > start or item.finish]
-            elif start < len(log.tokens) or log.finish:
-                items.append(self._item(branch, start))
-        return items
-
-    def append(self, delta: Delta) -> StepItem:
-        """Records tokens the journal has taken; what followers are told of them."""
+        Tokens of the delta that are in the log already are not appended twice.
+        """
         log = self.branches[delta.branch_index]
         new = delta.token_ids[max(0, len(log.tokens) - delta.first_index) :]
         log.tokens.extend(new)
         log.chain = extend_chain(log.chain, new)
-        log.finish, log.failure, log.ended = delta.finish, delta.failure, bool(delta.finish)
+        log.finish, log.ended = delta.finish, bool(delta.finish)
+        log.failure = Failure.from_json(delta.failure) if delta.failure else None
         item = StepItem(
             self.seq_id,
             self.epoch,
@@ -93,14 +84,31 @@ class SequenceLog:
             delta.cumulative_logprob,
             delta.cached_tokens,
         )
-        if log.told:
-            log.told.append(item)
+        if log.sent:
+            log.sent.append(item)
         return item
 
-    def failures(self, failure: str) -> list[StepItem]:
-        """What followers are told when what runs of it ended in a way the journal does not know."""
+    def items_from(self, next_indexes: Seq[int]) -> list[StepItem]:
+        """The items for a reader that has each branch's tokens up to its next index; 0 where no index is given."""
+        items: list[StepItem] = []
+        for branch, log in enumerate(self.branches):
+            start = next_indexes[branch] if branch < len(next_indexes) else 0
+            if log.sent:
+                items += [item for item in log.sent if item.end > start or item.finish]
+            elif start < len(log.tokens) or log.finish:
+                items.append(self._item(branch, start))
+        return items
+
+    def failure_items(self, failure: Failure) -> list[StepItem]:
+        """The items that end each running branch with `failure`, which the journal knows nothing of."""
         return [
             StepItem(self.seq_id, self.epoch, branch, len(log.tokens), (), log.chain, FinishReason.ERROR, failure)
             for branch, log in enumerate(self.branches)
             if not log.ended
         ]
+
+    def _item(self, branch: int, first_index: int) -> StepItem:
+        """The log of one branch from `first_index` on, as one item."""
+        log = self.branches[branch]
+        first, tokens = min(first_index, len(log.tokens)), tuple(log.tokens[first_index:])
+        return StepItem(self.seq_id, self.epoch, branch, first, tokens, log.chain, log.finish, log.failure)

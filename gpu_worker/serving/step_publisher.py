@@ -1,4 +1,4 @@
-"""Who is told of which sequence: the logs of all that runs here, and the Step streams that follow them.
+"""Which reader is sent what: the logs of the sequences that run here, and the subscriptions that follow them.
 
 Lives on the event loop.
 """
@@ -9,49 +9,56 @@ from collections.abc import Iterable
 from collections.abc import Sequence as Seq
 
 from gpu_worker.scheduling.sequence import Sequence
-from gpu_worker.scheduling.step import Delta, StepResult
+from gpu_worker.scheduling.step import Delta, StepResult, SubscriptionId
 from gpu_worker.serving.sequence_log import SequenceLog
-from gpu_worker.serving.step_subscription import StepItem, StepMessage, StepSubscription
+from gpu_worker.serving.step_subscription import StepMessage, StepSubscription
+from octavo.errors import Failure
 from octavo.ids import SequenceId
+from octavo.step_item import StepItem
 
-MAX_STEP_ITEMS = 256  # of what a reader has missed; where branches compete that is an item per token
+MAX_STEP_ITEMS = 256  # of a message to a late follower: a reader takes a message in without doing anything else
 MAX_REMEMBERED = 4096  # sequences that have ended here, so that a late repetition does not run them again
-MAX_WITHHELD_S = 0.1  # how long tokens wait for those of further steps, when several are sent together
+MAX_WITHHELD_S = 0.1  # how long tokens wait for the tokens of further steps
 
 
 class StepPublisher:
-    """All sequence logs and open streams of this worker. `interval` steps are sent together, ends at once."""
+    """All sequence logs and open subscriptions of this worker.
+
+    The tokens of `interval` steps are sent together. First tokens and ends are sent at once.
+    """
 
     def __init__(self, interval: int = 1) -> None:
         self.logs: dict[SequenceId, SequenceLog] = {}
-        self.subscriptions: set[StepSubscription] = set()
+        self.subscriptions: dict[SubscriptionId, StepSubscription] = {}
         self._interval = interval
         self._routers: dict[str, StepSubscription] = {}
-        self._observers: set[StepSubscription] = set()  # open streams without a router id
-        self._past: OrderedDict[SequenceId, int] = OrderedDict()  # epochs of those that have ended here
-        self._late: asyncio.TimerHandle | None = None
+        self._observers: set[StepSubscription] = set()
+        self._ended_epochs: OrderedDict[SequenceId, int] = OrderedDict()
+        self._late_flush: asyncio.TimerHandle | None = None
         self._last_step = 0
 
-    # Streams
+    # Subscriptions
 
     def attach(self, subscription: StepSubscription) -> None:
-        self.subscriptions.add(subscription)
-
-    def add_observer(self, subscription: StepSubscription) -> None:
-        """It is told of every sequence, unless it is a router's."""
-        if not subscription.router_id:
-            self._observers.add(subscription)
+        """Adds a subscription, which gets nothing before it observes, follows, or has a router id."""
+        self.subscriptions[subscription.subscription_id] = subscription
 
     def detach(self, subscription: StepSubscription) -> None:
-        self.subscriptions.discard(subscription)
+        """Removes a subscription from everything that it followed."""
+        self.subscriptions.pop(subscription.subscription_id, None)
         self._observers.discard(subscription)
         if self._routers.get(subscription.router_id) is subscription:
             del self._routers[subscription.router_id]
-        for entry in self.logs.values():
-            entry.followers.discard(subscription)
+        for sequence_log in self.logs.values():
+            sequence_log.followers.discard(subscription)
+
+    def add_observer(self, subscription: StepSubscription) -> None:
+        """Sends the subscription every sequence, unless its reader is a router."""
+        if not subscription.router_id:
+            self._observers.add(subscription)
 
     def assign_router(self, subscription: StepSubscription, router_id: str) -> None:
-        """Makes it the stream of a router; an older one of the same router ends."""
+        """Makes the subscription the one of this router; an older subscription of the same router ends."""
         older = self._routers.get(router_id)
         if older is not None and older is not subscription:
             older.end()
@@ -59,33 +66,35 @@ class StepPublisher:
         self._routers[router_id] = subscription
         self._observers.discard(subscription)
 
-    def end_subscriptions(self) -> None:
-        """This worker is about to end."""
-        for subscription in self.subscriptions:
-            subscription.end()
-
     def follow(self, subscription: StepSubscription, seq_id: SequenceId, next_indexes: Seq[int]) -> None:
-        """Sends what is journalled from the given indexes on, then everything new."""
-        entry = self.logs.get(seq_id)
-        if entry is None:
+        """Sends what is journalled from the given indexes on, then every new token."""
+        sequence_log = self.logs.get(seq_id)
+        if sequence_log is None:
             subscription.queue_message(StepMessage(0, unknown=[seq_id]))
             return
-        entry.followers.add(subscription)
-        items = entry.items_from(next_indexes)
-        for first in range(0, len(items), MAX_STEP_ITEMS):  # a reader takes each in without doing anything else
+        sequence_log.followers.add(subscription)
+        items = sequence_log.items_from(next_indexes)
+        for first in range(0, len(items), MAX_STEP_ITEMS):
             subscription.queue_message(StepMessage(0, items[first : first + MAX_STEP_ITEMS]))
 
     def unfollow(self, subscription: StepSubscription, seq_id: SequenceId) -> None:
-        entry = self.logs.get(seq_id)
-        if entry is not None:
-            entry.followers.discard(subscription)
+        """Sends nothing more of the sequence."""
+        sequence_log = self.logs.get(seq_id)
+        if sequence_log is not None:
+            sequence_log.followers.discard(subscription)
 
-    def revoke_steps(self, subscription: StepSubscription, steps: int) -> None:
-        """Finite grants it gave have been taken back: their steps will not come."""
-        subscription.num_awaited = max(0, subscription.num_awaited - steps)
-        subscription.wake.set()
+    def revoke_steps(self, subscription_id: SubscriptionId, num_steps: int) -> None:
+        """Takes note that so many granted steps will not run: the engine's grants were taken back."""
+        subscription = self.subscriptions.get(subscription_id)
+        if subscription is not None:
+            subscription.forget_steps(num_steps)
 
-    # Sequences
+    def end_subscriptions(self) -> None:
+        """Ends every stream, because this worker is about to end."""
+        for subscription in self.subscriptions.values():
+            subscription.end()
+
+    # Sequence logs
 
     def open_log(
         self,
@@ -95,98 +104,101 @@ class StepPublisher:
         ended_branches: Iterable[int],
         router_id: str,
     ) -> None:
-        """Opens the log of an admitted sequence; an older one of the same id is forgotten."""
+        """Opens the log of an admitted sequence, which the given router follows; an older log is forgotten."""
         self.forget_before(sequence.seq_id, sequence.epoch + 1)
-        entry = SequenceLog(sequence, prompt_chain, outputs, ended_branches)
-        self.logs[sequence.seq_id] = entry
-        self.add_follower(entry, router_id)
-        self._forget_if_ended(entry)
+        sequence_log = SequenceLog(sequence, prompt_chain, outputs, ended_branches)
+        self.logs[sequence.seq_id] = sequence_log
+        self.add_follower(sequence_log, router_id)
+        self._forget_if_ended(sequence_log)
 
-    def add_follower(self, entry: SequenceLog, router_id: str) -> None:
+    def add_follower(self, sequence_log: SequenceLog, router_id: str) -> None:
+        """Lets the router's subscription follow the sequence, if the router has one."""
         subscription = self._routers.get(router_id) if router_id else None
         if subscription is not None:
-            entry.followers.add(subscription)
-
-    def forget_log(self, entry: SequenceLog) -> None:
-        entry.gone = True
-        if self.logs.get(entry.seq_id) is entry:
-            del self.logs[entry.seq_id]
-
-    def forget_before(self, seq_id: SequenceId, epoch: int) -> None:
-        """Another owner, or a newer epoch here, has taken over from what ran below `epoch`."""
-        entry = self.logs.get(seq_id)
-        if entry is not None and entry.epoch < epoch:
-            self.forget_log(entry)
-
-    def known_epoch(self, seq_id: SequenceId) -> int | None:
-        """The newest epoch that runs here, or has ended here not long ago."""
-        entry = self.logs.get(seq_id)
-        return entry.epoch if entry is not None else self._past.get(seq_id)
+            sequence_log.followers.add(subscription)
 
     def find_log(self, delta: Delta) -> SequenceLog | None:
-        """The log a delta goes to; None if its sequence was dropped or replaced, or the branch has ended otherwise."""
-        entry = self.logs.get(delta.sequence.seq_id)
-        if entry is None or entry.sequence is not delta.sequence or entry.branches[delta.branch_index].ended:
+        """The log a delta goes to; None if its sequence was dropped or replaced, or its branch has ended otherwise."""
+        sequence_log = self.logs.get(delta.sequence.seq_id)
+        if sequence_log is None or sequence_log.sequence is not delta.sequence:
             return None
-        return entry
+        return None if sequence_log.branches[delta.branch_index].ended else sequence_log
 
-    def publish_delta(self, entry: SequenceLog, delta: Delta) -> None:
-        """Records tokens the journal has taken, and tells the followers when the step is flushed."""
-        self._tell(entry, entry.append(delta))
+    def known_epoch(self, seq_id: SequenceId) -> int | None:
+        """The newest epoch at which the sequence runs here, or has ended here not long ago."""
+        sequence_log = self.logs.get(seq_id)
+        return sequence_log.epoch if sequence_log is not None else self._ended_epochs.get(seq_id)
+
+    def forget_log(self, sequence_log: SequenceLog) -> None:
+        sequence_log.gone = True
+        if self.logs.get(sequence_log.seq_id) is sequence_log:
+            del self.logs[sequence_log.seq_id]
+
+    def forget_before(self, seq_id: SequenceId, epoch: int) -> None:
+        """Forgets the sequence's log if its epoch is below `epoch`: a newer owner has taken the sequence over."""
+        sequence_log = self.logs.get(seq_id)
+        if sequence_log is not None and sequence_log.epoch < epoch:
+            self.forget_log(sequence_log)
+
+    def _forget_if_ended(self, sequence_log: SequenceLog) -> None:
+        if sequence_log.ended:
+            self.forget_log(sequence_log)
+            self._ended_epochs[sequence_log.seq_id] = sequence_log.epoch
+            self._ended_epochs.move_to_end(sequence_log.seq_id)
+            if len(self._ended_epochs) > MAX_REMEMBERED:
+                self._ended_epochs.popitem(last=False)
+
+    # What happens to a sequence. Readers get it with the next `flush`.
+
+    def publish_delta(self, sequence_log: SequenceLog, delta: Delta) -> None:
+        """Records tokens that the journal has accepted, for every follower."""
+        self._add_item(sequence_log, sequence_log.append_delta(delta))
         if delta.finish:
-            self._forget_if_ended(entry)
+            self._forget_if_ended(sequence_log)
 
-    def end_branch(self, entry: SequenceLog, branch: int) -> None:
-        """A router has ended the branch: nothing more of it is told."""
-        entry.branches[branch].ended = True
-        self._forget_if_ended(entry)
+    def publish_failure(self, sequence_log: SequenceLog, failure: Failure) -> None:
+        """Ends every running branch for its followers, with a failure that is not journalled, and forgets the log."""
+        for item in sequence_log.failure_items(failure):
+            self._add_item(sequence_log, item)
+        self.forget_log(sequence_log)
 
-    def publish_failure(self, entry: SequenceLog, failure: str) -> None:
-        """Forgets a sequence and tells its followers that what ran of it ended in a way the journal does not know."""
-        for item in entry.failures(failure):
-            self._tell(entry, item)
-        self.forget_log(entry)
+    def end_branch(self, sequence_log: SequenceLog, branch: int) -> None:
+        """Takes note that a router has ended the branch: followers get nothing more of it."""
+        sequence_log.branches[branch].ended = True
+        self._forget_if_ended(sequence_log)
 
-    def _forget_if_ended(self, entry: SequenceLog) -> None:
-        if entry.ended:
-            self.forget_log(entry)
-            self._past[entry.seq_id] = entry.epoch
-            self._past.move_to_end(entry.seq_id)
-            if len(self._past) > MAX_REMEMBERED:
-                self._past.popitem(last=False)
-
-    def _tell(self, entry: SequenceLog, item: StepItem) -> None:
-        for subscription in entry.followers:
+    def _add_item(self, sequence_log: SequenceLog, item: StepItem) -> None:
+        for subscription in sequence_log.followers:
             subscription.add_item(item)
         for subscription in self._observers:
-            if subscription not in entry.followers:
+            if subscription not in sequence_log.followers:
                 subscription.add_item(item)
 
     # Steps
 
     def flush(self, result: StepResult) -> None:
-        """Ends a step: each stream that has enough to say, or counts this step, gets one message."""
+        """Ends a step: each subscription that has enough to send, or granted this step, gets one message."""
         self._last_step = result.step_id
         withheld = False
-        for subscription in self.subscriptions:
-            counted = result.granted_by is subscription
-            if counted:
-                subscription.num_awaited = max(0, subscription.num_awaited - 1)
+        for subscription in self.subscriptions.values():
+            granted = result.granted_by == subscription.subscription_id
+            if granted:
+                subscription.forget_steps(1)
             elif not subscription.buffer:
                 continue
             subscription.num_withheld += 1
-            if counted or subscription.urgent or subscription.num_withheld >= self._interval:
+            if granted or subscription.urgent or subscription.num_withheld >= self._interval:
                 subscription.send_buffer(result.step_id, result.num_branches, result.num_tokens)
             else:
                 withheld = True
-        for subscription in [subscription for subscription in self.subscriptions if subscription.overflowed]:
+        for subscription in [each for each in self.subscriptions.values() if each.overflowed]:
             self.detach(subscription)
-        if withheld and self._late is None:
-            self._late = asyncio.get_running_loop().call_later(MAX_WITHHELD_S, self._flush_late)
+        if withheld and self._late_flush is None:
+            self._late_flush = asyncio.get_running_loop().call_later(MAX_WITHHELD_S, self._flush_late)
 
     def _flush_late(self) -> None:
-        """No further steps have come to be sent together with."""
-        self._late = None
-        for subscription in self.subscriptions:
+        """Sends what is withheld: no further step has come to be sent together with."""
+        self._late_flush = None
+        for subscription in self.subscriptions.values():
             if subscription.num_withheld:
                 subscription.send_buffer(self._last_step)

@@ -1,65 +1,60 @@
-"""One Step stream: what a reader is told, gathered into steps. Plain values: messages.py makes messages of them."""
+"""One open Step stream: the items its reader is to get, gathered into messages. Plain values, no wire types."""
 
 import asyncio
 from collections import deque
 from collections.abc import Iterable
-from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field, replace
+from itertools import count
 
+from gpu_worker.scheduling.step import SubscriptionId
 from octavo.ids import SequenceId
-from octavo.sampling import FinishReason, TokenScore
+from octavo.step_item import StepItem
 
 MAX_PENDING_STEPS = 4096  # a reader this far behind is cut off; it reads the journal and follows again
 
-
-@dataclass(slots=True)
-class StepItem:
-    """Committed tokens of one branch, for whoever follows. Several streams may hold the same one."""
-
-    seq_id: SequenceId
-    epoch: int
-    branch: int
-    first_index: int
-    token_ids: Seq[int]
-    chain: int
-    finish: FinishReason = FinishReason.NONE
-    failure: str = ""
-    scores: Seq[TokenScore] = ()
-    prompt_scores: Seq[TokenScore] = ()
-    cumulative_logprob: float | None = None
-    cached_tokens: int | None = None
-
-    @property
-    def end(self) -> int:
-        return self.first_index + len(self.token_ids)
+_numbers = count(1)
 
 
 @dataclass(slots=True)
 class StepMessage:
-    """One message up a stream."""
+    """One message of a Step stream. On the wire: octavo.v1.StepResult."""
 
-    step_id: int
+    step_id: int  # 0: the message repeats what earlier steps brought
     items: list[StepItem] = field(default_factory=list)
-    unknown: list[SequenceId] = field(default_factory=list)
+    unknown: list[SequenceId] = field(default_factory=list)  # sequences the reader asked for and this worker has not
     num_branches: int = 0
     num_tokens: int = 0
 
 
 @dataclass(slots=True, eq=False)
 class StepSubscription:
-    """One open Step stream. Without a router id it observes everything."""
+    """The worker's side of one open Step stream. Several subscriptions may hold the same StepItem."""
 
-    router_id: str = ""
-    buffer: list[StepItem] = field(default_factory=list)  # not yet sent: of the step being settled, or withheld
+    subscription_id: SubscriptionId = field(default_factory=lambda: SubscriptionId(next(_numbers)))
+    router_id: str = ""  # of the router that reads; empty: the reader observes every sequence
+    buffer: list[StepItem] = field(default_factory=list)  # items that are in no message yet
     num_withheld: int = 0  # steps whose items are in the buffer
-    urgent: bool = False  # the buffer holds what nobody may wait for: a first token, or an end
-    ready: deque[StepMessage] = field(default_factory=deque)
-    wake: asyncio.Event = field(default_factory=asyncio.Event)
-    num_awaited: int = 0  # finite grants whose steps have not been reported yet
-    closing: bool = False
-    overflowed: bool = False  # cut off: it gets an error when it reads again, and nothing is kept for it meanwhile
+    urgent: bool = False  # the buffer holds an item that must not be withheld: a first token, or an end
+    ready: deque[StepMessage] = field(default_factory=deque)  # messages that the server has not sent yet
+    wake: asyncio.Event = field(default_factory=asyncio.Event)  # set at each change that the server must look at
+    num_awaited: int = 0  # steps of this subscription's finite grants that have not been reported yet
+    closing: bool = False  # the stream ends once `ready` is empty
+    overflowed: bool = False  # the reader is cut off: it gets an error, and nothing is kept for it
+
+    def add_item(self, item: StepItem) -> None:
+        """Puts an item in the buffer, for the next message."""
+        self.buffer.append(item)
+        if item.finish or item.cached_tokens is not None:
+            self.urgent = True
+
+    def send_buffer(self, step_id: int, num_branches: int = 0, num_tokens: int = 0) -> None:
+        """Makes one message of the whole buffer, which may be empty, and queues the message."""
+        items = join_items(self.buffer) if self.num_withheld > 1 else self.buffer
+        self.buffer, self.num_withheld, self.urgent = [], 0, False
+        self.queue_message(StepMessage(step_id, items, [], num_branches, num_tokens))
 
     def queue_message(self, message: StepMessage) -> None:
+        """Queues a message for the server to send. A reader that is MAX_PENDING_STEPS messages behind is cut off."""
         if len(self.ready) >= MAX_PENDING_STEPS:
             self.overflowed = True
             self.ready.clear()
@@ -67,38 +62,35 @@ class StepSubscription:
             self.ready.append(message)
         self.wake.set()
 
-    def add_item(self, item: StepItem) -> None:
-        self.buffer.append(item)
-        if item.finish or item.cached_tokens is not None:
-            self.urgent = True
-
-    def send_buffer(self, step_id: int, num_branches: int = 0, num_tokens: int = 0) -> None:
-        """The buffer as one message."""
-        items = joined(self.buffer) if self.num_withheld > 1 else self.buffer
-        self.buffer, self.num_withheld, self.urgent = [], 0, False
-        self.queue_message(StepMessage(step_id, items, [], num_branches, num_tokens))
+    def forget_steps(self, num_steps: int) -> None:
+        """Waits for so many granted steps less: they have been reported, or the grant was taken back."""
+        self.num_awaited = max(0, self.num_awaited - num_steps)
+        self.wake.set()
 
     def end(self) -> None:
-        """Sends what is ready and no more."""
+        """Ends the stream after the messages that are ready; granted steps are not awaited any more."""
         self.closing = True
         self.num_awaited = 0
         self.wake.set()
 
 
-def joined(items: Iterable[StepItem]) -> list[StepItem]:
-    """One item for each run of a branch's tokens. Where branches compete each token keeps its own: a stop string may
-    end the text at any of them, and its score there is the branch's."""
-    runs: dict[tuple[SequenceId, int, int], StepItem] = {}
-    whole: list[StepItem] = []
+def join_items(items: Iterable[StepItem]) -> list[StepItem]:
+    """Makes one item of each run of a branch's tokens; the given items stay as they are.
+
+    Items of ranked branches are not joined: a router's stop string may end the text at any token, and each item has
+    the branch's score up to its own token.
+    """
+    latest: dict[tuple[SequenceId, int, int], StepItem] = {}
+    joined: list[StepItem] = []
     for item in items:
         key = (item.seq_id, item.epoch, item.branch)
-        last = runs.get(key)
+        last = latest.get(key)
         if last is None or last.end != item.first_index or item.cumulative_logprob is not None:
-            runs[key] = item = replace(item)
-            whole.append(item)
+            latest[key] = item = replace(item)
+            joined.append(item)
             continue
         last.token_ids = [*last.token_ids, *item.token_ids]
         last.chain, last.finish, last.failure = item.chain, item.finish, item.failure
         last.scores = [*last.scores, *item.scores]
         last.prompt_scores = last.prompt_scores or item.prompt_scores
-    return whole
+    return joined

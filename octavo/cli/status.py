@@ -69,8 +69,8 @@ async def _store(state: State) -> dict[str, Any]:
     store = open_store(state.store.url)
     try:
         await asyncio.wait_for(store.open(), TIMEOUT_S)
-        num_queued, queued_tokens = await asyncio.wait_for(store.queue_depth(), TIMEOUT_S)
-        found: dict[str, Any] = {"serving": True, "num_queued": num_queued, "queued_tokens": queued_tokens}
+        depth = await asyncio.wait_for(store.queue_depth(), TIMEOUT_S)
+        found: dict[str, Any] = {"serving": True, **asdict(depth)}
     except (StoreUnavailable, TimeoutError):
         found = {"serving": False}
     finally:

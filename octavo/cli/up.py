@@ -16,6 +16,8 @@ from octavo.cli.ports import PortInUseError
 from octavo.cli.supervisor import StartError, Supervisor
 from octavo.client import AsyncClient, Completion
 from octavo.errors import ServingError
+from octavo.options import SettingsError
+from octavo.setting_sources import add_arguments
 
 START_TIMEOUT_S = 600.0  # a large model takes its time; a process that ends is noticed at once
 GRACE_S = 10.0
@@ -26,9 +28,9 @@ SAMPLE_TIMEOUT_S = 60.0
 def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     parser = commands.add_parser("up", help="serve a model on this machine until Ctrl-C", description=__doc__)
     settings.add_common_arguments(parser)
-    settings.add_arguments(parser, settings.UpSettings)
-    settings.add_arguments(parser, settings.RouterSettings, skip=settings.UP_DECIDES)
-    settings.add_arguments(parser, settings.WorkerSettings, skip=settings.UP_DECIDES)
+    add_arguments(parser, settings.UpSettings)
+    add_arguments(parser, settings.RouterSettings, skip=settings.UP_DECIDES)
+    add_arguments(parser, settings.WorkerSettings, skip=settings.UP_DECIDES)
     parser.add_argument("--json", action="store_true", help="print the state as JSON when everything is ready")
     parser.set_defaults(run=run)
 
@@ -39,13 +41,14 @@ def run(args: argparse.Namespace) -> int:
         _require_model(wanted)
         with state.locked(wanted.state_dir):
             return asyncio.run(_Up(wanted, args.json).run())
-    except (settings.SettingsError, state.AlreadyRunningError, PortInUseError, StartError) as error:
+    except (SettingsError, state.AlreadyRunningError, PortInUseError, StartError) as error:
         print(f"octavo up: {error}", file=sys.stderr)
-        return 2 if isinstance(error, settings.SettingsError) else 1
+        return 2 if isinstance(error, SettingsError) else 1
 
 
 def _wanted(args: argparse.Namespace) -> Wanted:
-    up = settings.from_args(settings.UpSettings, args)
+    others = (settings.RouterSettings, settings.WorkerSettings)
+    up = settings.from_args(settings.UpSettings, args, also_print=others)
     return Wanted(
         up=up,
         router=settings.from_args(settings.RouterSettings, args),
@@ -96,9 +99,9 @@ class _Up:
     async def _serve(self) -> None:
         up = self._wanted.up
         self._say(f"state and logs are in {self._wanted.state_dir}")
-        await self._supervisor.start(self._cluster.store_services, START_TIMEOUT_S)
+        await self._supervisor.start(self._cluster.store_processes, START_TIMEOUT_S)
         self._say(f"starting {up.routers} router(s), and {up.workers} worker(s) that load {up.model}")
-        await self._supervisor.start(self._cluster.services, START_TIMEOUT_S)
+        await self._supervisor.start(self._cluster.processes, START_TIMEOUT_S)
         self._ready = True
         self._write_state()
         await self._introduce()

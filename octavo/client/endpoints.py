@@ -60,10 +60,12 @@ class Endpoints:
 
 
 def typed(error: grpc.RpcError) -> errors.ServingError:
-    """The error of a failed call. What is not from octavo itself, but from a dying process, a transport or a proxy in
-    between, has no google.rpc.ErrorInfo: it is Unreachable, whichever code they chose for it."""
-    if isinstance(error, grpc.aio.AioRpcError) and error.code() in STRANGE:
-        keys = {key for key, _ in error.trailing_metadata() or ()}
-        if rpc.STATUS_KEY not in keys:
-            return errors.Unreachable(error.details() or error.code().name)
+    """The error of a failed call.
+
+    Each status of octavo is a rich one. One without details comes from a dying process, a transport or a proxy: it is
+    Unreachable, whichever of the codes in STRANGE they chose for it.
+    """
+    strange = isinstance(error, grpc.aio.AioRpcError) and error.code() in STRANGE
+    if strange and rpc.status_in(error) is None:
+        return errors.Unreachable(error.details() or error.code().name)
     return rpc.error_from(error)

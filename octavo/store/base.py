@@ -5,19 +5,20 @@ from typing import Protocol
 
 from octavo.ids import Incarnation, SequenceId
 from octavo.record import NewSequence, Record, Snapshot
-from octavo.sampling import FinishReason
 from octavo.store.calls import (
     AcceptReply,
     AppendItem,
     AppendReply,
+    Finish,
     Member,
     MigrateReply,
     Notice,
     PoppedSequence,
+    QueueDepth,
     QueueLimits,
     SweepReport,
-    TakeReason,
     TakeReply,
+    TakeRequest,
 )
 
 
@@ -50,9 +51,7 @@ class Store(Protocol):
         """
         ...
 
-    async def take(
-        self, seq_id: SequenceId, expected_epoch: int, new_owner: Incarnation, take_id: str, why: TakeReason
-    ) -> TakeReply:
+    async def take_ownership(self, request: TakeRequest) -> TakeReply:
         """Makes a worker the owner at epoch+1. `queued` takes only what waits, all others only what runs.
 
         `lease` and `connection` count a crash of the old owner (not if it is the new one as well). What was cancelled,
@@ -67,20 +66,11 @@ class Store(Protocol):
         """
         ...
 
-    async def finish(
-        self,
-        seq_id: SequenceId,
-        branch: int,
-        reason: FinishReason,
-        length: int | None,
-        failure: str = "",
-        score: float | None = None,
-    ) -> bool:
-        """Ends a branch (-1: all that run) by a decision that is a function of the journal, or before it began.
+    async def finish(self, finish: Finish) -> bool:
+        """Ends a branch by a decision that is a function of the journal alone, or before the branch began.
 
-        `length` is what was delivered, where a stop string cut, and `score` its sum of log probabilities there.
-        It stands also where the worker had gone past it and ended the branch further on (STOP or LENGTH), be the
-        sequence over or not. True also if it had ended for this reason before.
+        A `length` stands also where the worker has gone past it and has ended the branch further on (STOP or LENGTH),
+        whether the sequence is over or not. True if a branch that was meant ends for this reason, now or before.
         """
         ...
 
@@ -131,8 +121,8 @@ class Store(Protocol):
         """Live sequences, in no order."""
         ...
 
-    async def queue_depth(self) -> tuple[int, int]:
-        """(requests, tokens) waiting."""
+    async def queue_depth(self) -> QueueDepth:
+        """How much waits, over all shards."""
         ...
 
     async def secret(self, name: str) -> bytes:

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from octavo.errors import PoisonSuspected
 from octavo.ids import Incarnation, SequenceId
 from octavo.sampling import FinishReason
 
@@ -50,6 +51,23 @@ class TakeStatus(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
+class TakeRequest:
+    """Asks the store to make `new_owner` the owner of a sequence whose epoch is `expected_epoch`."""
+
+    seq_id: SequenceId
+    expected_epoch: int
+    new_owner: Incarnation
+    take_id: str  # names this attempt: a repeated request with the same id gets the first one's answer
+    reason: TakeReason
+
+
+def poison_failure(seq_id: SequenceId) -> str:
+    """The failure of a sequence that as many owners have died of as TakeStatus.POISON allows, as a record holds it."""
+    message = f"sequence {seq_id}: three workers died while running it; it will not be tried again"
+    return PoisonSuspected(message).failure().to_json()
+
+
+@dataclass(frozen=True, slots=True)
 class TakeReply:
     status: TakeStatus
     epoch: int = 0
@@ -88,6 +106,28 @@ class AppendReply:
     length: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class Finish:
+    """The end of one branch, or of every branch that still runs.
+
+    `length` is the number of tokens that were delivered, where a stop string cut the branch before the journal's end,
+    and `score` is the sum of the log probabilities up to there. Both are of one branch: they need `branch`.
+    """
+
+    seq_id: SequenceId
+    reason: FinishReason
+    branch: int | None = None  # None: every branch that still runs
+    length: int | None = None  # None: as long as the journal
+    failure: str = ""  # JSON of octavo.errors.Failure, with FinishReason.ERROR
+    score: float | None = None  # where branches are ranked
+
+    def branches(self, num_branches: int) -> range:
+        """The branches that are meant, of a sequence that has `num_branches`; none if it has no such branch."""
+        if self.branch is None:
+            return range(num_branches)
+        return range(self.branch, min(self.branch + 1, num_branches))
+
+
 class MigrateStatus(StrEnum):
     OK = "OK"
     SAME = "SAME"
@@ -109,8 +149,18 @@ class MigrateReply:
 
 @dataclass(frozen=True, slots=True)
 class QueueLimits:
+    """How much may wait in the queue: a request past either limit is answered FULL."""
+
     max_requests: int = 4096
     max_tokens: int = 8_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class QueueDepth:
+    """How much waits in the queue. A sequence counts for the most tokens that it can come to hold."""
+
+    num_queued: int
+    queued_tokens: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,13 +182,19 @@ class Notice:
     owner: Incarnation
 
 
+@dataclass(frozen=True, slots=True)
+class OrphanedSequence:
+    """A running sequence whose owner's lease has ended."""
+
+    seq_id: SequenceId
+    epoch: int
+
+
 @dataclass(slots=True)
 class SweepReport:
     """What a sweep found and did."""
 
-    orphans: list[tuple[SequenceId, int]] = field(
-        default_factory=list
-    )  # running, the owner's lease is gone: (id, epoch)
+    orphans: list[OrphanedSequence] = field(default_factory=list)
     requeued: list[SequenceId] = field(default_factory=list)
     cancelled: list[SequenceId] = field(default_factory=list)
     expired: list[SequenceId] = field(default_factory=list)

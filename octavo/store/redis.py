@@ -6,10 +6,8 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import aclosing
 from typing import Any
 
-from octavo.errors import PoisonSuspected
 from octavo.ids import Incarnation, SequenceId
 from octavo.record import NewSequence, Record, Snapshot
-from octavo.sampling import FinishReason
 from octavo.store import codec, keys
 from octavo.store.calls import (
     AcceptReply,
@@ -17,20 +15,25 @@ from octavo.store.calls import (
     AppendItem,
     AppendReply,
     AppendStatus,
+    Finish,
     Member,
     MigrateReply,
     MigrateStatus,
     Notice,
+    OrphanedSequence,
     PoppedSequence,
+    QueueDepth,
     QueueLimits,
     SweepReport,
-    TakeReason,
     TakeReply,
+    TakeRequest,
     TakeStatus,
+    poison_failure,
 )
 from octavo.store.server import RedisOptions, Server
 
 APPEND_STATUSES = tuple(AppendStatus)  # in the order of the numbers in lua/40_journal.lua
+EVERY_BRANCH = -1  # of the function `finish`: all that still run
 LIST_CHUNK = 256
 MAX_BATCH = 4096
 QUARANTINED_CRASHES = 2
@@ -102,14 +105,14 @@ class RedisStore:
         reply = await self._on(seq_id, "requeue", epoch)
         return bool(reply[1])
 
-    async def take(
-        self, seq_id: SequenceId, expected_epoch: int, new_owner: Incarnation, take_id: str, why: TakeReason
-    ) -> TakeReply:
-        reply = await self._on(seq_id, "take", expected_epoch, new_owner, take_id, why, _poison(seq_id))
+    async def take_ownership(self, request: TakeRequest) -> TakeReply:
+        seq_id, owner = request.seq_id, request.new_owner
+        poison = poison_failure(seq_id)
+        reply = await self._on(seq_id, "take", request.expected_epoch, owner, request.take_id, request.reason, poison)
         taken = TakeReply(TakeStatus(reply[0].decode()), int(reply[1]), int(reply[2]), int(reply[3]))
         running = taken.status in (TakeStatus.OK, TakeStatus.SAME)
         if running and taken.crashes >= QUARANTINED_CRASHES and self._options.num_shards > 1:
-            await self._each_shard("quarantine", new_owner, seq_id)
+            await self._each_shard("quarantine", owner, seq_id)
         return taken
 
     async def append_batch(self, items: Sequence[AppendItem]) -> list[AppendReply]:
@@ -132,17 +135,11 @@ class RedisStore:
         reply = await self._call(shard, "append_batch", codec.pack_items(items), records=records)
         return [AppendReply(APPEND_STATUSES[code & 7], code >> 3) for code in reply[1:]]
 
-    async def finish(
-        self,
-        seq_id: SequenceId,
-        branch: int,
-        reason: FinishReason,
-        length: int | None,
-        failure: str = "",
-        score: float | None = None,
-    ) -> bool:
-        delivered, scored = "" if length is None else length, "" if score is None else repr(score)
-        reply = await self._on(seq_id, "finish", branch, int(reason), delivered, failure, scored)
+    async def finish(self, finish: Finish) -> bool:
+        branch = EVERY_BRANCH if finish.branch is None else finish.branch
+        length = "" if finish.length is None else finish.length
+        score = "" if finish.score is None else repr(finish.score)
+        reply = await self._on(finish.seq_id, "finish", branch, int(finish.reason), length, finish.failure, score)
         return bool(reply[1])
 
     async def read(
@@ -199,7 +196,9 @@ class RedisStore:
     async def sweep(self, limit: int, grace_ms: int) -> SweepReport:
         swept = SweepReport()
         for _, orphans, requeued, cancelled, expired in await self._each_shard("sweep", limit, grace_ms):
-            swept.orphans += [(SequenceId(seq.decode()), int(epoch)) for seq, epoch in codec.pairs(orphans)]
+            swept.orphans += [
+                OrphanedSequence(SequenceId(seq.decode()), int(epoch)) for seq, epoch in codec.pairs(orphans)
+            ]
             swept.requeued += _ids(requeued)
             swept.cancelled += _ids(cancelled)
             swept.expired += _ids(expired)
@@ -218,9 +217,9 @@ class RedisStore:
                 first, more = first + LIST_CHUNK, reply[1] == 1
         return list(found.values())[:limit]
 
-    async def queue_depth(self) -> tuple[int, int]:
+    async def queue_depth(self) -> QueueDepth:
         depths = await self._each_shard("depth")
-        return sum(reply[1] for reply in depths), sum(reply[2] for reply in depths)
+        return QueueDepth(sum(reply[1] for reply in depths), sum(reply[2] for reply in depths))
 
     async def secret(self, name: str) -> bytes:
         reply = await self._call(0, "secret", name, secrets.token_bytes(32))
@@ -234,11 +233,6 @@ class RedisStore:
         async with aclosing(self.server.listen(keys.notice_channel(router), keys.QUEUED_CHANNEL)) as payloads:
             async for payload in payloads:
                 yield codec.parse_notice(payload)
-
-
-def _poison(seq_id: SequenceId) -> str:
-    message = f"sequence {seq_id}: three workers died while running it; it will not be tried again"
-    return PoisonSuspected(message).failure().to_json()
 
 
 def _record(seq_id: SequenceId, reply: list[Any]) -> Record | None:

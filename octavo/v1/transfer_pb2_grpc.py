@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class TransferStub(object):
-    """Transfer is the internal service of the worker a sequence moves to. The protocol is in protos/README.md, "Migration".
+    """Transfer is the internal service of the worker a sequence moves to. The protocol is in docs/protocol.md, "Migration".
 
     Every call is idempotent on the ticket (and, for chunks, the block). A ticket that is not used expires and frees what
     it reserved.
@@ -61,7 +61,7 @@ class TransferStub(object):
 
 
 class TransferServicer(object):
-    """Transfer is the internal service of the worker a sequence moves to. The protocol is in protos/README.md, "Migration".
+    """Transfer is the internal service of the worker a sequence moves to. The protocol is in docs/protocol.md, "Migration".
 
     Every call is idempotent on the ticket (and, for chunks, the block). A ticket that is not used expires and frees what
     it reserved.
@@ -135,7 +135,7 @@ def add_TransferServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class Transfer(object):
-    """Transfer is the internal service of the worker a sequence moves to. The protocol is in protos/README.md, "Migration".
+    """Transfer is the internal service of the worker a sequence moves to. The protocol is in docs/protocol.md, "Migration".
 
     Every call is idempotent on the ticket (and, for chunks, the block). A ticket that is not used expires and frees what
     it reserved.

@@ -32,7 +32,7 @@ LOADS = {
     "prefix": Load("16 streams, shared prefix", 16, 32, shared_words=720),
     "fresh": Load("16, prefix seen first here", 16, 16, shared_words=720, fresh=True),
 }
-GOALS = {  # of the first side beside the second, by load: issue 3, point 7; beside vLLM: quality.md
+GOALS = {  # how many times as fast as the second side the first one should be, by load
     ("octavo, 4-bit", "octavo, reference ops"): {"1": 3, "16": 2},
     ("octavo, float32", "transformers fp32"): {"1": 2, "16": 2},
     ("octavo, 4-bit", "llama.cpp"): {"1": 0.75, "16": 1.5, "48": 1.5, "prefix": 5},

@@ -13,11 +13,13 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from gpu_worker.scheduling.scheduler import Scheduler, SchedulerConfig
+from gpu_worker.scheduling.policy import SchedulerConfig
+from gpu_worker.scheduling.scheduler import Scheduler
 from gpu_worker.scheduling.sequence import Sequence
 from gpu_worker.scheduling.step import StepOutput
 from gpu_worker.testing.fake_runner import FakeRunner
 from octavo.ids import SequenceId
+from octavo.record import Admission
 from octavo.sampling import SamplingParams
 
 
@@ -29,11 +31,8 @@ def scheduler_with(batch: int, prefix_caching: bool = True) -> Scheduler:
     params = SamplingParams(temperature=0.0, max_tokens=6000)
     for number in range(batch):
         prompt = [1 + number % 900] * (20 + number % 16)
-        scheduler.admit(
-            Sequence.from_admission(
-                seq_id=SequenceId(str(number)), epoch=1, prompt=prompt, params=params, root=bytes(32)
-            )
-        )
+        admission = Admission(seq_id=SequenceId(str(number)), epoch=1, prompt=prompt, sampling=params)
+        scheduler.admit(Sequence.from_admission(admission, root=bytes(32), now=0.0))
     while scheduler.load().num_prefill_tokens:
         plan = scheduler.plan()
         scheduler.commit(plan, StepOutput([7] * plan.num_branches))

@@ -16,7 +16,7 @@ from octavo.ids import Incarnation, SequenceId, new_request_id, sequence_id
 from octavo.record import NewSequence
 from octavo.sampling import FinishReason
 from octavo.store import open_store
-from octavo.store.calls import AppendItem, AppendStatus, QueueLimits, TakeReason
+from octavo.store.calls import AppendItem, AppendStatus, Finish, QueueLimits, TakeReason, TakeRequest
 from octavo.store.embedded import EmbeddedStore
 
 BATCHES = (1, 16, 48, 256)
@@ -30,7 +30,7 @@ async def start_sequence(store: Any, max_tokens: int) -> SequenceId:
         priority=3, deadline_in_ms=0, keep_on_disconnect=False, router=Incarnation("bench"),
     )  # fmt: skip
     await store.accept(new, QueueLimits(10**6, 10**12))
-    await store.take(new.seq_id, 0, Incarnation("bench"), "bench", TakeReason.QUEUED)
+    await store.take_ownership(TakeRequest(new.seq_id, 0, Incarnation("bench"), "bench", TakeReason.QUEUED))
     return new.seq_id
 
 
@@ -47,7 +47,7 @@ async def measure(store: Any, batch: int, num_items: int) -> tuple[float, float]
     seconds = time.perf_counter() - begun
     stats = (await store.server.client.info("commandstats"))["cmdstat_fcall"]
     for seq_id in ids:
-        await store.finish(seq_id, -1, FinishReason.STOP, None)
+        await store.finish(Finish(seq_id, FinishReason.STOP))
     return stats["usec"] / rounds / batch, seconds * 1e6 / rounds / batch
 
 

@@ -23,7 +23,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from gpu_worker.scheduling.step import StepOutput, StepPlan
 from gpu_worker.serving.listener import Listener
-from gpu_worker.serving.program import Worker
+from gpu_worker.serving.worker import Worker
 from gpu_worker.testing.fake_runner import FakeRunner
 from octavo import rpc, wire
 from octavo.ids import Incarnation, SequenceId
@@ -31,7 +31,7 @@ from octavo.record import NewSequence
 from octavo.sampling import SamplingParams
 from octavo.settings import WorkerSettings
 from octavo.store import open_store
-from octavo.store.calls import QueueLimits, TakeReason
+from octavo.store.calls import QueueLimits, TakeReason, TakeRequest
 from octavo.store.embedded import EmbeddedStore
 from octavo.store.memory import MemoryStore
 from octavo.v1 import worker_pb2, worker_pb2_grpc
@@ -114,7 +114,7 @@ async def schedule(store: Any, listener: Listener, streams: int, journal: bool) 
                 deadline_in_ms=0, keep_on_disconnect=True, router=Incarnation("bench"),
             )  # fmt: skip
             await store.accept(new, QueueLimits(10**6, 10**12))
-            await store.take(seq_id, 0, listener.incarnation, "bench", TakeReason.QUEUED)
+            await store.take_ownership(TakeRequest(seq_id, 0, listener.incarnation, "bench", TakeReason.QUEUED))
         item = worker_pb2.Admission(seq_id=seq_id, epoch=1, priority=3, sampling=wire.sampling_to_wire(params))
         item.prompt.ids.extend([1 + number, *PROMPT[1:]])
         admissions.append(item)

@@ -81,7 +81,7 @@ def test_complete_and_generate(cluster, oracle):
 
 
 def test_one_step_of_a_worker(solo):
-    """The line of design/protocol.md §2: exactly one step, printed; with nothing to do, and after a Schedule."""
+    """A finite grant, as worker.proto describes it: one step, printed; with nothing to do, and after a Schedule."""
     endpoint = solo.worker_endpoints["w0"]
 
     def step():

@@ -3,7 +3,7 @@
     python tests/gpu/check.py [--rehearse] [--only smoke,decode] [--seconds 570]
 
 Each stage is a process with a budget; a stage that fails or hangs does not keep the others from running. The report,
-meant for tests/bench/README.md, is printed and left in build/gpu-check.md (and in $OUT). Exit status 1: a stage failed.
+meant for docs/measurements/, is printed and left in build/gpu-check.md (and in $OUT). Exit status 1: a stage failed.
 """
 
 import argparse

@@ -6,11 +6,12 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 import pytest
+from sequences import new_sequence
 
 from gpu_worker.ops import native
-from gpu_worker.scheduling.scheduler import Scheduler, SchedulerConfig, StepResult
-from gpu_worker.scheduling.sequence import Sequence
-from gpu_worker.scheduling.step import StepOutput
+from gpu_worker.scheduling.policy import SchedulerConfig
+from gpu_worker.scheduling.scheduler import Scheduler
+from gpu_worker.scheduling.step import StepOutput, StepResult
 from gpu_worker.testing.fake_runner import Chooser
 from gpu_worker.testing.witness_runner import MASK, WitnessRunner, contribution, salt_of, settle
 from octavo.errors import NotFound, OutOfBlocks
@@ -174,23 +175,24 @@ class World:
         return request
 
     def admit(self, request: Request) -> None:
-        deadline = self.now + self.rng.uniform(0.0, 3.0) if self.rng.random() < 0.05 else None
-        sequence = Sequence.from_admission(
-            seq_id=request.seq_id,
+        deadline_in_ms = self.rng.randint(1, 3000) if self.rng.random() < 0.05 else 0
+        sequence = new_sequence(
+            request.seq_id,
+            request.prompt,
+            request.params,
             epoch=request.epoch,
-            prompt=request.prompt,
-            params=request.params,
             root=request.root,
             outputs=request.outputs,
             finished_branches=tuple(request.finishes),
             priority=request.priority,
             alone=request.alone,
-            deadline=deadline,
+            deadline_in_ms=deadline_in_ms,
+            now=self.now,
         )
-        admission = self.scheduler.admit(sequence)
-        if admission.ok:
+        answer = self.scheduler.admit(sequence)
+        if answer.admitted:
             self.open[request.seq_id] = request
-        self.counts[admission.outcome.value] += 1
+        self.counts[answer.outcome.value] += 1
 
     def replay(self, request: Request) -> None:
         """Another owner takes over from the journal."""

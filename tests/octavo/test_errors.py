@@ -32,7 +32,7 @@ def test_retrying_is_said_to_help_only_where_it_can(cls):
 
 
 def test_the_reasons_are_in_the_contract(root):
-    text = (root / "protos/README.md").read_text(encoding="utf-8")
+    text = (root / "docs/protocol.md").read_text(encoding="utf-8").split("\n## Errors\n")[1].split("\n## ")[0]
     for cls in ALL:
         row = next((line for line in text.splitlines() if line.startswith(f"| {cls.reason} |")), None)
         assert row, cls.reason

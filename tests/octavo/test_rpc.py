@@ -20,6 +20,7 @@ from octavo.errors import ServingError
 
 SERVICE = "octavo.test.Echo"
 CANARY = "xyzzy-canary"
+DETAILS_KEY = "grpc-status-details-bin"
 ALL = list(errors.all_classes())
 
 
@@ -255,15 +256,31 @@ class Failed(grpc.RpcError):
 
 @given(st.binary(max_size=200))
 def test_details_that_are_not_ours_are_not_believed(data):
-    error = rpc.error_from(Failed([(rpc.STATUS_KEY, data)]))
+    error = rpc.error_from(Failed([(DETAILS_KEY, data)]))
     assert isinstance(error, errors.Unreachable)
 
 
-def test_details_of_another_domain_are_not_believed():
-    status = status_pb2.Status(code=3)
-    status.details.add().Pack(error_details_pb2.ErrorInfo(reason="STALE_EPOCH", domain="elsewhere"))
-    error = rpc.error_from(Failed([(rpc.STATUS_KEY, status.SerializeToString())]))
-    assert type(error) is errors.Unreachable
+def failed_with(domain="octavo", code=grpc.StatusCode.UNAVAILABLE, message="details"):
+    status = status_pb2.Status(code=code.value[0], message=message)
+    status.details.add().Pack(error_details_pb2.ErrorInfo(reason="STALE_EPOCH", domain=domain))
+    return Failed([(DETAILS_KEY, status.SerializeToString())])
+
+
+def test_details_that_fit_the_call_name_the_error():
+    assert type(rpc.error_from(failed_with())) is errors.StaleEpoch
+
+
+@pytest.mark.parametrize(
+    "failed",
+    [
+        failed_with(domain="elsewhere"),
+        failed_with(code=grpc.StatusCode.INVALID_ARGUMENT),
+        failed_with(message="another message"),
+    ],
+    ids=["another domain", "another code", "another message"],
+)
+def test_details_that_contradict_the_call_are_not_believed(failed):
+    assert type(rpc.error_from(failed)) is errors.Unreachable
 
 
 @pytest.mark.parametrize("code", list(grpc.StatusCode))

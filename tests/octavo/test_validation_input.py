@@ -10,6 +10,7 @@ from refusals import refusal
 
 from octavo import validation
 from octavo.errors import InvalidArgument
+from octavo.record import Admission
 from octavo.sampling import SamplingParams
 
 VOCAB, CONTEXT, EOS = 100, 64, (2,)
@@ -142,7 +143,7 @@ ADMISSION = {
     "seq_id": "0123456789abcdef" * 2,
     "epoch": 1,
     "prompt": [1, 2, 3],
-    "params": dataclasses.replace(DEFAULT, max_tokens=4, seed=1, n=2, best_of=2),
+    "sampling": dataclasses.replace(DEFAULT, max_tokens=4, seed=1, n=2, best_of=2),
     "outputs": [[5], [6, 7]],
     "finished_branches": [1],
     "salt": "tenant",
@@ -152,8 +153,8 @@ ADMISSION = {
 
 
 def admit(**changed):
-    values = {**ADMISSION, "vocab_size": VOCAB, "context_tokens": CONTEXT, "eos_token_ids": EOS, **changed}
-    validation.validate_admission(**values)
+    admission = Admission(**{**ADMISSION, **changed})
+    validation.validate_admission(admission, vocab_size=VOCAB, context_tokens=CONTEXT, eos_token_ids=EOS)
 
 
 def test_good_admissions():
@@ -175,10 +176,10 @@ def test_good_admissions():
         ("outputs[1]", {"outputs": [[], [1] * 5]}),
         ("outputs[0]", {"outputs": [[VOCAB], []]}),
         *[("finished_branches", {"finished_branches": value}) for value in ([2], [0, 0], [-1], None)],
-        ("sampling.seed", {"params": dataclasses.replace(ADMISSION["params"], seed=None)}),
-        ("sampling.max_tokens", {"params": dataclasses.replace(ADMISSION["params"], max_tokens=None)}),
-        ("max_tokens", {"params": dataclasses.replace(ADMISSION["params"], max_tokens=CONTEXT - 2)}),
-        ("temperature", {"params": dataclasses.replace(ADMISSION["params"], temperature=NAN)}),
+        ("sampling.seed", {"sampling": dataclasses.replace(ADMISSION["sampling"], seed=None)}),
+        ("sampling.max_tokens", {"sampling": dataclasses.replace(ADMISSION["sampling"], max_tokens=None)}),
+        ("max_tokens", {"sampling": dataclasses.replace(ADMISSION["sampling"], max_tokens=CONTEXT - 2)}),
+        ("temperature", {"sampling": dataclasses.replace(ADMISSION["sampling"], temperature=NAN)}),
     ],
 )
 def test_bad_admissions(field, changed):

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from gpu_worker.serving.listener import Listener
-from gpu_worker.serving.program import Worker
+from gpu_worker.serving.worker import Worker
 from gpu_worker.testing.fake_runner import Chooser, FakeRunner, fold
 from octavo.client import AsyncClient
 from octavo.ids import Incarnation, new_incarnation
@@ -153,7 +153,7 @@ class World:
         back."""
         self.workers.remove(worker)
         worker.lease.beat = lambda: None
-        for task in (worker._journalling, worker._watching):
+        for task in (worker._journalling, worker._monitoring):
             task.cancel()
         await worker.listener.close(0)
         await asyncio.to_thread(worker.engine.stop)
@@ -186,7 +186,7 @@ class World:
         """Nothing is left behind by requests that have ended."""
         for router in self.routers:
             assert len(router.sessions) == 0
-            assert not router.assigner._busy
+            assert not router.assigner._in_progress
             for link in router.pool.links.values():
                 assert link.pending_dispatches.num_tokens >= 0
 

@@ -1,10 +1,12 @@
 """A scheduler to be tested step by step."""
 
-from gpu_worker.scheduling.scheduler import Scheduler, SchedulerConfig, StepResult
+from sequences import new_sequence
+
+from gpu_worker.scheduling.policy import SchedulerConfig
+from gpu_worker.scheduling.scheduler import Scheduler
 from gpu_worker.scheduling.sequence import Sequence
-from gpu_worker.scheduling.step import StepPlan
+from gpu_worker.scheduling.step import StepPlan, StepResult
 from gpu_worker.testing.fake_runner import FakeRunner
-from octavo.ids import SequenceId
 from octavo.sampling import FinishReason, SamplingParams
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=8)
@@ -24,14 +26,12 @@ class Bench:
     def sequence(self, name: str, prompt: int | list[int] = 5, params: SamplingParams = GREEDY, **more) -> Sequence:
         start = sum(map(ord, name))  # so that no two share a prefix
         tokens = [1 + (start + index * index) % 97 for index in range(prompt)] if isinstance(prompt, int) else prompt
-        return Sequence.from_admission(
-            **{"seq_id": SequenceId(name), "epoch": 1, "prompt": tokens, "params": params, "root": bytes(32), **more}
-        )
+        return new_sequence(name, tokens, params, now=self.now, **more)
 
     def admit(self, name: str, prompt: int | list[int] = 5, params: SamplingParams = GREEDY, **more) -> Sequence:
         sequence = self.sequence(name, prompt, params, **more)
-        admission = self.scheduler.admit(sequence)
-        assert admission.ok, admission
+        answer = self.scheduler.admit(sequence)
+        assert answer.admitted, answer
         return sequence
 
     def step(self) -> tuple[StepPlan, StepResult]:

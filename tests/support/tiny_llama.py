@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from sequences import new_sequence
 from torch import Tensor
 
 from gpu_worker.models.config import LlamaConfig
@@ -16,7 +17,7 @@ from gpu_worker.running.arena import KvArena
 from gpu_worker.running.graphs import Capture, capture_decodes
 from gpu_worker.running.model_runner import ModelRunner
 from gpu_worker.sampling.sampler import Sampler
-from gpu_worker.scheduling.scheduler import Outcome, Scheduler, SchedulerConfig
+from gpu_worker.scheduling.scheduler import Scheduler, SchedulerConfig
 from gpu_worker.scheduling.sequence import Branch, Sequence
 from gpu_worker.scheduling.step import Chunk, RunnerInfo, StepPlan
 from octavo.sampling import SamplingParams
@@ -138,7 +139,7 @@ def tiny_llama(
 
 def request(number: int, prompt: list[int], **params: object) -> Sequence:
     options = {"temperature": 0.0, "max_tokens": 24, "seed": number, "ignore_eos": True, **params}
-    return Sequence(f"{number:032x}", 1, list(prompt), SamplingParams(**options), b"r" * 32)  # type: ignore[arg-type]
+    return new_sequence(f"{number:032x}", prompt, SamplingParams(**options))  # type: ignore[arg-type]
 
 
 def requests(**params: object) -> list[Sequence]:
@@ -162,7 +163,7 @@ def drive(
     scheduler = Scheduler(SchedulerConfig(**options), runner.info)  # type: ignore[arg-type]
     outputs: dict[tuple[str, int], list[int]] = {}
     for sequence in sequences:
-        assert scheduler.admit(sequence).outcome is Outcome.OK
+        assert scheduler.admit(sequence).admitted
     for _ in range(2000):
         if not scheduler.has_work:
             return [outputs[key] for key in sorted(outputs)], scheduler

@@ -9,7 +9,7 @@ import pytest
 from gpu_worker.scheduling.scheduler import Scheduler, SchedulerConfig
 from gpu_worker.scheduling.step import StepResult
 from gpu_worker.serving.engine import Engine
-from gpu_worker.serving.engine_client import Desk
+from gpu_worker.serving.engine_client import EngineClient
 from gpu_worker.serving.journal import Journal
 from gpu_worker.serving.server import WorkerService
 from gpu_worker.serving.step_publisher import StepPublisher
@@ -33,15 +33,15 @@ class Service:
             loop.call_soon_threadsafe(self.journal.submit, result)
 
         def on_progress() -> None:
-            self.desk.refresh(self.engine.scheduler)
+            self.engine_client.refresh(self.engine.scheduler)
 
         config = SchedulerConfig(max_batch_tokens=64, max_batch_sequences=16)
         self.engine = Engine(
             Scheduler(config, self.runner.info), self.runner, on_result, on_progress, idle_round_s=0.02
         )
         self.publisher = StepPublisher()
-        self.desk = Desk(self.engine, self.runner.info, self.publisher)
-        self.journal = Journal(None, self.publisher, self.desk)
+        self.engine_client = EngineClient(self.engine, self.runner.info, self.publisher)
+        self.journal = Journal(None, self.publisher, self.engine_client)
         self.service = WorkerService("w", Incarnation("me"))
 
     async def start(self) -> None:

@@ -3,7 +3,7 @@ before it may send again."""
 
 from octavo.record import State
 from octavo.sampling import FinishReason
-from octavo.store.calls import AppendItem, AppendReply, AppendStatus
+from octavo.store.calls import AppendItem, AppendReply, AppendStatus, Finish
 from octavo.store.memory.state import Entry, MemoryState
 
 PROOF_TOKENS = 16
@@ -45,7 +45,8 @@ def append(state: MemoryState, item: AppendItem) -> AppendReply:
         _count_proof(state, entry, len(fresh))
     if item.finish:
         score = None if item.score is None or item.score != item.score else item.score  # NaN is none
-        state.finish(entry, item.branch, item.finish, failure=item.failure, score=score)
+        end = Finish(item.seq_id, item.finish, item.branch, failure=item.failure, score=score)
+        state.finish(entry, end)
     return AppendReply(AppendStatus.OK_CANCEL if record.cancel else AppendStatus.OK, len(journal))
 
 

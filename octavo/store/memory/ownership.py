@@ -2,11 +2,19 @@
 
 from collections.abc import Sequence
 
-from octavo.errors import PoisonSuspected
 from octavo.ids import Incarnation, SequenceId
 from octavo.record import Record, State
 from octavo.sampling import FinishReason
-from octavo.store.calls import MigrateReply, MigrateStatus, TakeReason, TakeReply, TakeStatus
+from octavo.store.calls import (
+    Finish,
+    MigrateReply,
+    MigrateStatus,
+    TakeReason,
+    TakeReply,
+    TakeRequest,
+    TakeStatus,
+    poison_failure,
+)
 from octavo.store.memory.state import ALIVE_MS, QUARANTINE_MS, Entry, MemoryState
 
 POISON_CRASHES = 3
@@ -14,44 +22,41 @@ MAX_SUSPECTS = 4
 SUSPECT_RETRY_MS = 250
 
 
-def take(
-    state: MemoryState, seq_id: SequenceId, expected_epoch: int, new_owner: Incarnation, take_id: str, why: TakeReason
-) -> TakeReply:
-    entry = state.get(seq_id)
+def take_ownership(state: MemoryState, request: TakeRequest) -> TakeReply:
+    entry = state.get(request.seq_id)
     if entry is None:
         return TakeReply(TakeStatus.GONE)
-    record = entry.record
+    record, reason, new_owner = entry.record, request.reason, request.new_owner
 
     def answer(status: TakeStatus, retry_ms: int = 0) -> TakeReply:
         return TakeReply(status, record.epoch, record.crashes, retry_ms)
 
-    if record.take_id == take_id and record.epoch == expected_epoch + 1:
+    if record.take_id == request.take_id and record.epoch == request.expected_epoch + 1:
         return answer(TakeStatus.SAME)
-    if record.take_id == take_id and record.epoch == expected_epoch and record.state is State.FAILED:
+    if record.take_id == request.take_id and record.epoch == request.expected_epoch and record.state is State.FAILED:
         return answer(TakeStatus.POISON)
     if record.state.ended:
         return answer(TakeStatus.CLOSED)
-    if record.epoch != expected_epoch or (record.state is State.QUEUED) != (why is TakeReason.QUEUED):
+    if record.epoch != request.expected_epoch or (record.state is State.QUEUED) != (reason is TakeReason.QUEUED):
         return answer(TakeStatus.FENCED)
-    owner_lost = why in (TakeReason.LEASE, TakeReason.CONNECTION)
+    owner_lost = reason in (TakeReason.LEASE, TakeReason.CONNECTION)
     if owner_lost and state.frozen:
         return answer(TakeStatus.FROZEN, state.frozen_until - state.now_ms())
-    if why is TakeReason.LEASE and state.lease_alive(record.owner):
+    if reason is TakeReason.LEASE and state.lease_alive(record.owner):
         return answer(TakeStatus.ALIVE)
     if record.cancel or state.past_deadline(record):
-        state.finish(entry, -1, FinishReason.CANCELLED if record.cancel else FinishReason.DEADLINE)
+        state.finish(entry, Finish(record.seq_id, FinishReason.CANCELLED if record.cancel else FinishReason.DEADLINE))
         return answer(TakeStatus.CLOSED)
     if _must_wait(state, record, new_owner, owner_lost):
         return answer(TakeStatus.FROZEN, SUSPECT_RETRY_MS)
     if owner_lost and record.owner != new_owner and _count_crash(state, record):
-        record.take_id = take_id
-        message = f"sequence {seq_id}: three workers died while running it; it will not be tried again"
-        state.finish(entry, -1, FinishReason.ERROR, failure=PoisonSuspected(message).failure().to_json())
+        record.take_id = request.take_id
+        state.finish(entry, Finish(record.seq_id, FinishReason.ERROR, failure=poison_failure(record.seq_id)))
         return answer(TakeStatus.POISON)
-    state.queue.discard(seq_id)
-    state.claims.pop(seq_id, None)
-    state.note(entry, "taken", f"{new_owner} {why}")
-    record.take_id, entry.proof = take_id, 0
+    state.queue.discard(record.seq_id)
+    state.claims.pop(record.seq_id, None)
+    state.note(entry, "taken", f"{new_owner} {reason}")
+    record.take_id, entry.proof = request.take_id, 0
     _hand_over(state, entry, new_owner)
     return answer(TakeStatus.OK)
 

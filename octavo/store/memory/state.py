@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from octavo.ids import Incarnation, SequenceId
 from octavo.record import Record, State
 from octavo.sampling import FinishReason
-from octavo.store.calls import Notice
+from octavo.store.calls import Finish, Notice, QueueDepth
 
 ALIVE_MS = 24 * 3600 * 1000
 CHECK_MS = 1000
@@ -130,37 +130,29 @@ class MemoryState:
 
         return min(self.queue, key=order, default=None)
 
-    def depth(self) -> tuple[int, int]:
+    def depth(self) -> QueueDepth:
         waiting = [*self.queue, *self.claims]
         entries = [entry for entry in map(self.get, waiting) if entry is not None]
-        return len(waiting), sum(entry.cost for entry in entries)
+        return QueueDepth(len(waiting), sum(entry.cost for entry in entries))
 
     # Ends
 
-    def finish(
-        self,
-        entry: Entry,
-        branch: int,
-        reason: FinishReason,
-        length: int | None = None,
-        failure: str = "",
-        score: float | None = None,
-    ) -> None:
-        """Ends a branch, or all that run (-1); the sequence ends with its last branch."""
+    def finish(self, entry: Entry, finish: Finish) -> None:
+        """Ends the branches that are meant, where they still run. The sequence ends with its last branch."""
         record = entry.record
         finishes, scores = list(record.finishes), list(record.scores)
-        for each in range(record.num_branches) if branch == -1 else [branch]:
-            if finishes[each] == FinishReason.NONE:
-                finishes[each], scores[each] = reason, score
-                if length is not None:
-                    entry.cuts[each] = length
+        for branch in finish.branches(record.num_branches):
+            if finishes[branch] == FinishReason.NONE:
+                finishes[branch], scores[branch] = finish.reason, finish.score
+                if finish.length is not None:
+                    entry.cuts[branch] = finish.length
         record.finishes, record.scores = tuple(finishes), tuple(scores)
-        record.failure = record.failure or failure
+        record.failure = record.failure or finish.failure
         if FinishReason.NONE not in finishes:
             self._close(entry)
 
     def cut(self, entry: Entry, branch: int, length: int, score: float | None) -> None:
-        """A stop string stands before the end that the worker gave the branch: the end is there."""
+        """Moves the end of a branch back to `length`, where the worker has gone past a stop string."""
         record = entry.record
         finishes, scores = list(record.finishes), list(record.scores)
         past = length < entry.cuts.get(branch, len(entry.journals[branch]))
@@ -188,7 +180,7 @@ class MemoryState:
         """A waiting sequence ends; a running one is told at its next append."""
         record = entry.record
         if record.state is State.QUEUED:
-            self.finish(entry, -1, FinishReason.CANCELLED)
+            self.finish(entry, Finish(record.seq_id, FinishReason.CANCELLED))
         elif record.state is State.RUNNING and not record.cancel:
             record.cancel = True
             self.note(entry, "cancelled", record.owner)

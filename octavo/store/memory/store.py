@@ -12,14 +12,16 @@ from octavo.store.calls import (
     AcceptStatus,
     AppendItem,
     AppendReply,
+    Finish,
     Member,
     MigrateReply,
     Notice,
     PoppedSequence,
+    QueueDepth,
     QueueLimits,
     SweepReport,
-    TakeReason,
     TakeReply,
+    TakeRequest,
 )
 from octavo.store.memory import ownership
 from octavo.store.memory.journal import append
@@ -57,7 +59,8 @@ class MemoryStore:
 
     async def accept(self, new: NewSequence, limits: QueueLimits) -> AcceptReply:
         state = self._enter()
-        count, tokens = state.depth()
+        depth = state.depth()
+        count, tokens = depth.num_queued, depth.queued_tokens
         known = state.get(new.seq_id)
         if known is not None:
             same = known.record.body_hash == new.body_hash
@@ -75,7 +78,8 @@ class MemoryStore:
                 expires_ms=now + ALIVE_MS,
             )
         )
-        return AcceptReply(AcceptStatus.OK, *state.depth())
+        depth = state.depth()
+        return AcceptReply(AcceptStatus.OK, depth.num_queued, depth.queued_tokens)
 
     async def pop(self, router: Incarnation, count: int, claim_ms: int) -> list[PoppedSequence]:
         state = self._enter()
@@ -83,7 +87,7 @@ class MemoryStore:
         while len(popped) < count and (seq_id := state.first_waiting()) is not None:
             entry = state.get(seq_id)
             if entry is not None and state.past_deadline(entry.record):
-                state.finish(entry, -1, FinishReason.DEADLINE)
+                state.finish(entry, Finish(seq_id, FinishReason.DEADLINE))
                 continue
             state.queue.discard(seq_id)
             if entry is not None:
@@ -104,7 +108,7 @@ class MemoryStore:
         if record.epoch != epoch:
             return False
         if record.cancel:
-            state.finish(entry, -1, FinishReason.CANCELLED)
+            state.finish(entry, Finish(seq_id, FinishReason.CANCELLED))
             return False
         state.release_quarantine(entry)
         owner = record.owner
@@ -115,36 +119,26 @@ class MemoryStore:
         entry.expires_ms = state.now_ms() + ALIVE_MS
         return True
 
-    async def take(
-        self, seq_id: SequenceId, expected_epoch: int, new_owner: Incarnation, take_id: str, why: TakeReason
-    ) -> TakeReply:
-        return ownership.take(self._enter(), seq_id, expected_epoch, new_owner, take_id, why)
+    async def take_ownership(self, request: TakeRequest) -> TakeReply:
+        return ownership.take_ownership(self._enter(), request)
 
     async def append_batch(self, items: Sequence[AppendItem]) -> list[AppendReply]:
         state = self._enter()
         return [append(state, item) for item in items]
 
-    async def finish(
-        self,
-        seq_id: SequenceId,
-        branch: int,
-        reason: FinishReason,
-        length: int | None,
-        failure: str = "",
-        score: float | None = None,
-    ) -> bool:
+    async def finish(self, finish: Finish) -> bool:
         state = self._enter()
-        entry = state.get(seq_id)
-        if entry is None or branch >= entry.record.num_branches:
+        entry = state.get(finish.seq_id)
+        if entry is None:
             return False
-        if length is not None and length > len(entry.journals[branch]):
+        branches = finish.branches(entry.record.num_branches)
+        if not branches or any((finish.length or 0) > len(entry.journals[branch]) for branch in branches):
             return False
         if not entry.record.state.ended:
-            state.finish(entry, branch, reason, length, failure, score)
-        if reason is FinishReason.STOP and length is not None and branch >= 0:
-            state.cut(entry, branch, length, score)
-        finishes = entry.record.finishes
-        return reason in finishes if branch == -1 else finishes[branch] == reason
+            state.finish(entry, finish)
+        if finish.reason is FinishReason.STOP and finish.branch is not None and finish.length is not None:
+            state.cut(entry, finish.branch, finish.length, finish.score)
+        return any(entry.record.finishes[branch] == finish.reason for branch in branches)
 
     async def read(
         self, seq_id: SequenceId, *, prompt: bool = False, from_indexes: Sequence[int] | None = None
@@ -218,7 +212,7 @@ class MemoryStore:
         entries = [entry for entry in map(state.get, sorted(state.checks)) if entry is not None]
         return [entry.snapshot() for entry in entries if owner in (None, entry.record.owner)][:limit]
 
-    async def queue_depth(self) -> tuple[int, int]:
+    async def queue_depth(self) -> QueueDepth:
         return self._enter().depth()
 
     async def secret(self, name: str) -> bytes:

@@ -3,7 +3,7 @@
 from octavo.ids import SequenceId
 from octavo.record import Record, State
 from octavo.sampling import FinishReason
-from octavo.store.calls import SweepReport
+from octavo.store.calls import Finish, OrphanedSequence, SweepReport
 from octavo.store.memory.state import ALIVE_MS, CHECK_MS, Entry, MemoryState
 
 
@@ -15,7 +15,7 @@ def sweep(state: MemoryState, limit: int, grace_ms: int) -> SweepReport:
         if entry is None:
             del state.checks[seq_id]
         elif entry.record.state is State.QUEUED and state.past_deadline(entry.record):
-            state.finish(entry, -1, FinishReason.DEADLINE)
+            state.finish(entry, Finish(seq_id, FinishReason.DEADLINE))
             swept.expired.append(seq_id)
         else:
             _check(state, entry, grace_ms, swept)
@@ -44,7 +44,7 @@ def _check(state: MemoryState, entry: Entry, grace_ms: int, swept: SweepReport) 
     state.checks[record.seq_id] = _next_check(record, now, grace_ms)
     entry.expires_ms = now + ALIVE_MS
     if record.state is State.RUNNING and not state.frozen and not state.lease_alive(record.owner):
-        swept.orphans.append((record.seq_id, record.epoch))
+        swept.orphans.append(OrphanedSequence(record.seq_id, record.epoch))
 
 
 def _next_check(record: Record, now: int, grace_ms: int) -> int:

@@ -80,8 +80,7 @@ class Tables:
                 self.events.add(block_hash)
             else:
                 self.events.remove(block_hash)
-        device, host = self.cache.snapshot()
-        assert set(device) == self.events and not host
+        assert set(self.cache.block_hashes()) == self.events
         assert self.blocks.num_free + self.blocks.num_cached + self.blocks.num_used == BLOCKS
 
 

@@ -8,7 +8,7 @@ from gpu_worker.ops import choose_ops, native
 from gpu_worker.ops.native_cuda import TILE_ROWS, _linear_by_tiles
 from gpu_worker.ops.reference import ReferenceOps
 from gpu_worker.running.loading import _expect_invariant
-from gpu_worker.scheduling.scheduler import Outcome, Scheduler, SchedulerConfig
+from gpu_worker.scheduling.scheduler import Scheduler, SchedulerConfig
 from octavo.errors import InvalidArgument
 
 torch.set_num_threads(1)
@@ -20,7 +20,7 @@ def scores(sequences, **config):
     _expect_invariant(choose_ops(CPU), tiny.decoder, tiny.arena)
     scheduler = Scheduler(SchedulerConfig(**{"max_batch_sequences": 16, **config}), tiny.runner.info)
     for sequence in sequences:
-        assert scheduler.admit(sequence).outcome is Outcome.OK
+        assert scheduler.admit(sequence).admitted
     found = {}
     while scheduler.has_work:
         plan = scheduler.plan()

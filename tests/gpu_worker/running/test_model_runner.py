@@ -8,13 +8,14 @@ from pathlib import Path
 import pytest
 import torch
 import transformers
+from sequences import new_sequence
 
 from gpu_worker.ops import kv_format, native
 from gpu_worker.ops.kv_shape import KvShape
 from gpu_worker.running.loading import load_runner
 from gpu_worker.running.model_runner import ModelRunner
 from gpu_worker.running.sizing import choose_device
-from gpu_worker.scheduling.scheduler import Outcome, Scheduler, SchedulerConfig
+from gpu_worker.scheduling.scheduler import Scheduler, SchedulerConfig
 from gpu_worker.scheduling.sequence import Branch, Sequence
 from gpu_worker.scheduling.step import Chunk, StepPlan
 from octavo.errors import InvalidArgument
@@ -68,7 +69,7 @@ def make(model: tuple[Path, transformers.PreTrainedModel]) -> Callable[..., Mode
 
 def request(number: int, prompt: list[int], **params) -> Sequence:
     options = {"temperature": 0.0, "max_tokens": 24, "seed": number, "ignore_eos": True, **params}
-    return Sequence(f"{number:032x}", 1, list(prompt), SamplingParams(**options), b"r" * 32)
+    return new_sequence(f"{number:032x}", prompt, SamplingParams(**options))
 
 
 def drive(runner: ModelRunner, sequences: list[Sequence], at_once: bool = True, **config) -> tuple[list, Scheduler]:
@@ -85,7 +86,7 @@ def drive(runner: ModelRunner, sequences: list[Sequence], at_once: bool = True, 
     waiting = [sequences] if at_once else [[sequence] for sequence in sequences]
     for group in waiting:
         for sequence in group:
-            assert scheduler.admit(sequence).outcome is Outcome.OK
+            assert scheduler.admit(sequence).admitted
         for _ in range(2000):
             if not scheduler.has_work:
                 break
@@ -314,12 +315,10 @@ def test_a_replay_in_the_middle_ranks_branches_as_if_nothing_had_happened(make):
 
     def run(outputs: list[list[int]]) -> tuple[list[list[int]], dict[int, float]]:
         options = SamplingParams(seed=11, ignore_eos=True, **params)
-        sequence = Sequence.from_admission(
-            seq_id="f" * 32, epoch=1, prompt=PROMPTS[3], params=options, root=b"r" * 32, outputs=outputs
-        )
+        sequence = new_sequence("f" * 32, PROMPTS[3], options, outputs=outputs)
         runner = make()
         scheduler = Scheduler(SchedulerConfig(max_batch_tokens=16, max_batch_sequences=8, debug=True), runner.info)
-        assert scheduler.admit(sequence).outcome is Outcome.OK
+        assert scheduler.admit(sequence).admitted
         found, scores = [list(output) for output in outputs], {}
         while scheduler.has_work:
             plan = scheduler.plan()

@@ -2,9 +2,9 @@
 
 from hypothesis import given
 from hypothesis import strategies as st
+from sequences import new_sequence
 
 from gpu_worker.scheduling.scheduler import Scheduler, SchedulerConfig
-from gpu_worker.scheduling.sequence import Sequence
 from gpu_worker.testing.fake_runner import FakeRunner, fake_oracle
 from octavo.ids import SequenceId
 from octavo.sampling import SamplingParams
@@ -23,9 +23,7 @@ class Small:
         self.ended = set()
 
     def admit(self, name, prompt, params):
-        seq_id = SequenceId(name)
-        sequence = Sequence.from_admission(seq_id=seq_id, epoch=1, prompt=prompt, params=params, root=b"r" * 32)
-        assert self.scheduler.admit(sequence).ok
+        assert self.scheduler.admit(new_sequence(name, prompt, params)).admitted
         for branch in range(params.num_branches):
             self.outputs[name, branch] = []
 

@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 from scheduler_bench import GREEDY, Bench
 
-from gpu_worker.scheduling.scheduler import SchedulerConfig, StepResult
-from gpu_worker.scheduling.step import BAD_LOGITS, StepOutput
+from gpu_worker.scheduling.policy import SchedulerConfig
+from gpu_worker.scheduling.step import BAD_LOGITS, StepOutput, StepResult
 from octavo.errors import Failure, NotFound, OutOfBlocks, StaleEpoch
 from octavo.ids import SequenceId
 from octavo.sampling import FinishReason, SamplingParams
@@ -55,8 +55,10 @@ def test_bad_logits_fail_one_sequence_alone() -> None:
 
 def test_deadlines_stop_within_two_steps_with_what_there_is() -> None:
     bench = Bench()
-    bench.admit("a", params=replace(GREEDY, max_tokens=100), deadline=5.0)
-    bench.admit("late", deadline=-1.0)
+    bench.admit("a", params=replace(GREEDY, max_tokens=100), deadline_in_ms=5000)
+    bench.now = 1.0
+    bench.admit("late", deadline_in_ms=1)
+    bench.now = 2.0
     for _ in range(4):
         bench.step()
     assert bench.finishes == {"late.0": FinishReason.DEADLINE}
@@ -70,9 +72,9 @@ def test_deadlines_stop_within_two_steps_with_what_there_is() -> None:
 
 def test_a_far_deadline_keeps_nothing_of_what_has_ended() -> None:
     bench = Bench()
-    bench.admit("lives", params=replace(GREEDY, max_tokens=5000), deadline=5.0)
+    bench.admit("lives", params=replace(GREEDY, max_tokens=5000), deadline_in_ms=5000)
     for number in range(500):
-        bench.admit(f"s{number}", deadline=1e6 + number)
+        bench.admit(f"s{number}", deadline_in_ms=10**9 + number)
         bench.scheduler.drop(SequenceId(f"s{number}"))
     assert len(bench.scheduler._deadlines) < 100
     bench.now = 5.0

@@ -7,9 +7,9 @@ through block tables with what was written for it.
 import random
 
 import pytest
+from sequences import new_sequence
 
 from gpu_worker.scheduling.scheduler import Scheduler, SchedulerConfig
-from gpu_worker.scheduling.sequence import Sequence
 from gpu_worker.testing.fake_runner import FakeRunner, fake_oracle
 from octavo.ids import SequenceId
 from octavo.sampling import FinishReason, SamplingParams
@@ -86,8 +86,7 @@ def test_twenty_thousand_steps_leave_nothing_behind() -> None:
             name = SequenceId(str(number))
             prompt = [rng.randint(1, 2) for _ in range(rng.randint(1, 60))]
             params = SamplingParams(temperature=1.0, seed=number, max_tokens=rng.randint(1, 40))
-            sequence = Sequence.from_admission(seq_id=name, epoch=1, prompt=prompt, params=params, root=bytes(32))
-            assert scheduler.admit(sequence).ok
+            assert scheduler.admit(new_sequence(name, prompt, params)).admitted
             outputs[name] = []
             if number % 50 == 0:
                 expected[name] = fake_oracle(prompt, params.max_tokens, info=runner.info, params=params)

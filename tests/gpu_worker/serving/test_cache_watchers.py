@@ -8,13 +8,13 @@ from itertools import pairwise
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from sequences import new_sequence
 
 from gpu_worker.scheduling.scheduler import Scheduler, SchedulerConfig
-from gpu_worker.scheduling.sequence import Sequence
 from gpu_worker.serving import cache_watchers as watchers_module
-from gpu_worker.serving.cache_watchers import CacheEventBatch, CacheWatchers
+from gpu_worker.serving.cache_watchers import CacheEvent, CacheEventBatch, CacheWatchers, join_events
 from gpu_worker.serving.engine import Engine
-from gpu_worker.serving.engine_client import Desk, joined
+from gpu_worker.serving.engine_client import EngineClient
 from gpu_worker.serving.step_publisher import StepPublisher
 from gpu_worker.testing.fake_runner import FakeRunner
 from octavo.ids import SequenceId
@@ -24,8 +24,8 @@ from octavo.sampling import SamplingParams
 class Reader:
     """What a router makes of a Watch stream."""
 
-    def __init__(self, device: bytes, batch: CacheEventBatch) -> None:
-        self.hashes = {device[start : start + 16] for start in range(0, len(device), 16)}
+    def __init__(self, snapshot: bytes, batch: CacheEventBatch) -> None:
+        self.hashes = {snapshot[start : start + 16] for start in range(0, len(snapshot), 16)}
         self.event_seq = batch.event_seq
         self.num_events = 0
         assert self.digest == batch.digest
@@ -59,7 +59,7 @@ class Reader:
 
 @given(st.lists(st.tuples(st.sampled_from(["stored", "removed", "cleared"]), st.binary(min_size=1, max_size=1))))
 def test_joining_keeps_order_and_content(events):
-    whole = joined(events)
+    whole = join_events(events)
     assert all(kind != following for (kind, _), (following, _) in pairwise(whole))
     flat = [(kind, bytes([byte])) for kind, data in whole for byte in data]
     assert flat == [(kind, data) for kind, data in events]
@@ -74,12 +74,12 @@ async def test_a_watcher_that_falls_too_far_behind_has_a_gap_and_holds_little(mo
     for number in range(1, 50):
         block_hash = number.to_bytes(16, "big")[::-1]
         digest ^= int.from_bytes(block_hash[:8], "little")
-        watchers.publish_events([("stored", block_hash)], digest)
-        assert sum(len(data) for _, data in slow.events) <= 100
+        watchers.publish_events([CacheEvent("stored", block_hash)], digest)
+        assert sum(len(event.hashes) for event in slow.events) <= 100
         assert reader.apply(await quick.next_batch(0.01))
-    assert not Reader(b"", CacheEventBatch(0, 0, [])).apply(slow.take_batch())
-    watchers.publish_events([("stored", b"x" * 16)], digest)  # and after that it is told again
-    assert len(slow.take_batch().events) == 1
+    assert not Reader(b"", CacheEventBatch(0, 0, [])).apply(await slow.next_batch(0.01))
+    watchers.publish_events([CacheEvent("stored", b"x" * 16)], digest)  # and after that it is told again
+    assert len((await slow.next_batch(0.01)).events) == 1
 
 
 async def test_next_returns_after_the_interval_with_nothing_new():
@@ -92,7 +92,7 @@ async def test_closed_watchers_are_told_nothing():
     watchers = CacheWatchers()
     watcher = watchers.open_watcher()
     watchers.close_watcher(watcher)
-    watchers.publish_events([("stored", b"x" * 16)], 1)
+    watchers.publish_events([CacheEvent("stored", b"x" * 16)], 1)
     assert not watcher.events
 
 
@@ -110,15 +110,15 @@ async def test_every_message_describes_the_cache_while_steps_run(seed):
             prompt = [rng.randrange(1, 4) for _ in range(rng.randrange(1, 30))]
             params = SamplingParams(temperature=0, max_tokens=rng.randrange(1, 12), seed=0)
             name = SequenceId(str(next(numbers)))
-            scheduler.admit(Sequence.from_admission(seq_id=name, epoch=1, prompt=prompt, params=params, root=bytes(32)))
+            scheduler.admit(new_sequence(name, prompt, params))
 
     def between_steps() -> None:
         refill()
-        desk.refresh(scheduler)
+        engine_client.refresh(scheduler)
 
-    desk: Desk
+    engine_client: EngineClient
     engine = Engine(scheduler, runner, lambda result: None, between_steps, idle_round_s=0.01)
-    desk = Desk(engine, runner.info, StepPublisher())
+    engine_client = EngineClient(engine, runner.info, StepPublisher())
     refill()
     engine.start()
     engine.grant(0)
@@ -127,19 +127,19 @@ async def test_every_message_describes_the_cache_while_steps_run(seed):
     async def watch() -> None:
         nonlocal num_events
         await asyncio.sleep(rng.random() / 10)
-        watcher = desk.watchers.open_watcher()
-        device, host, batch = await desk.cache_snapshot(watcher)
-        assert host == b""
-        reader = Reader(device, batch)
+        watcher = engine_client.watchers.open_watcher()
+        first = await engine_client.begin_watch(watcher)
+        assert not first.events
+        reader = Reader(first.snapshot, first)
         for _ in range(rng.randrange(1, 40)):
             await asyncio.sleep(rng.choice([0, 0, 0.01]))
             assert reader.apply(await watcher.next_batch(0.01))
         num_events += reader.num_events
-        desk.watchers.close_watcher(watcher)
+        engine_client.watchers.close_watcher(watcher)
 
     async with asyncio.timeout(60):
         await asyncio.gather(*(watch() for _ in range(12)))
     engine.stop()
     assert num_events > 50
     await asyncio.sleep(0)
-    assert not desk.watchers._watchers
+    assert not engine_client.watchers._watchers

@@ -4,15 +4,17 @@ import threading
 import time
 
 import pytest
+from sequences import new_sequence
 
 from gpu_worker.scheduling.scheduler import Scheduler, SchedulerConfig
 from gpu_worker.scheduling.sequence import Sequence
-from gpu_worker.scheduling.step import StepOutput, StepPlan, StepResult
+from gpu_worker.scheduling.step import StepOutput, StepPlan, StepResult, SubscriptionId
 from gpu_worker.serving.engine import Engine
 from gpu_worker.testing.fake_runner import FakeRunner, fake_oracle
 from octavo.errors import Draining
-from octavo.ids import SequenceId
 from octavo.sampling import FinishReason, SamplingParams
+
+ONE, OTHER = SubscriptionId(1), SubscriptionId(2)
 
 
 def until(condition, seconds: float = 10.0) -> None:
@@ -33,9 +35,7 @@ class Failing(FakeRunner):
 
 def sequence(name: str, prompt: list[int], max_tokens: int = 8) -> Sequence:
     params = SamplingParams(temperature=0, max_tokens=max_tokens, seed=1, ignore_eos=True)
-    return Sequence.from_admission(
-        seq_id=SequenceId(name), epoch=1, prompt=prompt, params=params, root=b"r" * 32, arrival=time.monotonic()
-    )
+    return new_sequence(name, prompt, params)
 
 
 @pytest.fixture
@@ -153,11 +153,11 @@ def test_holding_back_stops_steps_and_progress_goes_on(make):
 
 def test_each_result_says_whose_finite_grant_it_used(make):
     engine, results = make()
-    engine.grant(2, "a")
-    engine.grant(1, "b")
-    engine.grant(1, "a")
+    engine.grant(2, ONE)
+    engine.grant(1, OTHER)
+    engine.grant(1, ONE)
     until(lambda: len(results) == 4)
-    assert [result.granted_by for result in results] == ["a", "a", "b", "a"]
+    assert [result.granted_by for result in results] == [ONE, ONE, OTHER, ONE]
 
 
 def test_a_finite_grant_is_exact_while_the_worker_runs_freely(make):
@@ -165,23 +165,23 @@ def test_a_finite_grant_is_exact_while_the_worker_runs_freely(make):
     engine.grant(0)
     engine.post(lambda s: s.admit(sequence("a", [4], max_tokens=2000))).result(5)
     until(lambda: len(results) > 3)
-    engine.grant(5, "a")
-    until(lambda: sum(result.granted_by == "a" for result in results) == 5)
+    engine.grant(5, ONE)
+    until(lambda: sum(result.granted_by == ONE for result in results) == 5)
     count = len(results)
     until(lambda: len(results) > count + 3)
-    assert sum(result.granted_by == "a" for result in results) == 5
+    assert sum(result.granted_by == ONE for result in results) == 5
 
 
 def test_pause_says_what_it_took_back(make):
     engine, results = make(FakeRunner(step_s=0.05))
     engine.post(lambda s: s.admit(sequence("a", [4], max_tokens=100))).result(5)
     engine.grant(0)
-    engine.grant(50, "a")
-    engine.grant(7, "b")
+    engine.grant(50, ONE)
+    engine.grant(7, OTHER)
     until(lambda: len(results) >= 2)
-    left = {grant.owner: grant.steps for grant in engine.pause().result(5)}
+    left = {grant.subscription_id: grant.steps for grant in engine.pause().result(5)}
     count = len(results)
-    assert left == {"a": 50 - count, "b": 7}
+    assert left == {ONE: 50 - count, OTHER: 7}
     time.sleep(0.1)
     assert len(results) == count
 
@@ -189,7 +189,7 @@ def test_pause_says_what_it_took_back(make):
 def test_grants_from_many_threads_are_all_counted(make):
     engine, _ = make()
     engine.hold(True)
-    threads = [threading.Thread(target=lambda: [engine.grant(1, "x") for _ in range(200)]) for _ in range(4)]
+    threads = [threading.Thread(target=lambda: [engine.grant(1, ONE) for _ in range(200)]) for _ in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:

@@ -10,34 +10,31 @@ from hypothesis import strategies as st
 from gpu_worker.scheduling.scheduler import Scheduler, SchedulerConfig
 from gpu_worker.scheduling.step import StepResult
 from gpu_worker.serving.engine import Engine
-from gpu_worker.serving.engine_client import MAX_GRANT_STEPS, AdmissionRequest, Desk, Outcome
+from gpu_worker.serving.engine_client import MAX_GRANT_STEPS, EngineClient
 from gpu_worker.serving.journal import Journal
 from gpu_worker.serving.step_publisher import StepPublisher
 from gpu_worker.serving.step_subscription import StepSubscription
 from gpu_worker.testing.fake_runner import FakeRunner, fake_oracle
 from octavo.errors import Draining, InvalidArgument, NotFound, StaleEpoch
 from octavo.ids import SequenceId
+from octavo.record import Admission, AdmissionOutcome
 from octavo.sampling import SamplingParams
 
 
-def request(number: int = 0, epoch: int = 1, max_tokens: int = 6, prompt_tokens: int = 5, n: int = 1, **more):
+def request(
+    number: int = 0, epoch: int = 1, max_tokens: int = 6, prompt_tokens: int = 5, n: int = 1, **more
+) -> Admission:
     fields = {
         "seq_id": SequenceId(f"{number:032x}"),
         "epoch": epoch,
         "prompt": [number + 1] * prompt_tokens,
-        "outputs": [],
-        "finished_branches": (),
-        "params": SamplingParams(temperature=0, max_tokens=max_tokens, seed=1, n=n, best_of=n, ignore_eos=True),
-        "salt": "",
-        "priority": 3,
-        "deadline_in_ms": 0,
-        "alone": False,
+        "sampling": SamplingParams(temperature=0, max_tokens=max_tokens, seed=1, n=n, best_of=n, ignore_eos=True),
     }
-    return AdmissionRequest(**{**fields, **more})
+    return Admission(**{**fields, **more})
 
 
 class World:
-    """A desk with an engine, a journal without a store, and a stream that observes everything."""
+    """An engine client with an engine, a journal without a store, and a stream that observes everything."""
 
     def __init__(self, max_waiting: int = 1000, step_s: float = 0.0) -> None:
         self.runner = FakeRunner(block_size=4, num_blocks=16, num_host_blocks=4, context_tokens=128, step_s=step_s)
@@ -49,8 +46,8 @@ class World:
 
         self.engine = Engine(Scheduler(config, self.runner.info), self.runner, on_result)
         self.publisher = StepPublisher()
-        self.desk = Desk(self.engine, self.runner.info, self.publisher)
-        self.journal = Journal(None, self.publisher, self.desk)
+        self.engine_client = EngineClient(self.engine, self.runner.info, self.publisher)
+        self.journal = Journal(None, self.publisher, self.engine_client)
         self.task = asyncio.create_task(self.journal.run())
         self.observer = StepSubscription()
         self.publisher.attach(self.observer)
@@ -99,8 +96,8 @@ async def world() -> AsyncIterator[World]:
 
 async def test_an_admitted_sequence_has_a_log_before_its_first_token(world):
     world.engine.grant(0)
-    answers = await world.desk.admit([request(number, max_tokens=1) for number in range(40)], "")
-    assert [outcome for outcome, _ in answers] == [Outcome.ADMITTED] * 40
+    calls = (world.engine_client.admit(request(number, max_tokens=1), "") for number in range(40))
+    assert all(answer.admitted for answer in await asyncio.gather(*calls))
     await world.until(lambda: len(world.told()) == 40)
     for number in range(40):
         assert world.told()[f"{number:032x}", 1, 0] == fake_oracle([number + 1] * 5, 1, info=world.runner.info)
@@ -111,20 +108,20 @@ async def test_a_repeated_admission_is_answered_alike_also_while_the_first_is_de
     router = StepSubscription()
     world.publisher.attach(router)
     world.publisher.assign_router(router, "r2")
-    answers = await asyncio.gather(*(world.desk.admit([request(1)], name) for name in ("r1", "r2", "r1")))
-    assert [answer[0][0] for answer in answers] == [Outcome.ADMITTED] * 3
+    answers = await asyncio.gather(*(world.engine_client.admit(request(1), name) for name in ("r1", "r2", "r1")))
+    assert all(answer.admitted for answer in answers)
     assert len(world.sequences) == len(world.publisher.logs) == 1
     assert router in world.publisher.logs[request(1).seq_id].followers
-    assert not world.desk._deciding
+    assert not world.engine_client._deciding
 
 
 async def test_a_repeated_admission_after_the_end_runs_nothing(world):
     world.engine.grant(0)
-    await world.desk.admit([request(1)], "")
+    await world.engine_client.admit(request(1), "")
     await world.until(lambda: world.told() and not world.publisher.logs)
     steps = world.engine.times.num_steps
-    assert (await world.desk.admit([request(1)], ""))[0][0] is Outcome.ADMITTED
-    assert (await world.desk.admit([request(1, epoch=0)], ""))[0][0] is Outcome.STALE_EPOCH
+    assert (await world.engine_client.admit(request(1), "")).outcome is AdmissionOutcome.ADMITTED
+    assert (await world.engine_client.admit(request(1, epoch=0), "")).outcome is AdmissionOutcome.STALE_EPOCH
     await world.settle()
     assert not world.sequences
     assert world.engine.times.num_steps == steps
@@ -132,18 +129,19 @@ async def test_a_repeated_admission_after_the_end_runs_nothing(world):
 
 async def test_a_bad_request_is_rejected_by_name(world):
     for change in ({"epoch": 0}, {"prompt": []}, {"prompt": [10**6]}, {"seq_id": SequenceId("?")}, {"priority": 9}):
-        (outcome, failure), *_ = await world.desk.admit([request(1, **change)], "")
-        assert outcome is Outcome.REJECTED
-        assert failure.message.startswith(next(iter(change)))
+        answer = await world.engine_client.admit(request(1, **change), "")
+        assert answer.outcome is AdmissionOutcome.REJECTED
+        assert answer.failure.message.startswith(next(iter(change)))
     assert not world.publisher.logs
 
 
 async def test_a_refusal_is_told_to_everybody_who_asked_and_leaves_nothing():
     world = World(max_waiting=1)
-    assert (await world.desk.admit([request(0)], ""))[0][0] is Outcome.ADMITTED
-    answers = await asyncio.gather(*(world.desk.admit([request(1)], "") for _ in range(3)))
-    assert [answer[0][0] for answer in answers] == [Outcome.LATER] * 3
-    assert [outcome for outcome, _ in await world.desk.admit([request(2, prompt_tokens=100)], "")] == [Outcome.NEVER]
+    assert (await world.engine_client.admit(request(0), "")).outcome is AdmissionOutcome.ADMITTED
+    answers = await asyncio.gather(*(world.engine_client.admit(request(1), "") for _ in range(3)))
+    assert [answer.outcome for answer in answers] == [AdmissionOutcome.LATER] * 3
+    never = await world.engine_client.admit(request(2, prompt_tokens=100), "")
+    assert (never.outcome, never.failure.reason) == (AdmissionOutcome.NEVER, "TOO_LARGE")
     await world.settle()
     assert set(world.publisher.logs) == set(world.sequences) == {request(0).seq_id}
     await world.close()
@@ -154,64 +152,66 @@ async def test_a_call_that_is_given_up_leaves_no_log_without_a_sequence(world):
     gate = asyncio.Event()
     blocked = world.engine.post(lambda _: asyncio.run_coroutine_threadsafe(gate.wait(), loop).result())
     loop = asyncio.get_running_loop()
-    call, other = (asyncio.create_task(world.desk.admit([request(1)], name)) for name in ("a", "b"))
+    call, other = (asyncio.create_task(world.engine_client.admit(request(1), name)) for name in ("a", "b"))
     await turns(3)
     call.cancel()
     with pytest.raises(asyncio.CancelledError):
         await call
     gate.set()
     await asyncio.wrap_future(blocked)
-    assert (await other)[0][0] is Outcome.ADMITTED
+    assert (await other).outcome is AdmissionOutcome.ADMITTED
     await world.settle()
     assert set(world.publisher.logs) == set(world.sequences)
-    assert (await world.desk.admit([request(1)], ""))[0][0] is Outcome.ADMITTED
+    assert (await world.engine_client.admit(request(1), "")).outcome is AdmissionOutcome.ADMITTED
     assert set(world.publisher.logs) == set(world.sequences) == {request(1).seq_id}
 
 
 async def test_a_newer_epoch_replaces_an_older_one_and_an_older_one_is_stale(world):
-    for epoch, outcome in ((3, Outcome.ADMITTED), (2, Outcome.STALE_EPOCH), (5, Outcome.ADMITTED)):
-        assert (await world.desk.admit([request(1, epoch)], ""))[0][0] is outcome
+    answers = [await world.engine_client.admit(request(1, epoch), "") for epoch in (3, 2, 5)]
+    assert [answer.admitted for answer in answers] == [True, False, True]
+    assert (answers[1].outcome, answers[1].failure.reason) == (AdmissionOutcome.STALE_EPOCH, "STALE_EPOCH")
     assert world.sequences[request(1).seq_id].epoch == world.publisher.logs[request(1).seq_id].epoch == 5
 
 
 async def test_a_newer_epoch_that_is_refused_ends_the_older_one_which_the_store_has_given_away(world):
-    await world.desk.admit([request(1, 1)], "")
-    assert (await world.desk.admit([request(1, 2, prompt_tokens=100)], ""))[0][0] is Outcome.NEVER
+    await world.engine_client.admit(request(1, 1), "")
+    assert (await world.engine_client.admit(request(1, 2, prompt_tokens=100), "")).outcome is AdmissionOutcome.NEVER
     await world.settle()
     assert not world.publisher.logs
     assert not world.sequences
 
 
 async def test_what_concerns_a_replaced_sequence_does_not_touch_the_new_one(world):
-    await world.desk.admit([request(1, 1)], "")
+    await world.engine_client.admit(request(1, 1), "")
     old = world.sequences[request(1).seq_id]
-    await world.desk.admit([request(1, 2)], "")
+    await world.engine_client.admit(request(1, 2), "")
     new = world.sequences[request(1).seq_id]
-    world.desk.drop(old)
-    world.desk.cancel_one(old)
-    world.desk.end_branch(old, 0)
-    world.desk.cancel([(old.seq_id, 1)])
+    world.engine_client.drop(old)
+    world.engine_client.cancel_one(old)
+    world.engine_client.end_branch(old, 0)
+    world.engine_client.cancel([(old.seq_id, 1)])
     await world.settle()
     assert world.sequences == {new.seq_id: new}
-    world.desk.cancel([(new.seq_id, 7)])  # a router that knows more than this worker
+    world.engine_client.cancel([(new.seq_id, 7)])  # a router that knows more than this worker
     await world.settle()
     assert not world.sequences
 
 
 async def test_cancelled_ones_are_told_as_cancelled_and_forgotten(world):
     world.engine.grant(0)
-    await world.desk.admit([request(1, max_tokens=100), request(2, max_tokens=100)], "")
-    world.desk.cancel([(request(1).seq_id, 1), (request(2).seq_id, 1), (request(3).seq_id, 1)])
+    for number in (1, 2):
+        await world.engine_client.admit(request(number, max_tokens=100), "")
+    world.engine_client.cancel([(request(1).seq_id, 1), (request(2).seq_id, 1), (request(3).seq_id, 1)])
     await world.until(lambda: not world.publisher.logs)
     assert not world.sequences
 
 
 async def test_one_branch_ends_and_the_other_goes_on(world):
-    await world.desk.admit([request(1, n=2, max_tokens=20)], "")
+    await world.engine_client.admit(request(1, n=2, max_tokens=20), "")
     world.engine.grant(5)
     await world.until(lambda: len(world.told()) == 2)
     sequence = world.sequences[request(1).seq_id]
-    world.desk.end_branch(sequence, 0)
+    world.engine_client.end_branch(sequence, 0)
     world.publisher.end_branch(world.publisher.logs[sequence.seq_id], 0)
     world.engine.grant(0)
     await world.until(lambda: not world.publisher.logs)
@@ -220,34 +220,35 @@ async def test_one_branch_ends_and_the_other_goes_on(world):
 
 
 async def test_swaps_answer_for_each_sequence(world):
-    await world.desk.admit([request(1, prompt_tokens=9)], "")
+    await world.engine_client.admit(request(1, prompt_tokens=9), "")
     world.engine.grant(2)
     await world.until(lambda: bool(world.told()))
-    assert await world.desk.swap(request(1).seq_id, 1, "out") > 0
+    assert await world.engine_client.swap(request(1).seq_id, 1, "out") > 0
     with pytest.raises(StaleEpoch):
-        await world.desk.swap(request(1).seq_id, 2, "in")
+        await world.engine_client.swap(request(1).seq_id, 2, "in")
     with pytest.raises(NotFound):
-        await world.desk.swap(request(2).seq_id, 1, "in")
+        await world.engine_client.swap(request(2).seq_id, 1, "in")
 
 
 async def test_too_many_finite_steps_are_refused(world):
     subscription = StepSubscription()
-    world.desk.grant(subscription, MAX_GRANT_STEPS - 1)
-    world.desk.grant(subscription, 0)
+    world.publisher.attach(subscription)
+    world.engine_client.grant(subscription, MAX_GRANT_STEPS - 1)
+    world.engine_client.grant(subscription, 0)
     for steps in (2, 2**32 - 1):
         with pytest.raises(InvalidArgument, match=r"grant\.steps"):
-            world.desk.grant(subscription, steps)
-    world.desk.pause()
+            world.engine_client.grant(subscription, steps)
+    world.engine_client.pause()
     await world.until(lambda: not subscription.num_awaited)
 
 
-async def test_a_desk_whose_engine_has_ended_says_so(world):
+async def test_a_client_whose_engine_has_ended_says_so(world):
     await asyncio.to_thread(world.engine.stop)
     with pytest.raises(Draining):
-        await world.desk.admit([request(1)], "")
+        await world.engine_client.admit(request(1), "")
     with pytest.raises(Draining):
-        await world.desk.cache_snapshot(world.desk.watchers.open_watcher())
-    world.desk.cancel([(request(1).seq_id, 1)])
+        await world.engine_client.begin_watch(world.engine_client.watchers.open_watcher())
+    world.engine_client.cancel([(request(1).seq_id, 1)])
 
 
 OPERATIONS = st.one_of(
@@ -273,14 +274,14 @@ def test_in_any_order_the_logs_and_the_scheduler_agree(operations, max_waiting, 
         for operation in operations:
             match operation:
                 case ("admit", number, epoch, prompt_tokens):
-                    admission = world.desk.admit([request(number, epoch, prompt_tokens=prompt_tokens)], "")
+                    admission = world.engine_client.admit(request(number, epoch, prompt_tokens=prompt_tokens), "")
                     calls.append(asyncio.create_task(admission))
                 case ("give up", index) if calls:
                     calls[index % len(calls)].cancel()
                 case ("cancel", number, epoch):
-                    world.desk.cancel([(request(number).seq_id, epoch)])
+                    world.engine_client.cancel([(request(number).seq_id, epoch)])
                 case ("drop", number) if (entry := world.publisher.logs.get(request(number).seq_id)) is not None:
-                    world.desk.drop(entry.sequence)
+                    world.engine_client.drop(entry.sequence)
                     world.publisher.forget_log(entry)
                 case ("turns", count):
                     await turns(count)
@@ -288,8 +289,8 @@ def test_in_any_order_the_logs_and_the_scheduler_agree(operations, max_waiting, 
                     await asyncio.wrap_future(world.engine.post(lambda _: None))
         await asyncio.gather(*calls, return_exceptions=True)
         assert all(call.cancelling() or call.result() for call in calls)  # one that gives up takes nobody with it
-        while world.desk._deciding:
-            await asyncio.gather(*world.desk._deciding.values(), return_exceptions=True)
+        while world.engine_client._deciding:
+            await asyncio.gather(*world.engine_client._deciding.values(), return_exceptions=True)
         await world.settle()
         if running:
             await world.until(lambda: not world.sequences)
@@ -317,15 +318,15 @@ async def test_nothing_is_left_of_many_sequences(world):
     async def client(name: int) -> None:
         for round_ in range(60):
             number = name * 1000 + round_ % 900
-            answer = await world.desk.admit([request(number % 900, epoch=round_ + 1, max_tokens=2)], "")
-            if answer[0][0] is Outcome.ADMITTED and round_ % 3 == 0:
-                world.desk.cancel([(request(number % 900).seq_id, round_ + 1)])
+            answer = await world.engine_client.admit(request(number % 900, epoch=round_ + 1, max_tokens=2), "")
+            if answer.admitted and round_ % 3 == 0:
+                world.engine_client.cancel([(request(number % 900).seq_id, round_ + 1)])
 
     world.publisher.detach(world.observer)
     world.engine.grant(0)
     await asyncio.gather(*(client(name) for name in range(20)))
     await world.until(lambda: not world.sequences and not world.publisher.logs)
     await world.settle()
-    assert not world.desk._deciding
+    assert not world.engine_client._deciding
     load = world.engine.scheduler.load()
     assert load.num_used_blocks == load.num_sequences == 0

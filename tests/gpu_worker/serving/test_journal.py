@@ -4,6 +4,7 @@ import asyncio
 from collections import deque
 
 import pytest
+from sequences import new_sequence
 
 from gpu_worker.scheduling.sequence import Sequence
 from gpu_worker.scheduling.step import Delta, StepResult
@@ -14,7 +15,7 @@ from octavo.errors import StoreUnavailable
 from octavo.hashing import extend_chain, prompt_chain
 from octavo.ids import SequenceId
 from octavo.sampling import FinishReason, SamplingParams
-from octavo.store.calls import AppendItem, AppendReply, AppendStatus
+from octavo.store.calls import AppendItem, AppendReply, AppendStatus, Finish
 
 PROMPT = [5, 6, 7]
 
@@ -26,7 +27,7 @@ class ScriptedStore:
         self.journal: dict[tuple[str, int], list[int]] = {}
         self.script: deque[AppendStatus | Exception] = deque()
         self.batches: list[list[AppendItem]] = []
-        self.finished: list[tuple[str, int, FinishReason, str]] = []
+        self.finished: list[Finish] = []
 
     async def append_batch(self, items: list[AppendItem]) -> list[AppendReply]:
         if self.script and isinstance(self.script[0], Exception):
@@ -34,8 +35,8 @@ class ScriptedStore:
         self.batches.append(list(items))
         return [self._append(item) for item in items]
 
-    async def finish(self, seq_id: str, branch: int, reason: FinishReason, length: int | None, failure: str) -> bool:
-        self.finished.append((seq_id, branch, reason, failure))
+    async def finish(self, finish: Finish) -> bool:
+        self.finished.append(finish)
         return True
 
     def _append(self, item: AppendItem) -> AppendReply:
@@ -77,9 +78,7 @@ class World:
         self.publisher.attach(self.subscription)
         self.publisher.assign_router(self.subscription, "r1")
         params = SamplingParams(n=2, max_tokens=100, seed=1)
-        self.sequence = Sequence.from_admission(
-            seq_id=SequenceId("s"), epoch=3, prompt=PROMPT, params=params, root=b"r"
-        )
+        self.sequence = new_sequence("s", PROMPT, params, epoch=3)
         self.publisher.open_log(self.sequence, prompt_chain(PROMPT), [[], []], (), "r1")
         self.num_steps = 0
 
@@ -195,8 +194,8 @@ async def test_a_conflict_ends_the_record_and_every_branch_with_data_loss(world)
         (0, 1, FinishReason.ERROR),
         (1, 0, FinishReason.ERROR),
     ]
-    assert all("HISTORY_LOST" in item.failure for item in items)
-    assert [finished[:3] for finished in world.store.finished] == [("s", -1, FinishReason.ERROR)]
+    assert all(item.failure.reason == "HISTORY_LOST" for item in items)
+    assert [(end.seq_id, end.branch, end.reason) for end in world.store.finished] == [("s", None, FinishReason.ERROR)]
     assert ("drop", "s", 3) in world.control.calls
     assert world.publisher.logs == {}
 
@@ -216,9 +215,7 @@ async def test_steps_run_ahead_of_a_branch_that_a_router_has_ended_cost_the_othe
 
 async def test_what_an_earlier_life_at_the_same_epoch_computed_is_not_journalled(world):
     late = Delta(world.sequence, 0, 0, (10,))
-    again = Sequence.from_admission(
-        seq_id=SequenceId("s"), epoch=3, prompt=PROMPT, params=world.sequence.params, root=b"r"
-    )
+    again = new_sequence("s", PROMPT, world.sequence.params, epoch=3)
     world.publisher.open_log(again, prompt_chain(PROMPT), [[], []], (), "r1")
     world.journal.submit(StepResult(1, [late], 1, 1))
     await settle(world)

@@ -5,14 +5,16 @@ import asyncio
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from sequences import new_sequence
 
-from gpu_worker.scheduling.sequence import Sequence
 from gpu_worker.scheduling.step import Delta, StepResult
 from gpu_worker.serving.step_publisher import MAX_STEP_ITEMS, StepPublisher
-from gpu_worker.serving.step_subscription import MAX_PENDING_STEPS, StepItem, StepSubscription, joined
+from gpu_worker.serving.step_subscription import MAX_PENDING_STEPS, StepSubscription, join_items
+from octavo.errors import HistoryLost
 from octavo.hashing import extend_chain, prompt_chain
 from octavo.ids import SequenceId
 from octavo.sampling import FinishReason, SamplingParams
+from octavo.step_item import StepItem
 
 SEQ = SequenceId("s")
 
@@ -24,7 +26,7 @@ def begin(
     params: SamplingParams | None = None,
 ):
     params = params or SamplingParams(max_tokens=99, seed=1)
-    sequence = Sequence.from_admission(seq_id=SEQ, epoch=1, prompt=[1], params=params, root=b"r")
+    sequence = new_sequence(SEQ, [1], params)
     publisher.open_log(sequence, prompt_chain([1]), outputs or [[]], (), router)
     return publisher.logs[SEQ]
 
@@ -119,7 +121,7 @@ def test_counted_steps_are_reported_one_by_one_even_when_idle():
     for each in (subscription, other):
         publisher.attach(each)
     for step_id, whose in enumerate((None, subscription, other, subscription, None), 1):
-        publisher.flush(StepResult(step_id, granted_by=whose))
+        publisher.flush(StepResult(step_id, granted_by=whose and whose.subscription_id))
     assert [step.step_id for step in subscription.ready] == [2, 4]
     assert [step.step_id for step in other.ready] == [3]
     assert subscription.num_awaited == other.num_awaited == 0
@@ -236,7 +238,7 @@ async def test_a_counted_step_is_sent_at_once_whatever_the_interval():
     entry = publisher.logs[SEQ]
     delta = Delta(entry.sequence, 0, 1, (6,))
     publisher.publish_delta(entry, delta)
-    publisher.flush(StepResult(2, [delta], 1, 1, granted_by=subscription))
+    publisher.flush(StepResult(2, [delta], 1, 1, granted_by=subscription.subscription_id))
     assert messages(subscription) == [[5, 6]]
 
 
@@ -284,7 +286,7 @@ def test_nothing_is_left_of_ten_thousand_sequences():
             case 1:
                 publisher.end_branch(publisher.logs[SEQ], 0)
             case 2:
-                publisher.publish_failure(publisher.logs[SEQ], "{}")
+                publisher.publish_failure(publisher.logs[SEQ], HistoryLost("lost").failure())
                 publisher.flush(StepResult(number))
             case 3:
                 publisher.forget_log(publisher.logs[SEQ])
@@ -301,7 +303,7 @@ def test_nothing_is_left_of_ten_thousand_sequences():
 def test_a_sequence_that_had_ended_before_it_came_leaves_no_log():
     publisher = StepPublisher()
     params = SamplingParams(max_tokens=99, seed=1)
-    sequence = Sequence.from_admission(seq_id=SEQ, epoch=1, prompt=[1], params=params, root=b"r")
+    sequence = new_sequence(SEQ, [1], params)
     publisher.open_log(sequence, prompt_chain([1]), [[5]], (0,), "")
     assert not publisher.logs
 
@@ -334,6 +336,6 @@ def test_a_stream_that_is_replaced_ends_though_it_awaits_steps():
 def test_tokens_of_a_branch_that_competes_keep_their_scores():
     """A router's stop string may end the text at any of them; plain ones become one item."""
     ranked = [StepItem(SEQ, 1, 0, i, [i], i, cumulative_logprob=-float(i)) for i in range(3)]
-    assert joined(ranked) == ranked
+    assert join_items(ranked) == ranked
     plain = [StepItem(SEQ, 1, 0, i, [i], i) for i in range(3)]
-    assert [item.token_ids for item in joined(plain)] == [[0, 1, 2]]
+    assert [item.token_ids for item in join_items(plain)] == [[0, 1, 2]]

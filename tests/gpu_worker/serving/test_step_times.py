@@ -1,9 +1,9 @@
 """What a scheduler learns from the steps it planned."""
 
 import pytest
+from sequences import new_sequence
 
 from gpu_worker.scheduling.scheduler import Scheduler, SchedulerConfig
-from gpu_worker.scheduling.sequence import Sequence
 from gpu_worker.serving.step_times import StepTimes
 from gpu_worker.testing.fake_runner import FakeRunner
 from octavo.ids import SequenceId
@@ -26,8 +26,8 @@ class Bench:
         params = SamplingParams(temperature=0.0, max_tokens=2000, ignore_eos=True)
         tokens = [1 + (number + place * place) % 97 for place in range(prompt)]
         name = SequenceId(f"{number:032x}")
-        sequence = Sequence.from_admission(seq_id=name, epoch=1, prompt=tokens, params=params, root=bytes(32))
-        assert self.scheduler.admit(sequence).ok
+        sequence = new_sequence(name, tokens, params)
+        assert self.scheduler.admit(sequence).admitted
 
     def step(self, fixed_s: float = 0.0) -> tuple[int, int]:
         """How many tokens of decodes and of prompts it had."""

@@ -3,9 +3,9 @@
 from collections.abc import Callable
 
 import pytest
+from sequences import new_sequence
 
 from gpu_worker.scheduling.scheduler import Scheduler, SchedulerConfig
-from gpu_worker.scheduling.sequence import Sequence
 from gpu_worker.scheduling.step import StepPlan
 from gpu_worker.testing.witness_runner import WitnessRunner, witness_oracle
 from octavo.errors import OutOfBlocks
@@ -22,11 +22,7 @@ def run(sabotage: Callable[[WitnessRunner, StepPlan], None] | None = None, n: in
     scheduler = Scheduler(config, runner.info)
     for number in range(6):
         params = SamplingParams(temperature=1.0, seed=number, max_tokens=24, n=n)
-        scheduler.admit(
-            Sequence.from_admission(
-                seq_id=SequenceId(str(number)), epoch=1, prompt=[number, 2, 3, 4, 5], params=params, root=ROOT
-            )
-        )
+        scheduler.admit(new_sequence(str(number), [number, 2, 3, 4, 5], params, root=ROOT))
     outputs: dict[tuple[str, int], list[int]] = {}
     while scheduler.has_work:
         plan = scheduler.plan()
@@ -113,8 +109,7 @@ def test_blocks_on_their_way_in_are_left_alone_or_forgotten(meddle: str) -> None
     outputs: dict[str, list[int]] = {}
 
     def admit(name: str, prompt: list[int]) -> None:
-        sequence = Sequence.from_admission(seq_id=SequenceId(name), epoch=1, prompt=prompt, params=params, root=ROOT)
-        assert scheduler.admit(sequence).ok
+        assert scheduler.admit(new_sequence(name, prompt, params, root=ROOT)).admitted
 
     def step() -> None:
         plan = scheduler.plan()

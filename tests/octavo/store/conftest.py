@@ -9,11 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from guard.processes import lasting
 
 from octavo.ids import Incarnation, RequestId, SequenceId, sequence_id
 from octavo.record import NewSequence
 from octavo.store import keys, library
-from octavo.store.calls import QueueLimits, TakeReason, TakeReply, TakeStatus
+from octavo.store.calls import QueueLimits, TakeReason, TakeReply, TakeRequest, TakeStatus
 from octavo.store.embedded import EmbeddedStore
 from octavo.store.memory import MemoryState, MemoryStore
 from octavo.store.redis import RedisStore
@@ -56,7 +57,8 @@ def servers(
             running[kind] = embedded
         return running[kind]
 
-    yield get
+    with lasting(lambda: [embedded.pid for embedded in running.values() if embedded.pid is not None]):
+        yield get
     for embedded in running.values():
         runner.run(embedded.stop())
 
@@ -86,13 +88,18 @@ class Bench:
     async def run(self, request: NewSequence, owner: Incarnation = Incarnation("worker1")) -> int:
         """Accepts and places a request; the epoch."""
         await self.store.accept(request, QueueLimits())
-        taken = await self.store.take(request.seq_id, 0, owner, "first", TakeReason.QUEUED)
+        taken = await self.take_ownership(request.seq_id, 0, owner, "first", TakeReason.QUEUED)
         assert taken.status is TakeStatus.OK
         return taken.epoch
 
     async def crash(self, seq_id: SequenceId, epoch: int, to: Incarnation) -> TakeReply:
         """The owner at that epoch has died, and another worker takes over."""
-        return await self.store.take(seq_id, epoch, to, f"crash{epoch}", TakeReason.CONNECTION)
+        return await self.take_ownership(seq_id, epoch, to, f"crash{epoch}", TakeReason.CONNECTION)
+
+    async def take_ownership(
+        self, seq_id: SequenceId, epoch: int, owner: Incarnation, take_id: str, reason: TakeReason
+    ) -> TakeReply:
+        return await self.store.take_ownership(TakeRequest(seq_id, epoch, owner, take_id, reason))
 
     async def listening(self, router: Incarnation) -> None:
         """Returns when somebody hears that router's notices."""

@@ -1,6 +1,6 @@
 """Random operations over a tiny alphabet on MemoryStore and a real server at once: replies and state must be equal.
 
-Along the way the invariants of design/protocol.md §8 that a store can break are asserted.
+Along the way the invariants of docs/protocol.md that a store can break are asserted.
 """
 
 import asyncio
@@ -15,7 +15,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from octavo.ids import Incarnation, RequestId, SequenceId, sequence_id
 from octavo.record import NewSequence, Snapshot
 from octavo.sampling import FinishReason
-from octavo.store.calls import AppendItem, AppendStatus, Member, QueueLimits, TakeReason
+from octavo.store.calls import AppendItem, AppendStatus, Finish, Member, QueueLimits, TakeReason, TakeRequest
 
 NAMES = {"a": 1, "b": 2, "c": 1}  # sequences and their branches; an ended one gets a successor of the same name
 LIMITS = QueueLimits(max_requests=3, max_tokens=160)
@@ -112,15 +112,16 @@ class Differential(RuleBasedStateMachine):
 
     @rule(name=NAME, lag=LAG, worker=WORKER, take_id=OPERATION, why=st.sampled_from(TakeReason))
     def take(self, name: str, lag: int, worker: Incarnation, take_id: str, why: TakeReason) -> None:
-        self.both("take", self.seq_ids[name], self.epoch(name, lag), worker, take_id, why)
+        self.both("take_ownership", TakeRequest(self.seq_ids[name], self.epoch(name, lag), worker, take_id, why))
 
     @rule(name=NAME, worker=WORKER, take_id=OPERATION)
     def place(self, name: str, worker: Incarnation, take_id: str) -> None:
-        self.both("take", self.seq_ids[name], self.epoch(name, 0), worker, take_id, TakeReason.QUEUED)
+        queued = TakeReason.QUEUED
+        self.both("take_ownership", TakeRequest(self.seq_ids[name], self.epoch(name, 0), worker, take_id, queued))
 
     @rule(name=NAME, worker=WORKER, take_id=OPERATION, why=st.sampled_from([TakeReason.CONNECTION, TakeReason.LEASE]))
     def rescue(self, name: str, worker: Incarnation, take_id: str, why: TakeReason) -> None:
-        self.both("take", self.seq_ids[name], self.epoch(name, 0), worker, take_id, why)
+        self.both("take_ownership", TakeRequest(self.seq_ids[name], self.epoch(name, 0), worker, take_id, why))
 
     @rule(
         name=NAME,
@@ -131,7 +132,8 @@ class Differential(RuleBasedStateMachine):
         for worker in workers[spared:]:
             self.equal()
             epoch = self.epoch(name, 0)
-            self.both("take", self.seq_ids[name], epoch, Incarnation(worker), f"t{epoch}", TakeReason.CONNECTION)
+            request = TakeRequest(self.seq_ids[name], epoch, Incarnation(worker), f"t{epoch}", TakeReason.CONNECTION)
+            self.both("take_ownership", request)
 
     @rule(items=st.lists(GOOD, min_size=1, max_size=3))
     def append(self, items: list[tuple[str, int, int, int, list[int] | None, FinishReason]]) -> None:
@@ -164,17 +166,17 @@ class Differential(RuleBasedStateMachine):
     @rule(
         name=NAME,
         how=st.sampled_from(["cancel", "finish", "neither"]),
-        branch=st.sampled_from([-1, 0, 0, 1]),
+        branch=st.sampled_from([None, 0, 0, 1]),
         reason=REASON,
         length=st.sampled_from([None, None, 0, 1, 20]),
     )
-    def end(self, name: str, how: str, branch: int, reason: FinishReason, length: int | None) -> None:
+    def end(self, name: str, how: str, branch: int | None, reason: FinishReason, length: int | None) -> None:
         if how == "cancel":
             self.both("cancel", self.seq_ids[name])
         elif how == "finish":
             score = -0.5 * length if length and length % 2 else None
-            delivered = length if branch >= 0 else None
-            self.both("finish", self.seq_ids[name], branch, reason, delivered, "why not", score)
+            delivered = None if branch is None else length
+            self.both("finish", Finish(self.seq_ids[name], reason, branch, delivered, "why not", score))
 
     @rule(name=NAME, router=ROUTER, how=st.sampled_from(["attach", "detach"]))
     def client(self, name: str, router: Incarnation, how: str) -> None:

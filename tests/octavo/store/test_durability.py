@@ -15,7 +15,7 @@ from octavo.errors import StoreUnavailable
 from octavo.ids import Incarnation
 from octavo.record import NewSequence
 from octavo.store import open_store
-from octavo.store.calls import AppendItem, AppendStatus, QueueLimits, TakeReason, TakeStatus
+from octavo.store.calls import AppendItem, AppendStatus, QueueLimits, TakeReason, TakeRequest, TakeStatus
 from octavo.store.embedded import MAX_SOCKET_PATH, EmbeddedStore
 
 ROUTER, W1, W2 = Incarnation("router1"), Incarnation("worker1"), Incarnation("worker2")
@@ -31,7 +31,7 @@ async def test_killing_the_server_loses_nothing(tmp_path: Path, new: New) -> Non
     await store.open()
     seq_id, answered = new().seq_id, 0
     await store.accept(new(max_tokens=10**6), LIMITS)
-    await store.take(seq_id, 0, W1, "t", TakeReason.QUEUED)
+    await store.take_ownership(TakeRequest(seq_id, 0, W1, "t", TakeReason.QUEUED))
     for round_ in range(3):
         generation = store.generation
         enough, goal = asyncio.Event(), answered + 50
@@ -51,7 +51,8 @@ async def test_killing_the_server_loses_nothing(tmp_path: Path, new: New) -> Non
         assert len(written) - answered in (0, 1)  # the last one may be written and not answered
         assert snapshot.prompt == new().prompt
         assert store.generation > generation
-        assert (await store.take(seq_id, 1, W2, "u", TakeReason.CONNECTION)).status is TakeStatus.FROZEN
+        taken = await store.take_ownership(TakeRequest(seq_id, 1, W2, "u", TakeReason.CONNECTION))
+        assert taken.status is TakeStatus.FROZEN
     assert answered > 100
     await store.close()
     await server.stop()

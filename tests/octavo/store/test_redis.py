@@ -15,7 +15,16 @@ from octavo.ids import Incarnation
 from octavo.record import NewSequence, State
 from octavo.sampling import FinishReason
 from octavo.store import library, open_store
-from octavo.store.calls import AppendItem, AppendStatus, Member, QueueLimits, TakeReason
+from octavo.store.calls import (
+    AppendItem,
+    AppendStatus,
+    Finish,
+    Member,
+    QueueDepth,
+    QueueLimits,
+    TakeReason,
+    TakeRequest,
+)
 from octavo.store.embedded import EmbeddedStore
 from octavo.store.redis import RedisStore
 from octavo.store.server import RedisOptions
@@ -53,12 +62,12 @@ async def test_every_key_expires(bench: Any, new: New) -> None:
         await store.accept(new(name, num_branches=2, priority=3 - (name == "claimed")), LIMITS)
     await store.pop(ROUTER, 1, 1000)
     for name in ("runs", "ends", "suspect"):
-        await store.take(new(name).seq_id, 0, W1, "t", TakeReason.QUEUED)
+        await store.take_ownership(TakeRequest(new(name).seq_id, 0, W1, "t", TakeReason.QUEUED))
         await store.append_batch([AppendItem(new(name).seq_id, 1, branch, 0, [1, 2]) for branch in (0, 1)])
     for epoch in (1, 2):
-        await store.take(new("suspect").seq_id, epoch, W2, f"t{epoch}", TakeReason.CONNECTION)
+        await store.take_ownership(TakeRequest(new("suspect").seq_id, epoch, W2, f"t{epoch}", TakeReason.CONNECTION))
         await store.heartbeat(Member("worker", W2, b"w"), 1000)
-    await store.finish(new("ends").seq_id, -1, FinishReason.STOP, None)
+    await store.finish(Finish(new("ends").seq_id, FinishReason.STOP))
     await store.cancel(new("cancelled").seq_id)
     await store.secret("resume")
     await store.sweep(10, 1000)
@@ -78,7 +87,7 @@ async def test_a_record_that_vanished_leaves_no_count_behind(bench: Any, new: Ne
     await bench.store.accept(new(), LIMITS)
     await bench.store.server.client.delete(f"octavo:{{s0}}:seq:{new().seq_id}")
     assert await bench.store.pop(ROUTER, 1, 1000) == []
-    assert await bench.store.queue_depth() == (0, 0)
+    assert await bench.store.queue_depth() == QueueDepth(0, 0)
 
 
 async def test_no_key_has_a_part_the_client_chose(bench: Any, new: New) -> None:
@@ -125,14 +134,14 @@ async def test_an_older_library_is_replaced_and_a_newer_one_kept(bench: Any) -> 
 async def test_many_calls_at_once_wait_for_a_connection(bench: Any, new: New) -> None:
     names = [str(i) for i in range(200)]
     await asyncio.gather(*(bench.store.accept(new(name), LIMITS) for name in names))
-    assert (await bench.store.queue_depth())[0] == 200
+    assert (await bench.store.queue_depth()).num_queued == 200
 
 
 async def test_big_prompts_and_batches(bench: Any, new: New) -> None:
     prompt = list(range(200_000))
     request = new(prompt=prompt, max_tokens=100_000, num_branches=16)
     await bench.store.accept(request, QueueLimits(10, 10**9))
-    await bench.store.take(request.seq_id, 0, W1, "t", TakeReason.QUEUED)
+    await bench.store.take_ownership(TakeRequest(request.seq_id, 0, W1, "t", TakeReason.QUEUED))
     items = [AppendItem(request.seq_id, 1, i % 16, 2 * (i // 16), [i, i]) for i in range(10_000)]
     assert {reply.status for reply in await bench.store.append_batch(items)} == {AppendStatus.OK}
     snapshot = await bench.store.read(request.seq_id, prompt=True, from_indexes=[0] * 16)
@@ -184,7 +193,7 @@ async def test_the_documented_acl_is_enough(bench: Any, server: EmbeddedStore, n
         await stream.aclose()
         await member.pop(ROUTER, 1, 1000)
         for epoch, why in ((0, TakeReason.QUEUED), (1, TakeReason.CONNECTION), (2, TakeReason.CONNECTION)):
-            await member.take(new().seq_id, epoch, Incarnation(f"w{epoch}"), f"t{epoch}", why)
+            await member.take_ownership(TakeRequest(new().seq_id, epoch, Incarnation(f"w{epoch}"), f"t{epoch}", why))
         await member.append_batch([AppendItem(new().seq_id, 3, 0, 0, [1])])
         await member.append_batch([AppendItem(new().seq_id, 3, 0, 0, [1] * 20)])
         await bench.advance(5000)
@@ -204,7 +213,7 @@ async def test_the_documented_acl_is_enough(bench: Any, server: EmbeddedStore, n
 async def test_open_store_knows_its_schemes(server: EmbeddedStore) -> None:
     store = open_store("memory://")
     await store.open()
-    assert await store.queue_depth() == (0, 0)
+    assert await store.queue_depth() == QueueDepth(0, 0)
     with pytest.raises(ValueError, match="scheme"):
         open_store("http://localhost")
     with pytest.raises(ValueError, match="num_shards"):

@@ -1,4 +1,4 @@
-"""The history checker: what a client saw, held against the rules of design/protocol.md §4 and §8."""
+"""The history checker: what a client saw, held against what docs/protocol.md promises about delivery."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field

@@ -6,7 +6,7 @@ from typing import Any
 from octavo.ids import Incarnation
 from octavo.record import NewSequence, State
 from octavo.sampling import FinishReason
-from octavo.store.calls import AppendItem, AppendStatus
+from octavo.store.calls import AppendItem, AppendStatus, Finish
 
 W2, W3, W4 = (Incarnation(f"worker{i}") for i in (2, 3, 4))
 New = Callable[..., NewSequence]
@@ -57,9 +57,9 @@ async def test_a_stop_string_stands_where_it_is_however_far_the_worker_went(benc
     for branch in (0, 1):
         item = AppendItem(request.seq_id, epoch, branch, 0, [1, 2, 3], FinishReason.LENGTH, score=-3.0)
         await bench.store.append_batch([item])
-    assert await bench.store.finish(request.seq_id, 0, FinishReason.STOP, 2, score=-2.5)
-    assert await bench.store.finish(request.seq_id, 0, FinishReason.STOP, 2, score=-2.5)
-    assert await bench.store.finish(request.seq_id, 1, FinishReason.LENGTH, 3)
+    assert await bench.store.finish(Finish(request.seq_id, FinishReason.STOP, branch=0, length=2, score=-2.5))
+    assert await bench.store.finish(Finish(request.seq_id, FinishReason.STOP, branch=0, length=2, score=-2.5))
+    assert await bench.store.finish(Finish(request.seq_id, FinishReason.LENGTH, branch=1, length=3))
     record = (await bench.store.read(request.seq_id)).record
     assert (record.state, record.finishes) == (State.DONE, (FinishReason.STOP, FinishReason.LENGTH))
     assert (record.final_lengths, record.scores) == ((2, 3), (-2.5, -3.0))
@@ -70,16 +70,17 @@ async def test_a_sequence_ends_with_its_last_branch(bench: Any, new: New) -> Non
     epoch = await bench.run(request)
     await bench.store.append_batch([AppendItem(request.seq_id, epoch, 0, 0, [1, 2], FinishReason.LENGTH)])
     await bench.store.append_batch([AppendItem(request.seq_id, epoch, 1, 0, [1, 2, 3])])
-    assert await bench.store.finish(request.seq_id, 1, FinishReason.STOP, 2)
-    assert not await bench.store.finish(request.seq_id, 2, FinishReason.STOP, 1)  # more than there is
+    assert await bench.store.finish(Finish(request.seq_id, FinishReason.STOP, branch=1, length=2))
+    assert not await bench.store.finish(Finish(request.seq_id, FinishReason.STOP, branch=2, length=1))  # it is empty
+    assert not await bench.store.finish(Finish(request.seq_id, FinishReason.STOP, branch=3))  # no such branch
     assert (await bench.store.read(request.seq_id)).record.state is State.RUNNING
-    assert await bench.store.finish(request.seq_id, -1, FinishReason.ERROR, None, '{"reason": "X"}')
+    assert await bench.store.finish(Finish(request.seq_id, FinishReason.ERROR, failure='{"reason": "X"}'))
     record = (await bench.store.read(request.seq_id)).record
     assert record.finishes == (FinishReason.LENGTH, FinishReason.STOP, FinishReason.ERROR)
     assert (record.num_tokens, record.final_lengths) == ((2, 3, 0), (2, 2, 0))
     assert (record.state, record.failure) == (State.FAILED, '{"reason": "X"}')
-    assert await bench.store.finish(request.seq_id, 0, FinishReason.LENGTH, None)
-    assert not await bench.store.finish(request.seq_id, 0, FinishReason.STOP, None)
+    assert await bench.store.finish(Finish(request.seq_id, FinishReason.LENGTH, branch=0))
+    assert not await bench.store.finish(Finish(request.seq_id, FinishReason.STOP, branch=0))
 
 
 async def test_tokens_prove_a_sequence_harmless(bench: Any, new: New) -> None:

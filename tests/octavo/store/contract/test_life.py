@@ -6,7 +6,7 @@ from typing import Any
 from octavo.ids import Incarnation, RequestId, sequence_id
 from octavo.record import NewSequence, State
 from octavo.sampling import FinishReason
-from octavo.store.calls import AcceptStatus, QueueLimits, TakeReason
+from octavo.store.calls import AcceptStatus, QueueDepth, QueueLimits, TakeReason
 
 ROUTER, OTHER = Incarnation("router1"), Incarnation("router2")
 W1 = Incarnation("worker1")
@@ -32,7 +32,7 @@ async def test_a_retry_is_recognized_and_another_body_refused(bench: Any, new: N
     assert (await bench.store.accept(new(), LIMITS)).status is AcceptStatus.OK
     assert (await bench.store.accept(new(), LIMITS)).status is AcceptStatus.EXISTS
     assert (await bench.store.accept(new(body_hash=b"other"), LIMITS)).status is AcceptStatus.MISMATCH
-    assert await bench.store.queue_depth() == (1, 67)
+    assert await bench.store.queue_depth() == QueueDepth(1, 67)
 
 
 async def test_the_queue_is_bounded_in_requests_and_tokens(make_memory_bench: Any, new: New) -> None:
@@ -53,7 +53,7 @@ async def test_classes_then_arrival_and_requeued_ones_first(bench: Any, new: New
         await bench.store.accept(new(name, seq_id=ids[name], priority=priority), LIMITS)
     first = await bench.store.pop(ROUTER, 2, 100)
     assert [popped.seq_id for popped in first] == [ids["c"], ids["a"]]
-    epoch = (await bench.store.take(ids["a"], 0, W1, "t", TakeReason.QUEUED)).epoch
+    epoch = (await bench.take_ownership(ids["a"], 0, W1, "t", TakeReason.QUEUED)).epoch
     assert await bench.store.requeue(ids["a"], epoch)
     assert await bench.store.requeue(ids["c"], 0)
     again = await bench.store.pop(ROUTER, 9, 100)
@@ -65,7 +65,7 @@ async def test_a_requeue_can_be_repeated(bench: Any, new: New) -> None:
     epoch = await bench.run(new())
     for _ in range(2):
         assert await bench.store.requeue(new().seq_id, epoch)
-    assert (await bench.store.queue_depth())[0] == 1
+    assert (await bench.store.queue_depth()).num_queued == 1
     assert not await bench.store.requeue(new().seq_id, epoch - 1)
 
 
@@ -73,7 +73,7 @@ async def test_the_timeline_keeps_the_last_entries(bench: Any, new: New) -> None
     epoch = await bench.run(new())
     for i in range(40):
         await bench.advance(1)
-        epoch = (await bench.store.take(new().seq_id, epoch, W1, str(i), TakeReason.REFUSED)).epoch
+        epoch = (await bench.take_ownership(new().seq_id, epoch, W1, str(i), TakeReason.REFUSED)).epoch
     timeline = (await bench.store.read(new().seq_id)).record.timeline
     assert timeline == tuple((ms, "taken", f"{W1} refused") for ms in range(9, 41))
 
@@ -84,7 +84,7 @@ async def test_nothing_is_popped_past_its_deadline(bench: Any, new: New) -> None
     assert await bench.store.pop(ROUTER, 1, 100) == []
     record = (await bench.store.read(new().seq_id)).record
     assert (record.state, record.finishes) == (State.DONE, (FinishReason.DEADLINE,))
-    assert await bench.store.queue_depth() == (0, 0)
+    assert await bench.store.queue_depth() == QueueDepth(0, 0)
 
 
 async def test_attach_brings_a_client_back(bench: Any, new: New) -> None:
@@ -99,6 +99,6 @@ async def test_cancel_is_at_once_while_waiting_and_repeatable(bench: Any, new: N
     await bench.store.accept(new(), LIMITS)
     for _ in range(2):
         assert (await bench.store.cancel(new().seq_id)).state is State.CANCELLED
-    assert await bench.store.queue_depth() == (0, 0)
+    assert await bench.store.queue_depth() == QueueDepth(0, 0)
     assert await bench.store.pop(ROUTER, 1, 100) == []
     assert await bench.store.cancel(new("unknown").seq_id) is None

@@ -7,7 +7,7 @@ from typing import Any
 from octavo.ids import Incarnation
 from octavo.record import NewSequence, State
 from octavo.sampling import FinishReason
-from octavo.store.calls import Member, Notice, QueueLimits
+from octavo.store.calls import Finish, Member, Notice, QueueLimits
 
 ROUTER, OTHER = Incarnation("router1"), Incarnation("router2")
 W1, W2 = Incarnation("worker1"), Incarnation("worker2")
@@ -32,7 +32,7 @@ async def test_listing_finds_the_live_by_owner(bench: Any, new: New) -> None:
     names = [str(i) for i in range(12)]
     for name in names:
         await bench.run(new(name), W1 if int(name) % 2 else W2)
-    await bench.store.finish(new("0").seq_id, -1, FinishReason.STOP, None)
+    await bench.store.finish(Finish(new("0").seq_id, FinishReason.STOP))
     every = await bench.store.list_sequences(None, 100)
     assert {record.request_id for record in every} == set(names[1:])
     assert {record.owner for record in await bench.store.list_sequences(W1, 100)} == {W1}
@@ -56,7 +56,7 @@ async def test_notices_reach_the_attached_router(bench: Any, new: New) -> None:
     await bench.store.attach(request.seq_id, ROUTER)
     await bench.run(new("elsewhere", router=OTHER))  # of this one, the wake-up alone
     await bench.store.cancel(request.seq_id)
-    await bench.store.finish(request.seq_id, -1, FinishReason.CANCELLED, None)
+    await bench.store.finish(Finish(request.seq_id, FinishReason.CANCELLED))
     async with asyncio.timeout(5):
         notices = [await waiting] + [await anext(stream) for _ in range(4)]
     await stream.aclose()

@@ -9,7 +9,16 @@ from octavo.errors import PoisonSuspected
 from octavo.ids import Incarnation
 from octavo.record import NewSequence, State
 from octavo.sampling import FinishReason
-from octavo.store.calls import AppendItem, AppendStatus, Member, MigrateStatus, QueueLimits, TakeReason, TakeStatus
+from octavo.store.calls import (
+    AppendItem,
+    AppendStatus,
+    Finish,
+    Member,
+    MigrateStatus,
+    QueueLimits,
+    TakeReason,
+    TakeStatus,
+)
 
 ROUTER = Incarnation("router1")
 W1, W2, W3, W4 = (Incarnation(f"worker{i}") for i in (1, 2, 3, 4))
@@ -20,21 +29,21 @@ New = Callable[..., NewSequence]
 async def test_of_many_takers_one_wins(bench: Any, new: New) -> None:
     await bench.store.accept(new(), LIMITS)
     seq_id = new().seq_id
-    takes = [bench.store.take(seq_id, 0, Incarnation(f"w{i}"), f"t{i}", TakeReason.QUEUED) for i in range(8)]
+    takes = [bench.take_ownership(seq_id, 0, Incarnation(f"w{i}"), f"t{i}", TakeReason.QUEUED) for i in range(8)]
     answers = await asyncio.gather(*takes)
     assert sorted(answer.status for answer in answers) == [TakeStatus.FENCED] * 7 + [TakeStatus.OK]
     winner = [answer.status for answer in answers].index(TakeStatus.OK)
     assert (
-        await bench.store.take(seq_id, 0, Incarnation("x"), f"t{winner}", TakeReason.QUEUED)
+        await bench.take_ownership(seq_id, 0, Incarnation("x"), f"t{winner}", TakeReason.QUEUED)
     ).status is TakeStatus.SAME
 
 
 async def test_a_lease_protects_its_owner(bench: Any, new: New) -> None:
     seq_id, epoch = new().seq_id, await bench.run(new())
     await bench.store.heartbeat(Member("worker", W1, b"info"), 1000)
-    assert (await bench.store.take(seq_id, epoch, W2, "t", TakeReason.LEASE)).status is TakeStatus.ALIVE
+    assert (await bench.take_ownership(seq_id, epoch, W2, "t", TakeReason.LEASE)).status is TakeStatus.ALIVE
     await bench.advance(1000)
-    taken = await bench.store.take(seq_id, epoch, W2, "t", TakeReason.LEASE)
+    taken = await bench.take_ownership(seq_id, epoch, W2, "t", TakeReason.LEASE)
     assert (taken.status, taken.epoch, taken.crashes) == (TakeStatus.OK, epoch + 1, 1)
     [stale] = await bench.store.append_batch([AppendItem(seq_id, epoch, 0, 0, [1])])
     assert stale.status is AppendStatus.FENCED
@@ -42,9 +51,9 @@ async def test_a_lease_protects_its_owner(bench: Any, new: New) -> None:
 
 async def test_refusals_count_no_crash(bench: Any, new: New) -> None:
     seq_id, epoch = new().seq_id, await bench.run(new())
-    taken = await bench.store.take(seq_id, epoch, W2, "t", TakeReason.REFUSED)
+    taken = await bench.take_ownership(seq_id, epoch, W2, "t", TakeReason.REFUSED)
     assert (taken.status, taken.crashes) == (TakeStatus.OK, 0)
-    assert (await bench.store.take(seq_id, epoch, W3, "u", TakeReason.REFUSED)).status is TakeStatus.FENCED
+    assert (await bench.take_ownership(seq_id, epoch, W3, "u", TakeReason.REFUSED)).status is TakeStatus.FENCED
 
 
 async def test_two_suspects_never_share_a_worker(bench: Any, new: New) -> None:
@@ -59,7 +68,7 @@ async def test_two_suspects_never_share_a_worker(bench: Any, new: New) -> None:
     assert refused.status is TakeStatus.FROZEN
     assert (refused.epoch, refused.crashes, refused.retry_ms > 0) == (epoch + 1, 1, True)
     assert (await bench.crash(second, epoch + 1, W4)).status is TakeStatus.OK  # elsewhere, or when the first has ended
-    await bench.store.finish(first, -1, FinishReason.CANCELLED, None)
+    await bench.store.finish(Finish(first, FinishReason.CANCELLED))
     assert (await bench.crash(second, epoch + 2, W3)).status is TakeStatus.POISON
 
 
@@ -81,11 +90,11 @@ async def test_an_innocent_sequence_is_not_blamed_for_a_suspect(bench: Any, new:
     innocents = [f"innocent{i}" for i in range(8)]  # in several shards
     for name in innocents:
         await bench.run(new(name), W3)
-        taken = await bench.store.take(new(name).seq_id, 1, W4, "t", TakeReason.CONNECTION)
+        taken = await bench.take_ownership(new(name).seq_id, 1, W4, "t", TakeReason.CONNECTION)
         assert (taken.status, taken.crashes) == (TakeStatus.OK, 0)
     await bench.run(new("later"), W3)
     await bench.advance(60_000)  # nobody runs alone for ever
-    assert (await bench.store.take(new("later").seq_id, 1, W4, "t", TakeReason.CONNECTION)).crashes == 1
+    assert (await bench.take_ownership(new("later").seq_id, 1, W4, "t", TakeReason.CONNECTION)).crashes == 1
     assert (await bench.crash(suspect, epoch + 2, W4)).status is TakeStatus.POISON
 
 
@@ -93,21 +102,21 @@ async def test_take_overs_freeze_after_a_restart(bench: Any, new: New) -> None:
     seq_id, epoch = new().seq_id, await bench.run(new())
     before = bench.store.generation
     await bench.restart()
-    frozen = await bench.store.take(seq_id, epoch, W2, "t", TakeReason.CONNECTION)
+    frozen = await bench.take_ownership(seq_id, epoch, W2, "t", TakeReason.CONNECTION)
     assert (frozen.status, frozen.retry_ms) == (TakeStatus.FROZEN, 3000)
     assert bench.store.generation > before
     await bench.advance(2000)
     assert (await bench.store.sweep(10, 10_000)).orphans == []
-    assert (await bench.store.take(seq_id, epoch, W2, "t", TakeReason.LEASE)).status is TakeStatus.FROZEN
+    assert (await bench.take_ownership(seq_id, epoch, W2, "t", TakeReason.LEASE)).status is TakeStatus.FROZEN
     await bench.advance(1000)
-    assert (await bench.store.take(seq_id, epoch, W2, "t", TakeReason.LEASE)).status is TakeStatus.OK
+    assert (await bench.take_ownership(seq_id, epoch, W2, "t", TakeReason.LEASE)).status is TakeStatus.OK
 
 
 async def test_placing_goes_on_after_a_restart(bench: Any, new: New) -> None:
     await bench.store.accept(new(), LIMITS)
     await bench.restart()
     assert len(await bench.store.pop(ROUTER, 1, 100)) == 1
-    assert (await bench.store.take(new().seq_id, 0, W1, "t", TakeReason.QUEUED)).status is TakeStatus.OK
+    assert (await bench.take_ownership(new().seq_id, 0, W1, "t", TakeReason.QUEUED)).status is TakeStatus.OK
 
 
 async def test_the_cancelled_are_not_run_again(bench: Any, new: New) -> None:

@@ -5,7 +5,7 @@ from typing import Any
 
 from octavo.ids import Incarnation
 from octavo.record import NewSequence, State
-from octavo.store.calls import Member, QueueLimits
+from octavo.store.calls import Member, OrphanedSequence, QueueLimits
 
 ROUTER, OTHER = Incarnation("router1"), Incarnation("router2")
 W1 = Incarnation("worker1")
@@ -37,7 +37,7 @@ async def test_orphans_are_reported_again_until_somebody_takes_them(bench: Any, 
     assert (await bench.store.sweep(10, 1000)).orphans == []
     for _ in range(2):
         await bench.advance(1001)
-        assert (await bench.store.sweep(10, 1000)).orphans == [(seq_id, epoch)]
+        assert (await bench.store.sweep(10, 1000)).orphans == [OrphanedSequence(seq_id, epoch)]
         assert (await bench.store.sweep(10, 1000)).orphans == []  # not twice in a moment
 
 

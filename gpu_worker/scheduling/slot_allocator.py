@@ -8,7 +8,7 @@ from gpu_worker.scheduling.step import Chunk
 from gpu_worker.scheduling.workload import Workload, prefill_end
 
 
-class Slots:
+class SlotAllocator:
     """Takes blocks for chunks, by preempting others where it has to."""
 
     def __init__(self, work: Workload, preemption: Preemption) -> None:

@@ -1,4 +1,4 @@
-"""protos/README.md says what the code does: limits, hashes, the resume token, the revision."""
+"""docs/protocol.md and protos/README.md say what the code does: limits, hashes, the resume token, the revision."""
 
 import hashlib
 import re
@@ -7,6 +7,7 @@ import pytest
 
 from octavo import hashing, limits, wire
 from octavo.sampling import SamplingParams
+from octavo.store.base import Store
 from router.streaming.resume_tokens import ResumeTokens
 
 MEANINGS = {"best_of": "n", "max_tokens": f"what is left of the context, at most {limits.DEFAULT_MAX_TOKENS}"}
@@ -20,7 +21,7 @@ MEANINGS |= {
 
 @pytest.fixture(scope="module")
 def text(root):
-    return (root / "protos/README.md").read_text(encoding="utf-8")
+    return (root / "docs/protocol.md").read_text(encoding="utf-8")
 
 
 def limits_table():
@@ -54,7 +55,8 @@ def test_the_limits_are_those_of_the_code(text):
     assert written == "\n".join(limits_table())
 
 
-def test_the_revision_is_that_of_the_code(text):
+def test_the_revision_is_that_of_the_code(root):
+    text = (root / "protos/README.md").read_text(encoding="utf-8")
     assert f"It is {wire.SCHEMA_REVISION}." in text
 
 
@@ -65,9 +67,12 @@ def test_the_person_strings_are_those_of_the_code(text, root):
     assert len(hashing.root_key("a", "b")) == 32
 
 
-def test_the_resume_token_is_as_written(text):
+def test_the_resume_token_is_as_written(text, root):
     """Makes a token from the words of the text alone and compares it with the router's."""
     section = text.split("<!-- resume token")[1].split("<!-- end of resume token")[0]
+    owner = re.match(r": owned by (\S+); change both together", section)
+    assert owner
+    assert (root / owner[1]).is_file()
     assert "token = body ‖ BLAKE2b-128(key = key, body)" in section
     assert (
         "u8(version = 1) ‖ u8(number of bytes of request_id) ‖ u8(number of returned branches) ‖ request_id" in section
@@ -78,4 +83,11 @@ def test_the_resume_token_is_as_written(text):
     for index, chain, text_bytes in places:
         body += index.to_bytes(4, "little") + chain.to_bytes(8, "little") + text_bytes.to_bytes(4, "little")
     token = body + hashlib.blake2b(body, key=key, digest_size=16).digest()
-    assert ResumeTokens(key).make(b"r-1", places) == token
+    assert ResumeTokens(key).make_token(b"r-1", places) == token
+
+
+def test_every_function_of_the_store_is_explained(text):
+    section = text.split("\n## The store's functions\n")[1].split("\n## ")[0]
+    functions = {name for name in vars(Store) if not name.startswith("_")} - {"generation", "open", "close"}
+    assert len(functions) > 15
+    assert not {name for name in functions if f"`{name}(" not in section}

@@ -5,7 +5,7 @@ from enum import Enum
 from gpu_worker.blocks.block_manager import CanAllocate
 from gpu_worker.scheduling.preemption import Preemption
 from gpu_worker.scheduling.sequence import Branch, Sequence
-from gpu_worker.scheduling.slots import Slots
+from gpu_worker.scheduling.slot_allocator import SlotAllocator
 from gpu_worker.scheduling.step import Chunk
 from gpu_worker.scheduling.workload import RUNNING, SWAPPED, WAITING, Workload, prefill_end
 from octavo.errors import OutOfBlocks
@@ -14,19 +14,19 @@ from octavo.ids import BlockId, HostBlockId
 MAX_SKIPPED = 64  # sequences passed over in one step because they cannot start just now
 
 
-class Verdict(Enum):
+class StartOutcome(Enum):
     STARTED = "started"
     SKIP = "skip"  # not now, but others may
     FULL = "full"  # no room: nobody behind it may overtake
 
 
-class Admitter:
+class Starter:
     """Starts branches when blocks, rows and the limits on prompts allow."""
 
     def __init__(self, work: Workload, preemption: Preemption) -> None:
         self._work = work
         self._preemption = preemption
-        self._slots = Slots(work, preemption)
+        self._slots = SlotAllocator(work, preemption)
 
     # Swapped
 
@@ -116,36 +116,36 @@ class Admitter:
                 continue
             if first_swapped is not None and work.key(first_swapped) < work.key(sequence):
                 break
-            verdict = Verdict.STARTED
-            while verdict is Verdict.STARTED and sequence.queued and budget > 0:
+            verdict = StartOutcome.STARTED
+            while verdict is StartOutcome.STARTED and sequence.queued and budget > 0:
                 verdict, chunk = self._start(sequence, budget, share, under_way + chunks, now)
                 if chunk is not None:
                     chunks.append(chunk)
                     budget -= chunk.length
-            sequence.starved = verdict is Verdict.FULL and sequence.lonely
-            skipped += verdict is Verdict.SKIP
-            if verdict is Verdict.FULL or budget <= 0 or skipped > MAX_SKIPPED:
+            sequence.starved = verdict is StartOutcome.FULL and sequence.lonely
+            skipped += verdict is StartOutcome.SKIP
+            if verdict is StartOutcome.FULL or budget <= 0 or skipped > MAX_SKIPPED:
                 break
         return chunks
 
     def _start(
         self, sequence: Sequence, budget: int, share: int, chunks: list[Chunk], now: float
-    ) -> tuple[Verdict, Chunk | None]:
+    ) -> tuple[StartOutcome, Chunk | None]:
         work = self._work
         branch = self._next_branch(sequence, now)
         if branch is None:
-            return Verdict.SKIP, None
+            return StartOutcome.SKIP, None
         hits = self._hits(branch)
         if self._being_computed(branch, len(hits)):
-            return Verdict.SKIP, None
+            return StartOutcome.SKIP, None
         left = prefill_end(branch) - len(hits) * work.info.block_size
         length = self._first_length(left, budget, share)
         verdict = self._limits(left, length, bool(chunks), chunks)
-        if verdict is not Verdict.STARTED:
+        if verdict is not StartOutcome.STARTED:
             return verdict, None
         while not self._has_room(branch, hits):
             if not self._displace(sequence, now):
-                return Verdict.FULL, None
+                return StartOutcome.FULL, None
             hits = self._hits(branch)
         branch.blocks = work.blocks.share(hits)
         branch.num_sealed = len(hits)
@@ -156,9 +156,9 @@ class Admitter:
         if sequence.fan_out or all(other.state is not WAITING for other in sequence.branches):
             work.dequeue(sequence)
         if branch not in work.prefilling:
-            return Verdict.STARTED, None
+            return StartOutcome.STARTED, None
         chunk = self._slots.prefill(branch, length, now)
-        return (Verdict.STARTED if chunk else Verdict.FULL), chunk
+        return (StartOutcome.STARTED if chunk else StartOutcome.FULL), chunk
 
     def _next_branch(self, sequence: Sequence, now: float) -> Branch | None:
         """The branch to start: the first that waits, unless it had better wait for the prompt that another computes."""
@@ -212,21 +212,21 @@ class Admitter:
         crowded = len(work.prefilling) + len(work.waiting) > 1
         return min(left, budget, share if crowded and left > work.budget.long_prefill else left)
 
-    def _limits(self, left: int, length: int, shared: bool, chunks: list[Chunk]) -> Verdict:
+    def _limits(self, left: int, length: int, shared: bool, chunks: list[Chunk]) -> StartOutcome:
         """Whether one more prompt may be under way, if this chunk does not complete it."""
         config, budget = self._work.config, self._work.budget
         if length == left:
-            return Verdict.STARTED
+            return StartOutcome.STARTED
         if not config.chunked_prefill and shared and left <= budget.tokens:
-            return Verdict.FULL  # it fits a step of its own
+            return StartOutcome.FULL  # it fits a step of its own
         ending = {chunk.branch for chunk in chunks if chunk.start + chunk.length == prefill_end(chunk.branch)}
         partial = [branch for branch in self._work.prefilling if branch not in ending]
         if len(partial) >= config.max_partial_prefills:
-            return Verdict.SKIP
+            return StartOutcome.SKIP
         num_long = sum(prefill_end(branch) - branch.num_computed > budget.long_prefill for branch in partial)
         if left > budget.long_prefill and num_long >= config.max_long_partial_prefills:
-            return Verdict.SKIP
-        return Verdict.STARTED
+            return StartOutcome.SKIP
+        return StartOutcome.STARTED
 
     def _has_room(self, branch: Branch, hits: list[BlockId]) -> bool:
         work, sequence = self._work, branch.sequence

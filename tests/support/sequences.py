@@ -1,0 +1,23 @@
+"""Sequences for tests, as admissions make them."""
+
+from collections.abc import Sequence as SequenceOf
+from typing import Any
+
+from gpu_worker.scheduling.sequence import Sequence
+from octavo.ids import SequenceId
+from octavo.record import Admission
+from octavo.sampling import SamplingParams
+
+
+def new_sequence(
+    name: str,
+    prompt: SequenceOf[int],
+    params: SamplingParams,
+    *,
+    root: bytes = bytes(32),
+    now: float = 0.0,
+    **fields: Any,
+) -> Sequence:
+    """The sequence of an admission; `fields` are further fields of octavo.record.Admission."""
+    admission = Admission(**{"seq_id": SequenceId(name), "epoch": 1, "prompt": prompt, "sampling": params, **fields})
+    return Sequence.from_admission(admission, root=root, now=now)
