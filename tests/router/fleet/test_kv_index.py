@@ -65,34 +65,36 @@ class KvIndexMachine(RuleBasedStateMachine):
     def continue_in_order(self, worker: Incarnation, events: list[KvEvent]) -> None:
         model = self.models.get(worker)
         if model is None:
-            assert self.index.apply(worker, events, 0, 0) is ApplyOutcome.NEEDS_SNAPSHOT
+            assert self.index.apply_events(worker, events, 0, 0) is ApplyOutcome.NEEDS_SNAPSHOT
             return
         for event in events:
             model.apply(event)
-        assert self.index.apply(worker, events, model.event_seq, model.digest()) is ApplyOutcome.OK
+        assert self.index.apply_events(worker, events, model.event_seq, model.digest()) is ApplyOutcome.OK
 
     @rule(worker=A_WORKER, events=st.lists(an_event(), max_size=3), gap=st.sampled_from([-2, -1, 1, 5]))
     def leave_a_gap(self, worker: Incarnation, events: list[KvEvent], gap: int) -> None:
         model = self.models.pop(worker, None)
         if model is not None:
             event_seq = model.event_seq + len(events) + gap
-            assert self.index.apply(worker, events, event_seq, model.digest()) is ApplyOutcome.NEEDS_SNAPSHOT
+            assert self.index.apply_events(worker, events, event_seq, model.digest()) is ApplyOutcome.NEEDS_SNAPSHOT
 
     @rule(worker=A_WORKER)
     def differ_in_digest(self, worker: Incarnation) -> None:
         model = self.models.pop(worker, None)
         if model is not None:
-            assert self.index.apply(worker, [], model.event_seq, model.digest() ^ 1) is ApplyOutcome.NEEDS_SNAPSHOT
+            assert (
+                self.index.apply_events(worker, [], model.event_seq, model.digest() ^ 1) is ApplyOutcome.NEEDS_SNAPSHOT
+            )
 
     @rule(worker=A_WORKER)
     def drop(self, worker: Incarnation) -> None:
         self.models.pop(worker, None)
-        self.index.drop(worker)
+        self.index.forget_worker(worker)
 
     @rule(hashes=st.lists(st.sampled_from(BLOCKS), max_size=8))
     def look_up(self, hashes: list[BlockHash]) -> None:
         expected = {worker: model.hits(hashes) for worker, model in self.models.items()}
-        assert self.index.hits(hashes) == {worker: hits for worker, hits in expected.items() if sum(hits)}
+        assert self.index.find_hits(hashes) == {worker: hits for worker, hits in expected.items() if sum(hits)}
 
     @invariant()
     def nothing_is_left_behind(self) -> None:
@@ -113,6 +115,6 @@ def test_many_workers_with_prefixes_of_all_lengths(lengths: list[tuple[int, int]
         device, host = hashes[:num_device], hashes[num_device : num_device + num_host]
         index.apply_snapshot(Incarnation(str(number)), b"".join(device), b"".join(host), 0)
     hit = {str(number): hits for number, hits in enumerate(lengths) if sum(hits)}
-    assert index.hits(hashes[:25]) == {
+    assert index.find_hits(hashes[:25]) == {
         name: (num_device, min(num_host, 25 - num_device)) for name, (num_device, num_host) in hit.items()
     }
