@@ -160,7 +160,7 @@ def item_from_wire(message: worker_pb2.StepItem) -> StepItem:
         message.epoch,
         message.branch,
         message.first_index,
-        list(message.token_ids),
+        message.token_ids[:],  # a list, for less than list() costs
         message.chain,
     )
     if message.finish_reason:

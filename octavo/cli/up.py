@@ -99,9 +99,9 @@ class _Up:
     async def _serve(self) -> None:
         up = self._wanted.up
         self._say(f"state and logs are in {self._wanted.state_dir}")
-        await self._supervisor.start(self._cluster.store_services, START_TIMEOUT_S)
+        await self._supervisor.start(self._cluster.store_processes, START_TIMEOUT_S)
         self._say(f"starting {up.routers} router(s), and {up.workers} worker(s) that load {up.model}")
-        await self._supervisor.start(self._cluster.services, START_TIMEOUT_S)
+        await self._supervisor.start(self._cluster.processes, START_TIMEOUT_S)
         self._ready = True
         self._write_state()
         await self._introduce()

@@ -7,7 +7,6 @@ client's text, only from token ids and from the model's chat template.
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
@@ -17,19 +16,9 @@ from tokenizers import AddedToken, normalizers
 from octavo.errors import InvalidArgument, NotFound
 from octavo.text.chat import ChatTemplate, Guard, Message, check_messages
 from octavo.text.detokenizer import Detokenizer, build_pieces
-
-
-@dataclass(frozen=True, kw_only=True)
-class TokenizerParts:
-    """What a loader finds out."""
-
-    backend: tokenizers.Tokenizer  # with all added tokens, as the model's own files describe it
-    tokens: Sequence[str | None]  # by id
-    special_ids: frozenset[int]
-    prefix_ids: tuple[int, ...] = ()  # before every text: the beginning-of-sequence token, if the model wants it
-    eos_token_ids: tuple[int, ...] = ()
-    template: str | None = None
-    template_variables: dict[str, str] = field(default_factory=dict)
+from octavo.text.tokenizer_folder import read_folder
+from octavo.text.tokenizer_gguf import read_gguf
+from octavo.text.tokenizer_parts import TokenizerParts
 
 
 def load_tokenizer(path: str | Path) -> "Tokenizer":
@@ -37,10 +26,6 @@ def load_tokenizer(path: str | Path) -> "Tokenizer":
 
     NotFound if there is none; Mismatch if it is of a kind that octavo cannot run.
     """
-    # Imported here: each loader builds TokenizerParts.
-    from octavo.text.tokenizer_folder import read_folder
-    from octavo.text.tokenizer_gguf import read_gguf
-
     path = Path(path)
     if path.is_dir() and (path / "tokenizer.json").is_file():
         return Tokenizer(read_folder(path))

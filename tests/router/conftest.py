@@ -186,7 +186,7 @@ class World:
         """Nothing is left behind by requests that have ended."""
         for router in self.routers:
             assert len(router.sessions) == 0
-            assert not router.assigner._busy
+            assert not router.assigner._in_progress
             for link in router.pool.links.values():
                 assert link.pending_dispatches.num_tokens >= 0
 

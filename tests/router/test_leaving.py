@@ -11,6 +11,7 @@ from gpu_worker.testing.fake_runner import FakeRunner
 from octavo.errors import InvalidArgument, StoreUnavailable
 from octavo.record import State
 from octavo.sampling import FinishReason, SamplingParams
+from octavo.store.memory import MemoryStore
 from router.fleet.worker_streams import StepStream
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=60)
@@ -81,21 +82,22 @@ async def test_an_attach_that_is_refused_leaves_the_request_to_who_has_it(world)
     with pytest.raises(InvalidArgument):
         async for _ in world.client(1).attach("mine", next_indexes=[0, 0]):
             pass
-    assert world.entry("mine").record.router != world.routers[1].services.router_id
+    assert world.entry("mine").record.router != world.routers[1].incarnation
     seen = [event async for event in stream]
     assert seen[-1].finish_reason is FinishReason.LENGTH
 
 
 async def test_an_attach_is_refused_for_its_own_fault_also_where_the_store_cannot_be_told(world):
     await world.worker()
-    router = await world.router()
+    store = MemoryStore(world.state)
+    await world.router(store)
     await world.ready()
     await world.client().complete(PROMPT, GREEDY, request_id="over")
 
     async def detach(*_) -> None:
         raise StoreUnavailable("gone")
 
-    router.services.store.detach = detach
+    store.detach = detach
     with pytest.raises(InvalidArgument):
         async for _ in world.client().attach("over", next_indexes=[0, 0]):
             pass

@@ -14,6 +14,7 @@ from octavo.sampling import FinishReason, SamplingParams
 from octavo.store.calls import Member, TakeReason, TakeRequest
 from octavo.store.memory import MemoryStore
 from octavo.v1 import admin_pb2, admin_pb2_grpc
+from router.fleet.worker_link import ProbeResult
 from router.streaming import owner_link
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=60)
@@ -76,7 +77,9 @@ async def test_the_old_owner_may_journal_until_the_take(world):
     await world.ready()
     stream = world.client().generate(PROMPT, GREEDY, request_id="moody")
     seen = [await anext(stream) for _ in range(5)]
-    router.dispatcher.recover(world.entry("moody").record.seq_id, 1, TakeReason.CONNECTION)  # it is alive and well
+    router.dispatcher.recover_sequence(
+        world.entry("moody").record.seq_id, 1, TakeReason.CONNECTION
+    )  # it is alive and well
     seen += [event async for event in stream]
     assert [token for event in seen for token in event.token_ids] == world.entry("moody").journals[0]
     assert world.entry("moody").record.epoch == 2
@@ -97,18 +100,18 @@ async def test_who_was_taken_for_dead_and_lives_is_met_again(world, monkeypatch)
     await world.start()
     router, worker = world.routers[0], world.workers[0]
     await router.pool._on_lost(worker.listener.incarnation)
-    link = router.pool.find(worker.listener.incarnation)
+    link = router.pool.find_link(worker.listener.incarnation)
 
-    async def never() -> bool:
-        return False
+    async def find_gone() -> ProbeResult:
+        return ProbeResult.GONE
 
-    link.probe = never
-    await router.pool._broken(link)
-    assert router.pool.lost(worker.listener.incarnation)
+    link.probe = find_gone
+    await router.pool._examine_broken(link)
+    assert router.pool.has_lost(worker.listener.incarnation)
     assert not link.view().available
     await world.until(lambda: router.pool.links.get(worker.listener.incarnation) not in (None, link))
     await world.ready()
-    assert not router.pool.lost(worker.listener.incarnation)
+    assert not router.pool.has_lost(worker.listener.incarnation)
     await world.client().complete(PROMPT, GREEDY)
 
 
@@ -176,7 +179,7 @@ async def test_a_model_without_a_worker_keeps_no_other_waiting(world, oracle):
     await asyncio.sleep(0)
     link = next(link for link in world.routers[0].pool.links.values() if link.hello.model == "other")
     link.has_lease = False
-    world.routers[0].pool._part_with_gone = lambda present: asyncio.sleep(0)
+    world.routers[0].pool._remove_gone = lambda present: asyncio.sleep(0)
     completion = await client.complete([*PROMPT, 1], GREEDY, model="fake")
     assert oracle.returned(completion) == oracle.outputs([*PROMPT, 1], GREEDY)
     link.has_lease = True
@@ -188,7 +191,7 @@ async def test_taken_for_a_worker_that_never_got_it(world, oracle, monkeypatch):
     monkeypatch.setattr(owner_link, "UNKNOWN_FOR_S", 0.2)
     await world.start()
     router, worker = world.routers[0], world.workers[0]
-    start, taken = router.assigner.start, []
+    start, taken = router.assigner.assign_sequence, []
 
     async def take_only(seq_id, epoch, why):
         if taken:
@@ -200,7 +203,7 @@ async def test_taken_for_a_worker_that_never_got_it(world, oracle, monkeypatch):
         )
         return None
 
-    router.assigner.start = take_only
+    router.assigner.assign_sequence = take_only
     completion = await world.client().complete([*PROMPT, 0], GREEDY, request_id="limbo")
     assert taken
     assert oracle.returned(completion) == oracle.outputs([*PROMPT, 0], GREEDY)
@@ -215,7 +218,7 @@ async def test_cancel_ends_what_nobody_runs(world, monkeypatch):
     async def take_only(seq_id, epoch, why):
         await router.assigner.store.take_ownership(TakeRequest(seq_id, epoch, worker.listener.incarnation, "dead", why))
 
-    router.assigner.start = take_only
+    router.assigner.assign_sequence = take_only
     client = world.client()
     task = asyncio.create_task(client.complete(PROMPT, GREEDY, request_id="limbo"))
     await world.until(lambda: world.state._entries and world.entry("limbo").record.state is State.RUNNING)
@@ -229,7 +232,7 @@ async def test_a_worker_of_another_layout_is_refused_by_name(world):
     bad = world.workers.pop()
     router = world.routers[0]
     await world.until(
-        lambda: bad.listener.incarnation in router.pool.links and router.pool.find(bad.listener.incarnation).hello
+        lambda: bad.listener.incarnation in router.pool.links and router.pool.find_link(bad.listener.incarnation).hello
     )
     async with rpc.channel(router._member.info.decode().split('"admin_endpoint": "')[1].split('"')[0]) as channel:
         admin = admin_pb2_grpc.AdminStub(channel)

@@ -98,7 +98,7 @@ async def test_cached_prefixes_attract_and_are_reported(world):
     assert first.usage.cached_tokens == 0
     index, root = router.pool.index, root_key("fake-1000-False", "fake-16")
     warm = world.entry(first.request_id).record.owner
-    await world.until(lambda: warm in index.hits(block_hashes(root, prompt, 16)))
+    await world.until(lambda: warm in index.find_hits(block_hashes(root, prompt, 16)))
     links = router.pool.links.values()
     for tail in range(6):
         await world.until(lambda: all(link.load.num_running + link.load.num_prefill_tokens == 0 for link in links))
@@ -177,7 +177,7 @@ async def test_the_deadline_ends_what_waits_and_what_runs(world):
     running = [event async for event in client.generate(PROMPT, replace(GREEDY, max_tokens=8000), deadline_s=0.4)]
     assert running[-1].finish_reason is FinishReason.DEADLINE
     assert len(running) > 5
-    world.routers[0].dispatcher._room = lambda: 0  # nothing is placed any more
+    world.routers[0].dispatcher._room_left = lambda: 0  # nothing is placed any more
     waiting = [event async for event in client.generate(PROMPT, GREEDY, deadline_s=0.4)]
     assert [event.finish_reason for event in waiting] == [FinishReason.DEADLINE]
 
@@ -186,7 +186,7 @@ async def test_a_full_queue_says_when_to_come_back(world):
     await world.worker()
     router = await world.router(max_queued_requests=2)
     await world.ready()
-    router.dispatcher._room = lambda: 0
+    router.dispatcher._room_left = lambda: 0
     stub = raw(world, router)
     waiting = [stub.Generate(request(f"w{i}")) for i in range(2)]
     await world.until(lambda: len(world.state.queue) == 2)
@@ -214,8 +214,8 @@ async def test_the_worker_s_stream_is_waited_for_where_the_store_was_faster(worl
     """The journal has the tokens, but their log probabilities only the worker has."""
     await world.start()
     sessions, loop = world.routers[0].sessions, asyncio.get_running_loop()
-    deliver = sessions.deliver
-    sessions.deliver = lambda seq_id, item: bool(loop.call_later(0.03, deliver, seq_id, item))
+    deliver = sessions.deliver_item
+    sessions.deliver_item = lambda item: bool(loop.call_later(0.03, deliver, item))
     for max_tokens in (1, 2, 12):
         output = (await world.client().complete(PROMPT, replace(GREEDY, max_tokens=max_tokens, logprobs=1))).outputs[0]
         assert [score.chosen.token_id for score in output.logprobs] == list(output.token_ids)

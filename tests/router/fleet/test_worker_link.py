@@ -8,26 +8,20 @@ import pytest
 
 from octavo import rpc
 from octavo.ids import Incarnation, SequenceId
+from octavo.record import Admission
 from octavo.sampling import SamplingParams
 from octavo.store.calls import Member
 from octavo.v1 import worker_pb2_grpc
-from router.fleet.admission import Admission
 from router.fleet.kv_index import KvIndex
 from router.fleet.model_registry import ModelRegistry
-from router.fleet.worker_link import LinkBroken, WorkerLink
+from router.fleet.worker_link import LinkError, ProbeResult, WorkerLink
 from router.session_registry import SessionRegistry
 
 ADMISSION = Admission(
     seq_id=SequenceId("a" * 32),
     epoch=1,
     prompt=[1],
-    outputs=[[]],
-    finished_branches=[],
     sampling=SamplingParams(seed=1),
-    salt="",
-    priority=3,
-    deadline_in_ms=0,
-    alone=False,
 )
 
 
@@ -63,22 +57,25 @@ async def test_who_waits_for_a_worker_that_is_parted_with_goes_on(silent):
     servicer, link = silent
     scheduling = asyncio.create_task(link.schedule(ADMISSION, follow=False))
     await servicer.called.wait()
-    cancelling, probing = asyncio.create_task(link.cancel(ADMISSION.seq_id, 1)), asyncio.create_task(link.probe())
+    cancelling, probing = (
+        asyncio.create_task(link.cancel_sequence(ADMISSION.seq_id, 1)),
+        asyncio.create_task(link.probe()),
+    )
     await asyncio.sleep(0.1)
     await link.close()
-    with pytest.raises(LinkBroken):
+    with pytest.raises(LinkError):
         await scheduling
     await cancelling
-    assert await probing is False
+    assert await probing is ProbeResult.GONE
 
 
 async def test_a_closed_link_says_so(silent):
     _, link = silent
     await link.close()
-    with pytest.raises(LinkBroken):
+    with pytest.raises(LinkError):
         await link.schedule(ADMISSION, follow=False)
-    await link.cancel(ADMISSION.seq_id, 1)
-    assert await link.probe() is False
+    await link.cancel_sequence(ADMISSION.seq_id, 1)
+    assert await link.probe() is ProbeResult.GONE
 
 
 async def test_who_is_cancelled_while_waiting_is_cancelled(silent):

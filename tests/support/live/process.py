@@ -4,7 +4,6 @@ it killed something proves nothing."""
 import os
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -12,7 +11,7 @@ from pathlib import Path
 
 from guard.processes import exists, state_of
 
-from octavo.cli import launcher
+from octavo.launcher import launched
 
 TAIL_BYTES = 6000
 SPAWNER = ThreadPoolExecutor(1)  # a child dies with the thread that started it, so that is one that stays
@@ -39,11 +38,10 @@ class Process:
 
     def start(self) -> None:
         assert not self.running, f"{self.name} runs already"
-        start = [sys.executable, "-I", "-S", launcher.__file__, str(os.getpid()), *self._command]
         with self.log.open("ab") as log:
             self._popen = SPAWNER.submit(
                 subprocess.Popen,
-                start,
+                launched(self._command),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
