@@ -62,14 +62,6 @@ class KvIndex:
         self._device: dict[bytes, int] = {}
         self._host: dict[bytes, int] = {}
 
-    def __contains__(self, incarnation: Incarnation) -> bool:
-        return incarnation in self._workers
-
-    @property
-    def num_blocks(self) -> int:
-        """How many different blocks are known, on any device or in any host pool."""
-        return len(self._device.keys() | self._host.keys()) if self._host else len(self._device)
-
     def apply_snapshot(
         self, incarnation: Incarnation, device_hashes: bytes, host_hashes: bytes, event_seq: int
     ) -> None:
@@ -202,14 +194,6 @@ class KvIndex:
                 _unset(masks, block, worker.bit)
             owned.clear()
         worker.digest = 0
-
-
-def digest_of(hashes: Iterable[bytes]) -> int:
-    """The digest that a worker reports whose cache holds these blocks, which must be different ones."""
-    digest = 0
-    for block in hashes:
-        digest ^= _short(block)
-    return digest
 
 
 def _unset(masks: dict[bytes, int], block: bytes, bit: int) -> None:

@@ -33,9 +33,9 @@ class JournalReading:
 class JournalReader:
     """Reads record and journals for one session. Each reading updates the owner, the deadline and the failure."""
 
-    def __init__(self, store: Store, owner: OwnerLink, delivery: Delivery, deadline: RequestDeadline) -> None:
+    def __init__(self, store: Store, owner_link: OwnerLink, delivery: Delivery, deadline: RequestDeadline) -> None:
         self._store = store
-        self._owner = owner
+        self._owner_link = owner_link
         self._delivery = delivery
         self._deadline = deadline
         self._is_stream_trusted = True
@@ -87,7 +87,7 @@ class JournalReader:
         """Adds a reading to the delivery. False if it was left to the worker's stream: read again in a moment."""
         delivery, snapshot, first_indexes = self._delivery, reading.snapshot, reading.first_indexes
         here = delivery.next_indexes
-        leave_to_stream = self._owner.is_streaming and self._is_stream_trusted and here != self._left_at
+        leave_to_stream = self._owner_link.is_streaming and self._is_stream_trusted and here != self._left_at
         if leave_to_stream and delivery.is_behind(snapshot, first_indexes):
             self._left_at = here
             return False
@@ -96,10 +96,10 @@ class JournalReader:
         return True
 
     async def _read(self, first_indexes: Sequence[int]) -> Snapshot:
-        snapshot = await self._store.read(self._owner.record.seq_id, from_indexes=first_indexes)
+        snapshot = await self._store.read(self._owner_link.record.seq_id, from_indexes=first_indexes)
         if snapshot is None:
             raise NotFound("request_id: the record is gone; it ended longer ago than records are kept")
-        record = self._owner.record = snapshot.record
+        record = self._owner_link.record = snapshot.record
         self._outage_since = None
         if record.failure:
             self._delivery.note_failure(Failure.from_json(record.failure))

@@ -51,11 +51,11 @@ class Session:
         self._router_id = context.router_id
         self._sessions = context.sessions
         self._dispatcher = context.dispatcher
-        self._owner = OwnerLink(record, context.pool)
+        self._owner_link = OwnerLink(record, context.pool)
         self._delivery = Delivery(record, params, partial(model.text_stream, params), start)
         self._encoder = EventEncoder(record, self._delivery, context.tokens)
         self._deadline = RequestDeadline()
-        self._journals = JournalReader(self._store, self._owner, self._delivery, self._deadline)
+        self._journals = JournalReader(self._store, self._owner_link, self._delivery, self._deadline)
         self._poller = RecordPoller(self._sessions.now, context.attachment_interval_s)
         self._at_start = start.fresh  # whether the delivery is where the client is
         self._inbox: deque[StepItem] = deque()
@@ -66,7 +66,7 @@ class Session:
 
     @property
     def owner(self) -> Incarnation:
-        return self._owner.record.owner
+        return self._owner_link.record.owner
 
     def deliver_item(self, item: StepItem) -> None:
         self._poller.note_item(self._sessions.now)
@@ -78,23 +78,23 @@ class Session:
             self._wake.set()
 
     def note_assignment(self, assignment: Assignment) -> None:
-        self._owner.set_owner(assignment.owner, assignment.epoch, is_streaming=True)
+        self._owner_link.set_owner(assignment.owner, assignment.epoch, is_streaming=True)
 
     def note_notice(self, notice: Notice) -> None:
         if notice.what == "taken":
-            if notice.epoch > self._owner.record.epoch:
-                self._owner.set_owner(notice.owner, notice.epoch, is_streaming=False)
-                self._owner.follow_items(self._delivery.missing_indexes)
-        elif self._owner.is_streaming:
+            if notice.epoch > self._owner_link.record.epoch:
+                self._owner_link.set_owner(notice.owner, notice.epoch, is_streaming=False)
+                self._owner_link.follow_items(self._delivery.missing_indexes)
+        elif self._owner_link.is_streaming:
             self._poll_in(ON_ITS_WAY_S)
         else:
             self.poll_record()
 
     def note_unknown(self, owner: Incarnation) -> None:
-        record = self._owner.record
+        record = self._owner_link.record
         if owner != record.owner or record.state is not SequenceState.RUNNING:
             return
-        delay_s = self._owner.note_unknown()
+        delay_s = self._owner_link.note_unknown()
         if delay_s is None:
             self._dispatcher.recover_sequence(self.seq_id, record.epoch, TakeReason.REFUSED)
         else:
@@ -120,7 +120,7 @@ class Session:
         return self
 
     async def __aexit__(self, *exc_info: object) -> None:
-        delivery, worker = self._delivery, self._owner.worker
+        delivery, worker = self._delivery, self._owner_link.worker
         if delivery.ended and worker is not None:
             worker.pending_dispatches.remove(self.seq_id)  # an ended sequence is no load, whatever the next report says
         if not self._sessions.remove(self) or (delivery.ended and not delivery.unsettled):
@@ -201,7 +201,7 @@ class Session:
 
     async def _keep_going(self) -> None:
         """Sees to it that a worker runs the sequence and sends it here, and that the store knows of the client."""
-        record = self._owner.record
+        record = self._owner_link.record
         self._poller.note_attached(self._sessions.now)
         if record.state.ended:
             return
@@ -212,16 +212,16 @@ class Session:
                 pass  # the next reading is soon enough
         if record.state is SequenceState.QUEUED:
             self._dispatcher.note_queued()
-        elif self._owner.is_lost:
+        elif self._owner_link.is_lost:
             self._dispatcher.recover_sequence(self.seq_id, record.epoch, TakeReason.CONNECTION)
         else:
-            self._owner.follow_items(self._delivery.missing_indexes)
+            self._owner_link.follow_items(self._delivery.missing_indexes)
 
     # Ends that the store has to be told of
 
     async def _expire(self) -> None:
         """The deadline has passed. A worker that runs the sequence ends it; otherwise it is ended here."""
-        if self._owner.record.state is SequenceState.RUNNING and self._deadline.extend_once():
+        if self._owner_link.record.state is SequenceState.RUNNING and self._deadline.extend_once():
             return
         self._deadline.postpone()
         try:
@@ -243,6 +243,6 @@ class Session:
             delivery.unsettled = False
         except StoreUnavailable:
             return  # any router that reads the journals finds the same end
-        worker = self._owner.worker
+        worker = self._owner_link.worker
         if worker is not None and delivery.ended:
-            await worker.cancel_sequence(self.seq_id, self._owner.record.epoch)
+            await worker.cancel_sequence(self.seq_id, self._owner_link.record.epoch)

@@ -1,4 +1,4 @@
-"""What every session of this router is given."""
+"""What sessions and their opener are given."""
 
 from dataclasses import dataclass
 
@@ -12,7 +12,7 @@ from router.streaming.resume_tokens import ResumeTokens
 
 @dataclass(frozen=True, slots=True)
 class SessionContext:
-    """The parts of the router that a session needs. `router.program` builds one; a session takes it apart at once."""
+    """The parts of the router that a session needs. `router.program` builds one, and its users take it apart."""
 
     store: Store
     router_id: Incarnation

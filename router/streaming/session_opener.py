@@ -40,6 +40,12 @@ class SessionOpener:
         max_sessions: int,
     ) -> None:
         self._context = context
+        self._store = context.store
+        self._router_id = context.router_id
+        self._sessions = context.sessions
+        self._pool = context.pool
+        self._dispatcher = context.dispatcher
+        self._tokens = context.tokens
         self._models = models
         self._preparer = preparer
         self._queue_limits = queue_limits
@@ -53,7 +59,7 @@ class SessionOpener:
         with self._counted():
             prepared = await self._preparer.prepare(request, deadline_in_ms)
             new = prepared.new
-            accepted = await self._context.store.accept(new, self._queue_limits)
+            accepted = await self._store.accept(new, self._queue_limits)
             if accepted.status == AcceptStatus.FULL:
                 raise self._queue_full(accepted)
             if accepted.status == AcceptStatus.MISMATCH:
@@ -66,7 +72,7 @@ class SessionOpener:
                 session.set_deadline(deadline_in_ms)
             async with session:
                 if accepted.status == AcceptStatus.OK:
-                    self._context.dispatcher.note_queued()
+                    self._dispatcher.note_queued()
                 yield session
 
     @asynccontextmanager
@@ -79,20 +85,20 @@ class SessionOpener:
     def close(self) -> None:
         """Opens no session any more, and ends the streams of those that are open: their clients attach elsewhere."""
         self._draining = True
-        self._context.sessions.end_streams(Draining("this router stops: attach again, on another one"))
+        self._sessions.end_streams(Draining("this router stops: attach again, on another one"))
 
     def _resume_point(self, request: inference_pb2.AttachRequest) -> ResumePoint:
         match request.WhichOneof("at"):
             case "resume_token":
-                return self._context.tokens.read_token(request.resume_token)
+                return self._tokens.read_token(request.resume_token)
             case "request_id":
                 places = [StreamPlace(next_index) for next_index in request.next_indexes]
                 return ResumePoint(validation.validate_request_id(request.request_id), places)
         raise InvalidArgument("at", "send a resume_token or a request_id")
 
     async def _attach(self, point: ResumePoint) -> Session:
-        store, router_id, seq_id = self._context.store, self._context.router_id, sequence_id(TENANT, point.request_id)
-        record = await store.attach(seq_id, router_id)
+        seq_id = sequence_id(TENANT, point.request_id)
+        record = await self._store.attach(seq_id, self._router_id)
         if record is None:
             raise unknown_request(point.request_id)
         try:
@@ -102,9 +108,9 @@ class SessionOpener:
             params = wire.sampling_from_bytes(record.sampling)
             return Session(self._context, model, record, params, StreamStart(point.places))
         except ServingError:
-            if seq_id not in self._context.sessions:
+            if seq_id not in self._sessions:
                 with suppress(StoreUnavailable):  # the client is told of the refusal, and not of the store
-                    await store.detach(seq_id, router_id)
+                    await self._store.detach(seq_id, self._router_id)
             raise
 
     @contextmanager
@@ -122,7 +128,7 @@ class SessionOpener:
             self._num_sessions -= 1
 
     def _queue_full(self, accepted: AcceptReply) -> QueueFull:
-        workers = self._context.pool.links.values()
+        workers = self._pool.links.values()
         rate = sum(link.load.prefill_tokens_per_s for link in workers) or DRAIN_TOKENS_PER_S
         retry_ms = int(min(30_000.0, max(100.0, 1000 * accepted.queued_tokens / rate / 8)))
         return QueueFull(
