@@ -9,7 +9,7 @@ from octavo.ids import Incarnation, RequestId, SequenceId
 from octavo.sampling import FinishReason, SamplingParams
 
 
-class State(StrEnum):
+class SequenceState(StrEnum):
     QUEUED = "QUEUED"
     RUNNING = "RUNNING"
     DONE = "DONE"
@@ -18,7 +18,7 @@ class State(StrEnum):
 
     @property
     def ended(self) -> bool:
-        return self not in (State.QUEUED, State.RUNNING)
+        return self not in (SequenceState.QUEUED, SequenceState.RUNNING)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,7 +55,7 @@ class Record:
     seq_id: SequenceId
     request_id: RequestId
     body_hash: bytes
-    state: State
+    state: SequenceState
     epoch: int = 0
     owner: Incarnation = Incarnation("")  # empty if none
     take_id: str = ""
@@ -94,7 +94,7 @@ def first_record(new: NewSequence, now_ms: int = 0) -> Record:
         seq_id=new.seq_id,
         request_id=new.request_id,
         body_hash=new.body_hash,
-        state=State.QUEUED,
+        state=SequenceState.QUEUED,
         model=new.model,
         layout=new.layout,
         sampling=new.sampling,

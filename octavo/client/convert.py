@@ -101,8 +101,8 @@ def event(message: inference_pb2.GenerateEvent) -> events.Event:
     )
 
 
-def _finished(message: inference_pb2.Finished) -> events.Finished:
-    return events.Finished(_usage(message.usage), _failure(message))
+def _finished(message: inference_pb2.Finished) -> events.StreamEnd:
+    return events.StreamEnd(_usage(message.usage), _failure(message))
 
 
 def _failure(message: inference_pb2.Finished | inference_pb2.GetResponse) -> errors.Failure | None:

@@ -32,7 +32,7 @@ class Usage:
 
 
 @dataclass(frozen=True, slots=True)
-class Finished:
+class StreamEnd:
     """The end of a stream."""
 
     usage: Usage = Usage()
@@ -55,7 +55,7 @@ class Event:
     logprobs: tuple[Logprobs, ...] = ()
     prompt_logprobs: tuple[Logprobs, ...] = ()
     finish_reason: FinishReason = FinishReason.NONE
-    finished: Finished | None = None
+    finished: StreamEnd | None = None
     resume_token: bytes = field(default=b"", repr=False)
 
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from octavo.ids import Incarnation, RequestId, SequenceId
-from octavo.record import NewSequence, Record, State
+from octavo.record import NewSequence, Record, SequenceState
 from octavo.sampling import FinishReason
 from octavo.store.calls import AppendItem, Notice
 
@@ -73,7 +73,7 @@ def parse_record(seq_id: SequenceId, flat: Sequence[bytes], lengths: Sequence[in
         seq_id=seq_id,
         request_id=RequestId(text["request_id"]),
         body_hash=raw["body_hash"],
-        state=State(text["state"]),
+        state=SequenceState(text["state"]),
         epoch=int(text["epoch"]),
         owner=Incarnation(text["owner"]),
         take_id=text["take_id"],
