@@ -3,11 +3,12 @@
 from dataclasses import replace
 
 import pytest
+from accepted import accepted_sequence
 
 from octavo.errors import BadLogits
 from octavo.hashing import extend_chain, prompt_chain
-from octavo.ids import Incarnation, RequestId, SequenceId
-from octavo.record import NewSequence, Snapshot, first_record
+from octavo.ids import SequenceId
+from octavo.record import Snapshot, first_record
 from octavo.sampling import FinishReason, SamplingParams, TokenScore
 from octavo.step_item import StepItem
 from octavo.text.byte_tokenizer import ByteTokenizer
@@ -23,26 +24,8 @@ NONE, LENGTH = FinishReason.NONE, FinishReason.LENGTH
 
 
 def delivery_of(params: SamplingParams) -> tuple[Delivery, Snapshot]:
-    """Of a request that has just been accepted, with its record."""
-    new = NewSequence(
-        seq_id=SequenceId("s"),
-        request_id=RequestId("r"),
-        body_hash=b"",
-        tenant="",
-        salt="",
-        model="m",
-        layout="l",
-        sampling=b"",
-        prompt=PROMPT,
-        prompt_chain=prompt_chain(PROMPT),
-        num_branches=params.num_branches,
-        max_tokens=9,
-        priority=0,
-        deadline_in_ms=0,
-        keep_on_disconnect=False,
-        router=Incarnation("r"),
-    )
-    record = first_record(new)
+    """The delivery of a request that has just been accepted, and a snapshot of its record without any output."""
+    record = first_record(accepted_sequence(PROMPT, params))
 
     def text() -> TextStream:
         return TextStream.of_branch(ByteTokenizer().detokenizer(), params, ())
