@@ -8,7 +8,8 @@ from accepted import accepted_sequence
 from octavo.errors import BadModel, OutOfBlocks, TooLarge
 from octavo.ids import Incarnation, SequenceId
 from octavo.record import AdmissionAnswer, AdmissionOutcome, State
-from octavo.store.calls import Member, QueueLimits, TakeReason
+from octavo.sampling import FinishReason
+from octavo.store.calls import Finish, Member, QueueLimits, TakeReason
 from octavo.store.memory import MemoryState, MemoryStore
 from router.background_tasks import BackgroundTasks
 from router.fleet.kv_index import KvIndex
@@ -190,6 +191,22 @@ async def test_a_sequence_with_a_newer_owner_is_left_alone(make_scene):
     assert scene.num_asked() == [1, 0]
     assert scene.session.told == ["poll"]
     assert scene.links[0].pending_dispatches.num_sequences == 0
+
+
+async def test_a_sequence_that_ends_while_it_is_taken_is_not_scheduled(make_scene):
+    scene = await make_scene(NEVER, ADMITTED)
+    take = scene.store.take_ownership
+
+    async def take_and_cancel(request):
+        reply = await take(request)
+        if request.reason is TakeReason.REFUSED:  # the second take, after which the journals are read again
+            await scene.store.finish(Finish(scene.seq_id, FinishReason.CANCELLED))
+        return reply
+
+    scene.store.take_ownership = take_and_cancel
+    record = await scene.assign()
+    assert record.state is State.CANCELLED
+    assert scene.num_asked() == [1, 0]
 
 
 async def test_an_epoch_that_has_moved_on_is_left_alone(make_scene):

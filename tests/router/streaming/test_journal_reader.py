@@ -82,6 +82,8 @@ async def test_news_are_delivered_at_once_without_a_stream_or_without_trust_in_i
     parts.reader.distrust_stream()
     assert await parts.read_and_deliver()
     assert parts.text() == "abcd"
+    parts.store.journal = b"abcdef"
+    assert not await parts.read_and_deliver()  # one reading at once is enough
 
 
 async def test_an_outage_is_borne_until_patience_ends(parts, monkeypatch):
