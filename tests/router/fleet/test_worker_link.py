@@ -1,4 +1,4 @@
-"""A link whose worker does not answer, or is parted with while somebody waits for its answer."""
+"""What a caller gets when the worker of a link does not answer, answers as another process, or is removed meanwhile."""
 
 import asyncio
 import json
@@ -29,7 +29,7 @@ ADMISSION = Admission(
 
 
 class Silent(worker_pb2_grpc.WorkerServicer):
-    """Takes calls, and answers none."""
+    """A worker that takes calls and answers none."""
 
     def __init__(self) -> None:
         self.called = asyncio.Event()
@@ -42,7 +42,7 @@ class Silent(worker_pb2_grpc.WorkerServicer):
 
 
 class Answering(worker_pb2_grpc.WorkerServicer):
-    """Says Hello as the worker process that it is, and gives one outcome to every admission."""
+    """A worker that answers Hello with an incarnation, and every admission with one outcome."""
 
     def __init__(self, incarnation: str = "i", outcome: int = 0) -> None:
         self.incarnation, self.outcome = incarnation, outcome
@@ -80,8 +80,8 @@ async def silent() -> AsyncIterator[tuple[Silent, WorkerLink]]:
         yield servicer, link
 
 
-async def test_who_waits_for_a_worker_that_is_parted_with_goes_on(silent):
-    """Being told that the link is broken, and not being cancelled with it."""
+async def test_a_caller_that_waits_for_a_worker_that_is_removed_goes_on(silent):
+    """The caller gets a LinkError, and is not cancelled together with the call."""
     servicer, link = silent
     scheduling = asyncio.create_task(link.schedule(ADMISSION, follow=False))
     await servicer.called.wait()
@@ -106,7 +106,7 @@ async def test_a_closed_link_says_so(silent):
     assert await link.probe() is ProbeResult.GONE
 
 
-async def test_who_is_cancelled_while_waiting_is_cancelled(silent):
+async def test_a_caller_that_is_cancelled_while_it_waits_is_cancelled(silent):
     servicer, link = silent
     scheduling = asyncio.create_task(link.schedule(ADMISSION, follow=False))
     await servicer.called.wait()

@@ -85,7 +85,7 @@ class FakePool:
 
 
 class FakeSession:
-    """Notes what it is told."""
+    """A session that notes what it is told."""
 
     owner = Incarnation("")
 
@@ -101,7 +101,7 @@ class FakeSession:
 
 
 class Scene:
-    """One queued sequence that has been popped, workers named a, b, … in the order in which they are asked."""
+    """One sequence that has been popped from the queue, and workers a, b, …, which are asked in this order."""
 
     def __init__(self, store, models, answers) -> None:
         self.store = store
@@ -114,7 +114,7 @@ class Scene:
         sessions.add(self.session)
 
     async def assign(self):
-        """The record afterwards."""
+        """Assigns the sequence and returns its record."""
         await self.assigner.assign_sequence(self.seq_id, 0, TakeReason.QUEUED)
         assert not self.assigner.is_assigning(self.seq_id)
         return (await self.store.read(self.seq_id)).record
@@ -226,7 +226,7 @@ async def test_without_a_worker_the_sequence_goes_back_after_a_pause(make_scene,
 
 
 def test_a_suspect_goes_where_it_disturbs_the_fewest():
-    """Whatever that place has cached."""
+    """The prefix that another worker has cached does not count."""
     busy, quiet = view("busy", 5), view("quiet", 1)
     decision = choose_worker(4000, {Incarnation("busy"): (3968, 0)}, [busy, quiet])
     assert decision.worker is busy

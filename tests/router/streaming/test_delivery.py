@@ -1,4 +1,4 @@
-"""What one client has: whatever the journal and the worker say, and in whichever order."""
+"""A client gets each token once, in whatever order the journals and the worker tell of it."""
 
 from dataclasses import replace
 
@@ -44,7 +44,7 @@ def pieces_of(delivery: Delivery) -> list[BranchPiece]:
 
 
 def test_the_score_at_a_stop_string_outlives_what_the_journal_says_of_the_branch_s_end():
-    """The worker went on until it was told; its score is of more than the client has."""
+    """The worker generates on until it is told of the stop string: its score is of more tokens than the client has."""
     delivery, snapshot = delivery_of(RANKED)
     for index, (token, score) in enumerate([(ord("a"), -1.0), (ord("q"), -2.0), (ord("b"), -9.0)]):
         chain = extend_chain(prompt_chain(PROMPT), b"aqb"[: index + 1])
@@ -63,8 +63,8 @@ def chain_after(output: bytes) -> int:
     return extend_chain(prompt_chain(PROMPT), output)
 
 
-def test_who_comes_late_learns_the_score_at_a_stop_string_that_nobody_has_settled():
-    """The worker went past it to an end of its own, and still has the other branch under way."""
+def test_a_late_client_learns_the_score_at_a_stop_string_that_is_not_settled():
+    """The worker has gone past the stop string to another end, and still runs the other branch."""
     delivery, snapshot = delivery_of(RANKED)
     record = snapshot.record
     record.finishes, record.final_lengths, record.scores = (LENGTH, NONE), (3, 1), (-9.0, None)

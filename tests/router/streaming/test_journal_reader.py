@@ -22,7 +22,7 @@ RECORD = replace(first_record(accepted_sequence((1, 2), PARAMS)), state=State.RU
 
 
 class FakeStore:
-    """Holds one record and one journal. Every read takes the next of `outages` first."""
+    """A store with one record and one journal. A read fails if the next of `outages` says so."""
 
     def __init__(self) -> None:
         self.record: Record | None = RECORD

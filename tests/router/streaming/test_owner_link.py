@@ -13,7 +13,7 @@ WORKER = Incarnation("w")
 
 
 class FakePool:
-    """One worker, which notes which items it was asked for."""
+    """A pool of one worker, which notes from which indexes on it was asked for items."""
 
     def __init__(self) -> None:
         self.followed: list[list[int]] = []
