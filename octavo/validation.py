@@ -199,8 +199,8 @@ def validate_text(data: bytes, field: str, *, context_tokens: int, allow_empty: 
         raise InvalidArgument(field, f"is not UTF-8 at byte {error.start}") from None
 
 
-def validate_chat(messages: Sequence[tuple[str, bytes]], *, context_tokens: int) -> list[dict[str, str]]:
-    """The turns (role, content) as a chat template takes them: [{"role": ..., "content": ...}, ...]."""
+def validate_chat(messages: Sequence[tuple[str, bytes]], *, context_tokens: int) -> list[tuple[str, str]]:
+    """The messages, as (role, content), with the text of each content."""
     if not 1 <= len(messages) <= limits.MAX_CHAT_MESSAGES:
         raise InvalidArgument("chat.messages", f"{len(messages)} messages; allowed is 1 to {limits.MAX_CHAT_MESSAGES}")
     max_bytes = limits.MAX_TEXT_BYTES_PER_CONTEXT_TOKEN * context_tokens
@@ -216,9 +216,7 @@ def validate_chat(messages: Sequence[tuple[str, bytes]], *, context_tokens: int)
         ):
             raise InvalidArgument(f"chat.messages[{i}].role", "must be a short name such as system, user or assistant")
         name = f"chat.messages[{i}].content"
-        turns.append(
-            {"role": role, "content": validate_text(content, name, context_tokens=context_tokens, allow_empty=True)}
-        )
+        turns.append((role, validate_text(content, name, context_tokens=context_tokens, allow_empty=True)))
     return turns
 
 
