@@ -81,20 +81,17 @@ class Ops(Protocol):
     def rotary_cache_write(
         self, kv: Tensor, queries: Tensor, keys: Tensor, values: Tensor, cos: Tensor, sin: Tensor, batch: Batch
     ) -> Tensor:
-        """cache_write of rotated keys; returns rotated queries. What was given may be overwritten."""
+        """Stores rotated keys and values as cache_write does, and returns rotated queries.
+
+        The first cos.shape[-1] dimensions of each head are rotated: dimension i turns with dimension i + half. `cos`
+        and `sin` are [num_tokens, rotated dimensions], both halves alike. `queries` and `keys` may be overwritten.
+        """
         ...
 
     def paged_attention(self, queries: Tensor, kv: Tensor, batch: Batch, options: AttentionOptions) -> Tensor:
         """Causal attention of queries [num_tokens, num_heads, head_dim] to the pages; the result has their shape.
 
         Query head h reads key-value head h // (num_heads / num_kv_heads). A query that sees no key gives 0.
-        """
-        ...
-
-    def rotary(self, heads: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        """Rotates the first cos.shape[-1] dimensions of heads [num_tokens, num_heads, head_dim].
-
-        Dimension i turns with dimension i + half; `cos`, `sin`: [num_tokens, rotated dimensions], both halves alike.
         """
         ...
 

@@ -30,8 +30,10 @@ class NativeCpuOps:
     def rotary_cache_write(
         self, kv: Tensor, queries: Tensor, keys: Tensor, values: Tensor, cos: Tensor, sin: Tensor, batch: Batch
     ) -> Tensor:
-        self.cache_write(kv, self.rotary(keys, cos, sin), values, batch)
-        return self.rotary(queries, cos, sin)
+        if queries.dtype not in FLOATS or keys.dtype not in FLOATS or queries.stride(-1) != 1 or keys.stride(-1) != 1:
+            return self._reference.rotary_cache_write(kv, queries, keys, values, cos, sin, batch)
+        self.cache_write(kv, self._rotated(keys, cos, sin), values, batch)
+        return self._rotated(queries, cos, sin)
 
     def paged_attention(self, queries: Tensor, kv: Tensor, batch: Batch, options: AttentionOptions) -> Tensor:
         if not self._takes(kv, queries.shape[2]) or queries.dtype not in FLOATS or queries.stride(-1) != 1:
@@ -52,9 +54,7 @@ class NativeCpuOps:
     def _takes(self, kv: Tensor, head_dim: int) -> bool:
         return kv.dtype in kv_format.NAMES and not kv.shape[3] % 8 and not head_dim % 8 and head_dim <= MAX_HEAD_DIM
 
-    def rotary(self, heads: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        if heads.dtype not in FLOATS or heads.stride(-1) != 1:
-            return self._reference.rotary(heads, cos, sin)
+    def _rotated(self, heads: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         out = heads.clone(memory_format=torch.contiguous_format)
         self.extension.rotary(out, None, cos.float(), sin.float(), cos.shape[-1])
         return out

@@ -60,16 +60,16 @@ class NativeCudaOps:
         self._reference = ReferenceOps()
         self._swapper: Any = None
 
-    def cache_write(self, kv: Tensor | KvLayer, keys: Tensor, values: Tensor, batch: Batch) -> None:
-        if isinstance(kv, Tensor) and not (self._writes(kv, keys) and keys.stride(-1) == values.stride(-1) == 1):
+    def cache_write(self, kv: Tensor, keys: Tensor, values: Tensor, batch: Batch) -> None:
+        if not (self._writes(kv, keys) and keys.stride(-1) == values.stride(-1) == 1):
             self._reference.cache_write(kv, keys, values, batch)
             return
-        cache = self._cache(_layer(kv, keys))
+        cache = self._cache(KvLayer.of(kv, keys.shape[-1]))
         self.extension.cache_write(cache, ref(keys), ref(values), ref(batch.slots), self._stream())
 
     def rotary_cache_write(
         self,
-        kv: Tensor | KvLayer,
+        kv: Tensor,
         queries: Tensor,
         keys: Tensor,
         values: Tensor,
@@ -79,18 +79,18 @@ class NativeCudaOps:
     ) -> Tensor:
         angles = cos.dtype == sin.dtype and cos.dtype in (torch.float32, keys.dtype) and queries.dtype == keys.dtype
         dense = all(x.stride(-1) == 1 for x in (queries, keys, values, cos, sin))
-        if isinstance(kv, Tensor) and not (self._writes(kv, keys) and angles and dense):
+        if not (self._writes(kv, keys) and angles and dense):
             return self._reference.rotary_cache_write(kv, queries, keys, values, cos, sin, batch)
         self.extension.rope_cache_write(
-            *(self._cache(_layer(kv, keys)), ref(queries), ref(keys), ref(values)),
+            *(self._cache(KvLayer.of(kv, keys.shape[-1])), ref(queries), ref(keys), ref(values)),
             *(None, ref(cos), ref(sin), cos.shape[-1], ref(batch.slots), False, self._stream()),
         )
         return queries
 
-    def paged_attention(self, queries: Tensor, kv: Tensor | KvLayer, batch: Batch, options: AttentionOptions) -> Tensor:
-        if isinstance(kv, Tensor) and not self._takes(queries, kv):
+    def paged_attention(self, queries: Tensor, kv: Tensor, batch: Batch, options: AttentionOptions) -> Tensor:
+        if not self._takes(queries, kv):
             return self._reference.paged_attention(queries, kv, batch, options)
-        layer = _layer(kv, queries)
+        layer = KvLayer.of(kv, queries.shape[-1])
         out = torch.empty(queries.shape, dtype=queries.dtype, device=queries.device)
         alibi, sinks = (None if x is None else x.detach().float() for x in (options.alibi, options.sinks))
         attention = self.extension.Attention(
@@ -102,7 +102,7 @@ class NativeCudaOps:
         cache, stream = self._cache(layer), self._stream()
         for launch, plan in self._plan(queries, layer, batch, options.window)[1]:
             self.extension.paged_attention(
-                *(launch.kernel, launch.rows, ref(out), ref(queries), cache, *where, plan, attention, None, stream)
+                *(launch.kernel, launch.rows, ref(out), ref(queries), cache, *where, plan, attention, stream)
             )
         return out
 
@@ -132,13 +132,6 @@ class NativeCudaOps:
         fault = self.extension.take_fault()
         if fault is not None:
             raise self.extension.ArgumentError(fault)
-
-    def rotary(self, heads: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        if heads.dtype not in FLOATS or cos.dtype not in FLOATS or cos.stride(-1) != 1 or sin.stride(-1) != 1:
-            return self._reference.rotary(heads, cos, sin)
-        out = heads.clone(memory_format=torch.contiguous_format)
-        self.extension.rotary(ref(out), None, ref(cos), ref(sin), cos.shape[-1], False, self._stream())
-        return out
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         if x.dtype not in FLOATS or weight.dtype != x.dtype:
@@ -209,7 +202,7 @@ class NativeCudaOps:
         return stream
 
     def _cache(self, layer: KvLayer) -> Any:
-        scales = (None if scale is None else ref(scale) for scale in (layer.key_scale, layer.value_scale))
+        scales = (None if scale is None else ref(scale) for scale in (layer.key_scales, layer.value_scales))
         return self.extension.KvCache(ref(layer.keys), ref(layer.values), layer.kind, *scales)
 
     def _writes(self, kv: Tensor, keys: Tensor) -> bool:
@@ -228,7 +221,7 @@ class NativeCudaOps:
 
     def _plan(self, queries: Tensor, kv: KvLayer, batch: Batch, window: int) -> tuple[AttentionPlan, list[Any]]:
         """The plan of the batch for layers of this form, and per launch the extension's handle of it."""
-        form = kv.kind, kv.num_heads, kv.block_size, kv.head_dim, kv.packed, kv.scaled_slots
+        form = kv.kind, kv.num_heads, kv.block_size, kv.head_dim
         key = ("native_cuda", window, queries.dtype, queries.shape[1], *form)
         found: tuple[AttentionPlan, list[Any]] | None = batch.scratch.get(key)
         if found is None:
@@ -266,14 +259,7 @@ class _Swap:
 def _for_tensor_cores(dtype: torch.dtype, kv: KvLayer) -> bool:
     step = 8 if kv.kind == "auto" else 16  # dimensions that one copy of 16 bytes brings
     fits = kv.head_dim <= MAX_MMA_DIM and not kv.head_dim % step and not kv.block_size % 8
-    return dtype != torch.float32 and fits and not kv.packed and not kv.scaled_slots
-
-
-def _layer(kv: Tensor | KvLayer, rows: Tensor) -> KvLayer:
-    """Where keys and values lie that are [tokens, kv_heads, head_dim] like `rows`."""
-    if isinstance(kv, KvLayer):
-        return kv
-    return KvLayer.paged(kv, rows.shape[-1]) if kv.dtype == torch.int8 else KvLayer.of(kv)
+    return dtype != torch.float32 and fits and kv.key_scales is None
 
 
 def _check_batch(batch: Batch, tokens: int, block_size: int) -> int:

@@ -24,22 +24,14 @@ class ReferenceOps:
     def rotary_cache_write(
         self, kv: Tensor, queries: Tensor, keys: Tensor, values: Tensor, cos: Tensor, sin: Tensor, batch: Batch
     ) -> Tensor:
-        self.cache_write(kv, self.rotary(keys, cos, sin), values, batch)
-        return self.rotary(queries, cos, sin)
+        self.cache_write(kv, _rotated(keys, cos, sin), values, batch)
+        return _rotated(queries, cos, sin)
 
     def paged_attention(self, queries: Tensor, kv: Tensor, batch: Batch, options: AttentionOptions) -> Tensor:
         return paged_attention(queries, kv, batch, options)
 
     def batch_invariant(self, kv: Tensor, head_dim: int) -> bool:
         return False  # torch rounds by shape
-
-    def rotary(self, heads: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        size = cos.shape[-1]
-        turned = heads if size == heads.shape[-1] else heads[..., :size]
-        left, right = turned.chunk(2, dim=-1)
-        swapped = torch.cat((-right, left), dim=-1)
-        turned = torch.addcmul(turned * cos.unsqueeze(1), swapped, sin.unsqueeze(1))
-        return turned if size == heads.shape[-1] else torch.cat((turned, heads[..., size:]), dim=-1)
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         if x.dtype == torch.float32:
@@ -69,6 +61,16 @@ class ReferenceOps:
         source, target = kv_format.raw(source), kv_format.raw(target)
         taken = source.index_select(1, index[:, 0].to(source.device))
         target.index_copy_(1, index[:, 1].to(target.device), taken.to(target.device))
+
+
+def _rotated(heads: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """`heads` with their first cos.shape[-1] dimensions rotated; see Ops.rotary_cache_write."""
+    size = cos.shape[-1]
+    turned = heads if size == heads.shape[-1] else heads[..., :size]
+    left, right = turned.chunk(2, dim=-1)
+    swapped = torch.cat((-right, left), dim=-1)
+    turned = torch.addcmul(turned * cos.unsqueeze(1), swapped, sin.unsqueeze(1))
+    return turned if size == heads.shape[-1] else torch.cat((turned, heads[..., size:]), dim=-1)
 
 
 class _Places:

@@ -35,7 +35,7 @@ class _Group:
 
 def paged_attention(queries: Tensor, kv: Tensor, batch: Batch, options: AttentionOptions) -> Tensor:
     """See Ops.paged_attention."""
-    key = ("groups", options.window, kv.shape[1:], kv.stride(0))
+    key = ("groups", options.window, kv.shape[1:])
     groups = batch.scratch.get(key)
     if groups is None:
         groups = batch.scratch[key] = _make_groups(batch, kv, options.window)
@@ -101,21 +101,12 @@ def _make_group(batch: Batch, kv: Tensor, window: int, indices: list[int]) -> _G
 
 def _pages(blocks: Tensor, kv: Tensor) -> Tensor:
     heads = torch.arange(kv.shape[1], device=blocks.device)
-    return (blocks[:, None, :] * _pages_from_block_to_block(kv) + heads[:, None] * 2).flatten()
-
-
-def _pages_from_block_to_block(kv: Tensor) -> int:
-    """More than a block's own where other layers lie between them."""
-    page = kv.shape[3] * kv.shape[4]
-    if kv.stride()[1:] != (2 * page, page, kv.shape[4], 1) or kv.stride(0) % page:
-        raise ValueError("kv: a block is not one run of memory, or blocks are no whole number of pages apart")
-    return kv.stride(0) // page
+    return (blocks[:, None, :] * kv.shape[1] * 2 + heads[:, None] * 2).flatten()
 
 
 def _as_pages(kv: Tensor) -> Tensor:
-    """[pages from the first block to the last, those between blocks included, block_size, width]."""
-    page, count = kv.shape[3] * kv.shape[4], (kv.shape[0] - 1) * _pages_from_block_to_block(kv) + kv.shape[1] * 2
-    return kv_format.raw(kv).as_strided((max(count, 0), *kv.shape[3:]), (page, kv.shape[4], 1))
+    """A layer as pages of one head: [num_blocks * num_kv_heads * 2, block_size, width]."""
+    return kv_format.raw(kv).view(-1, *kv.shape[3:])
 
 
 def _gather(kv: Tensor, pages: Tensor, group: _Group, queries: Tensor) -> Tensor:

@@ -12,22 +12,14 @@ from gpu_worker.ops.kv_shape import KvShape
 class KvArena:
     """Blocks on the device and on the host. Moves them; who uses which is the block manager's business."""
 
-    def __init__(
-        self,
-        shape: KvShape,
-        num_blocks: int,
-        num_host_blocks: int,
-        device: torch.device,
-        ops: Ops,
-        block_major: bool = False,
-    ) -> None:
+    def __init__(self, shape: KvShape, num_blocks: int, num_host_blocks: int, device: torch.device, ops: Ops) -> None:
         self.shape = shape
         self.num_blocks = num_blocks
         self.num_host_blocks = num_host_blocks
         self._ops = ops
         cpu, pinned = torch.device("cpu"), device.type == "cuda"
-        self._device = shape.arena(num_blocks, device, block_major=block_major)
-        self._host = shape.arena(num_host_blocks, cpu, pinned, block_major)
+        self._device = shape.arena(num_blocks, device)
+        self._host = shape.arena(num_host_blocks, cpu, pinned)
         self.layers: list[Tensor] = list(self._device.unbind(0))
 
     def swap_out(self, pairs: Sequence[tuple[int, int]]) -> Swap | None:

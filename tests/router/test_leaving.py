@@ -9,7 +9,7 @@ import pytest
 
 from gpu_worker.testing.fake_runner import FakeRunner
 from octavo.errors import InvalidArgument, StoreUnavailable
-from octavo.record import State
+from octavo.record import SequenceState
 from octavo.sampling import FinishReason, SamplingParams
 from octavo.store.memory import MemoryStore
 from router.fleet.worker_streams import StepStream
@@ -46,7 +46,7 @@ async def test_leaving_ends_a_request_that_no_other_client_has(world):
     await anext(other)
     await other.aclose()  # who was attached last leaves, and the first one is still there
     await left.aclose()
-    await world.until(lambda: world.entry("left").record.state is State.CANCELLED)
+    await world.until(lambda: world.entry("left").record.state is SequenceState.CANCELLED)
     seen = [event async for event in kept]
     assert seen[-1].finish_reason is FinishReason.LENGTH
 

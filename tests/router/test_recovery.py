@@ -9,7 +9,7 @@ from gpu_worker.testing.fake_runner import FakeRunner
 from octavo import rpc
 from octavo.errors import OutOfBlocks, TooLarge
 from octavo.ids import Incarnation
-from octavo.record import AdmissionAnswer, AdmissionOutcome, State
+from octavo.record import AdmissionAnswer, AdmissionOutcome, SequenceState
 from octavo.sampling import FinishReason, SamplingParams
 from octavo.store.calls import Member, TakeReason, TakeRequest
 from octavo.store.memory import MemoryStore
@@ -33,7 +33,7 @@ async def test_a_lost_worker_costs_no_token(world, oracle, params):
     await oracle.check_completions(tasks, params)
     epochs = [world.entry(f"s{i}").record.epoch for i in range(6)]
     assert max(epochs) > 1
-    assert all(world.entry(f"s{i}").record.state is State.DONE for i in range(6))
+    assert all(world.entry(f"s{i}").record.state is SequenceState.DONE for i in range(6))
 
 
 class Moody(FakeRunner):
@@ -59,7 +59,7 @@ async def test_a_replay_begins_where_the_journal_ends(world):
     tokens = [token for event in seen for token in event.token_ids]
     entry = world.entry("moody")
     assert tokens == entry.journals[0]
-    assert (entry.record.state, entry.record.epoch, len(tokens)) == (State.DONE, 2, GREEDY.max_tokens)
+    assert (entry.record.state, entry.record.epoch, len(tokens)) == (SequenceState.DONE, 2, GREEDY.max_tokens)
 
 
 async def test_the_old_owner_may_journal_until_the_take(world):
@@ -221,7 +221,7 @@ async def test_cancel_ends_a_sequence_that_no_worker_runs(world, monkeypatch):
     router.assigner.assign_sequence = take_only
     client = world.client()
     task = asyncio.create_task(client.complete(PROMPT, GREEDY, request_id="limbo"))
-    await world.until(lambda: world.state._entries and world.entry("limbo").record.state is State.RUNNING)
+    await world.until(lambda: world.state._entries and world.entry("limbo").record.state is SequenceState.RUNNING)
     await client.cancel("limbo")
     assert (await task).finish_reason is FinishReason.CANCELLED
 

@@ -109,12 +109,11 @@ def tiny_llama(
     max_sequences: int = 16,
     num_host_blocks: int | None = None,
     weights: dict[str, Tensor] | None = None,
-    block_major: bool = False,
 ) -> Tiny:
     """With graphs, if there is something to capture with. As many host blocks as blocks, unless said otherwise."""
     num_host_blocks = num_blocks if num_host_blocks is None else num_host_blocks
     decoder = LlamaDecoder(form.config, form.weights() if weights is None else weights, ops, device)
-    arena = KvArena(form.blocks, num_blocks, num_host_blocks, device, ops, block_major)
+    arena = KvArena(form.blocks, num_blocks, num_host_blocks, device, ops)
     info = RunnerInfo(
         model="tiny",
         fingerprint="tiny",

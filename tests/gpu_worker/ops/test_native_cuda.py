@@ -7,7 +7,6 @@ import pytest
 import torch
 
 from gpu_worker.ops import AttentionOptions, Batch, kv_format, make_batch
-from gpu_worker.ops.kv_layer import KvLayer
 from gpu_worker.ops.kv_shape import KvShape
 from gpu_worker.ops.native_cuda import NativeCudaOps, ref
 from gpu_worker.running.graphs import capture_decodes
@@ -38,13 +37,6 @@ def test_every_type_goes_to_the_kernels(ops, dtype):
     keys, values = torch.randn(2, TOKENS, HEADS, DIM)
     with pytest.raises(AttributeError, match="has no attribute"):
         ops.cache_write(layer(dtype), keys, values, prompt())
-
-
-def test_int8_with_scales_of_a_layer_goes_to_the_kernels(ops):
-    keys, values = torch.randn(2, TOKENS, HEADS, DIM)
-    pages = torch.zeros(4, HEADS, 2, SIZE, DIM, dtype=torch.int8)
-    with pytest.raises(AttributeError, match="has no attribute"):
-        ops.cache_write(KvLayer.of(pages, torch.ones(1), torch.ones(1)), keys, values, prompt())
 
 
 def test_no_graphs_of_layers_that_the_kernels_do_not_know(ops, caplog):

@@ -200,4 +200,8 @@ def test_norms_activations_and_rotation(ops, dtype, tolerance):
         pairs = torch.complex(heads[..., : rotated // 2].double(), heads[..., rotated // 2 : rotated].double())
         turned = pairs * torch.polar(torch.ones_like(angles), angles).to(torch.complex128)[:, None]
         expected = torch.cat((turned.real, turned.imag, heads[..., rotated:].double()), dim=-1)
-        close(ops.rotary(heads, cos, sin), expected)
+        kv, given = torch.zeros(1, 2, 2, 8, 16, dtype=dtype), heads.clone()
+        batch = make_batch([0] * 7, [*range(7)], [*range(7)], [7], [7], [[0]], CPU)
+        close(ops.rotary_cache_write(kv, given.clone(), given, heads, cos, sin, batch), expected)
+        close(kv[0, :, 0, :7].transpose(0, 1), expected)
+        assert torch.equal(kv[0, :, 1, :7].transpose(0, 1), heads)

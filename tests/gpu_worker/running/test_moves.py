@@ -6,7 +6,6 @@ import pytest
 import torch
 from tiny_llama import CPU, Form, drive, requests, tiny_llama
 
-from gpu_worker.ops import choose_ops
 from gpu_worker.ops.reference import ReferenceOps
 from gpu_worker.running import moves
 from gpu_worker.scheduling.step import StepPlan
@@ -58,8 +57,8 @@ class _Late:
         self.wait()
 
 
-def swapped(ops, num_blocks=16, block_major=False):
-    runner = tiny_llama(Form(), ops, num_blocks=num_blocks, num_host_blocks=64, block_major=block_major).runner
+def swapped(ops, num_blocks=16):
+    runner = tiny_llama(Form(), ops, num_blocks=num_blocks, num_host_blocks=64).runner
     outputs, scheduler = drive(runner, requests(), preemption="swap")
     assert (scheduler.workload.num_preempted_swap > 0) == (num_blocks == 16)
     runner.close()
@@ -77,12 +76,6 @@ def test_late_copies_change_no_token(undisturbed, seed):
     assert swapped(ops) == undisturbed
     assert not ops.queue, "a runner that was closed left copies under way"
     assert ops.told and ops.late, "nothing ran beside a step"
-
-
-@pytest.mark.parametrize("ops", [ReferenceOps(), choose_ops(CPU), LateOps()], ids=["reference", "chosen", "late"])
-def test_layers_of_a_block_may_lie_together(ops):
-    """The same to the bit, with windows, prompts in pieces, swaps and all."""
-    assert swapped(ops, block_major=True) == swapped(ops)
 
 
 def test_a_step_that_does_not_wait_shows(monkeypatch):
