@@ -7,7 +7,7 @@ from accepted import accepted_sequence
 
 from octavo.errors import BadModel, OutOfBlocks, TooLarge
 from octavo.ids import Incarnation, SequenceId
-from octavo.record import AdmissionAnswer, AdmissionOutcome, State
+from octavo.record import AdmissionAnswer, AdmissionOutcome, SequenceState
 from octavo.sampling import FinishReason
 from octavo.store.calls import Finish, Member, QueueLimits, TakeReason
 from octavo.store.memory import MemoryState, MemoryStore
@@ -146,7 +146,7 @@ async def make_scene(hello):
 async def test_an_admitted_sequence_has_an_owner_and_a_dispatch(make_scene):
     scene = await make_scene(ADMITTED)
     record = await scene.assign()
-    assert (record.state, record.owner, record.epoch) == (State.RUNNING, "a", 1)
+    assert (record.state, record.owner, record.epoch) == (SequenceState.RUNNING, "a", 1)
     assert scene.session.told == [Assignment(1, Incarnation("a"))]
     assert scene.links[0].pending_dispatches.num_sequences == 1
     (admission,) = scene.links[0].admissions
@@ -166,28 +166,28 @@ async def test_after_a_refusal_the_next_worker_is_asked_at_the_next_epoch(make_s
 async def test_what_no_worker_can_take_now_waits_again(make_scene):
     scene = await make_scene(NEVER, LATER)
     record = await scene.assign()
-    assert record.state is State.QUEUED
+    assert record.state is SequenceState.QUEUED
     assert scene.session.told == ["poll"]
 
 
 async def test_what_no_worker_can_ever_take_fails(make_scene):
     scene = await make_scene(NEVER, NEVER)
     record = await scene.assign()
-    assert record.state is State.FAILED
+    assert record.state is SequenceState.FAILED
     assert "never" in record.failure
 
 
 async def test_a_wrong_admission_fails_without_asking_another_worker(make_scene):
     scene = await make_scene(REJECTED, ADMITTED)
     record = await scene.assign()
-    assert record.state is State.FAILED
+    assert record.state is SequenceState.FAILED
     assert scene.num_asked() == [1, 0]
 
 
 async def test_a_sequence_with_a_newer_owner_is_left_alone(make_scene):
     scene = await make_scene(STALE, ADMITTED)
     record = await scene.assign()
-    assert (record.state, record.epoch) == (State.RUNNING, 1)
+    assert (record.state, record.epoch) == (SequenceState.RUNNING, 1)
     assert scene.num_asked() == [1, 0]
     assert scene.session.told == ["poll"]
     assert scene.links[0].pending_dispatches.num_sequences == 0
@@ -205,7 +205,7 @@ async def test_a_sequence_that_ends_while_it_is_taken_is_not_scheduled(make_scen
 
     scene.store.take_ownership = take_and_cancel
     record = await scene.assign()
-    assert record.state is State.CANCELLED
+    assert record.state is SequenceState.CANCELLED
     assert scene.num_asked() == [1, 0]
 
 

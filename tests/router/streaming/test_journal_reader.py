@@ -7,7 +7,7 @@ from accepted import accepted_sequence
 
 from octavo.errors import HistoryLost, NotFound, PoisonSuspected, StoreUnavailable
 from octavo.ids import Incarnation
-from octavo.record import Record, Snapshot, State, first_record
+from octavo.record import Record, SequenceState, Snapshot, first_record
 from octavo.sampling import SamplingParams
 from octavo.text.byte_tokenizer import ByteTokenizer
 from octavo.text.stop import TextStream
@@ -18,7 +18,7 @@ from router.streaming.request_deadline import RequestDeadline
 from router.streaming.resume_tokens import StreamPlace, StreamStart
 
 PARAMS = SamplingParams(seed=1, max_tokens=9)
-RECORD = replace(first_record(accepted_sequence((1, 2), PARAMS)), state=State.RUNNING)
+RECORD = replace(first_record(accepted_sequence((1, 2), PARAMS)), state=SequenceState.RUNNING)
 
 
 class FakeStore:

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 
 from octavo.ids import Incarnation, SequenceId
-from octavo.record import State
+from octavo.record import SequenceState
 from router.streaming import owner_link as owner_link_module
 from router.streaming.owner_link import MAX_UNKNOWN_S, OwnerLink
 
@@ -33,7 +33,7 @@ def pool() -> FakePool:
 
 @pytest.fixture
 def link(pool) -> OwnerLink:
-    record = SimpleNamespace(seq_id=SequenceId("s"), owner=Incarnation(""), epoch=0, state=State.QUEUED)
+    record = SimpleNamespace(seq_id=SequenceId("s"), owner=Incarnation(""), epoch=0, state=SequenceState.QUEUED)
     return OwnerLink(record, pool)
 
 
