@@ -12,7 +12,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from octavo import rpc
 from octavo.child_process import ChildProcess
 from octavo.cli import ports
-from octavo.cli.state import RouterState, State, StoreState, WorkerState
+from octavo.cli.state import ClusterState, RouterState, StoreState, WorkerState
 from octavo.cli.supervisor import SupervisedProcess
 from octavo.cores import usable_cores
 from octavo.options import Settings
@@ -23,11 +23,11 @@ from octavo.store.embedded import MAX_SOCKET_PATH, EmbeddedStore
 HOST = "127.0.0.1"
 HEALTH_TIMEOUT_S = 1.0
 
-Check = Callable[[], Awaitable[bool]]
+ReadyCheck = Callable[[], Awaitable[bool]]
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class ClusterSettings:
     """The settings of `octavo up`, and those its routers and workers start from."""
 
     up: UpSettings
@@ -39,8 +39,8 @@ class Wanted:
 class Cluster:
     """The processes of one machine. Ports and names are chosen once, so that a restarted process is the same one."""
 
-    def __init__(self, wanted: Wanted) -> None:
-        self._wanted = wanted
+    def __init__(self, wanted: ClusterSettings) -> None:
+        self._settings = wanted
         self._logs = wanted.state_dir / "logs"
         up = wanted.up
         public = router_ports(up)
@@ -64,12 +64,12 @@ class Cluster:
         """Routers and workers, which need the store."""
         return [*(supervised for supervised, _ in self._routers), *(supervised for supervised, _ in self._workers)]
 
-    def state(self, ready: bool) -> State:
+    def state(self, ready: bool) -> ClusterState:
         """As it is now, with the process ids."""
-        return State(
+        return ClusterState(
             pid=os.getpid(),
-            model=self._wanted.up.model,
-            state_dir=str(self._wanted.state_dir),
+            model=self._settings.up.model,
+            state_dir=str(self._settings.state_dir),
             store=StoreState(self._store_url, self.store.pid if self.store else None, self.store is not None),
             routers=[replace(known, pid=supervised.process.pid) for supervised, known in self._routers],
             workers=[replace(known, pid=supervised.process.pid) for supervised, known in self._workers],
@@ -77,16 +77,16 @@ class Cluster:
         )
 
     def _store(self) -> EmbeddedStore | None:
-        if self._wanted.up.store:
+        if self._settings.up.store:
             return None
-        directory = self._wanted.state_dir / "store"
+        directory = self._settings.state_dir / "store"
         too_long = len(os.fsencode(directory / "store.sock")) > MAX_SOCKET_PATH
         return EmbeddedStore(directory, port=ports.pick(1)[0] if too_long else None)
 
     def _router(self, index: int, port: int, admin_port: int) -> tuple[SupervisedProcess, RouterState]:
         name = f"router-{index}"
         settings = replace(
-            self._wanted.router,
+            self._settings.router,
             listen=f"{HOST}:{port}",
             admin_listen=f"{HOST}:{admin_port}",
             store=self._store_url,
@@ -94,19 +94,19 @@ class Cluster:
         )
         state = RouterState(name, None, settings.listen, settings.admin_listen)
         # Without workers here, those that make a router SERVING come later and from elsewhere: nothing to wait for.
-        ready = serving(settings.listen) if self._wanted.up.workers else answering(settings.listen)
+        ready = serving(settings.listen) if self._settings.up.workers else answering(settings.listen)
         return self._supervised(name, "router", settings, ready, {}), state
 
     def _worker(self, index: int, port: int) -> tuple[SupervisedProcess, WorkerState]:
         name = f"worker-{index}"
-        threads = self._wanted.worker.threads or max(1, usable_cores() // max(self._wanted.up.workers, 1))
+        threads = self._settings.worker.threads or max(1, usable_cores() // max(self._settings.up.workers, 1))
         settings = replace(
-            self._wanted.worker,
+            self._settings.worker,
             listen=f"{HOST}:{port}",
             store=self._store_url,
             worker_id=name,
-            model=self._wanted.up.model,
-            device=self._wanted.up.device,
+            model=self._settings.up.model,
+            device=self._settings.up.device,
             threads=threads,
         )
         state = WorkerState(name, None, settings.listen)
@@ -114,14 +114,14 @@ class Cluster:
         return self._supervised(name, "gpu_worker", settings, serving(settings.listen), environment), state
 
     def _supervised(
-        self, name: str, module: str, settings: Settings, ready: Check, environment: dict[str, str]
+        self, name: str, module: str, settings: Settings, ready: ReadyCheck, environment: dict[str, str]
     ) -> SupervisedProcess:
         command = [sys.executable, "-m", module, *arguments_of(settings)]
         environment = {**environment, **environment_of(settings)}
         return SupervisedProcess(ChildProcess(name, command, self._logs / f"{name}.log", environment), ready)
 
 
-def serving(endpoint: str) -> Check:
+def serving(endpoint: str) -> ReadyCheck:
     """A check whether the server at `endpoint` says SERVING."""
 
     async def check() -> bool:
@@ -130,7 +130,7 @@ def serving(endpoint: str) -> Check:
     return check
 
 
-def answering(endpoint: str) -> Check:
+def answering(endpoint: str) -> ReadyCheck:
     """A check whether the server at `endpoint` says how it is, be it NOT_SERVING."""
 
     async def check() -> bool:

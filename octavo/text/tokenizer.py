@@ -14,8 +14,8 @@ import tokenizers
 from tokenizers import AddedToken, normalizers
 
 from octavo.errors import InvalidArgument, NotFound
-from octavo.text.chat import ChatTemplate, Guard, Message, check_messages
-from octavo.text.detokenizer import Detokenizer, build_pieces
+from octavo.text.chat import ChatTemplate, Message, SpecialTokenGuard, check_messages
+from octavo.text.detokenizer import Detokenizer, build_byte_table
 from octavo.text.tokenizer_folder import read_folder
 from octavo.text.tokenizer_gguf import read_gguf
 from octavo.text.tokenizer_parts import TokenizerParts
@@ -47,10 +47,10 @@ class Tokenizer:
         self._plain = _copy(parts.backend, parts.special_ids)
         self._plain.encode_special_tokens = True
         decoder = parts.backend.decoder
-        self._pieces = build_pieces(json.loads(decoder.__getstate__()) if decoder else None, parts.tokens)
+        self._pieces = build_byte_table(json.loads(decoder.__getstate__()) if decoder else None, parts.tokens)
         self._pieces_without_special = self._pieces.without(parts.special_ids)
         self._chat = ChatTemplate(parts.template, parts.template_variables) if parts.template else None
-        self._guard = Guard(self._special_tokens)
+        self._guard = SpecialTokenGuard(self._special_tokens)
 
     @property
     def has_chat_template(self) -> bool:

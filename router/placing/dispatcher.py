@@ -9,7 +9,7 @@ import random
 
 from octavo.errors import StoreUnavailable
 from octavo.ids import Incarnation, SequenceId
-from octavo.record import Record, State
+from octavo.record import Record, SequenceState
 from octavo.retry import until_answered
 from octavo.sampling import FinishReason
 from octavo.store.base import Store
@@ -91,7 +91,7 @@ class Dispatcher:
     async def cancel_sequence(self, seq_id: SequenceId) -> Record | None:
         """Returns the record, or None if there is none. A running sequence ends soon, whatever its owner does."""
         record = await self._store.cancel(seq_id)
-        if record is not None and record.state is State.RUNNING:
+        if record is not None and record.state is SequenceState.RUNNING:
             await self._stop_running(record)
         self._sessions.poll_records([seq_id])
         return record

@@ -4,7 +4,7 @@ import time
 from collections.abc import Sequence
 
 from octavo.ids import Incarnation
-from octavo.record import Record, State
+from octavo.record import Record, SequenceState
 from router.fleet.worker_link import WorkerLink
 from router.fleet.worker_pool import WorkerPool
 
@@ -44,13 +44,13 @@ class OwnerLink:
 
     def set_owner(self, owner: Incarnation, epoch: int, *, is_streaming: bool) -> None:
         """A worker runs the sequence from that epoch on. `is_streaming`: it sends the items to this router."""
-        self.record.owner, self.record.epoch, self.record.state = owner, epoch, State.RUNNING
+        self.record.owner, self.record.epoch, self.record.state = owner, epoch, SequenceState.RUNNING
         self._stream = (owner, epoch) if is_streaming else None
 
     def follow_items(self, next_indexes: Sequence[int]) -> None:
         """Asks the owner for the items from those indexes on, if this router is connected to the owner."""
         record, worker = self.record, self.worker
-        if record.state is State.RUNNING and worker is not None and worker.step_stream.connected:
+        if record.state is SequenceState.RUNNING and worker is not None and worker.step_stream.connected:
             worker.step_stream.follow(record.seq_id, next_indexes)
             self._stream = (record.owner, record.epoch)
         else:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 from octavo import limits, validation, wire
 from octavo.errors import DeadlineExceeded, Failure, NoWorkers
 from octavo.ids import sequence_id
-from octavo.record import Record, State
+from octavo.record import Record, SequenceState
 from octavo.store.base import Store
 from octavo.text.ranking import rank
 from octavo.v1 import inference_pb2, inference_pb2_grpc
@@ -23,11 +23,11 @@ if TYPE_CHECKING:
 DEADLINE_MARGIN_MS = 100  # before the client's own deadline, so that the client still gets what was generated
 
 STATES = {
-    State.QUEUED: inference_pb2.REQUEST_STATE_QUEUED,
-    State.RUNNING: inference_pb2.REQUEST_STATE_RUNNING,
-    State.DONE: inference_pb2.REQUEST_STATE_DONE,
-    State.FAILED: inference_pb2.REQUEST_STATE_FAILED,
-    State.CANCELLED: inference_pb2.REQUEST_STATE_CANCELLED,
+    SequenceState.QUEUED: inference_pb2.REQUEST_STATE_QUEUED,
+    SequenceState.RUNNING: inference_pb2.REQUEST_STATE_RUNNING,
+    SequenceState.DONE: inference_pb2.REQUEST_STATE_DONE,
+    SequenceState.FAILED: inference_pb2.REQUEST_STATE_FAILED,
+    SequenceState.CANCELLED: inference_pb2.REQUEST_STATE_CANCELLED,
 }
 
 
@@ -113,8 +113,8 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
             finish_reasons=[wire.finish_to_wire(finish) for finish in record.finishes],
             usage=wire.usage_to_wire(record.prompt_len, output_tokens, 0),
             timeline=[
-                inference_pb2.TimelineEntry(after_ms=after_ms, what=what, detail=detail)
-                for after_ms, what, detail in record.timeline
+                inference_pb2.TimelineEntry(after_ms=entry.after_ms, what=entry.what, detail=entry.detail)
+                for entry in record.timeline
             ],
         )
         if record.failure:

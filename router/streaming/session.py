@@ -13,7 +13,7 @@ from typing import Self
 
 from octavo.errors import ServingError, StoreUnavailable
 from octavo.ids import Incarnation
-from octavo.record import Record, State
+from octavo.record import Record, SequenceState
 from octavo.retry import until_answered
 from octavo.sampling import FinishReason, SamplingParams
 from octavo.step_item import StepItem
@@ -92,7 +92,7 @@ class Session:
 
     def note_unknown(self, owner: Incarnation) -> None:
         record = self._owner_link.record
-        if owner != record.owner or record.state is not State.RUNNING:
+        if owner != record.owner or record.state is not SequenceState.RUNNING:
             return
         delay_s = self._owner_link.note_unknown()
         if delay_s is None:
@@ -210,7 +210,7 @@ class Session:
                 await self._store.attach(self.seq_id, self._router_id)
             except StoreUnavailable:
                 pass  # the next reading is soon enough
-        if record.state is State.QUEUED:
+        if record.state is SequenceState.QUEUED:
             self._dispatcher.note_queued()
         elif self._owner_link.is_lost:
             self._dispatcher.recover_sequence(self.seq_id, record.epoch, TakeReason.CONNECTION)
@@ -221,7 +221,7 @@ class Session:
 
     async def _expire(self) -> None:
         """The deadline has passed. A worker that runs the sequence ends it; otherwise it is ended here."""
-        if self._owner_link.record.state is State.RUNNING and self._deadline.extend_once():
+        if self._owner_link.record.state is SequenceState.RUNNING and self._deadline.extend_once():
             return
         self._deadline.postpone()
         try:

@@ -17,7 +17,7 @@ from gpu_worker.testing.fake_runner import FakeRunner
 from octavo import rpc, wire
 from octavo.errors import StoreUnavailable
 from octavo.ids import Incarnation, SequenceId
-from octavo.record import NewSequence, State
+from octavo.record import NewSequence, SequenceState
 from octavo.sampling import FinishReason, SamplingParams
 from octavo.settings import WorkerSettings
 from octavo.store.calls import QueueLimits, TakeReason, TakeRequest
@@ -124,7 +124,7 @@ async def test_what_was_generated_is_journalled_before_it_ends(life):
     sequence = life.worker.engine.scheduler.sequences[SEQ]
     assert await life.tokens() == sequence.branches[0].num_output > 20
     snapshot = await life.store.read(SEQ)
-    assert snapshot.record.state is State.RUNNING  # for others to take over
+    assert snapshot.record.state is SequenceState.RUNNING  # for others to take over
     assert snapshot.record.finishes == (FinishReason.NONE,)
 
 

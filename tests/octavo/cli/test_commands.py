@@ -16,7 +16,7 @@ import pytest
 from octavo import rpc
 from octavo.cli import checks, cluster, main, native_checks, state, up
 from octavo.cli.output import table
-from octavo.cli.state import RouterState, State, StoreState, WorkerState
+from octavo.cli.state import ClusterState, RouterState, StoreState, WorkerState
 from octavo.settings import UpSettings
 
 ANSWER = "Paris, the capital."
@@ -284,7 +284,7 @@ def test_a_table_aligns_numbers_to_the_right():
 
 
 def example(endpoint, directory):
-    return State(
+    return ClusterState(
         pid=8,
         model="m",
         state_dir=str(directory),

@@ -18,7 +18,7 @@ from octavo.store.calls import QueueLimits, TakeReason, TakeReply, TakeRequest, 
 from octavo.store.embedded import EmbeddedStore
 from octavo.store.memory import MemoryState, MemoryStore
 from octavo.store.redis import RedisStore
-from octavo.store.server import RedisOptions
+from octavo.store.redis_server import RedisOptions
 
 CLOCK_KEY = "octavo:{s0}:test-clock"
 CLOCK = f"local function now_ms() return tonumber(redis.call('GET', '{CLOCK_KEY}')) end"
