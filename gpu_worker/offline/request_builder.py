@@ -61,7 +61,7 @@ class RequestBuilder:
             raise InvalidArgument(place, 'must be a list of {"role": …, "content": …}') from None
         try:
             checked = validation.validate_chat(messages, context_tokens=self._info.context_tokens)
-            return self._tokenizer.apply_chat([(turn["role"], turn["content"]) for turn in checked])
+            return self._tokenizer.apply_chat(checked)
         except InvalidArgument as error:
             raise InvalidArgument(place, error.message) from None
 

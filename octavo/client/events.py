@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 
 from octavo.errors import Failure
+from octavo.record import TimelineEntry
 from octavo.sampling import FinishReason, SamplingParams
 
 
@@ -94,15 +95,6 @@ class Completion:
     def finish_reason(self) -> FinishReason:
         """Why the first branch ended."""
         return self.outputs[0].finish_reason
-
-
-@dataclass(frozen=True, slots=True)
-class TimelineEntry:
-    """One thing that happened to a request, in milliseconds after it was accepted."""
-
-    after_ms: int
-    what: str
-    detail: str
 
 
 @dataclass(frozen=True, slots=True)

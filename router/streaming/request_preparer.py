@@ -99,11 +99,10 @@ class RequestPreparer:
                 text = validation.validate_text(request.text, "text", context_tokens=model.context_tokens)
                 return Prompt(await run_aside(len(text), lambda: model.tokenizer.encode(text)), "text")
             case "chat":
-                turns, begin_answer = wire.chat_from_wire(request.chat)
-                messages = validation.validate_chat(turns, context_tokens=model.context_tokens)
-                chat = [(message["role"], message["content"]) for message in messages]
-                size = sum(len(content) for _, content in chat)
-                token_ids = await run_aside(size, lambda: model.tokenizer.apply_chat(chat, begin_answer))
+                chat = wire.chat_from_wire(request.chat)
+                messages = validation.validate_chat(chat.messages, context_tokens=model.context_tokens)
+                size = sum(len(content) for _, content in messages)
+                token_ids = await run_aside(size, lambda: model.tokenizer.apply_chat(messages, chat.begin_answer))
                 return Prompt(token_ids, "chat")
         raise InvalidArgument("input", "send text, token_ids or chat")
 

@@ -113,8 +113,8 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
             finish_reasons=[wire.finish_to_wire(finish) for finish in record.finishes],
             usage=wire.usage_to_wire(record.prompt_len, output_tokens, 0),
             timeline=[
-                inference_pb2.TimelineEntry(after_ms=after_ms, what=what, detail=detail)
-                for after_ms, what, detail in record.timeline
+                inference_pb2.TimelineEntry(after_ms=entry.after_ms, what=entry.what, detail=entry.detail)
+                for entry in record.timeline
             ],
         )
         if record.failure:

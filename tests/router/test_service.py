@@ -43,11 +43,11 @@ async def test_outputs_are_those_of_the_runner(world, oracle, params):
         status = await client.get(completion.request_id)
         assert status.usage.output_tokens == completion.usage.output_tokens
     await world.until(lambda: not any(len(router.sessions) for router in world.routers))
-    world.check()
+    world.check_nothing_left()
 
 
 async def test_every_token_has_its_log_probability(world):
-    """Also the last one, whose notice from the store overtakes the worker's stream."""
+    """The last token has one too, although the store's notice of the end overtakes the worker's stream."""
     await world.start()
     client = world.client()
     params = replace(GREEDY, logprobs=2, prompt_logprobs=1)
@@ -61,7 +61,7 @@ async def test_every_token_has_its_log_probability(world):
 
 
 async def test_a_quiet_request_costs_the_store_few_reads(world, monkeypatch):
-    """No storms: neither of our own notices nor of a worker that does not know the sequence yet.
+    """Neither this router's own notices nor a worker that does not know the sequence yet cause a storm of reads.
 
     The assigner reads once. So does each look at what may still be on its way, when the end's notice comes first.
     """
@@ -125,8 +125,8 @@ async def test_one_request_joined_by_many_runs_once(world, oracle):
     ],
     ids=["greedy", "ranked", "n"],
 )
-async def test_every_place_can_be_gone_on_from(world, oracle, params):
-    """By resume token and by index, while it runs and after, on another router: tokens and text to the byte."""
+async def test_a_stream_can_be_resumed_from_every_place(world, oracle, params):
+    """A client that resumes by token or by index, on any router, while the request runs or later, gets the rest."""
     await world.start(workers=1, routers=2)
     first, other = world.client(0), world.client(1)
     expected = oracle.outputs(PROMPT, params)
@@ -151,7 +151,7 @@ async def rest_of(client, resume_token) -> list:
 
 
 def joined(events, num_branches) -> list[tuple[tuple[int, ...], str]]:
-    """(tokens, text) by branch."""
+    """The (tokens, text) of each branch."""
     mine = [[event for event in events if event.branch == branch] for branch in range(num_branches)]
     return [(tuple(t for e in each for t in e.token_ids), "".join(e.text for e in each)) for each in mine]
 
@@ -171,7 +171,7 @@ async def test_cancel_ends_what_waits_and_what_runs(world):
 
 
 async def test_the_deadline_ends_what_waits_and_what_runs(world):
-    """Never later than the caller's own, and what there is is delivered."""
+    """The request ends before the client's own deadline, and what was generated is delivered."""
     await world.start()
     client = world.client()
     running = [event async for event in client.generate(PROMPT, replace(GREEDY, max_tokens=8000), deadline_s=0.4)]
@@ -210,8 +210,8 @@ def raw(world, router):
     return inference_pb2_grpc.InferenceStub(channel)
 
 
-async def test_the_worker_s_stream_is_waited_for_where_the_store_was_faster(world):
-    """The journal has the tokens, but their log probabilities only the worker has."""
+async def test_a_session_waits_for_the_worker_s_stream_where_the_store_was_faster(world):
+    """The journals have the tokens, and only the worker's stream has their log probabilities."""
     await world.start()
     sessions, loop = world.routers[0].sessions, asyncio.get_running_loop()
     deliver = sessions.deliver_item
@@ -221,7 +221,7 @@ async def test_the_worker_s_stream_is_waited_for_where_the_store_was_faster(worl
         assert [score.chosen.token_id for score in output.logprobs] == list(output.token_ids)
 
 
-async def test_who_comes_while_another_leaves_is_attached(world):
+async def test_a_client_that_comes_while_another_leaves_is_attached(world):
     store = MemoryStore(world.state)
     detach, leaving = store.detach, asyncio.Event()
 

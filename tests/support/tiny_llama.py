@@ -10,11 +10,11 @@ from torch import Tensor
 
 from gpu_worker.models.config import LlamaConfig
 from gpu_worker.models.llama import LlamaDecoder
-from gpu_worker.models.rope import Rope
+from gpu_worker.models.rope import RopeParameters
 from gpu_worker.ops import Ops
 from gpu_worker.ops.kv_shape import KvShape
 from gpu_worker.running.arena import KvArena
-from gpu_worker.running.graphs import Capture, capture_decodes
+from gpu_worker.running.graphs import Capturer, capture_decodes
 from gpu_worker.running.model_runner import ModelRunner
 from gpu_worker.sampling.sampler import Sampler
 from gpu_worker.scheduling.scheduler import Scheduler, SchedulerConfig
@@ -54,7 +54,7 @@ class Form:
             head_dim=self.head_dim,
             context_tokens=self.context,
             norm_eps=1e-5,
-            rope=Rope(dim=self.head_dim),
+            rope=RopeParameters(dim=self.head_dim),
             windows=tuple(self.window if layer % 2 else 0 for layer in range(self.layers)),
             sparse=(None,) * self.layers,
             rotated=(True,) * self.layers,
@@ -104,7 +104,7 @@ def tiny_llama(
     form: Form,
     ops: Ops,
     device: torch.device = CPU,
-    capture: Capture | None = None,
+    capture: Capturer | None = None,
     num_blocks: int = 64,
     max_sequences: int = 16,
     num_host_blocks: int | None = None,

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from octavo.ids import Incarnation, SequenceId
-from octavo.record import Record, SequenceState
+from octavo.record import Record, SequenceState, TimelineEntry
 from octavo.sampling import FinishReason
 from octavo.store.calls import Finish, Notice, QueueDepth
 
@@ -94,8 +94,8 @@ class MemoryState:
 
     def note(self, stored: StoredSequence, what: str, detail: str) -> None:
         record = stored.record
-        line = (self.now_ms() - record.accepted_ms, what, detail)
-        record.timeline = (*record.timeline, line)[-MAX_TIMELINE:]
+        entry = TimelineEntry(self.now_ms() - record.accepted_ms, what, detail)
+        record.timeline = (*record.timeline, entry)[-MAX_TIMELINE:]
 
     # Notices
 

@@ -1,4 +1,4 @@
-"""What operators see: workers, sequences, and why a request is where it is."""
+"""Operators see workers, sequences, and why a request was placed where it is."""
 
 import asyncio
 import json

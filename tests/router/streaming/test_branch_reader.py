@@ -24,7 +24,7 @@ def reader(stops: tuple[str, ...] = ()) -> BranchReader:
 
 
 def runs(rng: random.Random, count: int) -> list[tuple[int, int]]:
-    """Runs of tokens that together cover everything, with overlaps and repetitions, never leaving a gap."""
+    """Runs of tokens that cover all tokens, with overlaps and repetitions and without a gap."""
     reached, made = 0, []
     while reached < count:
         first = rng.randint(0, reached)

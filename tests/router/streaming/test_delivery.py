@@ -1,13 +1,14 @@
-"""What one client has: whatever the journal and the worker say, and in whichever order."""
+"""A client gets each token once, in whatever order the journals and the worker tell of it."""
 
 from dataclasses import replace
 
 import pytest
+from accepted import accepted_sequence
 
 from octavo.errors import BadLogits
 from octavo.hashing import extend_chain, prompt_chain
-from octavo.ids import Incarnation, RequestId, SequenceId
-from octavo.record import NewSequence, Snapshot, first_record
+from octavo.ids import SequenceId
+from octavo.record import Snapshot, first_record
 from octavo.sampling import FinishReason, SamplingParams, TokenScore
 from octavo.step_item import StepItem
 from octavo.text.byte_tokenizer import ByteTokenizer
@@ -23,26 +24,8 @@ NONE, LENGTH = FinishReason.NONE, FinishReason.LENGTH
 
 
 def delivery_of(params: SamplingParams) -> tuple[Delivery, Snapshot]:
-    """Of a request that has just been accepted, with its record."""
-    new = NewSequence(
-        seq_id=SequenceId("s"),
-        request_id=RequestId("r"),
-        body_hash=b"",
-        tenant="",
-        salt="",
-        model="m",
-        layout="l",
-        sampling=b"",
-        prompt=PROMPT,
-        prompt_chain=prompt_chain(PROMPT),
-        num_branches=params.num_branches,
-        max_tokens=9,
-        priority=0,
-        deadline_in_ms=0,
-        keep_on_disconnect=False,
-        router=Incarnation("r"),
-    )
-    record = first_record(new)
+    """The delivery of a request that has just been accepted, and a snapshot of its record without any output."""
+    record = first_record(accepted_sequence(PROMPT, params))
 
     def text() -> TextStream:
         return TextStream.of_branch(ByteTokenizer().detokenizer(), params, ())
@@ -61,7 +44,7 @@ def pieces_of(delivery: Delivery) -> list[BranchPiece]:
 
 
 def test_the_score_at_a_stop_string_outlives_what_the_journal_says_of_the_branch_s_end():
-    """The worker went on until it was told; its score is of more than the client has."""
+    """The worker generates on until it is told of the stop string: its score is of more tokens than the client has."""
     delivery, snapshot = delivery_of(RANKED)
     for index, (token, score) in enumerate([(ord("a"), -1.0), (ord("q"), -2.0), (ord("b"), -9.0)]):
         chain = extend_chain(prompt_chain(PROMPT), b"aqb"[: index + 1])
@@ -80,8 +63,8 @@ def chain_after(output: bytes) -> int:
     return extend_chain(prompt_chain(PROMPT), output)
 
 
-def test_who_comes_late_learns_the_score_at_a_stop_string_that_nobody_has_settled():
-    """The worker went past it to an end of its own, and still has the other branch under way."""
+def test_a_late_client_learns_the_score_at_a_stop_string_that_is_not_settled():
+    """The worker has gone past the stop string to another end, and still runs the other branch."""
     delivery, snapshot = delivery_of(RANKED)
     record = snapshot.record
     record.finishes, record.final_lengths, record.scores = (LENGTH, NONE), (3, 1), (-9.0, None)

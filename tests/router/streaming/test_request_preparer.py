@@ -1,4 +1,4 @@
-"""A client's message becomes a sequence with nothing left open, or is refused."""
+"""A client's request becomes a sequence with a concrete value in every field, or is refused."""
 
 import pytest
 
