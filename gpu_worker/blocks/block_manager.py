@@ -13,19 +13,12 @@ itself is made by the runner, before the step writes anything. All operations ar
 
 from collections import Counter
 from collections.abc import Iterable
-from enum import Enum
 from types import TracebackType
 from typing import Self
 
 from gpu_worker.blocks.prefix_cache import PrefixCache
 from octavo.errors import OutOfBlocks
 from octavo.ids import BlockHash, BlockId
-
-
-class CanAllocate(Enum):
-    OK = "ok"
-    LATER = "later"
-    NEVER = "never"
 
 
 class BlockManager:
@@ -75,14 +68,10 @@ class BlockManager:
     def blocks_for(self, num_tokens: int) -> int:
         return -(-num_tokens // self.block_size)
 
-    def can_allocate(self, num_new: int, shared: Iterable[BlockId] = (), *, spare: int | None = None) -> CanAllocate:
-        """Whether `num_new` blocks can be had beside the `shared` hits and still leave `spare` (else the watermark)."""
-        shared = list(shared)
-        if num_new + len(shared) > self.num_blocks:
-            return CanAllocate.NEVER
-        revived = sum(1 for block in shared if not self.refs[block])
-        spare = self.num_watermark if spare is None else spare
-        return CanAllocate.OK if num_new + revived + spare <= self.num_available else CanAllocate.LATER
+    def has_room_for(self, num_new: int, shared: Iterable[BlockId], *, spare: int) -> bool:
+        """Whether `num_new` blocks can be had beside the `shared` ones, with `spare` more left over."""
+        num_revived = sum(1 for block in shared if not self.refs[block])
+        return num_new + num_revived + spare <= self.num_available
 
     def take(self) -> BlockId:
         """A block of one's own, with nothing in it."""

@@ -44,7 +44,7 @@ def too_large(sequence: Sequence, work: Workload) -> str:
     longest = max(len(branch.tokens) for branch in sequence.branches)
     if len(sequence.prompt) >= info.context_tokens:
         return f"prompt of {len(sequence.prompt)} tokens leaves no room in the context of {info.context_tokens}"
-    needed = work.blocks.blocks_for(longest + config.lookahead_slots)
+    needed = work.blocks.blocks_for(longest)
     if width:
         needed = longest // info.block_size + width
     if needed > info.num_blocks:

@@ -25,14 +25,13 @@ class SchedulerConfig:
     max_waiting: int = 1024
     preemption: Literal["auto", "swap", "recompute"] = "auto"
     min_preempt_interval_s: float = 2.0
-    lookahead_slots: int = 0  # slots beyond the next token, for drafts
     debug: bool = False  # recount everything at every step, poison freed blocks
 
     def __post_init__(self) -> None:
         for name in ("max_batch_sequences", "max_partial_prefills", "max_long_partial_prefills", "max_waiting"):
             if not getattr(self, name) >= 1:
                 raise ValueError(f"{name}: {getattr(self, name)} is not at least 1")
-        for name in ("long_prefill_threshold", "lookahead_slots", "min_preempt_interval_s", "step_s"):
+        for name in ("long_prefill_threshold", "min_preempt_interval_s", "step_s"):
             if not getattr(self, name) >= 0:
                 raise ValueError(f"{name}: {getattr(self, name)} is negative")
         if not self.max_batch_tokens >= self.max_batch_sequences:

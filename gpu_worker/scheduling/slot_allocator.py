@@ -19,7 +19,7 @@ class SlotAllocator:
         """Gives a decode a slot for its next token. False: it has to wait, or does not run any more."""
         work, blocks = self._work, self._work.blocks
         table = branch.blocks
-        num_slots = branch.num_computed + 1 + work.config.lookahead_slots
+        num_slots = branch.num_computed + 1
         index = branch.num_computed // work.info.block_size
         missing = max(0, blocks.blocks_for(num_slots) - len(table))
         shared = index < len(table) and not blocks.writable(table[index])
@@ -30,7 +30,7 @@ class SlotAllocator:
         if shared:
             self._own(branch, index)
         blocks.append(table, num_slots)
-        branch.slots_end = len(table) * work.info.block_size - work.config.lookahead_slots
+        branch.slots_end = len(table) * work.info.block_size
         return True
 
     def secure_beams(self, sequence: Sequence, now: float, *, forced: bool = False) -> bool:
@@ -38,7 +38,7 @@ class SlotAllocator:
         work, blocks = self._work, self._work.blocks
         beams = sequence.branches
         index = beams[0].num_computed // work.info.block_size
-        num_slots = beams[0].num_computed + 1 + work.config.lookahead_slots
+        num_slots = beams[0].num_computed + 1
         missing = sum(max(0, blocks.blocks_for(num_slots) - len(beam.blocks)) for beam in beams)
         users = Counter(beam.blocks[index] for beam in beams if index < len(beam.blocks))
         missing += sum(count - (blocks.refs[block] == count) for block, count in users.items())
@@ -79,7 +79,7 @@ class SlotAllocator:
     def _cover(self, branch: Branch, num_slots: int) -> None:
         work = self._work
         work.blocks.append(branch.blocks, num_slots)
-        branch.slots_end = len(branch.blocks) * work.info.block_size - work.config.lookahead_slots
+        branch.slots_end = len(branch.blocks) * work.info.block_size
 
     def _own(self, branch: Branch, index: int) -> None:
         self._work.blocks.make_writable(branch.blocks, index)

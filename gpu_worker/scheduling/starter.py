@@ -2,7 +2,6 @@
 
 from enum import Enum
 
-from gpu_worker.blocks.block_manager import CanAllocate
 from gpu_worker.scheduling.preemption import Preemption
 from gpu_worker.scheduling.sequence import Branch, Sequence
 from gpu_worker.scheduling.slot_allocator import SlotAllocator
@@ -53,7 +52,7 @@ class Starter:
         rows = self._num_rows() + self._rows_of(sequence, len(branches))
         if rows > work.config.max_batch_sequences and work.active:
             return False
-        if work.blocks.can_allocate(num_new, hits, spare=spare) is not CanAllocate.OK:
+        if not work.blocks.has_room_for(num_new, hits, spare=spare):
             return False
         held = work.blocks.share(hits)
         for host, found in places.items():
@@ -237,7 +236,7 @@ class Starter:
             needed, spare = work.blocks.blocks_for(prefill_end(branch)), 0
         else:
             needed, spare = self._blocks_of(branch), self._spare()
-        return work.blocks.can_allocate(needed - len(hits), hits, spare=spare) is CanAllocate.OK
+        return work.blocks.has_room_for(needed - len(hits), hits, spare=spare)
 
     def _displace(self, sequence: Sequence, now: float) -> bool:
         """With the priority policy, the newest of a lower class gives way to one that waits."""
@@ -275,7 +274,7 @@ class Starter:
         forks = len(sequence.branches) - 1 if sequence.fan_out else 0
         if sequence.beams is not None and not branch.num_output:
             forks = sequence.params.beam_width - 1
-        return work.blocks.blocks_for(len(branch.tokens) + work.config.lookahead_slots) + forks
+        return work.blocks.blocks_for(len(branch.tokens)) + forks
 
     def _spare(self) -> int:
         """Blocks that are not to be given away: the watermark, and what prompts under way still need."""

@@ -280,7 +280,7 @@ class World:
         """Whether the beams of a search fit the worker's memory together, however little they share."""
         size, longest = self.runner.info.block_size, len(request.prompt) + request.params.max_tokens
         shared = len(request.prompt) // size
-        each = -(-(longest + self.config.lookahead_slots) // size) + 1 - shared
+        each = -(-longest // size) + 1 - shared
         return shared + request.params.beam_width * each <= self.runner.info.num_blocks
 
     # Chaos

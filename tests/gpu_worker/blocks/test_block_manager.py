@@ -7,7 +7,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from gpu_worker.blocks.block_manager import BlockManager, CanAllocate
+from gpu_worker.blocks.block_manager import BlockManager
 from gpu_worker.blocks.prefix_cache import CLEARED, STORED, PrefixCache
 from octavo.errors import OutOfBlocks
 from octavo.hashing import block_hashes
@@ -30,7 +30,7 @@ class Tables:
     def start(self, tokens: list[int]) -> bool:
         hits = self.cache.match(block_hashes(ROOT, tokens[:-1], SIZE))
         needed = self.blocks.blocks_for(len(tokens)) - len(hits)
-        if self.blocks.can_allocate(needed, hits, spare=0) is not CanAllocate.OK:
+        if not self.blocks.has_room_for(needed, hits, spare=0):
             return False
         table = self.blocks.share(hits)
         assert [t for block in table for t in self.memory[block]] == tokens[: len(table) * SIZE]
@@ -216,19 +216,19 @@ def test_the_source_of_a_copy_keeps_its_content_until_the_step_is_over() -> None
     assert blocks.take() == source
 
 
-def test_can_allocate_counts_hits_that_nobody_uses() -> None:
-    blocks = BlockManager(10, SIZE, watermark=0.2)
+def test_room_counts_shared_blocks_that_nobody_uses() -> None:
+    blocks = BlockManager(10, SIZE)
     table: list = []
     blocks.append(table, 4)
     for block_hash, block in zip(block_hashes(ROOT, [1, 2, 1, 1], SIZE), table, strict=True):
         blocks.seal(block_hash, block)
     hits = table.copy()
-    assert blocks.can_allocate(6, hits) is CanAllocate.OK  # 8 to be had, 2 are the watermark
-    assert blocks.can_allocate(7, hits) is CanAllocate.LATER
-    assert blocks.can_allocate(9, hits) is CanAllocate.NEVER
+    assert blocks.has_room_for(6, hits, spare=2)  # 8 are available
+    assert not blocks.has_room_for(7, hits, spare=2)
+    assert not blocks.has_room_for(9, hits, spare=0)
     blocks.release(table)
-    assert blocks.can_allocate(6, hits) is CanAllocate.OK  # 10 to be had, and 2 of those are the hits
-    assert blocks.can_allocate(7, hits) is CanAllocate.LATER
+    assert blocks.has_room_for(6, hits, spare=2)  # 10 are available, and 2 of those are the hits
+    assert not blocks.has_room_for(7, hits, spare=2)
 
 
 def test_check_notices_what_is_wrong() -> None:

@@ -22,7 +22,6 @@ def sizes(seed: int) -> tuple[dict, dict]:
         "preemption": rng.choice(["auto", "swap", "recompute"]),
         "chunked_prefill": rng.random() < 0.8,
         "prefix_caching": rng.random() < 0.8,
-        "lookahead_slots": rng.choice([0, 0, 0, 3]),
         "watermark": rng.choice([0, 0.01, 0.1]),
         "max_batch_tokens": rng.choice([8, 16, 64]),
         "max_partial_prefills": rng.choice([1, 2, 4]),
