@@ -17,14 +17,18 @@ from typing import Self, TypedDict, Unpack
 
 from tqdm import tqdm
 
+from gpu_worker.blocks.swap import CostModel
 from gpu_worker.offline.interrupt_guard import InterruptGuard
 from gpu_worker.offline.offline_request import CompletionOutput, OfflineRequest, RequestOutput
 from gpu_worker.offline.request_builder import Message, Params, Prompt, RequestBuilder
 from gpu_worker.scheduling.scheduler import Scheduler
 from gpu_worker.scheduling.sequence import Sequence as ScheduledSequence
 from gpu_worker.scheduling.step import Runner
+from gpu_worker.scheduling.step_budget import StepBudget
+from gpu_worker.scheduling.workload import Workload
 from gpu_worker.serving.configuration import build_runner, scheduler_config
 from gpu_worker.serving.engine import BLOCKED_ROUND_S, Engine
+from gpu_worker.serving.step_times import StepTimes
 from octavo import hashing
 from octavo.errors import TooLarge
 from octavo.ids import SequenceId
@@ -85,7 +89,7 @@ class LLM:
         self.runner = runner or build_runner(self._settings)
         self.info = self.runner.info
         self.tokenizer = load_tokenizer(self.info.tokenizer) if self.info.tokenizer else ByteTokenizer()
-        self.engine = self._new_engine()
+        self._start_anew()
         self._root = hashing.root_key(self.info.fingerprint, self.info.layout)
         seeds: random.Random = random.SystemRandom() if seed is None else random.Random(seed)
         self._builder = RequestBuilder(self.info, self.tokenizer, seeds)
@@ -141,16 +145,15 @@ class LLM:
                 self._check_room(answers)
                 self._steps(answers, bar, guard)
             except BaseException:
-                self.engine = self._new_engine()  # what had not ended, and any step half done, goes with the old one
+                self._start_anew()  # what had not ended, and any step half done, goes with the old one
                 raise
 
     def _check_room(self, answers: Sequence[OfflineRequest]) -> None:
         """Nothing is waiting yet, so the scheduler takes each one, unless it can never run here."""
-        scheduler = self.engine.scheduler
         for answer in answers:
             sequence = self._sequence(answer)
-            _expect_admitted(answer, scheduler.admit(sequence))
-            scheduler.drop(sequence.seq_id)
+            _expect_admitted(answer, self.scheduler.admit(sequence))
+            self.scheduler.drop(sequence)
 
     def _steps(self, answers: Sequence[OfflineRequest], bar: tqdm, guard: InterruptGuard) -> None:
         waiting, going = deque(answers), dict[SequenceId, OfflineRequest]()
@@ -167,22 +170,22 @@ class LLM:
                 stopped = answer.add_delta(delta)
                 progress.num_tokens += len(delta.token_ids)
                 if answer.ended:
-                    self.engine.scheduler.drop(seq_id)  # a stop string may have ended it
+                    self.scheduler.drop(delta.sequence)  # a stop string may have ended it
                     del going[seq_id]
                     bar.update()
                 elif stopped:
-                    self.engine.scheduler.end_branch(seq_id, delta.branch_index)
+                    self.scheduler.end_branch(delta.sequence, delta.branch_index)
             progress.show()
             if not result.num_tokens and not result.deltas:
                 time.sleep(BLOCKED_ROUND_S)  # whoever is there has to wait for time to pass
 
     def _admit(self, waiting: deque[OfflineRequest], going: dict[SequenceId, OfflineRequest]) -> None:
         """As many as the scheduler's queue takes; a longer one would only slow its decisions down."""
-        scheduler = self.engine.scheduler
-        while waiting and len(scheduler.workload.waiting) < scheduler.config.max_waiting:
+        work = self.workload
+        while waiting and len(work.waiting) < work.config.max_waiting:
             sequence = self._sequence(waiting[0])
             going[sequence.seq_id] = waiting.popleft()
-            _expect_admitted(going[sequence.seq_id], scheduler.admit(sequence))
+            _expect_admitted(going[sequence.seq_id], self.scheduler.admit(sequence))
 
     def _sequence(self, answer: OfflineRequest) -> ScheduledSequence:
         self._num_requests += 1
@@ -194,10 +197,13 @@ class LLM:
         )
         return ScheduledSequence.from_admission(admission, root=self._root, now=time.monotonic())
 
-    def _new_engine(self) -> Engine:
-        """Never started: its steps run in the caller's thread."""
-        scheduler = Scheduler(scheduler_config(self._settings, self.info), self.info)
-        return Engine(scheduler, self.runner, on_result=lambda _: None)
+    def _start_anew(self) -> None:
+        """An empty workload, and an engine whose loop is never started: its steps run in the caller's thread."""
+        self.workload = Workload(scheduler_config(self._settings, self.info), self.info)
+        costs, budget = CostModel(), StepBudget(self.workload.config, self.info.block_size)
+        self.scheduler = Scheduler(self.workload, costs, budget)
+        times = StepTimes(costs, budget, self.info.bytes_per_block)
+        self.engine = Engine(self.scheduler, self.runner, times, on_result=lambda _: None)
 
 
 class Progress:

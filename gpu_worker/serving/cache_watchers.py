@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 MAX_PENDING_BYTES = 8 << 20  # of hashes; a watcher this far behind has a gap in its numbers and starts over
 
-Event = tuple[str, bytes]  # ("stored" | "removed", hashes joined) or ("cleared", b"")
+Event = tuple[str, bytes]  # ("stored" | "removed", hashes joined)
 
 
 @dataclass(slots=True)

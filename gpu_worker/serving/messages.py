@@ -1,9 +1,7 @@
 """Between the Worker service's messages and plain values."""
 
-from gpu_worker.scheduling.scheduler import Scheduler
-from gpu_worker.scheduling.step import RunnerInfo
 from gpu_worker.serving.cache_watchers import CacheEventBatch
-from gpu_worker.serving.engine_client import LoadReport, SwapOperation
+from gpu_worker.serving.engine_client import EngineClient, LoadReport, SwapOperation
 from gpu_worker.serving.step_subscription import StepMessage
 from octavo import wire
 from octavo.ids import Incarnation
@@ -16,9 +14,8 @@ SWAPS: dict[int, SwapOperation] = {
 }
 
 
-def hello_to_wire(
-    worker_id: str, incarnation: Incarnation, info: RunnerInfo, scheduler: Scheduler
-) -> worker_pb2.HelloResponse:
+def hello_to_wire(worker_id: str, incarnation: Incarnation, engine_client: EngineClient) -> worker_pb2.HelloResponse:
+    info = engine_client.info
     return worker_pb2.HelloResponse(
         worker_id=worker_id,
         incarnation=incarnation,
@@ -34,8 +31,8 @@ def hello_to_wire(
         vocab_size=info.vocab_size,
         tokenizer=info.tokenizer,
         eos_token_ids=info.eos_token_ids,
-        max_batch_tokens=scheduler.budget.tokens,
-        max_batch_sequences=scheduler.config.max_batch_sequences,
+        max_batch_tokens=engine_client.max_batch_tokens,
+        max_batch_sequences=engine_client.max_batch_sequences,
         device=info.device,
     )
 
@@ -57,22 +54,20 @@ def watch_to_wire(
     batch: CacheEventBatch,
     *,
     draining: bool,
-    snapshot: tuple[bytes, bytes] | None = None,
+    cached_hashes: bytes | None = None,
 ) -> worker_pb2.WatchResponse:
-    """`snapshot` is (device, host) hashes."""
+    """With `cached_hashes`, those of all cached blocks, the message is a snapshot."""
     return worker_pb2.WatchResponse(
         incarnation=incarnation,
         event_seq=batch.event_seq,
         digest=batch.digest,
-        snapshot=worker_pb2.KvSnapshot(device_hashes=snapshot[0], host_hashes=snapshot[1]) if snapshot else None,
+        snapshot=None if cached_hashes is None else worker_pb2.KvSnapshot(device_hashes=cached_hashes),
         events=[event_to_wire(kind, hashes) for kind, hashes in batch.events],
         load=load_to_wire(report, draining=draining),
     )
 
 
 def event_to_wire(kind: str, hashes: bytes) -> worker_pb2.KvEvent:
-    if kind == "cleared":
-        return worker_pb2.KvEvent(cleared=True)
     return worker_pb2.KvEvent(stored=hashes) if kind == "stored" else worker_pb2.KvEvent(removed=hashes)
 
 

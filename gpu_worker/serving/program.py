@@ -8,8 +8,11 @@ import os
 import threading
 import time
 
+from gpu_worker.blocks.swap import CostModel
 from gpu_worker.scheduling.scheduler import Scheduler
 from gpu_worker.scheduling.step import Runner, StepResult
+from gpu_worker.scheduling.step_budget import StepBudget
+from gpu_worker.scheduling.workload import Workload
 from gpu_worker.serving.configuration import build_runner, scheduler_config
 from gpu_worker.serving.engine import IDLE_ROUND_S, Engine
 from gpu_worker.serving.engine_client import EngineClient
@@ -17,6 +20,7 @@ from gpu_worker.serving.journal import Journal
 from gpu_worker.serving.lease import Lease
 from gpu_worker.serving.listener import Listener
 from gpu_worker.serving.step_publisher import StepPublisher
+from gpu_worker.serving.step_times import StepTimes
 from octavo.errors import ServingError
 from octavo.loop import Stopped, before, stop_event
 from octavo.retry import until_answered
@@ -107,11 +111,14 @@ class Worker:
         self._refreshed = 0.0  # with _busy: the engine's thread alone looks at it
         self._busy = False
         self._lease_s = settings.lease_ms / 1000
-        scheduler = Scheduler(scheduler_config(settings, runner.info), runner.info)
+        self.workload = Workload(scheduler_config(settings, runner.info), runner.info)
+        costs, budget = CostModel(), StepBudget(self.workload.config, runner.info.block_size)
+        times = StepTimes(costs, budget, runner.info.bytes_per_block)
+        self.scheduler = Scheduler(self.workload, costs, budget)
         idle_round_s = min(IDLE_ROUND_S, self._lease_s / 4)
-        self.engine = Engine(scheduler, runner, self._on_result, self._on_progress, idle_round_s)
+        self.engine = Engine(self.scheduler, runner, times, self._on_result, self._on_progress, idle_round_s)
         self.publisher = StepPublisher(settings.stream_interval)
-        self.engine_client = EngineClient(self.engine, runner.info, self.publisher)
+        self.engine_client = EngineClient(self.engine, self.workload, budget, self.publisher)
         self.journal = Journal(store if settings.journal == "strict" else None, self.publisher, self.engine_client)
         info = {"worker_id": listener.worker_id, "endpoint": listener.endpoint, "pid": os.getpid()}
         self.lease = Lease(store, Member("worker", listener.incarnation, json.dumps(info).encode()), settings.lease_ms)
@@ -149,10 +156,10 @@ class Worker:
 
     def _on_progress(self) -> None:
         self.lease.beat()
-        now, busy = time.monotonic(), self.engine.scheduler.has_work
+        now, busy = time.monotonic(), self.scheduler.has_work
         if now - self._refreshed > LOAD_EVERY_S or (self._busy and not busy):  # what was last is told before it idles
             self._refreshed = now
-            self.engine_client.refresh(self.engine.scheduler)
+            self.engine_client.refresh()
         self._busy = busy
 
     # On the event loop

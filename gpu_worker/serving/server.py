@@ -52,8 +52,7 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
         return self._ready
 
     async def Hello(self, request: worker_pb2.HelloRequest, context: "Context") -> worker_pb2.HelloResponse:
-        engine_client = self._engine_client
-        return hello_to_wire(self._worker_id, self._incarnation, engine_client.info, engine_client.engine.scheduler)
+        return hello_to_wire(self._worker_id, self._incarnation, self._engine_client)
 
     async def Schedule(self, request: worker_pb2.ScheduleRequest, context: "Context") -> worker_pb2.ScheduleResponse:
         check_batch("admissions", len(request.admissions))
@@ -144,17 +143,16 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
         watcher = engine_client.watchers.open_watcher()
         interval_s = max(MIN_WATCH_MS, request.interval_ms or DEFAULT_WATCH_MS) / 1000
         try:
-            device, host, batch = await engine_client.cache_snapshot(watcher)
-            yield self._watched(batch, (device, host))
+            snapshot = await engine_client.cache_snapshot(watcher)
+            yield self._watched(snapshot.batch, snapshot.hashes)
             while True:
                 yield self._watched(await watcher.next_batch(interval_s))
         finally:
             engine_client.watchers.close_watcher(watcher)
 
-    def _watched(self, batch: CacheEventBatch, snapshot: tuple[bytes, bytes] | None = None) -> worker_pb2.WatchResponse:
-        return watch_to_wire(
-            self._incarnation, self._engine_client.report, batch, draining=self.draining, snapshot=snapshot
-        )
+    def _watched(self, batch: CacheEventBatch, cached_hashes: bytes | None = None) -> worker_pb2.WatchResponse:
+        report = self._engine_client.report
+        return watch_to_wire(self._incarnation, report, batch, draining=self.draining, cached_hashes=cached_hashes)
 
     async def Drain(self, request: worker_pb2.DrainRequest, context: "Context") -> NoReturn:
         raise Unimplemented(
