@@ -12,7 +12,7 @@ MAX_ARRAY_DEPTH = 2
 MAX_NAME_BYTES = 65535
 
 T = TypeVar("T")
-Value = bool | int | float | str | list["Value"]
+MetadataValue = bool | int | float | str | list["MetadataValue"]
 
 
 class ValueType(IntEnum):
@@ -140,14 +140,14 @@ class Cursor:
             raise self.fail(f"an array of {count} strings leaves the file")
         self.pos = pos
 
-    def value(self, kind: ValueType) -> Value:
+    def value(self, kind: ValueType) -> MetadataValue:
         if kind == ValueType.STRING:
             return self.string()
         if kind == ValueType.ARRAY:
             return self._array()
         return self._scalars(kind, 1)[0]
 
-    def _array(self) -> list[Value]:
+    def _array(self) -> list[MetadataValue]:
         kind = self.value_type()
         count = self.count(kind)
         if kind == ValueType.STRING:
@@ -156,7 +156,7 @@ class Cursor:
             return [self._array() for _ in range(count)]
         return self._scalars(kind, count)
 
-    def _scalars(self, kind: ValueType, count: int) -> list[Value]:
+    def _scalars(self, kind: ValueType, count: int) -> list[MetadataValue]:
         layout = f"<{count}{_FORMATS[kind]}"
         values = struct.unpack_from(layout, self.data, self.advance(struct.calcsize(layout)))
         if kind == ValueType.BOOL:
@@ -166,15 +166,15 @@ class Cursor:
         return list(values)
 
 
-class Metadata(Mapping[str, Value]):
+class Metadata(Mapping[str, MetadataValue]):
     """The file's key-value pairs. A value is decoded, and a malformed one refused, when it is first asked for."""
 
     def __init__(self, cursor: Cursor, spans: dict[str, tuple[ValueType, int]]) -> None:
         self._cursor = cursor
         self._spans = spans
-        self._decoded: dict[str, Value] = {}
+        self._decoded: dict[str, MetadataValue] = {}
 
-    def __getitem__(self, key: str) -> Value:
+    def __getitem__(self, key: str) -> MetadataValue:
         if key not in self._decoded:
             kind, self._cursor.pos = self._spans[key]
             self._decoded[key] = self._cursor.value(kind)

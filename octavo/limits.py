@@ -35,7 +35,7 @@ MAX_LISTED_TOKEN_IDS = 4096
 
 
 @dataclass(frozen=True, slots=True)
-class Range:
+class NumberRange:
     """The numbers a field may hold: low to high, both included unless `above`, which leaves `low` out."""
 
     low: float
@@ -54,28 +54,28 @@ class Range:
         return f"{self.low:g} to {high}"
 
 
-def _integers(low: int, high: int, *, optional: bool = False) -> Range:
-    return Range(low, high, integer=True, optional=optional)
+def _integers(low: int, high: int, *, optional: bool = False) -> NumberRange:
+    return NumberRange(low, high, integer=True, optional=optional)
 
 
 # Fields of SamplingParams that hold one number.
-NUMBERS: dict[str, Range] = {
-    "temperature": Range(0, 10),
-    "top_p": Range(0, 1, above=True),
+NUMBERS: dict[str, NumberRange] = {
+    "temperature": NumberRange(0, 10),
+    "top_p": NumberRange(0, 1, above=True),
     "top_k": _integers(0, U32_MAX),
-    "min_p": Range(0, 1),
+    "min_p": NumberRange(0, 1),
     "n": _integers(1, MAX_N),
     "best_of": _integers(0, MAX_N),
     "max_tokens": _integers(1, U32_MAX, optional=True),
     "min_tokens": _integers(0, U32_MAX),
-    "repetition_penalty": Range(0, 10, above=True),
-    "presence_penalty": Range(-2, 2),
-    "frequency_penalty": Range(-2, 2),
+    "repetition_penalty": NumberRange(0, 10, above=True),
+    "presence_penalty": NumberRange(-2, 2),
+    "frequency_penalty": NumberRange(-2, 2),
     "seed": _integers(0, U64_MAX, optional=True),
     "logprobs": _integers(0, MAX_LOGPROBS, optional=True),
     "prompt_logprobs": _integers(0, MAX_LOGPROBS, optional=True),
     "beam_width": _integers(0, MAX_BEAM_WIDTH),
-    "length_penalty": Range(0, 4),
+    "length_penalty": NumberRange(0, 4),
 }
 
 # Fields of SamplingParams that hold yes or no.

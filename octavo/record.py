@@ -3,13 +3,14 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum, StrEnum
+from typing import NamedTuple
 
 from octavo.errors import Failure
 from octavo.ids import Incarnation, RequestId, SequenceId
 from octavo.sampling import FinishReason, SamplingParams
 
 
-class State(StrEnum):
+class SequenceState(StrEnum):
     QUEUED = "QUEUED"
     RUNNING = "RUNNING"
     DONE = "DONE"
@@ -18,7 +19,7 @@ class State(StrEnum):
 
     @property
     def ended(self) -> bool:
-        return self not in (State.QUEUED, State.RUNNING)
+        return self not in (SequenceState.QUEUED, SequenceState.RUNNING)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,6 +49,14 @@ class NewSequence:
         return len(self.prompt) + self.max_tokens * self.num_branches
 
 
+class TimelineEntry(NamedTuple):
+    """One thing that happened to a sequence."""
+
+    after_ms: int  # after it was accepted, by the store's clock
+    what: str
+    detail: str
+
+
 @dataclass(slots=True, kw_only=True)
 class Record:
     """One sequence. Times are the store's, in milliseconds."""
@@ -55,7 +64,7 @@ class Record:
     seq_id: SequenceId
     request_id: RequestId
     body_hash: bytes
-    state: State
+    state: SequenceState
     epoch: int = 0
     owner: Incarnation = Incarnation("")  # empty if none
     take_id: str = ""
@@ -85,7 +94,7 @@ class Record:
     final_lengths: tuple[int, ...] = ()  # delivered, where a stop string cut; else as journalled
     scores: tuple[float | None, ...] = ()  # sums of log probabilities of ended branches, where branches are ranked
     failure: str = ""  # JSON of octavo.errors.Failure; empty if none
-    timeline: tuple[tuple[int, str, str], ...] = ()  # (ms after acceptance, what, detail)
+    timeline: tuple[TimelineEntry, ...] = ()
 
 
 def first_record(new: NewSequence, now_ms: int = 0) -> Record:
@@ -94,7 +103,7 @@ def first_record(new: NewSequence, now_ms: int = 0) -> Record:
         seq_id=new.seq_id,
         request_id=new.request_id,
         body_hash=new.body_hash,
-        state=State.QUEUED,
+        state=SequenceState.QUEUED,
         model=new.model,
         layout=new.layout,
         sampling=new.sampling,
@@ -111,7 +120,7 @@ def first_record(new: NewSequence, now_ms: int = 0) -> Record:
         accepted_ms=now_ms,
         finishes=(FinishReason.NONE,) * new.num_branches,
         scores=(None,) * new.num_branches,
-        timeline=((0, "queued", new.router),),
+        timeline=(TimelineEntry(0, "queued", new.router),),
     )
 
 

@@ -133,7 +133,7 @@ async def abort(context: grpc.aio.ServicerContext[Any, Any], error: ServingError
     await context.abort(status.code, status.details, status.trailing_metadata)
 
 
-class ServerErrors(grpc.aio.ServerInterceptor):
+class ErrorInterceptor(grpc.aio.ServerInterceptor):
     """Turns what handlers raise into statuses.
 
     ServingErrors become their own. Cancellation and aborts pass. Anything else becomes INTERNAL with an id, under which
@@ -232,7 +232,7 @@ def server(
             ("grpc.max_connection_age_ms", max_connection_age_ms),
             ("grpc.max_connection_age_grace_ms", max_connection_age_grace_ms),
         ]
-    chain = [*interceptors, ServerErrors()]
+    chain = [*interceptors, ErrorInterceptor()]
     return grpc.aio.server(interceptors=chain, options=options, maximum_concurrent_rpcs=max_concurrent_rpcs)
 
 

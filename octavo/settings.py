@@ -1,4 +1,4 @@
-"""The settings of each program, declared once. The only file that reads the environment.
+"""The settings of each program, declared once. No other file reads the environment.
 
     settings = parse(RouterSettings)        # flags > OCTAVO_ROUTER_* > [router] of --config FILE > defaults
 
@@ -14,36 +14,8 @@ from pathlib import Path
 from typing import ClassVar, TypeVar
 
 from octavo import telemetry
-from octavo.options import (
-    SettingsClass,
-    SettingsError,
-    add_arguments,
-    arguments_of,
-    closest,
-    describe,
-    effective,
-    environment_of,
-    from_values,
-    load,
-    option,
-    parse_size,
-)
-
-__all__ = [
-    "UP_DECIDES",
-    "RouterSettings",
-    "SettingsError",
-    "UpSettings",
-    "WorkerSettings",
-    "add_arguments",
-    "arguments_of",
-    "environment_of",
-    "from_values",
-    "load",
-    "option",
-    "parse",
-    "parse_size",
-]
+from octavo.options import Settings, SettingsError, closest, option
+from octavo.setting_sources import add_arguments, describe, effective_values, load
 
 CONFIG_VARIABLE = "OCTAVO_CONFIG"
 _STORE_HELP = "URL of the store: redis://, rediss:// or unix://, or memory:// within one process"
@@ -159,7 +131,7 @@ class UpSettings:
 # What `octavo up` decides for each process by itself, so that it offers no flag for it.
 UP_DECIDES = ("listen", "admin_listen", "advertise", "worker_id", "router_id")
 
-S = TypeVar("S", bound=SettingsClass)
+S = TypeVar("S", bound=Settings)
 
 
 def parse(cls: type[S], argv: Sequence[str] | None = None, *, environ: Mapping[str, str] | None = None) -> S:
@@ -190,20 +162,19 @@ def from_args(
     args: argparse.Namespace,
     *,
     environ: Mapping[str, str] | None = None,
-    also_print: Sequence[type[SettingsClass]] = (),
+    also_print: Sequence[type[Settings]] = (),
 ) -> S:
     """The settings from flags, environment and file. Prints them and ends the program if --print-config is there.
 
-    `also_print` are the classes of a command that has several, so that what is printed is the whole file.
+    `also_print` are the other classes of a command that has several: what is printed is then the whole file.
     """
-    variables = os.environ if environ is None else environ
+    variables = dict(os.environ if environ is None else environ)
     file = config_file(args, variables)
-    variables = {name: value for name, value in variables.items() if name != CONFIG_VARIABLE}
+    variables.pop(CONFIG_VARIABLE, None)
     loaded = load(cls, args, variables, file)
     if getattr(args, "print_config", False):
-        classes: list[type[SettingsClass]] = [cls, *also_print]
-        tables = [describe(each, effective(each, args, variables, file)) for each in classes]
-        print("\n\n".join(tables))
+        classes: list[type[Settings]] = [cls, *also_print]
+        print("\n\n".join(describe(each, effective_values(each, args, variables, file)) for each in classes))
         sys.exit(0)
     return loaded
 

@@ -15,7 +15,7 @@ from typing import Any
 from octavo import limits
 from octavo.errors import InvalidArgument
 from octavo.ids import RequestId
-from octavo.limits import Range
+from octavo.limits import NumberRange
 from octavo.record import Admission
 from octavo.sampling import SamplingParams
 
@@ -57,7 +57,7 @@ def check_count(field: str, values: Collection[object]) -> None:
         raise InvalidArgument(field, f"{len(values)} entries are too many; at most {limits.COUNTS[field]}")
 
 
-def _check_number(field: str, value: object, allowed: Range) -> None:
+def _check_number(field: str, value: object, allowed: NumberRange) -> None:
     if value is None and allowed.optional:
         return
     if type(value) is int or (type(value) is float and not allowed.integer):
@@ -88,7 +88,7 @@ def _check_logit_bias(bias: object, vocab_size: int) -> None:
         return
     check_count("logit_bias", bias)
     check_token_ids("logit_bias", list(bias), vocab_size)
-    allowed = Range(-limits.MAX_LOGIT_BIAS_VALUE, limits.MAX_LOGIT_BIAS_VALUE)
+    allowed = NumberRange(-limits.MAX_LOGIT_BIAS_VALUE, limits.MAX_LOGIT_BIAS_VALUE)
     for token_id, value in bias.items():
         if not (type(value) in (float, int) and value in allowed):
             raise InvalidArgument("logit_bias", f"the value for token {token_id} must be a number, {allowed}")
@@ -199,8 +199,8 @@ def validate_text(data: bytes, field: str, *, context_tokens: int, allow_empty: 
         raise InvalidArgument(field, f"is not UTF-8 at byte {error.start}") from None
 
 
-def validate_chat(messages: Sequence[tuple[str, bytes]], *, context_tokens: int) -> list[dict[str, str]]:
-    """The turns (role, content) as a chat template takes them: [{"role": ..., "content": ...}, ...]."""
+def validate_chat(messages: Sequence[tuple[str, bytes]], *, context_tokens: int) -> list[tuple[str, str]]:
+    """The messages, as (role, content), with the text of each content."""
     if not 1 <= len(messages) <= limits.MAX_CHAT_MESSAGES:
         raise InvalidArgument("chat.messages", f"{len(messages)} messages; allowed is 1 to {limits.MAX_CHAT_MESSAGES}")
     max_bytes = limits.MAX_TEXT_BYTES_PER_CONTEXT_TOKEN * context_tokens
@@ -216,9 +216,7 @@ def validate_chat(messages: Sequence[tuple[str, bytes]], *, context_tokens: int)
         ):
             raise InvalidArgument(f"chat.messages[{i}].role", "must be a short name such as system, user or assistant")
         name = f"chat.messages[{i}].content"
-        turns.append(
-            {"role": role, "content": validate_text(content, name, context_tokens=context_tokens, allow_empty=True)}
-        )
+        turns.append((role, validate_text(content, name, context_tokens=context_tokens, allow_empty=True)))
     return turns
 
 
@@ -237,9 +235,9 @@ def validate_admission(
     """Checks one admission of Worker.Schedule. Its sampling parameters must have been resolved."""
     if not (type(admission.seq_id) is str and _SEQUENCE_ID.fullmatch(admission.seq_id)):
         raise InvalidArgument("seq_id", "must be 32 hex digits")
-    _check_number("epoch", admission.epoch, Range(1, limits.U64_MAX, integer=True))
-    _check_number("priority", admission.priority, Range(1, 4, integer=True))
-    _check_number("deadline_in_ms", admission.deadline_in_ms, Range(0, limits.MAX_DEADLINE_MS, integer=True))
+    _check_number("epoch", admission.epoch, NumberRange(1, limits.U64_MAX, integer=True))
+    _check_number("priority", admission.priority, NumberRange(1, 4, integer=True))
+    _check_number("deadline_in_ms", admission.deadline_in_ms, NumberRange(0, limits.MAX_DEADLINE_MS, integer=True))
     salt, params = admission.salt, admission.sampling
     if not (type(salt) is str and len(salt) <= limits.MAX_SALT_BYTES and salt.isascii()):
         raise InvalidArgument("salt", f"must be ASCII, at most {limits.MAX_SALT_BYTES} bytes")

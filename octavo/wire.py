@@ -4,7 +4,7 @@ A float on the wire has 32 bits, so `sampling_from_wire(sampling_to_wire(params)
 """
 
 import hashlib
-from collections.abc import Sequence
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, cast
 
@@ -160,7 +160,7 @@ def item_from_wire(message: worker_pb2.StepItem) -> StepItem:
         message.epoch,
         message.branch,
         message.first_index,
-        list(message.token_ids),
+        message.token_ids[:],  # a list, for less than list() costs
         message.chain,
     )
     if message.finish_reason:
@@ -237,15 +237,17 @@ def usage_to_wire(prompt_tokens: int, output_tokens: int, cached_tokens: int) ->
     return types_pb2.Usage(prompt_tokens=prompt_tokens, output_tokens=output_tokens, cached_tokens=cached_tokens)
 
 
-def usage_from_wire(message: types_pb2.Usage) -> tuple[int, int, int]:
-    """(prompt_tokens, output_tokens, cached_tokens)"""
-    return message.prompt_tokens, message.output_tokens, message.cached_tokens
+@dataclass(frozen=True, slots=True)
+class ChatPrompt:
+    """A prompt of chat messages, as a client sent it."""
+
+    messages: list[tuple[str, bytes]]  # role and content, for octavo.validation.validate_chat
+    begin_answer: bool  # whether the prompt ends where the assistant begins
 
 
-def chat_from_wire(message: inference_pb2.Chat) -> tuple[Sequence[tuple[str, bytes]], bool]:
-    """(the turns for validation.validate_chat, whether to end the prompt where the assistant begins)"""
+def chat_from_wire(message: inference_pb2.Chat) -> ChatPrompt:
     begin_answer = message.add_generation_prompt if message.HasField("add_generation_prompt") else True
-    return [(turn.role, turn.content) for turn in message.messages], begin_answer
+    return ChatPrompt([(turn.role, turn.content) for turn in message.messages], begin_answer)
 
 
 def limits_to_wire() -> inference_pb2.Limits:

@@ -1,4 +1,4 @@
-"""Puts a router together, and takes it down: store, workers, queue, services, lease."""
+"""Puts a router together, runs it, and takes it down."""
 
 import asyncio
 import json
@@ -11,6 +11,7 @@ from octavo import rpc
 from octavo.errors import StoreUnavailable
 from octavo.ids import Incarnation, new_incarnation
 from octavo.loop import Stopped, before, stop_event
+from octavo.retry import until_answered
 from octavo.settings import RouterSettings
 from octavo.store import open_store
 from octavo.store.base import Store
@@ -26,17 +27,19 @@ from router.streaming.request_preparer import RequestPreparer
 from router.streaming.resume_tokens import ResumeTokens
 from router.streaming.server import InferenceService
 from router.streaming.session_context import SessionContext
+from router.streaming.session_opener import SessionOpener
 
 log = logging.getLogger(__name__)
 
 INFERENCE = "octavo.v1.Inference"
 ADMIN = "octavo.v1.Admin"
 STOP_GRACE_S = 2.0
-MIN_ATTEND_S = 0.25
+MIN_ATTACHMENT_INTERVAL_S = 0.25
+HEALTH_INTERVAL_S = 0.25
 
 
 class Router:
-    """One router process life. Everything it knows, the store and the workers can tell it again."""
+    """One life of a router process. Everything that it knows, it can read again from the store and the workers."""
 
     def __init__(self, settings: RouterSettings, store: Store, secret: bytes, incarnation: Incarnation) -> None:
         self._settings = settings
@@ -44,22 +47,37 @@ class Router:
         self.incarnation = incarnation
         self.sessions = SessionRegistry()
         self.models = ModelRegistry()
-        self.pool = WorkerPool(store, incarnation, self.sessions, self.models, self._lost, self._reported)
+        self.pool = WorkerPool(
+            store,
+            incarnation,
+            self.sessions,
+            self.models,
+            on_lost=lambda worker: self.dispatcher.recover_sequences_of(worker),
+            on_report=lambda: self.dispatcher.note_report(),
+        )
         self._background = BackgroundTasks()
         self.assigner = Assigner(store, self.pool, self.sessions, self.models, self._background)
         self.dispatcher = Dispatcher(
             store, incarnation, self.pool, self.assigner, self.sessions, self._background, settings.grace_ms
         )
-        attend_s = max(MIN_ATTEND_S, settings.grace_ms / 3000)
-        tokens = ResumeTokens(secret)
-        self.services = SessionContext(store, incarnation, self.sessions, self.pool, self.dispatcher, tokens, attend_s)
-        limits = QueueLimits(settings.max_queued_requests, settings.max_queued_tokens)
+        context = SessionContext(
+            store,
+            incarnation,
+            self.sessions,
+            self.pool,
+            self.dispatcher,
+            ResumeTokens(secret),
+            attachment_interval_s=max(MIN_ATTACHMENT_INTERVAL_S, settings.grace_ms / 3000),
+        )
         preparer = RequestPreparer(self.models, incarnation)
-        self.inference = InferenceService(self.services, self.models, preparer, limits, settings.max_streams)
-        self.admin = AdminService(self.services, self.assigner, preparer)
+        limits = QueueLimits(settings.max_queued_requests, settings.max_queued_tokens)
+        opener = SessionOpener(context, self.models, preparer, limits, settings.max_streams)
+        self.inference = InferenceService(opener, store, self.dispatcher, self.models, preparer)
+        self.admin = AdminService(store, incarnation, self.pool, self.assigner, preparer)
         self._tasks: list[asyncio.Task[None]] = []
 
     async def start(self) -> None:
+        """Listens, and starts the loops. Raises ListenError."""
         settings = self._settings
         self._public = rpc.server(max_connection_age_ms=settings.max_connection_age_ms or None)
         self._public_health = rpc.add_standard_services(self._public, [INFERENCE])
@@ -78,11 +96,11 @@ class Router:
         }
         self._member = Member("router", self.incarnation, json.dumps(info).encode())
         loops = (
-            self.sessions.run(),
-            self.dispatcher.run(),
-            repeat_forever("discovery", self.pool.discover),
-            repeat_forever("lease", self._lease),
-            repeat_forever("health", self._health),
+            self.sessions.keep_time(),
+            self.dispatcher.keep_dispatching(),
+            repeat_forever("discovery", self.pool.discover_workers),
+            repeat_forever("lease", self._renew_lease),
+            repeat_forever("health", self._report_health),
         )
         self._tasks = [asyncio.create_task(loop) for loop in loops]
         await self._public.start()
@@ -90,7 +108,7 @@ class Router:
         log.info("%s (%s) listens on %s", info["router_id"], self.incarnation, self.endpoint)
 
     async def stop(self) -> None:
-        """Ends its streams; clients attach elsewhere, and the workers go on."""
+        """Ends the streams of all clients, which attach elsewhere, and the lease. The workers go on."""
         self._public_health.shut_down()
         self._operators_health.shut_down()
         self.inference.close()
@@ -104,27 +122,21 @@ class Router:
         try:
             await self._store.leave(self._member)
         except StoreUnavailable:
-            pass  # its lease ends by itself
+            pass  # the lease ends by itself
 
-    async def failed(self) -> None:
-        """Returns, or raises, when one of the loops ends, which none ever should."""
+    async def wait_for_failure(self) -> None:
+        """Returns, or raises, when one of the loops has ended. As long as nothing is wrong, none ends."""
         await asyncio.wait(self._tasks, return_when=asyncio.FIRST_COMPLETED)
         for task in self._tasks:
             if task.done():
                 task.result()
 
-    async def _lost(self, incarnation: Incarnation) -> None:
-        await self.dispatcher.recover_all(incarnation)
-
-    def _reported(self) -> None:
-        self.dispatcher.reported()
-
-    async def _lease(self) -> None:
+    async def _renew_lease(self) -> None:
         await self._store.heartbeat(self._member, self._settings.lease_ms)
         await asyncio.sleep(self._settings.lease_ms / 3000)
 
-    async def _health(self) -> None:
-        """Serving means: the store answers, and some worker can be given work."""
+    async def _report_health(self) -> None:
+        """A router is healthy while the store answers and at least one worker can be given sequences."""
         try:
             await self._store.queue_depth()
             answers = True
@@ -133,38 +145,38 @@ class Router:
         available = any(link.view().available for link in self.pool.links.values())
         self._public_health.set_all(answers and available)
         self._operators_health.set_all(True)
-        await asyncio.sleep(0.25)
+        await asyncio.sleep(HEALTH_INTERVAL_S)
 
 
-class CannotListen(Exception):
-    """At an address that is taken, or not this machine's."""
+class ListenError(Exception):
+    """The address is taken, or is not an address of this machine."""
 
 
 def listen(server: grpc.aio.Server, address: str) -> int:
-    """Returns the port."""
+    """Returns the port. Raises ListenError."""
     try:
         return server.add_insecure_port(address)
     except RuntimeError as error:
-        raise CannotListen(f"cannot listen on {address}: {error}") from None
+        raise ListenError(f"cannot listen on {address}: {error}") from None
 
 
 async def serve(settings: RouterSettings) -> int:
-    """Runs until SIGTERM or SIGINT. Returns the exit status."""
+    """Runs a router until SIGTERM or SIGINT. Returns the exit status of the process."""
     stop = stop_event()
     store = open_store(settings.store)
     try:
-        secret = await before(stop, open_patiently(store))
+        secret = await before(stop, until_answered(lambda: open_with_secret(store), pause_s=0.5, what="start"))
         router = Router(settings, store, secret, new_incarnation())
         await router.start()
     except Stopped:
         log.info("asked to end while starting")
         await store.close()
         return 0
-    except CannotListen as error:
+    except ListenError as error:
         log.error("%s", error)
         await store.close()
         return 1
-    failed = asyncio.create_task(router.failed())
+    failed = asyncio.create_task(router.wait_for_failure())
     stopping = asyncio.create_task(stop.wait())
     await asyncio.wait([failed, stopping], return_when=asyncio.FIRST_COMPLETED)
     await router.stop()
@@ -175,12 +187,7 @@ async def serve(settings: RouterSettings) -> int:
     return 0
 
 
-async def open_patiently(store: Store) -> bytes:
-    """Opens the store however long that takes; returns the key of resume tokens."""
-    while True:
-        try:
-            await store.open()
-            return await store.secret("resume")
-        except StoreUnavailable as error:
-            log.warning("waiting for the store: %s", error)
-            await asyncio.sleep(0.5)
+async def open_with_secret(store: Store) -> bytes:
+    """Opens the store, and returns the key of resume tokens."""
+    await store.open()
+    return await store.secret("resume")

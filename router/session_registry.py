@@ -1,4 +1,4 @@
-"""Which sessions on this router wait for which sequence. What workers and the store say is handed on by seq_id."""
+"""The sessions of this router, by sequence: what workers and the store say about a sequence reaches its sessions."""
 
 import asyncio
 import logging
@@ -9,73 +9,81 @@ from typing import Protocol
 
 from octavo.errors import ServingError
 from octavo.ids import Incarnation, SequenceId
+from octavo.step_item import StepItem
 from octavo.store.calls import Notice
 
 log = logging.getLogger(__name__)
 
-TICK_S = 0.1
+CLOCK_INTERVAL_S = 0.1
 
 
 @dataclass(frozen=True, slots=True)
 class Assignment:
-    """A worker runs the sequence, and its Step stream carries it to this router."""
+    """A worker owns a sequence at an epoch, and its Step stream brings the sequence's items to this router."""
 
     epoch: int
     owner: Incarnation
 
 
 class RegisteredSession(Protocol):
-    """What a session lets others tell it. `item` is a worker's StepItem; only session.py looks inside."""
+    """What a session lets the rest of the router tell it. Every method returns at once."""
 
     seq_id: SequenceId
 
     @property
     def owner(self) -> Incarnation:
-        """The worker that runs it, as far as the session knows."""
+        """The worker that runs the sequence, as far as the session knows."""
         ...
 
-    def deliver(self, item: object) -> None: ...
-    def placed(self, placed: Assignment) -> None: ...
-    def noticed(self, notice: Notice) -> None:
-        """The store told of something."""
+    def deliver_item(self, item: StepItem) -> None:
+        """A worker has journalled these tokens of the sequence."""
         ...
 
-    def unknown(self, owner: Incarnation) -> None:
-        """That worker does not run it."""
+    def note_assignment(self, assignment: Assignment) -> None:
+        """This router has assigned the sequence to a worker."""
         ...
 
-    def check(self) -> None:
-        """Something changed: read the record."""
+    def note_notice(self, notice: Notice) -> None:
+        """The store says that another process did something to the sequence."""
         ...
 
-    def tick(self, now: float) -> None:
-        """Time has passed."""
+    def note_unknown(self, owner: Incarnation) -> None:
+        """That worker says that it does not run the sequence."""
         ...
 
-    def end(self, error: ServingError) -> None:
-        """The stream ends with this error; the request goes on."""
+    def poll_record(self) -> None:
+        """The record may have changed: the session reads it soon."""
+        ...
+
+    def note_time(self, now: float) -> None:
+        """The time is `now`. Comes every CLOCK_INTERVAL_S."""
+        ...
+
+    def end_stream(self, error: ServingError) -> None:
+        """The client's stream ends with this error. The request goes on."""
         ...
 
 
 class SessionRegistry:
-    """Sessions by sequence. Lives on the event loop."""
+    """Lives on the event loop. An exception in one session is logged and does not reach the others."""
 
     def __init__(self) -> None:
         self._sessions: dict[SequenceId, list[RegisteredSession]] = {}
-        self.now = time.monotonic()  # as of the last tick: coarse, and cheaper than a clock and a timer per token
+        # The clock of all sessions. It is coarse, and costs less than a clock and a timer per token.
+        self.now = time.monotonic()
 
-    async def run(self) -> None:
-        """Tells all sessions the time, for as long as the router lives."""
+    async def keep_time(self) -> None:
+        """Tells every session the time, for as long as the router lives."""
         while True:
-            await asyncio.sleep(TICK_S)
+            await asyncio.sleep(CLOCK_INTERVAL_S)
             self.now = time.monotonic()
-            self._tell(self._all(), lambda session: session.tick(self.now))
+            self._tell(self._all(), lambda session: session.note_time(self.now))
 
     def add(self, session: RegisteredSession) -> None:
         self._sessions.setdefault(session.seq_id, []).append(session)
 
     def remove(self, session: RegisteredSession) -> bool:
-        """Whether it was the last one of its sequence."""
+        """Whether no session of the same sequence is left."""
         sessions = self._sessions.get(session.seq_id, [])
         if session in sessions:
             sessions.remove(session)
@@ -87,37 +95,40 @@ class SessionRegistry:
         return seq_id in self._sessions
 
     def __len__(self) -> int:
+        """How many sequences have a session here."""
         return len(self._sessions)
 
-    def deliver(self, seq_id: SequenceId, item: object) -> bool:
-        """Hands a worker's item on; False when nobody here wants it."""
-        sessions = self._sessions.get(seq_id)
+    def deliver_item(self, item: StepItem) -> bool:
+        """Gives the item to the sessions of its sequence. False if there is none."""
+        sessions = self._sessions.get(item.seq_id)
         if sessions is None:
             return False
         for session in sessions:
-            session.deliver(item)
+            session.deliver_item(item)
         return True
 
-    def placed(self, seq_id: SequenceId, placed: Assignment) -> None:
-        self._tell(self._of(seq_id), lambda session: session.placed(placed))
+    def announce_assignment(self, seq_id: SequenceId, assignment: Assignment) -> None:
+        self._tell(self._of(seq_id), lambda session: session.note_assignment(assignment))
 
-    def noticed(self, notice: Notice) -> None:
-        self._tell(self._of(notice.seq_id), lambda session: session.noticed(notice))
+    def announce_notice(self, notice: Notice) -> None:
+        self._tell(self._of(notice.seq_id), lambda session: session.note_notice(notice))
 
-    def unknown(self, seq_id: SequenceId, owner: Incarnation) -> None:
-        self._tell(self._of(seq_id), lambda session: session.unknown(owner))
+    def announce_unknown(self, seq_id: SequenceId, owner: Incarnation) -> None:
+        """The worker `owner` says that it does not run the sequence."""
+        self._tell(self._of(seq_id), lambda session: session.note_unknown(owner))
 
-    def check(self, seq_ids: Iterable[SequenceId]) -> None:
+    def poll_records(self, seq_ids: Iterable[SequenceId]) -> None:
+        """Has the sessions of these sequences read their records."""
         for seq_id in seq_ids:
-            self._tell(self._of(seq_id), lambda session: session.check())
+            self._tell(self._of(seq_id), lambda session: session.poll_record())
 
-    def check_owned(self, owner: Incarnation) -> None:
-        """After a reconnect, or a loss, each session of that worker sees where it is."""
-        self._tell([each for each in self._all() if each.owner == owner], lambda session: session.check())
+    def poll_records_of_owner(self, owner: Incarnation) -> None:
+        """Has every session whose sequence that worker runs read its record: the worker was met again, or is lost."""
+        self._tell([each for each in self._all() if each.owner == owner], lambda session: session.poll_record())
 
-    def end(self, error: ServingError) -> None:
-        """Ends all streams; the requests go on."""
-        self._tell(self._all(), lambda session: session.end(error))
+    def end_streams(self, error: ServingError) -> None:
+        """Ends the streams of all clients. The requests go on."""
+        self._tell(self._all(), lambda session: session.end_stream(error))
 
     def _of(self, seq_id: SequenceId) -> list[RegisteredSession]:
         return list(self._sessions.get(seq_id, ()))
@@ -125,10 +136,9 @@ class SessionRegistry:
     def _all(self) -> list[RegisteredSession]:
         return [session for sessions in self._sessions.values() for session in sessions]
 
-    def _tell(self, sessions: Iterable[RegisteredSession], what: Callable[[RegisteredSession], None]) -> None:
-        """One session's defect is not another's."""
+    def _tell(self, sessions: Iterable[RegisteredSession], tell: Callable[[RegisteredSession], None]) -> None:
         for session in sessions:
             try:
-                what(session)
+                tell(session)
             except Exception:
                 log.exception("a session failed")

@@ -5,6 +5,27 @@ from pathlib import Path
 
 import hypothesis
 import pytest
+from guard.hooks import (
+    pytest_addoption,
+    pytest_configure,
+    pytest_enter_pdb,
+    pytest_runtest_makereport,
+    pytest_runtest_protocol,
+    pytest_runtest_teardown,
+    pytest_sessionfinish,
+    pytest_timeout_set_timer,
+)
+
+__all__ = [
+    "pytest_addoption",
+    "pytest_configure",
+    "pytest_enter_pdb",
+    "pytest_runtest_makereport",
+    "pytest_runtest_protocol",
+    "pytest_runtest_teardown",
+    "pytest_sessionfinish",
+    "pytest_timeout_set_timer",
+]
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported; two cores are all a test may count on
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # a test that needs the network is a bug

@@ -14,10 +14,10 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = ("octavo", "router", "gpu_worker")
 WIRE_MODULES = {
-    "router/streaming": ("server", "request_preparer", "session", "event_encoder"),
-    "router/fleet": ("worker_link", "admission", "worker_streams"),
+    "router/streaming": ("server", "request_preparer", "session_opener", "event_encoder"),
+    "router/fleet": ("worker_link", "worker_streams"),
     "router/admin": ("service",),
-    "gpu_worker/serving": ("server", "messages"),
+    "gpu_worker/serving": ("server", "step_handler", "messages"),
 }
 WIRE_FILES = (
     "octavo/wire.py",

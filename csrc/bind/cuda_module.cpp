@@ -103,7 +103,7 @@ void define(py::module_& module, const char* name, void (*)(Arguments...), const
 namespace ordered {
 
 void copy_blocks(const TensorRef& source, const TensorRef& target, const TensorRef& pairs, StreamHandle stream) {
-    octavo::cuda::copy_blocks_between(source, target, pairs, 0, stream);
+    octavo::cuda::copy_blocks(source, target, pairs, 0, stream);
 }
 void gather_blocks(const TensorRef& staging, const TensorRef& arena, const TensorRef& ids, std::int64_t begin,
                    StreamHandle stream) {
@@ -115,12 +115,6 @@ void scatter_blocks(const TensorRef& arena, const TensorRef& staging, const Tens
 }
 void checksum_blocks(const TensorRef& sums, const TensorRef& arena, const TensorRef& ids, StreamHandle stream) {
     octavo::cuda::checksum_blocks(arena, ids, sums, stream);
-}
-void silu_and_mul(const TensorRef& out, const TensorRef& x, StreamHandle stream) {
-    octavo::cuda::activate_and_mul(out, x, "silu", stream);
-}
-void gelu_and_mul(const TensorRef& out, const TensorRef& x, StreamHandle stream) {
-    octavo::cuda::activate_and_mul(out, x, "gelu_tanh", stream);
 }
 
 }  // namespace ordered
@@ -294,19 +288,14 @@ PYBIND11_MODULE(OCTAVO_MODULE, module) {
     OCTAVO_ORDERED(gather_blocks, "(staging, arena, ids, begin, stream)");
     OCTAVO_ORDERED(scatter_blocks, "(arena, staging, ids, begin, stream)");
     OCTAVO_ORDERED(checksum_blocks, "(sums, arena, ids, stream)");
-    OCTAVO_OP(convert_layout, "(target, source, ids, stream)");
     OCTAVO_OP(convert_fp8, "(target, source, scale, type, stream)");
     OCTAVO_OP(rms_norm, "(out, x, weight, eps, stream)");
     OCTAVO_OP(fused_add_rms_norm, "(x, residual, weight, eps, stream)");
-    OCTAVO_ORDERED(silu_and_mul, "(out, x, stream)");
-    OCTAVO_ORDERED(gelu_and_mul, "(out, x, stream)");
-    OCTAVO_OP(activate_and_mul, "(out, x, activation, stream)");
-    OCTAVO_OP(rotary, "(heads, positions, cos, sin, rotated, interleaved, stream)");
+    OCTAVO_OP(silu_and_mul, "(out, x, stream)");
     OCTAVO_OP(sample, "(ids, logits, temperature, top_k, top_p, min_p, seed, branch, index, stream)");
     OCTAVO_OP(penalize, "(logits, offsets, ids, counts, bias, repetition, presence, frequency, stream)");
     OCTAVO_OP(logprobs, "(chosen, values, tokens, logits, ids, stream)");
-    OCTAVO_OP(paged_attention, "(kernel, rows, out, queries, kv, tables, cu_q, lens, plan, attention, lse, stream)");
-    OCTAVO_OP(merge_states, "(out, lse, outs, lses, stream)");
+    OCTAVO_OP(paged_attention, "(kernel, rows, out, queries, kv, tables, cu_q, lens, plan, attention, stream)");
     OCTAVO_OP(vllm_paged_attention,
               "(out, exp_sums, max_logits, tmp_out, queries, kv, tables, lens, max_len, partition, attention, stream)");
 }

@@ -16,18 +16,12 @@ void bind_ops(py::module_& module) {
         "out"_a, "queries"_a, "kv"_a, "cu_q"_a, "seq_lens"_a, "block_tables"_a, "scale"_a, "window"_a = 0,
         "soft_cap"_a = 0.0F, "alibi"_a = py::none(), "sinks"_a = py::none(), "sparse"_a = std::vector<std::int64_t>(),
         free);
-    module.def("rope_cache_write", &rope_cache_write, "kv"_a, "queries"_a, "keys"_a, "values"_a, "positions"_a, "cos"_a,
-               "sin"_a, "rotated"_a, "slots"_a, "interleaved"_a = false, free);
-    module.def("merge_states", &merge_states, "out"_a, "lse"_a, "outs"_a, "lses"_a, free);
     module.def("rotary", &rotary, "heads"_a, "positions"_a, "cos"_a, "sin"_a, "rotated"_a, "interleaved"_a = false,
                free);
     module.def("rms_norm", &rms_norm, "out"_a, "x"_a, "weight"_a, "eps"_a, free);
-    module.def("fused_add_rms_norm", &fused_add_rms_norm, "x"_a, "residual"_a, "weight"_a, "eps"_a, free);
     module.def("silu_and_mul", &silu_and_mul, "out"_a, "x"_a, free);
-    module.def("gelu_and_mul", &gelu_and_mul, "out"_a, "x"_a, free);
     module.def("linear", &linear, "out"_a, "x"_a, "weight"_a, "bias"_a = py::none(), free);
     module.def("weight_rows", &weight_rows, "out"_a, "weight"_a, "rows"_a, free);
-    module.def("argmax", &argmax, "ids"_a, "x"_a, free);
     const auto none = py::none();
     module.def(
         "sample",
@@ -57,6 +51,4 @@ void bind_ops(py::module_& module) {
     module.def("gather_blocks", &gather_blocks, "staging"_a, "arena"_a, "ids"_a, "begin"_a = 0, free);
     module.def("scatter_blocks", &scatter_blocks, "arena"_a, "staging"_a, "ids"_a, "begin"_a = 0, free);
     module.def("checksum_blocks", &checksum_blocks, "sums"_a, "arena"_a, "ids"_a, free);
-    module.def("convert_layout", &convert_layout, "target"_a, "source"_a, "ids"_a = py::none(), free);
-    module.def("convert_fp8", &convert_fp8, "target"_a, "source"_a, "scale"_a = 1.0F, "type"_a = "fp8", free);
 }

@@ -69,43 +69,18 @@ void rms_norm(const float* x, const float* weight, float eps, std::int64_t count
     }
 }
 
-void add(const float* x, std::int64_t count, float* sum) {
-    std::int64_t i = 0;
-    for (; i + 8 <= count; i += 8) {
-        store8(sum + i, add8(load8(sum + i), load8(x + i)));
-    }
-    for (; i < count; ++i) {
-        sum[i] += x[i];
-    }
-}
-
 inline F8 silu8(F8 x) { return div8(x, add8(set8(1.0F), exp8(sub8(zero8(), x)))); }
 
-// x * sigmoid(2 u), which is 0.5 x (1 + tanh(u)), u = sqrt(2/pi) (x + 0.044715 x^3)
-inline F8 gelu8(F8 x) {
-    const F8 u = mul8(mul8(set8(0.7978845608F), x), fma8(mul8(x, x), set8(0.044715F), set8(1.0F)));
-    return div8(x, add8(set8(1.0F), exp8(mul8(set8(-2.0F), u))));
-}
-
-template <typename Act>
-inline void act_mul(const float* gate, const float* up, std::int64_t count, float* out, Act act) {
+void silu_mul(const float* gate, const float* up, std::int64_t count, float* out) {
     std::int64_t i = 0;
     for (; i + 8 <= count; i += 8) {
-        store8(out + i, mul8(act(load8(gate + i)), load8(up + i)));
+        store8(out + i, mul8(silu8(load8(gate + i)), load8(up + i)));
     }
     if (i < count) {
         float rest[8];
-        store8(rest, mul8(act(load8_some(gate + i, count - i)), load8_some(up + i, count - i)));
+        store8(rest, mul8(silu8(load8_some(gate + i, count - i)), load8_some(up + i, count - i)));
         std::memcpy(out + i, rest, static_cast<std::size_t>(count - i) * 4);
     }
-}
-
-void silu_mul(const float* gate, const float* up, std::int64_t count, float* out) {
-    act_mul(gate, up, count, out, [](F8 x) { return silu8(x); });
-}
-
-void gelu_mul(const float* gate, const float* up, std::int64_t count, float* out) {
-    act_mul(gate, up, count, out, [](F8 x) { return gelu8(x); });
 }
 
 void rotate(const float* head, const float* cos, const float* sin, std::int64_t half, float* out) {

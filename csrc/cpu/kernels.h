@@ -97,11 +97,7 @@ struct Kernels {
     std::int64_t (*attend_scratch)(const AttentionJob& job, std::int64_t num_queries);  // floats
     void (*merge)(const AttentionJob& job, const AttentionItem& item, std::int64_t num_parts, std::int64_t part_floats);
     void (*rms_norm)(const float* x, const float* weight, float eps, std::int64_t count, float* out);
-    void (*add)(const float* x, std::int64_t count, float* sum);  // sum += x
     void (*silu_mul)(const float* gate, const float* up, std::int64_t count, float* out);
-    void (*gelu_mul)(const float* gate, const float* up, std::int64_t count, float* out);  // tanh form
-    void (*read_slot)(const KvPages& pages, const KvSide& side, std::int64_t block, std::int64_t head,
-                      std::int64_t slot, float* row);
     void (*write_slot)(const KvPages& pages, const KvSide& side, std::int64_t block, std::int64_t head,
                        std::int64_t slot, const float* row);
     void (*rotate)(const float* head, const float* cos, const float* sin, std::int64_t half, float* out);

@@ -35,8 +35,8 @@ namespace {
 
 const Kernels* OCTAVO_TABLE() {
     static constexpr Kernels kTable = {
-        OCTAVO_ISA, linear,   linear_scratch, quantize,  weight_row, attend, attend_scratch, merge,      rms_norm,
-        add,        silu_mul, gelu_mul,       read_slot, write_slot, rotate, to_float,       from_float, argmax,
+        OCTAVO_ISA, linear,   linear_scratch, quantize, weight_row, attend,     attend_scratch, merge,
+        rms_norm,   silu_mul, write_slot,     rotate,   to_float,   from_float, argmax,
     };
     return &kTable;
 }

@@ -11,11 +11,24 @@ constexpr std::int64_t kScaleBytes = 2;
 
 bool eight_bits(DType dtype) { return dtype == DType::kE4M3 || dtype == DType::kE5M2 || dtype == DType::kI8; }
 
+// The 8-bit type of that name.
+DType eight_bits_named(const std::string& type, const char* name) {
+    if (type == "fp8" || type == "fp8_e4m3") {
+        return DType::kE4M3;
+    }
+    if (type == "fp8_e5m2") {
+        return DType::kE5M2;
+    }
+    require(type == "int8", name, "is none of fp8, fp8_e4m3, fp8_e5m2, int8");
+    return DType::kI8;
+}
+
 DType elements(const TensorRef& data, const std::string& type, const KvNames& names) {
     const bool bytes = size_of(data.dtype) == 1;
     const DType dtype = type == "auto" ? data.dtype : eight_bits_named(type, names.type);
     require(type == "auto" || bytes, names.keys, "does not hold 8-bit numbers");
-    require_bytes(data, dtype, names.keys);
+    require(data.dtype == dtype || data.dtype == DType::kU8, names.keys,
+            "is of another 8-bit type than it is said to be");
     require(data.is_float() || eight_bits(dtype), names.keys, "holds neither floats nor 8-bit numbers of a known kind");
     return dtype;
 }
@@ -91,22 +104,6 @@ KvPages packed(const TensorRef& keys, const TensorRef& values, std::int64_t dim,
 }
 
 }  // namespace
-
-DType eight_bits_named(const std::string& type, const char* name) {
-    if (type == "fp8" || type == "fp8_e4m3") {
-        return DType::kE4M3;
-    }
-    if (type == "fp8_e5m2") {
-        return DType::kE5M2;
-    }
-    require(type == "int8", name, "is none of fp8, fp8_e4m3, fp8_e5m2, int8");
-    return DType::kI8;
-}
-
-void require_bytes(const TensorRef& tensor, DType meant, const char* name) {
-    require(tensor.dtype == meant || tensor.dtype == DType::kU8, name,
-            "is of another 8-bit type than it is said to be");
-}
 
 KvPages kv_pages(const KvCache& kv, std::int64_t head_dim, const KvNames& names) {
     const bool both = !kv.values.given();

@@ -6,12 +6,6 @@
 
 namespace octavo {
 
-// The 8-bit type of that name ("fp8", "fp8_e4m3", "fp8_e5m2", "int8").
-DType eight_bits_named(const std::string& type, const char* name);
-
-// That a tensor's numbers are of the 8-bit type `meant`, or plain bytes.
-void require_bytes(const TensorRef& tensor, DType meant, const char* name);
-
 // What errors call the parts of a cache.
 struct KvNames {
     const char *keys, *values, *key_scale, *value_scale, *type;

@@ -1,4 +1,4 @@
-// One slot's keys or values, from and to pages of any form.
+// Writes one slot's keys or values into pages of any form.
 
 inline float static_scale(const KvSide& side, std::int64_t head) {
     return side.scales ? side.scales[head * side.per_head] : 1.0F;
@@ -15,24 +15,6 @@ inline std::int64_t size_in_cache(DType dtype) {
 inline char* slot_place(const KvPages& pages, const KvSide& side, std::int64_t block, std::int64_t head,
                         std::int64_t slot) {
     return side.data + (block * side.block + head * side.head + slot * side.slot) * size_in_cache(pages.dtype);
-}
-
-void read_slot(const KvPages& pages, const KvSide& side, std::int64_t block, std::int64_t head, std::int64_t slot,
-               float* row) {
-    const char* from = slot_place(pages, side, block, head, slot);
-    const std::int64_t step = side.outer * size_in_cache(pages.dtype);
-    for (std::int64_t i = 0; i < pages.head_dim; i += side.run, from += step) {
-        to_float(pages.dtype, from, side.run, row + i);
-    }
-    float scale = static_scale(side, head);
-    if (side.slot_scales) {
-        std::uint16_t half;
-        std::memcpy(&half, slot_scale(side, block, head, slot), 2);
-        scale = half_to_float(half);
-    }
-    for (std::int64_t i = 0; scale != 1.0F && i < pages.head_dim; ++i) {
-        row[i] *= scale;
-    }
 }
 
 // The scale with which the largest of a row becomes 127, as far as float16 goes; NaN where a number is not finite.

@@ -1,7 +1,4 @@
 // Ops on rows: each checks, then gives its rows to the lanes.
-#include <algorithm>
-#include <cmath>
-#include <limits>
 #include <vector>
 
 #include "linear.h"
@@ -37,20 +34,24 @@ void each_row(std::int64_t rows, std::int64_t floats, Body&& body) {
     pool.run(run);
 }
 
-using Act = void (*)(const float*, const float*, std::int64_t, float*);
-
-void act_and_mul(const TensorRef& out, const TensorRef& x, Act act) {
-    check::act_and_mul(out, x);
-    if (out.size() == 0) {
+// That there is a row of angles for each of `tokens`; looks at positions.
+void expect_angles(const TensorRef& positions, const TensorRef& cos, const TensorRef& sin, std::int64_t rotated,
+                   std::int64_t tokens, std::int64_t head_dim) {
+    require(rotated >= 0 && rotated % 2 == 0 && rotated <= head_dim, "rotated",
+            "is not an even number of dimensions, at most head_dim");
+    expect(cos, "cos", {kAny, kAny}, DType::kF32);
+    expect(sin, "sin", {cos.shape[0], kAny}, DType::kF32);
+    require(cos.shape[1] >= rotated / 2, "cos", "has fewer columns than rotated / 2");
+    require(sin.shape[1] >= rotated / 2, "sin", "has fewer columns than rotated / 2");
+    if (!positions.given()) {
+        require(cos.shape[0] >= tokens, "cos", "has fewer rows than there are tokens");
         return;
     }
-    const std::int64_t count = x.shape[1] / 2;
-    each_row(x.shape[0], count, [&](Lane& lane, std::int64_t row) {
-        float* wide = lane.scratch(3 * count);
-        kernels().to_float(x.dtype, at(x, row), 2 * count, wide);
-        act(wide, wide + count, count, wide + 2 * count);
-        kernels().from_float(x.dtype, wide + 2 * count, count, const_cast<char*>(at(out, row)));
-    });
+    expect(positions, "positions", {tokens}, DType::kI64);
+    for (std::int64_t token = 0; token < tokens; ++token) {
+        const std::int64_t position = positions.as<std::int64_t>()[token];
+        require(position >= 0 && position < cos.shape[0], "positions", "is out of range");
+    }
 }
 
 }  // namespace
@@ -105,34 +106,7 @@ void rms_norm(const TensorRef& out, const TensorRef& x, const TensorRef& weight,
     });
 }
 
-void check::fused_add_rms_norm(const TensorRef& x, const TensorRef& residual, const TensorRef& weight) {
-    expect(x, "x", {kAny, kAny});
-    same_floats(x, "x", x.dtype);
-    expect(residual, "residual", {x.shape[0], x.shape[1]}, x.dtype);
-    expect(weight, "weight", {x.shape[1]}, DType::kF32);
-    expect_apart(x, "x", {&residual, &weight});
-    expect_apart(residual, "residual", {&weight});
-}
-
-void fused_add_rms_norm(const TensorRef& x, const TensorRef& residual, const TensorRef& weight, float eps) {
-    check::fused_add_rms_norm(x, residual, weight);
-    if (x.size() == 0) {
-        return;
-    }
-    const std::int64_t count = x.shape[1];
-    each_row(x.shape[0], count, [&](Lane& lane, std::int64_t row) {
-        float* wide = lane.scratch(2 * count);
-        char *to = const_cast<char*>(at(x, row)), *sum = const_cast<char*>(at(residual, row));
-        kernels().to_float(x.dtype, to, count, wide);
-        kernels().to_float(x.dtype, sum, count, wide + count);
-        kernels().add(wide, count, wide + count);
-        kernels().from_float(x.dtype, wide + count, count, sum);
-        kernels().rms_norm(wide + count, weight.as<float>(), eps, count, wide);
-        kernels().from_float(x.dtype, wide, count, to);
-    });
-}
-
-void check::act_and_mul(const TensorRef& out, const TensorRef& x) {
+void check::silu_and_mul(const TensorRef& out, const TensorRef& x) {
     expect(x, "x", {kAny, kAny});
     require(x.shape[1] % 2 == 0, "x", "has an odd number of columns");
     same_floats(x, "x", x.dtype);
@@ -140,8 +114,19 @@ void check::act_and_mul(const TensorRef& out, const TensorRef& x) {
     expect_apart_or_same(out, "out", {&x});
 }
 
-void silu_and_mul(const TensorRef& out, const TensorRef& x) { act_and_mul(out, x, kernels().silu_mul); }
-void gelu_and_mul(const TensorRef& out, const TensorRef& x) { act_and_mul(out, x, kernels().gelu_mul); }
+void silu_and_mul(const TensorRef& out, const TensorRef& x) {
+    check::silu_and_mul(out, x);
+    if (out.size() == 0) {
+        return;
+    }
+    const std::int64_t count = x.shape[1] / 2;
+    each_row(x.shape[0], count, [&](Lane& lane, std::int64_t row) {
+        float* wide = lane.scratch(3 * count);
+        kernels().to_float(x.dtype, at(x, row), 2 * count, wide);
+        kernels().silu_mul(wide, wide + count, count, wide + 2 * count);
+        kernels().from_float(x.dtype, wide + 2 * count, count, const_cast<char*>(at(out, row)));
+    });
+}
 
 void check::linear(const TensorRef& out, const TensorRef& x, const Weight& weight, const TensorRef& bias) {
     expect(x, "x", {kAny, weight.cols}, DType::kF32);
@@ -190,76 +175,6 @@ void weight_rows(const TensorRef& out, const Weight& weight, const TensorRef& ro
     const auto* ids = rows.as<std::int64_t>();
     each_row(rows.shape[0], weight.cols,
              [&](Lane&, std::int64_t i) { kernels().weight_row(weight, ids[i], out.as<float>() + i * out.stride[0]); });
-}
-
-void check::argmax(const TensorRef& ids, const TensorRef& x) {
-    expect(x, "x", {kAny, kAny}, DType::kF32);
-    require(x.shape[1] > 0, "x", "has no columns");
-    expect(ids, "ids", {x.shape[0]}, DType::kI64);
-    expect_apart(ids, "ids", {&x});
-}
-
-void argmax(const TensorRef& ids, const TensorRef& x) {
-    check::argmax(ids, x);
-    if (ids.size() == 0) {
-        return;
-    }
-    each_row(x.shape[0], x.shape[1], [&](Lane&, std::int64_t row) {
-        ids.as<std::int64_t>()[row] = kernels().argmax(x.as<float>() + row * x.stride[0], x.shape[1]);
-    });
-}
-
-void check::merge_states(const TensorRef& out, const TensorRef& lse, const TensorRef& outs, const TensorRef& lses) {
-    expect(outs, "outs", {kAny, kAny, kAny, kAny});
-    same_floats(outs, "outs", outs.dtype);
-    const std::int64_t num = outs.shape[0], tokens = outs.shape[1], heads = outs.shape[2], dim = outs.shape[3];
-    require(num > 0, "outs", "is empty");
-    expect(lses, "lses", {num, tokens, heads}, DType::kF32);
-    expect(out, "out", {tokens, heads, dim}, outs.dtype);
-    expect_apart(out, "out", {&outs, &lses, &lse});
-    if (lse.given()) {
-        expect(lse, "lse", {tokens, heads}, DType::kF32);
-        expect_apart(lse, "lse", {&outs, &lses});
-    }
-}
-
-void merge_states(const TensorRef& out, const TensorRef& lse, const TensorRef& outs, const TensorRef& lses) {
-    check::merge_states(out, lse, outs, lses);
-    const std::int64_t num = outs.shape[0], tokens = outs.shape[1], heads = outs.shape[2], dim = outs.shape[3];
-    if (tokens * heads == 0) {
-        return;
-    }
-    each_row(tokens * heads, num * dim, [&](Lane& lane, std::int64_t row) {
-        const std::int64_t token = row / heads, head = row % heads;
-        const auto lse_of = [&](std::int64_t part) {
-            return lses.as<float>()[part * lses.stride[0] + token * lses.stride[1] + head];
-        };
-        float top = lse_of(0), total = 0;
-        for (std::int64_t part = 1; part < num; ++part) {
-            top = std::fmax(top, lse_of(part));
-        }
-        const bool some = top > -std::numeric_limits<float>::infinity();
-        float *sum = lane.scratch(2 * dim), *x = sum + dim;
-        std::fill(sum, sum + dim, 0.0F);
-        for (std::int64_t part = 0; some && part < num; ++part) {
-            const float weight = std::exp2(lse_of(part) - top);
-            if (weight > 0) {
-                const std::int64_t place = part * outs.stride[0] + token * outs.stride[1] + head * outs.stride[2];
-                kernels().to_float(outs.dtype, outs.as<char>() + place * size_of(outs.dtype), dim, x);
-            }
-            for (std::int64_t d = 0; weight > 0 && d < dim; ++d) {
-                sum[d] += weight * x[d];
-            }
-            total += weight;
-        }
-        for (std::int64_t d = 0; some && d < dim; ++d) {
-            sum[d] /= total;
-        }
-        kernels().from_float(out.dtype, sum, dim, const_cast<char*>(at(out, token, head)));
-        if (lse.given()) {
-            lse.as<float>()[token * lse.stride[0] + head] = some ? top + std::log2(total) : top;
-        }
-    });
 }
 
 }  // namespace octavo

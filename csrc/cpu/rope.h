@@ -32,8 +32,4 @@ inline Rope rope_of(const TensorRef& positions, const TensorRef& cos, const Tens
     return {cos.as<float>() + row * cos.stride[0], sin.as<float>() + row * sin.stride[0], rotated / 2, interleaved};
 }
 
-// Throws unless there is a row of angles for each of `tokens`; looks at positions.
-void expect_angles(const TensorRef& positions, const TensorRef& cos, const TensorRef& sin, std::int64_t rotated,
-                   std::int64_t tokens, std::int64_t head_dim);
-
 }  // namespace octavo

@@ -42,16 +42,18 @@ struct Attention {
 // keys, values [tokens, kv_head, head_dim], slots int64 [tokens].
 void cache_write(const KvCache& kv, const TensorRef& keys, const TensorRef& values, const TensorRef& slots,
                  StreamHandle stream);
-// The same, with queries (in place) and keys rotated first; see `rotary`. cos, sin are float32 or of the keys' type.
+// As cache_write, with queries (in place) and keys rotated first: dimension i of a head turns with i + rotated / 2, or
+// interleaved 2 i with 2 i + 1. cos, sin [rows, rotated / 2 or more] in float32 or the keys' type; a token's row is
+// positions[token], or the token without positions.
 void rope_cache_write(const KvCache& kv, const TensorRef& queries, const TensorRef& keys, const TensorRef& values,
                       const TensorRef& positions, const TensorRef& cos, const TensorRef& sin, int rotated,
                       const TensorRef& slots, bool interleaved, StreamHandle stream);
-// arena [layers, blocks, ...], pairs int64 [n, 2] on the device: from, to. No block is read and written in one call,
-// nor written twice; nobody looks.
-void copy_blocks(const TensorRef& arena, const TensorRef& pairs, StreamHandle stream);
-// The same between arenas of one form; either may be pinned host memory.
-void copy_blocks_between(const TensorRef& source, const TensorRef& target, const TensorRef& pairs, int num_ctas,
-                         StreamHandle stream);
+// Copies blocks (from, to) of pairs int64 [n, 2], on the device, between arenas [layers, blocks, ...] of one form,
+// which may be one arena; either may be pinned host memory. The caller makes sure that no block is both read and
+// written, and none is written twice: the kernel does not check it. num_ctas: thread blocks at most; 0: as many as
+// help.
+void copy_blocks(const TensorRef& source, const TensorRef& target, const TensorRef& pairs, int num_ctas,
+                 StreamHandle stream);
 // Bytes [begin, begin + length) of each layer of blocks ids int64 [n], to or from staging uint8 [n, layers, length].
 void gather_blocks(const TensorRef& arena, const TensorRef& ids, const TensorRef& staging, std::int64_t begin,
                    StreamHandle stream);
@@ -59,8 +61,6 @@ void scatter_blocks(const TensorRef& arena, const TensorRef& ids, const TensorRe
                     StreamHandle stream);
 // out int64 [n]: what names each block of ids int64 [n] by its bytes, on any device (octavo/checksum.h).
 void checksum_blocks(const TensorRef& arena, const TensorRef& ids, const TensorRef& out, StreamHandle stream);
-// All blocks, or those of ids int64 [n]; the elements do not change.
-void convert_layout(const KvCache& target, const KvCache& source, const TensorRef& ids, StreamHandle stream);
 // One of them is uint8: numbers of `type`; the other float. to 8 bits: source / scale; from: source * scale.
 void convert_fp8(const TensorRef& target, const TensorRef& source, float scale, const std::string& type,
                  StreamHandle stream);
@@ -71,12 +71,8 @@ void rms_norm(const TensorRef& out, const TensorRef& x, const TensorRef& weight,
 // residual += x; x = rms_norm(residual)
 void fused_add_rms_norm(const TensorRef& x, const TensorRef& residual, const TensorRef& weight, float eps,
                         StreamHandle stream);
-// out [n, d], x [n, 2 d]. activation: "silu" or "gelu_tanh" or "gelu".
-void activate_and_mul(const TensorRef& out, const TensorRef& x, const std::string& activation, StreamHandle stream);
-// heads [tokens, heads, head_dim], in place. cos, sin: float [rows, rotated / 2 or more]; the row is positions[token],
-// or token without positions.
-void rotary(const TensorRef& heads, const TensorRef& positions, const TensorRef& cos, const TensorRef& sin, int rotated,
-            bool interleaved, StreamHandle stream);
+// out [n, d], x [n, 2 d]: silu(first half) * second half.
+void silu_and_mul(const TensorRef& out, const TensorRef& x, StreamHandle stream);
 // ids int64 [n]: -1 where logits [n, vocabulary] have NaN, +inf or nothing finite. temperature 0: the highest logit,
 // the lowest id among equals. Else the draw of (seed; branch, index), with top_k (0: off), top_p, min_p.
 void sample(const TensorRef& ids, const TensorRef& logits, const TensorRef& temperature, const TensorRef& top_k,
@@ -115,14 +111,11 @@ KernelShape attention_kernel(const std::string& kernel, DType queries, const std
                              int rows);
 
 // queries, out [tokens, heads, head_dim]; tables int32 [sequences, n]; cu_q int32 [sequences + 1]; lens int32
-// [sequences]: a sequence's queries are its last tokens. lse float32 [tokens, heads], base 2, or nothing. Computes the
-// sequences that the plan names; rows: of its tiles.
+// [sequences]: a sequence's queries are its last tokens. Computes the sequences that the plan names; rows: of its
+// tiles.
 void paged_attention(const std::string& kernel, int rows, const TensorRef& out, const TensorRef& queries,
                      const KvCache& kv, const TensorRef& tables, const TensorRef& cu_q, const TensorRef& lens,
-                     const PlanRef& plan, const Attention& attention, const TensorRef& lse, StreamHandle stream);
-// outs [k, n, heads, head_dim], lses float32 [k, n, heads], base 2: what attention to all keys would have given.
-void merge_states(const TensorRef& out, const TensorRef& lse, const TensorRef& outs, const TensorRef& lses,
-                  StreamHandle stream);
+                     const PlanRef& plan, const Attention& attention, StreamHandle stream);
 // vLLM's kernel: one block per query head and partition. Without partials, partition_size is 0 and they are nothing.
 void vllm_paged_attention(const TensorRef& out, const TensorRef& exp_sums, const TensorRef& max_logits,
                           const TensorRef& partial_out, const TensorRef& queries, const KvCache& kv,

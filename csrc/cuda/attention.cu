@@ -6,7 +6,6 @@
 #include "common/dispatch.h"
 #include "common/kv_cache.h"
 #include "device.h"
-#include "merge.cuh"
 #include "tile.cuh"
 
 namespace octavo::cuda {
@@ -97,7 +96,7 @@ void fill_score(ScoreParams& score, const Attention& a, std::int64_t heads) {
 }  // namespace
 
 KvLayer make_params(AttentionParams& p, const TensorRef& out, const TensorRef& queries, const KvCache& kv,
-                    const TensorRef& tables, const TensorRef& lens, const Attention& attention, const TensorRef& lse) {
+                    const TensorRef& tables, const TensorRef& lens, const Attention& attention) {
     usable(queries, "query");
     require(queries.is_float(), "query", "is not of a float type");
     const KvLayer layer = make_kv_layer(kv, queries.dtype);
@@ -109,17 +108,9 @@ KvLayer make_params(AttentionParams& p, const TensorRef& out, const TensorRef& q
             "has a number of heads that is no multiple of the kv heads");
     p.out = out.data;
     p.queries = queries.data;
-    const std::initializer_list<const TensorRef*> read{&queries,         &kv.keys,        &kv.values,
-                                                       &kv.key_scale,    &kv.value_scale, &attention.alibi,
-                                                       &attention.sinks, &tables,         &lens};
-    expect_apart(out, "out", read);
-    if (lse.given()) {
-        expect(lse, "lse", {queries.shape[0], queries.shape[1]}, DType::kF32);
-        expect_dense(lse, "lse");
-        expect_apart(lse, "lse", read);
-        expect_apart(lse, "lse", {&out});
-        p.lse = lse.as<float>();
-    }
+    expect_apart(out, "out",
+                 {&queries, &kv.keys, &kv.values, &kv.key_scale, &kv.value_scale, &attention.alibi, &attention.sinks,
+                  &tables, &lens});
     p.tables = tables.as<std::int32_t>();
     p.table_stride = tables.stride[0];
     p.lens = lens.as<std::int32_t>();
@@ -180,18 +171,15 @@ KernelShape attention_kernel(const std::string& kernel, DType queries, const std
 
 void paged_attention(const std::string& kernel, int rows, const TensorRef& out, const TensorRef& queries,
                      const KvCache& kv, const TensorRef& tables, const TensorRef& cu_q, const TensorRef& lens,
-                     const PlanRef& plan, const Attention& attention, const TensorRef& lse, StreamHandle stream) {
+                     const PlanRef& plan, const Attention& attention, StreamHandle stream) {
     AttentionParams p{};
-    const KvLayer layer = make_params(p, out, queries, kv, tables, lens, attention, lse);
+    const KvLayer layer = make_params(p, out, queries, kv, tables, lens, attention);
     expect(cu_q, "cu_q", {tables.shape[0] + 1}, DType::kI32);
     p.cu_q = cu_q.as<std::int32_t>();
     const KernelChoice choice = choose(kernel, queries.dtype, layer.type, layer.head_dim, rows);
     require(choice.rows == rows, "rows", "is not what attention_kernel said");
     fill_plan(p, plan, rows);
-    const std::initializer_list<const TensorRef*> planned{&cu_q, &plan.slots, &plan.items, &plan.counters,
-                                                          &plan.partials};
-    expect_apart(out, "out", planned);
-    expect_apart(lse, "lse", planned);
+    expect_apart(out, "out", {&cu_q, &plan.slots, &plan.items, &plan.counters, &plan.partials});
     if (kernel != "simt") {
         require(layer.contiguous, "key_cache", "is xpack: use simt");
         require(layer.pages.block_size % 8 == 0, "key_cache", "has a block size that is no multiple of 8: use simt");
@@ -199,34 +187,6 @@ void paged_attention(const std::string& kernel, int rows, const TensorRef& out, 
         require(!layer.scales.key_slots.data, "k_scale", "is for each slot: use simt");
     }
     start(choice, p, plan, stream);
-}
-
-void merge_states(const TensorRef& out, const TensorRef& lse, const TensorRef& outs, const TensorRef& lses,
-                  StreamHandle stream) {
-    expect(outs, "outs", {kAny, kAny, kAny, kAny});
-    require(outs.is_float(), "outs", "is not of a float type");
-    expect(lses, "lses", {outs.shape[0], outs.shape[1], outs.shape[2]}, DType::kF32);
-    expect(out, "out", {outs.shape[1], outs.shape[2], outs.shape[3]}, outs.dtype);
-    expect_dense(outs, "outs");
-    expect_dense(lses, "lses");
-    expect_dense(out, "out");
-    expect_apart(out, "out", {&outs, &lses});
-    if (lse.given()) {
-        expect(lse, "lse", {outs.shape[1], outs.shape[2]}, DType::kF32);
-        expect_dense(lse, "lse");
-        expect_apart(lse, "lse", {&out, &outs, &lses});
-    }
-    const std::int64_t rows = volume({outs.shape[1], outs.shape[2]});
-    require(rows <= kMostInInt, "outs", "has too many rows");
-    if (rows == 0) {
-        return;
-    }
-    with_float(outs.dtype, "outs", [&](auto t) {
-        using T = typename decltype(t)::Type;
-        launch(merge_states_kernel<T>, dim3(static_cast<unsigned>(rows)), kMergeThreads, 0, as_stream(stream),
-               out.as<T>(), lse.as<float>(), outs.as<T>(), lses.as<float>(), static_cast<int>(outs.shape[0]), rows,
-               static_cast<int>(outs.shape[3]));
-    });
 }
 
 }  // namespace octavo::cuda

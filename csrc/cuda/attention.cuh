@@ -29,7 +29,6 @@ struct ScoreParams {
 struct AttentionParams {
     void* out;                   // T [tokens, heads, head_dim]
     const void* queries;         // T [tokens, heads, head_dim]
-    float* lse;                  // [tokens, heads] or null: log2 of the sum of 2^score
     const std::int32_t* tables;  // [sequences, table_stride]: entries past a sequence's last block are never read
     const std::int32_t* lens;    // [sequences]: keys
     const std::int32_t* cu_q;    // [sequences + 1]: a sequence's queries are its last tokens
@@ -60,7 +59,7 @@ __device__ __forceinline__ bool is_possible(const AttentionParams& p, const plan
     const bool place = below(item.sequence, p.num_sequences) & below(item.head, p.num_kv_heads) & (item.row >= 0);
     const bool keys = (item.begin >= 0) & (item.begin <= item.end) & (item.end <= p.max_keys);
     const bool parts = (item.parts > 1) & below(item.part, item.parts) & (item.first >= 0) &
-                       (item.parts <= p.num_partials - item.first);
+                       (item.parts <= p.num_partials - max(item.first, 0));
     return place & keys & ((item.parts == 1) | parts);
 }
 
@@ -105,11 +104,6 @@ struct Rows {
     template <typename T>
     __device__ __forceinline__ T* out(const AttentionParams& p, int r) const {
         return static_cast<T*>(p.out) + token(r) * p.out_row + head(r) * p.out_head;
-    }
-    __device__ __forceinline__ void put_lse(const AttentionParams& p, int r, float lse) const {
-        if (p.lse) {
-            p.lse[static_cast<std::int64_t>(token(r)) * p.num_heads + head(r)] = lse;
-        }
     }
 };
 
@@ -158,11 +152,10 @@ __device__ __forceinline__ float weight_of(float score, float maximum) {
 }
 
 // What a row's parts give together. `sink`: in base 2, or minus infinity. Returns what acc is to be multiplied with.
-__device__ __forceinline__ float close_row(float maximum, float sum, float sink, float value_scale, float& lse) {
+__device__ __forceinline__ float close_row(float maximum, float sum, float sink, float value_scale) {
     const float top = fmaxf(maximum, sink);
     const float factor = weight_of(maximum, top);
     const float total = sum * factor + weight_of(sink, top);
-    lse = total == 0.0F ? kMinusInfinity : top + log2f(total);
     return total > 0.0F ? factor * value_scale / total : total == 0.0F ? 0.0F : total;  // NaN stays NaN
 }
 
@@ -203,7 +196,7 @@ __device__ __forceinline__ void join_parts(const AttentionParams& p, const plan:
 #pragma unroll 1
     for (int r = thread / 32; r < rows.count; r += threads / 32) {
         float* state = parts + r * width + p.head_dim;
-        float top = kMinusInfinity, total = 0.0F, lse;
+        float top = kMinusInfinity, total = 0.0F;
 #pragma unroll 1
         for (int first = 0; first < item.parts; first += 32) {
             const int part = min(first + lane, item.parts - 1);
@@ -217,13 +210,10 @@ __device__ __forceinline__ void join_parts(const AttentionParams& p, const plan:
             total += weight * load_shared_result(one + 1);
         }
         total = reduce_warp(total, Add{});
-        const float factor = close_row(top, total, sink_of(p.score, rows.head(r)), value_scale, lse);
+        const float factor = close_row(top, total, sink_of(p.score, rows.head(r)), value_scale);
 #pragma unroll 1
         for (int part = lane; part < item.parts; part += 32) {
             state[part * size] = weight_of(load_shared_result(state + part * size), top) * factor;
-        }
-        if (lane == 0) {
-            rows.put_lse(p, r, lse);
         }
     }
     __syncthreads();
@@ -252,12 +242,8 @@ __device__ __forceinline__ void finish_item(const AttentionParams& p, const plan
 #pragma unroll 1
         for (int i = thread; i < rows.count * p.head_dim; i += threads) {
             const int r = i / p.head_dim, d = i % p.head_dim;
-            float lse;
-            const float factor = close_row(maximum[r], sum[r], sink_of(p.score, rows.head(r)), value_scale, lse);
+            const float factor = close_row(maximum[r], sum[r], sink_of(p.score, rows.head(r)), value_scale);
             from_float(acc[r * pitch + d] * factor, rows.out<T>(p, r)[d]);
-            if (d == 0) {
-                rows.put_lse(p, r, lse);
-            }
         }
         return;
     }

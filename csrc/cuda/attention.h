@@ -33,6 +33,6 @@ KernelChoice attention_simt(DType dtype, KvType kv, int head_dim);
 
 // What all of them need, checked, into `p`; without a plan.
 KvLayer make_params(AttentionParams& p, const TensorRef& out, const TensorRef& queries, const KvCache& kv,
-                    const TensorRef& tables, const TensorRef& lens, const Attention& attention, const TensorRef& lse);
+                    const TensorRef& tables, const TensorRef& lens, const Attention& attention);
 
 }  // namespace octavo::cuda

@@ -159,8 +159,8 @@ void rope_cache_write(const KvCache& kv, const TensorRef& queries, const TensorR
     });
 }
 
-void copy_blocks_between(const TensorRef& source, const TensorRef& target, const TensorRef& pairs, int num_ctas,
-                         StreamHandle stream) {
+void copy_blocks(const TensorRef& source, const TensorRef& target, const TensorRef& pairs, int num_ctas,
+                 StreamHandle stream) {
     const Arena from = as_arena(source, "source"), to = as_arena(target, "target");
     require(from.length == to.length && from.num_layers == to.num_layers, "target", "has another form than source");
     expect(pairs, "pairs", {kAny, 2}, DType::kI64);
@@ -182,12 +182,6 @@ void copy_blocks_between(const TensorRef& source, const TensorRef& target, const
     p.num_items = static_cast<int>(pairs.shape[0]);
     p.num_layers = static_cast<int>(from.num_layers);
     move(p, num_ctas, stream);
-}
-
-void copy_blocks(const TensorRef& arena, const TensorRef& pairs, StreamHandle stream) {
-    as_arena(arena, "arena");
-    expect_apart(arena, "arena", {&pairs});
-    copy_blocks_between(arena, arena, pairs, 0, stream);
 }
 
 void gather_blocks(const TensorRef& arena, const TensorRef& ids, const TensorRef& staging, std::int64_t begin,
@@ -212,47 +206,6 @@ void checksum_blocks(const TensorRef& arena, const TensorRef& ids, const TensorR
         a.num_blocks, fault_word(),           static_cast<int>(a.num_layers), aligned};
     if (ids.shape[0] > 0) {
         launch(checksum_kernel, per_row(ids), kCacheThreads, 128, as_stream(stream), p);
-    }
-}
-
-void convert_layout(const KvCache& target, const KvCache& source, const TensorRef& ids, StreamHandle stream) {
-    const KvLayer to = make_kv_layer(target, target.keys.dtype), from = make_kv_layer(source, source.keys.dtype);
-    require(target.keys.dtype == source.keys.dtype && to.num_heads == from.num_heads && to.head_dim == from.head_dim &&
-                to.num_blocks == from.num_blocks && to.pages.block_size == from.pages.block_size,
-            "target", "has another form than source");
-    require(to.type == from.type, "target", "has another type than source");
-    require(!to.scales.key_slots.data && !from.scales.key_slots.data, "k_scale",
-            "is for each slot: scales stay behind");
-    const bool some = ids.given() || ids.ndim > 0;
-    if (some) {
-        expect(ids, "ids", {kAny}, DType::kI64);
-    }
-    expect_apart(target.keys, "target", {&source.keys, &source.values, &ids});
-    expect_apart(target.values, "target", {&source.keys, &source.values, &ids});
-    const auto blocks = static_cast<unsigned>(some ? ids.shape[0] : to.num_blocks);
-    if (blocks == 0) {
-        return;
-    }
-    const auto start = [&](auto kernel) {
-        for (const bool keys : {true, false}) {
-            const LayoutParams p{keys ? from.pages.keys : from.pages.values,
-                                 keys ? to.pages.keys : to.pages.values,
-                                 ids.as<std::int64_t>(),
-                                 fault_word(),
-                                 to.num_blocks,
-                                 to.num_heads,
-                                 to.pages.block_size,
-                                 to.head_dim};
-            launch(kernel, dim3(blocks), kCacheThreads, 0, as_stream(stream), p);
-        }
-    };
-    switch (size_of(target.keys.dtype)) {
-        case 4:
-            return start(convert_layout_kernel<std::uint32_t>);
-        case 2:
-            return start(convert_layout_kernel<std::uint16_t>);
-        default:
-            return start(convert_layout_kernel<std::uint8_t>);
     }
 }
 

@@ -271,27 +271,6 @@ static __global__ void __launch_bounds__(kCacheThreads) checksum_kernel(const Ch
     }
 }
 
-struct LayoutParams {
-    Pages from, to;
-    const std::int64_t* ids;  // or null: block i is i
-    FaultWord fault;
-    int num_blocks, num_heads, block_size, head_dim;
-};
-
-template <typename E>
-__global__ void __launch_bounds__(kCacheThreads) convert_layout_kernel(const LayoutParams p) {
-    const std::int64_t block = p.ids ? p.ids[blockIdx.x] : static_cast<std::int64_t>(blockIdx.x);
-    if (!is_one_of(block, p.num_blocks, p.fault, Fault::kBlockIds)) {
-        return;
-    }
-    const int per_head = p.block_size * p.head_dim;
-    for (int i = static_cast<int>(threadIdx.x); i < p.num_heads * per_head; i += static_cast<int>(blockDim.x)) {
-        const int head = i / per_head, slot = i % per_head / p.head_dim, dim = i % p.head_dim;
-        static_cast<E*>(p.to.data)[p.to.offset(block, head, slot) + p.to.dimension(dim)] =
-            static_cast<const E*>(p.from.data)[p.from.offset(block, head, slot) + p.from.dimension(dim)];
-    }
-}
-
 template <bool kNarrow, typename From, typename To>
 __global__ void __launch_bounds__(kCacheThreads)
     convert_kernel(const From* from, To* to, std::int64_t count, float scale) {

@@ -212,12 +212,8 @@ struct PrefillWarp {
                 }
                 continue;
             }
-            float lse;
-            const float factor = close_row(maximum[half], total, sink_of(p.score, rows.head(r)), value_scale, lse);
+            const float factor = close_row(maximum[half], total, sink_of(p.score, rows.head(r)), value_scale);
             put(p, half, factor, rows.out<T>(p, r));
-            if (t == 0) {
-                rows.put_lse(p, r, lse);
-            }
         }
     }
 

@@ -70,30 +70,19 @@ __global__ void __launch_bounds__(kRowThreads) rms_norm_kernel(const NormParams<
     }
 }
 
-enum class Activation : int { kSilu, kGelu, kGeluTanh };
-
-__device__ __forceinline__ float activate(Activation kind, float x) {
-    if (kind == Activation::kSilu) {
-        return x / (1.0F + expf(-x));
-    }
-    if (kind == Activation::kGelu) {
-        return 0.5F * x * (1.0F + erff(x * 0.70710678F));
-    }
-    return 0.5F * x * (1.0F + tanhf(0.79788456F * (x + 0.044715F * x * x * x)));
-}
+__device__ __forceinline__ float silu(float x) { return x / (1.0F + expf(-x)); }
 
 template <typename T>
-struct ActivationParams {
+struct SiluParams {
     T* out;      // [rows, size]
     const T* x;  // [rows, 2 size]
     std::int64_t out_row, x_row;
     int size;
-    Activation kind;
     bool whole;
 };
 
 template <typename T>
-__global__ void __launch_bounds__(kRowThreads) activate_and_mul_kernel(const ActivationParams<T> p) {
+__global__ void __launch_bounds__(kRowThreads) silu_and_mul_kernel(const SiluParams<T> p) {
     const T* gate = p.x + blockIdx.x * p.x_row;
     const T* up = gate + p.size;
     T* out = p.out + blockIdx.x * p.out_row;
@@ -104,12 +93,12 @@ __global__ void __launch_bounds__(kRowThreads) activate_and_mul_kernel(const Act
         const Eight<T> other = load_eight(up + i, p.whole);
 #pragma unroll
         for (int j = 0; j < 8; ++j) {
-            from_float(activate(p.kind, to_float(some.at[j])) * to_float(other.at[j]), some.at[j]);
+            from_float(silu(to_float(some.at[j])) * to_float(other.at[j]), some.at[j]);
         }
         store_eight(out + i, some, p.whole);
     }
     for (int i = p.size / 8 * 8 + thread; i < p.size; i += threads) {
-        from_float(activate(p.kind, to_float(gate[i])) * to_float(up[i]), out[i]);
+        from_float(silu(to_float(gate[i])) * to_float(up[i]), out[i]);
     }
 }
 
@@ -121,31 +110,6 @@ __device__ __forceinline__ void rotate_pair(T* head, int i, int half, bool inter
     const float a = to_float(*first), b = to_float(*second), c = to_float(cos[i]), s = to_float(sin[i]);
     from_float(a * c - b * s, *first);
     from_float(b * c + a * s, *second);
-}
-
-template <typename T, typename C>
-struct RotaryParams {
-    T* heads;                       // [tokens, heads, dim]
-    const std::int64_t* positions;  // [tokens] or null
-    const C* cos;                   // [positions, half]
-    const C* sin;
-    std::int64_t token_stride, head_stride, cos_row, sin_row, num_angles;
-    FaultWord fault;
-    int num_heads, half;
-    bool interleaved;
-};
-
-template <typename T, typename C>
-__global__ void __launch_bounds__(kRowThreads) rotary_kernel(const RotaryParams<T, C> p) {
-    const std::int64_t token = blockIdx.x;
-    const std::int64_t row = p.positions ? p.positions[token] : token;
-    if (!is_one_of(row, p.num_angles, p.fault, Fault::kPositions)) {
-        return;
-    }
-    for (int i = static_cast<int>(threadIdx.x); i < p.num_heads * p.half; i += static_cast<int>(blockDim.x)) {
-        T* head = p.heads + token * p.token_stride + i / p.half * p.head_stride;
-        rotate_pair(head, i % p.half, p.half, p.interleaved, p.cos + row * p.cos_row, p.sin + row * p.sin_row);
-    }
 }
 
 }  // namespace octavo::cuda

@@ -99,7 +99,7 @@ PinnedPairs copy_by_kernel(const TensorRef& source, const TensorRef& target, con
     pairs.shape[0] = static_cast<std::int64_t>(plan.pairs.size());
     pairs.shape[1] = pairs.stride[0] = 2;
     pairs.stride[1] = 1;
-    copy_blocks_between(source, target, pairs, kCopyingBlocks, stream);
+    copy_blocks(source, target, pairs, kCopyingBlocks, stream);
     return list;
 }
 

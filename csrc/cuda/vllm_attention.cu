@@ -12,7 +12,7 @@ void vllm_paged_attention(const TensorRef& out, const TensorRef& exp_sums, const
                           const TensorRef& tables, const TensorRef& lens, int max_len, int partition_size,
                           const Attention& attention, StreamHandle stream) {
     AttentionParams p{};
-    const KvLayer layer = make_params(p, out, queries, kv, tables, lens, attention, TensorRef{});
+    const KvLayer layer = make_params(p, out, queries, kv, tables, lens, attention);
     require(queries.shape[0] == tables.shape[0], "query", "does not have one row per sequence");
     require(queries.shape[0] <= kMostInGrid, "query", "has more sequences than a launch");
     require(!layer.scales.key_slots.data, "k_scale", "is for each slot, which vLLM does not have");

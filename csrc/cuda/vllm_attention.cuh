@@ -99,8 +99,7 @@ __global__ void __launch_bounds__(kVllmThreads) vllm_attention_kernel(const Vllm
         }
     }
     const float sink = v.exp_sums ? kMinusInfinity : sink_of(p.score, head);
-    float lse;
-    const float factor = close_row(top, sum, sink, p.scales.value(kv_head), lse);
+    const float factor = close_row(top, sum, sink, p.scales.value(kv_head));
     for (int d = thread; d < p.head_dim; d += kVllmThreads) {
         from_float((acc[d] + acc[p.head_dim + d] + acc[2 * p.head_dim + d] + acc[3 * p.head_dim + d]) * factor, out[d]);
     }

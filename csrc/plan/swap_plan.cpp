@@ -5,16 +5,8 @@
 
 namespace octavo::plan {
 
-SwapPlan plan_swap(const ArenaForm& source, const ArenaForm& target,
-                   std::vector<std::pair<std::int64_t, std::int64_t>> pairs, std::int64_t small_run) {
-    const auto together = [](const ArenaForm& form) { return form.layer == form.length; };
-    const auto joined = [&](ArenaForm form) {  // all layers of a block as one
-        if (together(source) && together(target)) {
-            form.length *= std::exchange(form.num_layers, 1);
-        }
-        return form;
-    };
-    const ArenaForm from = joined(source), to = joined(target);
+SwapPlan plan_swap(const ArenaForm& from, const ArenaForm& to, std::vector<std::pair<std::int64_t, std::int64_t>> pairs,
+                   std::int64_t small_run) {
     std::sort(pairs.begin(), pairs.end());
     const bool dense = from.block == from.length && to.block == to.length;
     std::vector<Copy> layer;

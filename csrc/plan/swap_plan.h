@@ -25,9 +25,9 @@ struct SwapPlan {
 
 constexpr std::int64_t kManyCopies = 16;
 
-// Layers of a block become one copy where they lie together in both arenas, and pairs of neighbours where blocks do,
-// each without gaps. Copies of less than `small_run` bytes on average, if there are many, are a kernel's work.
-SwapPlan plan_swap(const ArenaForm& source, const ArenaForm& target,
-                   std::vector<std::pair<std::int64_t, std::int64_t>> pairs, std::int64_t small_run);
+// Pairs of neighbours become one copy in each layer where blocks lie without gaps in both arenas. Copies of less than
+// `small_run` bytes on average, if there are many, are a kernel's work.
+SwapPlan plan_swap(const ArenaForm& from, const ArenaForm& to, std::vector<std::pair<std::int64_t, std::int64_t>> pairs,
+                   std::int64_t small_run);
 
 }  // namespace octavo::plan

@@ -111,33 +111,4 @@ void paged_attention(const TensorRef& out, const TensorRef& queries, const KvCac
     }
 }
 
-void merge_states(const TensorRef& out, const TensorRef& lse, const TensorRef& outs, const TensorRef& lses) {
-    check::merge_states(out, lse, outs, lses);
-    constexpr double kNothing = -std::numeric_limits<double>::infinity();
-    for (std::int64_t token = 0; token < out.shape[0]; ++token) {
-        for (std::int64_t head = 0; head < out.shape[1]; ++head) {
-            double highest = kNothing, total = 0;
-            for (std::int64_t part = 0; part < outs.shape[0]; ++part) {
-                highest = std::fmax(highest, get(lses, part, token, head));
-            }
-            const auto weight = [&](std::int64_t part) {
-                return highest > kNothing ? std::exp2(get(lses, part, token, head) - highest) : 0;
-            };
-            for (std::int64_t part = 0; part < outs.shape[0]; ++part) {
-                total += weight(part);
-            }
-            for (std::int64_t d = 0; d < out.shape[2]; ++d) {
-                double sum = 0;
-                for (std::int64_t part = 0; part < outs.shape[0]; ++part) {
-                    sum += weight(part) > 0 ? weight(part) * get(outs, part, token, head, d) : 0;
-                }
-                put(out, total > 0 ? sum / total : 0, token, head, d);
-            }
-            if (lse.given()) {
-                put(lse, total > 0 ? highest + std::log2(total) : kNothing, token, head);
-            }
-        }
-    }
-}
-
 }  // namespace octavo::ref

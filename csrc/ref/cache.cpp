@@ -16,13 +16,6 @@ DType type_of(const KvCache& kv) {
     return kv.type == "int8" ? DType::kI8 : kv.type == "fp8_e5m2" ? DType::kE5M2 : DType::kE4M3;
 }
 
-std::int64_t dimensions(const KvCache& kv) {
-    if (kv.values.given()) {
-        return kv.keys.ndim == 5 ? kv.keys.shape[2] * kv.keys.shape[4] : kv.keys.shape[3];
-    }
-    return kv.keys.shape[4] / 8 * 8 == kv.keys.shape[4] - 2 ? kv.keys.shape[4] - 2 : kv.keys.shape[4];
-}
-
 Row row_of(const TensorRef& tensor, std::int64_t i, std::int64_t j) {
     Row row;
     for (std::int64_t d = 0; d < tensor.shape[2]; ++d) {
@@ -45,12 +38,9 @@ Cache::Cache(const KvCache& kv, std::int64_t dim)
       joint_(!kv.values.given()),
       packed_(!joint_ && kv.keys.ndim == 5),
       paged_(joint_ && kv.keys.shape[4] == dim + 2) {
-    blocks = kv.keys.shape[0];
     heads = kv.keys.shape[1];
     block_size = kv.keys.shape[joint_ || packed_ ? 3 : 2];
 }
-
-Cache::Cache(const KvCache& kv) : Cache(kv, dimensions(kv)) {}
 
 char* Cache::element(Kind kind, std::int64_t block, std::int64_t head, std::int64_t slot, std::int64_t d) const {
     if (paged_) {
@@ -114,56 +104,6 @@ void cache_write(const KvCache& kv, const TensorRef& keys, const TensorRef& valu
             cache.put(Kind::kKeys, block, head, slot % cache.block_size, row_of(keys, token, head));
             cache.put(Kind::kValues, block, head, slot % cache.block_size, row_of(values, token, head));
         }
-    }
-}
-
-void rope_cache_write(const KvCache& kv, const TensorRef& queries, const TensorRef& keys, const TensorRef& values,
-                      const TensorRef& positions, const TensorRef& cos, const TensorRef& sin, std::int64_t rotated,
-                      const TensorRef& slots, bool interleaved) {
-    check::rope_cache_write(kv, queries, keys, values, positions, cos, sin, rotated, slots);
-    const Cache cache(kv, keys.shape[2]);
-    for (std::int64_t token = 0; token < keys.shape[0]; ++token) {
-        const std::int64_t slot = get_int(slots, token), block = slot / cache.block_size;
-        for (std::int64_t head = 0; head < queries.shape[1]; ++head) {
-            Row query = row_of(queries, token, head);
-            turn(query, positions, cos, sin, rotated, token, interleaved);
-            for (std::int64_t d = 0; d < cache.head_dim; ++d) {
-                put(queries, query[static_cast<std::size_t>(d)], token, head, d);
-            }
-        }
-        for (std::int64_t head = 0; slot >= 0 && head < cache.heads; ++head) {
-            Row key = row_of(keys, token, head);
-            turn(key, positions, cos, sin, rotated, token, interleaved);
-            cache.put(Kind::kKeys, block, head, slot % cache.block_size, key);
-            cache.put(Kind::kValues, block, head, slot % cache.block_size, row_of(values, token, head));
-        }
-    }
-}
-
-void convert_layout(const KvCache& target, const KvCache& source, const TensorRef& ids) {
-    check::convert_layout(target, source, ids);
-    const Cache from(source), to(target);
-    for (std::int64_t i = 0; i < (ids.given() ? ids.shape[0] : from.blocks); ++i) {
-        const std::int64_t block = ids.given() ? get_int(ids, i) : i;
-        for (std::int64_t head = 0; head < from.heads; ++head) {
-            for (std::int64_t slot = 0; slot < from.block_size; ++slot) {
-                for (const Kind kind : {Kind::kKeys, Kind::kValues}) {
-                    to.put(kind, block, head, slot, from.get(kind, block, head, slot));
-                }
-            }
-        }
-    }
-}
-
-void convert_fp8(const TensorRef& target, const TensorRef& source, float scale, const std::string& type) {
-    check::convert_fp8(target, source, scale, type);
-    const bool narrow = size_of(target.dtype) == 1;
-    const DType bytes = type == "int8" ? DType::kI8 : type == "fp8_e5m2" ? DType::kE5M2 : DType::kE4M3;
-    const DType from = narrow ? source.dtype : bytes, to = narrow ? bytes : target.dtype;
-    const auto factor = static_cast<double>(scale);
-    for (std::int64_t i = 0; i < source.size(); ++i) {
-        const double value = read(source.as<char>() + i * size_of(source.dtype), from);
-        write(target.as<char>() + i * size_of(target.dtype), to, narrow ? quotient(value, factor) : value * factor);
     }
 }
 

@@ -9,21 +9,16 @@ namespace octavo::ref {
 
 using Row = std::vector<double>;
 
-// Turns a head of token `token` in place; see `rotary`.
-void turn(Row& head, const TensorRef& positions, const TensorRef& cos, const TensorRef& sin, std::int64_t rotated,
-          std::int64_t token, bool interleaved);
-
 enum class Kind { kKeys, kValues };
 
 class Cache {
   public:
     Cache(const KvCache& kv, std::int64_t head_dim);
-    explicit Cache(const KvCache& kv);
 
     Row get(Kind kind, std::int64_t block, std::int64_t head, std::int64_t slot) const;
     void put(Kind kind, std::int64_t block, std::int64_t head, std::int64_t slot, const Row& row) const;
 
-    std::int64_t blocks, heads, block_size, head_dim;
+    std::int64_t heads, block_size, head_dim;
 
   private:
     char* element(Kind kind, std::int64_t block, std::int64_t head, std::int64_t slot, std::int64_t d) const;

@@ -9,26 +9,17 @@
 namespace octavo::ref {
 
 void cache_write(const KvCache& kv, const TensorRef& keys, const TensorRef& values, const TensorRef& slots);
-void rope_cache_write(const KvCache& kv, const TensorRef& queries, const TensorRef& keys, const TensorRef& values,
-                      const TensorRef& positions, const TensorRef& cos, const TensorRef& sin, std::int64_t rotated,
-                      const TensorRef& slots, bool interleaved);
 void paged_attention(const TensorRef& out, const TensorRef& queries, const KvCache& kv, const BatchRef& batch,
                      const AttentionOptions& options);
-void merge_states(const TensorRef& out, const TensorRef& lse, const TensorRef& outs, const TensorRef& lses);
 void rotary(const TensorRef& heads, const TensorRef& positions, const TensorRef& cos, const TensorRef& sin,
             std::int64_t rotated, bool interleaved);
 void rms_norm(const TensorRef& out, const TensorRef& x, const TensorRef& weight, float eps);
-void fused_add_rms_norm(const TensorRef& x, const TensorRef& residual, const TensorRef& weight, float eps);
 void silu_and_mul(const TensorRef& out, const TensorRef& x);
-void gelu_and_mul(const TensorRef& out, const TensorRef& x);
 void linear(const TensorRef& out, const TensorRef& x, const Weight& weight, const TensorRef& bias);
 void weight_rows(const TensorRef& out, const Weight& weight, const TensorRef& rows);
-void argmax(const TensorRef& ids, const TensorRef& x);
 void copy_blocks(const TensorRef& source, const TensorRef& target, const TensorRef& pairs);
 void gather_blocks(const TensorRef& staging, const TensorRef& arena, const TensorRef& ids, std::int64_t begin);
 void scatter_blocks(const TensorRef& arena, const TensorRef& staging, const TensorRef& ids, std::int64_t begin);
 void checksum_blocks(const TensorRef& sums, const TensorRef& arena, const TensorRef& ids);
-void convert_layout(const KvCache& target, const KvCache& source, const TensorRef& ids);
-void convert_fp8(const TensorRef& target, const TensorRef& source, float scale, const std::string& type);
 
 }  // namespace octavo::ref

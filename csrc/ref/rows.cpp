@@ -1,7 +1,7 @@
 #include <cmath>
 #include <utility>
+#include <vector>
 
-#include "cache.h"
 #include "element.h"
 #include "ref.h"
 
@@ -10,18 +10,15 @@ namespace {
 
 double silu(double x) { return x / (1 + std::exp(-x)); }
 
-double gelu(double x) {
-    constexpr double kRootOfTwoOverPi = 0.79788456080286535588;
-    return 0.5 * x * (1 + std::tanh(kRootOfTwoOverPi * (x + 0.044715 * x * x * x)));
-}
-
-void act_and_mul(const TensorRef& out, const TensorRef& x, double (*act)(double)) {
-    check::act_and_mul(out, x);
-    const std::int64_t count = out.shape[1];
-    for (std::int64_t row = 0; row < x.shape[0]; ++row) {
-        for (std::int64_t i = 0; i < count; ++i) {
-            put(out, act(get(x, row, i)) * get(x, row, count + i), row, i);
-        }
+// Turns a head of token `token` in place.
+void turn(std::vector<double>& head, const TensorRef& positions, const TensorRef& cos, const TensorRef& sin,
+          std::int64_t rotated, std::int64_t token, bool interleaved) {
+    const std::int64_t half = rotated / 2, row = positions.given() ? get_int(positions, token) : token;
+    for (std::int64_t i = 0; i < half; ++i) {
+        double &a = head[static_cast<std::size_t>(interleaved ? 2 * i : i)],
+               &b = head[static_cast<std::size_t>(interleaved ? 2 * i + 1 : i + half)];
+        const double c = get(cos, row, i), s = get(sin, row, i);
+        a = std::exchange(b, b * c + a * s) * -s + a * c;
     }
 }
 
@@ -42,27 +39,13 @@ void rms_norm(const TensorRef& out, const TensorRef& x, const TensorRef& weight,
     }
 }
 
-void fused_add_rms_norm(const TensorRef& x, const TensorRef& residual, const TensorRef& weight, float eps) {
-    check::fused_add_rms_norm(x, residual, weight);
+void silu_and_mul(const TensorRef& out, const TensorRef& x) {
+    check::silu_and_mul(out, x);
+    const std::int64_t count = out.shape[1];
     for (std::int64_t row = 0; row < x.shape[0]; ++row) {
-        for (std::int64_t i = 0; i < x.shape[1]; ++i) {
-            put(residual, get(residual, row, i) + get(x, row, i), row, i);
+        for (std::int64_t i = 0; i < count; ++i) {
+            put(out, silu(get(x, row, i)) * get(x, row, count + i), row, i);
         }
-    }
-    ref::rms_norm(x, residual, weight, eps);
-}
-
-void silu_and_mul(const TensorRef& out, const TensorRef& x) { act_and_mul(out, x, silu); }
-void gelu_and_mul(const TensorRef& out, const TensorRef& x) { act_and_mul(out, x, gelu); }
-
-void turn(Row& head, const TensorRef& positions, const TensorRef& cos, const TensorRef& sin, std::int64_t rotated,
-          std::int64_t token, bool interleaved) {
-    const std::int64_t half = rotated / 2, row = positions.given() ? get_int(positions, token) : token;
-    for (std::int64_t i = 0; i < half; ++i) {
-        double &a = head[static_cast<std::size_t>(interleaved ? 2 * i : i)],
-               &b = head[static_cast<std::size_t>(interleaved ? 2 * i + 1 : i + half)];
-        const double c = get(cos, row, i), s = get(sin, row, i);
-        a = std::exchange(b, b * c + a * s) * -s + a * c;
     }
 }
 
@@ -71,7 +54,7 @@ void rotary(const TensorRef& heads, const TensorRef& positions, const TensorRef&
     check::rotary(heads, positions, cos, sin, rotated);
     for (std::int64_t token = 0; token < heads.shape[0]; ++token) {
         for (std::int64_t head = 0; head < heads.shape[1]; ++head) {
-            Row row;
+            std::vector<double> row;
             for (std::int64_t i = 0; i < heads.shape[2]; ++i) {
                 row.push_back(get(heads, token, head, i));
             }
@@ -80,17 +63,6 @@ void rotary(const TensorRef& heads, const TensorRef& positions, const TensorRef&
                 put(heads, row[static_cast<std::size_t>(i)], token, head, i);
             }
         }
-    }
-}
-
-void argmax(const TensorRef& ids, const TensorRef& x) {
-    check::argmax(ids, x);
-    for (std::int64_t row = 0; row < x.shape[0]; ++row) {
-        std::int64_t best = 0;
-        for (std::int64_t i = 0; i < x.shape[1] && !std::isnan(get(x, row, best)); ++i) {
-            best = get(x, row, i) > get(x, row, best) || std::isnan(get(x, row, i)) ? i : best;
-        }
-        ids.as<std::int64_t>()[row * ids.stride[0]] = best;
     }
 }
 

@@ -15,7 +15,7 @@ from collections.abc import Iterable
 from octavo.ids import BlockHash, BlockId
 
 STORED, REMOVED = "stored", "removed"
-CacheEvent = tuple[str, BlockHash]
+CacheChange = tuple[str, BlockHash]
 
 
 class PrefixCache:
@@ -27,7 +27,7 @@ class PrefixCache:
         self._blocks: dict[BlockHash, BlockId] = {}
         self._hashes: dict[BlockId, BlockHash] = {}
         self._idle: OrderedDict[BlockId, None] = OrderedDict()
-        self._events: list[CacheEvent] = []
+        self._events: list[CacheChange] = []
 
     def __len__(self) -> int:
         return len(self._blocks)
@@ -82,12 +82,12 @@ class PrefixCache:
         self._forget(block)
         return block
 
-    def take_events(self) -> list[CacheEvent]:
+    def take_events(self) -> list[CacheChange]:
         """What changed since the last call, in order."""
         events, self._events = self._events, []
         return events
 
-    def hashes(self) -> list[BlockHash]:
+    def block_hashes(self) -> list[BlockHash]:
         """The hashes of all known blocks."""
         return list(self._blocks)
 

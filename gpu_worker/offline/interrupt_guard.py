@@ -1,4 +1,4 @@
-"""Ctrl-C between steps instead of within one, so that the scheduler is never left half done."""
+"""Ctrl-C between steps instead of within a step, so that the scheduler is never left half done."""
 
 import signal
 import threading
@@ -10,10 +10,10 @@ Handler = Callable[[int, FrameType | None], object]
 
 
 class InterruptGuard:
-    """Inside this context SIGINT waits for the next `deliver_interrupt`, which calls the handler that was there before.
+    """A context in which SIGINT waits for the next `deliver_interrupt`, which calls the handler from before.
 
-    A second SIGINT does not wait. Elsewhere than in the main thread, and where SIGINT is ignored or ends the process,
-    nothing changes.
+    A second SIGINT is delivered at once. The guard changes nothing outside the main thread, and nothing where SIGINT
+    is ignored or ends the process.
     """
 
     def __init__(self) -> None:
@@ -34,7 +34,7 @@ class InterruptGuard:
             self.deliver_interrupt()
 
     def deliver_interrupt(self) -> None:
-        """Nothing is half done: what was noted may take effect."""
+        """Calls the handler from before if a SIGINT has come. Call it where nothing is half done."""
         if self._noted is not None and self._previous is not None:
             noted, self._noted = self._noted, None
             self._previous(*noted)

@@ -1,10 +1,10 @@
-"""Offline use: prompts in, answers out. The service's own scheduler, engine and text, in the caller's thread.
+"""Offline use: prompts in, outputs out, by the service's own scheduler and engine in the caller's thread.
 
     llm = LLM("smollm2")
     for output in llm.generate(["The capital of France is"], SamplingParams(temperature=0, max_tokens=16)):
         print(output.outputs[0].text)
 
-Everything is checked before anything runs, so a long list of prompts does not fail in its middle for a typing error.
+Every prompt is checked before the first step runs, so a mistake in one of many prompts is found at once.
 """
 
 import random
@@ -32,9 +32,10 @@ from gpu_worker.serving.step_times import StepTimes
 from octavo import hashing
 from octavo.errors import TooLarge
 from octavo.ids import SequenceId
-from octavo.options import closest, from_values
+from octavo.options import closest
 from octavo.record import Admission, AdmissionAnswer
 from octavo.sampling import SamplingParams
+from octavo.setting_sources import from_values
 from octavo.settings import WorkerSettings
 from octavo.text.byte_tokenizer import ByteTokenizer
 from octavo.text.tokenizer import load_tokenizer
@@ -43,7 +44,7 @@ __all__ = ["LLM", "CompletionOutput", "LLMOptions", "RequestOutput", "SamplingPa
 
 
 class LLMOptions(TypedDict, total=False):
-    """Settings of a worker that matter without a service; octavo.settings.WorkerSettings explains each."""
+    """The settings of a worker that matter without a service. octavo.settings.WorkerSettings explains each."""
 
     device: str
     dtype: str
@@ -67,7 +68,7 @@ class LLMOptions(TypedDict, total=False):
 
 
 class LLM:
-    """A model and an engine for it. One call at a time; a call from another thread waits."""
+    """A model and an engine for it. It runs one call at a time: a call from another thread waits."""
 
     def __init__(
         self,
@@ -77,10 +78,10 @@ class LLM:
         runner: Runner | None = None,
         **options: Unpack[LLMOptions],
     ) -> None:
-        """Loads `model`: smollm2, a directory, a GGUF file or a hub name. Or takes a `runner` that is there already.
+        """Loads `model`, which is smollm2, a directory, a GGUF file or a hub name; or uses a `runner` that exists.
 
         Requests without a seed of their own draw one from `seed`: the same calls in the same order give the same
-        answers. Raises SettingsError if an option cannot be used.
+        outputs. Raises SettingsError if an option cannot be used.
         """
         for name in options:
             if name not in LLMOptions.__annotations__:
@@ -103,7 +104,7 @@ class LLM:
         self.close()
 
     def close(self) -> None:
-        """Frees what the model holds; nothing can be generated after."""
+        """Frees the memory of the model. The LLM cannot be used after this."""
         self.runner.close()
 
     def generate(
@@ -112,14 +113,12 @@ class LLM:
         sampling_params: Params = None,
         use_tqdm: bool = True,
     ) -> list[RequestOutput]:
-        """The answers to one prompt or many, in their order. `sampling_params` is for all, or one for each.
+        """The outputs of one prompt or many, in the order of the prompts.
 
-        Everything is checked before anything runs: InvalidArgument and TooLarge name the prompt. After Ctrl-C nothing
-        is left behind.
+        `sampling_params` is one value for all prompts, or one for each. Raises InvalidArgument or TooLarge, which name
+        the prompt, before any step has run. After Ctrl-C nothing of the call is left in the engine.
         """
-        answers = self._builder.from_prompts(prompts, sampling_params)
-        with self._lock:
-            return self._answer(answers, use_tqdm)
+        return self._complete(self._builder.from_prompts(prompts, sampling_params), use_tqdm)
 
     def chat(
         self,
@@ -127,78 +126,79 @@ class LLM:
         sampling_params: Params = None,
         use_tqdm: bool = True,
     ) -> list[RequestOutput]:
-        """The assistant's answers to one conversation or many, each a list of {"role": …, "content": …}."""
-        answers = self._builder.from_conversations(conversations, sampling_params)
-        with self._lock:
-            return self._answer(answers, use_tqdm)
+        """The assistant's outputs for one conversation or many, each a list of {"role": …, "content": …}.
 
-    # Running it
+        Everything else is as in `generate`.
+        """
+        return self._complete(self._builder.from_conversations(conversations, sampling_params), use_tqdm)
 
-    def _answer(self, answers: Sequence[OfflineRequest], use_tqdm: bool) -> list[RequestOutput]:
-        with tqdm(total=len(answers), unit="prompt", dynamic_ncols=True, disable=not use_tqdm) as bar:
-            self._run(answers, bar)
-        return [answer.output() for answer in answers]
-
-    def _run(self, answers: Sequence[OfflineRequest], bar: tqdm) -> None:
-        with InterruptGuard() as guard:
+    def _complete(self, requests: Sequence[OfflineRequest], use_tqdm: bool) -> list[RequestOutput]:
+        """Runs all requests to their ends. An exception replaces the engine, and whatever it was doing with it."""
+        with (
+            self._lock,
+            tqdm(total=len(requests), unit="prompt", dynamic_ncols=True, disable=not use_tqdm) as bar,
+            InterruptGuard() as guard,
+        ):
             try:
-                self._check_room(answers)
-                self._steps(answers, bar, guard)
+                self._check_size(requests)
+                self._run_steps(requests, bar, guard)
             except BaseException:
-                self._start_anew()  # what had not ended, and any step half done, goes with the old one
+                self._start_anew()
                 raise
+        return [request.output() for request in requests]
 
-    def _check_room(self, answers: Sequence[OfflineRequest]) -> None:
-        """Nothing is waiting yet, so the scheduler takes each one, unless it can never run here."""
-        for answer in answers:
-            sequence = self._sequence(answer)
-            _expect_admitted(answer, self.scheduler.admit(sequence))
+    def _check_size(self, requests: Sequence[OfflineRequest]) -> None:
+        """Raises TooLarge if a request can never run here. The scheduler's queue is empty, so it has room for each."""
+        for request in requests:
+            sequence = self._new_sequence(request)
+            _expect_admitted(request, self.scheduler.admit(sequence))
             self.scheduler.drop(sequence)
 
-    def _steps(self, answers: Sequence[OfflineRequest], bar: tqdm, guard: InterruptGuard) -> None:
-        waiting, going = deque(answers), dict[SequenceId, OfflineRequest]()
-        progress = Progress(bar)
-        while waiting or going:
+    def _run_steps(self, requests: Sequence[OfflineRequest], bar: tqdm, guard: InterruptGuard) -> None:
+        waiting, admitted = deque(requests), dict[SequenceId, OfflineRequest]()
+        progress = ProgressBar(bar)
+        while waiting or admitted:
             guard.deliver_interrupt()
-            self._admit(waiting, going)
+            self._admit(waiting, admitted)
             result = self.engine.step()
             for delta in result.deltas:
                 seq_id = delta.sequence.seq_id
-                answer = going.get(seq_id)
-                if answer is None:
+                request = admitted.get(seq_id)
+                if request is None:
                     continue
-                stopped = answer.add_delta(delta)
+                stopped = request.add_delta(delta)
                 progress.num_tokens += len(delta.token_ids)
-                if answer.ended:
-                    self.scheduler.drop(delta.sequence)  # a stop string may have ended it
-                    del going[seq_id]
+                if request.ended:
+                    self.scheduler.drop(delta.sequence)  # the scheduler does not know an end by a stop string
+                    del admitted[seq_id]
                     bar.update()
                 elif stopped:
                     self.scheduler.end_branch(delta.sequence, delta.branch_index)
             progress.show()
             if not result.num_tokens and not result.deltas:
-                time.sleep(BLOCKED_ROUND_S)  # whoever is there has to wait for time to pass
+                time.sleep(BLOCKED_ROUND_S)  # every sequence waits for time to pass
 
-    def _admit(self, waiting: deque[OfflineRequest], going: dict[SequenceId, OfflineRequest]) -> None:
-        """As many as the scheduler's queue takes; a longer one would only slow its decisions down."""
+    def _admit(self, waiting: deque[OfflineRequest], admitted: dict[SequenceId, OfflineRequest]) -> None:
+        """Admits as many requests as the scheduler's queue takes. The rest waits outside, where it costs nothing."""
         work = self.workload
         while waiting and len(work.waiting) < work.config.max_waiting:
-            sequence = self._sequence(waiting[0])
-            going[sequence.seq_id] = waiting.popleft()
-            _expect_admitted(going[sequence.seq_id], self.scheduler.admit(sequence))
+            request = waiting.popleft()
+            sequence = self._new_sequence(request)
+            admitted[sequence.seq_id] = request
+            _expect_admitted(request, self.scheduler.admit(sequence))
 
-    def _sequence(self, answer: OfflineRequest) -> ScheduledSequence:
+    def _new_sequence(self, request: OfflineRequest) -> ScheduledSequence:
         self._num_requests += 1
         admission = Admission(
             seq_id=SequenceId(f"{self._num_requests:032x}"),
             epoch=1,
-            prompt=answer.prompt_token_ids,
-            sampling=answer.params,
+            prompt=request.prompt_token_ids,
+            sampling=request.params,
         )
         return ScheduledSequence.from_admission(admission, root=self._root, now=time.monotonic())
 
     def _start_anew(self) -> None:
-        """An empty workload, and an engine whose loop is never started: its steps run in the caller's thread."""
+        """Begins with an empty workload. The engine is never started: its steps run in the caller's thread."""
         self.workload = Workload(scheduler_config(self._settings, self.info), self.info)
         costs, budget = CostModel(), StepBudget(self.workload.config, self.info.block_size)
         self.scheduler = Scheduler(self.workload, costs, budget)
@@ -206,8 +206,8 @@ class LLM:
         self.engine = Engine(self.scheduler, self.runner, times, on_result=lambda _: None)
 
 
-class Progress:
-    """Tokens per second, beside the bar of prompts."""
+class ProgressBar:
+    """The bar of prompts, with the tokens per second beside it."""
 
     def __init__(self, bar: tqdm) -> None:
         self.num_tokens = 0
@@ -216,6 +216,7 @@ class Progress:
         self._shown = self._began
 
     def show(self) -> None:
+        """Writes the rate, at most ten times a second."""
         now = time.perf_counter()
         if now - self._shown >= 0.1:
             self._shown = now

@@ -1,4 +1,4 @@
-"""What offline generation returns, and how it grows: deltas of the scheduler to tokens, text and ends."""
+"""A request of offline use, and its output: how the deltas of each step become tokens, text and ends."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -12,7 +12,7 @@ from octavo.text.stop import TextStream
 
 @dataclass(frozen=True, slots=True)
 class CompletionOutput:
-    """One answer to a prompt."""
+    """One of the n outputs of a prompt."""
 
     index: int
     text: str
@@ -25,9 +25,9 @@ class CompletionOutput:
 
 @dataclass(frozen=True, slots=True)
 class RequestOutput:
-    """The answers to one prompt: n of them, with best_of or beam_width the best ones first.
+    """The n outputs of one prompt; with best_of or beam_width the best ones come first.
 
-    `failure` says why, where an output's finish_reason is ERROR; other prompts are not affected.
+    `failure` is set if an output's finish_reason is ERROR. Other prompts are not affected.
     """
 
     prompt: str | None  # None if token ids were given; of a chat, what the model's template made of it
@@ -40,13 +40,13 @@ class RequestOutput:
 
 @dataclass(slots=True)
 class _Branch:
-    """One branch as far as it has come."""
+    """One branch of a request, as far as it has been generated."""
 
     stream: TextStream
     token_ids: list[int] = field(default_factory=list)
     scores: list[TokenScore] = field(default_factory=list)
     text: list[str] = field(default_factory=list)
-    score: float | None = None  # what branches are ranked by
+    score: float | None = None  # by which branches are ranked
     finish: FinishReason = FinishReason.NONE
     stop_reason: str | int | None = None
 
@@ -80,7 +80,7 @@ class _Branch:
 
 
 class OfflineRequest:
-    """One request: what was asked, and what has come of it so far."""
+    """One request of an LLM call, and its output so far."""
 
     def __init__(
         self,
@@ -90,7 +90,7 @@ class OfflineRequest:
         params: SamplingParams,
         new_stream: Callable[[], TextStream],
     ) -> None:
-        """`place` is where the caller put it, such as prompts[3]. `params` are resolved."""
+        """`place` is the argument that the request was made of, such as prompts[3]. `params` are concrete."""
         self.place = place
         self.prompt_token_ids = prompt_token_ids
         self.params = params
@@ -105,7 +105,7 @@ class OfflineRequest:
         return all(branch.finish for branch in self._branches)
 
     def add_delta(self, delta: Delta) -> bool:
-        """Takes in what a step brought. True if it completed a stop string: the engine knows nothing of that."""
+        """Adds what a step generated. True if a stop string has ended the branch, which the scheduler does not know."""
         branch = self._branches[delta.branch_index]
         self._num_cached = delta.cached_tokens if delta.cached_tokens is not None else self._num_cached
         self._prompt_scores += delta.prompt_scores
@@ -117,7 +117,7 @@ class OfflineRequest:
         return bool(branch.finish and not delta.finish)
 
     def output(self) -> RequestOutput:
-        """The whole answer, once it has ended."""
+        """The output of the request. Call it once the request has ended."""
         params = self.params
         order: Sequence[int] = range(params.n)
         if params.num_branches > params.n:

@@ -1,6 +1,6 @@
-"""From what a caller of LLM gives to answers that can be filled in: encoded, checked, nothing left open.
+"""From the arguments of LLM.generate and LLM.chat to requests that are encoded and checked, with concrete parameters.
 
-Nothing runs before everything has passed. An error names the place: prompts[3], sampling_params[3].top_p.
+An error names the argument: prompts[3], sampling_params[3].top_p.
 """
 
 import random
@@ -23,7 +23,7 @@ Params = SamplingParams | Sequence[SamplingParams] | None  # for all, or one for
 
 
 class RequestBuilder:
-    """Makes answers of prompts and conversations; requests without a seed of their own draw one from `seeds`."""
+    """Makes requests of prompts and conversations. A request without a seed of its own draws one from `seeds`."""
 
     def __init__(self, info: RunnerInfo, tokenizer: Tokenizer | ByteTokenizer, seeds: random.Random) -> None:
         self._info = info
@@ -31,22 +31,22 @@ class RequestBuilder:
         self._seeds = seeds
 
     def from_prompts(self, prompts: Prompt | Sequence[Prompt], params: Params) -> list[OfflineRequest]:
-        """Of one prompt or many, in their order."""
+        """One request for each prompt, in their order. Raises InvalidArgument."""
         single = bool(prompts) and (isinstance(prompts, str) or _all_ids(prompts))
         listed = cast("Sequence[Prompt]", [prompts] if single else prompts)
         texts = [prompt if isinstance(prompt, str) else None for prompt in listed]
         tokens = [self._encode(prompt, f"prompts[{i}]") for i, prompt in enumerate(listed)]
-        return self._answers("prompts", texts, tokens, params)
+        return self._requests("prompts", texts, tokens, params)
 
     def from_conversations(
         self, conversations: Sequence[Message] | Sequence[Sequence[Message]], params: Params
     ) -> list[OfflineRequest]:
-        """Of one conversation or many, in their order."""
+        """One request for each conversation, in their order. Raises InvalidArgument."""
         single = bool(conversations) and isinstance(conversations[0], Mapping)
         listed = cast("Sequence[Sequence[Message]]", [conversations] if single else conversations)
         tokens = [self._apply_chat(turns, f"conversations[{i}]") for i, turns in enumerate(listed)]
         texts = [self._tokenizer.decode(ids, skip_special_tokens=False) for ids in tokens]
-        return self._answers("conversations", texts, tokens, params)
+        return self._requests("conversations", texts, tokens, params)
 
     def _encode(self, prompt: Prompt, place: str) -> list[int]:
         if _all_ids(prompt):
@@ -61,21 +61,21 @@ class RequestBuilder:
             raise InvalidArgument(place, 'must be a list of {"role": …, "content": …}') from None
         try:
             checked = validation.validate_chat(messages, context_tokens=self._info.context_tokens)
-            return self._tokenizer.apply_chat([(turn["role"], turn["content"]) for turn in checked])
+            return self._tokenizer.apply_chat(checked)
         except InvalidArgument as error:
             raise InvalidArgument(place, error.message) from None
 
-    def _answers(
+    def _requests(
         self, name: str, texts: Sequence[str | None], tokens: Sequence[list[int]], params: Params
     ) -> list[OfflineRequest]:
         each = self._params(params, len(tokens))
         return [
-            self._answer(f"{name}[{i}]", text, token_ids, own)
+            self._request(f"{name}[{i}]", text, token_ids, own)
             for i, (text, token_ids, own) in enumerate(zip(texts, tokens, each, strict=True))
         ]
 
     def _params(self, given: Params, count: int) -> list[SamplingParams]:
-        """One for each prompt, validated."""
+        """One value for each prompt, validated."""
         if given is None or isinstance(given, SamplingParams):
             shared = given or SamplingParams()
             self._validate(shared, "sampling_params")
@@ -100,8 +100,8 @@ class RequestBuilder:
         except InvalidArgument as error:
             raise InvalidArgument(f"{place}.{error.field}", error.message.removeprefix(f"{error.field}: ")) from None
 
-    def _answer(self, place: str, text: str | None, token_ids: list[int], params: SamplingParams) -> OfflineRequest:
-        """To a request that has passed every check."""
+    def _request(self, place: str, text: str | None, token_ids: list[int], params: SamplingParams) -> OfflineRequest:
+        """A request that has passed every check."""
         info = self._info
         try:
             validation.validate_prompt(

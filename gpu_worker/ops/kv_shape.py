@@ -40,15 +40,13 @@ class KvShape:
         """Equal for two arenas exactly if a block's bytes mean the same in both."""
         return f"hnd.{self.dtype_name}.l{self.num_layers}.h{self.num_kv_heads}.b{self.block_size}.d{self.head_dim}"
 
-    def arena(self, num_blocks: int, device: torch.device, pinned: bool = False, block_major: bool = False) -> Tensor:
+    def allocate_arena(self, num_blocks: int, device: torch.device, pinned: bool = False) -> Tensor:
         """Zeroed memory of `num_blocks` blocks. On a CPU it costs nothing until it is written."""
-        outer = (num_blocks, self.num_layers) if block_major else (self.num_layers, num_blocks)
-        shape = (*outer, self.num_kv_heads, 2, self.block_size, kv_format.width(self.dtype, self.head_dim))
+        page = self.block_size, kv_format.width(self.dtype, self.head_dim)
+        shape = self.num_layers, num_blocks, self.num_kv_heads, 2, *page
         if device.type == "cpu" and not pinned:
-            memory = _untouched(num_blocks * self.bytes_per_block).view(self.dtype).view(shape)
-        else:
-            memory = torch.zeros(shape, dtype=self.dtype, device=device, pin_memory=pinned)
-        return memory.transpose(0, 1) if block_major else memory
+            return _untouched(num_blocks * self.bytes_per_block).view(self.dtype).view(shape)
+        return torch.zeros(shape, dtype=self.dtype, device=device, pin_memory=pinned)
 
 
 def _untouched(num_bytes: int) -> Tensor:

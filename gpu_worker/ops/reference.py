@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from gpu_worker.ops import AttentionOptions, Batch, kv_format
+from gpu_worker.ops import AttentionOptions, TokenBatch, kv_format
 from gpu_worker.ops.reference_attention import paged_attention
 
 
@@ -15,31 +15,23 @@ class ReferenceOps:
 
     name = "reference"
 
-    def cache_write(self, kv: Tensor, keys: Tensor, values: Tensor, batch: Batch) -> None:
+    def cache_write(self, kv: Tensor, keys: Tensor, values: Tensor, batch: TokenBatch) -> None:
         places = batch.scratch.get("places")
         if places is None:
-            places = batch.scratch["places"] = _Places(batch.slots, kv.shape[3])
+            places = batch.scratch["places"] = _WriteSlots(batch.slots, kv.shape[3])
         places.write(kv, keys, values)
 
     def rotary_cache_write(
-        self, kv: Tensor, queries: Tensor, keys: Tensor, values: Tensor, cos: Tensor, sin: Tensor, batch: Batch
+        self, kv: Tensor, queries: Tensor, keys: Tensor, values: Tensor, cos: Tensor, sin: Tensor, batch: TokenBatch
     ) -> Tensor:
-        self.cache_write(kv, self.rotary(keys, cos, sin), values, batch)
-        return self.rotary(queries, cos, sin)
+        self.cache_write(kv, _rotated(keys, cos, sin), values, batch)
+        return _rotated(queries, cos, sin)
 
-    def paged_attention(self, queries: Tensor, kv: Tensor, batch: Batch, options: AttentionOptions) -> Tensor:
+    def paged_attention(self, queries: Tensor, kv: Tensor, batch: TokenBatch, options: AttentionOptions) -> Tensor:
         return paged_attention(queries, kv, batch, options)
 
     def batch_invariant(self, kv: Tensor, head_dim: int) -> bool:
         return False  # torch rounds by shape
-
-    def rotary(self, heads: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        size = cos.shape[-1]
-        turned = heads if size == heads.shape[-1] else heads[..., :size]
-        left, right = turned.chunk(2, dim=-1)
-        swapped = torch.cat((-right, left), dim=-1)
-        turned = torch.addcmul(turned * cos.unsqueeze(1), swapped, sin.unsqueeze(1))
-        return turned if size == heads.shape[-1] else torch.cat((turned, heads[..., size:]), dim=-1)
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         if x.dtype == torch.float32:
@@ -71,7 +63,17 @@ class ReferenceOps:
         target.index_copy_(1, index[:, 1].to(target.device), taken.to(target.device))
 
 
-class _Places:
+def _rotated(heads: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """`heads` with their first cos.shape[-1] dimensions rotated; see Ops.rotary_cache_write."""
+    size = cos.shape[-1]
+    turned = heads if size == heads.shape[-1] else heads[..., :size]
+    left, right = turned.chunk(2, dim=-1)
+    swapped = torch.cat((-right, left), dim=-1)
+    turned = torch.addcmul(turned * cos.unsqueeze(1), swapped, sin.unsqueeze(1))
+    return turned if size == heads.shape[-1] else torch.cat((turned, heads[..., size:]), dim=-1)
+
+
+class _WriteSlots:
     """Where a step's keys and values go: the same in every layer."""
 
     def __init__(self, slots: Tensor, block_size: int) -> None:

@@ -11,13 +11,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from gpu_worker.ops import AttentionOptions, Batch, BlockSparse, kv_format
+from gpu_worker.ops import AttentionOptions, BlockSparsePattern, TokenBatch, kv_format
 
 QUERY_TILE = 512
 
 
 @dataclass(slots=True, eq=False)
-class _Group:
+class _SequenceGroup:
     """Sequences with the same number of queries, padded to the same number of blocks."""
 
     tokens: Tensor  # int64 [num_sequences * num_queries]: their rows in the batch
@@ -33,9 +33,9 @@ class _Group:
     causal: bool  # query i sees exactly the keys 0 … i
 
 
-def paged_attention(queries: Tensor, kv: Tensor, batch: Batch, options: AttentionOptions) -> Tensor:
+def paged_attention(queries: Tensor, kv: Tensor, batch: TokenBatch, options: AttentionOptions) -> Tensor:
     """See Ops.paged_attention."""
-    key = ("groups", options.window, kv.shape[1:], kv.stride(0))
+    key = ("groups", options.window, kv.shape[1:])
     groups = batch.scratch.get(key)
     if groups is None:
         groups = batch.scratch[key] = _make_groups(batch, kv, options.window)
@@ -47,7 +47,7 @@ def paged_attention(queries: Tensor, kv: Tensor, batch: Batch, options: Attentio
     return result
 
 
-def _make_groups(batch: Batch, kv: Tensor, window: int) -> list[_Group]:
+def _make_groups(batch: TokenBatch, kv: Tensor, window: int) -> list[_SequenceGroup]:
     """Groups in batch order where possible; a sequence without queries is in none."""
     alike: dict[tuple[int, int], list[int]] = {}
     for index, (num_queries, num_keys) in enumerate(zip(batch.q_lens, batch.kv_lens, strict=True)):
@@ -60,7 +60,7 @@ def _make_groups(batch: Batch, kv: Tensor, window: int) -> list[_Group]:
     return [_make_group(batch, kv, window, indices) for indices in alike.values()]
 
 
-def _make_group(batch: Batch, kv: Tensor, window: int, indices: list[int]) -> _Group:
+def _make_group(batch: TokenBatch, kv: Tensor, window: int, indices: list[int]) -> _SequenceGroup:
     block_size, device = kv.shape[3], kv.device
     rows = torch.tensor(indices, dtype=torch.int64, device=device)
     num_queries = batch.q_lens[indices[0]]
@@ -86,7 +86,7 @@ def _make_group(batch: Batch, kv: Tensor, window: int, indices: list[int]) -> _G
     stale = (tail & (positions >= num_keys[:, None])).nonzero()
     width = longest * block_size if len(indices) > 1 else int(num_keys[0] - first_block[0] * block_size)
     distance = query_positions[:, :, None] - positions[:, None, :width]
-    return _Group(
+    return _SequenceGroup(
         tokens=tokens.flatten(),
         num_sequences=len(indices),
         num_queries=num_queries,
@@ -101,24 +101,15 @@ def _make_group(batch: Batch, kv: Tensor, window: int, indices: list[int]) -> _G
 
 def _pages(blocks: Tensor, kv: Tensor) -> Tensor:
     heads = torch.arange(kv.shape[1], device=blocks.device)
-    return (blocks[:, None, :] * _pages_from_block_to_block(kv) + heads[:, None] * 2).flatten()
-
-
-def _pages_from_block_to_block(kv: Tensor) -> int:
-    """More than a block's own where other layers lie between them."""
-    page = kv.shape[3] * kv.shape[4]
-    if kv.stride()[1:] != (2 * page, page, kv.shape[4], 1) or kv.stride(0) % page:
-        raise ValueError("kv: a block is not one run of memory, or blocks are no whole number of pages apart")
-    return kv.stride(0) // page
+    return (blocks[:, None, :] * kv.shape[1] * 2 + heads[:, None] * 2).flatten()
 
 
 def _as_pages(kv: Tensor) -> Tensor:
-    """[pages from the first block to the last, those between blocks included, block_size, width]."""
-    page, count = kv.shape[3] * kv.shape[4], (kv.shape[0] - 1) * _pages_from_block_to_block(kv) + kv.shape[1] * 2
-    return kv_format.raw(kv).as_strided((max(count, 0), *kv.shape[3:]), (page, kv.shape[4], 1))
+    """A layer as pages of one head: [num_blocks * num_kv_heads * 2, block_size, width]."""
+    return kv_format.raw(kv).view(-1, *kv.shape[3:])
 
 
-def _gather(kv: Tensor, pages: Tensor, group: _Group, queries: Tensor) -> Tensor:
+def _gather(kv: Tensor, pages: Tensor, group: _SequenceGroup, queries: Tensor) -> Tensor:
     """Keys (or values) [num_sequences, num_kv_heads, num_keys, head_dim] of a group, as numbers like the queries."""
     num_kv_heads, head_dim = kv.shape[1], queries.shape[-1]
     stored = _as_pages(kv).index_select(0, pages).view(kv.dtype)
@@ -129,7 +120,7 @@ def _gather(kv: Tensor, pages: Tensor, group: _Group, queries: Tensor) -> Tensor
     return dense[:, :, : group.num_keys]
 
 
-def _attend_group(queries: Tensor, kv: Tensor, group: _Group, options: AttentionOptions) -> Tensor:
+def _attend_group(queries: Tensor, kv: Tensor, group: _SequenceGroup, options: AttentionOptions) -> Tensor:
     num_heads, head_dim = queries.shape[1:]
     keys = _gather(kv, group.pages, group, queries)
     values = _gather(kv, group.pages + 1, group, queries)
@@ -157,7 +148,9 @@ def _visible(distance: Tensor, window: int) -> Tensor:
     return seen & (distance < window) if window else seen
 
 
-def _sparsely_visible(sparse: BlockSparse, positions: Tensor, distance: Tensor, heads: int, kv_heads: int) -> Tensor:
+def _sparsely_visible(
+    sparse: BlockSparsePattern, positions: Tensor, distance: Tensor, heads: int, kv_heads: int
+) -> Tensor:
     """The same, for each head: bool [num_sequences, heads, num_queries, num_keys]."""
     head = torch.arange(heads, device=distance.device)
     offset = head * sparse.head_step if sparse.head_step >= 0 else head // (heads // kv_heads) * -sparse.head_step

@@ -1,17 +1,17 @@
-"""Under which address routers are told to call this worker."""
+"""The address at which routers are told to call this worker."""
 
 import ipaddress
 import socket
 
-EVERYWHERE = ("", "0.0.0.0", "[::]", "::", "*")
+EVERYWHERE = ("", "0.0.0.0", "[::]", "::", "*")  # hosts that mean every address of this machine
 
 
 class NoAddress(RuntimeError):
-    """There is none that others could call."""
+    """This worker has no address that other machines could call. The message says which setting helps."""
 
 
 def advertised_host(listen: str, advertise: str) -> str:
-    """The host that `advertise` names, else that of `listen`; where it is all of them, this machine's. NoAddress."""
+    """The host in `advertise`, else the host in `listen`, else an address of this machine. Raises NoAddress."""
     if advertise:
         host, colon, port = advertise.rpartition(":")
         host = host if colon and port.isdigit() else advertise
@@ -23,12 +23,13 @@ def advertised_host(listen: str, advertise: str) -> str:
 
 
 def advertised_port(advertise: str) -> int | None:
+    """The port in `advertise`; None if it has none, and the port that the worker listens on is to be called."""
     port = advertise.rpartition(":")[2] if ":" in advertise else ""
     return int(port) if port.isdigit() else None
 
 
 def own_address() -> str:
-    """What this machine's name stands for: in a cluster, the address of the pod."""
+    """The address that this machine's name stands for: in a cluster, the address of the pod. Raises NoAddress."""
     name = socket.gethostname()
     try:
         found = {info[4][0] for info in socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)}

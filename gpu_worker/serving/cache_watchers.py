@@ -1,60 +1,78 @@
-"""Who watches the prefix cache: KV events, numbered, to every open Watch stream."""
+"""Which router learns of which change of the prefix cache: numbered cache events for every open Watch stream.
+
+Lives on the event loop.
+"""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from octavo.ids import BlockHash
 
 MAX_PENDING_BYTES = 8 << 20  # of hashes; a watcher this far behind has a gap in its numbers and starts over
 
-Event = tuple[str, bytes]  # ("stored" | "removed", hashes joined)
+
+class CacheEvent(NamedTuple):
+    """Blocks that were stored in, or removed from, the prefix cache."""
+
+    kind: str  # STORED or REMOVED of gpu_worker.blocks.prefix_cache
+    hashes: bytes  # the blocks' hashes one after the other
 
 
 @dataclass(slots=True)
 class CacheEventBatch:
-    """Events up to number `event_seq`, and the digest of the cache after them."""
+    """What one message of a Watch stream says of the prefix cache."""
 
-    event_seq: int
-    digest: int
-    events: list[Event]
+    event_seq: int  # the number of the last event in or before this batch
+    digest: int  # of the whole cache after this batch
+    events: list[CacheEvent]
+    snapshot: bytes | None = None  # every hash in the cache, instead of events; in the first batch of a stream
 
 
 @dataclass(slots=True, eq=False)
 class CacheWatcher:
-    """One open Watch stream: the events since its last message."""
+    """One open Watch stream: the events since its last batch."""
 
     event_seq: int = 0
     digest: int = 0
-    events: list[Event] = field(default_factory=list)
-    num_bytes: int = 0
+    events: list[CacheEvent] = field(default_factory=list)
+    num_bytes: int = 0  # roughly what `events` holds
     wake: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def next_batch(self, interval_s: float) -> CacheEventBatch:
-        """What has come, at once if there are events, after the interval at the latest."""
+        """The events since the last batch: as soon as there is one, and after `interval_s` even if there is none."""
         try:
             async with asyncio.timeout(interval_s):
                 await self.wake.wait()
         except TimeoutError:
             pass
-        return self.take_batch()
-
-    def take_batch(self) -> CacheEventBatch:
-        self.wake.clear()
         batch = CacheEventBatch(self.event_seq, self.digest, self.events)
-        self.events, self.num_bytes = [], 0
+        self._drop_events()
         return batch
 
-    def add_events(self, events: Sequence[Event], event_seq: int, digest: int) -> None:
+    def begin(self, snapshot: bytes) -> CacheEventBatch:
+        """The first batch: the whole cache as it is now. Later batches go on from there."""
+        self._drop_events()
+        return CacheEventBatch(self.event_seq, self.digest, [], snapshot)
+
+    def add_events(self, events: Sequence[CacheEvent], event_seq: int, digest: int) -> None:
+        """Keeps events for the next batch. `event_seq` is the number of the last one, `digest` the cache's after it."""
         self.event_seq, self.digest = event_seq, digest
-        self.num_bytes += sum(len(hashes) + 1 for _, hashes in events)
+        self.num_bytes += sum(len(event.hashes) + 1 for event in events)
         if self.num_bytes > MAX_PENDING_BYTES:
-            self.events = []  # the numbers of those are missing: the reader notices, and asks for a snapshot
+            self.events = []  # their numbers are missing: the reader notices, and asks for a snapshot
         else:
             self.events.extend(events)
         self.wake.set()
 
+    def _drop_events(self) -> None:
+        self.wake.clear()
+        self.events, self.num_bytes = [], 0
+
 
 class CacheWatchers:
-    """Numbers events and hands them to every watcher. Lives on the event loop."""
+    """Numbers cache events and hands them to every watcher."""
 
     def __init__(self) -> None:
         self._watchers: set[CacheWatcher] = set()
@@ -69,9 +87,19 @@ class CacheWatchers:
     def close_watcher(self, watcher: CacheWatcher) -> None:
         self._watchers.discard(watcher)
 
-    def publish_events(self, events: Sequence[Event], digest: int) -> None:
-        """Events in order; runs of one kind may be joined by the caller. Each counts as one."""
+    def publish_events(self, events: Sequence[CacheEvent], digest: int) -> None:
+        """Hands over events in the order they happened; `digest` is of the cache after them."""
         self._event_seq += len(events)
         self._digest = digest
         for watcher in self._watchers:
             watcher.add_events(events, self._event_seq, digest)
+
+
+def join_events(changes: Iterable[tuple[str, BlockHash]]) -> list[CacheEvent]:
+    """One event for each run of changes of the same kind."""
+    runs: list[tuple[str, list[BlockHash]]] = []
+    for kind, block_hash in changes:
+        if not runs or runs[-1][0] != kind:
+            runs.append((kind, []))
+        runs[-1][1].append(block_hash)
+    return [CacheEvent(kind, b"".join(hashes)) for kind, hashes in runs]

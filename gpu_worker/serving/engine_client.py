@@ -7,7 +7,7 @@ engine decided comes back in the order it decided it: a log begins before the fi
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ from gpu_worker.scheduling.scheduler import Scheduler
 from gpu_worker.scheduling.sequence import Sequence
 from gpu_worker.scheduling.step_budget import StepBudget
 from gpu_worker.scheduling.workload import Workload
-from gpu_worker.serving.cache_watchers import CacheEventBatch, CacheWatcher, CacheWatchers, Event
+from gpu_worker.serving.cache_watchers import CacheEvent, CacheEventBatch, CacheWatcher, CacheWatchers, join_events
 from gpu_worker.serving.engine import Engine, Grant
 from gpu_worker.serving.step_publisher import StepPublisher
 from gpu_worker.serving.step_subscription import MAX_PENDING_STEPS, StepSubscription
@@ -45,14 +45,6 @@ class LoadReport:
     prefill_tokens_per_s: float
 
 
-@dataclass(frozen=True, slots=True)
-class CacheSnapshot:
-    """The hashes of all blocks that the prefix cache holds, joined, and the number and digest of the events so far."""
-
-    hashes: bytes
-    batch: CacheEventBatch
-
-
 class EngineClient:
     """Everything the Worker service and the journal ask of the engine."""
 
@@ -61,11 +53,11 @@ class EngineClient:
         self.engine = engine
         self.info = workload.info
         self.max_batch_sequences = workload.config.max_batch_sequences
+        self.publisher = publisher
+        self.watchers = CacheWatchers()
         self._workload = workload
         self._cache = workload.tables.cache
         self._budget = budget
-        self.publisher = publisher
-        self.watchers = CacheWatchers()
         self.report = self._measure_load()
         self._loop = asyncio.get_running_loop()
         self._deciding: dict[tuple[SequenceId, int], asyncio.Task[AdmissionAnswer]] = {}
@@ -177,7 +169,7 @@ class EngineClient:
         self._post(lambda scheduler: scheduler.cancel(sequence))
 
     def drop(self, sequence: Sequence) -> None:
-        """Forgets the sequence, and nothing is told of it: it has another owner, or its record has ended."""
+        """Forgets the sequence, and nothing more is told of it: it has another owner, or its record has ended."""
         self._post(lambda scheduler: scheduler.drop(sequence))
 
     def end_branch(self, sequence: Sequence, branch: int) -> None:
@@ -199,42 +191,32 @@ class EngineClient:
 
     def refresh(self) -> None:
         """Tells watchers what the last steps changed. To be called on the engine's thread, between steps."""
-        events = joined(self._cache.take_events())
+        events = join_events(self._cache.take_events())
         self._loop.call_soon_threadsafe(self._publish, self._measure_load(), events, self._cache.digest)
 
     def _measure_load(self) -> LoadReport:
         times = self.engine.times
         return LoadReport(Load.of(self._workload), times.num_steps, times.step_s, times.prefill_tokens_per_s)
 
-    def _publish(self, report: LoadReport, events: Seq[Event], digest: int) -> None:
+    def _publish(self, report: LoadReport, events: Seq[CacheEvent], digest: int) -> None:
         self.report = report
         if events:
             self.watchers.publish_events(events, digest)
 
-    async def cache_snapshot(self, watcher: CacheWatcher) -> CacheSnapshot:
-        """What the prefix cache holds now; the watcher's events go on from there. Draining if the engine has ended."""
-        taken: asyncio.Future[CacheSnapshot] = self._loop.create_future()
+    async def begin_watch(self, watcher: CacheWatcher) -> CacheEventBatch:
+        """The watcher's first batch, with a snapshot of the cache; its later batches go on from there."""
+        begun: asyncio.Future[CacheEventBatch] = self._loop.create_future()
 
-        def begin(hashes: bytes) -> None:
-            if not taken.done():
-                taken.set_result(CacheSnapshot(hashes, watcher.take_batch()))
+        def begin(snapshot: bytes) -> None:
+            if not begun.done():
+                begun.set_result(watcher.begin(snapshot))
 
         def command(_: Scheduler) -> None:
-            self.refresh()  # so that nothing before the snapshot is told after it
-            self._loop.call_soon_threadsafe(begin, b"".join(self._cache.hashes()))
+            self.refresh()  # so that no event from before the snapshot comes after it
+            self._loop.call_soon_threadsafe(begin, b"".join(self._cache.block_hashes()))
 
         await asyncio.wrap_future(self.engine.post(command))
-        return await taken
-
-
-def joined(events: Iterable[tuple[str, bytes]]) -> list[Event]:
-    """Runs of one kind as one event."""
-    runs: list[tuple[str, list[bytes]]] = []
-    for kind, block_hash in events:
-        if not runs or runs[-1][0] != kind:
-            runs.append((kind, []))
-        runs[-1][1].append(block_hash)
-    return [(kind, b"".join(hashes)) for kind, hashes in runs]
+        return await begun
 
 
 def log_failure(future: Future[Any]) -> None:

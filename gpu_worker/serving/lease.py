@@ -1,4 +1,4 @@
-"""A worker's lease in the store: it says that the engine makes progress, and nothing else renews it."""
+"""A worker's lease in the store. It means that the step loop makes progress, and only that progress renews it."""
 
 import asyncio
 import logging
@@ -10,28 +10,30 @@ from octavo.store.calls import Member
 
 log = logging.getLogger(__name__)
 
+RENEWALS_PER_LEASE = 3
+
 
 class Lease:
-    """The step loop calls `beat`; no timer does. Three beats fit into one lease."""
+    """Renews the lease when the step loop calls `beat`. No timer renews it."""
 
     def __init__(self, store: Store, member: Member, lease_ms: int) -> None:
         self._store = store
         self._member = member
         self._lease_ms = lease_ms
         self._loop = asyncio.get_running_loop()
-        self._next = 0.0  # the engine's thread alone looks at it
+        self._next_renewal = 0.0  # the engine's thread alone uses it
         self._renewing: asyncio.Task[None] | None = None
         self._ended = False
         self.begun = False  # the store knows this worker
 
     def beat(self) -> None:
-        """Called by the engine's thread after each step and idle round."""
+        """Renews the lease if a third of its time has passed. The engine calls this after each step and idle round."""
         now = time.monotonic()
-        if now >= self._next:
-            self._next = now + self._lease_ms / 3000
-            self._loop.call_soon_threadsafe(self._renew_soon)
+        if now >= self._next_renewal:
+            self._next_renewal = now + self._lease_ms / 1000 / RENEWALS_PER_LEASE
+            self._loop.call_soon_threadsafe(self._start_renewal)
 
-    def _renew_soon(self) -> None:
+    def _start_renewal(self) -> None:
         if not self._ended and (self._renewing is None or self._renewing.done()):
             self._renewing = asyncio.create_task(self._renew())
 
@@ -44,11 +46,11 @@ class Lease:
             self.begun = True
 
     async def end(self) -> None:
-        """Leaves, after what is under way: a renewal that came later would make the worker look alive."""
+        """Gives the lease back, once a renewal under way is done: a later one would make the worker look alive."""
         self._ended = True
         if self._renewing is not None:
             await self._renewing
         try:
             await self._store.leave(self._member)
         except StoreUnavailable:
-            pass  # it ends by itself
+            pass  # the lease runs out by itself

@@ -12,25 +12,27 @@ log = logging.getLogger(__name__)
 
 
 class Listener:
-    """What listens from the beginning: health says NOT_SERVING and the services Loading until there is a worker.
+    """The name, the address and the gRPC server of one worker process.
 
-    Raises NoAddress where others could not call it.
+    Until the model is loaded, health says NOT_SERVING and the services answer Loading. So a probe can tell a process
+    that loads from one that is dead.
     """
 
     def __init__(self, settings: WorkerSettings) -> None:
+        """Raises NoAddress if other machines could not call this worker."""
         self._listen = settings.listen
         self._host = advertised_host(settings.listen, settings.advertise)
         self._port = advertised_port(settings.advertise)
         self.worker_id = settings.worker_id or f"worker-{self._host}-{settings.listen.rpartition(':')[2]}"
         self.incarnation: Incarnation = new_incarnation()
-        self.endpoint = ""
+        self.endpoint = ""  # where routers call; known once the listener is open
         self.service = WorkerService(self.worker_id, self.incarnation)
         self._server = rpc.server(internal=True)
         self.health = rpc.add_standard_services(self._server, SERVICES)
         add_services(self._server, self.service)
 
     async def open(self) -> None:
-        """Raises RuntimeError if the address cannot be had."""
+        """Begins to listen. Raises RuntimeError if the address is taken or does not exist."""
         port = self._server.add_insecure_port(self._listen)
         self.endpoint = f"{self._host}:{self._port or port}"
         await self._server.start()
@@ -39,4 +41,5 @@ class Listener:
         )
 
     async def close(self, grace_s: float = 0.5) -> None:
+        """Stops listening; calls under way have `grace_s` to end."""
         await self._server.stop(grace_s)

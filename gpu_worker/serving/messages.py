@@ -1,13 +1,14 @@
-"""Between the Worker service's messages and plain values."""
+"""From plain values to the messages that only a worker sends. What routers send too is in octavo.wire."""
 
-from gpu_worker.serving.cache_watchers import CacheEventBatch
+from gpu_worker.blocks.prefix_cache import STORED
+from gpu_worker.serving.cache_watchers import CacheEvent, CacheEventBatch
 from gpu_worker.serving.engine_client import EngineClient, LoadReport, SwapOperation
 from gpu_worker.serving.step_subscription import StepMessage
 from octavo import wire
 from octavo.ids import Incarnation
 from octavo.v1 import worker_pb2
 
-SWAPS: dict[int, SwapOperation] = {
+SWAP_OPERATIONS: dict[int, SwapOperation] = {
     worker_pb2.SWAP_OPERATION_OUT: "out",
     worker_pb2.SWAP_OPERATION_IN: "in",
     worker_pb2.SWAP_OPERATION_DROP: "drop",
@@ -49,26 +50,22 @@ def step_to_wire(message: StepMessage, incarnation: Incarnation) -> worker_pb2.S
 
 
 def watch_to_wire(
-    incarnation: Incarnation,
-    report: LoadReport,
-    batch: CacheEventBatch,
-    *,
-    draining: bool,
-    cached_hashes: bytes | None = None,
+    incarnation: Incarnation, report: LoadReport, batch: CacheEventBatch, *, draining: bool
 ) -> worker_pb2.WatchResponse:
-    """With `cached_hashes`, those of all cached blocks, the message is a snapshot."""
     return worker_pb2.WatchResponse(
         incarnation=incarnation,
         event_seq=batch.event_seq,
         digest=batch.digest,
-        snapshot=None if cached_hashes is None else worker_pb2.KvSnapshot(device_hashes=cached_hashes),
-        events=[event_to_wire(kind, hashes) for kind, hashes in batch.events],
+        snapshot=None if batch.snapshot is None else worker_pb2.KvSnapshot(device_hashes=batch.snapshot),
+        events=[event_to_wire(event) for event in batch.events],
         load=load_to_wire(report, draining=draining),
     )
 
 
-def event_to_wire(kind: str, hashes: bytes) -> worker_pb2.KvEvent:
-    return worker_pb2.KvEvent(stored=hashes) if kind == "stored" else worker_pb2.KvEvent(removed=hashes)
+def event_to_wire(event: CacheEvent) -> worker_pb2.KvEvent:
+    if event.kind == STORED:
+        return worker_pb2.KvEvent(stored=event.hashes)
+    return worker_pb2.KvEvent(removed=event.hashes)
 
 
 def load_to_wire(report: LoadReport, *, draining: bool) -> worker_pb2.Load:

@@ -1,20 +1,16 @@
-"""The Worker service: what routers ask goes to the engine client, what the engine brings goes up their streams."""
+"""The Worker service: each call is checked here, and handed to the engine client."""
 
 import asyncio
 from collections.abc import AsyncIterator
+from contextlib import aclosing
 from typing import TYPE_CHECKING, NoReturn
 
 from gpu_worker.serving.cache_watchers import CacheEventBatch
 from gpu_worker.serving.engine_client import EngineClient
-from gpu_worker.serving.messages import (
-    SWAPS,
-    hello_to_wire,
-    step_to_wire,
-    watch_to_wire,
-)
-from gpu_worker.serving.step_subscription import StepSubscription
+from gpu_worker.serving.messages import SWAP_OPERATIONS, hello_to_wire, watch_to_wire
+from gpu_worker.serving.step_handler import StepHandler
 from octavo import limits, wire
-from octavo.errors import Draining, InvalidArgument, Loading, ServingError, TooManyStreams, Unimplemented
+from octavo.errors import Draining, InvalidArgument, Loading, ServingError, Unimplemented
 from octavo.ids import Incarnation, SequenceId
 from octavo.record import AdmissionAnswer, AdmissionOutcome
 from octavo.v1 import transfer_pb2_grpc, worker_pb2, worker_pb2_grpc
@@ -25,7 +21,6 @@ if TYPE_CHECKING:
     Context = grpc.aio.ServicerContext[object, object]
 
 SERVICES = ("octavo.v1.Worker", "octavo.v1.Transfer")
-MAX_STREAMS = 256
 DEFAULT_WATCH_MS = 500
 MIN_WATCH_MS = 10
 LOADING_RETRY_MS = 1000
@@ -33,102 +28,50 @@ NO_TRANSFER = "Transfer comes with live migration; until then a sequence moves b
 
 
 class WorkerService(worker_pb2_grpc.WorkerServicer):
-    """What routers call. Until `ready` every call is answered Loading. Holds no state but who it is."""
+    """What routers call. Every call is answered Loading until `serve_engine` has been called."""
 
     def __init__(self, worker_id: str, incarnation: Incarnation) -> None:
         self._worker_id = worker_id
         self._incarnation = incarnation
-        self._ready: EngineClient | None = None
+        self._served: EngineClient | None = None
         self.draining = False
 
-    def ready(self, engine_client: EngineClient) -> None:
-        """The model is loaded, and the loop goes round."""
-        self._ready = engine_client
+    def serve_engine(self, engine_client: EngineClient) -> None:
+        """From now on calls are answered by this engine: its model is loaded."""
+        self._served = engine_client
 
     @property
     def _engine_client(self) -> EngineClient:
-        if self._ready is None:
+        """Raises Loading while there is no engine."""
+        if self._served is None:
             raise Loading(f"worker {self._worker_id} is still loading its model", retry_after_ms=LOADING_RETRY_MS)
-        return self._ready
+        return self._served
 
     async def Hello(self, request: worker_pb2.HelloRequest, context: "Context") -> worker_pb2.HelloResponse:
         return hello_to_wire(self._worker_id, self._incarnation, self._engine_client)
 
     async def Schedule(self, request: worker_pb2.ScheduleRequest, context: "Context") -> worker_pb2.ScheduleResponse:
-        check_batch("admissions", len(request.admissions))
+        check_batch_size("admissions", len(request.admissions))
         if self.draining:
             raise Draining(f"worker {self._worker_id} is draining: place elsewhere")
-        client, router_id = self._engine_client, request.router_id
-        answers = await asyncio.gather(*(admitted(client, item, router_id) for item in request.admissions))
-        return worker_pb2.ScheduleResponse(
-            results=[
-                wire.answer_to_wire(item.seq_id, answer)
-                for item, answer in zip(request.admissions, answers, strict=True)
-            ]
+        engine_client, router_id = self._engine_client, request.router_id
+        results = await asyncio.gather(
+            *(admission_result(engine_client, item, router_id) for item in request.admissions)
         )
+        return worker_pb2.ScheduleResponse(results=results)
 
     async def Step(
         self, requests: AsyncIterator[worker_pb2.StepRequest], context: "Context"
     ) -> AsyncIterator[worker_pb2.StepResult]:
-        publisher = self._engine_client.publisher
-        if len(publisher.subscriptions) >= MAX_STREAMS:
-            raise TooManyStreams(f"{MAX_STREAMS} Step streams are open: close one, or retry", retry_after_ms=1000)
-        subscription = StepSubscription()
-        publisher.attach(subscription)
-        reader = asyncio.create_task(self._read_commands(subscription, requests))
-        try:
-            while True:
-                while subscription.ready:
-                    yield step_to_wire(subscription.ready.popleft(), self._incarnation)
-                if subscription.overflowed:
-                    raise TooManyStreams("this stream reads too slowly: read the journal and follow again")
-                if reader.done():
-                    reader.result()  # a bad command ends the stream with its error
-                if (subscription.closing or reader.done()) and not subscription.num_awaited:
-                    return
-                await subscription.wake.wait()
-                subscription.wake.clear()
-        finally:
-            publisher.detach(subscription)
-            reader.cancel()
-            await asyncio.gather(reader, return_exceptions=True)
-
-    async def _read_commands(
-        self, subscription: StepSubscription, requests: AsyncIterator[worker_pb2.StepRequest]
-    ) -> None:
-        try:
-            async for request in requests:
-                self._command(subscription, request)
-        finally:
-            subscription.wake.set()
-
-    def _command(self, subscription: StepSubscription, request: worker_pb2.StepRequest) -> None:
-        engine_client = self._engine_client
-        if not request.HasField("open"):  # which a router sends first, so that it is told of nothing else
-            engine_client.publisher.add_observer(subscription)
-        match request.WhichOneof("command"):
-            case "open":
-                engine_client.publisher.assign_router(
-                    subscription, check_router_id(subscription, request.open.router_id)
-                )
-            case "grant":
-                engine_client.grant(subscription, request.grant.steps)
-            case "pause":
-                engine_client.pause()
-            case "follow":
-                follow = request.follow
-                engine_client.publisher.follow(subscription, SequenceId(follow.seq_id), list(follow.next_indexes))
-            case "unfollow":
-                engine_client.publisher.unfollow(subscription, SequenceId(request.unfollow.seq_id))
-            case _:
-                raise InvalidArgument("command", "send one of open, grant, pause, follow, unfollow")
+        async with aclosing(StepHandler(self._engine_client, self._incarnation).messages(requests)) as messages:
+            async for message in messages:
+                yield message
 
     async def Swap(self, request: worker_pb2.SwapRequest, context: "Context") -> worker_pb2.SwapResponse:
-        check_batch("items", len(request.items))
+        check_batch_size("items", len(request.items))
         engine_client = self._engine_client
-        return worker_pb2.SwapResponse(
-            results=await asyncio.gather(*(swapped(engine_client, item) for item in request.items))
-        )
+        results = await asyncio.gather(*(swap_result(engine_client, item) for item in request.items))
+        return worker_pb2.SwapResponse(results=results)
 
     async def Cancel(
         self, request: worker_pb2.WorkerCancelRequest, context: "Context"
@@ -140,19 +83,17 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
         self, request: worker_pb2.WatchRequest, context: "Context"
     ) -> AsyncIterator[worker_pb2.WatchResponse]:
         engine_client = self._engine_client
-        watcher = engine_client.watchers.open_watcher()
         interval_s = max(MIN_WATCH_MS, request.interval_ms or DEFAULT_WATCH_MS) / 1000
+        watcher = engine_client.watchers.open_watcher()
         try:
-            snapshot = await engine_client.cache_snapshot(watcher)
-            yield self._watched(snapshot.batch, snapshot.hashes)
+            yield self._watch_response(await engine_client.begin_watch(watcher))
             while True:
-                yield self._watched(await watcher.next_batch(interval_s))
+                yield self._watch_response(await watcher.next_batch(interval_s))
         finally:
             engine_client.watchers.close_watcher(watcher)
 
-    def _watched(self, batch: CacheEventBatch, cached_hashes: bytes | None = None) -> worker_pb2.WatchResponse:
-        report = self._engine_client.report
-        return watch_to_wire(self._incarnation, report, batch, draining=self.draining, cached_hashes=cached_hashes)
+    def _watch_response(self, batch: CacheEventBatch) -> worker_pb2.WatchResponse:
+        return watch_to_wire(self._incarnation, self._engine_client.report, batch, draining=self.draining)
 
     async def Drain(self, request: worker_pb2.DrainRequest, context: "Context") -> NoReturn:
         raise Unimplemented(
@@ -177,39 +118,36 @@ class TransferService(transfer_pb2_grpc.TransferServicer):
 
 
 def add_services(server: "grpc.aio.Server", service: WorkerService) -> None:
-    """Before the server starts."""
+    """Lets the server answer Worker and Transfer. Call it before the server starts."""
     worker_pb2_grpc.add_WorkerServicer_to_server(service, server)
     transfer_pb2_grpc.add_TransferServicer_to_server(TransferService(), server)
 
 
-def check_batch(field: str, size: int) -> None:
+def check_batch_size(field: str, size: int) -> None:
+    """Raises InvalidArgument if the call has too many items."""
     if not size <= limits.MAX_BATCH_ITEMS:
         raise InvalidArgument(field, f"{size} items; send at most {limits.MAX_BATCH_ITEMS}")
 
 
-def check_router_id(subscription: StepSubscription, router_id: str) -> str:
-    if not (1 <= len(router_id) <= limits.MAX_ROUTER_ID_CHARS and router_id.isascii() and router_id.isprintable()):
-        raise InvalidArgument("open.router_id", f"must be 1 to {limits.MAX_ROUTER_ID_CHARS} printable ASCII characters")
-    if subscription.router_id not in ("", router_id):
-        raise InvalidArgument("open.router_id", "this stream has another one; open a second stream")
-    return router_id
-
-
-async def admitted(engine_client: EngineClient, message: worker_pb2.Admission, router_id: str) -> AdmissionAnswer:
-    """The answer to one admission of a batch; one that cannot even be read is REJECTED."""
+async def admission_result(
+    engine_client: EngineClient, message: worker_pb2.Admission, router_id: str
+) -> worker_pb2.AdmissionResult:
+    """The answer to one admission of a call; an admission that cannot be read is REJECTED."""
     try:
-        admission = wire.admission_from_wire(message)
+        answer = await engine_client.admit(wire.admission_from_wire(message), router_id)
     except InvalidArgument as error:
-        return AdmissionAnswer(AdmissionOutcome.REJECTED, error.failure())
-    return await engine_client.admit(admission, router_id)
+        answer = AdmissionAnswer(AdmissionOutcome.REJECTED, error.failure())
+    return wire.answer_to_wire(message.seq_id, answer)
 
 
-async def swapped(engine_client: EngineClient, item: worker_pb2.SwapItem) -> worker_pb2.SwapResult:
+async def swap_result(engine_client: EngineClient, item: worker_pb2.SwapItem) -> worker_pb2.SwapResult:
+    """The number of blocks that one item of a call moved, or why it moved none."""
     result = worker_pb2.SwapResult(seq_id=item.seq_id)
     try:
-        if item.operation not in SWAPS:
+        if item.operation not in SWAP_OPERATIONS:
             raise InvalidArgument("operation", "must be OUT, IN or DROP")
-        result.num_blocks = await engine_client.swap(SequenceId(item.seq_id), item.epoch, SWAPS[item.operation])
+        operation = SWAP_OPERATIONS[item.operation]
+        result.num_blocks = await engine_client.swap(SequenceId(item.seq_id), item.epoch, operation)
     except ServingError as error:
         result.failure.CopyFrom(wire.failure_to_wire(error.failure()))
     return result

@@ -1,7 +1,7 @@
 """A runner without a model: the next token is a hash of the tokens before it.
 
-It reads nothing through block tables (see WitnessRunner for that), so it is fast, and its output depends on the prompt,
-the seed and the branch alone. Good for testing everything around the engine.
+Its output depends on prompt, seed and branch alone, so a test can compute it by `fake_oracle`. It does not read the
+blocks of a sequence; WitnessRunner does.
 """
 
 import math
@@ -21,8 +21,8 @@ GREEDY = SamplingParams(temperature=0.0)
 MASK = 2**64 - 1
 
 
-class Sizes(TypedDict, total=False):
-    """What runners without a model may be told of themselves."""
+class RunnerSizes(TypedDict, total=False):
+    """The fields of RunnerInfo that a test may choose for a runner without a model."""
 
     vocab_size: int
     eos_token_ids: tuple[int, ...]
@@ -33,10 +33,10 @@ class Sizes(TypedDict, total=False):
     model: str
 
 
-def made_up_info(
-    kind: str, kv_dtype: str, bytes_per_slot: int, generate_eos: bool, **sizes: Unpack[Sizes]
+def new_runner_info(
+    kind: str, kv_dtype: str, bytes_per_slot: int, generate_eos: bool, **sizes: Unpack[RunnerSizes]
 ) -> RunnerInfo:
-    """What a runner of this kind says of itself."""
+    """The RunnerInfo of a runner without a model; `kind` names the runner."""
     block_size, vocab_size = sizes.get("block_size", 16), sizes.get("vocab_size", 1000)
     return RunnerInfo(
         model=sizes.get("model", kind),
@@ -56,21 +56,21 @@ def made_up_info(
 
 
 class FakeRunner:
-    """Speaks the Runner interface; `step_s` is how long each step takes.
+    """A Runner whose steps take `step_s` each.
 
-    A step that has to compute `die_on_token` kills the process, as a request that crashes a model would.
+    A step that has to compute the token `die_on_token` kills the process, as a request that crashes a model would.
     """
 
     def __init__(
-        self, *, generate_eos: bool = False, step_s: float = 0.0, die_on_token: int = -1, **sizes: Unpack[Sizes]
+        self, *, generate_eos: bool = False, step_s: float = 0.0, die_on_token: int = -1, **sizes: Unpack[RunnerSizes]
     ) -> None:
         self._die_on_token = die_on_token
-        self.info = made_up_info("fake", "none", 1024, generate_eos, **sizes)
+        self.info = new_runner_info("fake", "none", 1024, generate_eos, **sizes)
         self.step_s = step_s
         self._choose = Chooser(self.info, generate_eos=generate_eos)
 
     def run(self, plan: StepPlan) -> StepOutput:
-        """The next tokens, as the plan asks for them."""
+        """The next tokens and scores that the plan asks for."""
         if self.step_s:
             time.sleep(self.step_s)
         output = StepOutput([])
@@ -88,13 +88,13 @@ class FakeRunner:
         return output
 
     def close(self) -> None:
-        """Nothing to free."""
+        """Does nothing: there is no memory to free."""
 
 
 class Chooser:
-    """Turns the 64-bit state of a context into tokens and made-up log probabilities, the same ones for the same state.
+    """Turns the 64-bit state of a context into tokens and log probabilities: equal states give equal ones.
 
-    Greedy branches all get the likeliest token; others one that depends on seed, branch and index too.
+    A greedy branch gets the likeliest token. Any other branch gets one that depends on seed, branch and index too.
     """
 
     def __init__(self, info: RunnerInfo, *, generate_eos: bool = False) -> None:
@@ -109,7 +109,7 @@ class Chooser:
         return self._ids[state % len(self._ids)]
 
     def top(self, state: int, count: int) -> tuple[tuple[int, float], ...]:
-        """The likeliest tokens: the k-th has rank k, and every context its own scale."""
+        """The likeliest tokens with their log probabilities, the best first; every context has its own scale."""
         size = len(self._ids)
         scale = 0.25 + (state >> 32) % 997 / 997
         return tuple(
@@ -124,7 +124,7 @@ class Chooser:
         return TokenScore(token, -scale * math.log2(rank + 2), self.top(state, self._width(params)))
 
     def sample(self, state: int, samples: Sequence[Branch], output: StepOutput) -> None:
-        """Appends a token per branch, with its score where the branch's parameters ask for it."""
+        """Appends one token per branch, and its score if the branch's parameters ask for scores."""
         for branch in samples:
             params = branch.sequence.params
             token = self.token(state, params, branch.index, branch.num_output)
@@ -157,7 +157,7 @@ def fake_oracle(
     branch: int = 0,
     generate_eos: bool = False,
 ) -> list[int]:
-    """What a FakeRunner makes of a prompt, computed without one."""
+    """The tokens that a FakeRunner generates after a prompt, computed without a runner."""
     chooser = Chooser(info, generate_eos=generate_eos)
     tokens = list(prompt)
     for index in range(num_tokens):

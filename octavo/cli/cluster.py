@@ -10,23 +10,24 @@ import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from octavo import rpc
+from octavo.child_process import ChildProcess
 from octavo.cli import ports
-from octavo.cli.child import Child, StoreChild
-from octavo.cli.state import RouterState, State, StoreState, WorkerState
-from octavo.cli.supervisor import Service
+from octavo.cli.state import ClusterState, RouterState, StoreState, WorkerState
+from octavo.cli.supervisor import SupervisedProcess
 from octavo.cores import usable_cores
-from octavo.options import SettingsClass
-from octavo.settings import RouterSettings, UpSettings, WorkerSettings, arguments_of, environment_of
+from octavo.options import Settings
+from octavo.setting_sources import arguments_of, environment_of
+from octavo.settings import RouterSettings, UpSettings, WorkerSettings
 from octavo.store.embedded import MAX_SOCKET_PATH, EmbeddedStore
 
 HOST = "127.0.0.1"
 HEALTH_TIMEOUT_S = 1.0
 
-Check = Callable[[], Awaitable[bool]]
+ReadyCheck = Callable[[], Awaitable[bool]]
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class ClusterSettings:
     """The settings of `octavo up`, and those its routers and workers start from."""
 
     up: UpSettings
@@ -36,10 +37,10 @@ class Wanted:
 
 
 class Cluster:
-    """The services of one machine. Ports and names are chosen once, so that a restarted process is the same one."""
+    """The processes of one machine. Ports and names are chosen once, so that a restarted process is the same one."""
 
-    def __init__(self, wanted: Wanted) -> None:
-        self._wanted = wanted
+    def __init__(self, wanted: ClusterSettings) -> None:
+        self._settings = wanted
         self._logs = wanted.state_dir / "logs"
         up = wanted.up
         public = router_ports(up)
@@ -48,47 +49,44 @@ class Cluster:
         free = ports.pick(up.routers + up.workers)
         self.store = self._store()
         self._store_url = up.store if self.store is None else (self.store.tcp_url or self.store.url)
-        self._store_child = self.store and StoreChild(self.store, wanted.state_dir / "store" / "store.log")
         self._routers = [
             self._router(index, port, admin) for index, (port, admin) in enumerate(zip(public, free, strict=False))
         ]
         self._workers = [self._worker(index, port) for index, port in enumerate(free[up.routers :])]
 
     @property
-    def store_services(self) -> list[Service]:
+    def store_processes(self) -> list[SupervisedProcess]:
         """To be started first."""
-        return [Service(self._store_child, _always)] if self._store_child else []
+        return [SupervisedProcess(self.store, _always)] if self.store else []
 
     @property
-    def services(self) -> list[Service]:
+    def processes(self) -> list[SupervisedProcess]:
         """Routers and workers, which need the store."""
-        return [*(service for service, _ in self._routers), *(service for service, _ in self._workers)]
+        return [*(supervised for supervised, _ in self._routers), *(supervised for supervised, _ in self._workers)]
 
-    def state(self, ready: bool) -> State:
+    def state(self, ready: bool) -> ClusterState:
         """As it is now, with the process ids."""
-        return State(
+        return ClusterState(
             pid=os.getpid(),
-            model=self._wanted.up.model,
-            state_dir=str(self._wanted.state_dir),
-            store=StoreState(
-                self._store_url, self._store_child.pid if self._store_child else None, self.store is not None
-            ),
-            routers=[replace(known, pid=service.unit.pid) for service, known in self._routers],
-            workers=[replace(known, pid=service.unit.pid) for service, known in self._workers],
+            model=self._settings.up.model,
+            state_dir=str(self._settings.state_dir),
+            store=StoreState(self._store_url, self.store.pid if self.store else None, self.store is not None),
+            routers=[replace(known, pid=supervised.process.pid) for supervised, known in self._routers],
+            workers=[replace(known, pid=supervised.process.pid) for supervised, known in self._workers],
             ready=ready,
         )
 
     def _store(self) -> EmbeddedStore | None:
-        if self._wanted.up.store:
+        if self._settings.up.store:
             return None
-        directory = self._wanted.state_dir / "store"
+        directory = self._settings.state_dir / "store"
         too_long = len(os.fsencode(directory / "store.sock")) > MAX_SOCKET_PATH
         return EmbeddedStore(directory, port=ports.pick(1)[0] if too_long else None)
 
-    def _router(self, index: int, port: int, admin_port: int) -> tuple[Service, RouterState]:
+    def _router(self, index: int, port: int, admin_port: int) -> tuple[SupervisedProcess, RouterState]:
         name = f"router-{index}"
         settings = replace(
-            self._wanted.router,
+            self._settings.router,
             listen=f"{HOST}:{port}",
             admin_listen=f"{HOST}:{admin_port}",
             store=self._store_url,
@@ -96,34 +94,34 @@ class Cluster:
         )
         state = RouterState(name, None, settings.listen, settings.admin_listen)
         # Without workers here, those that make a router SERVING come later and from elsewhere: nothing to wait for.
-        ready = serving(settings.listen) if self._wanted.up.workers else answering(settings.listen)
-        return self._service(name, "router", settings, ready, {}), state
+        ready = serving(settings.listen) if self._settings.up.workers else answering(settings.listen)
+        return self._supervised(name, "router", settings, ready, {}), state
 
-    def _worker(self, index: int, port: int) -> tuple[Service, WorkerState]:
+    def _worker(self, index: int, port: int) -> tuple[SupervisedProcess, WorkerState]:
         name = f"worker-{index}"
-        threads = self._wanted.worker.threads or max(1, usable_cores() // max(self._wanted.up.workers, 1))
+        threads = self._settings.worker.threads or max(1, usable_cores() // max(self._settings.up.workers, 1))
         settings = replace(
-            self._wanted.worker,
+            self._settings.worker,
             listen=f"{HOST}:{port}",
             store=self._store_url,
             worker_id=name,
-            model=self._wanted.up.model,
-            device=self._wanted.up.device,
+            model=self._settings.up.model,
+            device=self._settings.up.device,
             threads=threads,
         )
         state = WorkerState(name, None, settings.listen)
         environment = {"OMP_NUM_THREADS": str(threads)}
-        return self._service(name, "gpu_worker", settings, serving(settings.listen), environment), state
+        return self._supervised(name, "gpu_worker", settings, serving(settings.listen), environment), state
 
-    def _service(
-        self, name: str, module: str, settings: SettingsClass, ready: Check, environment: dict[str, str]
-    ) -> Service:
+    def _supervised(
+        self, name: str, module: str, settings: Settings, ready: ReadyCheck, environment: dict[str, str]
+    ) -> SupervisedProcess:
         command = [sys.executable, "-m", module, *arguments_of(settings)]
         environment = {**environment, **environment_of(settings)}
-        return Service(Child(name, command, self._logs / f"{name}.log", environment), ready)
+        return SupervisedProcess(ChildProcess(name, command, self._logs / f"{name}.log", environment), ready)
 
 
-def serving(endpoint: str) -> Check:
+def serving(endpoint: str) -> ReadyCheck:
     """A check whether the server at `endpoint` says SERVING."""
 
     async def check() -> bool:
@@ -132,7 +130,7 @@ def serving(endpoint: str) -> Check:
     return check
 
 
-def answering(endpoint: str) -> Check:
+def answering(endpoint: str) -> ReadyCheck:
     """A check whether the server at `endpoint` says how it is, be it NOT_SERVING."""
 
     async def check() -> bool:

@@ -9,8 +9,8 @@ import sys
 from collections.abc import Sequence
 
 from octavo.cli import chat, completion, doctor, generate, status, up
+from octavo.cli.deployment import NoDeploymentError
 from octavo.cli.output import print_error
-from octavo.cli.target import NoTargetError
 from octavo.errors import InvalidArgument, ServingError
 
 COMMANDS = (up, generate, chat, status, doctor, completion)
@@ -33,7 +33,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return int(error.code or 0)
     try:
         return int(args.run(args))
-    except NoTargetError as error:
+    except NoDeploymentError as error:
         print_error(args.command, str(error))
     except ServingError as error:
         print_error(args.command, error.message)

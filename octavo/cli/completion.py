@@ -42,8 +42,10 @@ def run(args: argparse.Namespace, commands: "argparse._SubParsersAction[argparse
 
 
 def _flags(parser: argparse.ArgumentParser) -> Iterator[tuple[str, argparse.Action]]:
+    """The flags that --help shows."""
     for action in parser._actions:
-        yield from ((text, action) for text in action.option_strings if text.startswith("--"))
+        if action.help != argparse.SUPPRESS:
+            yield from ((text, action) for text in action.option_strings if text.startswith("--"))
 
 
 def _bash(parsers: dict[str, argparse.ArgumentParser]) -> str:

@@ -6,6 +6,8 @@ from dataclasses import asdict
 
 from octavo import settings
 from octavo.cli import checks, output, state
+from octavo.options import SettingsError
+from octavo.setting_sources import add_arguments
 
 MARKS = {"ok": "ok  ", "note": "note", "bad": "BAD "}
 
@@ -13,7 +15,7 @@ MARKS = {"ok": "ok  ", "note": "note", "bad": "BAD "}
 def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     parser = commands.add_parser("doctor", help="check this machine, and say what to fix", description=__doc__)
     settings.add_common_arguments(parser)
-    settings.add_arguments(parser, settings.UpSettings, skip=("restart", "log_format", "log_level"))
+    add_arguments(parser, settings.UpSettings, skip=("restart", "log_format", "log_level"))
     parser.add_argument("--json", action="store_true", help="print one object")
     parser.set_defaults(run=run)
 
@@ -21,7 +23,7 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
 def run(args: argparse.Namespace) -> int:
     try:
         up = settings.from_args(settings.UpSettings, args)
-    except settings.SettingsError as error:
+    except SettingsError as error:
         output.print_error("doctor", str(error))
         return 2
     found = asyncio.run(checks.all_checks(up, state.read(checks.state_directory(up))))

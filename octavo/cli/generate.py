@@ -4,14 +4,14 @@ import argparse
 import sys
 from typing import Any
 
-from octavo.cli import output, sampling, target
+from octavo.cli import deployment, output, sampling
 from octavo.client import Client, Completion
 from octavo.client.convert import PRIORITIES, Prompt
 
 
 def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     parser = commands.add_parser("generate", help="continue a prompt", description=__doc__)
-    target.add_arguments(parser)
+    deployment.add_arguments(parser)
     source = parser.add_mutually_exclusive_group(required=True)
     source.add_argument("--prompt", metavar="TEXT", help="the text to continue; - reads it from stdin")
     source.add_argument("--token-ids", type=_ids, metavar="ID[,...]", help="the prompt as token ids")
@@ -37,7 +37,7 @@ def run(args: argparse.Namespace) -> int:
         "deadline_s": args.deadline,
         "priority": args.priority,
     }
-    with Client(target.endpoints(args)) as client:
+    with Client(deployment.endpoints(args)) as client:
         params = sampling.from_args(args)
         if args.json or params.n > 1:
             _print_whole(client.complete(_prompt(args), params, **options), args.json)

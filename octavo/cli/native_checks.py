@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from octavo.cli.check import Check
+from octavo.cli.check_report import CheckReport
 
 TIMEOUT_S = 30
 BUILD = "make extension, or install a wheel that was built with a C++ compiler"
@@ -30,41 +30,43 @@ print(json.dumps(found))
 """
 
 
-def all_checks() -> list[Check]:
+def all_checks() -> list[CheckReport]:
     found = _modules()
     return [cpu_extension(found.get("_C_cpu")), cuda_extension(found.get("_C_cuda")), nvcc()]
 
 
-def cpu_extension(info: dict[str, Any] | None) -> Check:
+def cpu_extension(info: dict[str, Any] | None) -> CheckReport:
     if info is None:
-        return Check("extension", "note", "not built: the reference ops in torch are used, several times slower", BUILD)
+        return CheckReport(
+            "extension", "note", "not built: the reference ops in torch are used, several times slower", BUILD
+        )
     if "error" in info:
-        return Check("extension", "bad", f"cannot be loaded: {info['error']}", BUILD)
+        return CheckReport("extension", "bad", f"cannot be loaded: {info['error']}", BUILD)
     detail = f"native, {info['isa']} kernels, {info['version']}, {info['compiler']}, {info['build_type']}"
     if info["sanitizers"]:
-        return Check(
+        return CheckReport(
             "extension", "note", f"{detail}, with {info['sanitizers']}", "make extension, without OCTAVO_SANITIZE"
         )
-    return Check("extension", "ok", detail)
+    return CheckReport("extension", "ok", detail)
 
 
-def cuda_extension(info: dict[str, Any] | None) -> Check:
+def cuda_extension(info: dict[str, Any] | None) -> CheckReport:
     if info is None:
-        return Check("cuda", "ok", "no CUDA kernels were built: torch runs on a GPU, where there is one")
+        return CheckReport("cuda", "ok", "no CUDA kernels were built: torch runs on a GPU, where there is one")
     if "error" in info:
-        return Check("cuda", "bad", f"the CUDA kernels cannot be loaded: {info['error']}", BUILD)
+        return CheckReport("cuda", "bad", f"the CUDA kernels cannot be loaded: {info['error']}", BUILD)
     devices = info["devices"]
-    return Check("cuda", "ok", f"CUDA kernels, {devices or 'no'} device{'' if devices == 1 else 's'}")
+    return CheckReport("cuda", "ok", f"CUDA kernels, {devices or 'no'} device{'' if devices == 1 else 's'}")
 
 
-def nvcc() -> Check:
+def nvcc() -> CheckReport:
     usual = Path("/usr/local/cuda/bin/nvcc")
     program = shutil.which("nvcc") or (str(usual) if usual.exists() else None)
     if program is None:
-        return Check("nvcc", "ok", "none: needed only to build CUDA kernels")
+        return CheckReport("nvcc", "ok", "none: needed only to build CUDA kernels")
     done = subprocess.run([program, "--version"], capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
     version = re.search(r"release ([\d.]+)", done.stdout)
-    return Check("nvcc", "ok", f"{version[1] if version else 'of an unknown version'}, {program}")
+    return CheckReport("nvcc", "ok", f"{version[1] if version else 'of an unknown version'}, {program}")
 
 
 def _modules() -> dict[str, Any]:

@@ -37,7 +37,7 @@ class StoreState:
 
 
 @dataclass(slots=True)
-class State:
+class ClusterState:
     """A running `octavo up`. A pid is None while its process is being started again."""
 
     pid: int
@@ -56,7 +56,7 @@ class State:
         return {**asdict(self), "endpoints": self.endpoints}
 
     @classmethod
-    def from_json(cls, data: dict[str, Any]) -> "State":
+    def from_json(cls, data: dict[str, Any]) -> "ClusterState":
         return cls(
             pid=data["pid"],
             model=data["model"],
@@ -95,7 +95,7 @@ def locked(directory: Path) -> Iterator[None]:
         yield
 
 
-def write(directory: Path, state: State) -> None:
+def write(directory: Path, state: ClusterState) -> None:
     """Replaces the file in one step: a reader sees the old state or the new one."""
     temporary = directory / f"{FILE}.{os.getpid()}"
     temporary.touch(mode=0o600)  # the store's URL may hold a password
@@ -107,7 +107,7 @@ def remove(directory: Path) -> None:
     (directory / FILE).unlink(missing_ok=True)
 
 
-def read(directory: Path) -> State | None:
+def read(directory: Path) -> ClusterState | None:
     """The state of the `octavo up` that runs on this directory; None if none does."""
     try:
         with (directory / LOCK).open("r+") as lock:
@@ -118,6 +118,6 @@ def read(directory: Path) -> State | None:
     except OSError:
         pass  # held: it runs
     try:
-        return State.from_json(json.loads((directory / FILE).read_text()))
+        return ClusterState.from_json(json.loads((directory / FILE).read_text()))
     except (OSError, ValueError, KeyError, TypeError):
         return None

@@ -8,8 +8,8 @@ from typing import Any
 import grpc
 
 from octavo import rpc
-from octavo.cli import output, target
-from octavo.cli.state import RouterState, State
+from octavo.cli import deployment, output
+from octavo.cli.state import ClusterState, RouterState
 from octavo.errors import StoreUnavailable
 from octavo.options import masked
 from octavo.store import open_store
@@ -20,7 +20,7 @@ TIMEOUT_S = 2.0
 
 def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     parser = commands.add_parser("status", help="show routers, workers and store", description=__doc__)
-    target.add_state_dir(parser)
+    deployment.add_state_dir(parser)
     parser.add_argument("--admin-endpoint", metavar="HOST:PORT[,...]", help="routers' admin listeners to ask instead")
     parser.add_argument("--json", action="store_true", help="print one object")
     parser.set_defaults(run=run)
@@ -31,7 +31,7 @@ def run(args: argparse.Namespace) -> int:
         names = [part.strip() for part in args.admin_endpoint.split(",") if part.strip()]
         status = asyncio.run(collect([RouterState("", None, "", name) for name in names], None))
     else:
-        state = target.running(args)
+        state = deployment.running(args)
         status = asyncio.run(collect(state.routers, state))
     if args.json:
         output.print_json(status, indent=2)
@@ -40,7 +40,7 @@ def run(args: argparse.Namespace) -> int:
     return 0 if any(router["serving"] for router in status["routers"]) else 1
 
 
-async def collect(routers: list[RouterState], state: State | None) -> dict[str, Any]:
+async def collect(routers: list[RouterState], state: ClusterState | None) -> dict[str, Any]:
     """What can be learnt by asking everybody; what does not answer says so."""
     answers = await asyncio.gather(*(_list_workers(router.admin_endpoint) for router in routers))
     store = await _store(state) if state else None
@@ -65,7 +65,7 @@ async def _list_workers(endpoint: str) -> admin_pb2.ListWorkersResponse | None:
     return reply
 
 
-async def _store(state: State) -> dict[str, Any]:
+async def _store(state: ClusterState) -> dict[str, Any]:
     store = open_store(state.store.url)
     try:
         await asyncio.wait_for(store.open(), TIMEOUT_S)
@@ -92,7 +92,7 @@ def _router(known: RouterState, answer: admin_pb2.ListWorkersResponse | None) ->
     }
 
 
-def _workers(state: State | None, answers: list[admin_pb2.ListWorkersResponse]) -> list[dict[str, Any]]:
+def _workers(state: ClusterState | None, answers: list[admin_pb2.ListWorkersResponse]) -> list[dict[str, Any]]:
     """By worker_id; the freshest word of all routers on each, and those no router has met."""
     found: dict[str, admin_pb2.WorkerStatus] = {}
     for answer in answers:

@@ -4,8 +4,10 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
 
-from octavo.cli.child import Unit, tail, trim_log
+from octavo.child_process import tail, trim_log
 from octavo.errors import ServingError
 
 FIRST_DELAY_S = 0.1
@@ -20,16 +22,35 @@ class StartError(Exception):
     """A process did not come up. The message has the end of its log."""
 
 
+class RestartableProcess(Protocol):
+    """What the supervisor keeps alive: a ChildProcess, or the embedded store."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def pid(self) -> int | None: ...
+    @property
+    def log(self) -> Path: ...
+    async def start(self) -> None: ...
+    async def wait(self) -> int:
+        """The exit code, when the process has ended by itself."""
+        ...
+
+    async def stop(self, grace_s: float) -> None:
+        """Ends it in order, or by force after the grace time. Safe to call at any time, and again."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
-class Service:
+class SupervisedProcess:
     """A process and how to tell that it serves."""
 
-    unit: Unit
+    process: RestartableProcess
     ready: Callable[[], Awaitable[bool]]
 
 
 class Supervisor:
-    """Runs services. `say` is told what a person wants to know; `changed` is called after each start and end.
+    """Runs processes. `say` is told what a person wants to know; `changed` is called after each start and end.
 
     Run it in the main thread: children die with the thread that starts them.
     """
@@ -38,25 +59,25 @@ class Supervisor:
         self._restart = restart
         self._say = say
         self._changed = changed
-        self._services: list[Service] = []
+        self._supervised: list[SupervisedProcess] = []
         self._keepers: list[asyncio.Task[None]] = []
         self._trimmer: asyncio.Task[None] | None = None
 
-    async def start(self, services: Sequence[Service], timeout_s: float) -> None:
-        """Starts services side by side and returns when all serve; from then on they are kept alive.
+    async def start(self, processes: Sequence[SupervisedProcess], timeout_s: float) -> None:
+        """Starts processes side by side and returns when all serve; from then on they are kept alive.
 
         Raises StartError if one ends or is not ready in time; what has been started still needs `stop`.
         """
-        self._services += services
+        self._supervised += processes
         if self._trimmer is None:
             self._trimmer = asyncio.create_task(self._trim())
         try:
             async with asyncio.TaskGroup() as group:
-                for service in services:
-                    group.create_task(self._first_start(service, timeout_s))
+                for supervised in processes:
+                    group.create_task(self._first_start(supervised, timeout_s))
         except ExceptionGroup as errors:
             raise errors.exceptions[0] from None
-        self._keepers += [asyncio.create_task(self._keep(service)) for service in services]
+        self._keepers += [asyncio.create_task(self._keep(supervised)) for supervised in processes]
 
     async def watch(self) -> None:
         """Never returns; raises what went wrong in here, if anything does."""
@@ -69,69 +90,70 @@ class Supervisor:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        kinds = {service.unit.name.partition("-")[0]: None for service in self._services}
-        for kind in reversed(kinds):
-            units = [service.unit for service in self._services if service.unit.name.partition("-")[0] == kind]
-            await asyncio.gather(*(unit.stop(grace_s) for unit in units))
+        by_kind: dict[str, list[RestartableProcess]] = {}
+        for supervised in self._supervised:
+            by_kind.setdefault(supervised.process.name.partition("-")[0], []).append(supervised.process)
+        for processes in reversed(by_kind.values()):
+            await asyncio.gather(*(process.stop(grace_s) for process in processes))
         self._changed()
 
-    async def _first_start(self, service: Service, timeout_s: float) -> None:
-        unit, began = service.unit, time.monotonic()
+    async def _first_start(self, supervised: SupervisedProcess, timeout_s: float) -> None:
+        process, began = supervised.process, time.monotonic()
         try:
-            await unit.start()
+            await process.start()
         except (ServingError, OSError) as error:
-            raise StartError(f"{unit.name}: {error}") from error
+            raise StartError(f"{process.name}: {error}") from error
         self._changed()
-        ended = asyncio.ensure_future(unit.wait())
+        ended = asyncio.ensure_future(process.wait())
         next_word = began + WORD_S
         try:
-            while not await service.ready():
+            while not await supervised.ready():
                 if ended.done():
-                    raise StartError(_story(unit, f"ended with {_how(ended.result())}"))
+                    raise StartError(_story(process, f"ended with {_how(ended.result())}"))
                 if time.monotonic() - began > timeout_s:
-                    raise StartError(_story(unit, f"was not ready after {timeout_s:.0f} s"))
+                    raise StartError(_story(process, f"was not ready after {timeout_s:.0f} s"))
                 if time.monotonic() >= next_word:
-                    self._say(f"{unit.name}: not ready yet after {next_word - began:.0f} s; see {unit.log}")
+                    self._say(f"{process.name}: not ready yet after {next_word - began:.0f} s; see {process.log}")
                     next_word += WORD_S
                 await asyncio.wait([ended], timeout=POLL_S)
         finally:
             ended.cancel()
-        self._say(f"{unit.name}: ready after {time.monotonic() - began:.1f} s (pid {unit.pid})")
+        self._say(f"{process.name}: ready after {time.monotonic() - began:.1f} s (pid {process.pid})")
 
-    async def _keep(self, service: Service) -> None:
-        unit, delay_s = service.unit, FIRST_DELAY_S / 2
+    async def _keep(self, supervised: SupervisedProcess) -> None:
+        process, delay_s = supervised.process, FIRST_DELAY_S / 2
         while True:
             began = time.monotonic()
-            code = await unit.wait()
+            code = await process.wait()
             self._changed()
             if not self._restart:
-                self._say(f"{unit.name}: ended ({_how(code)})")
+                self._say(f"{process.name}: ended ({_how(code)})")
                 return
             delay_s = FIRST_DELAY_S if time.monotonic() - began > STABLE_S else min(delay_s * 2, MAX_DELAY_S)
-            while not await self._start_again(unit, code, delay_s):
+            while not await self._start_again(process, code, delay_s):
                 delay_s = min(delay_s * 2, MAX_DELAY_S)
 
-    async def _start_again(self, unit: Unit, code: int, delay_s: float) -> bool:
-        self._say(f"{unit.name}: ended ({_how(code)}); starting again in {delay_s:.1f} s")
+    async def _start_again(self, process: RestartableProcess, code: int, delay_s: float) -> bool:
+        self._say(f"{process.name}: ended ({_how(code)}); starting again in {delay_s:.1f} s")
         await asyncio.sleep(delay_s)
         try:
-            await unit.start()
+            await process.start()
         except (ServingError, OSError) as error:
-            self._say(f"{unit.name}: {error}")
+            self._say(f"{process.name}: {error}")
             return False
         self._changed()
-        self._say(f"{unit.name}: started again (pid {unit.pid})")
+        self._say(f"{process.name}: started again (pid {process.pid})")
         return True
 
     async def _trim(self) -> None:
         while True:
-            for service in self._services:
-                trim_log(service.unit.log)
+            for supervised in self._supervised:
+                trim_log(supervised.process.log)
             await asyncio.sleep(TRIM_INTERVAL_S)
 
 
-def _story(unit: Unit, what: str) -> str:
-    return f"{unit.name} {what}. The end of {unit.log}:\n{tail(unit.log)}"
+def _story(process: RestartableProcess, what: str) -> str:
+    return f"{process.name} {what}. The end of {process.log}:\n{tail(process.log)}"
 
 
 def _how(code: int) -> str:

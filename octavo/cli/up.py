@@ -11,11 +11,13 @@ from pathlib import Path
 
 from octavo import settings
 from octavo.cli import checks, state
-from octavo.cli.cluster import Cluster, Wanted
+from octavo.cli.cluster import Cluster, ClusterSettings
 from octavo.cli.ports import PortInUseError
 from octavo.cli.supervisor import StartError, Supervisor
 from octavo.client import AsyncClient, Completion
 from octavo.errors import ServingError
+from octavo.options import SettingsError
+from octavo.setting_sources import add_arguments
 
 START_TIMEOUT_S = 600.0  # a large model takes its time; a process that ends is noticed at once
 GRACE_S = 10.0
@@ -26,27 +28,28 @@ SAMPLE_TIMEOUT_S = 60.0
 def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     parser = commands.add_parser("up", help="serve a model on this machine until Ctrl-C", description=__doc__)
     settings.add_common_arguments(parser)
-    settings.add_arguments(parser, settings.UpSettings)
-    settings.add_arguments(parser, settings.RouterSettings, skip=settings.UP_DECIDES)
-    settings.add_arguments(parser, settings.WorkerSettings, skip=settings.UP_DECIDES)
+    add_arguments(parser, settings.UpSettings)
+    add_arguments(parser, settings.RouterSettings, skip=settings.UP_DECIDES)
+    add_arguments(parser, settings.WorkerSettings, skip=settings.UP_DECIDES)
     parser.add_argument("--json", action="store_true", help="print the state as JSON when everything is ready")
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
     try:
-        wanted = _wanted(args)
+        wanted = _settings(args)
         _require_model(wanted)
         with state.locked(wanted.state_dir):
-            return asyncio.run(_Up(wanted, args.json).run())
-    except (settings.SettingsError, state.AlreadyRunningError, PortInUseError, StartError) as error:
+            return asyncio.run(_UpProcess(wanted, args.json).run())
+    except (SettingsError, state.AlreadyRunningError, PortInUseError, StartError) as error:
         print(f"octavo up: {error}", file=sys.stderr)
-        return 2 if isinstance(error, settings.SettingsError) else 1
+        return 2 if isinstance(error, SettingsError) else 1
 
 
-def _wanted(args: argparse.Namespace) -> Wanted:
-    up = settings.from_args(settings.UpSettings, args)
-    return Wanted(
+def _settings(args: argparse.Namespace) -> ClusterSettings:
+    others = (settings.RouterSettings, settings.WorkerSettings)
+    up = settings.from_args(settings.UpSettings, args, also_print=others)
+    return ClusterSettings(
         up=up,
         router=settings.from_args(settings.RouterSettings, args),
         worker=settings.from_args(settings.WorkerSettings, args),
@@ -54,7 +57,7 @@ def _wanted(args: argparse.Namespace) -> Wanted:
     )
 
 
-def _require_model(wanted: Wanted) -> None:
+def _require_model(wanted: ClusterSettings) -> None:
     """StartError where the workers could not find their model, which they would say seconds later."""
     if wanted.up.workers and wanted.worker.runner == "model":
         found = checks.model(wanted.up.model)
@@ -62,11 +65,11 @@ def _require_model(wanted: Wanted) -> None:
             raise StartError(f"--model: {found.detail}: {found.fix}")
 
 
-class _Up:
+class _UpProcess:
     """One run of the command."""
 
-    def __init__(self, wanted: Wanted, as_json: bool) -> None:
-        self._wanted = wanted
+    def __init__(self, wanted: ClusterSettings, as_json: bool) -> None:
+        self._settings = wanted
         self._as_json = as_json
         self._cluster = Cluster(wanted)
         self._ready = False
@@ -91,14 +94,14 @@ class _Up:
             await asyncio.gather(serving, ending, return_exceptions=True)
             self._say("ending")
             await self._supervisor.stop(GRACE_S)
-            state.remove(self._wanted.state_dir)
+            state.remove(self._settings.state_dir)
 
     async def _serve(self) -> None:
-        up = self._wanted.up
-        self._say(f"state and logs are in {self._wanted.state_dir}")
-        await self._supervisor.start(self._cluster.store_services, START_TIMEOUT_S)
+        up = self._settings.up
+        self._say(f"state and logs are in {self._settings.state_dir}")
+        await self._supervisor.start(self._cluster.store_processes, START_TIMEOUT_S)
         self._say(f"starting {up.routers} router(s), and {up.workers} worker(s) that load {up.model}")
-        await self._supervisor.start(self._cluster.services, START_TIMEOUT_S)
+        await self._supervisor.start(self._cluster.processes, START_TIMEOUT_S)
         self._ready = True
         self._write_state()
         await self._introduce()
@@ -114,7 +117,7 @@ class _Up:
             await self._show_sample(current)
         print("Ctrl-C ends everything.", flush=True)
 
-    async def _show_sample(self, current: state.State) -> None:
+    async def _show_sample(self, current: state.ClusterState) -> None:
         try:
             completion = await self._sample(current)
         except ServingError as error:
@@ -122,18 +125,18 @@ class _Up:
             return
         print(f"  sample      {SAMPLE_PROMPT}{completion.text!r}\n", flush=True)
 
-    async def _sample(self, current: state.State) -> Completion:
+    async def _sample(self, current: state.ClusterState) -> Completion:
         async with AsyncClient(current.endpoints) as client:
             return await client.complete(SAMPLE_PROMPT, max_tokens=16, temperature=0.0, deadline_s=SAMPLE_TIMEOUT_S)
 
     def _write_state(self) -> None:
-        state.write(self._wanted.state_dir, self._cluster.state(self._ready))
+        state.write(self._settings.state_dir, self._cluster.state(self._ready))
 
     def _say(self, text: str) -> None:
         print(text, file=sys.stderr, flush=True)
 
 
-def _banner(current: state.State) -> str:
+def _banner(current: state.ClusterState) -> str:
     endpoints = ",".join(current.endpoints)
     workers = ", ".join(f"{worker.worker_id} {worker.endpoint}" for worker in current.workers)
     return "\n".join(

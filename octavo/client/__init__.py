@@ -4,11 +4,11 @@ from octavo.client.aio import AsyncClient
 from octavo.client.events import (
     Completion,
     Event,
-    Finished,
     Logprobs,
     Model,
     Output,
     RequestStatus,
+    StreamEnd,
     TokenLogprob,
     Usage,
 )
@@ -24,7 +24,6 @@ __all__ = [
     "Completion",
     "Event",
     "FinishReason",
-    "Finished",
     "Logprobs",
     "Model",
     "Output",
@@ -32,6 +31,7 @@ __all__ = [
     "RetryPolicy",
     "SamplingParams",
     "Stream",
+    "StreamEnd",
     "TokenLogprob",
     "Usage",
 ]

@@ -11,9 +11,9 @@ import grpc
 from octavo import errors, ids
 from octavo.client import convert
 from octavo.client.convert import Messages, Prompt
-from octavo.client.delivery import Delivery
-from octavo.client.endpoints import Endpoints, typed
+from octavo.client.endpoint_pool import EndpointPool, typed
 from octavo.client.events import Completion, Model, RequestStatus
+from octavo.client.receiver import StreamReceiver
 from octavo.client.retry import Recovery, RetryBudget, RetryPolicy
 from octavo.client.stream import AsyncStream, collect
 from octavo.sampling import SamplingParams
@@ -32,7 +32,7 @@ class AsyncClient:
     """
 
     def __init__(self, endpoints: str | Sequence[str], *, policy: RetryPolicy = RetryPolicy()) -> None:  # noqa: B008  frozen: one for all
-        self._endpoints = Endpoints(endpoints)
+        self._endpoints = EndpointPool(endpoints)
         self._policy = policy
         self._budget = RetryBudget(policy.retry_ratio, policy.min_retries)
 
@@ -70,7 +70,9 @@ class AsyncClient:
             priority=priority,
             keep=keep_on_disconnect,
         )
-        return AsyncStream(self._endpoints, request, Delivery(num_branches=sampling.n), self._recovery(deadline_s))
+        return AsyncStream(
+            self._endpoints, request, StreamReceiver(num_branches=sampling.n), self._recovery(deadline_s)
+        )
 
     async def complete(self, prompt: Prompt, sampling: SamplingParams | None = None, **options: Any) -> Completion:
         """The whole answer to what `generate` would stream; takes what that takes."""
@@ -91,8 +93,8 @@ class AsyncClient:
             opening = inference_pb2.AttachRequest(resume_token=resume_token)
         else:
             opening = inference_pb2.AttachRequest(request_id=request_id, next_indexes=next_indexes)
-        delivery = Delivery(None if resume_token else tuple(next_indexes))
-        return AsyncStream(self._endpoints, opening, delivery, self._recovery(deadline_s))
+        receiver = StreamReceiver(None if resume_token else tuple(next_indexes))
+        return AsyncStream(self._endpoints, opening, receiver, self._recovery(deadline_s))
 
     async def cancel(self, request_id: str) -> None:
         """Stops a request; one that has already ended is success."""

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, cast
 
 from octavo import errors, wire
 from octavo.client import events
+from octavo.record import TimelineEntry
 from octavo.sampling import SamplingParams
 from octavo.v1 import inference_pb2, types_pb2
 
@@ -101,8 +102,8 @@ def event(message: inference_pb2.GenerateEvent) -> events.Event:
     )
 
 
-def _finished(message: inference_pb2.Finished) -> events.Finished:
-    return events.Finished(_usage(message.usage), _failure(message))
+def _finished(message: inference_pb2.Finished) -> events.StreamEnd:
+    return events.StreamEnd(_usage(message.usage), _failure(message))
 
 
 def _failure(message: inference_pb2.Finished | inference_pb2.GetResponse) -> errors.Failure | None:
@@ -131,7 +132,7 @@ def request_status(message: inference_pb2.GetResponse) -> events.RequestStatus:
         num_tokens=tuple(message.num_tokens),
         finish_reasons=tuple(map(wire.finish_from_wire, message.finish_reasons)),
         usage=_usage(message.usage),
-        timeline=tuple(events.TimelineEntry(item.after_ms, item.what, item.detail) for item in message.timeline),
+        timeline=tuple(TimelineEntry(item.after_ms, item.what, item.detail) for item in message.timeline),
         failure=_failure(message),
     )
 

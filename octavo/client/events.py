@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 
 from octavo.errors import Failure
+from octavo.record import TimelineEntry
 from octavo.sampling import FinishReason, SamplingParams
 
 
@@ -32,7 +33,7 @@ class Usage:
 
 
 @dataclass(frozen=True, slots=True)
-class Finished:
+class StreamEnd:
     """The end of a stream."""
 
     usage: Usage = Usage()
@@ -55,7 +56,7 @@ class Event:
     logprobs: tuple[Logprobs, ...] = ()
     prompt_logprobs: tuple[Logprobs, ...] = ()
     finish_reason: FinishReason = FinishReason.NONE
-    finished: Finished | None = None
+    finished: StreamEnd | None = None
     resume_token: bytes = field(default=b"", repr=False)
 
 
@@ -94,15 +95,6 @@ class Completion:
     def finish_reason(self) -> FinishReason:
         """Why the first branch ended."""
         return self.outputs[0].finish_reason
-
-
-@dataclass(frozen=True, slots=True)
-class TimelineEntry:
-    """One thing that happened to a request, in milliseconds after it was accepted."""
-
-    after_ms: int
-    what: str
-    detail: str
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ import time
 from dataclasses import dataclass, field
 
 from octavo import errors
-from octavo.client.delivery import BrokenStreamError
+from octavo.client.receiver import BrokenStreamError
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,9 +10,9 @@ import grpc
 
 from octavo import errors
 from octavo.client import convert
-from octavo.client.delivery import BrokenStreamError, Delivery
-from octavo.client.endpoints import Endpoints, typed
-from octavo.client.events import Completion, Event, Finished, Logprobs, Output
+from octavo.client.endpoint_pool import EndpointPool, typed
+from octavo.client.events import Completion, Event, Logprobs, Output, StreamEnd
+from octavo.client.receiver import BrokenStreamError, StreamReceiver
 from octavo.client.retry import Recovery
 from octavo.sampling import FinishReason
 from octavo.v1 import inference_pb2
@@ -28,12 +28,12 @@ class AsyncStream(AsyncIterator[Event]):
     Leaving it early (`aclose`, or `async with`) disconnects, which by default cancels the request after a grace time.
     """
 
-    def __init__(self, endpoints: Endpoints, opening: Opening, delivery: Delivery, recovery: Recovery) -> None:
+    def __init__(self, endpoints: EndpointPool, opening: Opening, receiver: StreamReceiver, recovery: Recovery) -> None:
         self.request_id = opening.request_id
         self.num_reattaches = 0
         self._endpoints = endpoints
         self._opening = opening
-        self._delivery = delivery
+        self._receiver = receiver
         self._recovery = recovery
         self._endpoint = endpoints.first()
         self._broken = False
@@ -55,25 +55,25 @@ class AsyncStream(AsyncIterator[Event]):
     @property
     def resume_token(self) -> bytes:
         """Where another process can go on, after what has been delivered here."""
-        return self._delivery.resume_token
+        return self._receiver.resume_token
 
     async def _run(self) -> AsyncGenerator[Event, None]:
-        while not self._delivery.done:
+        while not self._receiver.done:
             opened = time.monotonic()
             try:
                 async with aclosing(self._connect()) as connection:
                     async for event in connection:
                         self.request_id = event.request_id or self.request_id
-                        new = self._delivery.accept(event)
+                        new = self._receiver.accept(event)
                         if new is not None:
                             self._recovery.progress()
                             yield new
                         if event.finished and event.finished.failure:
                             raise event.finished.failure.error()
-                if not self._delivery.done:
+                if not self._receiver.done:
                     raise BrokenStreamError("the stream ended without its terminal event")
             except (errors.ServingError, BrokenStreamError) as error:
-                if self._delivery.done:
+                if self._receiver.done:
                     raise
                 self._recovery.was_open_for(time.monotonic() - opened)
                 await self._recover(error)
@@ -96,11 +96,11 @@ class AsyncStream(AsyncIterator[Event]):
         attach = inference_pb2.AttachRequest
         stub = self._endpoints.stub(self._endpoint)
         timeout = self._remaining_s()
-        if self._delivery.resume_token:
-            self._delivery.resume()
-            call = stub.Attach(attach(resume_token=self._delivery.resume_token), timeout=timeout)
+        if self._receiver.resume_token:
+            self._receiver.resume()
+            call = stub.Attach(attach(resume_token=self._receiver.resume_token), timeout=timeout)
         else:
-            self._delivery.restart()
+            self._receiver.restart()
             if isinstance(self._opening, attach):
                 call = stub.Attach(self._opening, timeout=timeout)
             elif self._past_deadline:
@@ -137,7 +137,7 @@ async def collect(stream: AsyncStream) -> Completion:
     """The whole answer of a stream. Raises the typed error if a branch failed."""
     branches: dict[int, list[Event]] = {}
     prompt_logprobs: tuple[Logprobs, ...] = ()
-    finished: Finished | None = None
+    finished: StreamEnd | None = None
     async with stream:
         async for event in stream:
             branches.setdefault(event.branch, []).append(event)

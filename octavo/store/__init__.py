@@ -17,7 +17,7 @@ def open_store(url: str, **options: Any) -> Store:
         return MemoryStore(**options)
     if scheme in ("redis", "rediss", "unix"):
         from octavo.store.redis import RedisStore
-        from octavo.store.server import RedisOptions
+        from octavo.store.redis_server import RedisOptions
 
         on_generation = options.pop("on_generation", None)
         return RedisStore(url, RedisOptions(**options), on_generation)

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from octavo.ids import Incarnation, RequestId, SequenceId
-from octavo.record import NewSequence, Record, State
+from octavo.record import NewSequence, Record, SequenceState, TimelineEntry
 from octavo.sampling import FinishReason
 from octavo.store.calls import AppendItem, Notice
 
@@ -57,9 +57,9 @@ def _score(text: str | None) -> float | None:
     return None if text is None else float(text)
 
 
-def _timeline(text: str) -> tuple[tuple[int, str, str], ...]:
-    entries = (line.split(" ", 2) for line in text.split("\n") if line)
-    return tuple((int(at), what, detail) for at, what, detail in entries)
+def _timeline(text: str) -> tuple[TimelineEntry, ...]:
+    lines = (line.split(" ", 2) for line in text.split("\n") if line)
+    return tuple(TimelineEntry(int(after_ms), what, detail) for after_ms, what, detail in lines)
 
 
 def parse_record(seq_id: SequenceId, flat: Sequence[bytes], lengths: Sequence[int]) -> Record:
@@ -73,7 +73,7 @@ def parse_record(seq_id: SequenceId, flat: Sequence[bytes], lengths: Sequence[in
         seq_id=seq_id,
         request_id=RequestId(text["request_id"]),
         body_hash=raw["body_hash"],
-        state=State(text["state"]),
+        state=SequenceState(text["state"]),
         epoch=int(text["epoch"]),
         owner=Incarnation(text["owner"]),
         take_id=text["take_id"],

@@ -11,28 +11,16 @@ import importlib.util
 import os
 import platform
 import shutil
-import signal
-import sys
 import tempfile
 from pathlib import Path
 
+from octavo.child_process import ChildProcess
 from octavo.errors import StoreUnavailable
 
 MAX_SOCKET_PATH = 100  # the kernel allows 107 bytes
 START_TIMEOUT_S = 30.0
 STOP_TIMEOUT_S = 10.0
 NAMES = ("valkey-server", "redis-server")
-
-# Ties the server's life to its parent's (Linux), then becomes the server.
-LAUNCHER = """
-import ctypes, os, signal, sys
-parent = int(sys.argv[1])
-if sys.platform == "linux":
-    ctypes.CDLL(None).prctl(1, signal.SIGKILL)
-if os.getppid() != parent:
-    sys.exit(1)
-os.execv(sys.argv[2], sys.argv[2:])
-"""
 
 
 def find_server() -> Path:
@@ -57,14 +45,17 @@ class EmbeddedStore:
     The server dies with the *thread* that started it: start it from a thread that lives as long (the main one).
     """
 
+    name = "store"
+
     def __init__(
         self, directory: Path, *, port: int | None = None, fsync: str = "no", binary: Path | None = None
     ) -> None:
+        self.log = directory / "store.log"
         self._directory = directory
         self._port = port
         self._fsync = fsync
         self._binary = binary
-        self._process: asyncio.subprocess.Process | None = None
+        self._process: ChildProcess | None = None
         self._socket_directory: str | None = None
         self._socket = directory.absolute() / "store.sock"
 
@@ -78,6 +69,7 @@ class EmbeddedStore:
 
     @property
     def pid(self) -> int | None:
+        """None unless the server runs."""
         return None if self._process is None else self._process.pid
 
     async def start(self) -> None:
@@ -87,34 +79,30 @@ class EmbeddedStore:
         with contextlib.suppress(FileNotFoundError):
             self._socket.unlink()
         binary = self._binary or find_server()
-        launcher = (sys.executable, "-I", "-S", "-c", LAUNCHER, str(os.getpid()), str(binary))
-        with self._log.open("ab") as log:
-            self._process = await asyncio.create_subprocess_exec(
-                *launcher, *self._arguments(), stdin=asyncio.subprocess.DEVNULL, stdout=log, stderr=log,
-                start_new_session=True,
-            )  # fmt: skip
+        self._process = ChildProcess(self.name, [str(binary), *self._arguments()], self.log)
+        await self._process.start()
         try:
             async with asyncio.timeout(START_TIMEOUT_S):
                 await self._answers(self._process)
         except TimeoutError:
             await self.kill()
-            raise StoreUnavailable(
-                f"the store did not answer within {START_TIMEOUT_S:.0f} s; see {self._log}"
-            ) from None
+            raise StoreUnavailable(f"the store did not answer within {START_TIMEOUT_S:.0f} s; see {self.log}") from None
 
-    async def stop(self) -> None:
-        """Ends the server in order; safe to call at any time, and again."""
-        await self._end(signal.SIGTERM)
+    async def stop(self, grace_s: float = STOP_TIMEOUT_S) -> None:
+        """Ends the server in order, or by force after the grace time. Safe to call at any time, and again."""
+        if self._process is not None:
+            await self._process.stop(grace_s)
         if self._socket_directory is not None:
             shutil.rmtree(self._socket_directory, ignore_errors=True)
             self._socket_directory = None
 
     async def kill(self) -> None:
         """Ends the server at once, as a crash would."""
-        await self._end(signal.SIGKILL)
+        if self._process is not None:
+            await self._process.kill()
 
     async def wait(self) -> int:
-        """The exit code, when the server has ended by itself."""
+        """The exit code, when the server has ended."""
         if self._process is None:
             raise RuntimeError("the store was not started")
         return await self._process.wait()
@@ -122,10 +110,6 @@ class EmbeddedStore:
     async def restart(self) -> None:
         await self.stop()
         await self.start()
-
-    @property
-    def _log(self) -> Path:
-        return self._directory / "store.log"
 
     def _place_socket(self) -> None:
         if len(os.fsencode(self._socket)) > MAX_SOCKET_PATH:
@@ -142,10 +126,10 @@ class EmbeddedStore:
             *("--timeout", "0", "--tcp-keepalive", "60", "--loglevel", "notice"),
         ]
 
-    async def _answers(self, process: asyncio.subprocess.Process) -> None:
+    async def _answers(self, process: ChildProcess) -> None:
         while not await self._ping():
-            if process.returncode is not None:
-                raise StoreUnavailable(f"the store ended with code {process.returncode}; see {self._log}")
+            if process.pid is None:
+                raise StoreUnavailable(f"the store ended with code {await process.wait()}; see {self.log}")
             await asyncio.sleep(0.01)
 
     async def _ping(self) -> bool:
@@ -161,16 +145,3 @@ class EmbeddedStore:
             return False
         finally:
             writer.close()
-
-    async def _end(self, how: signal.Signals) -> None:
-        process, self._process = self._process, None
-        if process is None:
-            return
-        with contextlib.suppress(ProcessLookupError):
-            process.send_signal(how)
-        try:
-            async with asyncio.timeout(STOP_TIMEOUT_S):
-                await process.wait()
-        except TimeoutError:
-            process.kill()
-            await process.wait()

@@ -30,7 +30,7 @@ from octavo.store.calls import (
     TakeStatus,
     poison_failure,
 )
-from octavo.store.server import RedisOptions, Server
+from octavo.store.redis_server import RedisOptions, RedisServer
 
 APPEND_STATUSES = tuple(AppendStatus)  # in the order of the numbers in lua/40_journal.lua
 EVERY_BRANCH = -1  # of the function `finish`: all that still run
@@ -50,7 +50,7 @@ class RedisStore:
         source: str | None = None,
     ) -> None:
         self._options = options or RedisOptions()
-        self.server = Server(url, self._options, on_generation, source)
+        self.server = RedisServer(url, self._options, on_generation, source)
         self._call, self._each_shard = self.server.call, self.server.each_shard
 
     @property

@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 
 from octavo.errors import InvalidArgument
-from octavo.text.detokenizer import Detokenizer, Pieces
+from octavo.text.detokenizer import ByteTable, Detokenizer
 
-PIECES = Pieces([bytes([value]) for value in range(256)])
+BYTE_TABLE = ByteTable([bytes([value]) for value in range(256)])
 
 
 class ByteTokenizer:
@@ -26,4 +26,4 @@ class ByteTokenizer:
         return detokenizer.push(ids) + detokenizer.flush()
 
     def detokenizer(self, skip_special_tokens: bool = True) -> Detokenizer:
-        return Detokenizer(PIECES)
+        return Detokenizer(BYTE_TABLE)

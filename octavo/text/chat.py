@@ -1,7 +1,7 @@
 """Chat messages to text, by the model's own template, so that no message can speak as somebody else.
 
 The template is the model's, never a client's; it runs in jinja2's sandbox. Special tokens are meant to come from the
-template alone. A message that spells one is a forgery, and `Guard` disarms it before the template sees it.
+template alone. A message that spells one is a forgery, and `SpecialTokenGuard` disarms it before the template sees it.
 """
 
 import json
@@ -62,7 +62,7 @@ def check_messages(messages: Sequence[Message]) -> None:
             raise InvalidArgument(f"{FIELD}[{index}].role", "1 to 64 letters, digits, '_', '.' or '-' are needed")
 
 
-class Guard:
+class SpecialTokenGuard:
     """Disarms special tokens in messages.
 
     The first character of each one that a message spells, whole or begun at its very end, becomes a stand-in: a Unicode
@@ -115,7 +115,7 @@ def _noncharacters() -> Sequence[str]:
     return [chr(code) for code in range(0xFDD0, 0xFDF0)] + planes
 
 
-class _Generation(Extension):
+class _GenerationTag(Extension):
     """{% generation %} marks, for training, what the assistant said. It changes nothing about the text."""
 
     tags = {"generation"}  # noqa: RUF012 - as jinja2 declares it
@@ -128,7 +128,7 @@ class _Generation(Extension):
 def _environment() -> ImmutableSandboxedEnvironment:
     """As the templates published with models expect it."""
     environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, _Generation]
+        trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, _GenerationTag]
     )
     environment.filters["tojson"] = _to_json
     environment.globals["raise_exception"] = _raise_exception

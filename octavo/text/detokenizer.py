@@ -13,14 +13,14 @@ from octavo.errors import Mismatch
 
 
 @dataclass(frozen=True, slots=True)
-class Pieces:
+class ByteTable:
     """The bytes of each token, by id, and what the start of a text loses."""
 
     table: Sequence[bytes]
     strip: int = 0  # at most this many spaces at the start of a text are dropped
     bare_first: bool = False  # the first token loses all its spaces
 
-    def without(self, ids: Iterable[int]) -> "Pieces":
+    def without(self, ids: Iterable[int]) -> "ByteTable":
         """The same, where `ids` have no text."""
         table = list(self.table)
         for token_id in ids:
@@ -38,7 +38,7 @@ class Detokenizer:
 
     __slots__ = ("_bare_first", "_decoder", "_pending", "_pieces", "_strip")
 
-    def __init__(self, pieces: Pieces) -> None:
+    def __init__(self, pieces: ByteTable) -> None:
         self._pieces = pieces.table
         self._strip = pieces.strip
         self._bare_first = pieces.bare_first
@@ -83,15 +83,15 @@ class Detokenizer:
         return data[dropped:]
 
 
-def build_pieces(decoder: Mapping[str, Any] | None, tokens: Sequence[str | None]) -> Pieces:
+def build_byte_table(decoder: Mapping[str, Any] | None, tokens: Sequence[str | None]) -> ByteTable:
     """The bytes of each token as the `decoder` of a tokenizer.json spells them; Mismatch if its kind is unknown."""
     steps = list(_flatten(decoder))
     if [step["type"] for step in steps] == ["ByteLevel"]:
-        return Pieces([b"" if token is None else _from_byte_alphabet(token) for token in tokens])
+        return ByteTable([b"" if token is None else _from_byte_alphabet(token) for token in tokens])
     if [step["type"] for step in steps] == ["Metaspace"]:
         mark = steps[0]["replacement"]
         table = [b"" if token is None else token.replace(mark, " ").encode() for token in tokens]
-        return Pieces(table, bare_first=steps[0].get("prepend_scheme", "always") != "never")
+        return ByteTable(table, bare_first=steps[0].get("prepend_scheme", "always") != "never")
     return _sentencepiece(steps, tokens)
 
 
@@ -105,7 +105,7 @@ def _flatten(decoder: Mapping[str, Any] | None) -> Iterable[Mapping[str, Any]]:
         yield decoder
 
 
-def _sentencepiece(steps: Sequence[Mapping[str, Any]], tokens: Sequence[str | None]) -> Pieces:
+def _sentencepiece(steps: Sequence[Mapping[str, Any]], tokens: Sequence[str | None]) -> ByteTable:
     replaced: list[tuple[str, str]] = []
     byte_fallback, fused, strip = False, False, 0
     for step in steps:
@@ -120,7 +120,7 @@ def _sentencepiece(steps: Sequence[Mapping[str, Any]], tokens: Sequence[str | No
             strip += step["start"]
         else:
             raise Mismatch(f"the tokenizer's decoder has a step {kind} that cannot be streamed")
-    return Pieces([_piece(token, replaced, byte_fallback) for token in tokens], strip)
+    return ByteTable([_piece(token, replaced, byte_fallback) for token in tokens], strip)
 
 
 def _piece(token: str | None, replaced: Sequence[tuple[str, str]], byte_fallback: bool) -> bytes:

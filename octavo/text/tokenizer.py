@@ -7,7 +7,6 @@ client's text, only from token ids and from the model's chat template.
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
@@ -15,21 +14,11 @@ import tokenizers
 from tokenizers import AddedToken, normalizers
 
 from octavo.errors import InvalidArgument, NotFound
-from octavo.text.chat import ChatTemplate, Guard, Message, check_messages
-from octavo.text.detokenizer import Detokenizer, build_pieces
-
-
-@dataclass(frozen=True, kw_only=True)
-class TokenizerParts:
-    """What a loader finds out."""
-
-    backend: tokenizers.Tokenizer  # with all added tokens, as the model's own files describe it
-    tokens: Sequence[str | None]  # by id
-    special_ids: frozenset[int]
-    prefix_ids: tuple[int, ...] = ()  # before every text: the beginning-of-sequence token, if the model wants it
-    eos_token_ids: tuple[int, ...] = ()
-    template: str | None = None
-    template_variables: dict[str, str] = field(default_factory=dict)
+from octavo.text.chat import ChatTemplate, Message, SpecialTokenGuard, check_messages
+from octavo.text.detokenizer import Detokenizer, build_byte_table
+from octavo.text.tokenizer_folder import read_folder
+from octavo.text.tokenizer_gguf import read_gguf
+from octavo.text.tokenizer_parts import TokenizerParts
 
 
 def load_tokenizer(path: str | Path) -> "Tokenizer":
@@ -37,10 +26,6 @@ def load_tokenizer(path: str | Path) -> "Tokenizer":
 
     NotFound if there is none; Mismatch if it is of a kind that octavo cannot run.
     """
-    # Imported here: each loader builds TokenizerParts.
-    from octavo.text.tokenizer_folder import read_folder
-    from octavo.text.tokenizer_gguf import read_gguf
-
     path = Path(path)
     if path.is_dir() and (path / "tokenizer.json").is_file():
         return Tokenizer(read_folder(path))
@@ -62,10 +47,10 @@ class Tokenizer:
         self._plain = _copy(parts.backend, parts.special_ids)
         self._plain.encode_special_tokens = True
         decoder = parts.backend.decoder
-        self._pieces = build_pieces(json.loads(decoder.__getstate__()) if decoder else None, parts.tokens)
+        self._pieces = build_byte_table(json.loads(decoder.__getstate__()) if decoder else None, parts.tokens)
         self._pieces_without_special = self._pieces.without(parts.special_ids)
         self._chat = ChatTemplate(parts.template, parts.template_variables) if parts.template else None
-        self._guard = Guard(self._special_tokens)
+        self._guard = SpecialTokenGuard(self._special_tokens)
 
     @property
     def has_chat_template(self) -> bool:

@@ -9,7 +9,7 @@ import tokenizers
 from tokenizers import AddedToken
 
 from octavo.errors import Mismatch
-from octavo.text.tokenizer import TokenizerParts
+from octavo.text.tokenizer_parts import TokenizerParts
 
 _NAMED = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 

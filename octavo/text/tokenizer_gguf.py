@@ -14,7 +14,7 @@ from tokenizers import AddedToken, Regex, decoders, models, pre_tokenizers
 from octavo.errors import Mismatch
 from octavo.gguf import GgufFile
 from octavo.gguf_metadata import Metadata
-from octavo.text.tokenizer import TokenizerParts
+from octavo.text.tokenizer_parts import TokenizerParts
 
 SPACE = "▁"
 _ENDS = ("eos", "eot", "eom")  # of a sequence, a turn, a message: each ends a generation

@@ -1,4 +1,4 @@
-"""The Admin service: what this router sees, for the people who run it."""
+"""The Admin service: what this router knows of workers, sequences and placements, for operators."""
 
 import time
 from typing import TYPE_CHECKING, NoReturn, cast
@@ -7,13 +7,14 @@ from octavo import validation
 from octavo.errors import InvalidArgument, NotFound, Unimplemented
 from octavo.ids import Incarnation, sequence_id
 from octavo.record import Record
+from octavo.store.base import Store
 from octavo.v1 import admin_pb2, admin_pb2_grpc, inference_pb2
 from router.fleet.worker_link import WorkerLink
+from router.fleet.worker_pool import WorkerPool
 from router.placing.assigner import Assigner
 from router.placing.placement import PlacementCandidate, PlacementDecision
 from router.streaming.request_preparer import TENANT, RequestPreparer
 from router.streaming.server import STATES
-from router.streaming.session_context import SessionContext
 
 if TYPE_CHECKING:
     import grpc
@@ -22,14 +23,18 @@ if TYPE_CHECKING:
 
 MAX_SEQUENCES = 10_000
 DEFAULT_SEQUENCES = 1000
-LATER = "comes with live migration; stop a worker with SIGTERM, and others take its sequences over by replay"
+COMES_LATER = "comes with live migration; stop a worker with SIGTERM, and others take its sequences over by replay"
 
 
 class AdminService(admin_pb2_grpc.AdminServicer):
-    """What operators call. Reads only, for now."""
+    """The service that operators call. It changes nothing."""
 
-    def __init__(self, services: SessionContext, assigner: Assigner, preparer: RequestPreparer) -> None:
-        self._services = services
+    def __init__(
+        self, store: Store, router_id: Incarnation, pool: WorkerPool, assigner: Assigner, preparer: RequestPreparer
+    ) -> None:
+        self._store = store
+        self._router_id = router_id
+        self._pool = pool
         self._assigner = assigner
         self._preparer = preparer
 
@@ -39,10 +44,10 @@ class AdminService(admin_pb2_grpc.AdminServicer):
     async def ListWorkers(
         self, request: admin_pb2.ListWorkersRequest, context: "Context"
     ) -> admin_pb2.ListWorkersResponse:
-        links = sorted(self._services.pool.links.values(), key=lambda link: link.worker_id)
-        depth = await self._services.store.queue_depth()
+        links = sorted(self._pool.links.values(), key=lambda link: link.worker_id)
+        depth = await self._store.queue_depth()
         return admin_pb2.ListWorkersResponse(
-            workers=[status_of(link) for link in links], router_id=self._services.router_id, num_queued=depth.num_queued
+            workers=[worker_to_wire(link) for link in links], router_id=self._router_id, num_queued=depth.num_queued
         )
 
     async def ListSequences(
@@ -50,13 +55,13 @@ class AdminService(admin_pb2_grpc.AdminServicer):
     ) -> admin_pb2.ListSequencesResponse:
         if request.limit > MAX_SEQUENCES:
             raise InvalidArgument("limit", f"{request.limit} is too many; at most {MAX_SEQUENCES}")
-        records = await self._services.store.list_sequences(
+        records = await self._store.list_sequences(
             Incarnation(request.owner) if request.owner else None, request.limit or DEFAULT_SEQUENCES
         )
         records.sort(key=lambda record: record.accepted_ms)
-        newest = await self._services.store.read(records[-1].seq_id) if records else None
-        now_ms = newest.now_ms if newest else 0  # by the store's clock, as all times in records
-        return admin_pb2.ListSequencesResponse(sequences=[sequence_status(record, now_ms) for record in records])
+        newest = await self._store.read(records[-1].seq_id) if records else None
+        now_ms = newest.now_ms if newest else 0  # by the store's clock, like all times in records
+        return admin_pb2.ListSequencesResponse(sequences=[sequence_to_wire(record, now_ms) for record in records])
 
     async def ExplainPlacement(
         self, request: admin_pb2.ExplainPlacementRequest, context: "Context"
@@ -69,22 +74,23 @@ class AdminService(admin_pb2_grpc.AdminServicer):
                     raise NotFound("request_id: this router did not place it, or has forgotten it; ask another router")
             case "hypothetical":
                 prepared = await self._preparer.prepare(request.hypothetical)
-                decision = self._assigner.explain(prepared.model, list(prepared.new.prompt), prepared.new.salt, set())
+                new = prepared.new
+                decision = self._assigner.decide_placement(prepared.model, list(new.prompt), new.salt, set())
             case _:
                 raise InvalidArgument("what", "send a request_id or a hypothetical request")
-        return explanation(decision)
+        return decision_to_wire(decision)
 
     async def Migrate(self, request: admin_pb2.MigrateRequest, context: "Context") -> NoReturn:
-        raise Unimplemented(f"Migrate {LATER}")
+        raise Unimplemented(f"Migrate {COMES_LATER}")
 
     async def DrainWorker(self, request: admin_pb2.DrainWorkerRequest, context: "Context") -> NoReturn:
-        raise Unimplemented(f"DrainWorker {LATER}")
+        raise Unimplemented(f"DrainWorker {COMES_LATER}")
 
     async def WatchCluster(self, request: admin_pb2.WatchClusterRequest, context: "Context") -> NoReturn:
         raise Unimplemented("WatchCluster comes with `octavo top`; poll ListWorkers until then")
 
 
-def status_of(link: WorkerLink) -> admin_pb2.WorkerStatus:
+def worker_to_wire(link: WorkerLink) -> admin_pb2.WorkerStatus:
     view = link.view()
     return admin_pb2.WorkerStatus(
         hello=link.hello,
@@ -97,7 +103,7 @@ def status_of(link: WorkerLink) -> admin_pb2.WorkerStatus:
     )
 
 
-def sequence_status(record: Record, now_ms: int) -> admin_pb2.SequenceStatus:
+def sequence_to_wire(record: Record, now_ms: int) -> admin_pb2.SequenceStatus:
     return admin_pb2.SequenceStatus(
         seq_id=record.seq_id,
         request_id=record.request_id,
@@ -112,7 +118,7 @@ def sequence_status(record: Record, now_ms: int) -> admin_pb2.SequenceStatus:
     )
 
 
-def explanation(decision: PlacementDecision) -> admin_pb2.ExplainPlacementResponse:
+def decision_to_wire(decision: PlacementDecision) -> admin_pb2.ExplainPlacementResponse:
     return admin_pb2.ExplainPlacementResponse(
         worker_id=decision.worker.worker_id if decision.worker else "",
         candidates=[candidate_to_wire(candidate) for candidate in decision.candidates],

@@ -1,10 +1,11 @@
-"""Which worker can be hit by which prefix blocks, as far as the workers' events tell.
+"""Which prefix blocks each worker has cached, as far as the workers' events tell.
 
 One dictionary from block hash to a bit mask of workers answers a lookup for all workers at once: the workers that
-still have the whole prefix are an `and` of masks, and each worker leaves that set once. A second dictionary, nearly
-always much smaller, does the same for host pools. A set per worker makes forgetting it cheap.
+still have the whole prefix are the `and` of the masks so far, and each worker leaves that set once. A second
+dictionary, nearly always much smaller, holds the blocks in host pools. One set of blocks per worker makes it cheap to
+forget a worker.
 
-A wrong entry costs a prefill, never a wrong token: the worker matches its own cache again.
+A wrong entry costs a prefill and never a wrong token, because the worker matches the prompt with its own cache again.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -17,6 +18,8 @@ from typing import NamedTuple
 from octavo.ids import BlockHash, Incarnation
 
 HASH_BYTES = 16
+
+HitCounts = tuple[int, int]  # of a prefix: how much is on a worker's device, and how much is in its host pool alone
 
 
 class KvChange(Enum):
@@ -35,14 +38,14 @@ class KvEvent(NamedTuple):
 
 
 class ApplyOutcome(Enum):
-    """What became of a batch of events."""
+    """What `KvIndex.apply_events` did with a batch of events."""
 
     OK = auto()
-    NEEDS_SNAPSHOT = auto()  # the worker has no entries now, and takes no events before its next snapshot
+    NEEDS_SNAPSHOT = auto()  # the worker has no entries any more; its events are refused before its next snapshot
 
 
 @dataclass(slots=True)
-class _Worker:
+class _WorkerEntry:
     bit: int
     event_seq: int
     digest: int = 0  # XOR of the hashes (first 8 bytes, little endian) in either set, each once
@@ -54,30 +57,24 @@ class KvIndex:
     """The prefix caches of all workers, by incarnation."""
 
     def __init__(self) -> None:
-        self._workers: dict[Incarnation, _Worker] = {}
-        self._names: list[Incarnation] = []  # by number of the bit; stale where nobody has it
+        self._workers: dict[Incarnation, _WorkerEntry] = {}
+        self._names: list[Incarnation] = []  # by number of the bit; an old name where no worker has the bit
         self._device: dict[bytes, int] = {}
         self._host: dict[bytes, int] = {}
-
-    def __contains__(self, incarnation: Incarnation) -> bool:
-        return incarnation in self._workers
-
-    @property
-    def num_blocks(self) -> int:
-        """Different blocks known, on any device or in any host pool."""
-        return len(self._device.keys() | self._host.keys()) if self._host else len(self._device)
 
     def apply_snapshot(
         self, incarnation: Incarnation, device_hashes: bytes, host_hashes: bytes, event_seq: int
     ) -> None:
         """Replaces all that is known of a worker. `event_seq` is the number of the last event in the snapshot."""
-        self.drop(incarnation)
-        worker = self._workers[incarnation] = _Worker(self._free_bit(incarnation), event_seq)
+        self.forget_worker(incarnation)
+        worker = self._workers[incarnation] = _WorkerEntry(self._free_bit(incarnation), event_seq)
         for block in _split(host_hashes):
             self._add(worker, block, worker.host, self._host)
         self._store(worker, device_hashes)
 
-    def apply(self, incarnation: Incarnation, events: Sequence[KvEvent], event_seq: int, digest: int) -> ApplyOutcome:
+    def apply_events(
+        self, incarnation: Incarnation, events: Sequence[KvEvent], event_seq: int, digest: int
+    ) -> ApplyOutcome:
         """Applies events in order; `event_seq` numbers the last of them, `digest` describes the cache after it.
 
         A worker without a snapshot, a gap in the numbers or another digest ends in NEEDS_SNAPSHOT.
@@ -91,18 +88,20 @@ class KvIndex:
             worker.event_seq = event_seq
             if worker.digest == digest:
                 return ApplyOutcome.OK
-        self.drop(incarnation)
+        self.forget_worker(incarnation)
         return ApplyOutcome.NEEDS_SNAPSHOT
 
-    def drop(self, incarnation: Incarnation) -> None:
-        """Forgets a worker; unknown is fine."""
+    def forget_worker(self, incarnation: Incarnation) -> None:
+        """Removes all entries of a worker. An unknown worker changes nothing."""
         worker = self._workers.pop(incarnation, None)
         if worker is not None:
             self._clear(worker)
 
-    def hits(self, hashes: Sequence[BlockHash], block_size: int = 1) -> dict[Incarnation, tuple[int, int]]:
-        """For each worker that has the first block: how much of its longest leading run is on the device, and how much
-        in the host pool alone. Counted in blocks, or in tokens if told that a block has `block_size` of them."""
+    def find_hits(self, hashes: Sequence[BlockHash], block_size: int = 1) -> dict[Incarnation, HitCounts]:
+        """How long a prefix each worker has cached. A worker that has not even the first block is left out.
+
+        The prefix is counted in tokens if `block_size` is given, otherwise in blocks.
+        """
         on_device = list(map(self._device.get, hashes, repeat(0)))
         in_host = list(map(self._host.get, hashes, repeat(0))) if self._host else []
         if not any(in_host):
@@ -115,12 +114,14 @@ class KvIndex:
             runs[name] = (length - num_host * block_size, num_host * block_size)
         return runs
 
-    def _runs(self, alive: list[int], unit: int) -> dict[Incarnation, tuple[int, int]]:
-        """Where each worker leaves masks that it cannot enter again, times `unit`. Comparing masks runs in C; Python
-        sees only the places where workers leave."""
+    def _runs(self, alive: list[int], unit: int) -> dict[Incarnation, HitCounts]:
+        """The position at which each worker leaves the masks, times `unit`. A worker that has left never comes back.
+
+        The comparison of the masks runs in C. Python sees only the positions at which workers leave.
+        """
         alive.append(0)
         names = self._names
-        found: dict[Incarnation, tuple[int, int]] = {}
+        found: dict[Incarnation, HitCounts] = {}
         for position in compress(count(1), map(ne, alive, islice(alive, 1, None))):
             left = alive[position - 1] ^ alive[position]
             hit = (position * unit, 0)
@@ -132,7 +133,7 @@ class KvIndex:
         return found
 
     def _lengths(self, masks: list[int]) -> dict[Incarnation, int]:
-        """How many masks each worker is in: the sum of where its stretches end less where they begin."""
+        """How many masks each worker is in: the sum of the ends of its runs, less the sum of their beginnings."""
         lengths: dict[Incarnation, int] = {}
         masks = [0, *masks, 0]
         for position in compress(count(), map(ne, masks, islice(masks, 1, None))):
@@ -150,13 +151,13 @@ class KvIndex:
         return compress(self._names, map(int, bin(mask)[:1:-1]))
 
     def _free_bit(self, incarnation: Incarnation) -> int:
-        """The lowest bit that no worker has, named after this one from now on."""
+        """The lowest bit that no worker has. From now on it stands for this worker."""
         taken = {worker.bit for worker in self._workers.values()}
         number = next(number for number in count() if 1 << number not in taken)
         self._names[number : number + 1] = [incarnation]
         return 1 << number
 
-    def _apply_one(self, worker: _Worker, event: KvEvent) -> None:
+    def _apply_one(self, worker: _WorkerEntry, event: KvEvent) -> None:
         if event.change is KvChange.STORED:
             self._store(worker, event.hashes)
         elif event.change is KvChange.REMOVED:
@@ -165,11 +166,11 @@ class KvIndex:
         else:
             self._clear(worker)
 
-    def _store(self, worker: _Worker, hashes: bytes) -> None:
+    def _store(self, worker: _WorkerEntry, hashes: bytes) -> None:
         for block in _split(hashes):
             self._add(worker, block, worker.device, self._device)
 
-    def _add(self, worker: _Worker, block: bytes, owned: set[bytes], masks: dict[bytes, int]) -> None:
+    def _add(self, worker: _WorkerEntry, block: bytes, owned: set[bytes], masks: dict[bytes, int]) -> None:
         if block in owned:
             return
         if block not in worker.device and block not in worker.host:
@@ -178,8 +179,8 @@ class KvIndex:
         mask = masks.get(block)
         masks[block] = worker.bit if mask is None else mask | worker.bit  # most masks are one shared integer
 
-    def _remove(self, worker: _Worker, block: bytes) -> None:
-        """The block cannot be hit on this worker any more, wherever it was."""
+    def _remove(self, worker: _WorkerEntry, block: bytes) -> None:
+        """The worker has the block neither on the device nor in the host pool any more."""
         if block in worker.device or block in worker.host:
             worker.digest ^= _short(block)
         for owned, masks in ((worker.device, self._device), (worker.host, self._host)):
@@ -187,20 +188,12 @@ class KvIndex:
                 owned.remove(block)
                 _unset(masks, block, worker.bit)
 
-    def _clear(self, worker: _Worker) -> None:
+    def _clear(self, worker: _WorkerEntry) -> None:
         for owned, masks in ((worker.device, self._device), (worker.host, self._host)):
             for block in owned:
                 _unset(masks, block, worker.bit)
             owned.clear()
         worker.digest = 0
-
-
-def digest_of(hashes: Iterable[bytes]) -> int:
-    """The digest a worker with these different blocks reports."""
-    digest = 0
-    for block in hashes:
-        digest ^= _short(block)
-    return digest
 
 
 def _unset(masks: dict[bytes, int], block: bytes, bit: int) -> None:

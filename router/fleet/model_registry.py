@@ -1,4 +1,4 @@
-"""The models this router serves: what their workers said of them, and their tokenizers."""
+"""The models this router serves, as their workers described them, and the tokenizers of those models."""
 
 import asyncio
 import logging
@@ -17,7 +17,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerFacts:
-    """What does not change while a worker process lives."""
+    """What a worker says of itself in its answer to Hello. None of it changes while the worker process lives."""
 
     worker_id: str
     incarnation: Incarnation
@@ -37,7 +37,7 @@ class WorkerFacts:
 
 @dataclass(slots=True, eq=False)
 class ServedModel:
-    """One model name: every worker that serves it has the same fingerprint and layout."""
+    """A model name. All workers that serve it have the same fingerprint and layout."""
 
     name: str
     fingerprint: str
@@ -50,24 +50,24 @@ class ServedModel:
     workers: set[Incarnation] = field(default_factory=set)
 
     def text_stream(self, params: SamplingParams) -> TextStream:
-        """The text of one branch, from its first token on."""
+        """Makes the text of one branch, from the branch's first token on."""
         return TextStream.of_branch(self.tokenizer.detokenizer(params.skip_special_tokens), params, self.eos_token_ids)
 
 
 class ModelRegistry:
-    """Known models by name. A worker whose model differs from the one known under its name is refused."""
+    """The known models by name. A worker is refused if another model is known under its model's name."""
 
     def __init__(self) -> None:
         self._models: dict[str, ServedModel] = {}
         self._loading = asyncio.Lock()
 
-    async def meet(self, facts: WorkerFacts) -> str:
-        """Takes a worker in; returns why not, or an empty string."""
+    async def add_worker(self, facts: WorkerFacts) -> str:
+        """Counts the worker among those of its model. Returns why the worker is refused, or an empty string."""
         async with self._loading:
             model = self._models.get(facts.model)
-            if model is None or (not model.workers and difference(model, facts)):
+            if model is None or (not model.workers and find_difference(model, facts)):
                 try:
-                    tokenizer = await asyncio.to_thread(load, facts.tokenizer)
+                    tokenizer = await asyncio.to_thread(tokenizer_from, facts.tokenizer)
                 except Exception as error:  # an unreadable tokenizer must not take the router down
                     log.error("worker %s: tokenizer %s: %s", facts.worker_id, facts.tokenizer, error)
                     return f"its tokenizer cannot be loaded here: {error}"
@@ -81,17 +81,18 @@ class ModelRegistry:
                     facts.eos_token_ids,
                     tokenizer,
                 )
-        if different := difference(model, facts):
-            return different
+        if difference := find_difference(model, facts):
+            return difference
         model.workers.add(facts.incarnation)
         return ""
 
-    def leave(self, incarnation: Incarnation) -> None:
+    def remove_worker(self, incarnation: Incarnation) -> None:
+        """The worker serves no model any more. An unknown worker changes nothing."""
         for model in self._models.values():
             model.workers.discard(incarnation)
 
-    def find(self, name: str | None) -> ServedModel:
-        """The model of that name, or the only one there is."""
+    def find_by_name(self, name: str | None) -> ServedModel:
+        """The model of that name, or the only model if no name is given. Raises what is wrong with the request."""
         if not self._models:
             raise NoWorkers("no worker has been met yet: retry, or start one", retry_after_ms=500)
         if name is None:
@@ -102,23 +103,25 @@ class ModelRegistry:
             raise NotFound(f"model: no model {name[:64]!r} here; there is {', '.join(sorted(self._models))}")
         return self._models[name]
 
-    def of(self, record: Record) -> ServedModel | None:
-        """The model a request was accepted for; if no model here has its layout, one with the same weights."""
+    def find_for_record(self, record: Record) -> ServedModel | None:
+        """The model that a request was accepted for. If none has that layout: a model with the same weights."""
         same = [model for model in self._models.values() if model.fingerprint == record.model]
         return next((model for model in same if model.layout == record.layout), same[0] if same else None)
 
-    def all(self) -> list[ServedModel]:
+    def list_models(self) -> list[ServedModel]:
+        """All models that any worker has ever had, by name."""
         return sorted(self._models.values(), key=lambda model: model.name)
 
 
-def difference(model: ServedModel, facts: WorkerFacts) -> str:
-    """What keeps the worker from serving that model beside its other workers; empty if nothing does."""
+def find_difference(model: ServedModel, facts: WorkerFacts) -> str:
+    """Why the worker cannot serve that model beside the model's other workers. Empty if it can."""
     for name in ("fingerprint", "layout", "block_size", "context_tokens", "vocab_size"):
-        mine, theirs = getattr(model, name), getattr(facts, name)
-        if mine != theirs:
-            return f"{name} {theirs} differs from {mine} of model {facts.model}"
+        known, described = getattr(model, name), getattr(facts, name)
+        if known != described:
+            return f"{name} {described} differs from {known} of model {facts.model}"
     return ""
 
 
-def load(source: str) -> Tokenizer | ByteTokenizer:
+def tokenizer_from(source: str) -> Tokenizer | ByteTokenizer:
+    """The tokenizer at that path. Without a path: one that has a token per byte."""
     return load_tokenizer(source) if source else ByteTokenizer()

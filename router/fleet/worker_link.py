@@ -1,7 +1,7 @@
-"""A worker as this router sees it: met by Hello, watched for load and cache, stepped, asked to run sequences.
+"""This router's link to one worker: the calls, the two streams, and what the worker has said of itself.
 
-A link is one worker process life. When its streams break, one probe tells a lost worker from a lost connection; the
-store decides everything else.
+A link belongs to one life of a worker process. When its streams break, one probe tells a lost worker from a lost
+connection. Who owns the worker's sequences then is decided by the store alone.
 """
 
 import asyncio
@@ -9,16 +9,16 @@ import json
 import logging
 import time
 from collections.abc import Awaitable, Callable
+from enum import Enum, auto
 from typing import TypeVar
 
 import grpc
 
 from octavo import rpc, wire
-from octavo.errors import Failure
 from octavo.ids import Incarnation, SequenceId
+from octavo.record import Admission, AdmissionAnswer, AdmissionOutcome
 from octavo.store.calls import Member
 from octavo.v1 import worker_pb2, worker_pb2_grpc
-from router.fleet.admission import Admission, Outcome, admission_to_wire
 from router.fleet.kv_index import KvIndex
 from router.fleet.model_registry import ModelRegistry, WorkerFacts
 from router.fleet.pending_dispatches import PendingDispatches
@@ -34,18 +34,26 @@ Reply = TypeVar("Reply")
 HELLO_S = 5.0
 PROBE_S = 0.5
 CANCEL_S = 1.0
-SCHEDULE_S = 2.5  # longer than any step; a worker that hangs costs its new sequences this much
+SCHEDULE_S = 2.5  # longer than any step; a worker that hangs delays its new sequences by this much
 RECONNECT_S = 0.2
-REFUSED_S = 5.0  # until a worker that does not fit is asked again
-SILENT_S = 2.0  # a worker that reports nothing for so long gets nothing new
+REFUSED_S = 5.0  # pause before a worker that was refused is asked again
+SILENT_S = 2.0  # a worker that sends no report for this long gets no new sequences
 
 
-class LinkBroken(Exception):
-    """A call to a worker failed on the way; it may or may not have been done."""
+class LinkError(Exception):
+    """A call to a worker got no answer. The worker may have done what the call asked for, or not."""
+
+
+class ProbeResult(Enum):
+    """What a probe found out about a worker process."""
+
+    ALIVE = auto()  # it answers
+    GONE = auto()  # nothing listens at its endpoint, or another process does
+    UNKNOWN = auto()  # no answer came in time
 
 
 class WorkerLink:
-    """One worker process life. All methods are for the event loop."""
+    """Lives on the event loop, from the worker's first lease until the worker is lost or has left."""
 
     def __init__(
         self,
@@ -65,45 +73,47 @@ class WorkerLink:
         self.facts: WorkerFacts | None = None
         self.load = worker_pb2.Load()
         self.load_at = 0.0
-        self.reason = "not met yet"  # why it is not available; empty when it is
+        self.refusal = "not met yet"  # why the worker gets no sequences, as far as its streams tell; else empty
         self.lost = False
         self.has_lease = True
         self.pending_dispatches = PendingDispatches()
-        self._declined = False  # it had no room, and has not reported since
-        self._replaced = False  # another process listens at its endpoint
+        self._declined = False  # the worker had no room, and has not reported since
+        self._replaced = False  # another process listens at the worker's endpoint
         self._router_id = router_id
         self._models = models
         self._index = index
         self._on_report = on_report
         self._channel = rpc.channel(self.endpoint, internal=True)
         self._stub = worker_pb2_grpc.WorkerStub(self._channel)
-        self.steps = StepStream(self._stub, self.incarnation, router_id, sessions)
-        self._watch = WatchStream(self._stub, self.incarnation, index, self._reported)
-        self._replays = ReplayPace()
+        self.step_stream = StepStream(self._stub, self.incarnation, router_id, sessions)
+        self._watch = WatchStream(self._stub, self.incarnation, index, self._note_load)
+        self._replay_pace = ReplayPace()
 
-    # What the router asks of a worker
+    # Calls
 
-    async def schedule(self, admission: Admission, follow: bool) -> tuple[Outcome, Failure | None]:
-        """Raises LinkBroken when no answer came. With `follow`, an admitted sequence comes on the Step stream."""
+    async def schedule(self, admission: Admission, follow: bool) -> AdmissionAnswer:
+        """Asks the worker to run a sequence. Raises LinkError when no answer came.
+
+        With `follow`, the Step stream brings the items of the sequence from its admission on.
+        """
         request = worker_pb2.ScheduleRequest(
-            router_id=self._router_id if follow else "", admissions=[admission_to_wire(admission)]
+            router_id=self._router_id if follow else "", admissions=[wire.admission_to_wire(admission)]
         )
         try:
-            response = await self._answer(self._stub.Schedule, request, SCHEDULE_S)
+            response = await self._call(self._stub.Schedule, request, SCHEDULE_S)
         except grpc.aio.AioRpcError as error:
             self._declined = True
-            raise LinkBroken(f"worker {self.worker_id}: Schedule: {error.code().name}") from error
-        result = response.results[0]
-        outcome = Outcome(result.outcome)
-        if outcome is Outcome.ADMITTED:
-            self.pending_dispatches.admitted(admission.seq_id)
-        self._declined |= outcome is Outcome.LATER
-        return outcome, wire.failure_from_wire(result.failure) if result.HasField("failure") else None
+            raise LinkError(f"worker {self.worker_id}: Schedule: {error.code().name}") from error
+        answer = wire.answer_from_wire(response.results[0])
+        if answer.admitted:
+            self.pending_dispatches.mark_admitted(admission.seq_id)
+        self._declined |= answer.outcome is AdmissionOutcome.LATER
+        return answer
 
-    async def pace(self, num_tokens: int) -> None:
-        """Waits until a replay of so many tokens may be sent."""
+    async def wait_to_replay(self, num_tokens: int) -> None:
+        """Waits until the worker may be sent a replay of so many tokens."""
         load, idle = self.load, self.load.num_running + self.load.num_waiting + self.load.num_swapped == 0
-        delay_s = self._replays.delay_s(
+        delay_s = self._replay_pace.book_replay(
             time.monotonic(),
             num_tokens,
             idle=idle,
@@ -113,41 +123,45 @@ class WorkerLink:
         if delay_s:
             await asyncio.sleep(delay_s)
 
-    async def cancel(self, seq_id: SequenceId, epoch: int) -> None:
-        """Best effort: the record's cancel flag is what counts."""
+    async def cancel_sequence(self, seq_id: SequenceId, epoch: int) -> None:
+        """Asks the worker to stop a sequence. The call may fail unnoticed: what counts is the end in the store."""
         request = worker_pb2.WorkerCancelRequest(sequences=[worker_pb2.SequenceEpoch(seq_id=seq_id, epoch=epoch)])
         try:
-            await self._answer(self._stub.Cancel, request, CANCEL_S)
-        except (grpc.aio.AioRpcError, LinkBroken) as error:
+            await self._call(self._stub.Cancel, request, CANCEL_S)
+        except (grpc.aio.AioRpcError, LinkError) as error:
             log.debug("worker %s: Cancel: %s", self.worker_id, error)
 
-    async def probe(self) -> bool | None:
-        """True: it lives. False: nobody listens, or somebody else. None: no answer in time, so nobody knows."""
+    async def probe(self) -> ProbeResult:
+        """Finds out whether the worker process lives, by one Hello."""
         try:
-            hello = await self._answer(self._stub.Hello, self._hello_request(), PROBE_S)
+            hello = await self._call(self._stub.Hello, self._hello_request(), PROBE_S)
         except grpc.aio.AioRpcError as error:
             if error.code() == grpc.StatusCode.DEADLINE_EXCEEDED:
-                return None
-            return error.code() != grpc.StatusCode.UNAVAILABLE  # any other status was sent by somebody alive
-        except LinkBroken:
-            return False
-        return bool(hello.incarnation == self.incarnation)
+                return ProbeResult.UNKNOWN
+            if error.code() == grpc.StatusCode.UNAVAILABLE:
+                return ProbeResult.GONE
+            return ProbeResult.ALIVE  # only a living process sends any other status
+        except LinkError:
+            return ProbeResult.GONE
+        return ProbeResult.ALIVE if hello.incarnation == self.incarnation else ProbeResult.GONE
 
-    async def _answer(self, call: Callable[..., Awaitable[Reply]], request: object, timeout_s: float) -> Reply:
-        """Raises LinkBroken when this link is closed, before or meanwhile: its worker is lost."""
+    async def _call(self, method: Callable[..., Awaitable[Reply]], request: object, timeout_s: float) -> Reply:
+        """Raises LinkError when this link is closed, before the call or during it: its worker is lost."""
         try:
-            return await call(request, timeout=timeout_s)
+            return await method(request, timeout=timeout_s)
         except grpc.aio.UsageError as error:
-            raise LinkBroken(f"worker {self.worker_id} is lost") from error
+            raise LinkError(f"worker {self.worker_id} is lost") from error
         except asyncio.CancelledError as error:
             task = asyncio.current_task()
             if task is None or task.cancelling():
                 raise
-            raise LinkBroken(f"worker {self.worker_id} is lost") from error  # it is the call that was cancelled
+            raise LinkError(f"worker {self.worker_id} is lost") from error  # the call was cancelled, and not this task
+
+    # State
 
     def view(self) -> WorkerView:
         """A snapshot for placement."""
-        load, facts, reason = self.load, self.facts, self._unavailable()
+        load, facts, reason = self.load, self.facts, self._reason_unavailable()
         return WorkerView(
             incarnation=self.incarnation,
             worker_id=self.worker_id,
@@ -168,11 +182,11 @@ class WorkerLink:
             recent_picks=self.pending_dispatches.num_recent,
         )
 
-    def _unavailable(self) -> str:
-        """Why nothing is to be placed there; empty if it may be. Its process may live while its engine hangs."""
-        if self.lost or self.reason or self.facts is None:
-            return self.reason or ("lost" if self.lost else "not met yet")
-        if not self.steps.connected:
+    def _reason_unavailable(self) -> str:
+        """Why the worker gets no new sequences. Empty if it does. A worker process may live while its engine hangs."""
+        if self.lost or self.refusal or self.facts is None:
+            return self.refusal or ("lost" if self.lost else "not met yet")
+        if not self.step_stream.connected:
             return "its streams are not open"
         if not self.has_lease:
             return "its lease has ended: its engine makes no progress"
@@ -180,16 +194,16 @@ class WorkerLink:
             return f"silent for {silent_s:.0f} s"
         return "had no room; until its next report" if self._declined else ""
 
-    # Its life
+    # Life
 
-    async def run(self, on_broken: Callable[["WorkerLink"], Awaitable[None]]) -> None:
-        """Meets the worker and keeps both streams open until it is lost. `on_broken` finds out whether it is."""
+    async def keep_open(self, on_broken: Callable[["WorkerLink"], Awaitable[None]]) -> None:
+        """Keeps both streams open until the worker is lost. After each break, `on_broken` finds out whether it is."""
         while not self.lost:
             try:
-                met = await self._meet()
+                met = await self._say_hello()
                 if met:
-                    await self._streams()
-                    self.reason = "its streams broke"
+                    await self._read_streams()
+                    self.refusal = "its streams broke"
                 if self.facts or self._replaced:
                     await on_broken(self)
                 await asyncio.sleep(RECONNECT_S if met or not self.hello else REFUSED_S)
@@ -197,46 +211,47 @@ class WorkerLink:
                 log.exception("worker %s: its link failed", self.worker_id)
                 await asyncio.sleep(REFUSED_S)
 
-    def give_up(self) -> None:
-        """The worker is lost."""
+    def mark_lost(self) -> None:
+        """The worker process has died: this link is not opened again, and the worker's cache is forgotten."""
         self.lost = True
-        self._index.drop(self.incarnation)
+        self._index.forget_worker(self.incarnation)
 
     async def close(self) -> None:
-        self.give_up()
-        self._models.leave(self.incarnation)
+        """Ends the link for good. Whoever waits for an answer of the worker gets a LinkError."""
+        self.mark_lost()
+        self._models.remove_worker(self.incarnation)
         await self._channel.close()
 
     def _hello_request(self) -> worker_pb2.HelloRequest:
         return worker_pb2.HelloRequest(router_id=self._router_id, schema_revision=wire.SCHEMA_REVISION)
 
-    async def _meet(self) -> bool:
-        """Whether it is the one it should be, and fits; else `reason` says why not."""
+    async def _say_hello(self) -> bool:
+        """Whether the worker is the process that this link belongs to, and fits. If not, `refusal` says why."""
         try:
             hello = await self._stub.Hello(self._hello_request(), timeout=HELLO_S)
         except grpc.aio.AioRpcError as error:
-            self.reason = f"does not answer: {error.code().name}"
+            self.refusal = f"does not answer: {error.code().name}"
             return False
         self._replaced = hello.incarnation != self.incarnation
         if self._replaced:
-            self.reason = "another process listens at its endpoint"
+            self.refusal = "another process listens at its endpoint"
             return False
         self.hello = hello
         if hello.schema_revision != wire.SCHEMA_REVISION:
-            self.reason = f"speaks schema {hello.schema_revision}, this router {wire.SCHEMA_REVISION}"
+            self.refusal = f"speaks schema {hello.schema_revision}, this router {wire.SCHEMA_REVISION}"
             return False
         facts = facts_of(hello)
-        if mismatch := await self._models.meet(facts):
-            if mismatch != self.reason:
+        if mismatch := await self._models.add_worker(facts):
+            if mismatch != self.refusal:
                 log.error("worker %s is not used: %s", self.worker_id, mismatch)
-            self.reason = mismatch
+            self.refusal = mismatch
             return False
         self.facts = facts
         return True
 
-    async def _streams(self) -> None:
+    async def _read_streams(self) -> None:
         """Returns when either stream has broken."""
-        tasks = [asyncio.create_task(stream.run()) for stream in (self._watch, self.steps)]
+        tasks = [asyncio.create_task(self._watch.read_reports()), asyncio.create_task(self.step_stream.read_items())]
         try:
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         finally:
@@ -246,10 +261,10 @@ class WorkerLink:
                 if isinstance(outcome, Exception) and not isinstance(outcome, grpc.aio.AioRpcError):
                     log.error("worker %s: stream failed", self.worker_id, exc_info=outcome)
 
-    def _reported(self, load: worker_pb2.Load) -> None:
+    def _note_load(self, load: worker_pb2.Load) -> None:
         self.load, self.load_at = load, time.monotonic()
-        self.pending_dispatches.reported()
-        self.reason = "draining" if load.draining else ""
+        self.pending_dispatches.remove_reported()
+        self.refusal = "draining" if load.draining else ""
         self._declined = False
         self._on_report()
 

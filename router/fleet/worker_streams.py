@@ -1,4 +1,4 @@
-"""The two streams of one worker: Step brings items and takes commands, Watch says how it is and what it has cached."""
+"""The two streams of one worker. Step brings items and takes commands; Watch brings load reports and cache events."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -6,18 +6,19 @@ from typing import Any
 
 import grpc
 
+from octavo import wire
 from octavo.ids import Incarnation, SequenceId
 from octavo.v1 import worker_pb2, worker_pb2_grpc
 from router.fleet.kv_index import ApplyOutcome, KvChange, KvEvent, KvIndex
 from router.session_registry import SessionRegistry
 
 WATCH_MS = 250
-RESYNC_S = 0.2  # after a gap in the cache events
+RESYNC_S = 0.2  # pause before a new snapshot is asked for, after a gap in the cache events
 KV_CHANGES = {"stored": KvChange.STORED, "removed": KvChange.REMOVED, "cleared": KvChange.CLEARED}
 
 
 class StepStream:
-    """What it brings is handed to the session registry. `connected` while it is open."""
+    """Gives the worker's items to the session registry. `connected` is true while the stream is open."""
 
     def __init__(
         self, stub: worker_pb2_grpc.WorkerStub, incarnation: Incarnation, router_id: str, sessions: SessionRegistry
@@ -30,39 +31,43 @@ class StepStream:
         self._commands: asyncio.Queue[worker_pb2.StepRequest] = asyncio.Queue()
 
     def follow(self, seq_id: SequenceId, next_indexes: Sequence[int]) -> None:
-        """Asks for the items from there on. Lost when the stream breaks: every session is told of a new one."""
+        """Asks for the items of a sequence, from `next_indexes` on (one per branch).
+
+        What was asked for is lost when the stream breaks. When a new one is open, every session concerned asks again.
+        """
         follow = worker_pb2.Follow(seq_id=seq_id, next_indexes=next_indexes)
         self._commands.put_nowait(worker_pb2.StepRequest(follow=follow))
 
     def unfollow(self, seq_id: SequenceId) -> None:
+        """The items of that sequence are not wanted any more."""
         self._commands.put_nowait(worker_pb2.StepRequest(unfollow=worker_pb2.Unfollow(seq_id=seq_id)))
 
-    async def run(self) -> None:
-        """Returns when it has ended; raises when it broke."""
+    async def read_items(self) -> None:
+        """Opens the stream and reads it. Returns when the worker ended the stream; raises when the stream broke."""
         call = self._stub.Step()
         await call.write(worker_pb2.StepRequest(open=worker_pb2.Open(router_id=self._router_id)))
         await call.write(worker_pb2.StepRequest(grant=worker_pb2.Grant(steps=0)))
-        self._commands = asyncio.Queue()  # what was said to an older stream is void
+        self._commands = asyncio.Queue()  # commands for an older stream are void
         writer = asyncio.create_task(self._write_commands(call))
         writer.add_done_callback(lambda _: call.cancel())
         try:
             self.connected = True
-            self._sessions.check_owned(self._incarnation)  # each session says where it is
+            self._sessions.poll_records_of_owner(self._incarnation)  # so that each session asks for its items
             while (result := await call.read()) is not grpc.aio.EOF:
-                self._hand_on(result)
+                self._deliver(result)
         finally:
             self.connected = False
             call.cancel()
             writer.cancel()
             await asyncio.gather(writer, return_exceptions=True)
 
-    def _hand_on(self, result: worker_pb2.StepResult) -> None:
-        deliver = self._sessions.deliver
-        for item in result.items:
-            if not deliver(SequenceId(item.seq_id), item):
-                self.unfollow(SequenceId(item.seq_id))
+    def _deliver(self, result: worker_pb2.StepResult) -> None:
+        for message in result.items:
+            item = wire.item_from_wire(message)
+            if not self._sessions.deliver_item(item):
+                self.unfollow(item.seq_id)
         for seq_id in result.unknown_seq_ids:
-            self._sessions.unknown(SequenceId(seq_id), self._incarnation)
+            self._sessions.announce_unknown(SequenceId(seq_id), self._incarnation)
 
     async def _write_commands(self, call: Any) -> None:
         commands = self._commands
@@ -71,7 +76,7 @@ class StepStream:
 
 
 class WatchStream:
-    """Load goes to `on_load`, cache events into the index."""
+    """Gives the worker's load reports to `on_load`, and its cache events to the index."""
 
     def __init__(
         self,
@@ -85,8 +90,11 @@ class WatchStream:
         self._index = index
         self._on_load = on_load
 
-    async def run(self) -> None:
-        """Returns when it has ended; raises when it broke. After a gap it goes on from a new snapshot."""
+    async def read_reports(self) -> None:
+        """Opens the stream and reads it. Returns when the worker ended the stream; raises when the stream broke.
+
+        After a gap in the cache events, the stream is opened again and begins with a new snapshot.
+        """
         while True:
             call = self._stub.Watch(worker_pb2.WatchRequest(interval_ms=WATCH_MS))
             try:
@@ -110,4 +118,4 @@ class WatchStream:
         events = [
             KvEvent(KV_CHANGES[event.WhichOneof("event")], event.stored or event.removed) for event in message.events
         ]
-        return self._index.apply(self._incarnation, events, message.event_seq, message.digest) is ApplyOutcome.OK
+        return self._index.apply_events(self._incarnation, events, message.event_seq, message.digest) is ApplyOutcome.OK

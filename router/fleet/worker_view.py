@@ -1,37 +1,37 @@
-"""A worker at a moment, as placement weighs it."""
+"""A worker at one moment, as placement weighs it."""
 
 from dataclasses import dataclass, field
 
 from octavo.ids import Incarnation
 
-BRANCH_TOKENS = 32  # what a branch in the batch costs a newcomer
-OVERFLOW_TOKENS = 256  # what waiting for a branch to end costs, when the batch is full
+BRANCH_TOKENS = 32  # what one branch in the batch costs a new sequence
+OVERFLOW_TOKENS = 256  # what it costs a new sequence to wait for a branch to end, when the batch is full
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerView:
-    """A worker at a moment: what it reported last, and what this router has dispatched since."""
+    """A snapshot of one worker: what the worker reported last, and what this router has dispatched since."""
 
     incarnation: Incarnation
     worker_id: str
     available: bool
     reason_unavailable: str  # empty if available
-    queued_tokens: int  # prompt tokens it reported as still to compute
-    num_running: int  # branches in its batch
-    num_waiting: int  # sequences admitted and waiting, or in host memory
-    dispatched_tokens: int  # prompt tokens sent there that no report can have counted yet
-    num_dispatched: int  # sequences sent there that no report can have counted yet
+    queued_tokens: int  # prompt tokens that the worker reported as still to compute
+    num_running: int  # branches in the worker's batch
+    num_waiting: int  # sequences that are admitted and wait, or that are in host memory
+    dispatched_tokens: int  # prompt tokens sent to the worker that no report can contain yet
+    num_dispatched: int  # sequences sent to the worker that no report can contain yet
     num_free_blocks: int
-    num_cached_blocks: int  # nobody uses them, but they hold a prefix
+    num_cached_blocks: int  # blocks that no sequence uses, but that hold a prefix
     num_blocks: int
     block_size: int
     max_batch_sequences: int
     context_tokens: int
     prefill_tokens_per_s: float = 0.0  # 0: not known yet
     recent_picks: int = 0
-    # Worked out once per view, because a view outlives many placements.
-    num_coming: int = field(init=False)  # sequences on their way into its batch
-    load_cost: float = field(init=False)  # at its own speed
+    # These follow from the fields above. They are computed once per view, because many placements read one view.
+    num_coming: int = field(init=False)  # sequences on their way into the worker's batch
+    load_cost: float = field(init=False)  # at the worker's own speed
     prompt_limit: int = field(init=False)  # prompts must be shorter
 
     def __post_init__(self) -> None:

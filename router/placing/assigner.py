@@ -1,7 +1,7 @@
-"""Gives sequences to workers: new ones from the queue, and those whose owner was lost. The store decides who owns.
+"""Assigns sequences to workers: new ones from the queue, and those whose owner was lost. The store decides who owns.
 
-The same few steps either way: read the record, choose a worker, take in its name, schedule there. Whatever goes wrong
-between take and schedule only costs another epoch.
+Every assignment takes the same steps: read the record, choose a worker, take ownership in that worker's name, ask that
+worker to schedule the sequence. Whatever goes wrong after the ownership was taken only costs another epoch.
 """
 
 import asyncio
@@ -11,27 +11,33 @@ from collections import OrderedDict
 from dataclasses import dataclass, field, replace
 
 from octavo import hashing, limits, wire
-from octavo.errors import Failure, TooLarge
+from octavo.errors import Failure, StaleEpoch, TooLarge, Unreachable
 from octavo.ids import Incarnation, SequenceId, new_operation_id
-from octavo.record import Record, Snapshot
+from octavo.record import Admission, AdmissionAnswer, AdmissionOutcome, Record, Snapshot
+from octavo.retry import until_answered
 from octavo.sampling import FinishReason
 from octavo.store.base import Store
 from octavo.store.calls import Finish, TakeReason, TakeReply, TakeRequest, TakeStatus
-from router.background_tasks import BackgroundTasks, patiently
-from router.fleet.admission import Admission, Outcome
+from router.background_tasks import BackgroundTasks
 from router.fleet.model_registry import ModelRegistry, ServedModel
-from router.fleet.worker_link import LinkBroken, WorkerLink
+from router.fleet.worker_link import LinkError, ProbeResult, WorkerLink
 from router.fleet.worker_pool import WorkerPool
 from router.fleet.worker_view import WorkerView
-from router.placing.placement import PlacementDecision, place
+from router.placing.placement import PlacementDecision, choose_worker
 from router.session_registry import Assignment, SessionRegistry
 
 log = logging.getLogger(__name__)
 
 DECISIONS_REMEMBERED = 1024
 ALONE_AFTER_CRASHES = 2
-UNSERVED_S = 0.5  # after which a request that no worker can take now goes back into the queue
-ALL_JOURNALS = [0] * limits.MAX_N  # a record has at most that many branches
+REQUEUE_DELAY_S = 0.5  # after which a sequence that no worker can take now goes back into the queue
+STORE_PATIENCE_S = 20.0
+ALL_JOURNALS = [0] * limits.MAX_N  # from index 0 on; no record has more branches
+
+# The answer for a sequence that cannot be assigned here any more: another router has assigned it, or it has ended.
+NOT_ASSIGNABLE = AdmissionAnswer(
+    AdmissionOutcome.STALE_EPOCH, StaleEpoch("the sequence has ended, or has a newer owner").failure()
+)
 
 
 @dataclass(slots=True)
@@ -40,160 +46,173 @@ class AssignmentAttempt:
 
     snapshot: Snapshot
     epoch: int
-    why: TakeReason
-    excluded: set[Incarnation]
-    num_to_compute: int = 0  # tokens that the chosen worker has not cached
-    never: Failure | None = None  # a worker said that it can never hold this
-    later: bool = False  # another said that it cannot now
+    reason: TakeReason
+    excluded: set[Incarnation]  # workers that are not asked (again)
+    num_to_compute: int = 0  # tokens of the sequence that the chosen worker has not cached
+    never: Failure | None = None  # of a worker that can never hold the sequence
+    later: bool = False  # whether a worker cannot take the sequence now, but may be able to later
 
     @property
     def record(self) -> Record:
         return self.snapshot.record
 
     @property
+    def recovers(self) -> bool:
+        """Whether the sequence has lost its owner."""
+        return self.reason in (TakeReason.LEASE, TakeReason.CONNECTION)
+
+    @property
     def crashes(self) -> int:
-        """As the store will count them when it is taken."""
-        return self.record.crashes + (self.why in (TakeReason.LEASE, TakeReason.CONNECTION))
+        """The number of crashes, as the store will count them when ownership is taken."""
+        return self.record.crashes + self.recovers
 
     @property
     def tokens(self) -> list[int]:
-        """What a worker needs in its cache before it can go on."""
+        """What a worker needs in its cache before it can compute the next token."""
         return [*self.snapshot.prompt, *(self.snapshot.outputs[0] if self.snapshot.outputs else ())]
 
 
 @dataclass
 class Assigner:
-    """Starts sequences on workers. One attempt per sequence at a time on this router; others may try too."""
+    """Makes one attempt per sequence at a time. Other routers may attempt the same sequence; the store decides."""
 
     store: Store
     pool: WorkerPool
     sessions: SessionRegistry
     models: ModelRegistry
     background: BackgroundTasks
-    decisions: OrderedDict[SequenceId, PlacementDecision] = field(default_factory=OrderedDict)
-    _busy: set[SequenceId] = field(default_factory=set)
+    decisions: OrderedDict[SequenceId, PlacementDecision] = field(default_factory=OrderedDict)  # the oldest first
+    _in_progress: set[SequenceId] = field(default_factory=set)
 
-    def busy(self, seq_id: SequenceId) -> bool:
-        """Whether an attempt is under way here; sessions are told how it ends."""
-        return seq_id in self._busy
+    def is_assigning(self, seq_id: SequenceId) -> bool:
+        """Whether an attempt is in progress here. The sessions of the sequence are told how it ends."""
+        return seq_id in self._in_progress
 
-    async def start(self, seq_id: SequenceId, expected_epoch: int, why: TakeReason) -> None:
-        """Puts a sequence on a worker, if it still is at that epoch and somebody has room."""
-        if seq_id in self._busy:
+    async def assign_sequence(self, seq_id: SequenceId, expected_epoch: int, reason: TakeReason) -> None:
+        """Assigns a sequence to a worker, if the sequence still has that epoch and a worker has room."""
+        if seq_id in self._in_progress:
             return
-        self._busy.add(seq_id)
+        self._in_progress.add(seq_id)
         try:
             snapshot = await self._read(seq_id, prompt=True)
             if snapshot is None or snapshot.record.state.ended or snapshot.record.epoch != expected_epoch:
-                self.sessions.check([seq_id])
+                self.sessions.poll_records([seq_id])
                 return
             owner = snapshot.record.owner
-            await self._start(AssignmentAttempt(snapshot, expected_epoch, why, {owner} if owner else set()))
+            await self._assign(AssignmentAttempt(snapshot, expected_epoch, reason, {owner} if owner else set()))
         finally:
-            self._busy.discard(seq_id)
+            self._in_progress.discard(seq_id)
 
-    def explain(
+    def decide_placement(
         self, model: ServedModel, tokens: list[int], salt: str, excluded: set[Incarnation]
     ) -> PlacementDecision:
-        """What placement would decide now."""
+        """Which worker a sequence with these tokens would be assigned to now. Changes nothing."""
         root = hashing.root_key(model.fingerprint, model.layout, salt=salt)
-        hits = self.pool.index.hits(hashing.block_hashes(root, tokens, model.block_size))
-        in_tokens = {id: (device * model.block_size, host * model.block_size) for id, (device, host) in hits.items()}
+        hits = self.pool.index.find_hits(hashing.block_hashes(root, tokens, model.block_size), model.block_size)
         views = [view for view in self.pool.views(model) if view.incarnation not in excluded]
-        return place(len(tokens), in_tokens, views)
+        return choose_worker(len(tokens), hits, views)
 
-    async def _start(self, attempt: AssignmentAttempt) -> None:
-        while (link := self._choose(attempt)) is not None:
-            seq_id, admitted = attempt.record.seq_id, False
-            try:
-                outcome, failure = await self._try(attempt, link)
-                admitted = outcome is Outcome.ADMITTED
-            finally:
-                if not admitted:
-                    link.pending_dispatches.refused(seq_id)
-            if admitted:
-                self.sessions.placed(seq_id, Assignment(attempt.epoch, link.incarnation))
-                return
-            if outcome is None:  # it is somebody else's now, or it has ended
-                self.sessions.check([seq_id])
-                return
-            if outcome is Outcome.REJECTED:
-                await self._fail(seq_id, failure)
-                return
-            if outcome is Outcome.NEVER:
-                attempt.never = failure
-            elif outcome is Outcome.LATER:
-                attempt.later = True
+    async def _assign(self, attempt: AssignmentAttempt) -> None:
+        """Asks one worker after another."""
+        seq_id = attempt.record.seq_id
+        while (link := self._choose_link(attempt)) is not None:
+            answer = await self._ask(attempt, link)
+            match answer.outcome:
+                case AdmissionOutcome.ADMITTED:
+                    self.sessions.announce_assignment(seq_id, Assignment(attempt.epoch, link.incarnation))
+                    return
+                case AdmissionOutcome.STALE_EPOCH:
+                    self.sessions.poll_records([seq_id])
+                    return
+                case AdmissionOutcome.REJECTED:
+                    await self._fail(seq_id, answer.failure)
+                    return
+                case AdmissionOutcome.NEVER:
+                    attempt.never = answer.failure
+                case AdmissionOutcome.LATER:
+                    attempt.later = True
         await self._give_up(attempt)
 
-    async def _try(self, attempt: AssignmentAttempt, link: WorkerLink) -> tuple[Outcome | None, Failure | None]:
-        """One worker's answer; None if the sequence is not there to be placed any more."""
-        if attempt.why in (TakeReason.LEASE, TakeReason.CONNECTION):
-            await link.pace(attempt.num_to_compute)
-        taken = await self._take(attempt, link)
-        if taken.status is TakeStatus.FROZEN:  # the worker died while this waited for it
-            attempt.excluded.add(link.incarnation)
-            return Outcome.LATER, None
-        if taken.status not in (TakeStatus.OK, TakeStatus.SAME):
-            return None, None
-        fresh, attempt.epoch = attempt.why is TakeReason.QUEUED, taken.epoch
-        attempt.why = TakeReason.REFUSED  # should this worker not take it
-        attempt.excluded.add(link.incarnation)
-        if not fresh and not await self._read_again(attempt):
-            return None, None
-        admission, follow = admission_of(attempt.snapshot, taken), attempt.record.seq_id in self.sessions
-        was_alive = link.steps.connected
+    async def _ask(self, attempt: AssignmentAttempt, link: WorkerLink) -> AdmissionAnswer:
+        """Returns the worker's answer. Its load includes the sequence from now on, unless it does not admit it."""
+        dispatches, seq_id = link.pending_dispatches, attempt.record.seq_id
+        dispatches.add(seq_id, attempt.num_to_compute)
         try:
-            outcome, failure = await link.schedule(admission, follow)
-        except LinkBroken as error:
-            log.warning("%s", error)
-            if was_alive and await link.probe() is False:
-                attempt.why = TakeReason.CONNECTION  # it may have begun, and died of it
-            return Outcome.LATER, None
-        return (None if outcome is Outcome.STALE_EPOCH else outcome), failure
+            answer = await self._take_and_schedule(attempt, link)
+        except BaseException:
+            dispatches.remove(seq_id)
+            raise
+        if not answer.admitted:
+            dispatches.remove(seq_id)
+        return answer
 
-    async def _take(self, attempt: AssignmentAttempt, link: WorkerLink) -> TakeReply:
-        seq_id, take_id = attempt.record.seq_id, new_operation_id()
+    async def _take_and_schedule(self, attempt: AssignmentAttempt, link: WorkerLink) -> AdmissionAnswer:
+        if attempt.recovers:
+            await link.wait_to_replay(attempt.num_to_compute)
+        taken = await self._take_ownership(attempt, link)
+        if taken.status is TakeStatus.FROZEN:
+            attempt.excluded.add(link.incarnation)
+            return not_now("the worker was lost while the store waited for the end of its restart")
+        if taken.status not in (TakeStatus.OK, TakeStatus.SAME):
+            return NOT_ASSIGNABLE
+        is_new, attempt.epoch = attempt.reason is TakeReason.QUEUED, taken.epoch
+        attempt.reason = TakeReason.REFUSED  # holds if this worker does not admit the sequence
+        attempt.excluded.add(link.incarnation)
+        if not is_new and not await self._reread_journals(attempt):
+            return NOT_ASSIGNABLE
+        admission, follow = admission_of(attempt.snapshot, taken), attempt.record.seq_id in self.sessions
+        was_connected = link.step_stream.connected
+        try:
+            return await link.schedule(admission, follow)
+        except LinkError as error:
+            log.warning("%s", error)
+            if was_connected and await link.probe() is ProbeResult.GONE:
+                attempt.reason = TakeReason.CONNECTION  # the worker may have begun the sequence, and died of it
+            return not_now(str(error))
+
+    async def _take_ownership(self, attempt: AssignmentAttempt, link: WorkerLink) -> TakeReply:
+        """The store's reply. It is FROZEN only if the worker was lost while the store was frozen."""
+        seq_id, epoch, take_id = attempt.record.seq_id, attempt.epoch, new_operation_id()
+        request = TakeRequest(seq_id, epoch, link.incarnation, take_id, attempt.reason)
         while True:
-            taken = await patiently(
-                lambda: self.store.take_ownership(
-                    TakeRequest(seq_id, attempt.epoch, link.incarnation, take_id, attempt.why)
-                )
+            taken = await until_answered(
+                lambda: self.store.take_ownership(request), patience_s=STORE_PATIENCE_S, what="take"
             )
             if taken.status is not TakeStatus.FROZEN or link.lost:
                 return taken
             await asyncio.sleep(taken.retry_ms / 1000)
 
     async def _read(self, seq_id: SequenceId, prompt: bool) -> Snapshot | None:
-        snapshot = await patiently(lambda: self.store.read(seq_id, prompt=prompt, from_indexes=ALL_JOURNALS))
+        snapshot = await until_answered(
+            lambda: self.store.read(seq_id, prompt=prompt, from_indexes=ALL_JOURNALS),
+            patience_s=STORE_PATIENCE_S,
+            what="read",
+        )
         if snapshot is None:
             return None
         return replace(snapshot, outputs=snapshot.outputs[: snapshot.record.num_branches])
 
-    async def _read_again(self, attempt: AssignmentAttempt) -> bool:
-        """Until the take, the old owner may have gone on: only now is the journal at its end for sure."""
+    async def _reread_journals(self, attempt: AssignmentAttempt) -> bool:
+        """Whether the sequence is still to be assigned. The old owner may have journalled tokens until the take."""
         snapshot = await self._read(attempt.record.seq_id, prompt=False)
         if snapshot is None or snapshot.record.state.ended or snapshot.record.epoch != attempt.epoch:
             return False
         attempt.snapshot = replace(snapshot, prompt=attempt.snapshot.prompt)
         return True
 
-    def _choose(self, attempt: AssignmentAttempt) -> WorkerLink | None:
+    def _choose_link(self, attempt: AssignmentAttempt) -> WorkerLink | None:
         record, tokens = attempt.record, attempt.tokens
-        model = self.models.of(record)
+        model = self.models.find_for_record(record)
         if model is None:
             return None
-        decision = self.explain(model, tokens, record.salt, attempt.excluded)
+        decision = self.decide_placement(model, tokens, record.salt, attempt.excluded)
         if attempt.crashes >= ALONE_AFTER_CRASHES:
-            decision = replace(decision, worker=quietest(decision))
+            decision = replace(decision, worker=quietest_worker(decision))
         self._remember(record.seq_id, decision)
-        link = self.pool.find(decision.worker.incarnation) if decision.worker else None
+        link = self.pool.find_link(decision.worker.incarnation) if decision.worker else None
         if link is not None:
             on_device, _ = decision.hits.get(link.incarnation, (0, 0))
             attempt.num_to_compute = len(tokens) - on_device
-            link.pending_dispatches.sent(
-                record.seq_id, attempt.num_to_compute
-            )  # before any report has it: a burst spreads
         return link
 
     def _remember(self, seq_id: SequenceId, decision: PlacementDecision) -> None:
@@ -203,24 +222,27 @@ class Assigner:
             self.decisions.popitem(last=False)
 
     async def _give_up(self, attempt: AssignmentAttempt) -> None:
-        """Nobody took it: it ends if nobody ever can, and waits if somebody may."""
+        """No worker has admitted the sequence. It fails if none ever can, and waits otherwise."""
         record, epoch = attempt.record, attempt.epoch
         if not attempt.later and (failure := attempt.never or self._too_large(attempt)):
             await self._fail(record.seq_id, failure)
-        elif attempt.why is TakeReason.REFUSED:
-            await patiently(lambda: self.store.requeue(record.seq_id, epoch))
-            self.sessions.check([record.seq_id])
-        elif attempt.why is TakeReason.QUEUED:
+        elif attempt.reason is TakeReason.REFUSED:
+            await self._requeue(record.seq_id, epoch)
+            self.sessions.poll_records([record.seq_id])
+        elif attempt.reason is TakeReason.QUEUED:
             self.background.spawn(self._requeue_later(record.seq_id, epoch))
-        # an orphan stays one: the next sweep tries again
+        # A sequence without a living owner stays as it is: the next sweep finds it again.
 
     async def _requeue_later(self, seq_id: SequenceId, epoch: int) -> None:
-        """Not at once: it would be popped at once."""
-        await asyncio.sleep(UNSERVED_S * random.uniform(0.5, 1.5))
-        await patiently(lambda: self.store.requeue(seq_id, epoch))
+        """Waits first, because the sequence would be popped again at once."""
+        await asyncio.sleep(REQUEUE_DELAY_S * random.uniform(0.5, 1.5))
+        await self._requeue(seq_id, epoch)
+
+    async def _requeue(self, seq_id: SequenceId, epoch: int) -> None:
+        await until_answered(lambda: self.store.requeue(seq_id, epoch), patience_s=STORE_PATIENCE_S, what="requeue")
 
     def _too_large(self, attempt: AssignmentAttempt) -> Failure | None:
-        model, num_tokens = self.models.of(attempt.record), len(attempt.tokens)
+        model, num_tokens = self.models.find_for_record(attempt.record), len(attempt.tokens)
         views = self.pool.views(model) if model else []
         if not views or any(num_tokens < view.prompt_limit for view in views):
             return None
@@ -229,12 +251,20 @@ class Assigner:
 
     async def _fail(self, seq_id: SequenceId, failure: Failure | None) -> None:
         failure = failure or TooLarge("no worker can hold this request").failure()
-        await patiently(lambda: self.store.finish(Finish(seq_id, FinishReason.ERROR, failure=failure.to_json())))
-        self.sessions.check([seq_id])
+        finish = Finish(seq_id, FinishReason.ERROR, failure=failure.to_json())
+        await until_answered(
+            lambda: self.store.finish(finish), patience_s=STORE_PATIENCE_S, what="end of a failed sequence"
+        )
+        self.sessions.poll_records([seq_id])
 
 
-def quietest(decision: PlacementDecision) -> WorkerView | None:
-    """Where a suspect disturbs the fewest others."""
+def not_now(message: str) -> AdmissionAnswer:
+    """The answer for a worker that did not give one itself. Another worker may take the sequence."""
+    return AdmissionAnswer(AdmissionOutcome.LATER, Unreachable(message).failure())
+
+
+def quietest_worker(decision: PlacementDecision) -> WorkerView | None:
+    """The eligible worker with the fewest sequences, where one that may kill its worker disturbs the fewest others."""
     eligible = [candidate for candidate in decision.candidates if candidate.eligible]
     best = min(eligible, key=lambda c: (c.worker.num_running + c.worker.num_coming, c.total_cost), default=None)
     return best.worker if best else None

@@ -1,6 +1,6 @@
-"""Takes work out of the shared queue while some worker has room, and looks after what has lost its owner.
+"""Takes sequences out of the shared queue while a worker has room, and recovers sequences that lost their owner.
 
-The queue itself, its order and its bounds are in the store, so that a router that dies loses no accepted request.
+The queue itself, its order and its limits are in the store, so that a router that dies loses no accepted request.
 """
 
 import asyncio
@@ -9,30 +9,31 @@ import random
 
 from octavo.errors import StoreUnavailable
 from octavo.ids import Incarnation, SequenceId
-from octavo.record import Record, State
+from octavo.record import Record, SequenceState
+from octavo.retry import until_answered
 from octavo.sampling import FinishReason
 from octavo.store.base import Store
 from octavo.store.calls import Finish, Notice, PoppedSequence, TakeReason
-from router.background_tasks import BackgroundTasks, patiently, repeat_forever
+from router.background_tasks import BackgroundTasks, repeat_forever
 from router.fleet.worker_pool import WorkerPool
-from router.placing.assigner import Assigner
-from router.placing.placement import room
+from router.placing.assigner import STORE_PATIENCE_S, Assigner
+from router.placing.placement import room_left
 from router.session_registry import SessionRegistry
 
 log = logging.getLogger(__name__)
 
 POP_AT_ONCE = 16
-CLAIM_MS = 2000  # to take what was popped; a late take does no harm, so this only has to be longer than most
+CLAIM_MS = 2000  # longer than most assignments take; a take after the claim's end does no harm
 IDLE_POLL_S = 0.5
 SWEEP_S = 1.0
 SWEEP_LIMIT = 256
 RECOVERIES_AT_ONCE = 32
 MAX_OWNED = 10_000
-CANCEL_PATIENCE_S = 2.0  # a worker that has not stopped a cancelled sequence by then never will
+CANCEL_PATIENCE_S = 2.0  # a worker that has not stopped a cancelled sequence by then never stops it
 
 
 class Dispatcher:
-    """The router's side of the queue: one loop that pops, one that listens, one that sweeps."""
+    """Three loops: one pops the queue, one reads the store's notices, one sweeps."""
 
     def __init__(
         self,
@@ -52,113 +53,117 @@ class Dispatcher:
         self._background = background
         self._grace_ms = grace_ms
         self._wake = asyncio.Event()
-        self._backlog = False  # when last looked at, more waited than there was room for
-        self._num_starting = 0
+        self._backlog = False  # whether more sequences waited than the workers had room for, at the last pop
+        self._num_assigning = 0
         self._recoveries = asyncio.Semaphore(RECOVERIES_AT_ONCE)
 
-    async def run(self) -> None:
-        """For as long as the router lives."""
+    async def keep_dispatching(self) -> None:
+        """Runs the three loops for as long as the router lives."""
         await asyncio.gather(
-            repeat_forever("queue", self._pop),
-            repeat_forever("notices", self._listen),
+            repeat_forever("queue", self._pop_queue),
+            repeat_forever("notices", self._read_notices),
             repeat_forever("sweep", self._sweep),
         )
 
-    def wake(self) -> None:
-        """There may be something in the queue."""
+    def note_queued(self) -> None:
+        """A sequence may be in the queue."""
         self._wake.set()
 
-    def reported(self) -> None:
-        """A worker has said how it is: there may be room again."""
+    def note_report(self) -> None:
+        """A worker has sent a load report: there may be room again."""
         if self._backlog:
             self._wake.set()
 
-    def recover(self, seq_id: SequenceId, epoch: int, why: TakeReason) -> None:
-        """Starts a sequence whose owner is gone somewhere else; many attempts at once do no harm."""
-        if not self._assigner.busy(seq_id):
-            self._background.spawn(self._recover(seq_id, epoch, why))
+    def recover_sequence(self, seq_id: SequenceId, epoch: int, reason: TakeReason) -> None:
+        """Assigns a sequence whose owner is gone to another worker. It does no harm that several routers try."""
+        if not self._assigner.is_assigning(seq_id):
+            self._background.spawn(self._recover(seq_id, epoch, reason))
 
-    async def recover_all(self, owner: Incarnation) -> None:
-        """Everything a worker ran that this router has seen die."""
+    async def recover_sequences_of(self, owner: Incarnation) -> None:
+        """Recovers every sequence of a worker that this router has seen die."""
         try:
             records = await self._store.list_sequences(owner, MAX_OWNED)
         except StoreUnavailable:
-            return  # the sweep finds them
+            return  # a later sweep finds the sequences
         for record in sorted(records, key=lambda record: (record.priority, record.accepted_ms)):
-            self.recover(record.seq_id, record.epoch, TakeReason.CONNECTION)
+            self.recover_sequence(record.seq_id, record.epoch, TakeReason.CONNECTION)
 
-    async def cancel(self, seq_id: SequenceId) -> Record | None:
-        """The record afterwards; None: not found. A running sequence ends soon, even if nobody runs it."""
+    async def cancel_sequence(self, seq_id: SequenceId) -> Record | None:
+        """Returns the record, or None if there is none. A running sequence ends soon, whatever its owner does."""
         record = await self._store.cancel(seq_id)
-        if record is not None and record.state is State.RUNNING:
-            await self._stop(record)
-        self._sessions.check([seq_id])
+        if record is not None and record.state is SequenceState.RUNNING:
+            await self._stop_running(record)
+        self._sessions.poll_records([seq_id])
         return record
 
-    async def _stop(self, record: Record) -> None:
-        link = self._pool.find(record.owner)
+    async def _stop_running(self, record: Record) -> None:
+        link = self._pool.find_link(record.owner)
         if link is not None:
-            await link.cancel(record.seq_id, record.epoch)
+            await link.cancel_sequence(record.seq_id, record.epoch)
         self._background.spawn(self._end_cancelled(record.seq_id))
 
     async def _end_cancelled(self, seq_id: SequenceId) -> None:
         await asyncio.sleep(CANCEL_PATIENCE_S)
-        await patiently(lambda: self._store.finish(Finish(seq_id, FinishReason.CANCELLED)))
+        await until_answered(
+            lambda: self._store.finish(Finish(seq_id, FinishReason.CANCELLED)),
+            patience_s=STORE_PATIENCE_S,
+            what="end of a cancelled sequence",
+        )
 
-    async def _recover(self, seq_id: SequenceId, epoch: int, why: TakeReason) -> None:
+    async def _recover(self, seq_id: SequenceId, epoch: int, reason: TakeReason) -> None:
         async with self._recoveries:
-            await self._assigner.start(seq_id, epoch, why)
+            await self._assigner.assign_sequence(seq_id, epoch, reason)
 
     # The queue
 
-    async def _pop(self) -> None:
+    async def _pop_queue(self) -> None:
         try:
             await asyncio.wait_for(self._wake.wait(), IDLE_POLL_S)
         except TimeoutError:
             pass
         self._wake.clear()
-        while (places := self._room() - self._num_starting) > 0:
-            count = min(places, POP_AT_ONCE)  # what is popped has lost its rank to whoever comes after it
+        while (num_wanted := self._room_left() - self._num_assigning) > 0:
+            count = min(num_wanted, POP_AT_ONCE)  # a popped sequence loses its rank to one that is queued later
             popped = await self._store.pop(self._router_id, count, CLAIM_MS)
             for item in popped:
-                self._num_starting += 1
-                self._background.spawn(self._start(item))
+                self._num_assigning += 1
+                self._background.spawn(self._assign_popped(item))
             if len(popped) < count:
                 self._backlog = False
                 return
         self._backlog = True
 
-    def _room(self) -> int:
-        """How many more sequences the workers should be given now."""
-        return sum(room(link.view()) for link in self._pool.links.values())
+    def _room_left(self) -> int:
+        """How many more sequences all workers together should be given now."""
+        return sum(room_left(link.view()) for link in self._pool.links.values())
 
-    async def _start(self, item: PoppedSequence) -> None:
-        """On its own: one worker that hangs must not keep requests from the others."""
+    async def _assign_popped(self, popped: PoppedSequence) -> None:
+        """Runs as a task of its own, so that a worker that hangs does not keep sequences from the other workers."""
         try:
-            await self._assigner.start(item.seq_id, item.epoch, TakeReason.QUEUED)
+            await self._assigner.assign_sequence(popped.seq_id, popped.epoch, TakeReason.QUEUED)
         finally:
-            self._num_starting -= 1
-            self.reported()
+            self._num_assigning -= 1
+            self.note_report()
 
-    # What happens elsewhere
+    # Notices and sweeps
 
-    async def _listen(self) -> None:
+    async def _read_notices(self) -> None:
         async for notice in self._store.notices(self._router_id):
-            self._take_notice(notice)
+            self._handle_notice(notice)
 
-    def _take_notice(self, notice: Notice) -> None:
+    def _handle_notice(self, notice: Notice) -> None:
         if notice.what == "queued":
-            self.wake()
-        if not self._assigner.busy(notice.seq_id):  # else it is our own doing, and the assigner says how it ends
-            self._sessions.noticed(notice)
+            self.note_queued()
+        if not self._assigner.is_assigning(notice.seq_id):  # otherwise the notice is of what the assigner does here
+            self._sessions.announce_notice(notice)
 
     async def _sweep(self) -> None:
         await asyncio.sleep(SWEEP_S * random.uniform(0.5, 1.5))
         swept = await self._store.sweep(SWEEP_LIMIT, self._grace_ms)
         for orphan in swept.orphans:
-            self.recover(orphan.seq_id, orphan.epoch, TakeReason.LEASE)
+            self.recover_sequence(orphan.seq_id, orphan.epoch, TakeReason.LEASE)
         if swept.requeued:
-            self.wake()
+            self.note_queued()
         for seq_id in swept.cancelled:
             self._background.spawn(self._end_cancelled(seq_id))
-        self._sessions.check([*swept.cancelled, *swept.expired])
+        self._sessions.poll_records([*swept.cancelled, *swept.expired])

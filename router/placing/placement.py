@@ -1,10 +1,10 @@
-"""Where a request should run: a pure function of snapshots, with one cost per worker, counted in tokens.
+"""Which worker should run a sequence: a pure function of snapshots, with one cost per worker, counted in tokens.
 
-    prefill   prompt tokens left to compute, after credit for blocks the worker has
-    load      tokens that go before: queued and in flight, and the batch it would join
-    pressure  tokens that others would compute again because this request takes their blocks
+    prefill   prompt tokens left to compute, after credit for the blocks that the worker has cached
+    load      tokens that are computed before: those queued and in flight, and the batch that the sequence would join
+    pressure  tokens that other sequences would compute again, because this sequence takes their blocks
 
-The weights and the reasons for them are in router/README.md.
+docs/decisions/router.md has the reasons for the weights.
 """
 
 from collections.abc import Mapping, Sequence
@@ -13,24 +13,25 @@ from functools import cached_property
 from math import inf
 
 from octavo.ids import Incarnation
+from router.fleet.kv_index import HitCounts
 from router.fleet.worker_view import WorkerView
 
-HOST_CREDIT = 0.75  # of a token computed already: a block in the host pool has to be copied
-EVICTED_SHARE = 0.25  # of evicted prefix tokens that somebody will want again
+HOST_CREDIT = 0.75  # of a token that is computed already: a block in the host pool has to be copied
+EVICTED_SHARE = 0.25  # of evicted prefix tokens that a later request will need again
 PREEMPTED_SHARE = 2.0  # tokens computed again per token of room that is missing
-SLOW_RATIO = 2.0  # how much slower than the fastest a worker must be before its speed counts
-FREE_SHARE = 0.02  # of a worker's blocks that must be free or evictable to take another request
+SLOW_RATIO = 2.0  # how much slower than the fastest worker a worker must be before its speed counts
+FREE_SHARE = 0.02  # of a worker's blocks that must be free or evictable before it gets another sequence
 
-NO_HITS: tuple[int, int] = (0, 0)
+NO_HITS: HitCounts = (0, 0)
 
 
 @dataclass(frozen=True, slots=True)
 class PlacementCandidate:
-    """The score of one worker: octavo.v1.Candidate."""
+    """The costs of one worker: octavo.v1.Candidate."""
 
     worker: WorkerView
     eligible: bool
-    reason: str  # why not; empty if eligible
+    reason: str  # why the worker is not eligible; empty if it is
     device_hit_tokens: int
     host_hit_tokens: int
     prefill_cost: float
@@ -49,27 +50,27 @@ class PlacementCandidate:
 
 @dataclass(frozen=True)
 class PlacementDecision:
-    """The best worker for a prompt, and how every other one compares."""
+    """The best worker for a prompt, and how every other worker compares."""
 
     prompt_tokens: int
-    hits: Mapping[Incarnation, tuple[int, int]]
+    hits: Mapping[Incarnation, HitCounts]
     workers: Sequence[WorkerView]
-    worker: WorkerView | None  # None: nobody can take it
+    worker: WorkerView | None  # None: no worker can take the prompt
 
     @cached_property
     def candidates(self) -> list[PlacementCandidate]:
-        """All of them: the cheapest first, those that cannot take it last. Worked out when asked for."""
+        """All workers: the cheapest first, those that are not eligible last. Computed when it is first read."""
         slow = _fastest(self.workers) / SLOW_RATIO
-        scored = [_candidate(view, self.prompt_tokens, self.hits, slow) for view in self.workers]
-        return sorted(scored, key=lambda c: (not c.eligible, c.total_cost, c.recent_picks, c.worker_id))
+        candidates = [_candidate(view, self.prompt_tokens, self.hits, slow) for view in self.workers]
+        return sorted(candidates, key=lambda c: (not c.eligible, c.total_cost, c.recent_picks, c.worker_id))
 
 
-def place(
-    prompt_tokens: int, hits: Mapping[Incarnation, tuple[int, int]], workers: Sequence[WorkerView]
+def choose_worker(
+    prompt_tokens: int, hits: Mapping[Incarnation, HitCounts], workers: Sequence[WorkerView]
 ) -> PlacementDecision:
-    """Picks the eligible worker of the lowest cost; equal ones by the fewest recent picks, then by name.
+    """Picks the eligible worker of the lowest cost. Of equal ones: the one with the fewest recent picks, then by name.
 
-    `hits` says, by incarnation, how many leading prompt tokens are in a worker's device cache and its host pool.
+    `hits` says how many leading prompt tokens each worker has cached.
     """
     slow = _fastest(workers) / SLOW_RATIO
     best: WorkerView | None = None
@@ -78,7 +79,7 @@ def place(
         if not view.available or prompt_tokens >= view.prompt_limit:
             continue
         if view.load_cost > lowest:
-            continue  # more is ahead of it there than the best one costs in all
+            continue  # this load alone is more than the total cost of the best worker so far
         on_device, in_host = hits.get(view.incarnation, NO_HITS)
         total = sum(_costs(view, prompt_tokens, on_device, in_host, slow))
         if total < lowest or (total == lowest and best is not None and _order(view) < _order(best)):
@@ -90,27 +91,29 @@ def _order(view: WorkerView) -> tuple[int, str]:
     return view.recent_picks, view.worker_id
 
 
-def room(view: WorkerView) -> int:
-    """How many more sequences the worker should be given now. What finds no room does better to stay in the shared
-    queue, where it keeps its rank and can still go anywhere."""
+def room_left(view: WorkerView) -> int:
+    """How many more sequences the worker should be given now.
+
+    A sequence that finds no room stays in the shared queue, where it keeps its rank and can still go to any worker.
+    """
     if not view.available:
         return 0
-    rows = view.max_batch_sequences - view.num_running - view.num_coming
-    places = min(rows, lookahead(view) - view.num_coming)
+    num_rows = view.max_batch_sequences - view.num_running - view.num_coming
+    num_sequences = min(num_rows, max_coming(view) - view.num_coming)
     if view.num_running + view.num_coming == 0:
-        return max(1, places)  # whatever its blocks hold, nobody needs it more
+        return max(1, num_sequences)  # all blocks of an idle worker can be evicted
     if view.num_free_blocks + view.num_cached_blocks <= FREE_SHARE * view.num_blocks:
         return 0
-    return max(0, places)
+    return max(0, num_sequences)
 
 
-def lookahead(view: WorkerView) -> int:
-    """Sequences that may wait at a worker, so that its next step never starts short."""
+def max_coming(view: WorkerView) -> int:
+    """How many sequences may be on their way into a worker's batch, so that its next step never starts short."""
     return max(2, view.max_batch_sequences // 4)
 
 
 def _refusal(view: WorkerView, prompt_tokens: int) -> str:
-    """Why the worker can never take the prompt; empty if it can."""
+    """Why the worker can never take the prompt. Empty if it can."""
     if prompt_tokens < view.prompt_limit:
         return ""
     if prompt_tokens >= view.context_tokens:
@@ -125,7 +128,7 @@ def _fastest(workers: Sequence[WorkerView]) -> float:
 def _costs(
     view: WorkerView, prompt_tokens: int, on_device: int, in_host: int, slow: float
 ) -> tuple[float, float, float]:
-    """Prefill, load and pressure. A worker slower than `slow` pays in proportion."""
+    """The costs of prefill, load and pressure. A worker slower than `slow` pays the first two in proportion."""
     prefill = prompt_tokens - on_device - HOST_CREDIT * in_host
     if prefill < 1.0:
         prefill = 1.0  # one token is always computed
@@ -133,14 +136,14 @@ def _costs(
     if 0.0 < view.prefill_tokens_per_s < slow:
         factor = slow * SLOW_RATIO / view.prefill_tokens_per_s
         prefill, load = prefill * factor, load * factor
-    num_needed = (prompt_tokens - on_device) // view.block_size + 1  # and the block its output begins in
+    num_needed = (prompt_tokens - on_device) // view.block_size + 1  # the last one is for the output
     if num_needed <= view.num_free_blocks:
         return prefill, load, 0.0
     return prefill, load, _pressure(view, num_needed, on_device // view.block_size)
 
 
 def _pressure(view: WorkerView, num_needed: int, num_hit: int) -> float:
-    """Blocks that are hit may be among the cached ones; they are kept, so they cannot make room."""
+    """The cost of the blocks that are missing. The prompt's own blocks, `num_hit`, cannot be evicted to make room."""
     evictable = max(0, view.num_cached_blocks - num_hit)
     missing = num_needed - view.num_free_blocks
     evicted = min(missing, evictable)
@@ -148,7 +151,7 @@ def _pressure(view: WorkerView, num_needed: int, num_hit: int) -> float:
 
 
 def _candidate(
-    view: WorkerView, prompt_tokens: int, hits: Mapping[Incarnation, tuple[int, int]], slow: float
+    view: WorkerView, prompt_tokens: int, hits: Mapping[Incarnation, HitCounts], slow: float
 ) -> PlacementCandidate:
     on_device, in_host = hits.get(view.incarnation, NO_HITS)
     costs = _costs(view, prompt_tokens, on_device, in_host, slow)

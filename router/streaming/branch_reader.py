@@ -1,34 +1,35 @@
-"""How far one client is in one branch: which token comes next, the chain there, and the text that goes with it."""
+"""How far one client is in one branch: which token comes next, the chain there, and the text up to there."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from octavo.errors import HistoryLost
 from octavo.hashing import extend_chain
-from octavo.sampling import FinishReason
+from octavo.sampling import FinishReason, TokenScore
 from octavo.text.stop import TextStream
-
-PlaceValues = tuple[int, int, int]  # next index, chain there, bytes of text before it
+from router.streaming.resume_tokens import StreamPlace
 
 
 @dataclass(slots=True)
 class BranchPiece:
-    """New tokens of a branch, with the text that has become certain, and the place after them."""
+    """New tokens of a branch, the text that has become certain with them, and the place after them."""
 
+    branch: int
     first_index: int
     token_ids: Sequence[int]
     text: str
-    finish: FinishReason
-    place: PlaceValues
+    finish: FinishReason  # not NONE: this is the last piece of the branch
+    place: StreamPlace
+    scores: Sequence[TokenScore] = ()  # one per token, or none at all
 
 
 class BranchReader:
-    """Takes committed tokens in whatever order and number they come, and passes each on once."""
+    """Reads journalled tokens in runs that may overlap and repeat, and gives each token out once, in order."""
 
-    __slots__ = ("_text", "_text_stopped", "chain", "finish", "index", "next_index", "text_bytes")
+    __slots__ = ("_text", "_text_stopped", "branch", "chain", "finish", "next_index", "text_bytes")
 
-    def __init__(self, index: int, prompt_chain: int, text: TextStream) -> None:
-        self.index = index
+    def __init__(self, branch: int, prompt_chain: int, text: TextStream) -> None:
+        self.branch = branch
         self.next_index = 0
         self.chain = prompt_chain
         self.text_bytes = 0
@@ -37,29 +38,34 @@ class BranchReader:
         self._text_stopped = False
 
     @property
-    def place(self) -> PlaceValues:
-        return self.next_index, self.chain, self.text_bytes
+    def place(self) -> StreamPlace:
+        return StreamPlace(self.next_index, self.chain, self.text_bytes)
 
-    def resume(self, tokens: Sequence[int], chain: int | None, text_bytes: int | None) -> None:
-        """Goes to where a client has been before. Without `text_bytes`, the text begins with the next token's."""
+    def go_to_place(self, place: StreamPlace, output: Sequence[int]) -> None:
+        """Goes to where a client has been before, by the branch's output, which reaches at least that far.
+
+        Raises HistoryLost if it does not, or if the client has received other tokens. Where the place has no text, the
+        text begins with the text of the next token.
+        """
+        tokens = output[: place.index_within(len(output))]
         self.chain = extend_chain(self.chain, tokens)
-        if chain is not None and chain != self.chain:
+        if place.chain is not None and place.chain != self.chain:
             raise HistoryLost("what this client has received is not what the journal holds: start again")
         self.next_index = len(tokens)
-        if text_bytes is None:
+        if place.text_bytes is None:
             delta = self._text.push(tokens)
             self.text_bytes = len(delta.text.encode())
         else:
-            delta = self._text.resume(tokens, text_bytes)
-            self.text_bytes = text_bytes
+            delta = self._text.resume(tokens, place.text_bytes)
+            self.text_bytes = place.text_bytes
         self._text_stopped = delta.stopped
 
-    def push(
+    def read_run(
         self, first_index: int, token_ids: Sequence[int], chain: int | None, finish: FinishReason
     ) -> BranchPiece | None:
-        """What is new in a run of tokens that begins at or before the next index; None if nothing is.
+        """What is new in a run of tokens that begins at or before the next index. None if nothing is.
 
-        `chain` is the one after the run, None if it is not known.
+        `chain` is the chain after the run, None if it is not known. `finish` is how the branch ends after the run.
         """
         if self.finish:
             return None
@@ -70,7 +76,7 @@ class BranchReader:
         self.next_index += len(new)
         self.chain = extend_chain(before, new)
         if chain is not None and chain != self.chain and first_index + len(token_ids) == self.next_index:
-            raise HistoryLost(f"branch {self.index} differs from the journal before index {self.next_index}")
+            raise HistoryLost(f"branch {self.branch} differs from the journal before index {self.next_index}")
         delta = self._text.push(new)
         text = delta.text
         if delta.stopped:
@@ -84,4 +90,4 @@ class BranchReader:
             self.finish = finish
             text += self._text.finish().text
         self.text_bytes += len(text) if text.isascii() else len(text.encode())
-        return BranchPiece(first, new, text, self.finish, self.place)
+        return BranchPiece(self.branch, first, new, text, self.finish, self.place)

@@ -1,200 +1,221 @@
-"""What one client has of one request, and what comes next: the tokens, texts and ends of all its branches.
+"""What one client has of one request, and what it gets next: the tokens, texts and ends of all branches.
 
-It is told of committed tokens from two sides, a worker's stream and the journal, in any order and as often as they
-like. It knows nothing of workers, stores or wires.
+A delivery is told of journalled tokens from two sides, by a worker's stream and by the journal, in any order and as
+often as they come. It knows nothing of workers, stores or wire messages.
 """
 
+from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Generic, TypeVar
+from dataclasses import dataclass
 
+from octavo.errors import Failure
 from octavo.record import Record, Snapshot
 from octavo.sampling import FinishReason, SamplingParams
+from octavo.step_item import StepItem
 from octavo.text.ranking import rank
 from octavo.text.stop import TextStream
-from router.streaming.branch_reader import BranchPiece, BranchReader, PlaceValues
+from router.streaming.branch_reader import BranchPiece, BranchReader
 from router.streaming.ranked_branches import RankedBranches
-from router.streaming.resume_tokens import StreamStart
+from router.streaming.resume_tokens import StreamPlace, StreamStart
 
 MAX_JOINED = 64  # tokens in one piece, when a client is slower than its worker
 
-Logprob = TypeVar("Logprob")
-Shown = tuple[
-    int, BranchPiece, Sequence[Logprob]
-]  # branch, what is new in it, a log probability per token or none at all
+
+@dataclass(frozen=True, slots=True)
+class StoppedBranch:
+    """A branch that a stop string has ended, as far as this client's text tells."""
+
+    branch: int
+    length: int
+    score: float | None  # where branches are ranked
 
 
-class Delivery(Generic[Logprob]):
-    """Everything goes in by `take` and `feed`, and comes out once, in order, by `shown`."""
+class Delivery:
+    """Takes tokens by `add_item` and `add_journals`, and gives each out once, in order, by `next_piece`."""
 
     def __init__(
         self, record: Record, params: SamplingParams, new_text: Callable[[], TextStream], start: StreamStart
     ) -> None:
-        start.check(params.n)
+        start.check_num_places(params.n)
 
-        def new_reader(index: int) -> BranchReader:
-            return BranchReader(index, record.prompt_chain, new_text())
+        def new_reader(branch: int) -> BranchReader:
+            return BranchReader(branch, record.prompt_chain, new_text())
 
-        self.readers = [new_reader(index) for index in range(record.num_branches)]
-        self.places: list[PlaceValues] = [(0, record.prompt_chain, 0)] * params.n  # after each branch's last event
+        self.readers = [new_reader(branch) for branch in range(record.num_branches)]
         self.scores: list[float | None] = [None] * record.num_branches
-        self.unsettled = False  # there is an end that the journal does not know
-        # Where branches compete: whose score is of more than the client has, as a stop string stands before the end.
-        self._unsure: set[int] = set()
+        self.failure: Failure | None = None  # why the request failed
+        self.unsettled = False  # whether there is an end that the store has to be told of
+        # Ranked branches that have a stop string before their end. Their score is known only for more tokens than the
+        # client gets.
+        self._without_score: set[int] = set()
+        self._places = [StreamPlace(0, record.prompt_chain, 0)] * params.n
         self._params = params
         self._start = start
-        self._num_going = record.num_branches
-        self._shown: list[Shown[Logprob]] = []
+        self._num_running = record.num_branches
+        self._pieces: deque[BranchPiece] = deque()
         ranked = record.num_branches > params.n
-        self._ranked = RankedBranches[Logprob](record.num_branches, params.n, new_reader) if ranked else None
+        self._ranked = RankedBranches(record.num_branches, params.n, new_reader) if ranked else None
+        self._ranking_done = False
 
     @property
     def ended(self) -> bool:
-        return self._num_going == 0
+        """Whether all branches have ended. `next_piece` may still have pieces."""
+        return self._num_running == 0
 
     @property
     def ranked(self) -> bool:
-        """Whether branches compete: nothing is shown before all have ended."""
+        """Whether branches compete, so that the client gets nothing before all have ended."""
         return self._ranked is not None
 
     @property
     def next_indexes(self) -> list[int]:
+        """The index of the next token of each branch."""
         return [reader.next_index for reader in self.readers]
 
     @property
     def missing_indexes(self) -> list[int]:
-        """From where a worker is asked to send: also the last token of a branch whose score there is not known."""
-        return [reader.next_index - (reader.index in self._unsure) for reader in self.readers]
+        """From where a worker has to send each branch. A branch without score needs its last token once more."""
+        return [reader.next_index - (reader.branch in self._without_score) for reader in self.readers]
+
+    @property
+    def places(self) -> Sequence[StreamPlace]:
+        """Where the client is in each returned branch, after the last piece that `next_piece` has given out."""
+        return self._places
 
     # In
 
-    def resume(self, snapshot: Snapshot) -> None:
-        """Goes to where the client is, with the whole journal at hand."""
+    def go_to_start(self, snapshot: Snapshot) -> None:
+        """Goes to where the client is. The snapshot must have the whole journals."""
         if self._ranked is not None:
-            return  # nothing has been shown before all branches have ended
-        for reader, tokens in zip(self.readers, snapshot.outputs, strict=True):
-            place = self._start.place(reader.index)
-            reader.resume(tokens[: place.within(len(tokens))], place.chain, place.text_bytes)
-            self.places[reader.index] = reader.place
+            return  # the client has nothing before all branches have ended
+        for reader, output in zip(self.readers, snapshot.outputs, strict=True):
+            reader.go_to_place(self._start.place_of(reader.branch), output)
+            self._places[reader.branch] = reader.place
 
-    def behind_start(self, snapshot: Snapshot) -> bool:
-        """Whether the journal is shorter than what the client says it has."""
+    def has_more_than_journals(self, snapshot: Snapshot) -> bool:
+        """Whether the client says that it has more tokens than the journals."""
         return self._ranked is None and any(
-            self._start.place(branch).next_index > len(tokens) for branch, tokens in enumerate(snapshot.outputs)
+            self._start.place_of(branch).next_index > len(output) for branch, output in enumerate(snapshot.outputs)
         )
 
-    def take(
-        self,
-        branch: int,
-        first_index: int,
-        token_ids: Sequence[int],
-        chain: int,
-        finish: FinishReason,
-        logprobs: Sequence[Logprob],
-        score: float | None,
-    ) -> bool:
-        """A worker's committed tokens; False if some before them are missing."""
-        reader, end = self.readers[branch], first_index + len(token_ids)
+    def note_failure(self, failure: Failure) -> None:
+        """The request has failed. The last event tells the client why."""
+        self.failure = failure
+
+    def add_item(self, item: StepItem) -> bool:
+        """Adds what a worker has journalled. False if tokens before it are missing."""
+        if item.failure is not None:
+            self.failure, self.unsettled = item.failure, True
+        reader, score = self.readers[item.branch], item.cumulative_logprob
         if reader.finish:
-            if branch in self._unsure and score is not None and end == reader.next_index:
-                self.scores[branch], self.unsettled = score, True
-                self._unsure.discard(branch)
+            if item.branch in self._without_score and score is not None and item.end == reader.next_index:
+                self.scores[item.branch], self.unsettled = score, True
+                self._without_score.discard(item.branch)
             return True
-        skip = reader.next_index - first_index
-        if skip < 0:
+        num_known = reader.next_index - item.first_index
+        if num_known < 0:
             return False
         if score is not None:
-            self.scores[branch] = score
-        piece = reader.push(first_index, token_ids, chain, finish)
+            self.scores[item.branch] = score
+        piece = reader.read_run(item.first_index, item.token_ids, item.chain, item.finish)
         if piece is not None:
-            self.unsettled |= bool(piece.finish) and not (finish and reader.next_index == end)
-            self._add(branch, piece, logprobs[skip : skip + len(piece.token_ids)] if logprobs else ())
+            self.unsettled |= bool(piece.finish) and not (item.finish and reader.next_index == item.end)
+            if item.scores:
+                piece.scores = item.scores[num_known : num_known + len(piece.token_ids)]
+            self._add_piece(piece)
         return True
 
-    def feed(self, snapshot: Snapshot, first_indexes: Sequence[int]) -> None:
-        """What the journal has from those indexes on.
+    def add_journals(self, snapshot: Snapshot, first_indexes: Sequence[int]) -> None:
+        """Adds what the journals have from those indexes on.
 
-        Of branches that compete only what has ended: the rest comes from the worker, with the score at every token.
+        Of ranked branches, only those that have ended are added: the others come from the worker, with their scores.
         """
         record = snapshot.record
         for branch, score in enumerate(record.scores):
-            settled = self.readers[branch].finish and self.scores[branch] is not None  # it may be a stop string's
-            if score is not None and not settled:
+            # The score that is known already may be that of a stop string, which the record does not know.
+            is_known = self.readers[branch].finish and self.scores[branch] is not None
+            if score is not None and not is_known:
                 self.scores[branch] = score
         for reader, first, tokens in zip(self.readers, first_indexes, snapshot.outputs, strict=True):
-            finish = record.finishes[reader.index]
+            finish = record.finishes[reader.branch]
             if self._ranked is not None and not (finish or record.state.ended):
                 continue
-            piece = reader.push(first, tokens, None, finish)
+            piece = reader.read_run(first, tokens, None, finish)
             if piece is not None:
-                self._look_at_end(reader, record)
-                self._add(reader.index, piece, ())
+                self._compare_end(reader, record)
+                self._add_piece(piece)
 
-    def _look_at_end(self, reader: BranchReader, record: Record) -> None:
-        """Where a stop string stands before the end that the record knows, the record is to be told."""
-        branch = reader.index
+    def _compare_end(self, reader: BranchReader, record: Record) -> None:
+        """Notes an end that the record does not know: a stop string stands before the end that it knows, if any."""
+        branch = reader.branch
         if not reader.finish or (record.finishes[branch] and reader.next_index == record.final_lengths[branch]):
             return
         if self._ranked is None or not record.finishes[branch]:
             self.unsettled = True
         else:
-            self._unsure.add(branch)
+            self._without_score.add(branch)
 
-    def has_news(self, snapshot: Snapshot, first_indexes: Sequence[int]) -> bool:
-        """Whether the journal is ahead of the client."""
+    def is_behind(self, snapshot: Snapshot, first_indexes: Sequence[int]) -> bool:
+        """Whether the journals, read from those indexes on, have more than the client."""
         finishes = snapshot.record.finishes
         return any(
-            (finishes[reader.index] and not reader.finish) or first + len(tokens) > reader.next_index
+            (finishes[reader.branch] and not reader.finish) or first + len(tokens) > reader.next_index
             for reader, first, tokens in zip(self.readers, first_indexes, snapshot.outputs, strict=True)
         )
 
-    def _add(self, branch: int, piece: BranchPiece, logprobs: Sequence[Logprob]) -> None:
+    def _add_piece(self, piece: BranchPiece) -> None:
         if piece.finish:
-            self._num_going -= 1
+            self._num_running -= 1
         if self._ranked is not None:
-            self._ranked.add(branch, piece, logprobs)
-        elif self._shown and can_join(self._shown[-1], branch, piece, logprobs):
-            _, joined, earlier = self._shown[-1]
-            joined.token_ids = [*joined.token_ids, *piece.token_ids]
-            joined.text += piece.text
-            joined.finish, joined.place = piece.finish, piece.place
-            self._shown[-1] = (branch, joined, [*earlier, *logprobs])
+            self._ranked.add_piece(piece)
+        elif self._pieces and can_join(self._pieces[-1], piece):
+            last = self._pieces[-1]
+            last.token_ids = [*last.token_ids, *piece.token_ids]
+            last.scores = [*last.scores, *piece.scores]
+            last.text += piece.text
+            last.finish, last.place = piece.finish, piece.place
         else:
-            self._shown.append((branch, piece, logprobs))
+            self._pieces.append(piece)
 
     # Out
 
-    def shown(self) -> list[Shown[Logprob]]:
-        """What is new since the last call. Whoever tells the client sets `places` to the place after each piece."""
-        if self._ranked is not None:
-            if not self.ended:
-                return []
-            self.places, shown = self._ranked.best(self.scores, self._start)
-            return shown
-        shown, self._shown = self._shown, []
-        return shown
+    def next_piece(self) -> BranchPiece | None:
+        """The next piece for the client, None if there is none yet. `places` moves with it."""
+        if self._ranked is not None and self.ended and not self._ranking_done:
+            self._ranking_done = True
+            best = self._ranked.best_branches(self.scores, self._start)
+            self._places = [branch.place for branch in best]
+            self._pieces.extend(branch.rest for branch in best)
+        if not self._pieces:
+            return None
+        piece = self._pieces.popleft()
+        self._places[piece.branch] = piece.place
+        return piece
 
-    def stopped(self) -> list[tuple[int, int, float | None]]:
-        """(branch, length, score) of those that a stop string ended, as far as this client's text is concerned."""
-        ended = [r for r in self.readers if r.finish is FinishReason.STOP and r.index not in self._unsure]
-        return [(reader.index, reader.next_index, self.scores[reader.index]) for reader in ended]
+    def stopped_branches(self) -> list[StoppedBranch]:
+        """The branches that a stop string has ended and whose score there is known, if they need one."""
+        return [
+            StoppedBranch(reader.branch, reader.next_index, self.scores[reader.branch])
+            for reader in self.readers
+            if reader.finish is FinishReason.STOP and reader.branch not in self._without_score
+        ]
 
     def num_output_tokens(self) -> int:
-        """Over all returned branches."""
-        return sum(self.readers[branch].next_index for branch in self._returned())
+        """The number of output tokens of all returned branches."""
+        return sum(self.readers[branch].next_index for branch in self._returned_branches())
 
     def returned_scores(self) -> list[float | None] | None:
-        """The scores of the returned branches, once all have ended; None if they did not compete."""
-        return [self.scores[branch] for branch in self._returned()] if self._params.ranked else None
+        """The scores of the returned branches, once all have ended. None if branches do not compete."""
+        return [self.scores[branch] for branch in self._returned_branches()] if self._params.ranked else None
 
-    def _returned(self) -> Sequence[int]:
+    def _returned_branches(self) -> Sequence[int]:
         return range(self._params.n) if self._ranked is None else rank(self.scores, self._params.n)
 
 
-def can_join(before: Shown[Logprob], branch: int, piece: BranchPiece, logprobs: Sequence[Logprob]) -> bool:
-    """Whether one event may carry both: tokens of one branch, with a log probability each or none at all."""
-    last_branch, last, last_logprobs = before
+def can_join(last: BranchPiece, piece: BranchPiece) -> bool:
+    """Whether one event may carry both: of one branch, and with a score for each token or for none."""
     return (
-        last_branch == branch
+        last.branch == piece.branch
         and len(last.token_ids) + len(piece.token_ids) <= MAX_JOINED
-        and (bool(logprobs) == bool(last_logprobs) or not piece.token_ids)
+        and (bool(piece.scores) == bool(last.scores) or not piece.token_ids)
     )

@@ -1,67 +1,67 @@
-"""What a client is sent: the news of its delivery, each with a token to resume from the place after it."""
+"""The wire events of one stream: each piece of a delivery, with a token to resume from the place after it."""
 
 from collections.abc import Sequence
 
 from octavo import wire
-from octavo.errors import Failure
 from octavo.record import Record
-from octavo.v1 import inference_pb2, types_pb2, worker_pb2
+from octavo.sampling import TokenScore
+from octavo.step_item import StepItem
+from octavo.v1 import inference_pb2
 from router.streaming.branch_reader import BranchPiece
 from router.streaming.delivery import Delivery
 from router.streaming.resume_tokens import ResumeTokens
 
 Event = inference_pb2.GenerateEvent
-Logprobs = types_pb2.Logprobs
 
 
 class EventEncoder:
-    """The events of one stream, as messages."""
+    """Encodes what one delivery gives out."""
 
-    def __init__(self, record: Record, delivery: Delivery[Logprobs], tokens: ResumeTokens) -> None:
+    def __init__(self, record: Record, delivery: Delivery, tokens: ResumeTokens) -> None:
         self._request_id = record.request_id
         self._id_bytes = record.request_id.encode()
         self._prompt_len = record.prompt_len
         self._delivery = delivery
         self._tokens = tokens
-        self._prompt_logprobs: Sequence[Logprobs] = ()
+        self._prompt_scores: Sequence[TokenScore] = ()
         self._cached_tokens = 0
 
-    def note(self, item: worker_pb2.StepItem) -> None:
-        """What a worker says beside the tokens."""
-        if item.HasField("cached_tokens"):
+    def note_item(self, item: StepItem) -> None:
+        """Remembers what the first item of a sequence says of the prompt."""
+        if item.cached_tokens is not None:
             self._cached_tokens = item.cached_tokens
-        if item.prompt_logprobs:
-            self._prompt_logprobs = item.prompt_logprobs
+        if item.prompt_scores:
+            self._prompt_scores = item.prompt_scores
 
-    def new(self, failure: Failure | None) -> list[Event]:
-        """Those since the last call. The last one of all carries the failure, if there is one."""
-        events = [self._event(branch, piece, logprobs) for branch, piece, logprobs in self._delivery.shown()]
+    def next_events(self) -> list[Event]:
+        """The events since the last call. The last one of all carries the usage, and the failure if there is one."""
+        events = []
+        while (piece := self._delivery.next_piece()) is not None:
+            events.append(self._event(piece))
         if self._delivery.ended:
-            events[-1].finished.CopyFrom(self._finished(failure))
+            events[-1].finished.CopyFrom(self._finished())
         return events
 
-    def _event(self, branch: int, piece: BranchPiece, logprobs: Sequence[Logprobs]) -> Event:
-        places = self._delivery.places
-        places[branch] = piece.place
+    def _event(self, piece: BranchPiece) -> Event:
         event = Event(
             request_id=self._request_id,
-            branch=branch,
+            branch=piece.branch,
             first_index=piece.first_index,
             token_ids=piece.token_ids,
             text=piece.text,
-            resume_token=self._tokens.make(self._id_bytes, places),
+            resume_token=self._tokens.make_token(self._id_bytes, self._delivery.places),
         )
-        if logprobs:
-            event.logprobs.extend(logprobs)
-        if self._prompt_logprobs and branch == 0:
-            event.prompt_logprobs.extend(self._prompt_logprobs)
-            self._prompt_logprobs = ()
+        if piece.scores:
+            event.logprobs.extend(wire.score_to_wire(score) for score in piece.scores)
+        if self._prompt_scores and piece.branch == 0:
+            event.prompt_logprobs.extend(wire.score_to_wire(score) for score in self._prompt_scores)
+            self._prompt_scores = ()
         if piece.finish:
             event.finish_reason = wire.finish_to_wire(piece.finish)
         return event
 
-    def _finished(self, failure: Failure | None) -> inference_pb2.Finished:
-        num_output = self._delivery.num_output_tokens()
+    def _finished(self) -> inference_pb2.Finished:
+        failure, num_output = self._delivery.failure, self._delivery.num_output_tokens()
         return inference_pb2.Finished(
             usage=wire.usage_to_wire(self._prompt_len, num_output, self._cached_tokens),
             failure=wire.failure_to_wire(failure) if failure else None,

@@ -1,59 +1,73 @@
-"""Who runs a sequence, and whether what that worker journals comes here by itself."""
+"""Which worker runs the sequence of one session, and whether that worker's Step stream brings the sequence's items."""
 
 import time
 from collections.abc import Sequence
 
 from octavo.ids import Incarnation
-from octavo.record import Record, State
+from octavo.record import Record, SequenceState
+from router.fleet.worker_link import WorkerLink
 from router.fleet.worker_pool import WorkerPool
 
-UNKNOWN_S = 0.02  # until a worker that does not know its sequence is asked again; doubles
+UNKNOWN_S = 0.02  # pause before an owner that does not know its sequence is asked again; doubles
 MAX_UNKNOWN_S = 0.5
-UNKNOWN_FOR_S = 4.0  # after that long (longer than a Schedule may take) it never got it: somebody else shall run it
+UNKNOWN_FOR_S = 4.0  # longer than a Schedule may take: an owner that does not know its sequence by then never got it
 
 
 class OwnerLink:
-    """One session's view of its owner. The record decides; notices and workers may be ahead of it."""
+    """One session's view of the owner. The record decides; notices and workers may know of a newer owner before."""
 
     def __init__(self, record: Record, pool: WorkerPool) -> None:
         self.record = record
         self._pool = pool
-        self._stream: tuple[Incarnation, int] | None = None  # (owner, epoch) whose stream brings the items
+        # The owner and the epoch at which that owner was asked for the items; None if no owner was asked.
+        self._stream: tuple[Incarnation, int] | None = None
         self._unknown_epoch = 0
         self._unknown_since = 0.0
-        self._delay_s = UNKNOWN_S
+        self._pause_s = UNKNOWN_S
 
-    def runs_on(self, owner: Incarnation, epoch: int, *, streams: bool) -> None:
-        """A worker has it, from that epoch on; `streams`: and sends its items here."""
-        self.record.owner, self.record.epoch, self.record.state = owner, epoch, State.RUNNING
-        self._stream = (owner, epoch) if streams else None
+    @property
+    def worker(self) -> WorkerLink | None:
+        """This router's link to the owner, if there is an owner and this router has found it."""
+        return self._pool.find_link(self.record.owner)
 
-    def follow(self, next_indexes: Sequence[int]) -> None:
-        """Asks the owner for the items from there on; without a connection to it there is nobody to ask."""
-        record = self.record
-        link = self._pool.find(record.owner)
-        if record.state is State.RUNNING and link is not None and link.steps.connected:
-            link.steps.follow(record.seq_id, next_indexes)
+    @property
+    def is_lost(self) -> bool:
+        """Whether this router has seen the owner die."""
+        return self._pool.has_lost(self.record.owner)
+
+    @property
+    def is_streaming(self) -> bool:
+        """Whether the owner sends the sequence's items to this router."""
+        worker = self.worker
+        is_connected = worker is not None and worker.step_stream.connected
+        return is_connected and self._stream == (self.record.owner, self.record.epoch)
+
+    def set_owner(self, owner: Incarnation, epoch: int, *, is_streaming: bool) -> None:
+        """A worker runs the sequence from that epoch on. `is_streaming`: it sends the items to this router."""
+        self.record.owner, self.record.epoch, self.record.state = owner, epoch, SequenceState.RUNNING
+        self._stream = (owner, epoch) if is_streaming else None
+
+    def follow_items(self, next_indexes: Sequence[int]) -> None:
+        """Asks the owner for the items from those indexes on, if this router is connected to the owner."""
+        record, worker = self.record, self.worker
+        if record.state is SequenceState.RUNNING and worker is not None and worker.step_stream.connected:
+            worker.step_stream.follow(record.seq_id, next_indexes)
             self._stream = (record.owner, record.epoch)
         else:
             self._stream = None
 
-    @property
-    def streaming(self) -> bool:
-        link = self._pool.find(self.record.owner)
-        return link is not None and link.steps.connected and self._stream == (self.record.owner, self.record.epoch)
+    def note_unknown(self) -> float | None:
+        """The owner says that it does not know the sequence. Returns the seconds to wait before it is asked again.
 
-    def unknown(self) -> float | None:
-        """The owner does not know it: how long to wait before asking again; None: long enough, it never got it.
-
-        Its Schedule is on its way there; or it has ended there; or whoever was to send the Schedule has died.
+        Either the Schedule is on its way, or the sequence has ended there, or the router that was to send the Schedule
+        has died. Returns None when the owner has had so much time that only the last can be true.
         """
         now, epoch = time.monotonic(), self.record.epoch
         self._stream = None
         if self._unknown_epoch != epoch:
-            self._unknown_epoch, self._unknown_since, self._delay_s = epoch, now, UNKNOWN_S
+            self._unknown_epoch, self._unknown_since, self._pause_s = epoch, now, UNKNOWN_S
         elif now - self._unknown_since > UNKNOWN_FOR_S:
             self._unknown_epoch = 0
             return None
-        self._delay_s = min(2 * self._delay_s, MAX_UNKNOWN_S)
-        return self._delay_s / 2
+        self._pause_s = min(2 * self._pause_s, MAX_UNKNOWN_S)
+        return self._pause_s / 2

@@ -1,40 +1,46 @@
-"""Where branches compete (best_of), nothing is shown before all have ended: then the best, as if they came now."""
+"""The branches of a request that returns only the best of them (best_of), kept until the scores decide."""
 
 from collections.abc import Callable, Sequence
-from typing import Generic, TypeVar
+from dataclasses import dataclass
 
 from octavo.text.ranking import rank
-from router.streaming.branch_reader import BranchPiece, BranchReader, PlaceValues
-from router.streaming.resume_tokens import StreamStart
-
-Logprob = TypeVar("Logprob")
+from router.streaming.branch_reader import BranchPiece, BranchReader
+from router.streaming.resume_tokens import StreamPlace, StreamStart
 
 
-class RankedBranches(Generic[Logprob]):
-    """Whole branches, kept until their scores decide which are returned."""
+@dataclass(frozen=True, slots=True)
+class ReturnedBranch:
+    """One of the best branches, under the number by which the client knows it."""
+
+    place: StreamPlace  # where the client is in it
+    rest: BranchPiece  # all that the client does not have of it
+
+
+class RankedBranches:
+    """Collects whole branches. No branch is shown to the client before all have ended."""
 
     def __init__(self, num_branches: int, num_returned: int, new_reader: Callable[[int], BranchReader]) -> None:
         self._num_returned = num_returned
         self._new_reader = new_reader
-        self._pieces: list[list[tuple[BranchPiece, Sequence[Logprob]]]] = [[] for _ in range(num_branches)]
+        self._pieces: list[list[BranchPiece]] = [[] for _ in range(num_branches)]
 
-    def add(self, branch: int, piece: BranchPiece, logprobs: Sequence[Logprob]) -> None:
-        self._pieces[branch].append((piece, logprobs))
+    def add_piece(self, piece: BranchPiece) -> None:
+        self._pieces[piece.branch].append(piece)
 
-    def best(
-        self, scores: Sequence[float | None], start: StreamStart
-    ) -> tuple[list[PlaceValues], list[tuple[int, BranchPiece, Sequence[Logprob]]]]:
-        """Where the client is in each returned branch, and the rest of each in one piece."""
-        places: list[PlaceValues] = []
-        shown: list[tuple[int, BranchPiece, Sequence[Logprob]]] = []
-        for returned, branch in enumerate(rank(scores, self._num_returned)):
-            reader, place, pieces = self._new_reader(returned), start.place(returned), self._pieces[branch]
-            tokens = [token for piece, _ in pieces for token in piece.token_ids]
-            logprobs = [logprob for _, some in pieces for logprob in some]
-            first = place.within(len(tokens))
-            reader.resume(tokens[:first], place.chain, place.text_bytes)
-            places.append(reader.place)
-            piece = reader.push(first, tokens[first:], None, pieces[-1][0].finish)
-            if piece is not None:
-                shown.append((returned, piece, logprobs[first:] if len(logprobs) == len(tokens) else ()))
-        return places, shown
+    def best_branches(self, scores: Sequence[float | None], start: StreamStart) -> list[ReturnedBranch]:
+        """The branches that are returned, the best first. All branches must have ended; `scores` has one per branch."""
+        best = rank(scores, self._num_returned)
+        return [self._returned(returned, self._pieces[branch], start) for returned, branch in enumerate(best)]
+
+    def _returned(self, returned: int, pieces: Sequence[BranchPiece], start: StreamStart) -> ReturnedBranch:
+        tokens = [token for piece in pieces for token in piece.token_ids]
+        scores = [score for piece in pieces for score in piece.scores]
+        reader = self._new_reader(returned)
+        reader.go_to_place(start.place_of(returned), tokens)
+        place = reader.place
+        rest = reader.read_run(place.next_index, tokens[place.next_index :], None, pieces[-1].finish)
+        if rest is None:
+            raise RuntimeError("a branch that has ended has no last piece")
+        if len(scores) == len(tokens):
+            rest.scores = scores[place.next_index :]
+        return ReturnedBranch(place, rest)

@@ -1,37 +1,42 @@
-"""When a session has to look at the record by itself: asked to, at a set time, after silence; and its deadline."""
+"""When a session reads its record by itself: as soon as possible, at a set time, or after silence."""
 
-SILENCE_S = 1.0  # how long a session trusts silence
+from math import inf
+
+SILENCE_S = 1.0  # how long a session may hear nothing from a worker before it reads the record
 
 
 class RecordPoller:
-    """Says when. All times are of the monotonic clock, in seconds."""
+    """Says when a poll of the record is due. All times are of the monotonic clock, in seconds."""
 
-    def __init__(self, now: float, attend_s: float) -> None:
-        self.look = False  # at the record, now
-        self.deadline = float("inf")  # of the request
-        self._look_at = float("inf")
-        self._heard = self._attended = now
-        self._attend_s = attend_s
+    def __init__(self, now: float, attachment_interval_s: float) -> None:
+        self.is_due = False
+        self._poll_at = inf
+        self._last_item = self._last_attached = now
+        self._attachment_interval_s = attachment_interval_s
 
-    def look_by(self, at: float) -> None:
-        self._look_at = min(self._look_at, at)
+    def poll_now(self) -> None:
+        self.is_due = True
 
-    def looked(self) -> None:
-        """Nothing that was asked for before is left to be looked at."""
-        self.look, self._look_at = False, float("inf")
+    def poll_by(self, at: float) -> None:
+        """A poll is due at that time, or earlier if it was asked for earlier."""
+        self._poll_at = min(self._poll_at, at)
 
-    def heard(self, now: float) -> None:
-        """The worker sends."""
-        self._heard = now
+    def note_poll(self) -> None:
+        """A poll begins, which serves all that was asked for before."""
+        self.is_due, self._poll_at = False, inf
 
-    def attended(self, now: float) -> None:
-        """The store knows that somebody listens."""
-        self._attended = now
+    def note_item(self, now: float) -> None:
+        """A worker has sent an item: there is no silence."""
+        self._last_item = now
 
-    def tick(self, now: float) -> bool:
-        """Time has passed; whether there is something to do."""
-        if now >= self._look_at:
-            self.look = True
-        elif now - self._heard > SILENCE_S or now - self._attended > self._attend_s:
-            self._heard, self.look = now, True
-        return self.look or now >= self.deadline
+    def note_attached(self, now: float) -> None:
+        """The store knew at that time that the client is attached."""
+        self._last_attached = now
+
+    def note_time(self, now: float) -> bool:
+        """Whether a poll is due at that time."""
+        if now >= self._poll_at:
+            self.is_due = True
+        elif now - self._last_item > SILENCE_S or now - self._last_attached > self._attachment_interval_s:
+            self._last_item, self.is_due = now, True
+        return self.is_due

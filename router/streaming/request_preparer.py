@@ -1,4 +1,4 @@
-"""From what a client sends to a sequence that can be accepted: checked, tokenized, nothing left open."""
+"""Makes a new sequence of what a client sends: checked, tokenized, and with a concrete value in every field."""
 
 import asyncio
 import secrets
@@ -16,8 +16,8 @@ from router.fleet.model_registry import ModelRegistry, ServedModel
 
 T = TypeVar("T")
 
-TENANT = ""  # until requests are authenticated, all clients are one
-LARGE = 8192  # characters or ids: what a tokenizer does with so many takes about as long as a step
+TENANT = ""  # until requests are authenticated, all clients are one tenant
+LARGE = 8192  # characters or token ids: a tokenizer takes about as long for so many as a step does
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,15 +29,24 @@ class PreparedRequest:
     params: SamplingParams
 
 
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """The tokens of a prompt, and the field of the request that they came from."""
+
+    token_ids: list[int]
+    field: str
+
+
 class RequestPreparer:
-    """Every method raises what is wrong with the request."""
+    """Checks requests and tokenizes them. Every method raises what is wrong with the request."""
 
     def __init__(self, models: ModelRegistry, router_id: Incarnation) -> None:
         self._models = models
         self._router_id = router_id
 
     async def prepare(self, request: inference_pb2.GenerateRequest, deadline_in_ms: int = 0) -> PreparedRequest:
-        model = self.model(request)
+        """The sequence that the request asks for. 0: no deadline."""
+        model = self.find_model(request)
         if not model.workers:
             raise NoWorkers(f"no worker serves {model.name} now: retry, or start one", retry_after_ms=500)
         request_id = (
@@ -46,10 +55,11 @@ class RequestPreparer:
         params = wire.sampling_from_wire(request.sampling)
         context, vocab, eos = model.context_tokens, model.vocab_size, model.eos_token_ids
         validation.validate_sampling(params, vocab_size=vocab, context_tokens=context, eos_token_ids=eos)
-        prompt, field = await self.prompt(request, model)
-        validation.validate_prompt(prompt, params, vocab_size=vocab, context_tokens=context, field=field)
+        prompt = await self.read_prompt(request, model)
+        token_ids = prompt.token_ids
+        validation.validate_prompt(token_ids, params, vocab_size=vocab, context_tokens=context, field=prompt.field)
         params = validation.resolve(
-            params, prompt_len=len(prompt), context_tokens=context, seed_source=lambda: secrets.randbits(63)
+            params, prompt_len=len(token_ids), context_tokens=context, seed_source=lambda: secrets.randbits(63)
         )
         new = NewSequence(
             seq_id=sequence_id(TENANT, request_id),
@@ -60,8 +70,8 @@ class RequestPreparer:
             model=model.fingerprint,
             layout=model.layout,
             sampling=wire.sampling_bytes(params),
-            prompt=prompt,
-            prompt_chain=hashing.prompt_chain(prompt),
+            prompt=token_ids,
+            prompt_chain=hashing.prompt_chain(token_ids),
             num_branches=params.num_branches,
             max_tokens=params.max_tokens or 0,
             priority=priority_of(request.priority),
@@ -71,46 +81,47 @@ class RequestPreparer:
         )
         return PreparedRequest(new, model, params)
 
-    def model(
+    def find_model(
         self,
         request: "inference_pb2.GenerateRequest | inference_pb2.TokenizeRequest | inference_pb2.DetokenizeRequest",
     ) -> ServedModel:
-        """The one it names, or the only one."""
-        return self._models.find(request.model if request.HasField("model") else None)
+        """The model that the request names, or the only one."""
+        return self._models.find_by_name(request.model if request.HasField("model") else None)
 
-    async def prompt(
+    async def read_prompt(
         self, request: "inference_pb2.GenerateRequest | inference_pb2.TokenizeRequest", model: ServedModel
-    ) -> tuple[list[int], str]:
-        """The prompt's tokens, and the field they came from."""
+    ) -> Prompt:
+        """Tokenizes the prompt, unless the client has sent tokens."""
         match request.WhichOneof("input"):
             case "token_ids":
-                return list(cast("inference_pb2.GenerateRequest", request).token_ids.ids), "token_ids"
+                return Prompt(list(cast("inference_pb2.GenerateRequest", request).token_ids.ids), "token_ids")
             case "text":
                 text = validation.validate_text(request.text, "text", context_tokens=model.context_tokens)
-                return await aside(len(text), lambda: model.tokenizer.encode(text)), "text"
+                return Prompt(await run_aside(len(text), lambda: model.tokenizer.encode(text)), "text")
             case "chat":
-                turns, begin_answer = wire.chat_from_wire(request.chat)
-                messages = validation.validate_chat(turns, context_tokens=model.context_tokens)
-                chat = [(message["role"], message["content"]) for message in messages]
-                size = sum(len(content) for _, content in chat)
-                return await aside(size, lambda: model.tokenizer.apply_chat(chat, begin_answer)), "chat"
+                chat = wire.chat_from_wire(request.chat)
+                messages = validation.validate_chat(chat.messages, context_tokens=model.context_tokens)
+                size = sum(len(content) for _, content in messages)
+                token_ids = await run_aside(size, lambda: model.tokenizer.apply_chat(messages, chat.begin_answer))
+                return Prompt(token_ids, "chat")
         raise InvalidArgument("input", "send text, token_ids or chat")
 
-    async def text(self, request: inference_pb2.DetokenizeRequest) -> str:
-        """The text of given tokens."""
-        model = self.model(request)
+    async def detokenize(self, request: inference_pb2.DetokenizeRequest) -> str:
+        """The text of the tokens in the request."""
+        model = self.find_model(request)
         validation.check_token_ids("token_ids", request.token_ids, model.vocab_size)
         skip = request.skip_special_tokens if request.HasField("skip_special_tokens") else True
         ids = list(request.token_ids)
-        return await aside(len(ids), lambda: model.tokenizer.decode(ids, skip))
+        return await run_aside(len(ids), lambda: model.tokenizer.decode(ids, skip))
 
 
-async def aside(size: int, work: Callable[[], T]) -> T:
-    """The result of `work`; if it is large, from a thread, so that no stream has to wait for it."""
+async def run_aside(size: int, work: Callable[[], T]) -> T:
+    """The result of `work`. Large work runs in a thread, so that no stream has to wait for it."""
     return await asyncio.to_thread(work) if size > LARGE else work()
 
 
 def priority_of(value: "inference_pb2.Priority") -> int:
+    """The class of a request; the default one if it has none. Raises InvalidArgument for an unknown class."""
     if value not in inference_pb2.Priority.values():
         raise InvalidArgument("priority", f"no class {int(value)}; use one of SYSTEM, INTERACTIVE, DEFAULT, BULK")
     return int(value) or int(inference_pb2.PRIORITY_DEFAULT)

@@ -1,4 +1,4 @@
-"""What sessions of this router share, and its services need."""
+"""What sessions and their opener are given."""
 
 from dataclasses import dataclass
 
@@ -12,7 +12,7 @@ from router.streaming.resume_tokens import ResumeTokens
 
 @dataclass(frozen=True, slots=True)
 class SessionContext:
-    """One of each; see program.py."""
+    """The parts of the router that a session needs. `router.program` builds one, and its users take it apart."""
 
     store: Store
     router_id: Incarnation
@@ -20,4 +20,4 @@ class SessionContext:
     pool: WorkerPool
     dispatcher: Dispatcher
     tokens: ResumeTokens
-    attend_s: float  # how often a session makes sure that the store knows it is there
+    attachment_interval_s: float  # how often a session makes sure that the store knows that its client is attached

@@ -1,4 +1,4 @@
-"""From logits to tokens, in kernels.py: draws, scores, the largest; against what torch needs for the same."""
+"""From logits to tokens, in kernels.py: draws and scores; against what torch needs for the same."""
 
 from collections.abc import Callable
 from types import ModuleType
@@ -40,7 +40,6 @@ def calls(extension: ModuleType, logits: Tensor) -> dict[str, tuple[Call, Call]]
         chances.gather(1, targets[:, None])
 
     return {
-        "argmax": (lambda: extension.argmax(ids, logits), lambda: logits.argmax(-1)),
         "sample": (sample(), lambda: torch.softmax(logits / 0.8, -1).multinomial(1)),
         f"sample, top-k {TOP_K}": (sample(top_k=TOP_K), lambda: among_likeliest(logits)),
         f"sample, top-p {TOP_P}": (sample(top_p=TOP_P), lambda: within_mass(logits)),

@@ -23,36 +23,25 @@ def rows(extension: ModuleType, plan: Plan) -> None:
                 work = Work(passes * count * columns * dtype.itemsize, writes=True)
                 sides = {"octavo": clocked(ours), "torch": clocked(theirs)}
                 table.row(f"{name}, {count} × {columns}, {str(dtype).removeprefix('torch.')}", work, sides)
-    parts, lse = torch.randn(4, 512, 32, 128), torch.randn(4, 512, 32)
-    out = torch.empty_like(parts[0])
-    sides = {
-        "octavo": clocked(lambda: extension.merge_states(out, None, parts, lse)),
-        "torch": clocked(lambda: (parts * lse.softmax(0)[..., None]).sum(0)),
-    }
-    table.row("merge_states, 4 parts, 512 × 32 × 128, float32", Work(5 * parts.numel(), writes=True), sides)
 
 
 def calls(extension: ModuleType, x: Tensor) -> dict[str, tuple[int, Call, Call]]:
     """By op: how often an element goes to memory or comes from it, ours, and what torch needs for the same."""
     whole, half = x, x[:, : x.shape[1] // 2].contiguous()
     count, columns = half.shape
-    out, total, ones = torch.empty_like(half), half.clone(), torch.ones(columns)
+    out, ones = torch.empty_like(half), torch.ones(columns)
     heads = half.view(count, -1, HEAD)
-    turned, added_to = heads.clone(), half.clone()  # in place
+    turned = heads.clone()  # in place
     angles = torch.rand(count, HEAD // 2).repeat(1, 2)
     cos, sin = angles.cos(), angles.sin()
     weight, wide_cos, wide_sin = ones.to(x.dtype), cos[:, None].to(x.dtype), sin[:, None].to(x.dtype)
-
-    def added() -> Tensor:
-        total.add_(half)
-        return functional.rms_norm(total, (columns,), weight, 1e-5)
 
     def rotated() -> Tensor:
         low, high = heads.chunk(2, dim=-1)
         return heads * wide_cos + torch.cat((-high, low), dim=-1) * wide_sin
 
-    def gated(act: Callable[[Tensor], Tensor]) -> Call:
-        return lambda: act(whole[:, :columns]) * whole[:, columns:]
+    def gated() -> Tensor:
+        return functional.silu(whole[:, :columns]) * whole[:, columns:]
 
     return {
         "rms_norm": (
@@ -60,12 +49,6 @@ def calls(extension: ModuleType, x: Tensor) -> dict[str, tuple[int, Call, Call]]
             lambda: extension.rms_norm(out, half, ones, 1e-5),
             lambda: functional.rms_norm(half, (columns,), weight, 1e-5),
         ),
-        "fused_add_rms_norm": (4, lambda: extension.fused_add_rms_norm(added_to, total, ones, 1e-5), added),
-        "silu_and_mul": (3, lambda: extension.silu_and_mul(out, whole), gated(functional.silu)),
-        "gelu_and_mul": (
-            3,
-            lambda: extension.gelu_and_mul(out, whole),
-            gated(lambda x: functional.gelu(x, approximate="tanh")),
-        ),
+        "silu_and_mul": (3, lambda: extension.silu_and_mul(out, whole), gated),
         "rotary": (2, lambda: extension.rotary(turned, None, cos, sin, HEAD), rotated),
     }

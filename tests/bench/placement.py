@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from octavo.ids import BlockHash, Incarnation
 from router.fleet.kv_index import KvIndex
 from router.fleet.worker_view import WorkerView
-from router.placing.placement import place
+from router.placing.placement import choose_worker
 
 BLOCK_SIZE = 16
 
@@ -82,11 +82,11 @@ def main() -> None:
         index = build(options.workers, hashes, runs)
 
         def decide(index: KvIndex = index) -> object:
-            return place(prompt_tokens, index.hits(hashes, BLOCK_SIZE), workers)
+            return choose_worker(prompt_tokens, index.find_hits(hashes, BLOCK_SIZE), workers)
 
-        found = index.hits(hashes, BLOCK_SIZE)
-        lookup = time_it(lambda index=index: index.hits(hashes, BLOCK_SIZE))  # type: ignore[misc]
-        placing = time_it(lambda found=found: place(prompt_tokens, found, workers))  # type: ignore[misc]
+        found = index.find_hits(hashes, BLOCK_SIZE)
+        lookup = time_it(lambda index=index: index.find_hits(hashes, BLOCK_SIZE))  # type: ignore[misc]
+        placing = time_it(lambda found=found: choose_worker(prompt_tokens, found, workers))  # type: ignore[misc]
         both = time_it(decide)
         cells = (f"{median:6.0f} ({p99:5.0f})" for median, p99 in (lookup, placing, both))
         print(f"{name:32} " + " ".join(f"{cell:>16}" for cell in cells))

@@ -23,7 +23,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from gpu_worker.scheduling.step import StepOutput, StepPlan
 from gpu_worker.serving.listener import Listener
-from gpu_worker.serving.program import Worker
+from gpu_worker.serving.worker import Worker
 from gpu_worker.testing.fake_runner import FakeRunner
 from octavo import rpc, wire
 from octavo.ids import Incarnation, SequenceId

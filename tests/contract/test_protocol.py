@@ -7,6 +7,7 @@ import pytest
 
 from octavo import hashing, limits, wire
 from octavo.sampling import SamplingParams
+from octavo.store.base import Store
 from router.streaming.resume_tokens import ResumeTokens
 
 MEANINGS = {"best_of": "n", "max_tokens": f"what is left of the context, at most {limits.DEFAULT_MAX_TOKENS}"}
@@ -82,4 +83,11 @@ def test_the_resume_token_is_as_written(text, root):
     for index, chain, text_bytes in places:
         body += index.to_bytes(4, "little") + chain.to_bytes(8, "little") + text_bytes.to_bytes(4, "little")
     token = body + hashlib.blake2b(body, key=key, digest_size=16).digest()
-    assert ResumeTokens(key).make(b"r-1", places) == token
+    assert ResumeTokens(key).make_token(b"r-1", places) == token
+
+
+def test_every_function_of_the_store_is_explained(text):
+    section = text.split("\n## The store's functions\n")[1].split("\n## ")[0]
+    functions = {name for name in vars(Store) if not name.startswith("_")} - {"generation", "open", "close"}
+    assert len(functions) > 15
+    assert not {name for name in functions if f"`{name}(" not in section}

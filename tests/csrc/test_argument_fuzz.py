@@ -204,7 +204,6 @@ def test_rows_of_nothing_take_no_time(extension):
     extension.rms_norm(nothing, nothing, torch.empty(0), 1e-5)
     extension.silu_and_mul(nothing, nothing)
     extension.rotary(nothing[..., None], None, nothing, nothing, 0)
-    extension.merge_states(nothing[..., None], None, nothing[None, ..., None], nothing[None])
     with pytest.raises(extension.ArgumentError, match=r"^arena: has empty blocks"):
         extension.checksum_blocks(torch.empty(1, dtype=torch.int64), torch.empty(rows, 4, 0), torch.tensor([0]))
     with pytest.raises(extension.ArgumentError, match=r"^rows: "):

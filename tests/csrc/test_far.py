@@ -27,7 +27,7 @@ def arena() -> Tensor:
 
 def test_keys_and_values_far_away(extension: ModuleType) -> None:
     torch.manual_seed(0)
-    far, other = arena(), arena().view(BLOCKS, 2, SIZE, HEADS, DIM).permute(0, 3, 1, 2, 4)
+    far = arena()
     near = torch.randn(NEAR, HEADS, 2, SIZE, DIM)
     far[LAST] = near
     far[: 2 * NEAR] = 7.0  # where an offset that was cut short would lead
@@ -44,8 +44,6 @@ def test_keys_and_values_far_away(extension: ModuleType) -> None:
             results.append(out)
     assert torch.equal(far[LAST], near)
     assert all(map(torch.equal, results[:2], results[2:]))
-    extension.convert_layout(other, far, LAST)
-    assert torch.equal(other[LAST], near)
     assert (far[: 2 * NEAR] == 7.0).all()
 
 
@@ -73,12 +71,11 @@ def test_rows_far_apart(extension: ModuleType) -> None:
     results: list[list[Tensor]] = []
     for heads in (near, far):
         rows = heads.view(2, 128)
-        normed, gated, highest = torch.empty(2, 128), torch.empty(2, 64), torch.empty(2, dtype=torch.int64)
+        normed, gated = torch.empty(2, 128), torch.empty(2, 64)
         extension.rms_norm(normed, rows, weight, 1e-5)
         extension.silu_and_mul(gated, rows)
-        extension.argmax(highest, rows)
         extension.rotary(heads, None, cos, sin, 32)
-        results.append([heads, normed, gated, highest])
+        results.append([heads, normed, gated])
     assert all(map(torch.equal, *results))
 
 

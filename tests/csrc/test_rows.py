@@ -1,6 +1,4 @@
-"""Norms, activations, rotation, argmax and merging against float64, of sizes that fill no register."""
-
-import math
+"""Norms, activations and rotation against float64, of sizes that fill no register; rounding to 16 bits."""
 
 import pytest
 import torch
@@ -28,36 +26,23 @@ def test_rows(kernels, dtype, seed, rows, columns):
     kernels.rms_norm(out, x, weight, 1e-5)
     close(out, norm)
 
-    out = torch.randn(rows, 2 * columns).to(dtype)
-    more, total = out.clone(), x.clone()
-    kernels.fused_add_rms_norm(out, total, weight, 1e-5)
-    close(total, wide + more.double())
-    wide_total = total.double()
-    norm = wide_total / (wide_total.square().mean(-1, keepdim=True) + 1e-5).sqrt() * weight.double()
-    torch.testing.assert_close(out.double(), norm, rtol=2 * DTYPES[dtype], atol=2 * DTYPES[dtype])
-
     gate, up = wide[:, :columns], wide[:, columns:]
     half = torch.empty(rows, columns, dtype=dtype)
     kernels.silu_and_mul(half, x)
     close(half, torch.nn.functional.silu(gate) * up)
-    kernels.gelu_and_mul(half, x)
-    close(half, torch.nn.functional.gelu(gate, approximate="tanh") * up)
 
 
 def test_activations_of_huge_numbers(kernels):
     """A gate that is shut stays shut, however far; what is no number shows."""
     gate = torch.tensor([[-3e38, -1e30, -100.0, -88.5, -88.0, 88.5, 3e38, 0.0]])
-    for act, definition in (
-        (kernels.silu_and_mul, torch.nn.functional.silu),
-        (kernels.gelu_and_mul, lambda x: torch.nn.functional.gelu(x, approximate="tanh")),
-    ):
-        for shape in ((1, 8), (8, 1)):  # by eights, and what is left
-            out = torch.empty(shape)
-            act(out, torch.stack((gate.view(shape), torch.ones(shape)), 1).flatten(1))
-            torch.testing.assert_close(out.view(1, 8), definition(gate.double()).float(), rtol=1e-5, atol=1e-35)
-        lost = torch.tensor([[float("nan"), -float("inf"), 1.0, 1.0]])
-        act(out := torch.empty(1, 2), lost)
-        assert out.isnan().all()
+    for shape in ((1, 8), (8, 1)):  # by eights, and what is left
+        out = torch.empty(shape)
+        kernels.silu_and_mul(out, torch.stack((gate.view(shape), torch.ones(shape)), 1).flatten(1))
+        expected = torch.nn.functional.silu(gate.double()).float()
+        torch.testing.assert_close(out.view(1, 8), expected, rtol=1e-5, atol=1e-35)
+    lost = torch.tensor([[float("nan"), -float("inf"), 1.0, 1.0]])
+    kernels.silu_and_mul(out := torch.empty(1, 2), lost)
+    assert out.isnan().all()
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -86,40 +71,6 @@ def test_rotary(kernels, dtype, dim, rotated, interleaved):
     assert torch.equal(again, heads)
 
 
-@fuzz
-@given(seed=st.integers(0, 2**32 - 1), columns=st.integers(1, 70))
-def test_argmax_is_the_first_highest(kernels, seed, columns):
-    torch.manual_seed(seed)
-    x = torch.randint(-2, 3, (9, columns)).float()
-    x[1] = -torch.inf
-    x[2, seed % columns] = torch.nan
-    x[3, seed % columns] = torch.inf
-    ids = torch.empty(9, dtype=torch.int64)
-    kernels.argmax(ids, x)
-    assert ids.tolist() == x.numpy().argmax(1).tolist()
-
-
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_parts_merge_to_the_whole(kernels, dtype):
-    torch.manual_seed(0)
-    scores, values = torch.randn(3, 2, 4, 20) * 5, torch.randn(20, 24)
-    split = [scores[..., :7], scores[..., 7:8], scores[..., 8:8], scores[..., 8:]]
-    of = [values[:7], values[7:8], values[8:8], values[8:]]
-    for parts in (range(4), [2, 0, 1, 3]):
-        chosen = [split[i].softmax(-1) @ of[i] if split[i].shape[-1] else torch.full((3, 2, 4, 24), 7.0) for i in parts]
-        lses = torch.stack([split[i].logsumexp(-1) for i in parts]) / math.log(2)
-        out, lse = torch.empty(6, 4, 24, dtype=dtype), torch.empty(6, 4)
-        stacked = torch.stack(chosen).reshape(4, 6, 4, 24).to(dtype)
-        kernels.merge_states(out, lse, stacked, lses.reshape(4, 6, 4))
-        whole = scores.double().softmax(-1) @ values.double()
-        tolerance = max(2 * DTYPES[dtype], 1e-5)
-        torch.testing.assert_close(out.double(), whole.reshape(6, 4, 24), rtol=tolerance, atol=tolerance)
-        total = scores.double().logsumexp(-1).reshape(6, 4) / math.log(2)
-        torch.testing.assert_close(lse.double(), total, rtol=1e-5, atol=1e-5)
-        kernels.merge_states(out, lse, stacked, torch.full((4, 6, 4), -torch.inf))
-        assert not out.any() and (lse == -torch.inf).all()
-
-
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
 def test_rounding_to_16_bits_is_to_nearest_even(kernels, dtype):
     """All bit patterns of float16 there and back, and the middles between neighbours; also subnormals and infinity."""
@@ -127,10 +78,13 @@ def test_rounding_to_16_bits_is_to_nearest_even(kernels, dtype):
     patterns = patterns[patterns.isfinite()].sort().values
     middles = (patterns[:-1].double() + patterns[1:].double()).mul(0.5).float()
     values = torch.cat((patterns.float(), middles, middles.nextafter(torch.tensor(9e38)), torch.tensor([1e39, -1e39])))
-    values = values[: len(values) // 8 * 8].view(1, 1, 1, -1, 8).repeat(1, 1, 2, 1, 1)
-    out = torch.empty_like(values, dtype=dtype)
-    kernels.convert_layout(out, values)
-    assert torch.equal(out, values.to(dtype))
-    back = torch.empty_like(values)
-    kernels.convert_layout(back, out)
-    assert torch.equal(back, out.float())
+    rows = values[: len(values) // 8 * 8].view(-1, 1, 8)
+    slots = torch.arange(len(rows))
+    pages = torch.empty(-(-len(rows) // 16), 1, 2, 16, 8)
+    rounded, back = pages.to(dtype), pages.clone()
+    kernels.cache_write(rounded, rows, rows, slots)
+    stored = rounded[:, 0].transpose(0, 1).reshape(2, -1, 8)[:, : len(rows)]
+    assert all(torch.equal(side, rows[:, 0].to(dtype)) for side in stored)
+    kernels.cache_write(back, rows.to(dtype), rows.to(dtype), slots)
+    read = back[:, 0].transpose(0, 1).reshape(2, -1, 8)[:, : len(rows)]
+    assert torch.equal(read, stored.float())

@@ -16,18 +16,20 @@ DIFFERENT = {
     "sample": "a GPU's kernel draws; adjustments and scores, which are this op's on a CPU, are penalize and logprobs",
 }
 CPU_ONLY = {
-    "argmax": "torch's is as good on a GPU",
     "linear": "cuBLAS",
     "packed_bytes": "packed weights are for CPUs",
     "quantize": "packed weights are for CPUs",
     "repack": "packed weights are for CPUs",
+    "rotary": "rope_cache_write",
     "score": "logprobs",
     "weight_rows": "packed weights are for CPUs",
 }
 CUDA_ONLY = {
-    "activate_and_mul": "silu_and_mul and gelu_and_mul by name, and the exact GELU",
+    "convert_fp8": "compatibility",
+    "fused_add_rms_norm": "a CPU adds first: its decoders run a whole step in one call",
     "logprobs": "score",
     "penalize": "sample",
+    "rope_cache_write": "rotary, then cache_write",
     "vllm_paged_attention": "compatibility",
 }
 
@@ -54,7 +56,7 @@ def test_ops_of_one_name_take_the_same_arguments():
         pytest.skip("the extension was not built")
     cpu, cuda = cpu_ops(module), cuda_ops()
     shared = cpu.keys() & cuda.keys()
-    assert len(shared) >= 12
+    assert len(shared) >= 8
     for name in sorted(shared - DIFFERENT.keys()):
         assert [*cpu[name], "stream"] == cuda[name], name
     for name in DIFFERENT:

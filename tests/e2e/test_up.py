@@ -8,9 +8,10 @@ import sys
 import threading
 
 import pytest
+from guard.processes import descendants, exists
 from live.cluster import ROOT
 from live.oracle import Oracle
-from live.process import Process, descendants, exists, wait_until
+from live.process import Process, wait_until
 
 from octavo.client import Client, FinishReason, RetryPolicy, SamplingParams
 

@@ -9,12 +9,12 @@ from tiny_llama import Form, decodes, drive, logits_of, requests, tiny_llama
 
 from gpu_worker.ops.native_cuda import NativeCudaOps
 from gpu_worker.ops.reference import ReferenceOps
-from gpu_worker.running.graphs import Capture, CudaCapture
+from gpu_worker.running.graphs import Capturer, CudaGraphCapturer
 
 
-def capture(t: Target) -> Capture:
+def capture(t: Target) -> Capturer:
     if not t.rehearsal:
-        return CudaCapture(t.device)
+        return CudaGraphCapturer(t.device)
     from stream_capture import StreamCapture
 
     return StreamCapture()

@@ -1,4 +1,4 @@
-"""Blocks that move: swaps against pinned copies; what copies, packs, names, converts and writes them against copies."""
+"""Blocks that move: swaps against pinned copies; ops that copy, pack, name, convert and write them against copies."""
 
 import time
 from collections.abc import Callable
@@ -25,8 +25,8 @@ def swaps(t: Target) -> None:
     ):
         shape = KvShape(num_layers=layers, num_kv_heads=8, block_size=16, head_dim=128, dtype=torch.bfloat16)
         blocks = t.pick(4096 // layers * 4, 8)
-        there = shape.arena(blocks, t.device)
-        here = shape.arena(blocks, torch.device("cpu"), pinned=not t.rehearsal)
+        there = shape.allocate_arena(blocks, t.device)
+        here = shape.allocate_arena(blocks, torch.device("cpu"), pinned=not t.rehearsal)
         starts = torch.randperm(blocks // run // 2).tolist()
         pairs = [(2 * start * run + i, start * run + i) for start in starts for i in range(run)]
         swapper = t.extension.Swapper()
@@ -71,7 +71,7 @@ def within(t: Target) -> None:
 def gathers(t: Target) -> list[Case]:
     shape = KvShape(num_layers=t.pick(16, 2), num_kv_heads=8, block_size=16, head_dim=128, dtype=torch.bfloat16)
     blocks = t.pick(1024, 8)
-    arena = shape.arena(blocks, t.device)
+    arena = shape.allocate_arena(blocks, t.device)
     arena.normal_()
     ids = torch.randperm(blocks, device=t.device)[: blocks // 2]
     per_layer = shape.bytes_per_block // shape.num_layers
@@ -101,19 +101,11 @@ def cache(t: Target, *parts: Tensor) -> Any:
 
 def conversions(t: Target) -> list[Case]:
     source = pages(t, torch.bfloat16)
-    sides = source[:, :, 0], source[:, :, 1]
-    nhd = torch.empty_like(source.transpose(1, 3).contiguous()).permute(0, 3, 2, 1, 4)  # a token's heads together
-    keys, values = sides[0].unflatten(3, (-1, 8)).transpose(2, 3).contiguous(), sides[1].transpose(2, 3).contiguous()
     narrow = torch.empty(source.shape, dtype=torch.uint8, device=t.device)
     size, x = source.numel() * 2, t.extension
 
-    def convert(*parts: Tensor) -> Call:
-        return lambda i: x.convert_layout(cache(t, *parts), cache(t, *sides), None, t.stream)
-
     floats = narrow.view(torch.float8_e4m3fn)
     return [
-        ("convert_layout, hnd to nhd", 2 * size, convert(nhd[:, :, 0], nhd[:, :, 1]), lambda i: nhd.copy_(source)),
-        ("convert_layout, hnd to xpack", 2 * size, convert(keys, values), None),
         (
             "convert_fp8, to e4m3",
             1.5 * size,

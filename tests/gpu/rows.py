@@ -1,4 +1,4 @@
-"""Ops on rows: norms, activations, rotation, merging; and from logits to tokens. Against copying, and torch."""
+"""Ops on rows: norms and activations; and from logits to tokens. Against copying, and torch."""
 
 from collections.abc import Callable
 
@@ -33,30 +33,20 @@ def report(
 
 
 def hidden(t: Target, count: int) -> tuple[int, list[Case]]:
-    """Rows of 4096 (8192 before activations) in bfloat16; heads of 64 are turned."""
+    """Rows of 4096 (8192 before activations) in bfloat16."""
     width = t.pick(4096, 64)
     num_sets = t.pick(sets(count * width * 4), 1)
     wide = torch.randn(num_sets, count, 2 * width, device=t.device).to(torch.bfloat16)
     x = wide[:, :, :width].contiguous()
     out, total, weight = torch.empty_like(x[0]), x.clone(), torch.ones_like(x[0, 0])
-    heads = x.view(num_sets, count, -1, 64)
-    angles = torch.rand(count, 64, device=t.device)
-    cos, sin = (angles.to(x.dtype)[:, None] for _ in range(2))
     ours, size, stream = t.extension, 2.0 * count * width, t.stream
 
     def added(i: int) -> Tensor:
         total[i].add_(x[i])
         return functional.rms_norm(total[i], (width,), weight, 1e-5)
 
-    def turned(i: int) -> Tensor:
-        low, high = heads[i].chunk(2, dim=-1)
-        return heads[i] * cos + torch.cat((-high, low), dim=-1) * sin
-
-    def gated(i: int, act: Callable[[Tensor], Tensor]) -> Tensor:
-        return act(wide[i, :, :width]) * wide[i, :, width:]
-
-    def rotated(i: int) -> None:
-        ours.rotary(ref(heads[i]), None, ref(angles), ref(angles), 64, False, stream)
+    def gated(i: int) -> Tensor:
+        return functional.silu(wide[i, :, :width]) * wide[i, :, width:]
 
     return num_sets, [
         (
@@ -71,33 +61,8 @@ def hidden(t: Target, count: int) -> tuple[int, list[Case]]:
             lambda i: ours.fused_add_rms_norm(ref(x[i]), ref(total[i]), ref(weight), 1e-5, stream),
             added,
         ),
-        (
-            "activate_and_mul, silu",
-            3 * size,
-            lambda i: ours.activate_and_mul(ref(out), ref(wide[i]), "silu", stream),
-            lambda i: gated(i, functional.silu),
-        ),
-        (
-            "activate_and_mul, gelu",
-            3 * size,
-            lambda i: ours.activate_and_mul(ref(out), ref(wide[i]), "gelu", stream),
-            lambda i: gated(i, functional.gelu),
-        ),
-        ("rotary", 2 * size, rotated, turned),
+        ("silu_and_mul", 3 * size, lambda i: ours.silu_and_mul(ref(out), ref(wide[i]), stream), gated),
     ]
-
-
-def parts(t: Target, count: int) -> tuple[int, list[Case]]:
-    """Four partial results each, 32 heads of 128."""
-    outs = torch.randn(4, count, t.pick(32, 2), t.pick(128, 32), device=t.device).to(torch.bfloat16)
-    lses = torch.randn(outs.shape[:3], device=t.device)
-    out, lse = torch.empty_like(outs[0]), torch.empty_like(lses[0])
-    size = 2.5 * outs.numel()
-
-    def call(i: int) -> None:
-        t.extension.merge_states(ref(out), ref(lse), ref(outs), ref(lses), t.stream)
-
-    return 1, [("merge_states", size, call, lambda i: (outs * lses.softmax(0)[..., None]).sum(0))]
 
 
 def logits(t: Target, count: int) -> tuple[int, list[Case]]:
@@ -158,7 +123,6 @@ def main() -> None:
     t = target()
     torch.manual_seed(0)
     report(t, "Ops on rows of 4096, bfloat16", hidden, t.pick((16, 2048), (2,)))
-    report(t, "Merging four parts, 32 heads of 128, bfloat16", parts, t.pick((64, 2048), (2,)))
     report(t, "From logits to tokens, vocabulary 128256, float32", logits, t.pick((16, 64), (2,)))
     t.finish()
 

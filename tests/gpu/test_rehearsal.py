@@ -27,7 +27,7 @@ def test_every_stage_runs(simulator: Path, tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout[-8000:] + done.stderr[-2000:]
     report = (tmp_path / "gpu-check.md").read_text()
     assert report.count("| passed |") == 12
-    titles = ("Bandwidth", "Decode attention", "Prefill attention", "Swaps", "Blocks within", "Ops on rows", "Merging")
+    titles = ("Bandwidth", "Decode attention", "Prefill attention", "Swaps", "Blocks within", "Ops on rows")
     for title in (*titles, "From logits", "A decode step", "Linears"):
         assert f"**{title}" in report
 

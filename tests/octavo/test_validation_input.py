@@ -103,7 +103,7 @@ def test_the_place_where_text_stops_being_utf8_is_named():
 
 def test_chats():
     turns = validation.validate_chat([("system", b"be brief"), ("user", b"")], context_tokens=10)
-    assert turns == [{"role": "system", "content": "be brief"}, {"role": "user", "content": ""}]
+    assert turns == [("system", "be brief"), ("user", "")]
 
 
 @pytest.mark.parametrize(

@@ -180,16 +180,16 @@ def test_scores(token_id, logprob, top):
     assert wire.score_from_wire(wire.score_to_wire(score)) == score
 
 
-@given(U32, U32, U32)
-def test_usage(prompt, output, cached):
-    assert wire.usage_from_wire(wire.usage_to_wire(prompt, output, cached)) == (prompt, output, cached)
+def test_usage():
+    message = wire.usage_to_wire(prompt_tokens=3, output_tokens=2, cached_tokens=1)
+    assert (message.prompt_tokens, message.output_tokens, message.cached_tokens) == (3, 2, 1)
 
 
 def test_chats():
     chat = inference_pb2.Chat(messages=[inference_pb2.ChatMessage(role="user", content=b"hi")])
-    assert wire.chat_from_wire(chat) == ([("user", b"hi")], True)
+    assert wire.chat_from_wire(chat) == wire.ChatPrompt([("user", b"hi")], True)
     chat.add_generation_prompt = False
-    assert wire.chat_from_wire(chat)[1] is False
+    assert wire.chat_from_wire(chat).begin_answer is False
 
 
 def test_limits_are_all_reported():

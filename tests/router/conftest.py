@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from gpu_worker.serving.listener import Listener
-from gpu_worker.serving.program import Worker
+from gpu_worker.serving.worker import Worker
 from gpu_worker.testing.fake_runner import Chooser, FakeRunner, fold
 from octavo.client import AsyncClient
 from octavo.ids import Incarnation, new_incarnation
@@ -30,14 +30,14 @@ PROMPT = list(range(3, 40))
 
 
 class Oracle:
-    """What a FakeRunner makes of a request, through no service at all."""
+    """Computes the outputs that a FakeRunner gives for a request, without any service."""
 
     def __init__(self, **runner: object) -> None:
         self.info = FakeRunner(**runner).info
         self._chooser = Chooser(self.info)
 
     def branch(self, prompt: Sequence[int], params: SamplingParams, index: int = 0) -> tuple[list[int], float]:
-        """(tokens, sum of log probabilities), stop strings not considered."""
+        """The tokens of one branch and the sum of their log probabilities, as if there were no stop strings."""
         tokens, total = list(prompt), 0.0
         asker = SimpleNamespace(sequence=SimpleNamespace(params=params))
         for position in range(params.max_tokens or 0):
@@ -48,7 +48,7 @@ class Oracle:
         return tokens[len(prompt) :], total
 
     def outputs(self, prompt: Sequence[int], params: SamplingParams) -> list[tuple[tuple[int, ...], str, FinishReason]]:
-        """(tokens, text, finish reason) of each returned branch."""
+        """The (tokens, text, finish reason) of each branch that the client gets."""
         branches = [self.branch(prompt, params, index) for index in range(params.num_branches)]
         cut = [self._cut(tokens, params) for tokens, _ in branches]
         if params.num_branches == params.n:
@@ -60,11 +60,13 @@ class Oracle:
 
     @staticmethod
     def returned(completion: object) -> list[tuple[tuple[int, ...], str, FinishReason]]:
-        """(tokens, text, finish reason) of each output, as `outputs` says them."""
+        """The (tokens, text, finish reason) of each output of a completion."""
         return [(tuple(o.token_ids), o.text, o.finish_reason) for o in completion.outputs]
 
-    async def check(self, completions: Sequence[Awaitable[object]], params: SamplingParams = GREEDY) -> None:
-        """Those that `World.streams` began."""
+    async def check_completions(
+        self, completions: Sequence[Awaitable[object]], params: SamplingParams = GREEDY
+    ) -> None:
+        """Compares the completions of the requests that `World.streams` has begun."""
         for i, completion in enumerate(await asyncio.gather(*completions)):
             assert self.returned(completion) == self.outputs([*PROMPT, i], params)
 
@@ -126,7 +128,7 @@ class World:
         return self
 
     async def ready(self) -> None:
-        """Every router may give work to every worker."""
+        """Waits until every router may give sequences to every worker."""
         living = {worker.listener.incarnation for worker in self.workers}
         await self.until(
             lambda: all(
@@ -141,7 +143,7 @@ class World:
         return made
 
     async def streams(self, client: AsyncClient, count: int, params: SamplingParams = GREEDY) -> list[asyncio.Task]:
-        """So many requests that have begun: the tasks of their completions."""
+        """Begins `count` requests and returns the tasks of their completions."""
         tasks = [asyncio.create_task(client.complete([*PROMPT, i], params, request_id=f"s{i}")) for i in range(count)]
         await self.until(lambda: sum(len(e.journals[0]) > 3 for e in self.state._entries.values()) == count)
         return tasks
@@ -149,11 +151,10 @@ class World:
     # Breaking
 
     async def kill(self, worker: Worker) -> None:
-        """What a killed process looks like from outside: nobody listens, nothing is journalled, the lease is not given
-        back."""
+        """Makes a worker look like a killed process: it does not listen, journals nothing, and keeps its lease."""
         self.workers.remove(worker)
         worker.lease.beat = lambda: None
-        for task in (worker._journalling, worker._watching):
+        for task in (worker._journalling, worker._monitoring):
             task.cancel()
         await worker.listener.close(0)
         await asyncio.to_thread(worker.engine.stop)
@@ -179,14 +180,14 @@ class World:
                 await asyncio.sleep(0.005)
 
     def entry(self, request_id: str) -> object:
-        """The record and journals behind a request."""
+        """The record and the journals of a request."""
         return next(e for e in self.state._entries.values() if e.record.request_id == request_id)
 
-    def check(self) -> None:
-        """Nothing is left behind by requests that have ended."""
+    def check_nothing_left(self) -> None:
+        """Asserts that requests that have ended have left nothing behind."""
         for router in self.routers:
             assert len(router.sessions) == 0
-            assert not router.assigner._busy
+            assert not router.assigner._in_progress
             for link in router.pool.links.values():
                 assert link.pending_dispatches.num_tokens >= 0
 
@@ -198,7 +199,7 @@ def oracle() -> Oracle:
 
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Waits that matter in production and only cost time here."""
+    """Shortens waits that matter in production and only cost time here."""
     monkeypatch.setattr(worker_pool, "DISCOVER_S", 0.02)
     monkeypatch.setattr(worker_link, "RECONNECT_S", 0.02)
     monkeypatch.setattr(worker_streams, "WATCH_MS", 50)
@@ -209,7 +210,7 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def hello() -> Callable[..., WorkerFacts]:
-    """What a worker says of itself; keyword arguments change it."""
+    """Makes what a worker says of itself; keyword arguments change it."""
 
     def make(incarnation: str, **different: object) -> WorkerFacts:
         usual = {

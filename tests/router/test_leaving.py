@@ -1,4 +1,4 @@
-"""Routers that stop and clients that leave: who is still there goes on, and nothing is left of the others."""
+"""When routers stop and clients leave, the other clients' requests go on, and nothing is left of those that left."""
 
 import asyncio
 import random
@@ -9,8 +9,9 @@ import pytest
 
 from gpu_worker.testing.fake_runner import FakeRunner
 from octavo.errors import InvalidArgument, StoreUnavailable
-from octavo.record import State
+from octavo.record import SequenceState
 from octavo.sampling import FinishReason, SamplingParams
+from octavo.store.memory import MemoryStore
 from router.fleet.worker_streams import StepStream
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=60)
@@ -18,7 +19,7 @@ PROMPT = list(range(3, 40))
 
 
 async def test_a_router_that_stops_sends_its_clients_on(world, oracle):
-    """At once, and without an end of the request."""
+    """The stream ends at once, and the request does not end."""
     await world.worker(FakeRunner(step_s=0.01))
     for _ in range(2):
         await world.router()
@@ -28,10 +29,10 @@ async def test_a_router_that_stops_sends_its_clients_on(world, oracle):
         await world.stop_router(world.routers[0])
     for task in tasks:
         assert not task.done()
-    await oracle.check(tasks)
+    await oracle.check_completions(tasks)
 
 
-async def test_leaving_ends_what_nobody_else_listens_to(world):
+async def test_leaving_ends_a_request_that_no_other_client_has(world):
     await world.worker()
     for _ in range(2):
         await world.router(grace_ms=2000)  # a session says three times in that time that it is there
@@ -45,13 +46,13 @@ async def test_leaving_ends_what_nobody_else_listens_to(world):
     await anext(other)
     await other.aclose()  # who was attached last leaves, and the first one is still there
     await left.aclose()
-    await world.until(lambda: world.entry("left").record.state is State.CANCELLED)
+    await world.until(lambda: world.entry("left").record.state is SequenceState.CANCELLED)
     seen = [event async for event in kept]
     assert seen[-1].finish_reason is FinishReason.LENGTH
 
 
 async def test_a_stream_closed_anywhere_detaches_once_and_leaves_nothing(world):
-    """Random numbers of events, random times: no session, no task, no attachment stays."""
+    """Streams are closed after random numbers of events and at random times: no session, task or attachment stays."""
     await world.start(workers=2, routers=2)
     rng, clients = random.Random(7), [world.client(0), world.client(1)]
 
@@ -68,10 +69,10 @@ async def test_a_stream_closed_anywhere_detaches_once_and_leaves_nothing(world):
     await asyncio.gather(*(one(i) for i in range(60)))
     await world.until(lambda: not any(len(router.sessions) for router in world.routers))
     await world.until(lambda: all(entry.record.state.ended for entry in world.state._entries.values()))
-    world.check()
+    world.check_nothing_left()
 
 
-async def test_an_attach_that_is_refused_leaves_the_request_to_who_has_it(world):
+async def test_an_attach_that_is_refused_leaves_the_request_where_it_is_attached(world):
     await world.worker(FakeRunner(step_s=0.005))
     for _ in range(2):
         await world.router()
@@ -81,28 +82,29 @@ async def test_an_attach_that_is_refused_leaves_the_request_to_who_has_it(world)
     with pytest.raises(InvalidArgument):
         async for _ in world.client(1).attach("mine", next_indexes=[0, 0]):
             pass
-    assert world.entry("mine").record.router != world.routers[1].services.router_id
+    assert world.entry("mine").record.router != world.routers[1].incarnation
     seen = [event async for event in stream]
     assert seen[-1].finish_reason is FinishReason.LENGTH
 
 
 async def test_an_attach_is_refused_for_its_own_fault_also_where_the_store_cannot_be_told(world):
     await world.worker()
-    router = await world.router()
+    store = MemoryStore(world.state)
+    await world.router(store)
     await world.ready()
     await world.client().complete(PROMPT, GREEDY, request_id="over")
 
     async def detach(*_) -> None:
         raise StoreUnavailable("gone")
 
-    router.services.store.detach = detach
+    store.detach = detach
     with pytest.raises(InvalidArgument):
         async for _ in world.client().attach("over", next_indexes=[0, 0]):
             pass
 
 
 async def test_a_stop_string_that_is_found_late_stands_in_the_record(world, oracle):
-    """Nobody read along while the worker ran to its end."""
+    """No router reads along while the worker runs to the end."""
     await world.worker(FakeRunner(step_s=0.01))
     await world.router()
     await world.ready()
@@ -122,7 +124,7 @@ async def test_a_stop_string_that_is_found_late_stands_in_the_record(world, orac
 
 
 class Patient(FakeRunner):
-    """Goes slowly from some token on, until it is told to go."""
+    """A runner that is slow from some token on, until `go` is set."""
 
     def __init__(self, slow_from: int) -> None:
         super().__init__(step_s=0.0)
@@ -134,8 +136,8 @@ class Patient(FakeRunner):
         return super().run(plan)
 
 
-async def test_many_competing_tokens_reach_who_attaches_late_with_their_scores(world, oracle, monkeypatch):
-    """More than a session's inbox would hold: what was dropped could not be read from the journal."""
+async def test_many_competing_tokens_reach_a_late_client_with_their_scores(world, oracle, monkeypatch):
+    """There are more items than a session's inbox holds otherwise: scores that were dropped are not in the journals."""
     follows, runner = [], Patient(len(PROMPT) + 300)
     await world.worker(runner)
     for _ in range(2):

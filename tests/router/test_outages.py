@@ -16,7 +16,7 @@ PROMPT = list(range(3, 40))
 
 
 class Flaky(MemoryStore):
-    """Answers some calls with StoreUnavailable: before they are done, or after."""
+    """A store that raises StoreUnavailable for some calls, before they are done or after."""
 
     def __init__(self, state) -> None:
         super().__init__(state)
@@ -70,4 +70,4 @@ async def test_an_outage_of_seconds_only_delays(world, oracle):
     store.outages = [True] * 200
     await asyncio.sleep(0.3)
     store.outages = []
-    await oracle.check(tasks)
+    await oracle.check_completions(tasks)

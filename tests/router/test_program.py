@@ -1,4 +1,4 @@
-"""`python -m router` as others see it: it waits for the store, and says why it cannot start."""
+"""`python -m router` waits for the store, and says why it cannot start."""
 
 import signal
 import socket

@@ -9,11 +9,12 @@ from gpu_worker.testing.fake_runner import FakeRunner
 from octavo import rpc
 from octavo.errors import OutOfBlocks, TooLarge
 from octavo.ids import Incarnation
-from octavo.record import AdmissionAnswer, AdmissionOutcome, State
+from octavo.record import AdmissionAnswer, AdmissionOutcome, SequenceState
 from octavo.sampling import FinishReason, SamplingParams
 from octavo.store.calls import Member, TakeReason, TakeRequest
 from octavo.store.memory import MemoryStore
 from octavo.v1 import admin_pb2, admin_pb2_grpc
+from router.fleet.worker_link import ProbeResult
 from router.streaming import owner_link
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=60)
@@ -29,14 +30,14 @@ async def test_a_lost_worker_costs_no_token(world, oracle, params):
     await world.ready()
     tasks = await world.streams(world.client(), 6, params)
     await world.kill(world.workers[0])
-    await oracle.check(tasks, params)
+    await oracle.check_completions(tasks, params)
     epochs = [world.entry(f"s{i}").record.epoch for i in range(6)]
     assert max(epochs) > 1
-    assert all(world.entry(f"s{i}").record.state is State.DONE for i in range(6))
+    assert all(world.entry(f"s{i}").record.state is SequenceState.DONE for i in range(6))
 
 
 class Moody(FakeRunner):
-    """Every worker computes other tokens: recomputing a token that was delivered would be seen."""
+    """A runner whose tokens depend on its mood, so that a delivered token that is computed again would be seen."""
 
     def __init__(self, mood: int, **options) -> None:
         super().__init__(**options)
@@ -58,11 +59,11 @@ async def test_a_replay_begins_where_the_journal_ends(world):
     tokens = [token for event in seen for token in event.token_ids]
     entry = world.entry("moody")
     assert tokens == entry.journals[0]
-    assert (entry.record.state, entry.record.epoch, len(tokens)) == (State.DONE, 2, GREEDY.max_tokens)
+    assert (entry.record.state, entry.record.epoch, len(tokens)) == (SequenceState.DONE, 2, GREEDY.max_tokens)
 
 
 async def test_the_old_owner_may_journal_until_the_take(world):
-    """What it adds between the router's first look and the take is part of the replay."""
+    """What the owner journals between the router's first read and the take is part of the replay."""
     for mood in range(2):
         await world.worker(Moody(mood, step_s=0.01))
 
@@ -76,7 +77,9 @@ async def test_the_old_owner_may_journal_until_the_take(world):
     await world.ready()
     stream = world.client().generate(PROMPT, GREEDY, request_id="moody")
     seen = [await anext(stream) for _ in range(5)]
-    router.dispatcher.recover(world.entry("moody").record.seq_id, 1, TakeReason.CONNECTION)  # it is alive and well
+    router.dispatcher.recover_sequence(
+        world.entry("moody").record.seq_id, 1, TakeReason.CONNECTION
+    )  # it is alive and well
     seen += [event async for event in stream]
     assert [token for event in seen for token in event.token_ids] == world.entry("moody").journals[0]
     assert world.entry("moody").record.epoch == 2
@@ -89,31 +92,31 @@ async def test_a_process_at_the_same_address_is_another_worker(world, oracle):
     tasks = await world.streams(world.client(), 2, replace(GREEDY, max_tokens=120))
     await world.kill(old)
     await world.worker(FakeRunner(step_s=0.01))
-    await oracle.check(tasks, replace(GREEDY, max_tokens=120))
+    await oracle.check_completions(tasks, replace(GREEDY, max_tokens=120))
 
 
-async def test_who_was_taken_for_dead_and_lives_is_met_again(world, monkeypatch):
+async def test_a_worker_that_was_taken_for_dead_and_lives_is_linked_again(world, monkeypatch):
     monkeypatch.setattr("router.fleet.worker_pool.REMEMBER_LOST_S", 0.2)
     await world.start()
     router, worker = world.routers[0], world.workers[0]
     await router.pool._on_lost(worker.listener.incarnation)
-    link = router.pool.find(worker.listener.incarnation)
+    link = router.pool.find_link(worker.listener.incarnation)
 
-    async def never() -> bool:
-        return False
+    async def find_gone() -> ProbeResult:
+        return ProbeResult.GONE
 
-    link.probe = never
-    await router.pool._broken(link)
-    assert router.pool.lost(worker.listener.incarnation)
+    link.probe = find_gone
+    await router.pool._examine_broken(link)
+    assert router.pool.has_lost(worker.listener.incarnation)
     assert not link.view().available
     await world.until(lambda: router.pool.links.get(worker.listener.incarnation) not in (None, link))
     await world.ready()
-    assert not router.pool.lost(worker.listener.incarnation)
+    assert not router.pool.has_lost(worker.listener.incarnation)
     await world.client().complete(PROMPT, GREEDY)
 
 
 async def test_a_step_stream_that_breaks_is_opened_again(world, oracle):
-    """The connection is lost, the worker is not: nothing moves."""
+    """The connection is lost and the worker is not, so no sequence changes its owner."""
     await world.worker(FakeRunner(step_s=0.01))
     await world.router()
     await world.ready()
@@ -121,7 +124,7 @@ async def test_a_step_stream_that_breaks_is_opened_again(world, oracle):
     for _ in range(3):
         world.workers[0].publisher.end_subscriptions()
         await asyncio.sleep(0.05)
-    await oracle.check(tasks)
+    await oracle.check_completions(tasks)
     assert {world.entry(f"s{i}").record.epoch for i in range(3)} == {1}
 
 
@@ -142,7 +145,7 @@ async def test_no_room_anywhere_waits_without_spinning(world, oracle):
     assert 2 <= admits < 60  # once per worker and report, and not as fast as it goes
     for worker, admit in zip(world.workers, real, strict=True):
         worker.engine_client.admit = admit
-    await oracle.check([task])
+    await oracle.check_completions([task])
 
 
 async def test_what_no_worker_can_ever_hold_fails_at_once(world):
@@ -176,19 +179,19 @@ async def test_a_model_without_a_worker_keeps_no_other_waiting(world, oracle):
     await asyncio.sleep(0)
     link = next(link for link in world.routers[0].pool.links.values() if link.hello.model == "other")
     link.has_lease = False
-    world.routers[0].pool._part_with_gone = lambda present: asyncio.sleep(0)
+    world.routers[0].pool._remove_gone = lambda present: asyncio.sleep(0)
     completion = await client.complete([*PROMPT, 1], GREEDY, model="fake")
     assert oracle.returned(completion) == oracle.outputs([*PROMPT, 1], GREEDY)
     link.has_lease = True
     await asyncio.gather(*other)
 
 
-async def test_taken_for_a_worker_that_never_got_it(world, oracle, monkeypatch):
+async def test_a_sequence_whose_owner_never_got_it_is_assigned_again(world, oracle, monkeypatch):
     """A router that dies between take and Schedule leaves a sequence that its owner does not know."""
     monkeypatch.setattr(owner_link, "UNKNOWN_FOR_S", 0.2)
     await world.start()
     router, worker = world.routers[0], world.workers[0]
-    start, taken = router.assigner.start, []
+    start, taken = router.assigner.assign_sequence, []
 
     async def take_only(seq_id, epoch, why):
         if taken:
@@ -200,14 +203,14 @@ async def test_taken_for_a_worker_that_never_got_it(world, oracle, monkeypatch):
         )
         return None
 
-    router.assigner.start = take_only
+    router.assigner.assign_sequence = take_only
     completion = await world.client().complete([*PROMPT, 0], GREEDY, request_id="limbo")
     assert taken
     assert oracle.returned(completion) == oracle.outputs([*PROMPT, 0], GREEDY)
     assert world.entry("limbo").record.crashes == 0
 
 
-async def test_cancel_ends_what_nobody_runs(world, monkeypatch):
+async def test_cancel_ends_a_sequence_that_no_worker_runs(world, monkeypatch):
     monkeypatch.setattr("router.placing.dispatcher.CANCEL_PATIENCE_S", 0.1)
     await world.start()
     router, worker = world.routers[0], world.workers[0]
@@ -215,10 +218,10 @@ async def test_cancel_ends_what_nobody_runs(world, monkeypatch):
     async def take_only(seq_id, epoch, why):
         await router.assigner.store.take_ownership(TakeRequest(seq_id, epoch, worker.listener.incarnation, "dead", why))
 
-    router.assigner.start = take_only
+    router.assigner.assign_sequence = take_only
     client = world.client()
     task = asyncio.create_task(client.complete(PROMPT, GREEDY, request_id="limbo"))
-    await world.until(lambda: world.state._entries and world.entry("limbo").record.state is State.RUNNING)
+    await world.until(lambda: world.state._entries and world.entry("limbo").record.state is SequenceState.RUNNING)
     await client.cancel("limbo")
     assert (await task).finish_reason is FinishReason.CANCELLED
 
@@ -229,7 +232,7 @@ async def test_a_worker_of_another_layout_is_refused_by_name(world):
     bad = world.workers.pop()
     router = world.routers[0]
     await world.until(
-        lambda: bad.listener.incarnation in router.pool.links and router.pool.find(bad.listener.incarnation).hello
+        lambda: bad.listener.incarnation in router.pool.links and router.pool.find_link(bad.listener.incarnation).hello
     )
     async with rpc.channel(router._member.info.decode().split('"admin_endpoint": "')[1].split('"')[0]) as channel:
         admin = admin_pb2_grpc.AdminStub(channel)
@@ -243,7 +246,7 @@ async def test_a_worker_of_another_layout_is_refused_by_name(world):
 
 
 async def test_one_fingerprint_under_two_names_is_two_models(world, oracle):
-    """The same weights with another layout: requests of one name never run on workers of the other."""
+    """With the same weights and another layout, requests of one name never run on workers of the other."""
     for model, block_size in (("small", 16), ("large", 32)):
         await world.worker(FakeRunner(model=model, block_size=block_size))
     await world.router()
@@ -251,7 +254,7 @@ async def test_one_fingerprint_under_two_names_is_two_models(world, oracle):
     client = world.client()
     for worker, model in zip(world.workers, ("small", "large"), strict=True):
         ids = [f"{model}-{i}" for i in range(8)]  # at once: they spread
-        await oracle.check(
+        await oracle.check_completions(
             [client.complete([*PROMPT, i], GREEDY, model=model, request_id=id) for i, id in enumerate(ids)]
         )
         assert {world.entry(id).record.owner for id in ids} == {worker.listener.incarnation}
@@ -266,11 +269,11 @@ async def test_a_request_goes_on_when_its_model_comes_back_with_another_layout(w
     tasks = await world.streams(world.client(), 1)
     await world.kill(world.workers[0])
     await world.worker(FakeRunner(block_size=32))
-    await oracle.check(tasks)
+    await oracle.check_completions(tasks)
     assert world.entry("s0").record.epoch > 1
 
 
-async def test_a_member_that_describes_itself_badly_disturbs_nobody(world):
+async def test_a_member_that_describes_itself_badly_disturbs_no_other(world):
     await world.router()
     for info in (b"{}", b"\xff", b"[]", b"7"):
         await MemoryStore(world.state).heartbeat(Member("worker", Incarnation(f"0{info.hex()}"), info), 60_000)

@@ -43,11 +43,11 @@ async def test_outputs_are_those_of_the_runner(world, oracle, params):
         status = await client.get(completion.request_id)
         assert status.usage.output_tokens == completion.usage.output_tokens
     await world.until(lambda: not any(len(router.sessions) for router in world.routers))
-    world.check()
+    world.check_nothing_left()
 
 
 async def test_every_token_has_its_log_probability(world):
-    """Also the last one, whose notice from the store overtakes the worker's stream."""
+    """The last token has one too, although the store's notice of the end overtakes the worker's stream."""
     await world.start()
     client = world.client()
     params = replace(GREEDY, logprobs=2, prompt_logprobs=1)
@@ -61,7 +61,7 @@ async def test_every_token_has_its_log_probability(world):
 
 
 async def test_a_quiet_request_costs_the_store_few_reads(world, monkeypatch):
-    """No storms: neither of our own notices nor of a worker that does not know the sequence yet.
+    """Neither this router's own notices nor a worker that does not know the sequence yet cause a storm of reads.
 
     The assigner reads once. So does each look at what may still be on its way, when the end's notice comes first.
     """
@@ -98,7 +98,7 @@ async def test_cached_prefixes_attract_and_are_reported(world):
     assert first.usage.cached_tokens == 0
     index, root = router.pool.index, root_key("fake-1000-False", "fake-16")
     warm = world.entry(first.request_id).record.owner
-    await world.until(lambda: warm in index.hits(block_hashes(root, prompt, 16)))
+    await world.until(lambda: warm in index.find_hits(block_hashes(root, prompt, 16)))
     links = router.pool.links.values()
     for tail in range(6):
         await world.until(lambda: all(link.load.num_running + link.load.num_prefill_tokens == 0 for link in links))
@@ -125,8 +125,8 @@ async def test_one_request_joined_by_many_runs_once(world, oracle):
     ],
     ids=["greedy", "ranked", "n"],
 )
-async def test_every_place_can_be_gone_on_from(world, oracle, params):
-    """By resume token and by index, while it runs and after, on another router: tokens and text to the byte."""
+async def test_a_stream_can_be_resumed_from_every_place(world, oracle, params):
+    """A client that resumes by token or by index, on any router, while the request runs or later, gets the rest."""
     await world.start(workers=1, routers=2)
     first, other = world.client(0), world.client(1)
     expected = oracle.outputs(PROMPT, params)
@@ -151,7 +151,7 @@ async def rest_of(client, resume_token) -> list:
 
 
 def joined(events, num_branches) -> list[tuple[tuple[int, ...], str]]:
-    """(tokens, text) by branch."""
+    """The (tokens, text) of each branch."""
     mine = [[event for event in events if event.branch == branch] for branch in range(num_branches)]
     return [(tuple(t for e in each for t in e.token_ids), "".join(e.text for e in each)) for each in mine]
 
@@ -171,13 +171,13 @@ async def test_cancel_ends_what_waits_and_what_runs(world):
 
 
 async def test_the_deadline_ends_what_waits_and_what_runs(world):
-    """Never later than the caller's own, and what there is is delivered."""
+    """The request ends before the client's own deadline, and what was generated is delivered."""
     await world.start()
     client = world.client()
     running = [event async for event in client.generate(PROMPT, replace(GREEDY, max_tokens=8000), deadline_s=0.4)]
     assert running[-1].finish_reason is FinishReason.DEADLINE
     assert len(running) > 5
-    world.routers[0].dispatcher._room = lambda: 0  # nothing is placed any more
+    world.routers[0].dispatcher._room_left = lambda: 0  # nothing is placed any more
     waiting = [event async for event in client.generate(PROMPT, GREEDY, deadline_s=0.4)]
     assert [event.finish_reason for event in waiting] == [FinishReason.DEADLINE]
 
@@ -186,7 +186,7 @@ async def test_a_full_queue_says_when_to_come_back(world):
     await world.worker()
     router = await world.router(max_queued_requests=2)
     await world.ready()
-    router.dispatcher._room = lambda: 0
+    router.dispatcher._room_left = lambda: 0
     stub = raw(world, router)
     waiting = [stub.Generate(request(f"w{i}")) for i in range(2)]
     await world.until(lambda: len(world.state.queue) == 2)
@@ -210,18 +210,18 @@ def raw(world, router):
     return inference_pb2_grpc.InferenceStub(channel)
 
 
-async def test_the_worker_s_stream_is_waited_for_where_the_store_was_faster(world):
-    """The journal has the tokens, but their log probabilities only the worker has."""
+async def test_a_session_waits_for_the_worker_s_stream_where_the_store_was_faster(world):
+    """The journals have the tokens, and only the worker's stream has their log probabilities."""
     await world.start()
     sessions, loop = world.routers[0].sessions, asyncio.get_running_loop()
-    deliver = sessions.deliver
-    sessions.deliver = lambda seq_id, item: bool(loop.call_later(0.03, deliver, seq_id, item))
+    deliver = sessions.deliver_item
+    sessions.deliver_item = lambda item: bool(loop.call_later(0.03, deliver, item))
     for max_tokens in (1, 2, 12):
         output = (await world.client().complete(PROMPT, replace(GREEDY, max_tokens=max_tokens, logprobs=1))).outputs[0]
         assert [score.chosen.token_id for score in output.logprobs] == list(output.token_ids)
 
 
-async def test_who_comes_while_another_leaves_is_attached(world):
+async def test_a_client_that_comes_while_another_leaves_is_attached(world):
     store = MemoryStore(world.state)
     detach, leaving = store.detach, asyncio.Event()
 

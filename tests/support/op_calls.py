@@ -98,20 +98,9 @@ def rms_norm(module, fence, n):
     return rows_of(module, "rms_norm", fence, n, weight=fence(torch.randn(8)), eps=1e-5)
 
 
-@of("fused_add_rms_norm")
-def fused_add_rms_norm(module, fence, n):
-    rows = {"x": fence(torch.randn(n, 8)), "residual": fence(torch.randn(n, 8))}
-    return Call(module.fused_add_rms_norm, {**rows, "weight": fence(torch.randn(8)), "eps": 1e-5}, ("x", "residual"))
-
-
 @of("silu_and_mul")
-def silu_and_mul(module, fence, n, name="silu_and_mul"):
-    return rows_of(module, name, fence, n, x=fence(torch.randn(n, 16)))
-
-
-@of("gelu_and_mul")
-def gelu_and_mul(module, fence, n):
-    return silu_and_mul(module, fence, n, "gelu_and_mul")
+def silu_and_mul(module, fence, n):
+    return rows_of(module, "silu_and_mul", fence, n, x=fence(torch.randn(n, 16)))
 
 
 @of("rotary")
@@ -150,18 +139,6 @@ def paged_attention(module, fence, n):
     options = {"scale": 0.3, "window": 5, "soft_cap": 2.0, "alibi": fence(torch.ones(4)), "sinks": fence(torch.ones(4))}
     options["sparse"] = [1, 2, 8, 1, 0]
     return Call(module.paged_attention, {**arguments, **batch_of(fence, n), **options}, ("out",))
-
-
-@of("merge_states")
-def merge_states(module, fence, n):
-    results = {"out": fence(torch.empty(n, 1, 8)), "lse": fence(torch.empty(n, 1))}
-    parts = {"outs": fence(torch.randn(3, n, 1, 8)), "lses": fence(torch.randn(3, n, 1))}
-    return Call(module.merge_states, {**results, **parts}, ("out", "lse"))
-
-
-@of("argmax")
-def argmax(module, fence, n):
-    return Call(module.argmax, {"ids": fence(torch.empty(n, dtype=I64)), "x": fence(torch.randn(n, 8))}, ("ids",))
 
 
 def scores_of(fence, n):
@@ -222,19 +199,6 @@ def checksum_blocks(module, fence, n):
     return Call(module.checksum_blocks, arguments, ("sums",))
 
 
-@of("convert_layout")
-def convert_layout(module, fence, n):
-    target, source = fence(torch.empty(n, 2, 2, 8, 16)), fence(torch.randn(n, 2, 2, 8, 16).half())
-    ids = fence.ints(*range(n))
-    return Call(module.convert_layout, {"target": target, "source": source, "ids": ids}, ("target",))
-
-
-@of("convert_fp8")
-def convert_fp8(module, fence, n):
-    arguments = {"target": fence(torch.empty(n, 4, dtype=U8)), "source": fence(torch.randn(n, 4))}
-    return Call(module.convert_fp8, {**arguments, "scale": 0.5, "type": "int8"}, ("target",))
-
-
 @of("KvCache")
 def kv_cache(module, fence, n):
     arguments = {
@@ -243,13 +207,6 @@ def kv_cache(module, fence, n):
     }
     scales = {"key_scale": fence(torch.ones(2)), "value_scale": fence(torch.ones(1))}
     return Call(module.KvCache, {**arguments, "type": "fp8", **scales})
-
-
-@of("rope_cache_write")
-def rope_cache_write(module, fence, n):
-    call = cache_write(module, fence, n)
-    more = {"queries": fence(torch.randn(n, 4, 16)), **angles_of(fence, n), "interleaved": False}
-    return Call(module.rope_cache_write, {**call.arguments, **more}, ("kv", "queries"))
 
 
 @of("quantize")

@@ -6,10 +6,8 @@ CASES = {
     "prefill_mma": 80,
     "prefill_simt": 60,
     "vllm": 80,
-    "merge": 200,
     "write": 300,
     "blocks": 100,
-    "layout": 12,  # of nine each
     "convert": 100,
     "rows": 120,
     "sample": 150,

@@ -11,11 +11,11 @@ from torch import Tensor
 
 from gpu_worker.models.config import LlamaConfig
 from gpu_worker.models.llama import LlamaDecoder
-from gpu_worker.models.rope import Rope
+from gpu_worker.models.rope import RopeParameters
 from gpu_worker.ops import Ops
 from gpu_worker.ops.kv_shape import KvShape
 from gpu_worker.running.arena import KvArena
-from gpu_worker.running.graphs import Capture, capture_decodes
+from gpu_worker.running.graphs import Capturer, capture_decodes
 from gpu_worker.running.model_runner import ModelRunner
 from gpu_worker.sampling.sampler import Sampler
 from gpu_worker.scheduling.scheduler_config import SchedulerConfig
@@ -56,7 +56,7 @@ class Form:
             head_dim=self.head_dim,
             context_tokens=self.context,
             norm_eps=1e-5,
-            rope=Rope(dim=self.head_dim),
+            rope=RopeParameters(dim=self.head_dim),
             windows=tuple(self.window if layer % 2 else 0 for layer in range(self.layers)),
             sparse=(None,) * self.layers,
             rotated=(True,) * self.layers,
@@ -106,17 +106,16 @@ def tiny_llama(
     form: Form,
     ops: Ops,
     device: torch.device = CPU,
-    capture: Capture | None = None,
+    capture: Capturer | None = None,
     num_blocks: int = 64,
     max_sequences: int = 16,
     num_host_blocks: int | None = None,
     weights: dict[str, Tensor] | None = None,
-    block_major: bool = False,
 ) -> Tiny:
     """With graphs, if there is something to capture with. As many host blocks as blocks, unless said otherwise."""
     num_host_blocks = num_blocks if num_host_blocks is None else num_host_blocks
     decoder = LlamaDecoder(form.config, form.weights() if weights is None else weights, ops, device)
-    arena = KvArena(form.blocks, num_blocks, num_host_blocks, device, ops, block_major)
+    arena = KvArena(form.blocks, num_blocks, num_host_blocks, device, ops)
     info = RunnerInfo(
         model="tiny",
         fingerprint="tiny",

@@ -51,11 +51,6 @@ struct BatchRef {
 // keys, values [t, g, d]; slots i64 [t], -1: skipped.
 void cache_write(const KvCache& kv, const TensorRef& keys, const TensorRef& values, const TensorRef& slots);
 
-// The same, with queries [t, h, d] (in place) and keys (on their way) rotated first; see `rotary`.
-void rope_cache_write(const KvCache& kv, const TensorRef& queries, const TensorRef& keys, const TensorRef& values,
-                      const TensorRef& positions, const TensorRef& cos, const TensorRef& sin, std::int64_t rotated,
-                      const TensorRef& slots, bool interleaved);
-
 // out, queries [t, h, d]. d a multiple of 8 up to 256, b a multiple of 8. A query that sees no key gives 0.
 void paged_attention(const TensorRef& out, const TensorRef& queries, const KvCache& kv, const BatchRef& batch,
                      const AttentionOptions& options);
@@ -68,12 +63,8 @@ void rotary(const TensorRef& heads, const TensorRef& positions, const TensorRef&
 // out, x [rows, columns]; weight [columns] f32.
 void rms_norm(const TensorRef& out, const TensorRef& x, const TensorRef& weight, float eps);
 
-// residual += x, then x = rms_norm(residual).
-void fused_add_rms_norm(const TensorRef& x, const TensorRef& residual, const TensorRef& weight, float eps);
-
-// x [rows, 2 c]: out [rows, c] = act(first half) * second half.
+// x [rows, 2 c]: out [rows, c] = silu(first half) * second half.
 void silu_and_mul(const TensorRef& out, const TensorRef& x);
-void gelu_and_mul(const TensorRef& out, const TensorRef& x);
 
 // out f32 [t, weight.rows] = x f32 [t, weight.cols] * weightᵀ + bias f32 [rows] (or no data).
 void linear(const TensorRef& out, const TensorRef& x, const Weight& weight, const TensorRef& bias);
@@ -92,19 +83,5 @@ void scatter_blocks(const TensorRef& arena, const TensorRef& staging, const Tens
 
 // sums i64 [m]: equal for equal bytes of all layers of a block, whatever its id and device (checksum.h).
 void checksum_blocks(const TensorRef& sums, const TensorRef& arena, const TensorRef& ids);
-
-// target = source, between any two layouts and types; of all blocks, or of ids i64 [m].
-void convert_layout(const KvCache& target, const KvCache& source, const TensorRef& ids);
-
-// One of them is floats, the other 8-bit numbers (`type` as in KvCache): to those, source / scale; from them, source *
-// scale. Both dense and of one size.
-void convert_fp8(const TensorRef& target, const TensorRef& source, float scale, const std::string& type);
-
-// Attention to disjoint sets of keys as one to all of them: outs [k, t, h, d], lses f32 [k, t, h], base 2; out [t, h,
-// d], lse f32 [t, h] (or no data). A set without keys (minus infinity) may hold anything; where all are, out is 0.
-void merge_states(const TensorRef& out, const TensorRef& lse, const TensorRef& outs, const TensorRef& lses);
-
-// ids i64 [rows]: the highest of x f32 [rows, columns], the lowest id on ties, a NaN's where there is one.
-void argmax(const TensorRef& ids, const TensorRef& x);
 
 }  // namespace octavo

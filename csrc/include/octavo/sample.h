@@ -1,5 +1,5 @@
-// From logits to tokens, for a whole batch at once: what gpu_worker/sampling/sampler.py defines, in this order. Logits are
-// adjusted; log probabilities are the log-softmax of the result; temperature, top-k, top-p and min-p, then a draw.
+// From logits to tokens, for a whole batch at once: what gpu_worker/sampling/sampler.py defines, in this order. Logits
+// are adjusted; log probabilities are the log-softmax of the result; temperature, top-k, top-p and min-p, then a draw.
 //
 // Filters keep a prefix of the tokens, ordered by falling logit, then rising id; the draw is by id among what is kept
 // (draw.h). A branch's token depends on its own row and parameters alone.

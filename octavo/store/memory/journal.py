@@ -1,28 +1,28 @@
 """What may be written into a branch's journal. The record's owner at this epoch may only add at the end; what it sent
 before it may send again."""
 
-from octavo.record import State
+from octavo.record import SequenceState
 from octavo.sampling import FinishReason
 from octavo.store.calls import AppendItem, AppendReply, AppendStatus, Finish
-from octavo.store.memory.state import Entry, MemoryState
+from octavo.store.memory.state import MemoryState, StoredSequence
 
 PROOF_TOKENS = 16
 
 
 def append(state: MemoryState, item: AppendItem) -> AppendReply:
-    entry = state.get(item.seq_id)
-    if entry is None:
+    stored = state.get(item.seq_id)
+    if stored is None:
         return AppendReply(AppendStatus.GONE)
-    record = entry.record
+    record = stored.record
     if item.branch >= record.num_branches:
         return AppendReply(AppendStatus.CONFLICT)
-    journal = entry.journals[item.branch]
+    journal = stored.journals[item.branch]
     length, stop = len(journal), item.first_index + len(item.token_ids)
-    if record.epoch != item.epoch or record.state is State.QUEUED:
+    if record.epoch != item.epoch or record.state is SequenceState.QUEUED:
         return AppendReply(AppendStatus.FENCED, length)
 
     finished = record.finishes[item.branch]
-    open_ = record.state is State.RUNNING and finished is FinishReason.NONE
+    open_ = record.state is SequenceState.RUNNING and finished is FinishReason.NONE
     if item.first_index > length:
         return AppendReply(AppendStatus.GAP if open_ else AppendStatus.CLOSED, length)
     num_known = min(stop, length) - item.first_index
@@ -42,18 +42,18 @@ def append(state: MemoryState, item: AppendItem) -> AppendReply:
     fresh = item.token_ids[num_known:]
     journal.extend(fresh)
     if record.crashes and fresh:
-        _count_proof(state, entry, len(fresh))
+        _count_proof(state, stored, len(fresh))
     if item.finish:
         score = None if item.score is None or item.score != item.score else item.score  # NaN is none
         end = Finish(item.seq_id, item.finish, item.branch, failure=item.failure, score=score)
-        state.finish(entry, end)
+        state.finish(stored, end)
     return AppendReply(AppendStatus.OK_CANCEL if record.cancel else AppendStatus.OK, len(journal))
 
 
-def _count_proof(state: MemoryState, entry: Entry, num_tokens: int) -> None:
+def _count_proof(state: MemoryState, stored: StoredSequence, num_tokens: int) -> None:
     """A sequence with crashes behind it has shown that it can run."""
-    entry.proof += num_tokens
-    if entry.proof >= PROOF_TOKENS:
-        state.release_quarantine(entry)
-        entry.record.crashes, entry.record.suspects = 0, ()
-        state.note(entry, "proved", entry.record.owner)
+    stored.proof += num_tokens
+    if stored.proof >= PROOF_TOKENS:
+        state.release_quarantine(stored)
+        stored.record.crashes, stored.record.suspects = 0, ()
+        state.note(stored, "proved", stored.record.owner)

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from octavo.ids import Incarnation, SequenceId
-from octavo.record import Record, State
+from octavo.record import Record, SequenceState
 from octavo.sampling import FinishReason
 from octavo.store.calls import (
     Finish,
@@ -15,7 +15,7 @@ from octavo.store.calls import (
     TakeStatus,
     poison_failure,
 )
-from octavo.store.memory.state import ALIVE_MS, QUARANTINE_MS, Entry, MemoryState
+from octavo.store.memory.state import ALIVE_MS, QUARANTINE_MS, MemoryState, StoredSequence
 
 POISON_CRASHES = 3
 MAX_SUSPECTS = 4
@@ -23,21 +23,22 @@ SUSPECT_RETRY_MS = 250
 
 
 def take_ownership(state: MemoryState, request: TakeRequest) -> TakeReply:
-    entry = state.get(request.seq_id)
-    if entry is None:
+    stored = state.get(request.seq_id)
+    if stored is None:
         return TakeReply(TakeStatus.GONE)
-    record, reason, new_owner = entry.record, request.reason, request.new_owner
+    record, reason, new_owner = stored.record, request.reason, request.new_owner
 
     def answer(status: TakeStatus, retry_ms: int = 0) -> TakeReply:
         return TakeReply(status, record.epoch, record.crashes, retry_ms)
 
-    if record.take_id == request.take_id and record.epoch == request.expected_epoch + 1:
+    repeated, epoch = record.take_id == request.take_id, request.expected_epoch
+    if repeated and record.epoch == epoch + 1:
         return answer(TakeStatus.SAME)
-    if record.take_id == request.take_id and record.epoch == request.expected_epoch and record.state is State.FAILED:
+    if repeated and record.epoch == epoch and record.state is SequenceState.FAILED:
         return answer(TakeStatus.POISON)
     if record.state.ended:
         return answer(TakeStatus.CLOSED)
-    if record.epoch != request.expected_epoch or (record.state is State.QUEUED) != (reason is TakeReason.QUEUED):
+    if record.epoch != epoch or (record.state is SequenceState.QUEUED) != (reason is TakeReason.QUEUED):
         return answer(TakeStatus.FENCED)
     owner_lost = reason in (TakeReason.LEASE, TakeReason.CONNECTION)
     if owner_lost and state.frozen:
@@ -45,19 +46,19 @@ def take_ownership(state: MemoryState, request: TakeRequest) -> TakeReply:
     if reason is TakeReason.LEASE and state.lease_alive(record.owner):
         return answer(TakeStatus.ALIVE)
     if record.cancel or state.past_deadline(record):
-        state.finish(entry, Finish(record.seq_id, FinishReason.CANCELLED if record.cancel else FinishReason.DEADLINE))
+        state.finish(stored, Finish(record.seq_id, FinishReason.CANCELLED if record.cancel else FinishReason.DEADLINE))
         return answer(TakeStatus.CLOSED)
     if _must_wait(state, record, new_owner, owner_lost):
         return answer(TakeStatus.FROZEN, SUSPECT_RETRY_MS)
     if owner_lost and record.owner != new_owner and _count_crash(state, record):
         record.take_id = request.take_id
-        state.finish(entry, Finish(record.seq_id, FinishReason.ERROR, failure=poison_failure(record.seq_id)))
+        state.finish(stored, Finish(record.seq_id, FinishReason.ERROR, failure=poison_failure(record.seq_id)))
         return answer(TakeStatus.POISON)
     state.queue.discard(record.seq_id)
     state.claims.pop(record.seq_id, None)
-    state.note(entry, "taken", f"{new_owner} {reason}")
-    record.take_id, entry.proof = request.take_id, 0
-    _hand_over(state, entry, new_owner)
+    state.note(stored, "taken", f"{new_owner} {reason}")
+    record.take_id, stored.proof = request.take_id, 0
+    _hand_over(state, stored, new_owner)
     return answer(TakeStatus.OK)
 
 
@@ -82,28 +83,28 @@ def _runs_another_suspect(state: MemoryState, owner: Incarnation, record: Record
     return suspect != record.seq_id and until > state.now_ms()
 
 
-def _hand_over(state: MemoryState, entry: Entry, owner: Incarnation) -> None:
-    record = entry.record
-    record.state, record.owner, record.epoch = State.RUNNING, owner, record.epoch + 1
+def _hand_over(state: MemoryState, stored: StoredSequence, owner: Incarnation) -> None:
+    record = stored.record
+    record.state, record.owner, record.epoch = SequenceState.RUNNING, owner, record.epoch + 1
     record.mig_id = record.mig_to = ""
-    entry.expires_ms = state.now_ms() + ALIVE_MS
+    stored.expires_ms = state.now_ms() + ALIVE_MS
     if record.crashes >= POISON_CRASHES - 1:
         state.quarantine[owner] = (record.seq_id, state.now_ms() + QUARANTINE_MS)
-    state.notify(entry, "taken")
+    state.notify(stored, "taken")
 
 
 def mig_begin(state: MemoryState, seq_id: SequenceId, epoch: int, mig_id: str, target: Incarnation) -> MigrateReply:
-    entry = state.get(seq_id)
-    if entry is None:
+    stored = state.get(seq_id)
+    if stored is None:
         return MigrateReply(MigrateStatus.GONE)
-    record = entry.record
+    record = stored.record
     if refused := _not_running(record, epoch):
         return refused
     if record.mig_id:
         same = (record.mig_id, record.mig_to) == (mig_id, target)
         return MigrateReply(MigrateStatus.SAME if same else MigrateStatus.BUSY, epoch)
     record.mig_id, record.mig_to = mig_id, target
-    state.note(entry, "migrating", target)
+    state.note(stored, "migrating", target)
     return MigrateReply(MigrateStatus.OK, epoch)
 
 
@@ -111,30 +112,30 @@ def mig_commit(
     state: MemoryState, seq_id: SequenceId, epoch: int, mig_id: str, target: Incarnation, num_tokens: Sequence[int]
 ) -> MigrateReply:
     """By the destination, when it holds everything."""
-    entry = state.get(seq_id)
-    if entry is None:
+    stored = state.get(seq_id)
+    if stored is None:
         return MigrateReply(MigrateStatus.GONE)
-    record = entry.record
+    record = stored.record
     if (record.last_mig, record.epoch) == (mig_id, epoch + 1):
         return MigrateReply(MigrateStatus.SAME, epoch + 1)
     if refused := _not_running(record, epoch):
         return refused
     if (record.mig_id, record.mig_to) != (mig_id, target):
         return MigrateReply(MigrateStatus.NO_MIGRATION, epoch)
-    if [len(journal) for journal in entry.journals] != list(num_tokens):
+    if [len(journal) for journal in stored.journals] != list(num_tokens):
         return MigrateReply(MigrateStatus.GAP, epoch)
-    state.note(entry, "migrated", target)
+    state.note(stored, "migrated", target)
     record.take_id, record.last_mig = "", mig_id
-    _hand_over(state, entry, target)
+    _hand_over(state, stored, target)
     return MigrateReply(MigrateStatus.OK, record.epoch)
 
 
 def mig_abort(state: MemoryState, seq_id: SequenceId, epoch: int, mig_id: str) -> MigrateReply:
     """By the source. Exactly one of commit and abort wins."""
-    entry = state.get(seq_id)
-    if entry is None:
+    stored = state.get(seq_id)
+    if stored is None:
         return MigrateReply(MigrateStatus.GONE)
-    record = entry.record
+    record = stored.record
     if record.last_mig == mig_id:
         return MigrateReply(MigrateStatus.COMMITTED, record.epoch)
     if refused := _not_running(record, epoch):
@@ -143,12 +144,12 @@ def mig_abort(state: MemoryState, seq_id: SequenceId, epoch: int, mig_id: str) -
         return MigrateReply(MigrateStatus.NO_MIGRATION, epoch)
     if record.mig_id:
         record.mig_id = record.mig_to = ""
-        state.note(entry, "stayed", record.owner)
+        state.note(stored, "stayed", record.owner)
     return MigrateReply(MigrateStatus.ABORTED, epoch)
 
 
 def _not_running(record: Record, epoch: int) -> MigrateReply | None:
     """Why a migration of this owner cannot go on, if so."""
-    if record.epoch != epoch or record.state is State.QUEUED:
+    if record.epoch != epoch or record.state is SequenceState.QUEUED:
         return MigrateReply(MigrateStatus.FENCED, record.epoch)
     return MigrateReply(MigrateStatus.CLOSED, record.epoch) if record.state.ended else None

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from octavo.ids import Incarnation, SequenceId
-from octavo.record import Record, State
+from octavo.record import Record, SequenceState, TimelineEntry
 from octavo.sampling import FinishReason
 from octavo.store.calls import Finish, Notice, QueueDepth
 
@@ -21,7 +21,7 @@ def wall_clock_ms() -> int:
 
 
 @dataclass(slots=True, kw_only=True)
-class Entry:
+class StoredSequence:
     """A record with its prompt and journals. The record's `num_tokens` and `final_lengths` are filled in on reading."""
 
     record: Record
@@ -59,7 +59,7 @@ class MemoryState:
         self.members: dict[str, dict[Incarnation, tuple[bytes, int]]] = {}
         self.secrets: dict[str, bytes] = {}
         self.subscribers: dict[asyncio.Queue[Notice], Incarnation] = {}
-        self._entries: dict[SequenceId, Entry] = {}
+        self._entries: dict[SequenceId, StoredSequence] = {}
 
     def restart(self) -> None:
         """What a crash and a restart of the server look like from outside, nothing being lost."""
@@ -75,49 +75,49 @@ class MemoryState:
 
     # Entries
 
-    def add(self, entry: Entry) -> None:
-        self._entries[entry.record.seq_id] = entry
-        self.checks[entry.record.seq_id] = self.now_ms() + CHECK_MS
-        self.wait(entry)
+    def add(self, stored: StoredSequence) -> None:
+        self._entries[stored.record.seq_id] = stored
+        self.checks[stored.record.seq_id] = self.now_ms() + CHECK_MS
+        self.wait(stored)
 
-    def get(self, seq_id: SequenceId) -> Entry | None:
-        entry = self._entries.get(seq_id)
-        if entry is not None and entry.expires_ms <= self.now_ms():
+    def get(self, seq_id: SequenceId) -> StoredSequence | None:
+        stored = self._entries.get(seq_id)
+        if stored is not None and stored.expires_ms <= self.now_ms():
             del self._entries[seq_id]
             return None
-        return entry
+        return stored
 
     def purge(self) -> None:
         """Drops what has expired and was not asked for since."""
         for seq_id in list(self._entries):
             self.get(seq_id)
 
-    def note(self, entry: Entry, what: str, detail: str) -> None:
-        record = entry.record
-        line = (self.now_ms() - record.accepted_ms, what, detail)
-        record.timeline = (*record.timeline, line)[-MAX_TIMELINE:]
+    def note(self, stored: StoredSequence, what: str, detail: str) -> None:
+        record = stored.record
+        entry = TimelineEntry(self.now_ms() - record.accepted_ms, what, detail)
+        record.timeline = (*record.timeline, entry)[-MAX_TIMELINE:]
 
     # Notices
 
-    def notify(self, entry: Entry, what: str) -> None:
+    def notify(self, stored: StoredSequence, what: str) -> None:
         """To the attached router."""
-        record = entry.record
+        record = stored.record
         notice = Notice(record.seq_id, what, record.epoch, record.owner)
         for queue, router in self.subscribers.items():
             if record.router and router == record.router:
                 queue.put_nowait(notice)
 
-    def wake(self, entry: Entry) -> None:
+    def wake(self, stored: StoredSequence) -> None:
         """To all routers: something waits."""
         for queue in self.subscribers:
-            queue.put_nowait(Notice(entry.record.seq_id, "queued", entry.record.epoch, Incarnation("")))
+            queue.put_nowait(Notice(stored.record.seq_id, "queued", stored.record.epoch, Incarnation("")))
 
     # The queue
 
-    def wait(self, entry: Entry) -> None:
-        self.claims.pop(entry.record.seq_id, None)
-        self.queue.add(entry.record.seq_id)
-        self.wake(entry)
+    def wait(self, stored: StoredSequence) -> None:
+        self.claims.pop(stored.record.seq_id, None)
+        self.queue.add(stored.record.seq_id)
+        self.wake(stored)
 
     def next_arrival(self, priority: int) -> int:
         self.arrivals += 1
@@ -125,70 +125,70 @@ class MemoryState:
 
     def first_waiting(self) -> SequenceId | None:
         def order(seq_id: SequenceId) -> tuple[int, SequenceId]:
-            entry = self.get(seq_id)
-            return (entry.place if entry else 0, seq_id)
+            stored = self.get(seq_id)
+            return (stored.place if stored else 0, seq_id)
 
         return min(self.queue, key=order, default=None)
 
     def depth(self) -> QueueDepth:
         waiting = [*self.queue, *self.claims]
-        entries = [entry for entry in map(self.get, waiting) if entry is not None]
-        return QueueDepth(len(waiting), sum(entry.cost for entry in entries))
+        entries = [stored for stored in map(self.get, waiting) if stored is not None]
+        return QueueDepth(len(waiting), sum(stored.cost for stored in entries))
 
     # Ends
 
-    def finish(self, entry: Entry, finish: Finish) -> None:
+    def finish(self, stored: StoredSequence, finish: Finish) -> None:
         """Ends the branches that are meant, where they still run. The sequence ends with its last branch."""
-        record = entry.record
+        record = stored.record
         finishes, scores = list(record.finishes), list(record.scores)
         for branch in finish.branches(record.num_branches):
             if finishes[branch] == FinishReason.NONE:
                 finishes[branch], scores[branch] = finish.reason, finish.score
                 if finish.length is not None:
-                    entry.cuts[branch] = finish.length
+                    stored.cuts[branch] = finish.length
         record.finishes, record.scores = tuple(finishes), tuple(scores)
         record.failure = record.failure or finish.failure
         if FinishReason.NONE not in finishes:
-            self._close(entry)
+            self._close(stored)
 
-    def cut(self, entry: Entry, branch: int, length: int, score: float | None) -> None:
+    def cut(self, stored: StoredSequence, branch: int, length: int, score: float | None) -> None:
         """Moves the end of a branch back to `length`, where the worker has gone past a stop string."""
-        record = entry.record
+        record = stored.record
         finishes, scores = list(record.finishes), list(record.scores)
-        past = length < entry.cuts.get(branch, len(entry.journals[branch]))
+        past = length < stored.cuts.get(branch, len(stored.journals[branch]))
         if past and finishes[branch] in (FinishReason.STOP, FinishReason.LENGTH):
-            finishes[branch], scores[branch], entry.cuts[branch] = FinishReason.STOP, score, length
+            finishes[branch], scores[branch], stored.cuts[branch] = FinishReason.STOP, score, length
             record.finishes, record.scores = tuple(finishes), tuple(scores)
 
-    def _close(self, entry: Entry) -> None:
-        record = entry.record
-        record.state = State.DONE
+    def _close(self, stored: StoredSequence) -> None:
+        record = stored.record
+        record.state = SequenceState.DONE
         if FinishReason.ERROR in record.finishes:
-            record.state = State.FAILED
+            record.state = SequenceState.FAILED
         elif FinishReason.CANCELLED in record.finishes:
-            record.state = State.CANCELLED
+            record.state = SequenceState.CANCELLED
         record.mig_id = record.mig_to = ""
-        self.note(entry, "ended", record.state)
+        self.note(stored, "ended", record.state)
         self.queue.discard(record.seq_id)
         self.claims.pop(record.seq_id, None)
         self.checks.pop(record.seq_id, None)
-        self.release_quarantine(entry)
-        entry.expires_ms = self.now_ms() + self.retain_ms
-        self.notify(entry, "ended")
+        self.release_quarantine(stored)
+        stored.expires_ms = self.now_ms() + self.retain_ms
+        self.notify(stored, "ended")
 
-    def cancel(self, entry: Entry) -> None:
+    def cancel(self, stored: StoredSequence) -> None:
         """A waiting sequence ends; a running one is told at its next append."""
-        record = entry.record
-        if record.state is State.QUEUED:
-            self.finish(entry, Finish(record.seq_id, FinishReason.CANCELLED))
-        elif record.state is State.RUNNING and not record.cancel:
+        record = stored.record
+        if record.state is SequenceState.QUEUED:
+            self.finish(stored, Finish(record.seq_id, FinishReason.CANCELLED))
+        elif record.state is SequenceState.RUNNING and not record.cancel:
             record.cancel = True
-            self.note(entry, "cancelled", record.owner)
-            self.notify(entry, "cancelled")
+            self.note(stored, "cancelled", record.owner)
+            self.notify(stored, "cancelled")
 
-    def release_quarantine(self, entry: Entry) -> None:
-        owner = entry.record.owner
-        if owner in self.quarantine and self.quarantine[owner][0] == entry.record.seq_id:
+    def release_quarantine(self, stored: StoredSequence) -> None:
+        owner = stored.record.owner
+        if owner in self.quarantine and self.quarantine[owner][0] == stored.record.seq_id:
             del self.quarantine[owner]
 
     def past_deadline(self, record: Record) -> bool:

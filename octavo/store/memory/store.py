@@ -5,7 +5,7 @@ import secrets
 from collections.abc import AsyncIterator, Callable, Sequence
 
 from octavo.ids import Incarnation, SequenceId
-from octavo.record import NewSequence, Record, Snapshot, State, first_record
+from octavo.record import NewSequence, Record, SequenceState, Snapshot, first_record
 from octavo.sampling import FinishReason
 from octavo.store.calls import (
     AcceptReply,
@@ -25,7 +25,7 @@ from octavo.store.calls import (
 )
 from octavo.store.memory import ownership
 from octavo.store.memory.journal import append
-from octavo.store.memory.state import ALIVE_MS, Entry, MemoryState
+from octavo.store.memory.state import ALIVE_MS, MemoryState, StoredSequence
 from octavo.store.memory.sweep import sweep
 
 
@@ -69,7 +69,7 @@ class MemoryStore:
             return AcceptReply(AcceptStatus.FULL, count, tokens)
         now = state.now_ms()
         state.add(
-            Entry(
+            StoredSequence(
                 record=first_record(new, now),
                 prompt=tuple(new.prompt),
                 journals=[[] for _ in range(new.num_branches)],
@@ -85,38 +85,38 @@ class MemoryStore:
         state = self._enter()
         popped: list[PoppedSequence] = []
         while len(popped) < count and (seq_id := state.first_waiting()) is not None:
-            entry = state.get(seq_id)
-            if entry is not None and state.past_deadline(entry.record):
-                state.finish(entry, Finish(seq_id, FinishReason.DEADLINE))
+            stored = state.get(seq_id)
+            if stored is not None and state.past_deadline(stored.record):
+                state.finish(stored, Finish(seq_id, FinishReason.DEADLINE))
                 continue
             state.queue.discard(seq_id)
-            if entry is not None:
+            if stored is not None:
                 state.claims[seq_id] = state.now_ms() + claim_ms
-                popped.append(PoppedSequence(seq_id, entry.record.epoch))
+                popped.append(PoppedSequence(seq_id, stored.record.epoch))
         return popped
 
     async def requeue(self, seq_id: SequenceId, epoch: int) -> bool:
         state = self._enter()
-        entry = state.get(seq_id)
-        if entry is None or entry.record.state.ended:
+        stored = state.get(seq_id)
+        if stored is None or stored.record.state.ended:
             return False
-        record = entry.record
-        if record.state is State.QUEUED and record.epoch in (epoch, epoch + 1):
+        record = stored.record
+        if record.state is SequenceState.QUEUED and record.epoch in (epoch, epoch + 1):
             if seq_id in state.claims:
-                state.wait(entry)
+                state.wait(stored)
             return True
         if record.epoch != epoch:
             return False
         if record.cancel:
-            state.finish(entry, Finish(seq_id, FinishReason.CANCELLED))
+            state.finish(stored, Finish(seq_id, FinishReason.CANCELLED))
             return False
-        state.release_quarantine(entry)
+        state.release_quarantine(stored)
         owner = record.owner
-        record.state, record.epoch, record.owner = State.QUEUED, epoch + 1, Incarnation("")
+        record.state, record.epoch, record.owner = SequenceState.QUEUED, epoch + 1, Incarnation("")
         record.take_id = record.mig_id = record.mig_to = ""
-        state.note(entry, "requeued", owner)
-        state.wait(entry)
-        entry.expires_ms = state.now_ms() + ALIVE_MS
+        state.note(stored, "requeued", owner)
+        state.wait(stored)
+        stored.expires_ms = state.now_ms() + ALIVE_MS
         return True
 
     async def take_ownership(self, request: TakeRequest) -> TakeReply:
@@ -128,50 +128,50 @@ class MemoryStore:
 
     async def finish(self, finish: Finish) -> bool:
         state = self._enter()
-        entry = state.get(finish.seq_id)
-        if entry is None:
+        stored = state.get(finish.seq_id)
+        if stored is None:
             return False
-        branches = finish.branches(entry.record.num_branches)
-        if not branches or any((finish.length or 0) > len(entry.journals[branch]) for branch in branches):
+        branches = finish.branches(stored.record.num_branches)
+        if not branches or any((finish.length or 0) > len(stored.journals[branch]) for branch in branches):
             return False
-        if not entry.record.state.ended:
-            state.finish(entry, finish)
+        if not stored.record.state.ended:
+            state.finish(stored, finish)
         if finish.reason is FinishReason.STOP and finish.branch is not None and finish.length is not None:
-            state.cut(entry, finish.branch, finish.length, finish.score)
-        return any(entry.record.finishes[branch] == finish.reason for branch in branches)
+            state.cut(stored, finish.branch, finish.length, finish.score)
+        return any(stored.record.finishes[branch] == finish.reason for branch in branches)
 
     async def read(
         self, seq_id: SequenceId, *, prompt: bool = False, from_indexes: Sequence[int] | None = None
     ) -> Snapshot | None:
         state = self._enter()
-        entry = state.get(seq_id)
-        if entry is None:
+        stored = state.get(seq_id)
+        if stored is None:
             return None
         outputs = tuple(
-            tuple(journal[first:]) for journal, first in zip(entry.journals, from_indexes or (), strict=False)
+            tuple(journal[first:]) for journal, first in zip(stored.journals, from_indexes or (), strict=False)
         )
-        return Snapshot(entry.snapshot(), entry.prompt if prompt else (), outputs, state.now_ms())
+        return Snapshot(stored.snapshot(), stored.prompt if prompt else (), outputs, state.now_ms())
 
     async def cancel(self, seq_id: SequenceId) -> Record | None:
         state = self._enter()
-        entry = state.get(seq_id)
-        if entry is None:
+        stored = state.get(seq_id)
+        if stored is None:
             return None
-        state.cancel(entry)
-        return entry.snapshot()
+        state.cancel(stored)
+        return stored.snapshot()
 
     async def attach(self, seq_id: SequenceId, router: Incarnation) -> Record | None:
-        entry = self._enter().get(seq_id)
-        if entry is None:
+        stored = self._enter().get(seq_id)
+        if stored is None:
             return None
-        entry.record.router, entry.record.detached_since_ms = router, 0
-        return entry.snapshot()
+        stored.record.router, stored.record.detached_since_ms = router, 0
+        return stored.snapshot()
 
     async def detach(self, seq_id: SequenceId, router: Incarnation) -> None:
         state = self._enter()
-        entry = state.get(seq_id)
-        if entry is not None and router and entry.record.router == router:
-            entry.record.router, entry.record.detached_since_ms = Incarnation(""), state.now_ms()
+        stored = state.get(seq_id)
+        if stored is not None and router and stored.record.router == router:
+            stored.record.router, stored.record.detached_since_ms = Incarnation(""), state.now_ms()
 
     # Migration
 
@@ -209,8 +209,8 @@ class MemoryStore:
 
     async def list_sequences(self, owner: Incarnation | None, limit: int) -> list[Record]:
         state = self._enter()
-        entries = [entry for entry in map(state.get, sorted(state.checks)) if entry is not None]
-        return [entry.snapshot() for entry in entries if owner in (None, entry.record.owner)][:limit]
+        entries = [stored for stored in map(state.get, sorted(state.checks)) if stored is not None]
+        return [stored.snapshot() for stored in entries if owner in (None, stored.record.owner)][:limit]
 
     async def queue_depth(self) -> QueueDepth:
         return self._enter().depth()

@@ -1,24 +1,24 @@
 """Housekeeping that any router does for all: unused claims, passed deadlines, clients that left, owners that died."""
 
 from octavo.ids import SequenceId
-from octavo.record import Record, State
+from octavo.record import Record, SequenceState
 from octavo.sampling import FinishReason
 from octavo.store.calls import Finish, OrphanedSequence, SweepReport
-from octavo.store.memory.state import ALIVE_MS, CHECK_MS, Entry, MemoryState
+from octavo.store.memory.state import ALIVE_MS, CHECK_MS, MemoryState, StoredSequence
 
 
 def sweep(state: MemoryState, limit: int, grace_ms: int) -> SweepReport:
     state.purge()
     swept = SweepReport(requeued=_requeue_claims(state, limit))
     for seq_id in _due(state.checks, state.now_ms(), limit):
-        entry = state.get(seq_id)
-        if entry is None:
+        stored = state.get(seq_id)
+        if stored is None:
             del state.checks[seq_id]
-        elif entry.record.state is State.QUEUED and state.past_deadline(entry.record):
-            state.finish(entry, Finish(seq_id, FinishReason.DEADLINE))
+        elif stored.record.state is SequenceState.QUEUED and state.past_deadline(stored.record):
+            state.finish(stored, Finish(seq_id, FinishReason.DEADLINE))
             swept.expired.append(seq_id)
         else:
-            _check(state, entry, grace_ms, swept)
+            _check(state, stored, grace_ms, swept)
     return swept
 
 
@@ -26,30 +26,30 @@ def _requeue_claims(state: MemoryState, limit: int) -> list[SequenceId]:
     requeued: list[SequenceId] = []
     for seq_id in _due(state.claims, state.now_ms(), limit):
         del state.claims[seq_id]
-        entry = state.get(seq_id)
-        if entry is not None:
-            state.wait(entry)
+        stored = state.get(seq_id)
+        if stored is not None:
+            state.wait(stored)
             requeued.append(seq_id)
     return requeued
 
 
-def _check(state: MemoryState, entry: Entry, grace_ms: int, swept: SweepReport) -> None:
-    record = entry.record
+def _check(state: MemoryState, stored: StoredSequence, grace_ms: int, swept: SweepReport) -> None:
+    record = stored.record
     if _abandoned(state, record, grace_ms) and not record.cancel:
-        state.cancel(entry)
+        state.cancel(stored)
         swept.cancelled.append(record.seq_id)
     if record.state.ended:
         return
     now = state.now_ms()
     state.checks[record.seq_id] = _next_check(record, now, grace_ms)
-    entry.expires_ms = now + ALIVE_MS
-    if record.state is State.RUNNING and not state.frozen and not state.lease_alive(record.owner):
+    stored.expires_ms = now + ALIVE_MS
+    if record.state is SequenceState.RUNNING and not state.frozen and not state.lease_alive(record.owner):
         swept.orphans.append(OrphanedSequence(record.seq_id, record.epoch))
 
 
 def _next_check(record: Record, now: int, grace_ms: int) -> int:
     times = [now + CHECK_MS]
-    if record.state is State.QUEUED and record.deadline_ms:
+    if record.state is SequenceState.QUEUED and record.deadline_ms:
         times.append(record.deadline_ms)
     if record.detached_since_ms and record.detached_since_ms + grace_ms > now:
         times.append(record.detached_since_ms + grace_ms)

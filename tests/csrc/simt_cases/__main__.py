@@ -14,8 +14,8 @@ from typing import Any
 import _C_cuda_simt as native
 import numpy as np
 from argument_cases import arguments_case, garbage_case
-from attention_cases import decode_case, merge_case, prefill_case
-from cache_cases import blocks_case, convert_case, layout_case, write_case
+from attention_cases import decode_case, prefill_case
+from cache_cases import blocks_case, convert_case, write_case
 from far_cases import far_case
 from graph_cases import graph_case, invariant_case, swapped_case
 from logits_cases import logprobs_case, penalize_case
@@ -34,10 +34,8 @@ GROUPS: dict[str, Callable[[Any], None]] = {
     "prefill_mma": lambda rng: prefill_case(rng, "mma"),
     "prefill_simt": lambda rng: prefill_case(rng, "simt"),
     "vllm": vllm_case,
-    "merge": merge_case,
     "write": write_case,
     "blocks": blocks_case,
-    "layout": layout_case,
     "convert": convert_case,
     "rows": rows_case,
     "sample": sample_case,

@@ -1,6 +1,5 @@
-"""Writing into caches, moving blocks, changing layouts and types."""
+"""Writing into caches, moving blocks, and 8-bit numbers."""
 
-import itertools
 from typing import Any
 
 import _C_cuda_simt as native
@@ -131,26 +130,6 @@ def blocks_case(rng: Any) -> None:
     native.checksum_blocks(ref(sums, I64), ref(inner, dtype), ref(chosen, I64), 0)
     inner_bytes = np.ascontiguousarray(inner).reshape(layers, blocks, -1).view(np.uint8)
     assert sums.tolist() == [checksum(inner_bytes[:, block]) for block in chosen], "checksum_blocks"
-
-
-def layout_case(rng: Any) -> None:
-    """Every layout into every other, and into itself."""
-    dtype, kind = int(rng.choice([F32, F16, BF16])), str(rng.choice(["auto", "int8", "fp8_e4m3"]))
-    shape = (4, int(rng.integers(1, 4)), int(rng.choice([8, 24])), 32)
-    chosen = rng.permutation(4)[:2].astype(np.int64)
-    for names in itertools.product(["hnd", "nhd", "xpack"], repeat=2):
-        source, target = (Cache(rng, name, kind, dtype, shape) for name in names)
-        for block in range(4):
-            for slot in range(shape[2]):
-                source.put(rng, block, slot)
-        code = {"auto": dtype, "int8": I8}.get(kind, U8)
-        given = [native.KvCache(*(ref(side, code) for side in c.refs), c.kind) for c in (target, source)]
-        before = [target.side(index).copy() for index in range(2)]
-        for block_ids, moved in ((ref(chosen, I64), chosen), (None, np.arange(4))):
-            native.convert_layout(*given, block_ids, 0)
-            for index in range(2):
-                before[index][moved] = source.side(index)[moved]
-                assert same_bits(target.side(index), before[index]), f"convert_layout {names} {kind}"
 
 
 def convert_case(rng: Any) -> None:

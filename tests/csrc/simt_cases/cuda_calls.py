@@ -52,7 +52,7 @@ def signatures() -> dict[str, list[str]]:
 
 def cache_of(given: Arguments, name: str) -> Any:
     names = ("key_cache", "value_cache", "kv_cache_dtype", "k_scale", "v_scale")
-    return native.KvCache(*(given.get(f"{name}.{part}", given.get(part)) for part in names))
+    return native.KvCache(*(given.get(part) for part in names))
 
 
 def attention_of(given: Arguments, name: str) -> Any:
@@ -65,7 +65,7 @@ def plan_of(given: Arguments, name: str) -> Any:
     return native.Plan(*(given[f"plan.{part}"] for part in ("slots", "items", "counters", "partials")))
 
 
-MADE = {"kv": cache_of, "target": cache_of, "source": cache_of, "attention": attention_of, "plan": plan_of}
+MADE = {"kv": cache_of, "attention": attention_of, "plan": plan_of}
 CALLS: dict[str, Callable[[Any], Call]] = {}
 BLOCKS, HEADS, SIZE, DIM, TOKENS = 5, 2, 8, 32, 3
 
@@ -122,7 +122,7 @@ def attention_arguments(rng: Any) -> Arguments:
 
 @of("paged_attention")
 def paged_attention(rng: Any, op: str) -> Call:
-    given = attention_arguments(rng) | {"kernel": "simt", "lse": floats(rng, TOKENS, 4)}
+    given = attention_arguments(rng) | {"kernel": "simt"}
     q_lens, lens = [1, 2], [SIZE + 3, 2]
     rows, _ = native.attention_kernel("simt", F32, "int8", DIM, 4)
     packed = native.plan_attention(q_lens, lens, HEADS, 2, rows, 4, 0, 5)
@@ -131,8 +131,8 @@ def paged_attention(rng: Any, op: str) -> Call:
     given |= {f"plan.{name}": array for name, array in plan.items()}
     given |= {"plan.partials": Array(partials, F32), "rows": rows, "cu_q": ints([0, 1, 3], I32)}
     given |= {"block_tables": ints([[0, 1, 2], [4, -7, 99]], I32), "seq_lens": ints(lens, I32)}
-    written = ("out", "lse", "plan.counters", "plan.partials")
-    return Call(op, given, written, (*SCALES, "alibi_slopes", "sinks", "lse"))
+    written = ("out", "plan.counters", "plan.partials")
+    return Call(op, given, written, (*SCALES, "alibi_slopes", "sinks"))
 
 
 @of("vllm_paged_attention")
@@ -142,12 +142,6 @@ def vllm_paged_attention(rng: Any, op: str) -> Call:
     given |= {name: floats(rng, *shape) for name, shape in parts.items()}
     given |= {"seq_lens": ints([SIZE + 3, 2, 9], I32), "max_seq_len": 12, "partition": 8}
     return Call(op, given, ("out", *parts), (*SCALES, "alibi_slopes", "sinks"))
-
-
-@of("merge_states")
-def merge_states(rng: Any, op: str) -> Call:
-    given = {"out": floats(rng, TOKENS, 2, DIM), "lse": floats(rng, TOKENS, 2), "outs": floats(rng, 3, TOKENS, 2, DIM)}
-    return Call(op, given | {"lses": floats(rng, 3, TOKENS, 2)}, ("out", "lse"), ("lse",))
 
 
 def arena(rng: Any) -> Array:
@@ -173,14 +167,6 @@ def checksum_blocks(rng: Any, op: str) -> Call:
     return Call(op, {"arena": arena(rng), "ids": ints([3, 0]), "out": ints([7, 7])}, ("out",))
 
 
-@of("convert_layout")
-def convert_layout(rng: Any, op: str) -> Call:
-    given: Arguments = {"ids": ints([4, 1]), "kv_cache_dtype": "auto"}
-    for name in ("target", "source"):
-        given |= {f"{name}.{side}_cache": floats(rng, BLOCKS, HEADS, SIZE, DIM) for side in ("key", "value")}
-    return Call(op, given, ("target.key_cache", "target.value_cache"), ("ids",))
-
-
 @of("convert_fp8")
 def convert_fp8(rng: Any, op: str) -> Call:
     given = {"target": Array.of(np.zeros((3, 4)), U8), "source": floats(rng, 3, 4), "scale": 0.5, "kv_dtype": "int8"}
@@ -200,20 +186,8 @@ def fused_add_rms_norm(rng: Any, op: str) -> Call:
 
 
 @of("silu_and_mul")
-@of("gelu_and_mul")
-def act_and_mul(rng: Any, op: str) -> Call:
+def silu_and_mul(rng: Any, op: str) -> Call:
     return Call(op, {"out": floats(rng, 3, 8), "x": floats(rng, 3, 16)}, ("out",))
-
-
-@of("activate_and_mul")
-def activate_and_mul(rng: Any, op: str) -> Call:
-    return Call(op, {"out": floats(rng, 3, 8), "x": floats(rng, 3, 16), "activation": "gelu"}, ("out",))
-
-
-@of("rotary")
-def rotary(rng: Any, op: str) -> Call:
-    given = {"heads": floats(rng, TOKENS, 4, DIM), "positions": ints([0, 6, 2]), "rotated": 8, "interleaved": True}
-    return Call(op, given | {"cos": floats(rng, 7, 4), "sin": floats(rng, 7, 4)}, ("heads",), ("positions",))
 
 
 @of("sample")

@@ -60,7 +60,7 @@ def attended(rng: Any, far: np.ndarray, near: np.ndarray, ids: np.ndarray) -> No
             numbers = [i32(table)[None], i32([0, q_len]), i32([length])]
             native.paged_attention(
                 *(kernel, rows, out.ref, ref(queries.data[:q_len], F16), handle(arena)),
-                *(*(ref(n, I32) for n in numbers), plan, native.Attention(0.125), None, 0),
+                *(*(ref(n, I32) for n in numbers), plan, native.Attention(0.125), 0),
             )
             results.append(out.data)
         assert np.isfinite(results[0]).all() and (results[0] == results[1]).all(), kernel

@@ -49,7 +49,7 @@ def swapped_case(rng: Any) -> None:
         prompts = [[(i * 37 + j * 11) % 96 for j in range(n)] for i, n in enumerate((21, 8, 16))]
         sequences = [request(i, prompt, max_tokens=14) for i, prompt in enumerate(prompts)]
         runner = tiny_llama(form, ops, num_blocks=num_blocks).runner
-        runner._moves._num_swaps = 2  # the second would be waited for, to measure it
+        runner._block_mover._num_swaps = 2  # the second would be waited for, to measure it
         return drive(runner, sequences, preemption="swap")
 
     want, _ = run(40)

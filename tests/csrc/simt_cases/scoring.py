@@ -59,7 +59,7 @@ class Scoring:
         return seen
 
     def attend(self, query: np.ndarray, head: int, position: int, keys: np.ndarray, values: np.ndarray) -> Any:
-        """One query against keys and values 0 … position: (result, lse in base 2)."""
+        """What one query takes from keys and values 0 … position."""
         places = np.arange(position + 1)
         scores = keys[: position + 1] @ query * self.scale
         if self.soft_cap:
@@ -71,7 +71,7 @@ class Scoring:
         sink = -np.inf if self.sinks is None else float(self.sinks[head])
         top = max(scores.max(initial=-np.inf), sink)
         if top == -np.inf:
-            return np.zeros(values.shape[1]), -np.inf
+            return np.zeros(values.shape[1])
         weights = np.exp(scores - top)
         total = weights.sum() + np.exp(sink - top)
-        return np.where(seen, weights, 0) @ values[: position + 1] / total, (top + np.log(total)) / np.log(2)
+        return np.where(seen, weights, 0) @ values[: position + 1] / total

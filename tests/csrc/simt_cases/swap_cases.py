@@ -16,12 +16,11 @@ class Arenas:
     def __init__(self, rng: Any) -> None:
         layers, self.blocks = int(rng.integers(1, 4)), 24
         self.tail = 2, int(rng.choice([3, 8]))
-        self.dense, self.block_major = bool(rng.random() < 0.7), bool(rng.random() < 0.5)
+        self.dense = bool(rng.random() < 0.7)
         self.sides = []
         for _ in range(2):
-            outer = (self.blocks, layers) if self.block_major else (layers, self.blocks)
-            memory = rng.normal(0, 1, (*outer, self.tail[0] + (not self.dense), self.tail[1])).astype(np.float32)
-            self.sides.append((memory.swapaxes(0, 1) if self.block_major else memory)[:, :, : self.tail[0]])
+            shape = layers, self.blocks, self.tail[0] + (not self.dense), self.tail[1]
+            self.sides.append(rng.normal(0, 1, shape).astype(np.float32)[:, :, : self.tail[0]])
 
     def refs(self) -> list[Any]:
         return [ref(side, F32) for side in self.sides]
@@ -49,7 +48,7 @@ def num_copies(arenas: Arenas, pairs: list[tuple[int, int]]) -> int:
     """The fewest copies that move these blocks."""
     known = set(pairs)
     starts = [pair for pair in pairs if not arenas.dense or (pair[0] - 1, pair[1] - 1) not in known]
-    return len(starts) * (1 if arenas.block_major and arenas.dense else len(arenas.sides[0]))
+    return len(starts) * len(arenas.sides[0])
 
 
 def swap_case(rng: Any) -> None:

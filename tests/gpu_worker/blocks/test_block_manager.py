@@ -78,7 +78,7 @@ class Tables:
                 self.events.add(block_hash)
             else:
                 self.events.remove(block_hash)
-        assert set(self.cache.hashes()) == self.events
+        assert set(self.cache.block_hashes()) == self.events
         assert self.blocks.num_free + self.blocks.num_cached + self.blocks.num_used == BLOCKS
 
 

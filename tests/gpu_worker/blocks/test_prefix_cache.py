@@ -79,6 +79,6 @@ def test_cache_events_lead_to_the_snapshot() -> None:
         digest = 0
         for block_hash in held:
             digest ^= int.from_bytes(block_hash[:8], "little")
-        assert held == set(cache.hashes())
+        assert held == set(cache.block_hashes())
         assert digest == cache.digest
     assert held

@@ -1,4 +1,4 @@
-"""GGUF weights: every number format against the gguf package, and whole models through a GGUF file and back."""
+"""GGUF weights: number formats, and whole models through a GGUF file and back."""
 
 import json
 from pathlib import Path
@@ -11,36 +11,34 @@ from gguf.quants import dequantize as theirs
 from gguf.quants import quantize
 from safetensors.torch import load_file, save_file
 
-from gpu_worker.models.dequantize import BLOCKS_AT_ONCE, dequantize
+from gpu_worker.models.dequantize import PIECE_VALUES, dequantize
 from gpu_worker.models.gguf_tensors import ROPE_FACTORS
 from octavo.errors import BadModel
 from octavo.gguf import BLOCK_SIZES, TensorType
 
-QUANTIZED = ["Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K"]
+QUANTIZED = ["Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K"]
 
 
 @pytest.mark.parametrize("name", ["F32", "F16", "BF16", *QUANTIZED])
-def test_every_format_is_decoded_as_the_gguf_package_does(name):
-    """Random bytes (all bit patterns that have finite scales), more blocks than are decoded at a time."""
+def test_pieces_of_every_format_are_decoded_like_the_whole(name):
+    """Random bytes, more than one piece of them, and a piece that is not full."""
     kind = TensorType[name]
     size, num_bytes = BLOCK_SIZES[kind]
-    rng = np.random.default_rng(5)
-    num_blocks = BLOCKS_AT_ONCE + 7 if name in ("Q4_1", "Q8_0") else 300
-    data = rng.integers(0, 256, (num_blocks, num_bytes), dtype=np.uint8)
-    scales = {"Q4_1": 2, "Q5_1": 2, "Q4_K": 2, "Q5_K": 2}.get(name, 1)
-    if name in QUANTIZED:
-        place = num_bytes - 2 if name == "Q6_K" else 0
-        data[:, place : place + 2 * scales] = rng.normal(size=(num_blocks, scales)).astype("<f2").view(np.uint8)
-    expected = theirs(data.reshape(-1), gguf.GGMLQuantizationType[name]).reshape(-1)
-    values = dequantize(memoryview(data.tobytes()), kind, num_blocks * size)
+    num_values = PIECE_VALUES + 7 * 256
+    data = np.random.default_rng(5).integers(0, 256, num_values // size * num_bytes, dtype=np.uint8)
+    with np.errstate(all="ignore"):  # scales that are no numbers are among them
+        expected = theirs(data, gguf.GGMLQuantizationType[name]).reshape(-1)
+        values = dequantize(memoryview(data.tobytes()), kind, num_values)
     assert values.dtype == np.float32 and values.flags.writeable
-    np.testing.assert_array_equal(np.isnan(values), np.isnan(expected))
-    np.testing.assert_allclose(values, expected, rtol=1e-6, atol=1e-6)
+    np.testing.assert_array_equal(values, expected)
+    assert np.isfinite(values).mean() > 0.9
 
 
-def test_other_formats_are_refused_by_name():
-    with pytest.raises(BadModel, match="Q2_K are not read"):
-        dequantize(memoryview(bytes(84)), TensorType.Q2_K, 256)
+@pytest.mark.parametrize("kind", [TensorType.Q8_K, TensorType.I32])
+def test_other_formats_are_refused_by_name(kind):
+    size, num_bytes = BLOCK_SIZES[kind]
+    with pytest.raises(BadModel, match=f"{kind.name} are not read"):
+        dequantize(memoryview(bytes(num_bytes)), kind, size)
 
 
 def interleaved(weight: torch.Tensor, num_heads: int) -> torch.Tensor:

@@ -16,7 +16,7 @@ from gpu_worker import LLM, FinishReason, SamplingParams
 from gpu_worker.scheduling.load import Load
 from gpu_worker.testing.fake_runner import FakeRunner, fake_oracle
 from octavo.errors import InvalidArgument, RunnerFailed, TooLarge
-from octavo.settings import SettingsError
+from octavo.options import SettingsError
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=8)
 

@@ -6,8 +6,7 @@ from types import ModuleType, SimpleNamespace
 import pytest
 import torch
 
-from gpu_worker.ops import AttentionOptions, Batch, kv_format, make_batch
-from gpu_worker.ops.kv_layer import KvLayer
+from gpu_worker.ops import AttentionOptions, TokenBatch, kv_format, make_batch
 from gpu_worker.ops.kv_shape import KvShape
 from gpu_worker.ops.native_cuda import NativeCudaOps, ref
 from gpu_worker.running.graphs import capture_decodes
@@ -24,10 +23,10 @@ def ops() -> NativeCudaOps:
 
 def layer(dtype: torch.dtype) -> torch.Tensor:
     shape = KvShape(num_layers=1, num_kv_heads=HEADS, block_size=SIZE, head_dim=DIM, dtype=dtype)
-    return shape.arena(4, CPU)[0]
+    return shape.allocate_arena(4, CPU)[0]
 
 
-def prompt() -> Batch:
+def prompt() -> TokenBatch:
     """TOKENS tokens in blocks 3 and 1."""
     slots = [(3, 1)[p // SIZE] * SIZE + p % SIZE for p in range(TOKENS)]
     return make_batch([0] * TOKENS, list(range(TOKENS)), slots, [TOKENS], [TOKENS], [[3, 1]], CPU)
@@ -38,13 +37,6 @@ def test_every_type_goes_to_the_kernels(ops, dtype):
     keys, values = torch.randn(2, TOKENS, HEADS, DIM)
     with pytest.raises(AttributeError, match="has no attribute"):
         ops.cache_write(layer(dtype), keys, values, prompt())
-
-
-def test_int8_with_scales_of_a_layer_goes_to_the_kernels(ops):
-    keys, values = torch.randn(2, TOKENS, HEADS, DIM)
-    pages = torch.zeros(4, HEADS, 2, SIZE, DIM, dtype=torch.int8)
-    with pytest.raises(AttributeError, match="has no attribute"):
-        ops.cache_write(KvLayer.of(pages, torch.ones(1), torch.ones(1)), keys, values, prompt())
 
 
 def test_no_graphs_of_layers_that_the_kernels_do_not_know(ops, caplog):

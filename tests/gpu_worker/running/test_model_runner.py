@@ -249,7 +249,7 @@ def test_sizes_follow_from_bytes(make, model):
 def test_memory_for_blocks_is_zero_aligned_and_free_until_written(dtype):
     shape = KvShape(num_layers=4, num_kv_heads=2, block_size=16, head_dim=64, dtype=dtype)
     before = resident_bytes()
-    arena = shape.arena((1 << 28) // shape.bytes_per_block, torch.device("cpu"))
+    arena = shape.allocate_arena((1 << 28) // shape.bytes_per_block, torch.device("cpu"))
     assert resident_bytes() - before < 1 << 26, "a quarter of a GiB was taken"
     assert arena.numel() * dtype.itemsize == 1 << 28
     assert arena.data_ptr() % 64 == 0 and arena.is_contiguous()

@@ -13,8 +13,8 @@ from sequences import new_sequence
 
 from gpu_worker.scheduling.scheduler_config import SchedulerConfig
 from gpu_worker.serving import cache_watchers as watchers_module
-from gpu_worker.serving.cache_watchers import CacheEventBatch, CacheWatchers
-from gpu_worker.serving.engine_client import EngineClient, joined
+from gpu_worker.serving.cache_watchers import CacheEvent, CacheEventBatch, CacheWatchers, join_events
+from gpu_worker.serving.engine_client import EngineClient
 from gpu_worker.serving.step_publisher import StepPublisher
 from gpu_worker.testing.fake_runner import FakeRunner
 from octavo.ids import SequenceId
@@ -24,8 +24,8 @@ from octavo.sampling import SamplingParams
 class Reader:
     """What a router makes of a Watch stream."""
 
-    def __init__(self, device: bytes, batch: CacheEventBatch) -> None:
-        self.hashes = {device[start : start + 16] for start in range(0, len(device), 16)}
+    def __init__(self, snapshot: bytes, batch: CacheEventBatch) -> None:
+        self.hashes = {snapshot[start : start + 16] for start in range(0, len(snapshot), 16)}
         self.event_seq = batch.event_seq
         self.num_events = 0
         assert self.digest == batch.digest
@@ -57,7 +57,7 @@ class Reader:
 
 @given(st.lists(st.tuples(st.sampled_from(["stored", "removed"]), st.binary(min_size=1, max_size=1))))
 def test_joining_keeps_order_and_content(events):
-    whole = joined(events)
+    whole = join_events(events)
     assert all(kind != following for (kind, _), (following, _) in pairwise(whole))
     flat = [(kind, bytes([byte])) for kind, data in whole for byte in data]
     assert flat == [(kind, data) for kind, data in events]
@@ -72,12 +72,12 @@ async def test_a_watcher_that_falls_too_far_behind_has_a_gap_and_holds_little(mo
     for number in range(1, 50):
         block_hash = number.to_bytes(16, "big")[::-1]
         digest ^= int.from_bytes(block_hash[:8], "little")
-        watchers.publish_events([("stored", block_hash)], digest)
-        assert sum(len(data) for _, data in slow.events) <= 100
+        watchers.publish_events([CacheEvent("stored", block_hash)], digest)
+        assert sum(len(event.hashes) for event in slow.events) <= 100
         assert reader.apply(await quick.next_batch(0.01))
-    assert not Reader(b"", CacheEventBatch(0, 0, [])).apply(slow.take_batch())
-    watchers.publish_events([("stored", b"x" * 16)], digest)  # and after that it is told again
-    assert len(slow.take_batch().events) == 1
+    assert not Reader(b"", CacheEventBatch(0, 0, [])).apply(await slow.next_batch(0.01))
+    watchers.publish_events([CacheEvent("stored", b"x" * 16)], digest)  # and after that it is told again
+    assert len((await slow.next_batch(0.01)).events) == 1
 
 
 async def test_next_returns_after_the_interval_with_nothing_new():
@@ -90,7 +90,7 @@ async def test_closed_watchers_are_told_nothing():
     watchers = CacheWatchers()
     watcher = watchers.open_watcher()
     watchers.close_watcher(watcher)
-    watchers.publish_events([("stored", b"x" * 16)], 1)
+    watchers.publish_events([CacheEvent("stored", b"x" * 16)], 1)
     assert not watcher.events
 
 
@@ -127,8 +127,9 @@ async def test_every_message_describes_the_cache_while_steps_run(seed):
         nonlocal num_events
         await asyncio.sleep(rng.random() / 10)
         watcher = engine_client.watchers.open_watcher()
-        snapshot = await engine_client.cache_snapshot(watcher)
-        reader = Reader(snapshot.hashes, snapshot.batch)
+        first = await engine_client.begin_watch(watcher)
+        assert not first.events
+        reader = Reader(first.snapshot, first)
         for _ in range(rng.randrange(1, 40)):
             await asyncio.sleep(rng.choice([0, 0, 0.01]))
             assert reader.apply(await watcher.next_batch(0.01))

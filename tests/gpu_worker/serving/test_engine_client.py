@@ -248,7 +248,7 @@ async def test_a_client_whose_engine_has_ended_says_so(world):
     with pytest.raises(Draining):
         await world.engine_client.admit(request(1), "")
     with pytest.raises(Draining):
-        await world.engine_client.cache_snapshot(world.engine_client.watchers.open_watcher())
+        await world.engine_client.begin_watch(world.engine_client.watchers.open_watcher())
     world.engine_client.cancel([(request(1).seq_id, 1)])
 
 

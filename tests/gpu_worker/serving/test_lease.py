@@ -29,7 +29,7 @@ async def test_leaving_comes_after_the_renewal_that_is_under_way():
     lease.beat()
     await asyncio.sleep(0.01)
     await lease.end()
-    lease._next = 0.0
+    lease._next_renewal = 0.0
     lease.beat()
     await asyncio.sleep(0.1)
     assert store.order == ["heartbeat", "leave"]

@@ -11,7 +11,7 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from waiting import until
 
-from gpu_worker.serving import program
+from gpu_worker.serving.progress_monitor import HANG_STATUS
 from octavo import wire
 from octavo.cli.ports import pick
 from octavo.ids import SequenceId
@@ -96,7 +96,7 @@ async def test_a_worker_process_from_no_store_to_the_end(start, tmp_path):
     assert await worker.exit_code() == 0, worker.log.read_text()
     await until(hanging.listening)  # not serving any more
     assert await store.members("worker") == []
-    assert await hanging.exit_code() == program.HANG_STATUS
+    assert await hanging.exit_code() == HANG_STATUS
     assert "gives up" in hanging.log.read_text()
     await store.close()
     await server.stop()

@@ -7,8 +7,7 @@ import grpc
 import pytest
 from worker_service import ADMITTED, Service, StepCall, admission, tokens_of
 
-from gpu_worker.serving import server as server_module
-from gpu_worker.serving import step_subscription
+from gpu_worker.serving import step_handler, step_subscription
 from gpu_worker.testing.fake_runner import fake_oracle
 from octavo import errors, rpc
 from octavo.sampling import FinishReason
@@ -19,7 +18,7 @@ from octavo.v1 import worker_pb2, worker_pb2_grpc
 async def service() -> AsyncIterator[Service]:
     made = Service()
     await made.start()
-    made.service.ready(made.engine_client)
+    made.service.serve_engine(made.engine_client)
     yield made
     await made.stop()
 
@@ -44,7 +43,7 @@ async def test_a_worker_that_still_loads_says_so_to_every_call():
         assert isinstance(error, errors.Loading)
         assert raised.value.code() is grpc.StatusCode.UNAVAILABLE
         assert error.retry_after_ms > 0
-    made.service.ready(made.engine_client)
+    made.service.serve_engine(made.engine_client)
     assert (await made.stub.Hello(worker_pb2.HelloRequest())).model == "fake"
     await made.stop()
 
@@ -238,7 +237,7 @@ async def test_a_stream_that_is_not_read_is_cut_off_and_others_are_not(service, 
 
 
 async def test_streams_beyond_the_limit_are_refused(service, monkeypatch):
-    monkeypatch.setattr(server_module, "MAX_STREAMS", 2)
+    monkeypatch.setattr(step_handler, "MAX_STREAMS", 2)
     calls = [await service.step().open(f"r{number}") for number in range(2)]
     await service.until(lambda: len(service.publisher.subscriptions) == 2)
     assert isinstance(await service.step().error(), errors.TooManyStreams)

@@ -9,13 +9,14 @@ import socket
 import subprocess
 import sys
 import time
+import tomllib
 
 import pytest
 
 from octavo import rpc
 from octavo.cli import checks, cluster, main, native_checks, state, up
 from octavo.cli.output import table
-from octavo.cli.state import RouterState, State, StoreState, WorkerState
+from octavo.cli.state import ClusterState, RouterState, StoreState, WorkerState
 from octavo.settings import UpSettings
 
 ANSWER = "Paris, the capital."
@@ -101,15 +102,18 @@ def test_ctrl_c_cancels_the_answer_and_not_the_chat(router, endpoint):
     router.hang.set()
     command = [sys.executable, "-m", "octavo.cli", "chat", "--endpoint", endpoint]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as chat:
-        chat.stdin.write(b"one\n")
-        chat.stdin.flush()
-        assert os.read(chat.stdout.fileno(), 5) == b"Paris"
-        chat.send_signal(signal.SIGINT)
-        while not router.cancelled:
-            assert chat.poll() is None
-            time.sleep(0.01)
-        router.hang.clear()
-        rest, _ = chat.communicate(b"two\n", timeout=10)
+        try:
+            chat.stdin.write(b"one\n")
+            chat.stdin.flush()
+            assert os.read(chat.stdout.fileno(), 5) == b"Paris"
+            chat.send_signal(signal.SIGINT)
+            while not router.cancelled:
+                assert chat.poll() is None
+                time.sleep(0.01)
+            router.hang.clear()
+            rest, _ = chat.communicate(b"two\n", timeout=60)
+        finally:
+            chat.kill()
     assert rest.decode().endswith(f" …\n{ANSWER}\n")
     assert chat.returncode == 0
     assert router.cancelled == [router.requests[0].request_id]
@@ -155,6 +159,15 @@ def test_up_names_a_port_in_use_and_the_remedy(capsys, tmp_path):
     message = capsys.readouterr().err
     assert port in message
     assert "--grpc-port" in message
+
+
+def test_up_prints_the_settings_of_all_its_programs(capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(["up", "--print-config", "--threads=3", "--max-streams=5"])
+    assert ended.value.code == 0
+    tables = tomllib.loads(capsys.readouterr().out)
+    assert set(tables) == {"up", "router", "worker"}
+    assert (tables["worker"]["threads"], tables["router"]["max_streams"]) == (3, 5)
 
 
 def test_up_refuses_a_directory_in_use_and_settings_nobody_knows(capsys, tmp_path):
@@ -271,7 +284,7 @@ def test_a_table_aligns_numbers_to_the_right():
 
 
 def example(endpoint, directory):
-    return State(
+    return ClusterState(
         pid=8,
         model="m",
         state_dir=str(directory),

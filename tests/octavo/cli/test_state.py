@@ -7,12 +7,12 @@ import sys
 import pytest
 
 from octavo.cli import ports, state
-from octavo.cli.state import RouterState, State, StoreState, WorkerState
+from octavo.cli.state import ClusterState, RouterState, StoreState, WorkerState
 
 
 @pytest.fixture
 def example(tmp_path):
-    return State(
+    return ClusterState(
         pid=1,
         model="m",
         state_dir=str(tmp_path),

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from guard.processes import lasting
 
 from octavo.ids import Incarnation, RequestId, SequenceId, sequence_id
 from octavo.record import NewSequence
@@ -17,7 +18,7 @@ from octavo.store.calls import QueueLimits, TakeReason, TakeReply, TakeRequest, 
 from octavo.store.embedded import EmbeddedStore
 from octavo.store.memory import MemoryState, MemoryStore
 from octavo.store.redis import RedisStore
-from octavo.store.server import RedisOptions
+from octavo.store.redis_server import RedisOptions
 
 CLOCK_KEY = "octavo:{s0}:test-clock"
 CLOCK = f"local function now_ms() return tonumber(redis.call('GET', '{CLOCK_KEY}')) end"
@@ -56,7 +57,8 @@ def servers(
             running[kind] = embedded
         return running[kind]
 
-    yield get
+    with lasting(lambda: [embedded.pid for embedded in running.values() if embedded.pid is not None]):
+        yield get
     for embedded in running.values():
         runner.run(embedded.stop())
 

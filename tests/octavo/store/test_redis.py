@@ -12,7 +12,7 @@ import pytest
 
 from octavo.errors import StoreUnavailable
 from octavo.ids import Incarnation
-from octavo.record import NewSequence, State
+from octavo.record import NewSequence, SequenceState
 from octavo.sampling import FinishReason
 from octavo.store import library, open_store
 from octavo.store.calls import (
@@ -27,7 +27,7 @@ from octavo.store.calls import (
 )
 from octavo.store.embedded import EmbeddedStore
 from octavo.store.redis import RedisStore
-from octavo.store.server import RedisOptions
+from octavo.store.redis_server import RedisOptions
 
 ROUTER, W1, W2 = Incarnation("router1"), Incarnation("worker1"), Incarnation("worker2")
 LIMITS = QueueLimits()
@@ -100,7 +100,7 @@ async def test_no_key_has_a_part_the_client_chose(bench: Any, new: New) -> None:
 async def test_a_lost_library_is_loaded_again(bench: Any, new: New) -> None:
     await bench.store.accept(new(), LIMITS)
     await bench.store.server.client.function_flush()
-    assert (await bench.store.read(new().seq_id)).record.state is State.QUEUED
+    assert (await bench.store.read(new().seq_id)).record.state is SequenceState.QUEUED
 
 
 async def test_losing_all_data_is_a_new_generation(bench: Any, new: New) -> None:
@@ -117,7 +117,7 @@ async def test_data_from_before_are_a_new_generation(bench: Any, new: New) -> No
     await bench.store.accept(new(), LIMITS)
     bench.store.server.generations[0] += 10
     before = bench.store.generation
-    assert (await bench.store.read(new().seq_id)).record.state is State.QUEUED
+    assert (await bench.store.read(new().seq_id)).record.state is SequenceState.QUEUED
     assert bench.store.generation > before
 
 

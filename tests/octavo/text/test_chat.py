@@ -3,7 +3,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from octavo.errors import InvalidArgument
-from octavo.text.chat import ChatTemplate, Guard, check_messages
+from octavo.text.chat import ChatTemplate, SpecialTokenGuard, check_messages
 
 TOKENS = ["ab", "bab", "aab", "c", "abca"]  # overlapping, one a single character
 TEXT = st.text("abcx ", max_size=12)
@@ -16,7 +16,7 @@ def occurrences(text: str) -> list[int]:
 @settings(max_examples=300)
 @given(TEXT, TEXT, TEXT, st.sampled_from(["", " "]))
 def test_no_special_token_begins_in_a_disarmed_message(before: str, content: str, after: str, trimmed: str) -> None:
-    guard = Guard(TOKENS)
+    guard = SpecialTokenGuard(TOKENS)
     disarmed = guard.disarm(content + trimmed)
     for shown in (disarmed, disarmed.strip()):  # templates trim
         start = len(before)
@@ -29,7 +29,7 @@ def test_no_special_token_begins_in_a_disarmed_message(before: str, content: str
 
 @given(st.text("xyz <|>", max_size=20))
 def test_a_message_that_spells_no_token_is_left_alone(content: str) -> None:
-    assert Guard(["[INST]", "</s>"]).disarm(content + "x") == content + "x"
+    assert SpecialTokenGuard(["[INST]", "</s>"]).disarm(content + "x") == content + "x"
 
 
 def test_renders_as_published_templates_expect() -> None:

@@ -3,7 +3,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from octavo.errors import Mismatch
-from octavo.text.detokenizer import Detokenizer, Pieces, build_pieces
+from octavo.text.detokenizer import ByteTable, Detokenizer, build_byte_table
 
 PARTS = [
     b"a",
@@ -21,10 +21,12 @@ PARTS = [
     b"\xed\xa0",
 ]
 IDS = st.lists(st.integers(0, len(PARTS) + 2), max_size=5)
-RULES = st.sampled_from([Pieces(PARTS), Pieces(PARTS, strip=1), Pieces(PARTS, strip=3), Pieces(PARTS, bare_first=True)])
+RULES = st.sampled_from(
+    [ByteTable(PARTS), ByteTable(PARTS, strip=1), ByteTable(PARTS, strip=3), ByteTable(PARTS, bare_first=True)]
+)
 
 
-def whole(pieces: Pieces, ids: list[int]) -> str:
+def whole(pieces: ByteTable, ids: list[int]) -> str:
     """The slow, obvious definition."""
     parts = [PARTS[i] if i < len(PARTS) else b"" for i in ids]
     if pieces.bare_first and parts:
@@ -35,7 +37,7 @@ def whole(pieces: Pieces, ids: list[int]) -> str:
 
 
 @given(RULES, st.lists(IDS, max_size=12))
-def test_any_chunking_joins_to_the_whole(pieces: Pieces, chunks: list[list[int]]) -> None:
+def test_any_chunking_joins_to_the_whole(pieces: ByteTable, chunks: list[list[int]]) -> None:
     detokenizer, text, start = Detokenizer(pieces), "", 0
     ids = [token_id for chunk in chunks for token_id in chunk]
     for chunk in chunks:
@@ -50,14 +52,14 @@ def test_any_chunking_joins_to_the_whole(pieces: Pieces, chunks: list[list[int]]
 
 @given(st.integers(0, 4), st.lists(st.sampled_from([0, 2, 3, 4]), max_size=6))
 def test_leading_spaces_are_counted_over_pushes(strip: int, ids: list[int]) -> None:
-    pieces = Pieces(PARTS, strip=strip)
+    pieces = ByteTable(PARTS, strip=strip)
     detokenizer = Detokenizer(pieces)
     assert "".join(detokenizer.push([i]) for i in ids) == whole(pieces, ids)
 
 
 @given(st.text(st.characters(exclude_categories=["Cs"])))
 def test_valid_text_never_comes_out_broken(text: str) -> None:
-    detokenizer = Detokenizer(Pieces([bytes([byte]) for byte in range(256)]))
+    detokenizer = Detokenizer(ByteTable([bytes([byte]) for byte in range(256)]))
     shown = ""
     for byte in text.encode():
         shown += detokenizer.push([byte])
@@ -66,7 +68,7 @@ def test_valid_text_never_comes_out_broken(text: str) -> None:
 
 
 def test_byte_level_pieces_are_bytes_and_added_tokens_are_as_written() -> None:
-    pieces = build_pieces({"type": "ByteLevel"}, ["Ġhi", "Ċ", "ð", "<|end of text|>", None])
+    pieces = build_byte_table({"type": "ByteLevel"}, ["Ġhi", "Ċ", "ð", "<|end of text|>", None])
     assert list(pieces.table) == [b" hi", b"\n", b"\xf0", b"<|end of text|>", b""]
 
 
@@ -77,11 +79,11 @@ def test_sentencepiece_pieces() -> None:
         {"type": "Fuse"},
         {"type": "Strip", "content": " ", "start": 1, "stop": 0},
     ]
-    pieces = build_pieces({"type": "Sequence", "decoders": steps}, ["▁a", "<0xE4>", "<0xZZ>", "▁▁"])
+    pieces = build_byte_table({"type": "Sequence", "decoders": steps}, ["▁a", "<0xE4>", "<0xZZ>", "▁▁"])
     assert (list(pieces.table), pieces.strip) == ([b" a", b"\xe4", b"<0xZZ>", b"  "], 1)
 
 
 @pytest.mark.parametrize("decoder", [None, {"type": "WordPiece"}, {"type": "Sequence", "decoders": [{"type": "CTC"}]}])
 def test_a_decoder_that_cannot_be_streamed_is_refused(decoder: dict[str, object] | None) -> None:
     with pytest.raises(Mismatch):
-        build_pieces(decoder, ["a"])
+        build_byte_table(decoder, ["a"])

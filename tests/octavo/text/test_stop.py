@@ -5,15 +5,15 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from octavo.errors import HistoryLost
-from octavo.text.detokenizer import Detokenizer, Pieces
+from octavo.text.detokenizer import ByteTable, Detokenizer
 from octavo.text.stop import StopMatcher, TextDelta, TextStream
 
 ALPHABET = "abc"
 STOPS = st.lists(st.text(ALPHABET, min_size=1, max_size=5), max_size=4)
 CHUNKS = st.lists(st.text(ALPHABET, max_size=6), max_size=12)
 # Whole tokens, parts of characters, an end token, a token without text.
-PIECES = Pieces([b"a", b"b", b"c", b"ab", b"bca", b"\xe4\xbd", b"\xa0", b"\xff", b"<end>", b""])
-TOKENS = st.lists(st.integers(0, len(PIECES.table) - 1), max_size=25)
+BYTE_TABLE = ByteTable([b"a", b"b", b"c", b"ab", b"bca", b"\xe4\xbd", b"\xa0", b"\xff", b"<end>", b""])
+TOKENS = st.lists(st.integers(0, len(BYTE_TABLE.table) - 1), max_size=25)
 
 
 def first_match(text: str, stops: Sequence[str]) -> tuple[int, str] | None:
@@ -94,7 +94,7 @@ def test_an_empty_stop_string_is_refused() -> None:
 
 
 def stream_of(stops: Sequence[str] = (), **options: object) -> TextStream:
-    return TextStream(Detokenizer(PIECES), stops=stops, **options)  # type: ignore[arg-type]
+    return TextStream(Detokenizer(BYTE_TABLE), stops=stops, **options)  # type: ignore[arg-type]
 
 
 def chunked(data: st.DataObject, ids: list[int]) -> list[list[int]]:
@@ -140,7 +140,7 @@ def test_the_token_that_completes_the_stop_string_is_the_last_that_counts(
 def test_without_stop_strings_all_text_but_that_of_hidden_tokens_comes_out(ids: list[int], hidden: set[int]) -> None:
     stream = stream_of(hidden_ids=hidden)
     text = stream.push(ids).text + stream.finish().text
-    assert text == b"".join(PIECES.table[i] for i in ids if i not in hidden).decode(errors="replace")
+    assert text == b"".join(BYTE_TABLE.table[i] for i in ids if i not in hidden).decode(errors="replace")
 
 
 @given(STOPS, TOKENS, st.integers(0, 25), st.booleans())

@@ -28,7 +28,7 @@ IDS = st.lists(st.integers(0, 420), max_size=15)
 
 
 def sentencepiece_vocabulary() -> list[tuple[str, float, int]]:
-    """Pieces with scores and types, as sentencepiece's BPE has them: control, bytes, merges, single characters."""
+    """ByteTable with scores and types, as sentencepiece's BPE has them: control, bytes, merges, single characters."""
     from tokenizers import Tokenizer as Backend
     from tokenizers import models, pre_tokenizers, trainers
 

@@ -1,4 +1,4 @@
-"""What operators see: workers, sequences, and why a request is where it is."""
+"""Operators see workers, sequences, and why a request was placed where it is."""
 
 import asyncio
 import json
@@ -29,17 +29,18 @@ async def test_placement_is_explained_for_past_and_hypothetical_requests(world):
     await world.client().complete(PROMPT, GREEDY, request_id="past")
     past = await admin.ExplainPlacement(admin_pb2.ExplainPlacementRequest(request_id="past"))
     owner = world.entry("past").record.owner
-    assert past.worker_id == router.pool.find(owner).worker_id == past.candidates[0].worker_id
+    assert past.worker_id == router.pool.find_link(owner).worker_id == past.candidates[0].worker_id
     assert len(past.candidates) == 3
     for candidate in past.candidates:
         assert candidate.eligible
         parts = candidate.prefill_cost + candidate.load_cost + candidate.pressure_cost
         assert candidate.total_cost == pytest.approx(parts)
-    router.pool.links[owner].reason = "away"
+    link = router.pool.links[owner]
+    link._watch._on_load = lambda load: None
+    link.refusal = "away"
     request = inference_pb2.GenerateRequest(
         token_ids=types_pb2.TokenIds(ids=PROMPT), sampling=wire.sampling_to_wire(GREEDY)
     )
-    router.pool.links[owner]._reported = lambda message: None
     now = await admin.ExplainPlacement(admin_pb2.ExplainPlacementRequest(hypothetical=request))
     assert {c.reason for c in now.candidates if not c.eligible} == {"away"}
     assert now.worker_id != past.worker_id

@@ -1,11 +1,13 @@
 from collections.abc import Sequence
+from functools import reduce
+from operator import xor
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from octavo.ids import BlockHash, Incarnation
-from router.fleet.kv_index import ApplyOutcome, KvChange, KvEvent, KvIndex, digest_of
+from router.fleet.kv_index import ApplyOutcome, KvChange, KvEvent, KvIndex
 
 BLOCKS = [BlockHash(bytes([number]) * 16) for number in range(6)]
 WORKERS = [Incarnation(name) for name in ("a", "b", "c")]
@@ -13,7 +15,7 @@ SOME_BLOCKS = st.lists(st.sampled_from(BLOCKS), max_size=5)
 A_WORKER = st.sampled_from(WORKERS)
 
 
-class Model:
+class WorkerTwin:
     """The slow, obvious twin: two sets of blocks and an event number per worker."""
 
     def __init__(self, device: set[bytes], host: set[bytes], event_seq: int) -> None:
@@ -31,7 +33,7 @@ class Model:
         self.event_seq += 1
 
     def digest(self) -> int:
-        return digest_of(self.device | self.host)
+        return reduce(xor, (int.from_bytes(block[:8], "little") for block in self.device | self.host), 0)
 
     def hits(self, hashes: Sequence[BlockHash]) -> tuple[int, int]:
         num_device = num_host = 0
@@ -54,51 +56,51 @@ class KvIndexMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.index = KvIndex()
-        self.models: dict[Incarnation, Model] = {}
+        self.twins: dict[Incarnation, WorkerTwin] = {}
 
     @rule(worker=A_WORKER, device=SOME_BLOCKS, host=SOME_BLOCKS, event_seq=st.integers(0, 9))
     def snapshot(self, worker: Incarnation, device: list[BlockHash], host: list[BlockHash], event_seq: int) -> None:
-        self.models[worker] = Model(set(device), set(host), event_seq)
+        self.twins[worker] = WorkerTwin(set(device), set(host), event_seq)
         self.index.apply_snapshot(worker, b"".join(device), b"".join(host), event_seq)
 
     @rule(worker=A_WORKER, events=st.lists(an_event(), max_size=3))
     def continue_in_order(self, worker: Incarnation, events: list[KvEvent]) -> None:
-        model = self.models.get(worker)
-        if model is None:
-            assert self.index.apply(worker, events, 0, 0) is ApplyOutcome.NEEDS_SNAPSHOT
+        twin = self.twins.get(worker)
+        if twin is None:
+            assert self.index.apply_events(worker, events, 0, 0) is ApplyOutcome.NEEDS_SNAPSHOT
             return
         for event in events:
-            model.apply(event)
-        assert self.index.apply(worker, events, model.event_seq, model.digest()) is ApplyOutcome.OK
+            twin.apply(event)
+        assert self.index.apply_events(worker, events, twin.event_seq, twin.digest()) is ApplyOutcome.OK
 
     @rule(worker=A_WORKER, events=st.lists(an_event(), max_size=3), gap=st.sampled_from([-2, -1, 1, 5]))
     def leave_a_gap(self, worker: Incarnation, events: list[KvEvent], gap: int) -> None:
-        model = self.models.pop(worker, None)
-        if model is not None:
-            event_seq = model.event_seq + len(events) + gap
-            assert self.index.apply(worker, events, event_seq, model.digest()) is ApplyOutcome.NEEDS_SNAPSHOT
+        twin = self.twins.pop(worker, None)
+        if twin is not None:
+            event_seq = twin.event_seq + len(events) + gap
+            assert self.index.apply_events(worker, events, event_seq, twin.digest()) is ApplyOutcome.NEEDS_SNAPSHOT
 
     @rule(worker=A_WORKER)
     def differ_in_digest(self, worker: Incarnation) -> None:
-        model = self.models.pop(worker, None)
-        if model is not None:
-            assert self.index.apply(worker, [], model.event_seq, model.digest() ^ 1) is ApplyOutcome.NEEDS_SNAPSHOT
+        twin = self.twins.pop(worker, None)
+        if twin is not None:
+            assert self.index.apply_events(worker, [], twin.event_seq, twin.digest() ^ 1) is ApplyOutcome.NEEDS_SNAPSHOT
 
     @rule(worker=A_WORKER)
     def drop(self, worker: Incarnation) -> None:
-        self.models.pop(worker, None)
-        self.index.drop(worker)
+        self.twins.pop(worker, None)
+        self.index.forget_worker(worker)
 
     @rule(hashes=st.lists(st.sampled_from(BLOCKS), max_size=8))
     def look_up(self, hashes: list[BlockHash]) -> None:
-        expected = {worker: model.hits(hashes) for worker, model in self.models.items()}
-        assert self.index.hits(hashes) == {worker: hits for worker, hits in expected.items() if sum(hits)}
+        expected = {worker: twin.hits(hashes) for worker, twin in self.twins.items()}
+        assert self.index.find_hits(hashes) == {worker: hits for worker, hits in expected.items() if sum(hits)}
 
     @invariant()
     def nothing_is_left_behind(self) -> None:
-        known = set().union(*(model.device | model.host for model in self.models.values()))
-        assert self.index.num_blocks == len(known)
-        assert {worker for worker in WORKERS if worker in self.index} == set(self.models)
+        known = set().union(*(twin.device | twin.host for twin in self.twins.values()))
+        assert self.index._device.keys() | self.index._host.keys() == known
+        assert set(self.index._workers) == set(self.twins)
 
 
 TestKvIndex = KvIndexMachine.TestCase
@@ -113,6 +115,6 @@ def test_many_workers_with_prefixes_of_all_lengths(lengths: list[tuple[int, int]
         device, host = hashes[:num_device], hashes[num_device : num_device + num_host]
         index.apply_snapshot(Incarnation(str(number)), b"".join(device), b"".join(host), 0)
     hit = {str(number): hits for number, hits in enumerate(lengths) if sum(hits)}
-    assert index.hits(hashes[:25]) == {
+    assert index.find_hits(hashes[:25]) == {
         name: (num_device, min(num_host, 25 - num_device)) for name, (num_device, num_host) in hit.items()
     }

@@ -15,24 +15,24 @@ from router.fleet.model_registry import ModelRegistry
 )
 async def test_workers_may_come_back_different_when_none_is_left(hello, different):
     models = ModelRegistry()
-    assert await models.meet(hello("old")) == ""
-    assert " differs from " in await models.meet(hello("new", **different))
-    models.leave(Incarnation("old"))
-    assert await models.meet(hello("new", **different)) == ""
-    model = models.find("name")
+    assert await models.add_worker(hello("old")) == ""
+    assert " differs from " in await models.add_worker(hello("new", **different))
+    models.remove_worker(Incarnation("old"))
+    assert await models.add_worker(hello("new", **different)) == ""
+    model = models.find_by_name("name")
     assert model.workers == {"new"}
     for name, value in different.items():
         assert getattr(model, name) == value
-    assert " differs from " in await models.meet(hello("old"))
+    assert " differs from " in await models.add_worker(hello("old"))
 
 
 async def test_a_request_belongs_to_the_model_of_its_layout_and_else_to_one_with_its_weights(hello):
     models = ModelRegistry()
     for name in ("bfloat16", "fp8"):
-        await models.meet(hello(name, model=name, layout=name))
+        await models.add_worker(hello(name, model=name, layout=name))
 
     def name_of(fingerprint: str, layout: str) -> str | None:
-        model = models.of(SimpleNamespace(model=fingerprint, layout=layout))
+        model = models.find_for_record(SimpleNamespace(model=fingerprint, layout=layout))
         return model and model.name
 
     assert [name_of("weights", layout) for layout in ("bfloat16", "fp8")] == ["bfloat16", "fp8"]

@@ -1,38 +1,35 @@
-"""A link whose worker does not answer, or is parted with while somebody waits for its answer."""
+"""What a caller gets when the worker of a link does not answer, answers as another process, or is removed meanwhile."""
 
 import asyncio
 import json
+import socket
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
 import pytest
 
 from octavo import rpc
 from octavo.ids import Incarnation, SequenceId
+from octavo.record import Admission, AdmissionOutcome
 from octavo.sampling import SamplingParams
 from octavo.store.calls import Member
-from octavo.v1 import worker_pb2_grpc
-from router.fleet.admission import Admission
+from octavo.v1 import worker_pb2, worker_pb2_grpc
+from router.fleet import worker_link
 from router.fleet.kv_index import KvIndex
 from router.fleet.model_registry import ModelRegistry
-from router.fleet.worker_link import LinkBroken, WorkerLink
+from router.fleet.worker_link import LinkError, ProbeResult, WorkerLink
 from router.session_registry import SessionRegistry
 
 ADMISSION = Admission(
     seq_id=SequenceId("a" * 32),
     epoch=1,
     prompt=[1],
-    outputs=[[]],
-    finished_branches=[],
     sampling=SamplingParams(seed=1),
-    salt="",
-    priority=3,
-    deadline_in_ms=0,
-    alone=False,
 )
 
 
 class Silent(worker_pb2_grpc.WorkerServicer):
-    """Takes calls, and answers none."""
+    """A worker that takes calls and answers none."""
 
     def __init__(self) -> None:
         self.called = asyncio.Event()
@@ -44,47 +41,113 @@ class Silent(worker_pb2_grpc.WorkerServicer):
     Cancel = Hello = Schedule
 
 
-@pytest.fixture
-async def silent() -> AsyncIterator[tuple[Silent, WorkerLink]]:
-    servicer, server = Silent(), rpc.server(internal=True)
+class Answering(worker_pb2_grpc.WorkerServicer):
+    """A worker that answers Hello with an incarnation, and every admission with one outcome."""
+
+    def __init__(self, incarnation: str = "i", outcome: int = 0) -> None:
+        self.incarnation, self.outcome = incarnation, outcome
+
+    async def Hello(self, request, context):
+        return worker_pb2.HelloResponse(incarnation=self.incarnation)
+
+    async def Schedule(self, request, context):
+        results = [worker_pb2.AdmissionResult(seq_id=each.seq_id, outcome=self.outcome) for each in request.admissions]
+        return worker_pb2.ScheduleResponse(results=results)
+
+
+@asynccontextmanager
+async def linked(servicer: worker_pb2_grpc.WorkerServicer) -> AsyncIterator[WorkerLink]:
+    """The link of a router to a worker with incarnation "i"."""
+    server = rpc.server(internal=True)
     worker_pb2_grpc.add_WorkerServicer_to_server(servicer, server)
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
-    described = {"worker_id": "w", "endpoint": f"127.0.0.1:{port}"}
-    member = Member("worker", Incarnation("i"), json.dumps(described).encode())
-    link = WorkerLink(member, "r", SessionRegistry(), ModelRegistry(), KvIndex())
-    yield servicer, link
+    link = link_to(f"127.0.0.1:{port}")
+    yield link
     await link.close()
     await server.stop(0)
 
 
-async def test_who_waits_for_a_worker_that_is_parted_with_goes_on(silent):
-    """Being told that the link is broken, and not being cancelled with it."""
+def link_to(endpoint: str) -> WorkerLink:
+    member = Member("worker", Incarnation("i"), json.dumps({"worker_id": "w", "endpoint": endpoint}).encode())
+    return WorkerLink(member, "r", SessionRegistry(), ModelRegistry(), KvIndex())
+
+
+@pytest.fixture
+async def silent() -> AsyncIterator[tuple[Silent, WorkerLink]]:
+    servicer = Silent()
+    async with linked(servicer) as link:
+        yield servicer, link
+
+
+async def test_a_caller_that_waits_for_a_worker_that_is_removed_goes_on(silent):
+    """The caller gets a LinkError, and is not cancelled together with the call."""
     servicer, link = silent
     scheduling = asyncio.create_task(link.schedule(ADMISSION, follow=False))
     await servicer.called.wait()
-    cancelling, probing = asyncio.create_task(link.cancel(ADMISSION.seq_id, 1)), asyncio.create_task(link.probe())
+    cancelling, probing = (
+        asyncio.create_task(link.cancel_sequence(ADMISSION.seq_id, 1)),
+        asyncio.create_task(link.probe()),
+    )
     await asyncio.sleep(0.1)
     await link.close()
-    with pytest.raises(LinkBroken):
+    with pytest.raises(LinkError):
         await scheduling
     await cancelling
-    assert await probing is False
+    assert await probing is ProbeResult.GONE
 
 
 async def test_a_closed_link_says_so(silent):
     _, link = silent
     await link.close()
-    with pytest.raises(LinkBroken):
+    with pytest.raises(LinkError):
         await link.schedule(ADMISSION, follow=False)
-    await link.cancel(ADMISSION.seq_id, 1)
-    assert await link.probe() is False
+    await link.cancel_sequence(ADMISSION.seq_id, 1)
+    assert await link.probe() is ProbeResult.GONE
 
 
-async def test_who_is_cancelled_while_waiting_is_cancelled(silent):
+async def test_a_caller_that_is_cancelled_while_it_waits_is_cancelled(silent):
     servicer, link = silent
     scheduling = asyncio.create_task(link.schedule(ADMISSION, follow=False))
     await servicer.called.wait()
     scheduling.cancel()
     with pytest.raises(asyncio.CancelledError):
         await scheduling
+
+
+@pytest.mark.parametrize(("incarnation", "found"), [("i", ProbeResult.ALIVE), ("j", ProbeResult.GONE)])
+async def test_a_probe_tells_a_worker_from_another_one_at_its_address(incarnation, found):
+    async with linked(Answering(incarnation)) as link:
+        assert await link.probe() is found
+
+
+async def test_a_probe_of_an_address_without_a_listener_finds_the_worker_gone():
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        link = link_to(f"127.0.0.1:{unused.getsockname()[1]}")
+        assert await link.probe() is ProbeResult.GONE
+        await link.close()
+
+
+async def test_a_probe_without_an_answer_decides_nothing(silent, monkeypatch):
+    monkeypatch.setattr(worker_link, "PROBE_S", 0.1)
+    _, link = silent
+    assert await link.probe() is ProbeResult.UNKNOWN
+
+
+@pytest.mark.parametrize(
+    ("sent", "outcome"),
+    [
+        (worker_pb2.ADMISSION_OUTCOME_ADMITTED, AdmissionOutcome.ADMITTED),
+        (worker_pb2.ADMISSION_OUTCOME_LATER, AdmissionOutcome.LATER),
+        (worker_pb2.ADMISSION_OUTCOME_STALE_EPOCH, AdmissionOutcome.STALE_EPOCH),
+        (99, AdmissionOutcome.LATER),
+    ],
+)
+async def test_an_answer_is_plain_and_one_of_a_newer_worker_means_later(sent, outcome):
+    async with linked(Answering(outcome=sent)) as link:
+        link.pending_dispatches.add(ADMISSION.seq_id, 5)
+        assert (await link.schedule(ADMISSION, follow=False)).outcome is outcome
+        link.pending_dispatches.remove_reported()
+        assert link.pending_dispatches.num_sequences == (outcome is not AdmissionOutcome.ADMITTED)
+        assert link._declined == (outcome is AdmissionOutcome.LATER)

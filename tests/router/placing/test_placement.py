@@ -2,13 +2,13 @@ import dataclasses
 from collections import Counter
 from collections.abc import Sequence
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from octavo.ids import Incarnation
 from router.fleet.pending_dispatches import PendingDispatches
 from router.fleet.worker_view import WorkerView
-from router.placing.placement import EVICTED_SHARE, HOST_CREDIT, PREEMPTED_SHARE, place, room
+from router.placing.placement import EVICTED_SHARE, HOST_CREDIT, PREEMPTED_SHARE, choose_worker, room_left
 
 BLOCK_SIZE = 16
 IDLE = WorkerView(
@@ -72,7 +72,7 @@ def some_hits(draw: st.DrawFn, views: Sequence[WorkerView], prompt_tokens: int) 
 @given(SOME_VIEWS, st.integers(1, 9000), st.data())
 def test_picks_the_first_of_its_own_ranking(views: list[WorkerView], prompt_tokens: int, data: st.DataObject) -> None:
     hits = data.draw(some_hits(views, prompt_tokens))
-    decision = place(prompt_tokens, hits, views)
+    decision = choose_worker(prompt_tokens, hits, views)
     candidates = decision.candidates
     assert Counter(c.worker_id for c in candidates) == Counter(view.worker_id for view in views)
     eligible = [c for c in candidates if c.eligible]
@@ -90,75 +90,64 @@ def test_picks_the_first_of_its_own_ranking(views: list[WorkerView], prompt_toke
 def test_order_of_workers_does_not_matter(views: list[WorkerView], prompt_tokens: int, data: st.DataObject) -> None:
     hits = data.draw(some_hits(views, prompt_tokens))
     shuffled = data.draw(st.permutations(views))
-    assert place(prompt_tokens, hits, views).worker == place(prompt_tokens, hits, shuffled).worker
+    assert choose_worker(prompt_tokens, hits, views).worker == choose_worker(prompt_tokens, hits, shuffled).worker
 
 
 @given(SOME_VIEWS, st.integers(1, 9000))
 def test_never_picks_the_unavailable_for_their_cache(views: list[WorkerView], prompt_tokens: int) -> None:
     whole = prompt_tokens // BLOCK_SIZE * BLOCK_SIZE
     hits = {view.incarnation: (whole, 0) for view in views if not view.available}
-    worker = place(prompt_tokens, hits, views).worker
+    worker = choose_worker(prompt_tokens, hits, views).worker
     assert worker is None or (worker.available and prompt_tokens < worker.context_tokens)
 
 
 def test_credits_the_device_in_full_and_the_host_pool_in_part() -> None:
     hits = {Incarnation("i-a"): (64, 32), Incarnation("i-b"): (0, 96)}
-    costs = {c.worker_id: c.prefill_cost for c in place(100, hits, [idle("a"), idle("b"), idle("c")]).candidates}
+    costs = {
+        c.worker_id: c.prefill_cost for c in choose_worker(100, hits, [idle("a"), idle("b"), idle("c")]).candidates
+    }
     assert costs == {"a": 36 - HOST_CREDIT * 32, "b": 100 - HOST_CREDIT * 96, "c": 100}
 
 
 def test_prefers_a_prefix_until_the_queue_before_it_is_longer() -> None:
     hits = {Incarnation("i-a"): (960, 0)}
     for queued, expected in ((0, "a"), (900, "a"), (1000, "b")):
-        worker = place(1000, hits, [idle("a", queued_tokens=queued), idle("b")]).worker
+        worker = choose_worker(1000, hits, [idle("a", queued_tokens=queued), idle("b")]).worker
         assert worker is not None and worker.worker_id == expected
 
 
 def test_a_burst_spreads_because_dispatches_count_at_once() -> None:
-    dispatched = {name: PendingDispatches() for name in "abcd"}
+    pending = {name: PendingDispatches() for name in "abcd"}
     for number in range(40):
         views = [
             idle(name, dispatched_tokens=sent.num_tokens, num_dispatched=sent.num_sequences)
-            for name, sent in dispatched.items()
+            for name, sent in pending.items()
         ]
-        worker = place(100, {}, views).worker
+        worker = choose_worker(100, {}, views).worker
         assert worker is not None
-        dispatched[worker.worker_id].sent(number, 100)
-    assert {sent.num_sequences for sent in dispatched.values()} == {10}
-
-
-def test_what_was_sent_counts_as_recent_for_five_seconds() -> None:
-    clock = [10.0]
-    dispatched = PendingDispatches(lambda: clock[0])
-    dispatched.sent("a", 1)
-    clock[0] = 12.0
-    dispatched.sent("b", 1)
-    dispatched.refused("a")
-    recent = {}
-    for clock[0] in (14.9, 15.0, 16.9, 17.0):
-        recent[clock[0]] = dispatched.num_recent
-    assert recent == {14.9: 2, 15.0: 1, 16.9: 1, 17.0: 0}
+        pending[worker.worker_id].add(number, 100)
+    assert {sent.num_sequences for sent in pending.values()} == {10}
 
 
 def test_equal_workers_take_turns_by_recent_picks_then_name() -> None:
     views = [idle("b", recent_picks=1), idle("c", recent_picks=0), idle("a", recent_picks=1)]
-    assert [c.worker_id for c in place(100, {}, views).candidates] == ["c", "a", "b"]
+    assert [c.worker_id for c in choose_worker(100, {}, views).candidates] == ["c", "a", "b"]
 
 
 def test_full_batches_and_missing_blocks_cost() -> None:
     full = idle("a", num_running=64)
     nearly = idle("b", num_running=63)
-    assert place(100, {}, [full, nearly]).worker == nearly
+    assert choose_worker(100, {}, [full, nearly]).worker == nearly
     cramped = idle("a", num_free_blocks=0, num_cached_blocks=3)
     evicting = idle("b", num_free_blocks=0, num_cached_blocks=500)
     free = idle("c")
-    assert [c.worker_id for c in place(100, {}, [cramped, evicting, free]).candidates] == ["c", "b", "a"]
+    assert [c.worker_id for c in choose_worker(100, {}, [cramped, evicting, free]).candidates] == ["c", "b", "a"]
 
 
 def test_a_block_that_is_hit_makes_no_room() -> None:
     full = {"num_free_blocks": 2, "num_cached_blocks": 10}
     hits = {Incarnation("i-a"): (10 * BLOCK_SIZE, 0)}
-    hit, other = place(15 * BLOCK_SIZE, hits, [idle("a", **full), idle("b", **full)]).candidates
+    hit, other = choose_worker(15 * BLOCK_SIZE, hits, [idle("a", **full), idle("b", **full)]).candidates
     # Six blocks are needed and two are free: four are missing, and the ten cached ones are those that were hit.
     assert (hit.worker_id, hit.pressure_cost) == ("a", 4 * BLOCK_SIZE * PREEMPTED_SHARE)
     assert other.pressure_cost == BLOCK_SIZE * (10 * EVICTED_SHARE + 4 * PREEMPTED_SHARE)
@@ -166,55 +155,34 @@ def test_a_block_that_is_hit_makes_no_room() -> None:
 
 def test_speeds_count_only_when_they_differ_a_lot() -> None:
     fast, similar = idle("b", prefill_tokens_per_s=1000.0), idle("a", prefill_tokens_per_s=700.0)
-    assert place(100, {}, [fast, similar]).worker == similar
-    assert place(100, {}, [fast, idle("a", prefill_tokens_per_s=400.0)]).worker == fast
-    assert place(100, {}, [fast, idle("a")]).worker == idle("a")
+    assert choose_worker(100, {}, [fast, similar]).worker == similar
+    assert choose_worker(100, {}, [fast, idle("a", prefill_tokens_per_s=400.0)]).worker == fast
+    assert choose_worker(100, {}, [fast, idle("a")]).worker == idle("a")
 
 
 def test_says_why_nobody_can_take_a_prompt() -> None:
     small = idle("b", num_blocks=10, num_free_blocks=10)
-    decision = place(9000, {}, [idle("a"), small, idle("c", available=False, reason_unavailable="draining")])
+    decision = choose_worker(9000, {}, [idle("a"), small, idle("c", available=False, reason_unavailable="draining")])
     assert decision.worker is None
     reasons = {c.worker_id: c.reason for c in decision.candidates}
     assert "9000" in reasons["a"] and "8192" in reasons["a"] and reasons["c"] == "draining"
-    assert "10 blocks" in {c.worker_id: c.reason for c in place(500, {}, [small]).candidates}["b"]
+    assert "10 blocks" in {c.worker_id: c.reason for c in choose_worker(500, {}, [small]).candidates}["b"]
 
 
 @given(A_VIEW)
 def test_room_shrinks_with_load(view: WorkerView) -> None:
-    places, coming = room(view), view.num_waiting + view.num_dispatched
+    places, coming = room_left(view), view.num_waiting + view.num_dispatched
     assert places >= 0
     if places:
         assert view.available
         assert view.num_running + coming + places <= max(1, view.max_batch_sequences)
         given = dataclasses.replace(view, num_dispatched=view.num_dispatched + 1)
-        assert room(given) < places  # so that a burst ends where the room does
-    assert not room(dataclasses.replace(view, available=False))
-    assert not room(dataclasses.replace(view, num_running=view.max_batch_sequences))
+        assert room_left(given) < places  # so that a burst ends where the room does
+    assert not room_left(dataclasses.replace(view, available=False))
+    assert not room_left(dataclasses.replace(view, num_running=view.max_batch_sequences))
 
 
 def test_an_idle_worker_always_has_room() -> None:
-    assert room(idle("a", num_free_blocks=0, num_cached_blocks=0)) > 0
-    assert not room(idle("a", num_running=1, num_free_blocks=0, num_cached_blocks=0))
-    assert room(idle("a", max_batch_sequences=1)) == 1
-
-
-@settings(max_examples=300)
-@given(st.lists(st.tuples(st.sampled_from(["sent", "admitted", "refused", "reported"]), st.integers(0, 1)), min_size=4))
-def test_a_dispatch_counts_until_a_report_after_its_admission(steps: list[tuple[str, int]]) -> None:
-    dispatched = PendingDispatches()
-    waiting: dict[int, bool] = {}  # key: admitted
-    for what, key in steps:
-        if what == "sent":
-            dispatched.sent(key, 10 + key)
-            waiting[key] = False
-        elif what == "reported":
-            dispatched.reported()
-            waiting = {key: admitted for key, admitted in waiting.items() if not admitted}
-        elif what == "admitted":
-            dispatched.admitted(key)
-            waiting.update({key: True} if key in waiting else {})
-        else:
-            dispatched.refused(key)
-            waiting.pop(key, None)
-        assert (dispatched.num_sequences, dispatched.num_tokens) == (len(waiting), sum(10 + key for key in waiting))
+    assert room_left(idle("a", num_free_blocks=0, num_cached_blocks=0)) > 0
+    assert not room_left(idle("a", num_running=1, num_free_blocks=0, num_cached_blocks=0))
+    assert room_left(idle("a", max_batch_sequences=1)) == 1

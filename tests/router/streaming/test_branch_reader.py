@@ -12,6 +12,7 @@ from octavo.sampling import FinishReason
 from octavo.text.byte_tokenizer import ByteTokenizer
 from octavo.text.stop import TextStream
 from router.streaming.branch_reader import BranchPiece, BranchReader
+from router.streaming.resume_tokens import StreamPlace
 
 CHAIN = prompt_chain([1, 2])
 TEXT = "naïve café 日本 stop here 🙂 and on"
@@ -23,7 +24,7 @@ def reader(stops: tuple[str, ...] = ()) -> BranchReader:
 
 
 def runs(rng: random.Random, count: int) -> list[tuple[int, int]]:
-    """Runs of tokens that together cover everything, with overlaps and repetitions, never leaving a gap."""
+    """Runs of tokens that cover all tokens, with overlaps and repetitions and without a gap."""
     reached, made = 0, []
     while reached < count:
         first = rng.randint(0, reached)
@@ -38,10 +39,10 @@ def test_any_overlapping_runs_give_each_token_once_and_the_whole_text(rng):
     branch, pieces = reader(), []
     for first, stop in runs(rng, len(TOKENS)):
         chain = extend_chain(CHAIN, TOKENS[:stop])
-        piece = branch.push(first, TOKENS[first:stop], chain, FinishReason.NONE)
+        piece = branch.read_run(first, TOKENS[first:stop], chain, FinishReason.NONE)
         if piece:
             pieces.append(piece)
-    pieces.append(branch.push(len(TOKENS), [], None, FinishReason.LENGTH))
+    pieces.append(branch.read_run(len(TOKENS), [], None, FinishReason.LENGTH))
     assert [token for piece in pieces for token in piece.token_ids] == TOKENS
     assert "".join(piece.text for piece in pieces) == TEXT
     assert branch.text_bytes == len(TEXT.encode())
@@ -54,9 +55,9 @@ def test_resuming_anywhere_continues_the_text_exactly(cut, with_stop):
     stops = ("stop",) if with_stop else ()
     whole, first = reader(stops), reader(stops)
     everything = read_all(whole, 0)
-    before = [p for p in [first.push(0, TOKENS[:cut], None, FinishReason.NONE)] if p]
+    before = [p for p in [first.read_run(0, TOKENS[:cut], None, FinishReason.NONE)] if p]
     second = reader(stops)
-    second.resume(TOKENS[: first.next_index], first.chain, first.text_bytes)
+    second.go_to_place(first.place, TOKENS)
     after = read_all(second, second.next_index) if not first.finish else []
     assert text(before) + text(after) == text(everything)
     if not first.finish:
@@ -65,8 +66,8 @@ def test_resuming_anywhere_continues_the_text_exactly(cut, with_stop):
 
 
 def read_all(branch: BranchReader, start: int) -> list[BranchPiece]:
-    piece = branch.push(start, TOKENS[start:], None, FinishReason.NONE)
-    end = None if branch.finish else branch.push(len(TOKENS), [], None, FinishReason.LENGTH)
+    piece = branch.read_run(start, TOKENS[start:], None, FinishReason.NONE)
+    end = None if branch.finish else branch.read_run(len(TOKENS), [], None, FinishReason.LENGTH)
     return [p for p in (piece, end) if p]
 
 
@@ -76,17 +77,19 @@ def text(pieces: list[BranchPiece]) -> str:
 
 def test_a_stop_string_cuts_text_and_tokens_where_it_is_complete():
     branch = reader(("stop",))
-    piece = branch.push(0, TOKENS, None, FinishReason.NONE)
+    piece = branch.read_run(0, TOKENS, None, FinishReason.NONE)
     assert branch.finish is FinishReason.STOP
     assert piece.text == TEXT.split("stop")[0]
     assert bytes(piece.token_ids).decode().endswith("stop")
-    assert branch.push(branch.next_index, [65], None, FinishReason.NONE) is None
+    assert branch.read_run(branch.next_index, [65], None, FinishReason.NONE) is None
 
 
 def test_another_history_is_data_loss_not_a_wrong_answer():
     branch = reader()
-    branch.push(0, TOKENS[:3], extend_chain(CHAIN, TOKENS[:3]), FinishReason.NONE)
+    branch.read_run(0, TOKENS[:3], extend_chain(CHAIN, TOKENS[:3]), FinishReason.NONE)
     with pytest.raises(HistoryLost):
-        branch.push(3, [1], extend_chain(CHAIN, [9, 9, 9, 1]), FinishReason.NONE)
+        branch.read_run(3, [1], extend_chain(CHAIN, [9, 9, 9, 1]), FinishReason.NONE)
     with pytest.raises(HistoryLost):
-        reader().resume(TOKENS[:3], CHAIN, 0)
+        reader().go_to_place(StreamPlace(3, CHAIN, 0), TOKENS)
+    with pytest.raises(HistoryLost):
+        reader().go_to_place(StreamPlace(4), TOKENS[:3])

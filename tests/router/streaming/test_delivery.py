@@ -1,15 +1,21 @@
-"""What one client has: whatever the journal and the worker say, and in whichever order."""
+"""A client gets each token once, in whatever order the journals and the worker tell of it."""
+
+from dataclasses import replace
 
 import pytest
+from accepted import accepted_sequence
 
+from octavo.errors import BadLogits
 from octavo.hashing import extend_chain, prompt_chain
-from octavo.ids import Incarnation, RequestId, SequenceId
-from octavo.record import NewSequence, Snapshot, first_record
-from octavo.sampling import FinishReason, SamplingParams
+from octavo.ids import SequenceId
+from octavo.record import Snapshot, first_record
+from octavo.sampling import FinishReason, SamplingParams, TokenScore
+from octavo.step_item import StepItem
 from octavo.text.byte_tokenizer import ByteTokenizer
 from octavo.text.stop import TextStream
-from router.streaming.delivery import Delivery
-from router.streaming.resume_tokens import StreamStart
+from router.streaming.branch_reader import BranchPiece
+from router.streaming.delivery import Delivery, StoppedBranch
+from router.streaming.resume_tokens import StreamPlace, StreamStart
 
 PROMPT = (1, 2)
 RANKED = SamplingParams(seed=1, best_of=2, max_tokens=9, stop=("q",))
@@ -17,27 +23,9 @@ ALONE = SamplingParams(seed=1, max_tokens=9, stop=("q",))
 NONE, LENGTH = FinishReason.NONE, FinishReason.LENGTH
 
 
-def delivery_of(params: SamplingParams) -> tuple[Delivery[None], Snapshot]:
-    """Of a request that has just been accepted, with its record."""
-    new = NewSequence(
-        seq_id=SequenceId("s"),
-        request_id=RequestId("r"),
-        body_hash=b"",
-        tenant="",
-        salt="",
-        model="m",
-        layout="l",
-        sampling=b"",
-        prompt=PROMPT,
-        prompt_chain=prompt_chain(PROMPT),
-        num_branches=params.num_branches,
-        max_tokens=9,
-        priority=0,
-        deadline_in_ms=0,
-        keep_on_disconnect=False,
-        router=Incarnation("r"),
-    )
-    record = first_record(new)
+def delivery_of(params: SamplingParams) -> tuple[Delivery, Snapshot]:
+    """The delivery of a request that has just been accepted, and a snapshot of its record without any output."""
+    record = first_record(accepted_sequence(PROMPT, params))
 
     def text() -> TextStream:
         return TextStream.of_branch(ByteTokenizer().detokenizer(), params, ())
@@ -47,42 +35,51 @@ def delivery_of(params: SamplingParams) -> tuple[Delivery[None], Snapshot]:
     )
 
 
+def item(branch, first_index, token_ids, chain, finish=NONE, score=None) -> StepItem:
+    return StepItem(SequenceId("s"), 1, branch, first_index, token_ids, chain, finish, cumulative_logprob=score)
+
+
+def pieces_of(delivery: Delivery) -> list[BranchPiece]:
+    return list(iter(delivery.next_piece, None))
+
+
 def test_the_score_at_a_stop_string_outlives_what_the_journal_says_of_the_branch_s_end():
-    """The worker went on until it was told; its score is of more than the client has."""
+    """The worker generates on until it is told of the stop string: its score is of more tokens than the client has."""
     delivery, snapshot = delivery_of(RANKED)
     for index, (token, score) in enumerate([(ord("a"), -1.0), (ord("q"), -2.0), (ord("b"), -9.0)]):
         chain = extend_chain(prompt_chain(PROMPT), b"aqb"[: index + 1])
-        assert delivery.take(0, index, [token], chain, FinishReason.NONE, (), score)
+        assert delivery.add_item(item(0, index, [token], chain, NONE, score))
     snapshot.record.finishes = (LENGTH, LENGTH)
     snapshot.record.final_lengths = (3, 3)
     snapshot.record.scores = (-9.0, -4.0)
-    delivery.feed(Snapshot(snapshot.record, PROMPT, ((), tuple(b"xyz")), 0), delivery.next_indexes)
+    delivery.add_journals(Snapshot(snapshot.record, PROMPT, ((), tuple(b"xyz")), 0), delivery.next_indexes)
     assert delivery.ended
-    assert delivery.stopped() == [(0, 2, -2.0)]
+    assert delivery.stopped_branches() == [StoppedBranch(0, 2, -2.0)]
     assert delivery.returned_scores() == [-2.0]
-    assert [tuple(piece.token_ids) for _, piece, _ in delivery.shown()] == [tuple(b"aq")]
+    assert [bytes(piece.token_ids) for piece in pieces_of(delivery)] == [b"aq"]
 
 
 def chain_after(output: bytes) -> int:
     return extend_chain(prompt_chain(PROMPT), output)
 
 
-def test_who_comes_late_learns_the_score_at_a_stop_string_that_nobody_has_settled():
-    """The worker went past it to an end of its own, and still has the other branch under way."""
+def test_a_late_client_learns_the_score_at_a_stop_string_that_is_not_settled():
+    """The worker has gone past the stop string to another end, and still runs the other branch."""
     delivery, snapshot = delivery_of(RANKED)
     record = snapshot.record
     record.finishes, record.final_lengths, record.scores = (LENGTH, NONE), (3, 1), (-9.0, None)
-    delivery.feed(Snapshot(record, PROMPT, (tuple(b"aqb"), tuple(b"x")), 0), [0, 0])
+    delivery.add_journals(Snapshot(record, PROMPT, (tuple(b"aqb"), tuple(b"x")), 0), [0, 0])
     assert (delivery.next_indexes, delivery.missing_indexes) == ([2, 0], [1, 0])
-    assert not delivery.stopped(), "with the score of another length"
+    assert not delivery.stopped_branches(), "with the score of another length"
     for index, score in ((1, -2.0), (2, -9.0)):  # what the worker sends from there
-        assert delivery.take(0, index, b"aqb"[index : index + 1], chain_after(b"aqb"[: index + 1]), NONE, (), score)
+        chain = chain_after(b"aqb"[: index + 1])
+        assert delivery.add_item(item(0, index, b"aqb"[index : index + 1], chain, NONE, score))
     assert delivery.unsettled
-    assert delivery.stopped() == [(0, 2, -2.0)]
+    assert delivery.stopped_branches() == [StoppedBranch(0, 2, -2.0)]
     assert delivery.missing_indexes == [2, 0]
-    assert delivery.take(1, 0, b"xyz", chain_after(b"xyz"), LENGTH, (), -4.0)
+    assert delivery.add_item(item(1, 0, b"xyz", chain_after(b"xyz"), LENGTH, -4.0))
     assert delivery.returned_scores() == [-2.0]
-    assert [bytes(piece.token_ids) for _, piece, _ in delivery.shown()] == [b"aq"]
+    assert [bytes(piece.token_ids) for piece in pieces_of(delivery)] == [b"aq"]
 
 
 @pytest.mark.parametrize("by_journal", [True, False])
@@ -92,9 +89,9 @@ def test_an_end_before_the_journalled_one_is_to_be_settled(by_journal: bool, out
     record = snapshot.record
     if by_journal:
         record.finishes, record.final_lengths = (LENGTH,), (3,)
-        delivery.feed(Snapshot(record, PROMPT, (tuple(output),), 0), [0])
+        delivery.add_journals(Snapshot(record, PROMPT, (tuple(output),), 0), [0])
     else:
-        assert delivery.take(0, 0, output, chain_after(output), LENGTH, (), None)
+        assert delivery.add_item(item(0, 0, output, chain_after(output), LENGTH))
     assert delivery.ended
     assert delivery.unsettled == unsettled
 
@@ -103,7 +100,7 @@ def test_a_stop_string_that_is_settled_stays_so():
     delivery, snapshot = delivery_of(ALONE)
     record = snapshot.record
     record.finishes, record.final_lengths = (FinishReason.STOP,), (2,)
-    delivery.feed(Snapshot(record, PROMPT, (tuple(b"aqb"),), 0), [0])
+    delivery.add_journals(Snapshot(record, PROMPT, (tuple(b"aqb"),), 0), [0])
     assert delivery.ended
     assert not delivery.unsettled
 
@@ -112,5 +109,42 @@ def test_what_comes_after_a_stop_string_is_no_gap():
     delivery, _ = delivery_of(ALONE)
     for index in range(4):
         chain = chain_after(b"aqbc"[: index + 1])
-        assert delivery.take(0, index, b"aqbc"[index : index + 1], chain, NONE, (), None)
-    assert delivery.stopped() == [(0, 2, None)]
+        assert delivery.add_item(item(0, index, b"aqbc"[index : index + 1], chain, NONE))
+    assert delivery.stopped_branches() == [StoppedBranch(0, 2, None)]
+
+
+def test_places_move_with_the_pieces_that_are_given_out():
+    delivery, _ = delivery_of(SamplingParams(seed=1, n=2, max_tokens=9))
+    start = StreamPlace(0, prompt_chain(PROMPT), 0)
+    for branch, output in enumerate((b"xyz", b"a")):
+        assert delivery.add_item(item(branch, 0, output, chain_after(output)))
+    assert list(delivery.places) == [start, start]
+    for branch in range(2):
+        piece = delivery.next_piece()
+        assert piece.branch == branch
+        assert delivery.places[branch] == piece.place
+    assert [place.next_index for place in delivery.places] == [3, 1]
+    assert delivery.next_piece() is None
+
+
+@pytest.mark.parametrize("scored", [True, False])
+def test_what_a_slow_client_has_not_taken_is_one_piece(scored: bool):
+    delivery, _ = delivery_of(replace(ALONE, stop=()))
+    for index in range(4):
+        scores = [TokenScore(b"abcd"[index], -1.0 * index)] if scored else []
+        made = item(0, index, b"abcd"[index : index + 1], chain_after(b"abcd"[: index + 1]))
+        made.scores = scores
+        assert delivery.add_item(made)
+    (piece,) = pieces_of(delivery)
+    assert (bytes(piece.token_ids), piece.text, piece.place.next_index) == (b"abcd", "abcd", 4)
+    assert [score.logprob for score in piece.scores] == ([0.0, -1.0, -2.0, -3.0] if scored else [])
+
+
+def test_a_failed_item_is_a_failure_to_settle():
+    delivery, _ = delivery_of(ALONE)
+    failed = item(0, 0, b"", prompt_chain(PROMPT), FinishReason.ERROR)
+    failed.failure = BadLogits("no finite logit").failure()
+    assert delivery.add_item(failed)
+    assert delivery.ended
+    assert delivery.unsettled
+    assert delivery.failure == failed.failure

@@ -1,4 +1,4 @@
-"""A client's message becomes a sequence with nothing left open, or is refused."""
+"""A client's request becomes a sequence with a concrete value in every field, or is refused."""
 
 import pytest
 
@@ -17,7 +17,7 @@ ROUTER = Incarnation("router")
 @pytest.fixture
 async def models(hello) -> ModelRegistry:
     made = ModelRegistry()
-    await made.meet(hello("w"))
+    await made.add_worker(hello("w"))
     return made
 
 
@@ -71,10 +71,10 @@ async def test_what_is_wrong_is_named(preparer, request_, field):
 
 
 async def test_models_are_found_by_name_and_need_a_worker(preparer, models):
-    assert preparer.model(message()).name == "name"
+    assert preparer.find_model(message()).name == "name"
     with pytest.raises(NotFound):
         await preparer.prepare(message(model="other"))
-    models.leave(Incarnation("w"))
+    models.remove_worker(Incarnation("w"))
     with pytest.raises(NoWorkers):
         await preparer.prepare(message())
 
@@ -83,4 +83,4 @@ async def test_what_is_large_is_tokenized_aside_with_the_same_result(preparer, m
     small = (await preparer.prepare(message())).new.prompt
     monkeypatch.setattr(preparer_module, "LARGE", 1)
     assert (await preparer.prepare(message())).new.prompt == small
-    assert await preparer.text(inference_pb2.DetokenizeRequest(token_ids=small)) == "abc"
+    assert await preparer.detokenize(inference_pb2.DetokenizeRequest(token_ids=small)) == "abc"

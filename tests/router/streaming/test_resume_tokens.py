@@ -4,36 +4,46 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from octavo.errors import InvalidArgument
-from router.streaming.resume_tokens import ResumeTokens, StreamPlace
+from octavo.errors import HistoryLost, InvalidArgument
+from router.streaming.resume_tokens import ResumePoint, ResumeTokens, StreamPlace, StreamStart
 
 U32, U64 = st.integers(0, 2**32 - 1), st.integers(0, 2**64 - 1)
-PLACES = st.lists(st.tuples(U32, U64, U32), min_size=1, max_size=16)
+PLACES = st.lists(st.builds(StreamPlace, U32, U64, U32), min_size=1, max_size=16)
 IDS = st.text(st.characters(min_codepoint=33, max_codepoint=126), min_size=1, max_size=128)
 
 
 @given(IDS, PLACES)
 def test_round_trip(request_id, places):
     tokens = ResumeTokens(b"k" * 32)
-    assert tokens.read(tokens.make(request_id.encode(), places)) == (request_id, [StreamPlace(*p) for p in places])
+    point = tokens.read_token(tokens.make_token(request_id.encode(), places))
+    assert point == ResumePoint(request_id, places)
 
 
 @given(IDS, PLACES, st.data())
 def test_any_changed_bit_is_refused(request_id, places, data):
     tokens = ResumeTokens(b"k" * 32)
-    token = bytearray(tokens.make(request_id.encode(), places))
+    token = bytearray(tokens.make_token(request_id.encode(), places))
     token[data.draw(st.integers(0, len(token) - 1))] ^= 1 << data.draw(st.integers(0, 7))
     with pytest.raises(InvalidArgument, match="resume_token"):
-        tokens.read(bytes(token))
+        tokens.read_token(bytes(token))
 
 
 @given(st.binary(max_size=200))
 def test_garbage_is_refused(garbage):
     with pytest.raises(InvalidArgument, match="resume_token"):
-        ResumeTokens(b"k" * 32).read(garbage)
+        ResumeTokens(b"k" * 32).read_token(garbage)
 
 
 def test_a_token_of_another_deployment_is_refused():
-    token = ResumeTokens(b"a" * 32).make(b"r", [(1, 2, 3)])
+    token = ResumeTokens(b"a" * 32).make_token(b"r", [StreamPlace(1, 2, 3)])
     with pytest.raises(InvalidArgument):
-        ResumeTokens(b"b" * 32).read(token)
+        ResumeTokens(b"b" * 32).read_token(token)
+
+
+def test_a_place_beyond_the_journal_is_lost_history():
+    assert StreamPlace(3).index_within(3) == 3
+    with pytest.raises(HistoryLost):
+        StreamPlace(4).index_within(3)
+    with pytest.raises(InvalidArgument):
+        StreamStart([StreamPlace(0), StreamPlace(0)]).check_num_places(1)
+    assert StreamStart().place_of(7) == StreamPlace(0)

@@ -12,7 +12,8 @@ from typing import Any, TypeVar
 
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
-from live.process import Process, state_of, wait_until
+from guard.processes import exists, state_of
+from live.process import Process, wait_until
 
 from octavo import rpc
 from octavo.cli import ports
@@ -59,6 +60,10 @@ class StoreProcess:
         pid = self._store.pid
         assert pid is not None
         return pid
+
+    @property
+    def running(self) -> bool:
+        return exists(self._store.pid or 0)
 
     def start(self) -> None:
         self._run(self._store.start())
@@ -117,6 +122,11 @@ class Cluster:
         self.store.stop()
         return codes
 
+    def pids(self) -> list[int]:
+        """Of the processes that run."""
+        running = [process.pid for process in self.processes.values() if process.running]
+        return running + ([self.store.pid] if self.store.running else [])
+
     def kill(self, name: str) -> None:
         """kill -9."""
         (self.store if name == "store" else self.processes[name]).kill()
@@ -132,7 +142,7 @@ class Cluster:
 
     def revive(self) -> None:
         """Starts whatever does not run, and waits until all are ready."""
-        if not state_of(self.store._store.pid or 0):
+        if not self.store.running:
             self.store.start()
         for process in self.processes.values():
             if not process.running:

@@ -6,15 +6,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from guard.processes import descendants, exists, lasting
 from live.cluster import Cluster, Shape
-from live.process import descendants, exists
 
 
 @contextmanager
 def running(directory: Path, shape: Shape) -> Iterator[Cluster]:
     """A cluster, from ready to gone: every process ends in order, and none is left."""
     cluster = Cluster(directory, shape)
-    with ExitStack() as stack:
+    with lasting(cluster.pids), ExitStack() as stack:
         stack.callback(cluster.stop)
         cluster.start()
         yield cluster

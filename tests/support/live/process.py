@@ -4,13 +4,14 @@ it killed something proves nothing."""
 import os
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from octavo.cli import launcher
+from guard.processes import exists, state_of
+
+from octavo.launcher import launched
 
 TAIL_BYTES = 6000
 SPAWNER = ThreadPoolExecutor(1)  # a child dies with the thread that started it, so that is one that stays
@@ -37,11 +38,10 @@ class Process:
 
     def start(self) -> None:
         assert not self.running, f"{self.name} runs already"
-        start = [sys.executable, "-I", "-S", launcher.__file__, str(os.getpid()), *self._command]
         with self.log.open("ab") as log:
             self._popen = SPAWNER.submit(
                 subprocess.Popen,
-                start,
+                launched(self._command),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -87,28 +87,6 @@ class Process:
         with self.log.open("rb") as file:
             file.seek(max(0, self.log.stat().st_size - TAIL_BYTES))
             return file.read().decode(errors="replace")
-
-
-def exists(pid: int) -> bool:
-    """Whether there is such a process that is not a zombie."""
-    return state_of(pid) not in ("", "Z", "X")
-
-
-def state_of(pid: int) -> str:
-    """The letter of proc(5): R, S, D, T, Z; empty if there is no such process."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except (FileNotFoundError, ProcessLookupError):
-        return ""
-
-
-def descendants(pid: int) -> list[int]:
-    """All processes below it."""
-    try:
-        children = [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
-    except (FileNotFoundError, ProcessLookupError):
-        return []
-    return [below for child in children for below in (child, *descendants(child))]
 
 
 def wait_until(condition: Callable[[], object], timeout_s: float, what: str) -> None:

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 from octavo.ids import Incarnation
-from octavo.record import NewSequence, State
+from octavo.record import NewSequence, SequenceState
 from octavo.sampling import FinishReason
 from octavo.store.calls import AppendItem, AppendStatus, Finish
 
@@ -35,7 +35,7 @@ async def test_appends_are_checked_for_epoch_index_and_content(bench: Any, new: 
     assert await append(5, [6]) == (AppendStatus.CLOSED, 5)
     snapshot = await bench.store.read(seq_id, from_indexes=[3])
     assert snapshot.outputs == ((4, 6),)
-    assert snapshot.record.state is State.DONE
+    assert snapshot.record.state is SequenceState.DONE
 
 
 async def test_a_batch_answers_item_by_item(bench: Any, new: New) -> None:
@@ -61,7 +61,7 @@ async def test_a_stop_string_stands_where_it_is_however_far_the_worker_went(benc
     assert await bench.store.finish(Finish(request.seq_id, FinishReason.STOP, branch=0, length=2, score=-2.5))
     assert await bench.store.finish(Finish(request.seq_id, FinishReason.LENGTH, branch=1, length=3))
     record = (await bench.store.read(request.seq_id)).record
-    assert (record.state, record.finishes) == (State.DONE, (FinishReason.STOP, FinishReason.LENGTH))
+    assert (record.state, record.finishes) == (SequenceState.DONE, (FinishReason.STOP, FinishReason.LENGTH))
     assert (record.final_lengths, record.scores) == ((2, 3), (-2.5, -3.0))
 
 
@@ -73,12 +73,12 @@ async def test_a_sequence_ends_with_its_last_branch(bench: Any, new: New) -> Non
     assert await bench.store.finish(Finish(request.seq_id, FinishReason.STOP, branch=1, length=2))
     assert not await bench.store.finish(Finish(request.seq_id, FinishReason.STOP, branch=2, length=1))  # it is empty
     assert not await bench.store.finish(Finish(request.seq_id, FinishReason.STOP, branch=3))  # no such branch
-    assert (await bench.store.read(request.seq_id)).record.state is State.RUNNING
+    assert (await bench.store.read(request.seq_id)).record.state is SequenceState.RUNNING
     assert await bench.store.finish(Finish(request.seq_id, FinishReason.ERROR, failure='{"reason": "X"}'))
     record = (await bench.store.read(request.seq_id)).record
     assert record.finishes == (FinishReason.LENGTH, FinishReason.STOP, FinishReason.ERROR)
     assert (record.num_tokens, record.final_lengths) == ((2, 3, 0), (2, 2, 0))
-    assert (record.state, record.failure) == (State.FAILED, '{"reason": "X"}')
+    assert (record.state, record.failure) == (SequenceState.FAILED, '{"reason": "X"}')
     assert await bench.store.finish(Finish(request.seq_id, FinishReason.LENGTH, branch=0))
     assert not await bench.store.finish(Finish(request.seq_id, FinishReason.STOP, branch=0))
 

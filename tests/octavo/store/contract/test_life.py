@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 from octavo.ids import Incarnation, RequestId, sequence_id
-from octavo.record import NewSequence, State
+from octavo.record import NewSequence, SequenceState
 from octavo.sampling import FinishReason
 from octavo.store.calls import AcceptStatus, QueueDepth, QueueLimits, TakeReason
 
@@ -25,7 +25,7 @@ async def test_a_request_survives_the_trip_unchanged(bench: Any, new: New) -> No
     assert snapshot.prompt == request.prompt
     assert snapshot.outputs == ((), ())
     assert record.deadline_ms == record.accepted_ms + 5000 == snapshot.now_ms + 5000
-    assert (record.state, record.epoch, record.prompt_len) == (State.QUEUED, 0, len(request.prompt))
+    assert (record.state, record.epoch, record.prompt_len) == (SequenceState.QUEUED, 0, len(request.prompt))
 
 
 async def test_a_retry_is_recognized_and_another_body_refused(bench: Any, new: New) -> None:
@@ -83,7 +83,7 @@ async def test_nothing_is_popped_past_its_deadline(bench: Any, new: New) -> None
     await bench.advance(50)
     assert await bench.store.pop(ROUTER, 1, 100) == []
     record = (await bench.store.read(new().seq_id)).record
-    assert (record.state, record.finishes) == (State.DONE, (FinishReason.DEADLINE,))
+    assert (record.state, record.finishes) == (SequenceState.DONE, (FinishReason.DEADLINE,))
     assert await bench.store.queue_depth() == QueueDepth(0, 0)
 
 
@@ -98,7 +98,7 @@ async def test_attach_brings_a_client_back(bench: Any, new: New) -> None:
 async def test_cancel_is_at_once_while_waiting_and_repeatable(bench: Any, new: New) -> None:
     await bench.store.accept(new(), LIMITS)
     for _ in range(2):
-        assert (await bench.store.cancel(new().seq_id)).state is State.CANCELLED
+        assert (await bench.store.cancel(new().seq_id)).state is SequenceState.CANCELLED
     assert await bench.store.queue_depth() == QueueDepth(0, 0)
     assert await bench.store.pop(ROUTER, 1, 100) == []
     assert await bench.store.cancel(new("unknown").seq_id) is None

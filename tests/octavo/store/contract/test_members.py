@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 from octavo.ids import Incarnation
-from octavo.record import NewSequence, State
+from octavo.record import NewSequence, SequenceState
 from octavo.sampling import FinishReason
 from octavo.store.calls import Finish, Member, Notice, QueueLimits
 
@@ -75,7 +75,7 @@ async def test_another_process_learns_the_generation(bench: Any, new: New) -> No
     await other.open()
     await bench.restart()
     await bench.store.accept(new(), LIMITS)
-    assert (await other.read(new().seq_id)).record.state is State.QUEUED
+    assert (await other.read(new().seq_id)).record.state is SequenceState.QUEUED
     await asyncio.gather(*(other.queue_depth() for _ in range(4)))
     assert heard
     assert heard[-1] == other.generation

@@ -7,7 +7,7 @@ from typing import Any
 
 from octavo.errors import PoisonSuspected
 from octavo.ids import Incarnation
-from octavo.record import NewSequence, State
+from octavo.record import NewSequence, SequenceState
 from octavo.sampling import FinishReason
 from octavo.store.calls import (
     AppendItem,
@@ -79,7 +79,7 @@ async def test_the_third_crash_is_poison(bench: Any, new: New) -> None:
     for _ in range(2):  # and a retry is told the same
         assert (await bench.crash(seq_id, epoch + 2, W4)).status is TakeStatus.POISON
     record = (await bench.store.read(seq_id)).record
-    assert (record.state, record.suspects) == (State.FAILED, (W1, W2, W3))
+    assert (record.state, record.suspects) == (SequenceState.FAILED, (W1, W2, W3))
     assert json.loads(record.failure)["reason"] == PoisonSuspected.reason
 
 
@@ -123,7 +123,7 @@ async def test_the_cancelled_are_not_run_again(bench: Any, new: New) -> None:
     seq_id, epoch = new().seq_id, await bench.run(new())
     await bench.store.cancel(seq_id)
     assert (await bench.crash(seq_id, epoch, W2)).status is TakeStatus.CLOSED
-    assert (await bench.store.read(seq_id)).record.state is State.CANCELLED
+    assert (await bench.store.read(seq_id)).record.state is SequenceState.CANCELLED
 
 
 async def test_commit_and_abort_exclude_each_other(bench: Any, new: New) -> None:

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 from octavo.ids import Incarnation
-from octavo.record import NewSequence, State
+from octavo.record import NewSequence, SequenceState
 from octavo.store.calls import Member, OrphanedSequence, QueueLimits
 
 ROUTER, OTHER = Incarnation("router1"), Incarnation("router2")
@@ -52,7 +52,7 @@ async def test_the_detached_are_cancelled_after_their_grace(bench: Any, new: New
     await bench.advance(1)
     assert (await bench.store.sweep(10, 2000)).cancelled == [new("leaves").seq_id]
     record = (await bench.store.read(new("leaves").seq_id)).record
-    assert (record.state, record.cancel) == (State.RUNNING, True)
+    assert (record.state, record.cancel) == (SequenceState.RUNNING, True)
 
 
 async def test_a_dead_router_detaches_and_a_living_one_does_not(bench: Any, new: New) -> None:
@@ -66,7 +66,7 @@ async def test_a_dead_router_detaches_and_a_living_one_does_not(bench: Any, new:
     await bench.store.sweep(10, 1500)  # sees it
     await bench.advance(1500)
     assert (await bench.store.sweep(10, 1500)).cancelled == [new().seq_id]
-    assert (await bench.store.read(new().seq_id)).record.state is State.CANCELLED
+    assert (await bench.store.read(new().seq_id)).record.state is SequenceState.CANCELLED
 
 
 async def test_a_router_that_comes_back_keeps_its_client(bench: Any, new: New) -> None:

@@ -1,117 +1,80 @@
-"""One supervised process: started, waited for, ended; with its log."""
+"""A child process that dies with this one: started, waited for and ended from asyncio; and its log."""
 
 import asyncio
 import contextlib
 import os
 import signal
-import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Protocol
 
-from octavo.cli import launcher
-from octavo.store.embedded import EmbeddedStore
+from octavo.launcher import launched
 
 MAX_LOG_BYTES = 16 * 2**20
 TAIL_BYTES = 4096
 
 
-class Unit(Protocol):
-    """What the supervisor keeps alive."""
+class ChildProcess:
+    """A program in a process group of its own that dies with this process, however this process ends (Linux).
 
-    @property
-    def name(self) -> str: ...
-    @property
-    def pid(self) -> int | None: ...
-    @property
-    def log(self) -> Path: ...
-    async def start(self) -> None: ...
-    async def wait(self) -> int:
-        """The exit code, when the process has ended by itself."""
-        ...
+    `variables` are added to its environment; other users cannot read them. Its output is appended to `log`. It may be
+    started again after it has ended. Start it from the main thread: it dies with the thread that starts it.
+    """
 
-    async def stop(self, grace_s: float) -> None:
-        """Ends it in order, or by force after the grace time. Safe to call at any time, and again."""
-        ...
-
-
-class Child:
-    """A program in a process group of its own that dies with this process, however that ends (Linux)."""
-
-    def __init__(self, name: str, command: Sequence[str], log: Path, environment: Mapping[str, str]) -> None:
+    def __init__(
+        self, name: str, command: Iterable[str], log: Path, variables: Mapping[str, str] | None = None
+    ) -> None:
         self.name = name
         self.log = log
         self._command = list(command)
-        self._environment = dict(environment)
+        self._variables = dict(variables or {})
         self._process: asyncio.subprocess.Process | None = None
 
     @property
     def pid(self) -> int | None:
+        """None unless it runs."""
         return None if self._process is None or self._process.returncode is not None else self._process.pid
 
     async def start(self) -> None:
         self.log.parent.mkdir(parents=True, exist_ok=True)
-        start = [sys.executable, "-I", "-S", launcher.__file__, str(os.getpid()), *self._command]
         with self.log.open("ab") as log:
             self._process = await asyncio.create_subprocess_exec(
-                *start, stdin=asyncio.subprocess.PIPE, stdout=log, stderr=log, start_new_session=True
+                *launched(self._command), stdin=asyncio.subprocess.PIPE, stdout=log, stderr=log, start_new_session=True
             )
         stdin = self._process.stdin
         if stdin is None:
             raise RuntimeError("the pipe asked for is not there")
-        lines = "".join(f"{name}={value}\n" for name, value in self._environment.items())
+        lines = "".join(f"{name}={value}\n" for name, value in self._variables.items())
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # it has ended: `wait` tells
             stdin.write(lines.encode())
             await stdin.drain()
             stdin.close()
 
     async def wait(self) -> int:
+        """The exit code, when it has ended; −n after signal n."""
         if self._process is None:
             raise RuntimeError(f"{self.name} was not started")
         return await self._process.wait()
 
     async def stop(self, grace_s: float) -> None:
-        process = self._process
-        if process is None:
+        """Ends the process group in order, or by force after the grace time. Safe to call at any time, and again."""
+        if self._process is None:
             return
-        self._signal(process, signal.SIGTERM)
+        self._signal(self._process, signal.SIGTERM)
         try:
             async with asyncio.timeout(grace_s):
-                await process.wait()
+                await self._process.wait()
         except TimeoutError:
-            self._signal(process, signal.SIGKILL)
-            await process.wait()
+            await self.kill()
+
+    async def kill(self) -> None:
+        """Ends the process group at once. Safe to call at any time, and again."""
+        if self._process is not None:
+            self._signal(self._process, signal.SIGKILL)
+            await self._process.wait()
 
     def _signal(self, process: asyncio.subprocess.Process, number: signal.Signals) -> None:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(process.pid, number)
-
-
-class StoreChild:
-    """The embedded store, as a unit."""
-
-    name = "store"
-
-    def __init__(self, store: EmbeddedStore, log: Path) -> None:
-        self.log = log
-        self._store = store
-        self._ended = False
-
-    @property
-    def pid(self) -> int | None:
-        return None if self._ended else self._store.pid
-
-    async def start(self) -> None:
-        await self._store.start()
-        self._ended = False
-
-    async def wait(self) -> int:
-        code = await self._store.wait()
-        self._ended = True
-        return code
-
-    async def stop(self, grace_s: float) -> None:
-        await self._store.stop()
 
 
 def trim_log(log: Path, max_bytes: int = MAX_LOG_BYTES) -> None:

@@ -5,7 +5,7 @@ from typing import Literal
 
 
 @dataclass(frozen=True, slots=True)
-class Check:
+class CheckReport:
     """What was found. `note` is worth knowing and stops nothing."""
 
     name: str

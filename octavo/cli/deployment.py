@@ -6,7 +6,7 @@ from pathlib import Path
 from octavo.cli import state
 
 
-class NoTargetError(Exception):
+class NoDeploymentError(Exception):
     """Nothing to talk to. The message says what to do."""
 
 
@@ -25,10 +25,10 @@ def directory(args: argparse.Namespace) -> Path:
     return Path(args.state_dir).absolute() if args.state_dir else state.default_directory()
 
 
-def running(args: argparse.Namespace) -> state.State:
+def running(args: argparse.Namespace) -> state.ClusterState:
     found = state.read(directory(args))
     if found is None:
-        raise NoTargetError(f"no `octavo up` runs on {directory(args)}: start one, or say where with --state-dir")
+        raise NoDeploymentError(f"no `octavo up` runs on {directory(args)}: start one, or say where with --state-dir")
     return found
 
 
@@ -37,5 +37,5 @@ def endpoints(args: argparse.Namespace) -> list[str]:
         return [part.strip() for part in str(args.endpoint).split(",") if part.strip()]
     try:
         return running(args).endpoints
-    except NoTargetError as error:
-        raise NoTargetError(f"{error}, or name routers with --endpoint") from None
+    except NoDeploymentError as error:
+        raise NoDeploymentError(f"{error}, or name routers with --endpoint") from None

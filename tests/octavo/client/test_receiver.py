@@ -4,8 +4,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from octavo.client.delivery import BrokenStreamError, Delivery
-from octavo.client.events import Event, Finished
+from octavo.client.events import Event, StreamEnd
+from octavo.client.receiver import BrokenStreamError, StreamReceiver
 from octavo.sampling import FinishReason
 
 # The oracle: token i of branch b has this text. Lengths differ, some are empty, none is like its neighbour.
@@ -38,7 +38,7 @@ def router_stream(lengths, place, chunks, lag):
             token_ids=tuple(range(1000 * branch + index, 1000 * branch + end)),
             text=text[chars:],
             finish_reason=FinishReason.LENGTH if ended else FinishReason.NONE,
-            finished=None if left else Finished(),
+            finished=None if left else StreamEnd(),
             resume_token=repr(sorted(place.items())).encode(),
         )
 
@@ -76,7 +76,7 @@ def disturbed(events, faults):
 @settings(max_examples=300)
 @example(lengths=[1, 1, 1], lag=0, connections=[([(0, "skip"), (1, "cut")], False, [1])])
 def test_everything_is_delivered_exactly_once_whatever_connections_do(lengths, lag, connections):
-    delivery = Delivery(num_branches=len(lengths))
+    delivery = StreamReceiver(num_branches=len(lengths))
     tokens = [[] for _ in lengths]
     texts = ["" for _ in lengths]
     finishes = []
@@ -111,7 +111,7 @@ def event(first_index, *token_ids, **rest):
 
 
 def test_a_gap_is_never_delivered():
-    delivery = Delivery()
+    delivery = StreamReceiver()
     delivery.accept(event(0, 7))
     with pytest.raises(BrokenStreamError, match="expected index 1, got 2"):
         delivery.accept(event(2, 9))
@@ -119,25 +119,25 @@ def test_a_gap_is_never_delivered():
 
 def test_a_branch_that_begins_late_has_a_gap():
     with pytest.raises(BrokenStreamError):
-        Delivery().accept(event(1, 9))
+        StreamReceiver().accept(event(1, 9))
 
 
 def test_a_repeated_event_is_dropped_with_its_text():
-    delivery = Delivery()
+    delivery = StreamReceiver()
     first = event(0, 7, 8, text="ab")
     assert delivery.accept(first) == first
     assert delivery.accept(first) is None
 
 
 def test_half_an_overlap_has_text_nobody_can_divide():
-    delivery = Delivery()
+    delivery = StreamReceiver()
     delivery.accept(event(0, 7, 8, text="ab"))
     with pytest.raises(BrokenStreamError):
         delivery.accept(event(1, 8, 9, text="bc"))
 
 
 def test_text_alone_is_told_from_its_repetition_by_the_resume_token():
-    delivery = Delivery()
+    delivery = StreamReceiver()
     delivery.accept(event(0, 7, resume_token=b"1"))
     late = event(1, text="a", resume_token=b"2")
     assert delivery.accept(late) == late
@@ -145,25 +145,25 @@ def test_text_alone_is_told_from_its_repetition_by_the_resume_token():
 
 
 def test_starts_are_where_the_caller_said():
-    delivery = Delivery([5])
+    delivery = StreamReceiver([5])
     assert delivery.accept(event(5, 1)).first_index == 5
     with pytest.raises(BrokenStreamError):
-        Delivery([5]).accept(event(6, 1))
+        StreamReceiver([5]).accept(event(6, 1))
 
 
 def test_an_unknown_start_is_taken_from_the_first_event():
-    delivery = Delivery(None)
+    delivery = StreamReceiver(None)
     assert delivery.accept(event(5, 1)).first_index == 5
     with pytest.raises(BrokenStreamError):
         delivery.accept(event(7, 1))
 
 
 def test_prompt_logprobs_and_finish_reasons_come_once():
-    delivery = Delivery()
+    delivery = StreamReceiver()
     first = event(0, 7, prompt_logprobs=(object(),), finish_reason=FinishReason.STOP)
     assert delivery.accept(first) == first
     delivery.restart()
     assert delivery.accept(first) is None
-    ended = delivery.accept(event(1, finish_reason=FinishReason.STOP, finished=Finished()))
-    assert ended == replace(event(1), finished=Finished())
+    ended = delivery.accept(event(1, finish_reason=FinishReason.STOP, finished=StreamEnd()))
+    assert ended == replace(event(1), finished=StreamEnd())
     assert delivery.done

@@ -17,7 +17,7 @@ STRANGE = (
 AVOID_S = 2.0  # how long an endpoint that failed comes after the others
 
 
-class Endpoints:
+class EndpointPool:
     """Hands out endpoints: calls start round robin, and go on to the next one when an endpoint fails.
 
     Belongs to one event loop.

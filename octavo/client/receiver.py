@@ -19,12 +19,12 @@ class BrokenStreamError(Exception):
 
 # Per branch, always: cursor.index <= delivered.index, cursor.chars <= delivered.chars.
 @dataclass(slots=True)
-class _Place:
+class _BranchPlace:
     index: int  # of the next token
     chars: int = 0
 
 
-class Delivery:
+class StreamReceiver:
     """Turns the events of any number of connections, one after the other, into one stream without repetition or gap.
 
     `starts` are the first indexes wanted, one per branch (missing ones are 0); None: whatever the first event says,
@@ -38,8 +38,8 @@ class Delivery:
         self._num_branches = num_branches
         self.resume_token = b""
         self.done = False
-        self._delivered: dict[int, _Place] = {}
-        self._cursor: dict[int, _Place] = {}
+        self._delivered: dict[int, _BranchPlace] = {}
+        self._cursor: dict[int, _BranchPlace] = {}
         self._last_token = b""
         self._finished_branches: set[int] = set()
         self._seen_prompt_logprobs = False
@@ -70,7 +70,7 @@ class Delivery:
         if self._is_plain(event):
             self._advance(event, self._cursor[event.branch], False)
             return event
-        cursor = self._cursor.setdefault(event.branch, _Place(self._start(event)))
+        cursor = self._cursor.setdefault(event.branch, _BranchPlace(self._start(event)))
         if event.first_index > cursor.index:
             raise BrokenStreamError(f"branch {event.branch}: expected index {cursor.index}, got {event.first_index}")
         # Text alone has no index of its own; the place after it tells it from its repetition.
@@ -113,7 +113,7 @@ class Delivery:
             return event.first_index
         return self.starts[event.branch] if event.branch < len(self.starts) else 0
 
-    def _cut(self, event: Event, cursor: _Place) -> Event:
+    def _cut(self, event: Event, cursor: _BranchPlace) -> Event:
         """Leaves out what was delivered before."""
         delivered = self._delivered.setdefault(event.branch, replace(cursor))
         skip = delivered.index - cursor.index
@@ -129,7 +129,7 @@ class Delivery:
             finish_reason=finish,
         )
 
-    def _advance(self, event: Event, cursor: _Place, repeated: bool) -> None:
+    def _advance(self, event: Event, cursor: _BranchPlace, repeated: bool) -> None:
         delivered = self._delivered[event.branch]
         cursor.index += len(event.token_ids)
         cursor.chars += len(event.text)

@@ -30,7 +30,7 @@ class RedisOptions:
     max_connections: int = 16
 
 
-class Server:
+class RedisServer:
     """Calls functions. `on_generation` is called with the new generation whenever the store has restarted."""
 
     def __init__(

@@ -1,0 +1,56 @@
+"""Health means progress: a worker whose step loop hangs reports NOT_SERVING, and in the end gives up."""
+
+import asyncio
+import logging
+import os
+
+from gpu_worker.serving.engine import Engine
+from gpu_worker.serving.lease import Lease
+from octavo.health import Health
+
+log = logging.getLogger(__name__)
+
+ROUND_S = 0.1
+HANG_LEASES = 10  # a step that takes as long as so many leases counts as a hang
+HANG_STATUS = 70
+
+
+class ProgressMonitor:
+    """Compares the step loop's last progress with the lease time, for as long as the worker lives."""
+
+    def __init__(self, engine: Engine, lease: Lease, health: Health, lease_s: float) -> None:
+        self._engine = engine
+        self._lease = lease
+        self._health = health
+        self._lease_s = lease_s
+
+    async def run(self) -> None:
+        """Reports SERVING once the store knows the worker, and NOT_SERVING after a lease time without progress.
+
+        Ends the process when the step loop has crashed, or has made no progress for HANG_LEASES lease times. Silence
+        is counted in rounds of this task, so time in which the whole process was stopped is not silence of the loop.
+        """
+        serving, silent_s, seen = False, 0.0, 0.0
+        while True:
+            progress = self._engine.last_progress
+            silent_s = 0.0 if progress != seen else silent_s + ROUND_S
+            seen = progress
+            if serving != (self._lease.begun and silent_s < self._lease_s):
+                serving = not serving
+                self._report(serving)
+            if self._engine.crashed or silent_s > HANG_LEASES * self._lease_s:
+                give_up(f"the step loop hangs or has ended ({silent_s:.1f} s without a step)")
+            await asyncio.sleep(ROUND_S)
+
+    def _report(self, serving: bool) -> None:
+        self._health.set_all(serving)
+        if serving:
+            log.info("this worker serves")
+        else:
+            log.warning("no step for as long as a lease: this worker does not serve")
+
+
+def give_up(why: str) -> None:
+    """Ends the process at once. Other workers take over its sequences, and a supervisor starts it again."""
+    log.error("%s: this worker gives up", why)
+    os._exit(HANG_STATUS)

@@ -1,0 +1,109 @@
+"""A worker: its parts, put together in one place, and how they start and stop."""
+
+import asyncio
+import json
+import logging
+import os
+import time
+
+from gpu_worker.blocks.swap import CostModel
+from gpu_worker.scheduling.scheduler import Scheduler
+from gpu_worker.scheduling.step import Runner, StepResult
+from gpu_worker.scheduling.step_budget import StepBudget
+from gpu_worker.scheduling.workload import Workload
+from gpu_worker.serving import progress_monitor
+from gpu_worker.serving.configuration import scheduler_config
+from gpu_worker.serving.engine import IDLE_ROUND_S, Engine
+from gpu_worker.serving.engine_client import EngineClient
+from gpu_worker.serving.journal import Journal
+from gpu_worker.serving.lease import Lease
+from gpu_worker.serving.listener import Listener
+from gpu_worker.serving.progress_monitor import ProgressMonitor
+from gpu_worker.serving.step_publisher import StepPublisher
+from gpu_worker.serving.step_times import StepTimes
+from octavo.settings import WorkerSettings
+from octavo.store.base import Store
+from octavo.store.calls import Member
+
+log = logging.getLogger(__name__)
+
+REFRESH_EVERY_S = 0.05
+STOP_GRACE_S = 3.0
+
+
+class Worker:
+    """One worker from the loaded model to the end. The engine runs in its own thread, all else on the event loop."""
+
+    def __init__(self, settings: WorkerSettings, listener: Listener, store: Store, runner: Runner) -> None:
+        lease_s = settings.lease_ms / 1000
+        idle_round_s = min(IDLE_ROUND_S, lease_s / 4)
+        self.listener = listener
+        self.workload = Workload(scheduler_config(settings, runner.info), runner.info)
+        costs, budget = CostModel(), StepBudget(self.workload.config, runner.info.block_size)
+        self.scheduler = Scheduler(self.workload, costs, budget)
+        times = StepTimes(costs, budget, runner.info.bytes_per_block)
+        self.engine = Engine(self.scheduler, runner, times, self._on_result, self._on_progress, idle_round_s)
+        self.publisher = StepPublisher(settings.stream_interval)
+        self.engine_client = EngineClient(self.engine, self.workload, budget, self.publisher)
+        self.journal = Journal(store if settings.journal == "strict" else None, self.publisher, self.engine_client)
+        self.lease = Lease(store, member_of(listener), settings.lease_ms)
+        self.monitor = ProgressMonitor(self.engine, self.lease, listener.health, lease_s)
+        self._journalling: asyncio.Task[None] | None = None
+        self._monitoring: asyncio.Task[None] | None = None
+        self._loop = asyncio.get_running_loop()
+        self._refreshed = 0.0  # the engine's thread alone uses this and _busy
+        self._busy = False
+
+    def start(self) -> None:
+        """Begins to take calls. Health says SERVING once the step loop goes round and the store knows the worker."""
+        self._journalling = asyncio.create_task(self.journal.run())
+        self._journalling.add_done_callback(self._on_journal_end)
+        self._monitoring = asyncio.create_task(self.monitor.run())
+        self.engine.start()
+        self.listener.service.serve_engine(self.engine_client)
+
+    async def stop(self) -> None:
+        """Takes no more calls, journals what has been computed, and leaves the sequences to other workers."""
+        self.listener.service.draining = True
+        self.listener.health.shut_down()
+        cancel_task(self._monitoring)  # before the engine ends: its silence is no hang from here on
+        await asyncio.to_thread(self.engine.stop)
+        try:
+            await asyncio.wait_for(self.journal.flushed(), STOP_GRACE_S)
+        except TimeoutError:
+            log.warning("the store is away: the last tokens were not journalled, and will be computed again elsewhere")
+        cancel_task(self._journalling)
+        self.publisher.end_subscriptions()
+        await self.lease.end()
+        await self.listener.close()
+
+    # On the engine's thread
+
+    def _on_result(self, result: StepResult) -> None:
+        self._loop.call_soon_threadsafe(self.journal.submit, result)
+
+    def _on_progress(self) -> None:
+        """Renews the lease and refreshes load and cache events now and then, and at once when the engine gets idle."""
+        self.lease.beat()
+        now, busy = time.monotonic(), self.scheduler.has_work
+        if now - self._refreshed > REFRESH_EVERY_S or (self._busy and not busy):
+            self._refreshed = now
+            self.engine_client.refresh()
+        self._busy = busy
+
+    # On the event loop
+
+    def _on_journal_end(self, journalling: "asyncio.Task[None]") -> None:
+        if not journalling.cancelled():
+            progress_monitor.give_up(f"the journal has ended: {journalling.exception()!r}")
+
+
+def cancel_task(task: "asyncio.Task[None] | None") -> None:
+    if task is not None:
+        task.cancel()
+
+
+def member_of(listener: Listener) -> Member:
+    """How the store knows this worker, and what other processes learn of it there."""
+    info = {"worker_id": listener.worker_id, "endpoint": listener.endpoint, "pid": os.getpid()}
+    return Member("worker", listener.incarnation, json.dumps(info).encode())

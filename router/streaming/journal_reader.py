@@ -1,0 +1,108 @@
+"""Brings one session's delivery up to the journals in the store.
+
+Normally the worker's stream brings every token, with its log probabilities and scores, which the journals do not have.
+So tokens that a journal has and the delivery lacks are left to the stream for a moment, if the stream works. A second
+read that finds the delivery at the same indexes delivers them from the journals.
+"""
+
+import asyncio
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from octavo.errors import Failure, NotFound, StoreUnavailable
+from octavo.record import Snapshot
+from octavo.retry import until_answered
+from octavo.store.base import Store
+from router.streaming.delivery import Delivery
+from router.streaming.owner_link import OwnerLink
+from router.streaming.request_deadline import RequestDeadline
+
+STORE_PATIENCE_S = 30.0
+REPAIR_TRIES, REPAIR_S = 25, 0.2
+
+
+@dataclass(frozen=True, slots=True)
+class JournalReading:
+    """A snapshot whose journals were read from these indexes on."""
+
+    snapshot: Snapshot
+    first_indexes: Sequence[int]
+
+
+class JournalReader:
+    """Reads record and journals for one session. Each reading updates the owner, the deadline and the failure."""
+
+    def __init__(self, store: Store, owner_link: OwnerLink, delivery: Delivery, deadline: RequestDeadline) -> None:
+        self._store = store
+        self._owner_link = owner_link
+        self._delivery = delivery
+        self._deadline = deadline
+        self._is_stream_trusted = True
+        self._left_at: list[int] = []  # where the delivery was when the last reading was left to the stream
+        self._outage_since: float | None = None
+
+    def distrust_stream(self) -> None:
+        """The next reading is delivered at once: the stream may have left something out."""
+        self._is_stream_trusted = False
+
+    async def go_to_start(self) -> None:
+        """Brings the delivery to where the client is, and delivers the rest of the journals.
+
+        A store that has lost the end of a journal gets it again from the worker, soon or never. So journals that are
+        shorter than what the client says it has are read again for some seconds.
+        """
+        delivery, from_zero = self._delivery, [0] * len(self._delivery.readers)
+
+        async def read() -> Snapshot:
+            return await until_answered(lambda: self._read(from_zero), patience_s=STORE_PATIENCE_S, what="read")
+
+        snapshot = await read()
+        for _ in range(REPAIR_TRIES):
+            if snapshot.record.state.ended or not delivery.has_more_than_journals(snapshot):
+                break
+            await asyncio.sleep(REPAIR_S)
+            snapshot = await read()
+        delivery.go_to_start(snapshot)
+        delivery.add_journals(snapshot, from_zero)
+
+    async def read_on(self) -> JournalReading | None:
+        """What is journalled beyond the delivery. None if the store does not answer: the session goes on without.
+
+        Raises StoreUnavailable when the store has not answered for STORE_PATIENCE_S.
+        """
+        first_indexes = self._delivery.next_indexes
+        try:
+            return JournalReading(await self._read(first_indexes), first_indexes)
+        except StoreUnavailable:
+            now = time.monotonic()
+            self._outage_since = self._outage_since or now
+            if now - self._outage_since > STORE_PATIENCE_S:
+                raise StoreUnavailable(
+                    "the store does not answer: attach again, on any router", retry_after_ms=1000
+                ) from None
+            return None
+
+    def deliver(self, reading: JournalReading) -> bool:
+        """Adds a reading to the delivery. False if it was left to the worker's stream: read again in a moment."""
+        delivery, snapshot, first_indexes = self._delivery, reading.snapshot, reading.first_indexes
+        here = delivery.next_indexes
+        leave_to_stream = self._owner_link.is_streaming and self._is_stream_trusted and here != self._left_at
+        if leave_to_stream and delivery.is_behind(snapshot, first_indexes):
+            self._left_at = here
+            return False
+        delivery.add_journals(snapshot, first_indexes)
+        self._is_stream_trusted, self._left_at = True, []
+        return True
+
+    async def _read(self, first_indexes: Sequence[int]) -> Snapshot:
+        snapshot = await self._store.read(self._owner_link.record.seq_id, from_indexes=first_indexes)
+        if snapshot is None:
+            raise NotFound("request_id: the record is gone; it ended longer ago than records are kept")
+        record = self._owner_link.record = snapshot.record
+        self._outage_since = None
+        if record.failure:
+            self._delivery.note_failure(Failure.from_json(record.failure))
+        if record.deadline_ms:
+            self._deadline.set_remaining((record.deadline_ms - snapshot.now_ms) / 1000)
+        return snapshot

@@ -1,0 +1,204 @@
+"""A worker's life: its lease and health follow the step loop, and it leaves when it ends."""
+
+import asyncio
+import threading
+import time
+from collections.abc import AsyncIterator
+
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from waiting import until
+
+from gpu_worker.scheduling.step import StepOutput, StepPlan
+from gpu_worker.serving import progress_monitor, worker
+from gpu_worker.serving.listener import Listener
+from gpu_worker.serving.worker import Worker
+from gpu_worker.testing.fake_runner import FakeRunner
+from octavo import rpc, wire
+from octavo.errors import StoreUnavailable
+from octavo.ids import Incarnation, SequenceId
+from octavo.record import NewSequence, SequenceState
+from octavo.sampling import FinishReason, SamplingParams
+from octavo.settings import WorkerSettings
+from octavo.store.calls import QueueLimits, TakeReason, TakeRequest
+from octavo.store.memory import MemoryStore
+from octavo.v1 import worker_pb2, worker_pb2_grpc
+
+SEQ = SequenceId("a" * 32)
+LEASE_MS = 300
+
+
+class Stubborn(FakeRunner):
+    """A model whose steps can be made to hang."""
+
+    def __init__(self) -> None:
+        super().__init__(step_s=0.001)
+        self.go = threading.Event()
+        self.go.set()
+
+    def run(self, plan: StepPlan) -> StepOutput:
+        self.go.wait(30)
+        return super().run(plan)
+
+
+class Life:
+    """A worker in this process, on a store in this process."""
+
+    def __init__(self, **settings) -> None:
+        self.settings = WorkerSettings(listen="127.0.0.1:0", lease_ms=LEASE_MS, runner="fake", **settings)
+        self.store = MemoryStore()
+        self.runner = Stubborn()
+        self.ended: list[str] = []
+
+    async def begin(self) -> None:
+        self.listener = Listener(self.settings)
+        await self.listener.open()
+        self.channel = rpc.channel(self.listener.endpoint, internal=True)
+        self.stub = worker_pb2_grpc.WorkerStub(self.channel)
+        await self.store.open()
+        self.worker = Worker(self.settings, self.listener, self.store, self.runner)
+        self.worker.start()
+
+    async def end(self) -> None:
+        self.runner.go.set()
+        await self.worker.stop()
+        await self.channel.close()
+
+    async def serving(self) -> bool:
+        health = health_pb2_grpc.HealthStub(self.channel)
+        answer = await health.Check(health_pb2.HealthCheckRequest(service="octavo.v1.Worker"))
+        return answer.status == health_pb2.HealthCheckResponse.SERVING
+
+    async def known(self) -> bool:
+        return bool(await self.store.members("worker"))
+
+    async def run_something(self, max_tokens: int = 5000) -> None:
+        params = SamplingParams(temperature=0, max_tokens=max_tokens, best_of=1, seed=0, ignore_eos=True)
+        new = NewSequence(
+            seq_id=SEQ, request_id="r", body_hash=b"", tenant="t", salt="", model="m", layout="l", sampling=b"",
+            prompt=[1, 2, 3], prompt_chain=0, num_branches=1, max_tokens=max_tokens, priority=3, deadline_in_ms=0,
+            keep_on_disconnect=True, router=Incarnation("r"),
+        )  # fmt: skip
+        await self.store.accept(new, QueueLimits())
+        taken = await self.store.take_ownership(TakeRequest(SEQ, 0, self.listener.incarnation, "t", TakeReason.QUEUED))
+        item = worker_pb2.Admission(seq_id=SEQ, epoch=taken.epoch, priority=3, sampling=wire.sampling_to_wire(params))
+        item.prompt.ids.extend([1, 2, 3])
+        await self.stub.Schedule(worker_pb2.ScheduleRequest(admissions=[item]))
+        self.worker.engine.grant(0)
+
+    async def tokens(self) -> int:
+        snapshot = await self.store.read(SEQ, from_indexes=[0])
+        return len(snapshot.outputs[0])
+
+
+@pytest.fixture
+async def life(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Life]:
+    made = Life()
+    monkeypatch.setattr(progress_monitor, "give_up", made.ended.append)
+    monkeypatch.setattr(progress_monitor, "HANG_LEASES", 4)
+    monkeypatch.setattr(worker, "STOP_GRACE_S", 0.5)
+    await made.begin()
+    yield made
+    await made.end()
+
+
+async def not_(condition) -> bool:
+    return not await condition()
+
+
+async def test_it_serves_once_the_store_knows_it_and_leaves_at_the_end(life):
+    await until(life.serving)
+    assert await life.known()
+    await life.run_something()
+    await until(lambda: life.worker.journal.num_appended > 5)
+    await life.worker.stop()
+    assert not await life.known()
+    assert life.worker.journal.idle
+    assert not life.ended
+
+
+async def test_what_was_generated_is_journalled_before_it_ends(life):
+    await life.run_something()
+    await until(lambda: life.worker.journal.num_appended > 20)
+    await life.worker.stop()
+    sequence = life.worker.workload.sequences[SEQ]
+    assert await life.tokens() == sequence.branches[0].num_output > 20
+    snapshot = await life.store.read(SEQ)
+    assert snapshot.record.state is SequenceState.RUNNING  # for others to take over
+    assert snapshot.record.finishes == (FinishReason.NONE,)
+
+
+async def test_a_loop_that_hangs_loses_lease_and_health_and_in_the_end_the_process(life):
+    await until(life.serving)
+    await life.run_something()
+    await until(lambda: life.worker.journal.num_appended > 5)
+    life.runner.go.clear()
+    began = time.monotonic()
+    await until(lambda: not_(life.known))
+    await until(lambda: not_(life.serving))
+    assert not life.ended  # not yet: others may go on meanwhile
+    await until(lambda: life.ended)
+    assert time.monotonic() - began >= progress_monitor.HANG_LEASES * LEASE_MS / 1000
+    assert "hangs" in life.ended[0]
+
+
+async def test_a_loop_that_goes_on_after_a_while_gets_lease_and_health_back(life):
+    await until(life.serving)
+    await life.run_something()
+    life.runner.go.clear()
+    await until(lambda: not_(life.serving))
+    life.runner.go.set()
+    await until(life.serving)
+    assert await life.known()
+    assert not life.ended
+
+
+async def test_an_idle_worker_keeps_its_lease(life):
+    await until(life.serving)
+    for _ in range(12):
+        await asyncio.sleep(LEASE_MS / 4000)
+        assert await life.known()
+        assert await life.serving()
+
+
+async def test_a_loop_that_ends_or_a_journal_that_ends_ends_the_process(life):
+    await until(life.serving)
+
+    async def broken(items):
+        raise ValueError("the store says something nobody understands")
+
+    life.store.append_batch = broken
+    await life.run_something()
+    await until(lambda: life.ended)
+    assert "journal" in life.ended[0]
+    assert "nobody understands" in life.ended[0]
+
+
+async def test_a_scheduler_that_fails_ends_the_process(life):
+    await until(life.serving)
+    life.worker.scheduler.plan = lambda: 1 // 0
+    life.worker.engine.grant(1)
+    await until(lambda: life.ended)
+    assert "loop" in life.ended[0]
+
+
+async def test_a_store_that_is_away_costs_the_lease_and_nothing_else(life):
+    await until(life.serving)
+    await life.run_something()
+    await until(lambda: life.worker.journal.num_appended > 5)
+    heartbeat, append = life.store.heartbeat, life.store.append_batch
+
+    async def away(*_):
+        raise StoreUnavailable("away")
+
+    life.store.heartbeat = life.store.append_batch = away
+    await asyncio.sleep(2 * LEASE_MS / 1000)
+    assert await life.serving()  # its loop goes round
+    count, steps = await life.tokens(), life.worker.engine.times.num_steps
+    await asyncio.sleep(0.1)
+    assert life.worker.engine.times.num_steps == steps  # held: no more than the window is not journalled
+    life.store.heartbeat, life.store.append_batch = heartbeat, append
+    await until(life.known)
+    await until(lambda: life.worker.engine.times.num_steps > steps + 50)
+    assert await life.tokens() > count
+    assert not life.ended

@@ -1,0 +1,234 @@
+"""What an assigner makes of each answer of a worker, and which worker gets a sequence that may kill its worker."""
+
+from types import SimpleNamespace
+
+import pytest
+from accepted import accepted_sequence
+
+from octavo.errors import BadModel, OutOfBlocks, TooLarge
+from octavo.ids import Incarnation, SequenceId
+from octavo.record import AdmissionAnswer, AdmissionOutcome, SequenceState
+from octavo.sampling import FinishReason
+from octavo.store.calls import Finish, Member, QueueLimits, TakeReason
+from octavo.store.memory import MemoryState, MemoryStore
+from router.background_tasks import BackgroundTasks
+from router.fleet.kv_index import KvIndex
+from router.fleet.model_registry import ModelRegistry
+from router.fleet.pending_dispatches import PendingDispatches
+from router.fleet.worker_link import LinkError, ProbeResult
+from router.fleet.worker_view import WorkerView
+from router.placing import assigner as assigner_module
+from router.placing.assigner import Assigner, quietest_worker
+from router.placing.placement import choose_worker
+from router.session_registry import Assignment, SessionRegistry
+
+ADMITTED = AdmissionAnswer(AdmissionOutcome.ADMITTED)
+LATER = AdmissionAnswer(AdmissionOutcome.LATER, OutOfBlocks("full").failure())
+NEVER = AdmissionAnswer(AdmissionOutcome.NEVER, TooLarge("never").failure())
+REJECTED = AdmissionAnswer(AdmissionOutcome.REJECTED, BadModel("wrong").failure())
+STALE = AdmissionAnswer(AdmissionOutcome.STALE_EPOCH)
+
+
+def view(name: str, num_running: int = 0, cached: int = 0) -> WorkerView:
+    return WorkerView(
+        incarnation=Incarnation(name),
+        worker_id=name,
+        available=True,
+        reason_unavailable="",
+        queued_tokens=0,
+        num_running=num_running,
+        num_waiting=0,
+        dispatched_tokens=0,
+        num_dispatched=0,
+        num_free_blocks=1000,
+        num_cached_blocks=cached,
+        num_blocks=2000,
+        block_size=16,
+        max_batch_sequences=64,
+        context_tokens=8192,
+    )
+
+
+class FakeLink:
+    """A worker that gives one answer, and dies of the call if the answer is a LinkError."""
+
+    def __init__(self, name: str, answer: AdmissionAnswer | LinkError) -> None:
+        self.incarnation = Incarnation(name)
+        self.answer = answer
+        self.lost = False
+        self.step_stream = SimpleNamespace(connected=True)
+        self.pending_dispatches = PendingDispatches()
+        self.admissions: list = []
+
+    async def schedule(self, admission, follow):
+        self.admissions.append(admission)
+        if isinstance(self.answer, LinkError):
+            raise self.answer
+        return self.answer
+
+    async def probe(self) -> ProbeResult:
+        return ProbeResult.GONE
+
+    async def wait_to_replay(self, num_tokens) -> None:
+        pass
+
+
+class FakePool:
+    def __init__(self, links: list[FakeLink]) -> None:
+        self.index, self.links = KvIndex(), {link.incarnation: link for link in links}
+
+    def find_link(self, incarnation):
+        return self.links.get(incarnation)
+
+    def views(self, model):
+        return [view(incarnation) for incarnation in self.links]
+
+
+class FakeSession:
+    """A session that notes what it is told."""
+
+    owner = Incarnation("")
+
+    def __init__(self, seq_id: SequenceId) -> None:
+        self.seq_id = seq_id
+        self.told: list = []
+
+    def note_assignment(self, assignment):
+        self.told.append(assignment)
+
+    def poll_record(self):
+        self.told.append("poll")
+
+
+class Scene:
+    """One sequence that has been popped from the queue, and workers a, b, …, which are asked in this order."""
+
+    def __init__(self, store, models, answers) -> None:
+        self.store = store
+        self.links = [FakeLink(name, answer) for name, answer in zip("abc", answers, strict=False)]
+        self.background = BackgroundTasks()
+        sessions = SessionRegistry()
+        self.assigner = Assigner(store, FakePool(self.links), sessions, models, self.background)
+        self.seq_id = accepted_sequence().seq_id
+        self.session = FakeSession(self.seq_id)
+        sessions.add(self.session)
+
+    async def assign(self):
+        """Assigns the sequence and returns its record."""
+        await self.assigner.assign_sequence(self.seq_id, 0, TakeReason.QUEUED)
+        assert not self.assigner.is_assigning(self.seq_id)
+        return (await self.store.read(self.seq_id)).record
+
+    def num_asked(self) -> list[int]:
+        return [len(link.admissions) for link in self.links]
+
+
+@pytest.fixture
+async def make_scene(hello):
+    made: list[Scene] = []
+
+    async def make(*answers: AdmissionAnswer | LinkError) -> Scene:
+        store, models = MemoryStore(MemoryState()), ModelRegistry()
+        await models.add_worker(hello("a"))
+        await store.heartbeat(Member("router", Incarnation("router"), b""), 60_000)
+        for name in "abc":
+            await store.heartbeat(Member("worker", Incarnation(name), b""), 60_000)
+        await store.accept(accepted_sequence(), QueueLimits())
+        assert len(await store.pop(Incarnation("router"), 1, 60_000)) == 1
+        made.append(Scene(store, models, answers))
+        return made[-1]
+
+    yield make
+    for scene in made:
+        await scene.background.close()
+
+
+async def test_an_admitted_sequence_has_an_owner_and_a_dispatch(make_scene):
+    scene = await make_scene(ADMITTED)
+    record = await scene.assign()
+    assert (record.state, record.owner, record.epoch) == (SequenceState.RUNNING, "a", 1)
+    assert scene.session.told == [Assignment(1, Incarnation("a"))]
+    assert scene.links[0].pending_dispatches.num_sequences == 1
+    (admission,) = scene.links[0].admissions
+    assert (admission.seq_id, admission.epoch, tuple(admission.prompt)) == (scene.seq_id, 1, (1, 2))
+
+
+@pytest.mark.parametrize("refusal", [LATER, NEVER, LinkError("broken")], ids=["later", "never", "broken"])
+async def test_after_a_refusal_the_next_worker_is_asked_at_the_next_epoch(make_scene, refusal):
+    scene = await make_scene(refusal, ADMITTED)
+    record = await scene.assign()
+    assert (record.owner, record.epoch) == ("b", 2)
+    assert scene.num_asked() == [1, 1]
+    assert [link.pending_dispatches.num_sequences for link in scene.links] == [0, 1]
+    assert record.crashes == isinstance(refusal, LinkError)  # the probe found the worker gone
+
+
+async def test_what_no_worker_can_take_now_waits_again(make_scene):
+    scene = await make_scene(NEVER, LATER)
+    record = await scene.assign()
+    assert record.state is SequenceState.QUEUED
+    assert scene.session.told == ["poll"]
+
+
+async def test_what_no_worker_can_ever_take_fails(make_scene):
+    scene = await make_scene(NEVER, NEVER)
+    record = await scene.assign()
+    assert record.state is SequenceState.FAILED
+    assert "never" in record.failure
+
+
+async def test_a_wrong_admission_fails_without_asking_another_worker(make_scene):
+    scene = await make_scene(REJECTED, ADMITTED)
+    record = await scene.assign()
+    assert record.state is SequenceState.FAILED
+    assert scene.num_asked() == [1, 0]
+
+
+async def test_a_sequence_with_a_newer_owner_is_left_alone(make_scene):
+    scene = await make_scene(STALE, ADMITTED)
+    record = await scene.assign()
+    assert (record.state, record.epoch) == (SequenceState.RUNNING, 1)
+    assert scene.num_asked() == [1, 0]
+    assert scene.session.told == ["poll"]
+    assert scene.links[0].pending_dispatches.num_sequences == 0
+
+
+async def test_a_sequence_that_ends_while_it_is_taken_is_not_scheduled(make_scene):
+    scene = await make_scene(NEVER, ADMITTED)
+    take = scene.store.take_ownership
+
+    async def take_and_cancel(request):
+        reply = await take(request)
+        if request.reason is TakeReason.REFUSED:  # the second take, after which the journals are read again
+            await scene.store.finish(Finish(scene.seq_id, FinishReason.CANCELLED))
+        return reply
+
+    scene.store.take_ownership = take_and_cancel
+    record = await scene.assign()
+    assert record.state is SequenceState.CANCELLED
+    assert scene.num_asked() == [1, 0]
+
+
+async def test_an_epoch_that_has_moved_on_is_left_alone(make_scene):
+    scene = await make_scene(ADMITTED)
+    await scene.assigner.assign_sequence(scene.seq_id, 7, TakeReason.REFUSED)
+    assert scene.num_asked() == [0]
+    assert scene.session.told == ["poll"]
+
+
+async def test_without_a_worker_the_sequence_goes_back_after_a_pause(make_scene, monkeypatch):
+    monkeypatch.setattr(assigner_module, "REQUEUE_DELAY_S", 0.0)
+    scene = await make_scene()
+    await scene.assign()
+    (task,) = scene.background._tasks
+    await task
+    assert len(await scene.store.pop(Incarnation("router"), 1, 60_000)) == 1
+
+
+def test_a_suspect_goes_where_it_disturbs_the_fewest():
+    """The prefix that another worker has cached does not count."""
+    busy, quiet = view("busy", 5), view("quiet", 1)
+    decision = choose_worker(4000, {Incarnation("busy"): (3968, 0)}, [busy, quiet])
+    assert decision.worker is busy
+    assert quietest_worker(decision) is quiet
+    assert quietest_worker(choose_worker(9000, {}, [busy])) is None

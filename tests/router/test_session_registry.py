@@ -1,0 +1,50 @@
+"""What workers and the store say of a sequence reaches the sessions of that sequence."""
+
+from dataclasses import dataclass, field
+
+from octavo.ids import Incarnation, SequenceId
+from octavo.step_item import StepItem
+from router.session_registry import Assignment, SessionRegistry
+
+
+@dataclass(eq=False)
+class FakeSession:
+    seq_id: SequenceId
+    owner: Incarnation = Incarnation("w")
+    heard: list = field(default_factory=list)
+    broken: bool = False
+
+    def deliver_item(self, item):
+        self.heard.append(item)
+
+    def poll_record(self):
+        if self.broken:
+            raise ValueError("a defect")
+        self.heard.append("poll")
+
+    def note_assignment(self, assignment):
+        self.heard.append(assignment)
+
+
+def item_of(seq_id: SequenceId) -> StepItem:
+    return StepItem(seq_id, epoch=1, branch=0, first_index=0, token_ids=[5], chain=0)
+
+
+def test_the_sessions_concerned_are_told_and_a_defect_in_one_does_not_reach_another(caplog):
+    registry, a, b, c = SessionRegistry(), SequenceId("a"), SequenceId("b"), SequenceId("c")
+    broken, whole, other = FakeSession(a, broken=True), FakeSession(a), FakeSession(b, Incarnation("v"))
+    for session in (broken, whole, other):
+        registry.add(session)
+    item, assignment = item_of(a), Assignment(1, Incarnation("w"))
+    assert registry.deliver_item(item)
+    assert not registry.deliver_item(item_of(c))
+    registry.poll_records([a])
+    registry.poll_records_of_owner(Incarnation("v"))
+    registry.announce_assignment(a, assignment)
+    assert broken.heard == [item, assignment]
+    assert whole.heard == [item, "poll", assignment]
+    assert other.heard == ["poll"]
+    assert not registry.remove(broken)
+    assert registry.remove(whole)
+    assert a not in registry
+    assert len(registry) == 1

@@ -1,0 +1,55 @@
+"""The processes below a process, read from /proc, and those that a fixture keeps for longer than one test."""
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+_lasting: list[Callable[[], Iterable[int]]] = []
+
+
+def state_of(pid: int) -> str:
+    """The letter of proc(5): R, S, D, T, Z; empty if there is no such process."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
+        return ""
+
+
+def exists(pid: int) -> bool:
+    """Whether there is such a process that is not a zombie."""
+    return state_of(pid) not in ("", "Z", "X")
+
+
+def command_of(pid: int) -> str:
+    """Its program and arguments, in one line."""
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
+    except (FileNotFoundError, ProcessLookupError):
+        return ""
+
+
+def descendants(pid: int) -> list[int]:
+    """All processes below it, zombies included, whichever of its threads has started them."""
+    children: list[int] = []
+    for task in Path(f"/proc/{pid}/task").glob("*/children"):
+        try:
+            children += map(int, task.read_text().split())
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+    return [below for child in children for below in (child, *descendants(child))]
+
+
+@contextmanager
+def lasting(pids: Callable[[], Iterable[int]]) -> Iterator[None]:
+    """Inside this context the processes named by `pids()` may outlive the test that has started them."""
+    _lasting.append(pids)
+    try:
+        yield
+    finally:
+        _lasting.remove(pids)
+
+
+def all_lasting() -> set[int]:
+    """Ids of the processes of all contexts of `lasting`, and of those below them."""
+    roots = {pid for pids in _lasting for pid in pids()}
+    return roots.union(*(descendants(pid) for pid in roots))
