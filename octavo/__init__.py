@@ -1,1 +1,1 @@
-"""What routers, workers and clients share. Imports neither torch nor `router` nor `gpu_worker`."""
+"""What routers, workers and clients share. This package imports neither torch nor `router` nor `gpu_worker`."""

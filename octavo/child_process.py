@@ -31,7 +31,7 @@ class ChildProcess:
 
     @property
     def pid(self) -> int | None:
-        """None unless it runs."""
+        """The process id; None unless the process runs."""
         return None if self._process is None or self._process.returncode is not None else self._process.pid
 
     async def start(self) -> None:
@@ -44,13 +44,13 @@ class ChildProcess:
         if stdin is None:
             raise RuntimeError("the pipe asked for is not there")
         lines = "".join(f"{name}={value}\n" for name, value in self._variables.items())
-        with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # it has ended: `wait` tells
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # the program has ended, as `wait` will tell
             stdin.write(lines.encode())
             await stdin.drain()
             stdin.close()
 
     async def wait(self) -> int:
-        """The exit code, when it has ended; −n after signal n."""
+        """Returns the exit code once the program has ended; −n after signal n."""
         if self._process is None:
             raise RuntimeError(f"{self.name} was not started")
         return await self._process.wait()
@@ -78,7 +78,7 @@ class ChildProcess:
 
 
 def trim_log(log: Path, max_bytes: int = MAX_LOG_BYTES) -> None:
-    """Bounds a log that its writer holds open for appending: what is there moves to NAME.log.1, replacing that."""
+    """Bounds a log that its writer holds open for appending: its content moves to NAME.log.1 and replaces that file."""
     if not log.exists() or log.stat().st_size <= max_bytes:
         return
     data = log.read_bytes()

@@ -1,4 +1,4 @@
-"""How many cores this process may keep busy: those it may run on, or as many as its container's share of time is."""
+"""The number of cores that this process may keep busy, by its CPU affinity and by the quotas of its cgroups."""
 
 import os
 from collections.abc import Iterator
@@ -9,13 +9,16 @@ MEMBERSHIP = Path("/proc/self/cgroup")
 
 
 def usable_cores(cgroups: Path = CGROUPS, membership: Path = MEMBERSHIP) -> int:
-    """At least one. Threads past a quota do not get more done: all of them are stopped when the time is spent."""
+    """The number of cores, at least one.
+
+    More threads than this get no more done: when a quota is used up, the kernel stops all threads of the group.
+    """
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return max(1, min([cores, *map(int, _quotas(cgroups, membership))]))
 
 
 def _quotas(cgroups: Path, membership: Path) -> Iterator[float]:
-    """In cores, of this process's group and of those around it, in cgroups of either version."""
+    """The quotas, in cores, of this process's cgroup and of the cgroups around it, in either version of cgroups."""
     try:
         lines = membership.read_text().splitlines()
     except OSError:

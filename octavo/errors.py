@@ -1,6 +1,6 @@
 """The one tree of errors. Each class names its status code, its reason, and whether trying again can help.
 
-`octavo.rpc` turns them into statuses with google.rpc.ErrorInfo on the way out, and into these classes on the way in.
+`octavo.rpc` turns an error into a status with google.rpc.ErrorInfo, and such a status into an error of the same class.
 """
 
 import json
@@ -12,7 +12,7 @@ from typing import ClassVar
 
 
 class Code(IntEnum):
-    """google.rpc.Code, without importing gRPC."""
+    """The values of google.rpc.Code, here so that this module needs no gRPC."""
 
     CANCELLED = 1
     UNKNOWN = 2
@@ -30,7 +30,10 @@ class Code(IntEnum):
 
 
 class ServingError(Exception):
-    """The root, and what an error that nobody foresaw becomes. `message` says what, where and what next."""
+    """The root of the tree, and the class of an error that no other class names.
+
+    `message` says what is wrong, where, and what to do next.
+    """
 
     code: ClassVar[Code] = Code.INTERNAL
     reason: ClassVar[str] = "INTERNAL"
@@ -46,7 +49,7 @@ class ServingError(Exception):
     def restore(
         cls, message: str, retry_after_ms: int = 0, metadata: Mapping[str, str] | None = None
     ) -> "ServingError":
-        """The error again from what was sent or stored of it, whatever the constructor of its class takes."""
+        """Makes an error of this class from the parts that were sent or stored, without calling its constructor."""
         error = cls.__new__(cls)
         ServingError.__init__(error, message, retry_after_ms=retry_after_ms)
         error.metadata = dict(metadata or {})
@@ -58,7 +61,7 @@ class ServingError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """An error as data: for records, and for streams that were accepted before it happened."""
+    """An error as data: in records, and in streams of requests that had been accepted before the error happened."""
 
     code: int
     reason: str
@@ -66,7 +69,7 @@ class Failure:
     retryable: bool
 
     def error(self) -> ServingError:
-        """The error this was; the root if a newer process has a reason that is not known here."""
+        """The error that this failure was made from; a ServingError if no class here has its reason."""
         return class_of(self.reason).restore(self.message)
 
     def to_json(self) -> str:
@@ -92,7 +95,7 @@ class InvalidArgument(ServingError):
 
 
 class NotFound(ServingError):
-    """No such model, request or worker, or not one of the caller's."""
+    """There is no such model, request or worker, or it belongs to another tenant."""
 
     code = Code.NOT_FOUND
     reason = "NOT_FOUND"
@@ -106,7 +109,7 @@ class RequestExists(ServingError):
 
 
 class QueueFull(ServingError):
-    """There is capacity, and too many want it. Retry after the delay."""
+    """The queue is full. Retry after the delay."""
 
     code = Code.RESOURCE_EXHAUSTED
     reason = "QUEUE_FULL"
@@ -122,7 +125,7 @@ class OutOfBlocks(ServingError):
 
 
 class TooManyStreams(ServingError):
-    """This process has as many open streams as it takes."""
+    """This process has as many open streams as it accepts. Retry on another router."""
 
     code = Code.RESOURCE_EXHAUSTED
     reason = "TOO_MANY_STREAMS"
@@ -130,21 +133,21 @@ class TooManyStreams(ServingError):
 
 
 class MessageTooLarge(ServingError):
-    """One message is larger than the limit of the connection. Send less; the same again cannot succeed."""
+    """One message is larger than the limit of the connection. Send a smaller one: the same message cannot succeed."""
 
     code = Code.RESOURCE_EXHAUSTED
     reason = "MESSAGE_TOO_LARGE"
 
 
 class TooLarge(ServingError):
-    """The sequence can never fit any worker."""
+    """No worker can ever hold the sequence. Ask for fewer tokens."""
 
     code = Code.FAILED_PRECONDITION
     reason = "TOO_LARGE"
 
 
 class NoWorkers(ServingError):
-    """Nobody serves the model now."""
+    """No worker serves the model now."""
 
     code = Code.UNAVAILABLE
     reason = "NO_WORKERS"
@@ -152,7 +155,7 @@ class NoWorkers(ServingError):
 
 
 class StoreUnavailable(ServingError):
-    """The store does not answer. `octavo up` starts one that has died again within a second."""
+    """The store does not answer. Retry: `octavo up` restarts a store that has died within a second."""
 
     code = Code.UNAVAILABLE
     reason = "STORE_UNAVAILABLE"
@@ -163,7 +166,7 @@ class StoreUnavailable(ServingError):
 
 
 class Draining(ServingError):
-    """This process is about to end."""
+    """This process is about to end. Retry on another one."""
 
     code = Code.UNAVAILABLE
     reason = "DRAINING"
@@ -171,7 +174,7 @@ class Draining(ServingError):
 
 
 class Loading(ServingError):
-    """This process has only just begun and cannot serve yet."""
+    """This process has only just started and cannot serve yet."""
 
     code = Code.UNAVAILABLE
     reason = "LOADING"
@@ -179,7 +182,7 @@ class Loading(ServingError):
 
 
 class Unreachable(ServingError):
-    """The process at the other end cannot be reached, or the connection to it was lost: it may have died."""
+    """The other process cannot be reached, or the connection to it was lost: it may have died."""
 
     code = Code.UNAVAILABLE
     reason = "UNREACHABLE"
@@ -194,14 +197,14 @@ class StaleEpoch(ServingError):
 
 
 class Mismatch(ServingError):
-    """Model, layout or schema of two processes differ."""
+    """The model, the layout or the schema revision of two processes differ."""
 
     code = Code.FAILED_PRECONDITION
     reason = "MISMATCH"
 
 
 class DeadlineExceeded(ServingError):
-    """The deadline passed before anything was accepted."""
+    """The deadline passed before the request was accepted."""
 
     code = Code.DEADLINE_EXCEEDED
     reason = "DEADLINE_EXCEEDED"
@@ -257,14 +260,14 @@ class MalformedGguf(ServingError):
 
 
 class Unimplemented(ServingError):
-    """The behaviour comes with a later version."""
+    """The server does not have this method or option. A later version may."""
 
     code = Code.UNIMPLEMENTED
     reason = "UNIMPLEMENTED"
 
 
 def all_classes(root: type[ServingError] = ServingError) -> Iterator[type[ServingError]]:
-    """The whole tree, the root first."""
+    """Every class of the tree, the root first."""
     yield root
     for child in root.__subclasses__():
         yield from all_classes(child)
@@ -276,5 +279,5 @@ def _classes_by_reason() -> dict[str, type[ServingError]]:
 
 
 def class_of(reason: str) -> type[ServingError]:
-    """The class with this reason; the root if there is none."""
+    """The class with this reason; ServingError if there is none."""
     return _classes_by_reason().get(reason, ServingError)

@@ -1,8 +1,8 @@
 """Reads GGUF files (versions 2 and 3) with nothing but the standard library.
 
-The file is memory-mapped; opening it walks the header once and decodes no arrays, so a vocabulary costs nothing until
-it is asked for. Every count, length and offset is checked against the file's size before it is used: a malformed file
-raises MalformedGguf and never allocates more than the file could hold.
+The file is memory-mapped. Opening it walks the header once and decodes no arrays, so a vocabulary costs nothing until
+a caller asks for it. Every count, length and offset is checked against the file's size before it is used: a malformed
+file raises MalformedGguf, and never makes the reader allocate more than the file could hold.
 """
 
 import mmap
@@ -23,7 +23,7 @@ MAX_DIMENSIONS = 4
 
 
 class TensorType(IntEnum):
-    """How a tensor's numbers are stored. Those in BLOCK_SIZES can be located; gpu_worker decodes a subset."""
+    """How a tensor's numbers are stored. The types in BLOCK_SIZES can be located; gpu_worker decodes some of them."""
 
     F32 = 0
     F16 = 1
@@ -47,7 +47,7 @@ class TensorType(IntEnum):
     BF16 = 30
 
 
-# Numbers per quantization block, and its bytes.
+# How many numbers one quantization block holds, and in how many bytes.
 BLOCK_SIZES: Mapping[TensorType, tuple[int, int]] = {
     TensorType.F32: (1, 4),
     TensorType.F16: (1, 2),
@@ -104,11 +104,11 @@ class GgufFile:
         return memoryview(self._map)[info.offset : info.offset + info.num_bytes]
 
     def close(self) -> None:
-        """Drops the mapping, once no view of it is left."""
+        """Unmaps the file, as soon as no view of it is left."""
         try:
             self._map.close()
         except BufferError:
-            pass  # a view is still in use; the mapping goes with the last of them
+            pass  # a view is still in use: the file is unmapped with the last one
 
     def __enter__(self) -> Self:
         return self

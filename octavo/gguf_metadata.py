@@ -1,4 +1,4 @@
-"""What a GGUF file says about itself: keys and values of any type, read from a mapping that nothing leads out of."""
+"""The metadata of a GGUF file: keys and values, read from the mapped file without ever reading past its end."""
 
 import mmap
 import struct
@@ -51,7 +51,7 @@ _U64 = struct.Struct("<Q")
 
 
 class Cursor:
-    """A position in the mapped file that cannot leave it."""
+    """A position in the mapped file. It raises MalformedGguf instead of leaving the file."""
 
     def __init__(self, data: mmap.mmap, name: str) -> None:
         self.data = data
@@ -63,7 +63,7 @@ class Cursor:
         return MalformedGguf(f"{self.name}: {what} (at byte {self.pos} of {self.end})")
 
     def advance(self, num_bytes: int) -> int:
-        """The position before `num_bytes` more bytes, all of which exist."""
+        """Moves on by `num_bytes`, all of which exist; returns the position before them."""
         start = self.pos
         if num_bytes > self.end - start:
             raise self.fail(f"{num_bytes} bytes expected, the file ends before")
@@ -101,7 +101,7 @@ class Cursor:
             raise self.fail(f"unknown value type {number}") from None
 
     def count(self, kind: ValueType) -> int:
-        """An array's length, which the rest of the file can hold."""
+        """The length of an array. The rest of the file is large enough to hold the array."""
         count = self.u64()
         smallest = {ValueType.STRING: 8, ValueType.ARRAY: 12}.get(kind) or struct.calcsize(_FORMATS[kind])
         if count * smallest > self.end - self.pos:
@@ -130,7 +130,7 @@ class Cursor:
             self.advance(count * struct.calcsize(_FORMATS[kind]))
 
     def _skip_strings(self, count: int) -> None:
-        """The hot loop of opening a file: vocabularies have hundreds of thousands of strings."""
+        """Skips strings in one loop over local variables: a vocabulary has hundreds of thousands of them."""
         unpack, data, pos, last = _U64.unpack_from, self.data, self.pos, self.end - 8
         for _ in range(count):
             if pos > last:
@@ -167,7 +167,7 @@ class Cursor:
 
 
 class Metadata(Mapping[str, MetadataValue]):
-    """The file's key-value pairs. A value is decoded, and a malformed one refused, when it is first asked for."""
+    """The file's key-value pairs. The first access to a value decodes it, or raises MalformedGguf."""
 
     def __init__(self, cursor: Cursor, spans: dict[str, tuple[ValueType, int]]) -> None:
         self._cursor = cursor
@@ -190,30 +190,33 @@ class Metadata(Mapping[str, MetadataValue]):
         return len(self._spans)
 
     def integer(self, key: str, default: int | None = None) -> int:
-        """The integer at `key`. Missing without a default, or of another type: MalformedGguf."""
+        """The integer at `key`; `default` if the key is missing.
+
+        Raises MalformedGguf if the key is missing and there is no default, or if the value has another type.
+        """
         if key not in self and default is not None:
             return default
         return self._required(key, int, "an integer")
 
     def number(self, key: str, default: float | None = None) -> float:
-        """The number at `key`, as `integer`."""
+        """The number at `key`, under the same conditions as `integer`."""
         if key not in self and default is not None:
             return default
         value = self._required(key, (int, float), "a number")
         return float(value)
 
     def string(self, key: str, default: str | None = None) -> str:
-        """The string at `key`, as `integer`."""
+        """The string at `key`, under the same conditions as `integer`."""
         if key not in self and default is not None:
             return default
         return self._required(key, str, "a string")
 
     def strings(self, key: str) -> list[str]:
-        """The array of strings at `key`, as `integer`."""
+        """The array of strings at `key`. Raises MalformedGguf if there is none."""
         return self._array(key, str, "strings")
 
     def integers(self, key: str) -> list[int]:
-        """The array of integers at `key`, as `integer`."""
+        """The array of integers at `key`. Raises MalformedGguf if there is none."""
         return self._array(key, int, "integers")
 
     def _array(self, key: str, kind: type[T], what: str) -> list[T]:

@@ -1,6 +1,6 @@
-"""Two hashes, written byte for byte in docs/protocol.md and fixed by golden vectors in tests/golden/.
+"""Two hashes. docs/protocol.md defines them byte for byte, and golden vectors in tests/golden/ fix them.
 
-The *block hash* names the content of a full block by everything before it; the *chain* names a sequence's history.
+The *block hash* names the content of a full block and of everything before it. The *chain* names a branch's history.
 """
 
 import hashlib
@@ -36,7 +36,7 @@ def block_hashes(root: bytes, token_ids: Sequence[int], block_size: int) -> list
 
 
 def extend_chain(chain: int, token_ids: Iterable[int]) -> int:
-    """The chain after more tokens: chain' = BLAKE2b-64(chain as u64 LE, token as u32 LE), token by token."""
+    """The chain after more tokens. Each token makes it BLAKE2b-64(chain as u64 LE, token as u32 LE)."""
     for token_id in token_ids:
         digest = hashlib.blake2b(struct.pack("<QI", chain, token_id), digest_size=8).digest()
         chain = int.from_bytes(digest, "little")
@@ -44,6 +44,6 @@ def extend_chain(chain: int, token_ids: Iterable[int]) -> int:
 
 
 def prompt_chain(token_ids: Sequence[int]) -> int:
-    """The chain at a prompt's end: BLAKE2b-64 of the whole prompt as u32 LE, in one go."""
+    """The chain at a prompt's end: one BLAKE2b-64 of all its tokens as u32 LE."""
     digest = hashlib.blake2b(struct.pack(f"<{len(token_ids)}I", *token_ids), digest_size=8).digest()
     return int.from_bytes(digest, "little")

@@ -1,7 +1,7 @@
 """grpc.health.v1 for asyncio servers.
 
-The servicer in grpcio-health-checking forgets a service's other watchers when one of them leaves: they are not told of
-a change again. Here every watcher waits by itself.
+The servicer of grpcio-health-checking forgets the other watchers of a service when one watcher leaves: they are not
+told of any later change. Here every watcher waits by itself.
 """
 
 import asyncio
@@ -19,7 +19,7 @@ ALL = ""  # the name that stands for the whole server
 
 
 class Health:
-    """Whether each service serves. None does until `set` or `set_all` says so, nor ever again after `shut_down`."""
+    """Says of each service whether it serves: not before `set` or `set_all`, and not after `shut_down`."""
 
     def __init__(self, service_names: Iterable[str]) -> None:
         self._statuses = dict.fromkeys((ALL, *service_names), NOT_SERVING)
@@ -30,7 +30,7 @@ class Health:
         if self._ended:
             return
         self._statuses[service_name] = SERVING if serving else NOT_SERVING
-        self._changed.set()  # wakes all who wait now; those who come later wait on the next one
+        self._changed.set()  # wakes every watcher that waits now; later ones wait for the next event
         self._changed = asyncio.Event()
 
     def set_all(self, serving: bool) -> None:
@@ -38,7 +38,7 @@ class Health:
             self.set(name, serving)
 
     def shut_down(self) -> None:
-        """NOT_SERVING for good: call it when draining begins, before anything else."""
+        """Sets all services to NOT_SERVING for good. Call it first of all when draining begins."""
         self.set_all(False)
         self._ended = True
 

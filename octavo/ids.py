@@ -1,12 +1,12 @@
-"""Names and numbers that must not be mixed up: a swapped argument fails mypy."""
+"""Types of ids, so that an argument in the wrong place fails mypy, and the functions that make ids."""
 
 import hashlib
 import secrets
 from typing import NewType
 
 SequenceId = NewType("SequenceId", str)  # 32 hex digits, derived from tenant and request id; never chosen by a client
-RequestId = NewType("RequestId", str)  # what the client calls its request
-Incarnation = NewType("Incarnation", str)  # random id of one worker (or router) process life
+RequestId = NewType("RequestId", str)  # the client's name of its request
+Incarnation = NewType("Incarnation", str)  # random id of one process life of a worker or router
 BlockId = NewType("BlockId", int)  # index of a block in the device arena
 HostBlockId = NewType("HostBlockId", int)  # index of a block in the host pool
 BlockHash = NewType("BlockHash", bytes)  # 16 bytes, see octavo.hashing
@@ -21,11 +21,11 @@ def new_request_id() -> RequestId:
 
 
 def new_operation_id() -> str:
-    """Names one attempt at a store operation, so that a retry after a lost reply is recognized."""
+    """Makes a name for one store operation, by which the store recognizes a retry after a lost reply."""
     return secrets.token_hex(8)
 
 
 def sequence_id(tenant: str, request_id: RequestId) -> SequenceId:
-    """The key of a request's record: bound to the tenant, so that a foreign id is simply not found."""
+    """The id of a request's sequence. It depends on the tenant: another tenant's request id finds no record."""
     name = len(tenant).to_bytes(4, "little") + tenant.encode() + request_id.encode()
     return SequenceId(hashlib.blake2b(name, digest_size=16, person=b"octavo.seq.v1").hexdigest())

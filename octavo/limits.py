@@ -1,6 +1,6 @@
 """The limits of every field a client can set: one table, which octavo.validation checks and docs/protocol.md prints.
 
-Nothing here depends on a model. What does (vocabulary, context) is given to the validator by its callers.
+No limit here depends on a model. Callers give the limits of the model (vocabulary, context) to the validator.
 """
 
 from dataclasses import dataclass
@@ -36,13 +36,13 @@ MAX_LISTED_TOKEN_IDS = 4096
 
 @dataclass(frozen=True, slots=True)
 class NumberRange:
-    """The numbers a field may hold: low to high, both included unless `above`, which leaves `low` out."""
+    """The numbers that a field may hold: from `low` to `high`, both included; with `above`, `low` is not included."""
 
     low: float
     high: float
     above: bool = False
     integer: bool = False
-    optional: bool = False  # None is a value too
+    optional: bool = False  # the field may be None as well
 
     def __contains__(self, value: float) -> bool:
         return (self.low < value <= self.high) if self.above else (self.low <= value <= self.high)
@@ -78,10 +78,10 @@ NUMBERS: dict[str, NumberRange] = {
     "length_penalty": NumberRange(0, 4),
 }
 
-# Fields of SamplingParams that hold yes or no.
+# Fields of SamplingParams that are true or false.
 FLAGS: tuple[str, ...] = ("include_stop", "ignore_eos", "skip_special_tokens")
 
-# Fields of SamplingParams that hold several values, and how many.
+# Fields of SamplingParams that hold several values, and how many they may hold.
 COUNTS: dict[str, int] = {
     "stop": MAX_STOP,
     "stop_token_ids": MAX_STOP_TOKEN_IDS,
@@ -90,7 +90,7 @@ COUNTS: dict[str, int] = {
     "banned_token_ids": MAX_LISTED_TOKEN_IDS,
 }
 
-# Fields that say how single tokens are drawn. Beam search draws none, so beside it they keep these values.
+# Fields that say how single tokens are drawn. Beam search draws no tokens, so beside it they must have these values.
 WITHOUT_BEAMS: dict[str, float] = {
     "temperature": 1.0,
     "top_p": 1.0,

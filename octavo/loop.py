@@ -1,4 +1,4 @@
-"""The event loop of a program: uvloop where it is installed, which costs half as much per message; and how it ends."""
+"""How a program runs its event loop, and how it is asked to end."""
 
 import asyncio
 import signal
@@ -13,7 +13,7 @@ class Stopped(Exception):
 
 
 def run(main: Coroutine[Any, Any, T]) -> T:
-    """asyncio.run."""
+    """asyncio.run, on uvloop where it is installed: a message then costs half as much."""
     try:
         import uvloop
     except ImportError:
@@ -22,7 +22,7 @@ def run(main: Coroutine[Any, Any, T]) -> T:
 
 
 def stop_event() -> asyncio.Event:
-    """Set when the process is asked to end, by SIGTERM or SIGINT."""
+    """An event that is set when SIGTERM or SIGINT asks the process to end."""
     stop = asyncio.Event()
     for name in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(name, stop.set)
@@ -30,7 +30,7 @@ def stop_event() -> asyncio.Event:
 
 
 async def before(stop: asyncio.Event, work: Coroutine[Any, Any, T]) -> T:
-    """The result of `work`, unless the process is asked to end before it is there: Stopped."""
+    """The result of `work`. Raises Stopped, and cancels `work`, if `stop` is set before the result is there."""
     working, stopping = asyncio.create_task(work), asyncio.create_task(stop.wait())
     await asyncio.wait([working, stopping], return_when=asyncio.FIRST_COMPLETED)
     stopping.cancel()

@@ -68,7 +68,7 @@ class Option:
         return "|".join(map(str, self.choices)) or self.name.rpartition("_")[2].upper()
 
     def from_text(self, text: str) -> Any:
-        """The value of a flag or of a variable, where everything is text. ValueError says what would be right."""
+        """The value from a flag or a variable, where all is text. Raises a ValueError that says what would be right."""
         if self.size:
             return parse_size(text)
         if self.kind is bool:
@@ -83,7 +83,7 @@ class Option:
             raise ValueError(f"must be {'a whole number' if self.kind is int else 'a number'}") from None
 
     def from_typed(self, value: Any) -> Any:
-        """The value of a key in a file, or of an argument in Python, which have types of their own."""
+        """The value from a file or from Python, which have types of their own. Raises ValueError, as `from_text`."""
         if self.size and isinstance(value, str):
             return parse_size(value)
         if self.kind is tuple and isinstance(value, list | tuple) and all(isinstance(part, str) for part in value):
@@ -95,7 +95,7 @@ class Option:
         return value
 
     def check_value(self, value: Any) -> None:
-        """ValueError where the value is not one of the choices, or not within the bounds."""
+        """Raises ValueError if the value is not one of the choices, or not within the bounds."""
         if self.choices and value not in self.choices:
             names = [str(choice) for choice in self.choices]
             raise ValueError(f"must be one of {', '.join(names)}{closest(str(value), names)}")
@@ -107,7 +107,7 @@ class Option:
             raise ValueError("must be finite")
 
     def to_text(self, value: Any) -> str:
-        """The value for people, and for a flag: sizes in units, secrets masked."""
+        """The value as people read it: sizes in units, secrets masked."""
         if self.size and value:
             for unit, name in ((1024**3, "GiB"), (1024**2, "MiB"), (1024, "KiB")):
                 if value % unit == 0:
@@ -146,13 +146,13 @@ def flag(name: str) -> str:
 
 
 def closest(word: str, known: Iterable[str]) -> str:
-    """`; did you mean ...?`, or nothing where no known word is close."""
+    """The text `; did you mean ...?` with the closest known word; empty if no word is close."""
     matches = difflib.get_close_matches(word, list(known), n=1, cutoff=0.5)
     return f"; did you mean {matches[0]}?" if matches else ""
 
 
 def parse_size(text: str) -> int:
-    """Bytes from `512MiB`, `1.5 GB`, `4096`."""
+    """The number of bytes that a text such as `512MiB`, `1.5 GB` or `4096` means. Raises ValueError."""
     match = _SIZE.fullmatch(text)
     unit = _UNITS.get(match[2].lower()) if match else None
     if match is None or unit is None:
@@ -161,7 +161,7 @@ def parse_size(text: str) -> int:
 
 
 def masked(text: str) -> str:
-    """Where a secret points without the secret: a URL without its password; nothing of any other text."""
+    """A secret as it may be shown: a URL without its password; of any other text, nothing."""
     if "://" not in text:
         return "***" if text else ""
     text = re.sub(r"(://[^:@/]*):.*@", r"\1:***@", text)

@@ -11,6 +11,8 @@ from octavo.sampling import FinishReason, SamplingParams
 
 
 class SequenceState(StrEnum):
+    """Where a sequence is in its life."""
+
     QUEUED = "QUEUED"
     RUNNING = "RUNNING"
     DONE = "DONE"
@@ -24,14 +26,14 @@ class SequenceState(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NewSequence:
-    """Everything that is fixed when a request is accepted."""
+    """What a router writes about a sequence when it accepts a request. None of it changes later, except the router."""
 
     seq_id: SequenceId
     request_id: RequestId
-    body_hash: bytes  # of the canonical request, to tell a retry from a different body
+    body_hash: bytes  # hash of the canonical request: tells a retry of the request from another body
     tenant: str
     salt: str
-    model: str  # fingerprint
+    model: str  # the model's fingerprint
     layout: str
     sampling: bytes  # serialized octavo.v1.SamplingParams with a concrete seed
     prompt: tuple[int, ...] | list[int]
@@ -40,12 +42,12 @@ class NewSequence:
     max_tokens: int
     priority: int
     deadline_in_ms: int  # 0: none
-    keep_on_disconnect: bool
-    router: Incarnation  # whose client is attached
+    keep_on_disconnect: bool  # whether the sequence goes on when no client is attached
+    router: Incarnation  # the router that the client is attached to
 
     @property
     def cost(self) -> int:
-        """What it counts for while it waits: the most tokens it can come to hold."""
+        """The most tokens that the sequence can come to hold: what it counts for in the queue."""
         return len(self.prompt) + self.max_tokens * self.num_branches
 
 
@@ -59,14 +61,17 @@ class TimelineEntry(NamedTuple):
 
 @dataclass(slots=True, kw_only=True)
 class Record:
-    """One sequence. Times are the store's, in milliseconds."""
+    """What the store holds of one sequence beside prompt and journals. Times are by the store's clock, in milliseconds.
+
+    docs/protocol.md explains each field, and which function of the store writes it.
+    """
 
     seq_id: SequenceId
     request_id: RequestId
     body_hash: bytes
     state: SequenceState
     epoch: int = 0
-    owner: Incarnation = Incarnation("")  # empty if none
+    owner: Incarnation = Incarnation("")  # empty: none
     take_id: str = ""
     mig_id: str = ""
     mig_to: str = ""
@@ -89,11 +94,12 @@ class Record:
     crashes: int = 0
     suspects: tuple[Incarnation, ...] = ()
     cancel: bool = False
-    finishes: tuple[FinishReason, ...] = ()  # one per branch
-    num_tokens: tuple[int, ...] = ()  # journalled, one per branch
-    final_lengths: tuple[int, ...] = ()  # delivered, where a stop string cut; else as journalled
-    scores: tuple[float | None, ...] = ()  # sums of log probabilities of ended branches, where branches are ranked
-    failure: str = ""  # JSON of octavo.errors.Failure; empty if none
+    # One of each per branch:
+    finishes: tuple[FinishReason, ...] = ()
+    num_tokens: tuple[int, ...] = ()  # the journal's length
+    final_lengths: tuple[int, ...] = ()  # tokens delivered, which are fewer than journalled where a stop string cut
+    scores: tuple[float | None, ...] = ()  # sum of log probabilities, once the branch has ended, if branches are ranked
+    failure: str = ""  # JSON of octavo.errors.Failure; empty: none
     timeline: tuple[TimelineEntry, ...] = ()
 
 
@@ -126,7 +132,10 @@ def first_record(new: NewSequence, now_ms: int = 0) -> Record:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """A record with its prompt (if asked for) and the journals from the asked-for indexes on."""
+    """A record with its prompt and journals at one moment; `now_ms` is that moment by the store's clock.
+
+    The prompt is empty unless the caller asked for it. Each journal begins at the index that the caller asked for.
+    """
 
     record: Record
     prompt: tuple[int, ...]
@@ -139,30 +148,33 @@ class Admission:
     """One sequence that a router asks a worker to run. `octavo.validation.validate_admission` says what is allowed."""
 
     seq_id: SequenceId
-    epoch: int  # at which the worker owns it
+    epoch: int  # the epoch at which the worker owns it
     prompt: Sequence[int]
     sampling: SamplingParams  # seed and max_tokens are concrete
-    outputs: Sequence[Sequence[int]] = ()  # the journals of a replayed sequence, one per branch; none for a new one
+    outputs: Sequence[Sequence[int]] = ()  # the journals, one per branch, of a replayed sequence; empty for a new one
     finished_branches: Sequence[int] = ()
     salt: str = ""
     priority: int = 3  # 1 system, 2 interactive, 3 default, 4 bulk
     deadline_in_ms: int = 0  # 0: none
-    alone: bool = False  # no other sequence may be in its steps: it is suspected of killing workers
+    alone: bool = False  # no other sequence may run in its steps, because it is suspected of killing workers
 
 
 class AdmissionOutcome(Enum):
-    """What a worker answers to an admission."""
+    """Whether a worker runs a sequence that a router asked it to run."""
 
-    ADMITTED = "admitted"  # it waits or runs there at this epoch, perhaps since an earlier call
+    ADMITTED = "admitted"  # the sequence waits or runs there at this epoch, perhaps since an earlier call
     LATER = "later"  # the worker has no room now; another may have
-    NEVER = "never"  # it can never fit that worker
-    REJECTED = "rejected"  # the admission itself is wrong: no worker takes it
+    NEVER = "never"  # that worker can never hold the sequence
+    REJECTED = "rejected"  # the admission itself is wrong: no worker admits it
     STALE_EPOCH = "stale epoch"  # the worker knows the sequence at a newer epoch
 
 
 @dataclass(frozen=True, slots=True)
 class AdmissionAnswer:
-    """The outcome of one admission. Whatever is not ADMITTED says why in `failure`, except an old STALE_EPOCH."""
+    """The outcome of one admission.
+
+    Every outcome but ADMITTED has a failure that says why. STALE_EPOCH may come without one.
+    """
 
     outcome: AdmissionOutcome
     failure: Failure | None = None

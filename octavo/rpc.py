@@ -1,15 +1,15 @@
-"""gRPC plumbing: ServingErrors out as rich statuses and in again; servers and channels with one set of options.
+"""Servers, channels and errors over gRPC: a ServingError leaves a handler as a rich status and leaves a call as itself.
 
-    server = rpc.server()                      # servicers raise ServingErrors and know nothing of statuses
+    server = rpc.server()                      # its servicers raise ServingErrors and know no statuses
     health = rpc.add_standard_services(server, ["octavo.v1.Inference"])
 
     async with rpc.channel(endpoint) as channel:
-        with rpc.serving_errors():             # and so do calls
+        with rpc.serving_errors():             # calls raise ServingErrors, too
             await stub.Complete(request)
 
-What gRPC refuses before a handler is found, no interceptor sees, and it has no google.rpc.ErrorInfo. `error_from` names
-it by its code: an oversized message (RESOURCE_EXHAUSTED) is MessageTooLarge, a lost connection (UNAVAILABLE) is
-Unreachable, an unknown method is Unimplemented.
+Some calls fail before gRPC has found a handler: no interceptor sees them, and their statuses have no ErrorInfo.
+`error_from` names those by their code: an oversized message (RESOURCE_EXHAUSTED) is MessageTooLarge, a lost connection
+(UNAVAILABLE) is Unreachable, an unknown method is Unimplemented.
 """
 
 import logging
@@ -35,7 +35,7 @@ from octavo.errors import ServingError
 from octavo.health import Health
 
 DOMAIN = "octavo"
-MAX_DETAIL_BYTES = 1024  # of a message, and 256 of each metadata value: trailers are limited to 8 KiB
+MAX_DETAIL_BYTES = 1024  # of a message; a metadata value has 256 at most: trailers are limited to 8 KiB
 
 _log = logging.getLogger(__name__)
 
@@ -46,7 +46,7 @@ Options = list[tuple[str, Any]]
 
 
 def status_of(error: ServingError) -> Status:
-    """The status that carries everything `error_from` needs to make the same error again."""
+    """The status from which `error_from` makes the same error again."""
     status = Status(code=int(error.code), message=_clip(error.message, MAX_DETAIL_BYTES))
     metadata = {_clip(key, 64): _clip(value, 256) for key, value in error.metadata.items()}
     status.details.add().Pack(ErrorInfo(reason=error.reason, domain=DOMAIN, metadata=metadata))
@@ -56,7 +56,7 @@ def status_of(error: ServingError) -> Status:
 
 
 def error_from(rpc_error: grpc.RpcError) -> ServingError:
-    """The error behind a failed call: of the class its ErrorInfo names, else of the class that fits its code."""
+    """The error behind a failed call: of the class that its ErrorInfo names, or else that fits its code."""
     call = cast(grpc.Call, rpc_error)
     status = status_in(rpc_error)
     error = _error_of(status) if status else None
@@ -73,7 +73,7 @@ def status_in(rpc_error: grpc.RpcError) -> Status | None:
 
 @contextmanager
 def serving_errors() -> Iterator[None]:
-    """Calls made inside raise ServingErrors instead of grpc.RpcError. Works around `await` and `async for` too."""
+    """Calls inside this context raise ServingErrors instead of grpc.RpcErrors, also at `await` and `async for`."""
     try:
         yield
     except grpc.RpcError as error:
@@ -89,7 +89,7 @@ def _clip(text: object, max_bytes: int) -> str:
 
 
 def _error_of(status: Status) -> ServingError | None:
-    """None if the details are not ours or cannot be read: a proxy may have written them."""
+    """The error in the details; None if they cannot be read or are not of octavo: a proxy may have written them."""
     info, retry = ErrorInfo(), RetryInfo()
     try:
         for detail in status.details:
@@ -136,9 +136,9 @@ async def abort(context: grpc.aio.ServicerContext[Any, Any], error: ServingError
 class ErrorInterceptor(grpc.aio.ServerInterceptor):
     """Turns what handlers raise into statuses.
 
-    ServingErrors become their own. Cancellation and aborts pass. Anything else becomes INTERNAL with an id, under which
-    the log has the stack, but neither the request nor the exception's text. A unary request that cannot be parsed (a
-    `string` that is not UTF-8) becomes INVALID_ARGUMENT; gRPC alone would call it INTERNAL.
+    A ServingError becomes the status of its class. Cancellation and aborts pass unchanged. Any other exception becomes
+    INTERNAL with an id; the log has the stack under this id, but neither the request nor the exception's text. A unary
+    request that cannot be parsed (a `string` that is not UTF-8) becomes INVALID_ARGUMENT instead of gRPC's INTERNAL.
     """
 
     async def intercept_service(
@@ -160,7 +160,7 @@ def _wrapped(handler: Any, method: str) -> Any:
         behaviour = _guarded_generator(behaviour, method, parse)
     elif iscoroutinefunction(behaviour):
         behaviour = _guarded_coroutine(behaviour, method, parse)
-    else:  # a blocking handler, which gRPC runs in a thread: none of ours is one
+    else:  # a blocking handler, which gRPC runs in a thread; octavo has none
         return handler
     make = getattr(grpc, f"{name}_rpc_method_handler")
     deserializer = None if parse else handler.request_deserializer
@@ -216,12 +216,12 @@ def server(
     max_connection_age_ms: int | None = None,
     max_connection_age_grace_ms: int = 600_000,
 ) -> grpc.aio.Server:
-    """A server whose handlers raise ServingErrors. `internal` is for connections between routers and workers."""
+    """A server whose handlers raise ServingErrors. An `internal` one is for connections between routers and workers."""
     options: Options = [
         *_message_options(internal),
         *_keepalive_options(),
         ("grpc.http2.min_recv_ping_interval_without_data_ms", 5_000),
-        ("grpc.http2.max_ping_strikes", 0),  # a stalled peer's pings arrive in a bunch: no reason to end its streams
+        ("grpc.http2.max_ping_strikes", 0),  # a stalled peer's pings arrive in a bunch
         ("grpc.max_concurrent_streams", 256),
         ("grpc.max_metadata_size", limits.MAX_METADATA_BYTES),
         ("grpc.so_reuseport", 0),
@@ -237,7 +237,7 @@ def server(
 
 
 def add_standard_services(server: grpc.aio.Server, service_names: Iterable[str]) -> Health:
-    """Adds health (all NOT_SERVING until told), reflection and channelz. Call it before the server starts."""
+    """Adds health, reflection and channelz. Call it before the server starts. All services begin as NOT_SERVING."""
     names = list(service_names)
     health = Health(names)
     health_pb2_grpc.add_HealthServicer_to_server(health, server)
@@ -261,13 +261,13 @@ def channel(
 
 
 def channel_options(*, internal: bool = False) -> Options:
-    """The same for blocking channels: grpc.insecure_channel(endpoint, options=rpc.channel_options())."""
+    """The options of `channel`, for blocking ones: grpc.insecure_channel(endpoint, options=rpc.channel_options())."""
     return [
         *_message_options(internal),
         *_keepalive_options(),
         ("grpc.http2.max_pings_without_data", 0),
         ("grpc.initial_reconnect_backoff_ms", 100),
-        ("grpc.min_reconnect_backoff_ms", 2_000),  # how long one attempt to connect may take; refused ones end at once
+        ("grpc.min_reconnect_backoff_ms", 2_000),  # bounds one attempt to connect; a refused attempt ends at once
         ("grpc.max_reconnect_backoff_ms", 1_000),
         ("grpc.max_metadata_size", 2 * limits.MAX_METADATA_BYTES),
         ("grpc.enable_http_proxy", 0),  # an http_proxy variable is meant for the web, and would capture 127.0.0.1 too

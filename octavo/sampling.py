@@ -7,7 +7,7 @@ from types import MappingProxyType
 
 
 class FinishReason(IntEnum):
-    """Why a branch ended. Values are those of octavo.v1.FinishReason."""
+    """Why a branch ended; NONE while it runs. The values are those of octavo.v1.FinishReason."""
 
     NONE = 0
     STOP = 1
@@ -19,15 +19,15 @@ class FinishReason(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """How the next token is chosen and when generation ends; octavo.validation says what is allowed."""
+    """How tokens are chosen and when generation ends. octavo.validation says which values are allowed."""
 
     temperature: float = 1.0
     top_p: float = 1.0
     top_k: int = 0
     min_p: float = 0.0
     n: int = 1
-    best_of: int = 0  # 0: the same as n
-    max_tokens: int | None = None  # None: what is left of the context, at most 256
+    best_of: int = 0  # 0: as many as n
+    max_tokens: int | None = None  # None: what the prompt leaves of the context, at most 256
     min_tokens: int = 0
     stop: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
@@ -40,7 +40,7 @@ class SamplingParams:
     allowed_token_ids: tuple[int, ...] = ()
     banned_token_ids: tuple[int, ...] = ()
     seed: int | None = None
-    logprobs: int | None = None  # None: none; 0: of the chosen token alone
+    logprobs: int | None = None  # likeliest tokens reported beside each chosen one; None: no log probabilities at all
     prompt_logprobs: int | None = None
     beam_width: int = 0  # 0: no beam search
     length_penalty: float = 1.0
@@ -48,7 +48,7 @@ class SamplingParams:
 
     @property
     def num_branches(self) -> int:
-        """Branches that are generated and journalled (beams are not: only the n best are, at the end)."""
+        """How many branches are generated and journalled. Of a beam search, only the n best are, at its end."""
         return self.n if self.beam_width else max(self.n, self.best_of)
 
     @property
@@ -57,20 +57,23 @@ class SamplingParams:
 
     @property
     def ranked(self) -> bool:
-        """Whether branches compete, so that nothing can be shown before all have ended."""
+        """Whether branches compete: then no branch can be delivered before all have ended."""
         return self.beam_width > 0 or self.best_of > self.n
 
 
 @dataclass(slots=True, frozen=True)
 class TokenScore:
-    """A token's log probability and the likeliest tokens beside it, after what the request changes about logits."""
+    """The log probability of a token and the likeliest tokens beside it, after the request's adjustments of logits."""
 
     token_id: int
     logprob: float
     top: tuple[tuple[int, float], ...] = ()
-    raw: float | None = None  # by the model's own logits, where those were changed and branches are ranked
+    raw: float | None = None  # before adjustments, if there are any and branches are ranked
 
     @property
     def rank_logprob(self) -> float:
-        """What ranking sums: the model's own, so that a replay, which scores known tokens, comes to the same."""
+        """The log probability that ranking sums: the one before adjustments.
+
+        A replay scores tokens that are known already, without adjustments, and must come to the same sum.
+        """
         return self.logprob if self.raw is None else self.raw

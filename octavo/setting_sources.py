@@ -1,7 +1,7 @@
-"""Where the values of settings come from: flags, before environment variables, before a TOML file, before defaults.
+"""Where settings come from: a flag goes before a variable, that before a TOML file, that before the default.
 
-A name that no option has is an error that names the closest one, wherever it was written: a misspelt setting never
-silently does nothing.
+A name that no option has is an error that names the closest option, whichever source it stands in: a misspelt setting
+never silently does nothing.
 """
 
 import argparse
@@ -49,7 +49,7 @@ def load(cls: type[S], args: argparse.Namespace, environ: Mapping[str, str], fil
 
 
 def from_values(cls: type[S], given: Mapping[str, Any]) -> S:
-    """Settings from Python values by name, of the types that a file would have; the others have their defaults.
+    """Settings from Python values by name, of the types that a file would have. The other settings have their defaults.
 
     Raises SettingsError.
     """

@@ -24,7 +24,7 @@ _JOURNAL_HELP = "strict: a token is delivered once the journal has it; off: at o
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RouterSettings:
-    """A router."""
+    """The settings of a router."""
 
     program: ClassVar[str] = "router"
 
@@ -48,7 +48,7 @@ class RouterSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerSettings:
-    """A worker."""
+    """The settings of a worker."""
 
     program: ClassVar[str] = "worker"
 
@@ -112,7 +112,10 @@ class WorkerSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UpSettings:
-    """Everything on one machine. Its routers and workers take their own settings too, but for UP_DECIDES."""
+    """The settings of `octavo up`, which runs a store, routers and workers on one machine.
+
+    It takes the settings of routers and workers as well, except those in UP_DECIDES.
+    """
 
     program: ClassVar[str] = "up"
 
@@ -128,7 +131,7 @@ class UpSettings:
     log_level: str = option("info", "what to log", choices=telemetry.LEVELS)
 
 
-# What `octavo up` decides for each process by itself, so that it offers no flag for it.
+# Settings that `octavo up` chooses for each process, and offers no flag for.
 UP_DECIDES = ("listen", "admin_listen", "advertise", "worker_id", "router_id")
 
 S = TypeVar("S", bound=Settings)
@@ -150,7 +153,7 @@ def parse(cls: type[S], argv: Sequence[str] | None = None, *, environ: Mapping[s
 
 
 def add_common_arguments(parser: argparse.ArgumentParser) -> None:
-    """--config and --print-config."""
+    """Adds --config and --print-config."""
     parser.add_argument("--config", type=Path, metavar="FILE", help=f"a TOML file with settings [${CONFIG_VARIABLE}]")
     parser.add_argument(
         "--print-config", action="store_true", help="print the settings and where they came from, and end"
@@ -164,7 +167,7 @@ def from_args(
     environ: Mapping[str, str] | None = None,
     also_print: Sequence[type[Settings]] = (),
 ) -> S:
-    """The settings from flags, environment and file. Prints them and ends the program if --print-config is there.
+    """The settings from flags, environment and file. With --print-config, prints them and ends the program.
 
     `also_print` are the other classes of a command that has several: what is printed is then the whole file.
     """

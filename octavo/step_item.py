@@ -1,4 +1,4 @@
-"""What a worker tells routers of each branch: journalled tokens, as plain values. On the wire: octavo.v1.StepItem."""
+"""The items by which a worker tells routers of journalled tokens. Their wire form is octavo.v1.StepItem."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,15 +15,15 @@ class StepItem:
     seq_id: SequenceId
     epoch: int
     branch: int
-    first_index: int  # of token_ids in the branch's output
+    first_index: int  # the index of the first of token_ids in the branch's output
     token_ids: Sequence[int]
-    chain: int  # hash over prompt and output up to the last of token_ids
+    chain: int  # the chain after the last of token_ids
     finish: FinishReason = FinishReason.NONE
     failure: Failure | None = None  # with FinishReason.ERROR
-    scores: Sequence[TokenScore] = ()  # one per token, if log probabilities are asked for
-    prompt_scores: Sequence[TokenScore] = ()  # of prompt[1:], with the first item of branch 0, if asked for
-    cumulative_logprob: float | None = None  # of the branch up to here, where branches are ranked
-    cached_tokens: int | None = None  # prompt tokens found in the prefix cache; with the first item of a sequence
+    scores: Sequence[TokenScore] = ()  # one per token, if the request asks for log probabilities
+    prompt_scores: Sequence[TokenScore] = ()  # of prompt[1:], in branch 0's first item, if asked for
+    cumulative_logprob: float | None = None  # the branch's score up to here, if branches are ranked
+    cached_tokens: int | None = None  # prompt tokens found in the prefix cache; in the first item of a sequence
 
     @property
     def end(self) -> int:

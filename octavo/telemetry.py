@@ -1,6 +1,6 @@
-"""Logs: one line per event, for people or as JSON, each with the request, sequence and epoch it is about.
+"""Logs: one line per event, for people or as JSON, each with the request, sequence and epoch that it is about.
 
-Never a prompt, never a token, never the text of an exception, which may hold either.
+A log line never holds a prompt, a token, or the text of an exception, which may contain either.
 """
 
 import json
@@ -21,7 +21,10 @@ _context: ContextVar[dict[str, str | int] | None] = ContextVar("octavo_log_conte
 
 @contextmanager
 def about(**context: str | int) -> Iterator[None]:
-    """Every line logged inside, in this task and those it starts, carries these: about(request=..., epoch=...)."""
+    """Adds its arguments, as in about(request=..., epoch=...), to every line that is logged inside the context.
+
+    That includes lines of tasks that are started inside.
+    """
     token = _context.set({**(_context.get() or {}), **context})
     try:
         yield
@@ -30,7 +33,7 @@ def about(**context: str | int) -> Iterator[None]:
 
 
 def configure(program: str, *, form: str = "human", level: str = "info", stream: TextIO | None = None) -> None:
-    """Sends the logs of this process to `stream` (stderr). Calling it again replaces what was there."""
+    """Sends the logs of this process to `stream`, or to stderr. A second call replaces the effect of the first."""
     handler = logging.StreamHandler(stream if stream is not None else sys.stderr)
     handler.setFormatter(JsonFormatter(program) if form == "json" else HumanFormatter(program))
     root = logging.getLogger()
@@ -39,7 +42,7 @@ def configure(program: str, *, form: str = "human", level: str = "info", stream:
 
 
 def stack_of(error: BaseException) -> str:
-    """Where an error came from and its class, with that of its causes, but not what it says."""
+    """The stack and the class of an error and of its causes, without their texts."""
     lines: list[str] = []
     seen: set[int] = set()
     current: BaseException | None = error
@@ -54,7 +57,7 @@ def stack_of(error: BaseException) -> str:
 
 
 class JsonFormatter(logging.Formatter):
-    """One JSON object per line: time, level, program, logger, message, the context, and `stack` after an error."""
+    """Writes one JSON object per line: time, level, program, logger, message, context; `stack` after an error."""
 
     def __init__(self, program: str) -> None:
         super().__init__()
@@ -75,7 +78,7 @@ class JsonFormatter(logging.Formatter):
 
 
 class HumanFormatter(logging.Formatter):
-    """`12:34:56.789 router  info  message  seq=... epoch=...`, and the stack below if there was an error."""
+    """Writes `12:34:56.789 router  info  message  seq=... epoch=...`, and after an error the stack below it."""
 
     def __init__(self, program: str) -> None:
         super().__init__()

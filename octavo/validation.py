@@ -1,8 +1,8 @@
 """The one validator, used where requests enter a router and where admissions enter a worker.
 
-Every function passes or raises errors.InvalidArgument with the field, what is wrong, and what would be right; for any
-value whatever it raises nothing else. What passes cannot raise inside the engine. Comparisons are written positively
-(`low <= value <= high`), so that NaN fails them. Messages never quote a prompt or a stop string.
+Every function returns, or raises errors.InvalidArgument with the field, what is wrong, and what would be right. It
+raises nothing else, whatever the value. A value that passes cannot raise an error inside the engine. Comparisons are
+written positively (`low <= value <= high`), so that NaN fails them. Messages never quote a prompt or a stop string.
 """
 
 import re
@@ -31,7 +31,7 @@ def validate_sampling(
 ) -> None:
     """Checks everything about `params` that does not depend on the prompt.
 
-    With `eos_token_ids` it also refuses parameters under which no token at all may be generated before min_tokens.
+    With `eos_token_ids` it also refuses parameters that allow no token at all before min_tokens is reached.
     """
     for field, allowed in limits.NUMBERS.items():
         _check_number(field, getattr(params, field), allowed)
@@ -52,7 +52,7 @@ def validate_sampling(
 
 
 def check_count(field: str, values: Collection[object]) -> None:
-    """Refuses a list that is longer than its limit; cheap, so that it can run before the list is copied."""
+    """Refuses a list that is longer than its limit. It is cheap, and so can run before the list is copied."""
     if not len(values) <= limits.COUNTS[field]:
         raise InvalidArgument(field, f"{len(values)} entries are too many; at most {limits.COUNTS[field]}")
 
@@ -121,7 +121,7 @@ def _check_beams(params: SamplingParams) -> None:
 
 
 def _check_some_token_is_left(params: SamplingParams, vocab_size: int, eos_token_ids: Collection[int]) -> None:
-    """A row of logits that are all minus infinity is an error inside the engine, so it must not begin."""
+    """Refuses parameters that leave no token: a row of logits that are all minus infinity is an error in the engine."""
     refused = set(params.banned_token_ids)
     _check_not_all_refused(params, refused, vocab_size, "banned_token_ids", "leaves no token that may be generated")
     if params.min_tokens:
@@ -151,7 +151,7 @@ def validate_prompt(
     context_tokens: int,
     field: str = "token_ids",
 ) -> None:
-    """Checks a prompt, and that it fits the context together with what `params` (validated) ask for."""
+    """Checks a prompt, and that the context has room for it and for the tokens that `params` (validated) ask for."""
     num_prompt = len(token_ids)
     if not num_prompt:
         raise InvalidArgument(field, "the prompt is empty; at least one token is needed")
@@ -176,7 +176,7 @@ def validate_prompt(
 def resolve(
     params: SamplingParams, *, prompt_len: int, context_tokens: int, seed_source: Callable[[], int]
 ) -> SamplingParams:
-    """`params` (validated with their prompt) with max_tokens, best_of and seed made concrete."""
+    """`params`, validated with their prompt, with concrete values for max_tokens, best_of and seed."""
     max_tokens = params.max_tokens
     if max_tokens is None:
         max_tokens = min(limits.DEFAULT_MAX_TOKENS, context_tokens - prompt_len)
@@ -185,7 +185,7 @@ def resolve(
 
 
 def validate_text(data: bytes, field: str, *, context_tokens: int, allow_empty: bool = False) -> str:
-    """The text of `data`. Far too long data is refused before any work is spent on it."""
+    """The text of `data`. Data that is far too long is refused before any work is spent on it."""
     if type(data) is not bytes:
         raise InvalidArgument(field, "must be bytes of UTF-8")
     max_bytes = limits.MAX_TEXT_BYTES_PER_CONTEXT_TOKEN * context_tokens
@@ -200,7 +200,7 @@ def validate_text(data: bytes, field: str, *, context_tokens: int, allow_empty: 
 
 
 def validate_chat(messages: Sequence[tuple[str, bytes]], *, context_tokens: int) -> list[tuple[str, str]]:
-    """The messages, as (role, content), with the text of each content."""
+    """The messages, as pairs of role and content, with each content decoded."""
     if not 1 <= len(messages) <= limits.MAX_CHAT_MESSAGES:
         raise InvalidArgument("chat.messages", f"{len(messages)} messages; allowed is 1 to {limits.MAX_CHAT_MESSAGES}")
     max_bytes = limits.MAX_TEXT_BYTES_PER_CONTEXT_TOKEN * context_tokens
@@ -271,7 +271,10 @@ def _check_outputs(
 
 
 def check_token_ids(field: str, token_ids: Sequence[int], below: int, *, what: str = "token id") -> None:
-    """All in [0, below). Runs at C speed, because prompts are long; looks for the culprit only if there is one."""
+    """Checks that all ids are in [0, below).
+
+    Prompts are long, so the check runs in C. Only if it fails, a loop looks for the id to name.
+    """
     try:
         if not token_ids or max(array("I", token_ids)) < below:
             return
@@ -292,7 +295,7 @@ def _listed(field: str, values: object) -> Sequence[Any]:
 
 
 def _shown(value: object) -> str:
-    """A number as it may stand in a message: short, and never a text somebody sent."""
+    """A value as it may stand in a message: short, and never a text that a client sent."""
     if type(value) is float:
         return f"{value:g}"
     if isinstance(value, int) and -(2**64) < value < 2**64:

@@ -1,4 +1,4 @@
-"""Between wire messages and plain values. Inside the programs there are only plain values.
+"""Converts between wire messages and plain values. Inside the programs there are only plain values.
 
 A float on the wire has 32 bits, so `sampling_from_wire(sampling_to_wire(params))` equals `params` rounded to float32.
 """
@@ -28,7 +28,7 @@ _SCALARS = tuple(name for name in SamplingParams.__dataclass_fields__ if name no
 
 
 def sampling_from_wire(message: types_pb2.SamplingParams) -> SamplingParams:
-    """Fields left out take their defaults. Lists over their limit are refused before they are copied."""
+    """A field that the message leaves out has its default. A list over its limit is refused before it is copied."""
     values: dict[str, Any] = {}
     for descriptor, value in message.ListFields():
         name = descriptor.name
@@ -40,7 +40,7 @@ def sampling_from_wire(message: types_pb2.SamplingParams) -> SamplingParams:
 
 
 def sampling_to_wire(params: SamplingParams) -> types_pb2.SamplingParams:
-    """Every value is written out, defaults too: the receiver may be of another version, with other defaults."""
+    """Writes out every value, defaults too: the receiver may be of another version, with other defaults."""
     message = _without_bias(params)
     for token_id, bias in params.logit_bias.items():
         message.logit_bias[token_id] = bias + 0.0
@@ -48,10 +48,11 @@ def sampling_to_wire(params: SamplingParams) -> types_pb2.SamplingParams:
 
 
 def sampling_bytes(params: SamplingParams) -> bytes:
-    """The canonical form: equal parameters have equal bytes, whoever wrote them and in whatever order.
+    """The canonical form: equal parameters have equal bytes in every process and version of protobuf.
 
-    Protobuf's own deterministic mode orders maps downwards in one implementation and upwards in another. So the map is
-    appended here, by rising token id: messages may be concatenated.
+    Protobuf's own deterministic mode orders maps downwards in one implementation and upwards in another. So this
+    function appends the entries of `logit_bias` itself, by rising token id. Protobuf allows that: concatenated
+    messages are one message.
     """
     parts = [_without_bias(params).SerializeToString(deterministic=True)]
     for token_id in sorted(params.logit_bias):
@@ -74,7 +75,7 @@ def _without_bias(params: SamplingParams) -> types_pb2.SamplingParams:
 
 
 def sampling_from_bytes(data: bytes) -> SamplingParams:
-    """From a record. Raises HistoryLost if it is not what `sampling_bytes` wrote."""
+    """The parameters in a record. Raises HistoryLost if `data` is not what `sampling_bytes` wrote."""
     try:
         return sampling_from_wire(types_pb2.SamplingParams.FromString(data))
     except DecodeError as error:
@@ -84,7 +85,10 @@ def sampling_from_bytes(data: bytes) -> SamplingParams:
 
 
 def request_hash(request: inference_pb2.GenerateRequest) -> bytes:
-    """Tells a retry of a request from another body under the same id, on whatever router. The request must be valid."""
+    """A hash of the request, equal on every router, that tells a retry from another body under the same request id.
+
+    The request must be valid.
+    """
     rest = inference_pb2.GenerateRequest()
     rest.CopyFrom(request)
     rest.ClearField("sampling")
@@ -108,7 +112,7 @@ def finish_to_wire(reason: FinishReason) -> types_pb2.FinishReason:
 
 
 def finish_from_wire(value: "types_pb2.FinishReason | int") -> FinishReason:
-    """A reason that only a newer process knows is an ERROR here."""
+    """The reason. One that only a newer process knows becomes ERROR."""
     try:
         return FinishReason(value)
     except ValueError:
@@ -154,7 +158,7 @@ def item_to_wire(item: StepItem) -> worker_pb2.StepItem:
 
 
 def item_from_wire(message: worker_pb2.StepItem) -> StepItem:
-    """Each router does this for every token it relays, so what is rare is looked at only where it is there."""
+    """The item. A router converts one for every token that it relays, so rare fields are read only if they are set."""
     item = StepItem(
         SequenceId(message.seq_id),
         message.epoch,
@@ -204,7 +208,7 @@ def admission_to_wire(admission: Admission) -> worker_pb2.Admission:
 
 
 def admission_from_wire(message: worker_pb2.Admission) -> Admission:
-    """Raises InvalidArgument for a list of its sampling parameters that is over its limit."""
+    """The admission. Raises InvalidArgument if a list of its sampling parameters is over its limit."""
     return Admission(
         seq_id=SequenceId(message.seq_id),
         epoch=message.epoch,
@@ -228,7 +232,7 @@ def answer_to_wire(seq_id: str, answer: AdmissionAnswer) -> worker_pb2.Admission
 
 
 def answer_from_wire(message: worker_pb2.AdmissionResult) -> AdmissionAnswer:
-    """An outcome that only a newer worker knows is LATER here: another worker may take the sequence."""
+    """The answer. An outcome that only a newer worker knows becomes LATER: another worker may admit the sequence."""
     outcome = _OUTCOMES_BY_VALUE.get(message.outcome, AdmissionOutcome.LATER)
     return AdmissionAnswer(outcome, failure_from_wire(message.failure) if message.HasField("failure") else None)
 
@@ -262,5 +266,5 @@ def limits_to_wire() -> inference_pb2.Limits:
 
 
 def defaults_to_wire() -> types_pb2.SamplingParams:
-    """What a field left out means, for ListModels."""
+    """The sampling parameters of a request that sets none, for ListModels."""
     return sampling_to_wire(_DEFAULTS)

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from gpu_worker.models import rope
-from gpu_worker.models.rope import Rope
-from gpu_worker.ops import BlockSparse
+from gpu_worker.models.rope import RopeParameters
+from gpu_worker.ops import BlockSparsePattern
 from octavo.errors import BadModel
 
 LLAMA_LIKE = ("llama", "mistral", "qwen2", "qwen3", "smollm3")
@@ -25,9 +25,9 @@ class LlamaConfig:
     head_dim: int
     context_tokens: int
     norm_eps: float
-    rope: Rope
+    rope: RopeParameters
     windows: tuple[int, ...]  # per layer; 0: sees everything
-    sparse: tuple[BlockSparse | None, ...]  # per layer
+    sparse: tuple[BlockSparsePattern | None, ...]  # per layer
     rotated: tuple[bool, ...]  # per layer: whether positions are encoded at all
     tied: bool  # the output projection is the embedding
 
@@ -58,7 +58,7 @@ class LlamaConfig:
             head_dim=head_dim,
             context_tokens=int(config["max_position_embeddings"]),
             norm_eps=float(config["rms_norm_eps"]),
-            rope=Rope.from_config(config, head_dim),
+            rope=RopeParameters.from_config(config, head_dim),
             windows=windows,
             sparse=tuple(_sparse(config, layer, num_heads) for layer in range(num_layers)),
             rotated=tuple(bool(no_rope[layer]) for layer in range(num_layers)),
@@ -77,7 +77,7 @@ def is_llama_like(config: Mapping[str, Any]) -> bool:
     )
 
 
-def _sparse(config: Mapping[str, Any], layer: int, num_heads: int) -> BlockSparse | None:
+def _sparse(config: Mapping[str, Any], layer: int, num_heads: int) -> BlockSparsePattern | None:
     """Which keys `layer` leaves out, by the names of Phi-3-small's configuration; None: none."""
     stride, dense_every = (
         int(config.get(name) or 0) for name in ("blocksparse_vert_stride", "dense_attention_every_n_layers")
@@ -88,7 +88,7 @@ def _sparse(config: Mapping[str, Any], layer: int, num_heads: int) -> BlockSpars
     if local < 1 or size < 1:
         raise BadModel(f"config.json: block-sparse attention to {local} blocks of {size} keys")
     step = 0 if config.get("blocksparse_homo_head_pattern") else max(1, stride // num_heads)
-    return BlockSparse(local_blocks=local, vert_stride=stride, block_size=size, head_step=step)
+    return BlockSparsePattern(local_blocks=local, vert_stride=stride, block_size=size, head_step=step)
 
 
 def _window(config: Mapping[str, Any], layer: int) -> int:

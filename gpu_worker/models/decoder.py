@@ -5,7 +5,7 @@ from typing import Protocol
 
 from torch import Tensor
 
-from gpu_worker.ops import Batch
+from gpu_worker.ops import TokenBatch
 
 
 class Decoder(Protocol):
@@ -22,7 +22,7 @@ class Decoder(Protocol):
     capturable: bool
     batch_invariant: bool  # whether it computes a sequence's rows without the others', if its ops do
 
-    def forward(self, batch: Batch, kv: Sequence[Tensor], rows: Tensor) -> Tensor:
+    def forward(self, batch: TokenBatch, kv: Sequence[Tensor], rows: Tensor) -> Tensor:
         """Runs all tokens of the batch, writing keys and values into `kv` (one tensor per layer).
 
         The result has one row for each of `rows` (int64, tokens of the batch) and is what `logits` takes.

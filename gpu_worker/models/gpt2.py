@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from gpu_worker.models.llama import Progress
-from gpu_worker.models.weights import Taker, WeightSource
-from gpu_worker.ops import AttentionOptions, Batch, Ops
+from gpu_worker.models.llama import ProgressCallback
+from gpu_worker.models.weights import CheckpointReader, WeightSource
+from gpu_worker.ops import AttentionOptions, Ops, TokenBatch
 from octavo.errors import BadModel
 
 
@@ -62,16 +62,18 @@ def is_gpt2(config: Mapping[str, Any]) -> bool:
     )
 
 
-def prepare(source: WeightSource, config: Gpt2Config, dtype: torch.dtype, on_tensor: Progress) -> dict[str, Tensor]:
+def prepare(
+    source: WeightSource, config: Gpt2Config, dtype: torch.dtype, on_tensor: ProgressCallback
+) -> dict[str, Tensor]:
     """The decoder's tensors, matrices turned to [out, in]."""
-    taker = Taker(source, dtype, on_tensor)
-    root = "transformer." if "transformer.wte.weight" in taker else ""
+    checkpoint = CheckpointReader(source, dtype, on_tensor)
+    root = "transformer." if "transformer.wte.weight" in checkpoint else ""
     hidden, inner = config.hidden_size, config.intermediate_size
     tensors = {
-        "embedding": taker.take(f"{root}wte.weight", (config.vocab_size, hidden)),
-        "positions": taker.take(f"{root}wpe.weight", (config.context_tokens, hidden)),
-        "norm": taker.take(f"{root}ln_f.weight", (hidden,)),
-        "norm_bias": taker.take(f"{root}ln_f.bias", (hidden,)),
+        "embedding": checkpoint.read_tensor(f"{root}wte.weight", (config.vocab_size, hidden)),
+        "positions": checkpoint.read_tensor(f"{root}wpe.weight", (config.context_tokens, hidden)),
+        "norm": checkpoint.read_tensor(f"{root}ln_f.weight", (hidden,)),
+        "norm_bias": checkpoint.read_tensor(f"{root}ln_f.bias", (hidden,)),
     }
     matrices = {
         "qkv": ("attn.c_attn", hidden, 3 * hidden),
@@ -82,14 +84,18 @@ def prepare(source: WeightSource, config: Gpt2Config, dtype: torch.dtype, on_ten
     for layer in range(config.num_layers):
         prefix = f"{root}h.{layer}."
         for name, (stored, columns, rows) in matrices.items():
-            tensors[f"{layer}.{name}"] = taker.take(f"{prefix}{stored}.weight", (columns, rows)).T.contiguous()
-            tensors[f"{layer}.{name}_bias"] = taker.take(f"{prefix}{stored}.bias", (rows,))
+            tensors[f"{layer}.{name}"] = checkpoint.read_tensor(
+                f"{prefix}{stored}.weight", (columns, rows)
+            ).T.contiguous()
+            tensors[f"{layer}.{name}_bias"] = checkpoint.read_tensor(f"{prefix}{stored}.bias", (rows,))
         for name, norm in {"input_norm": "ln_1", "mlp_norm": "ln_2"}.items():
-            tensors[f"{layer}.{name}"] = taker.take(f"{prefix}{norm}.weight", (hidden,))
-            tensors[f"{layer}.{name}_bias"] = taker.take(f"{prefix}{norm}.bias", (hidden,))
+            tensors[f"{layer}.{name}"] = checkpoint.read_tensor(f"{prefix}{norm}.weight", (hidden,))
+            tensors[f"{layer}.{name}_bias"] = checkpoint.read_tensor(f"{prefix}{norm}.bias", (hidden,))
     if not config.tied:
-        tensors["head"] = taker.take("lm_head.weight", (config.vocab_size, hidden))
-    taker.finish(lambda name: name.endswith((".attn.bias", ".attn.masked_bias")) or name == "lm_head.weight")
+        tensors["head"] = checkpoint.read_tensor("lm_head.weight", (config.vocab_size, hidden))
+    checkpoint.check_all_read(
+        lambda name: name.endswith((".attn.bias", ".attn.masked_bias")) or name == "lm_head.weight"
+    )
     return tensors
 
 
@@ -114,7 +120,7 @@ class Gpt2Decoder:
         scales = [base / (layer + 1 if config.scaled_by_layer else 1) for layer in range(config.num_layers)]
         self._options = [AttentionOptions(scale=scale) for scale in scales]
 
-    def forward(self, batch: Batch, kv: Sequence[Tensor], rows: Tensor) -> Tensor:
+    def forward(self, batch: TokenBatch, kv: Sequence[Tensor], rows: Tensor) -> Tensor:
         x = self._tensors["embedding"][batch.token_ids] + self._tensors["positions"][batch.positions]
         for layer in range(self.num_layers):
             x = x + self._attend(layer, self._layer_norm(x, f"{layer}.input_norm"), kv[layer], batch)
@@ -125,7 +131,7 @@ class Gpt2Decoder:
     def logits(self, hidden: Tensor) -> Tensor:
         return self._ops.linear(hidden, self._head)
 
-    def _attend(self, layer: int, x: Tensor, kv: Tensor, batch: Batch) -> Tensor:
+    def _attend(self, layer: int, x: Tensor, kv: Tensor, batch: TokenBatch) -> Tensor:
         heads = self._linear(x, f"{layer}.qkv").view(x.shape[0], 3 * self.num_kv_heads, self.head_dim)
         queries, keys, values = heads.chunk(3, dim=1)
         self._ops.cache_write(kv, keys, values, batch)

@@ -15,13 +15,13 @@ SLAB = 64 << 20
 LINE = 64  # every piece begins at a multiple of it
 
 
-class HugePages:
+class HugePageAllocator:
     """Hands out pieces of slabs, one after the other. A slab lives as long as a piece of it."""
 
     def __init__(self) -> None:
         self._rest = torch.empty(0, dtype=torch.uint8)
 
-    def take(self, size: int) -> Tensor:
+    def allocate(self, size: int) -> Tensor:
         """`size` bytes, zero."""
         taken = -(-size // LINE) * LINE
         if taken > len(self._rest):

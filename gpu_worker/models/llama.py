@@ -3,7 +3,7 @@
 RMS norms, rotary positions, grouped heads, gated MLP.
 
 `prepare` brings a checkpoint into the form `LlamaDecoder` runs: query, key and value projections in one matrix, gate
-and up in another. That form is what models/cache.py keeps, so that it can be mapped from disk and shared by workers.
+and up in another. models/weight_cache.py keeps that form, so that workers can map it from disk and share it.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -14,36 +14,40 @@ import torch
 from torch import Tensor
 
 from gpu_worker.models.config import LlamaConfig
-from gpu_worker.models.weights import Taker, WeightSource
-from gpu_worker.ops import AttentionOptions, Batch, Ops
+from gpu_worker.models.weights import CheckpointReader, WeightSource
+from gpu_worker.ops import AttentionOptions, Ops, TokenBatch
 
-Progress = Callable[[int, int], None]
+ProgressCallback = Callable[[int, int], None]
 M = TypeVar("M")
-Stack = Callable[[list[str], list[tuple[int, ...]]], M]  # tensors by name and shape, one below the other
+StackTensors = Callable[[list[str], list[tuple[int, ...]]], M]  # tensors by name and shape, one below the other
 
 
-def prepare(source: WeightSource, config: LlamaConfig, dtype: torch.dtype, on_tensor: Progress) -> dict[str, Tensor]:
+def prepare(
+    source: WeightSource, config: LlamaConfig, dtype: torch.dtype, on_tensor: ProgressCallback
+) -> dict[str, Tensor]:
     """The decoder's tensors by our names, in `dtype`. The checkpoint must have exactly what the configuration says."""
-    taker = Taker(source, dtype, on_tensor)
-    return collect(taker, taker.stack, config)
+    checkpoint = CheckpointReader(source, dtype, on_tensor)
+    return collect(checkpoint, checkpoint.read_stacked, config)
 
 
-def collect(taker: Taker, matrix: Stack[M], config: LlamaConfig) -> dict[str, Tensor | M]:
+def collect(checkpoint: CheckpointReader, matrix: StackTensors[M], config: LlamaConfig) -> dict[str, Tensor | M]:
     """The same with each matrix, and the embedding, as `matrix` makes it of one or more tensors."""
     hidden, vocab = config.hidden_size, config.vocab_size
     tensors: dict[str, Tensor | M] = {
         "embedding": matrix(["model.embed_tokens.weight"], [(vocab, hidden)]),
-        "norm": taker.take("model.norm.weight", (hidden,)),
+        "norm": checkpoint.read_tensor("model.norm.weight", (hidden,)),
     }
     for layer in range(config.num_layers):
-        tensors |= {f"{layer}.{name}": tensor for name, tensor in _layer(taker, matrix, config, layer).items()}
+        tensors |= {f"{layer}.{name}": tensor for name, tensor in _layer(checkpoint, matrix, config, layer).items()}
     if not config.tied:
         tensors["head"] = matrix(["lm_head.weight"], [(vocab, hidden)])
-    taker.finish(lambda name: "rotary_emb" in name or name == "lm_head.weight")
+    checkpoint.check_all_read(lambda name: "rotary_emb" in name or name == "lm_head.weight")
     return tensors
 
 
-def _layer(taker: Taker, matrix: Stack[M], config: LlamaConfig, layer: int) -> dict[str, Tensor | M]:
+def _layer(
+    checkpoint: CheckpointReader, matrix: StackTensors[M], config: LlamaConfig, layer: int
+) -> dict[str, Tensor | M]:
     prefix = f"model.layers.{layer}."
     hidden, inner = config.hidden_size, config.intermediate_size
     queries, keys = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
@@ -56,19 +60,21 @@ def _layer(taker: Taker, matrix: Stack[M], config: LlamaConfig, layer: int) -> d
     tensors: dict[str, Tensor | M] = {}
     for name, (sources, rows, columns) in parts.items():
         tensors[name] = matrix([f"{prefix}{s}.weight" for s in sources], [(r, columns) for r in rows])
-        if f"{prefix}{sources[0]}.bias" in taker:
-            tensors[f"{name}_bias"] = taker.stack([f"{prefix}{s}.bias" for s in sources], [(r,) for r in rows])
+        if f"{prefix}{sources[0]}.bias" in checkpoint:
+            tensors[f"{name}_bias"] = checkpoint.read_stacked(
+                [f"{prefix}{s}.bias" for s in sources], [(r,) for r in rows]
+            )
     norms = {"input_norm": "input_layernorm", "mlp_norm": "post_attention_layernorm"}
     for name, norm in norms.items():
-        tensors[name] = taker.take(f"{prefix}{norm}.weight", (hidden,))
+        tensors[name] = checkpoint.read_tensor(f"{prefix}{norm}.weight", (hidden,))
     for name in ("q_norm", "k_norm"):
-        if f"{prefix}self_attn.{name}.weight" in taker:
-            tensors[name] = taker.take(f"{prefix}self_attn.{name}.weight", (config.head_dim,))
+        if f"{prefix}self_attn.{name}.weight" in checkpoint:
+            tensors[name] = checkpoint.read_tensor(f"{prefix}self_attn.{name}.weight", (config.head_dim,))
     return tensors
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
-class Layer:
+class LlamaLayer:
     """One layer's tensors; weights are [out, in]."""
 
     input_norm: Tensor  # [hidden]
@@ -112,7 +118,7 @@ class LlamaDecoder:
         kinds = {kind: AttentionOptions(scale=scale, window=kind[0], sparse=kind[1]) for kind in set(layers)}
         self._options = [kinds[kind] for kind in layers]
 
-    def forward(self, batch: Batch, kv: Sequence[Tensor], rows: Tensor) -> Tensor:
+    def forward(self, batch: TokenBatch, kv: Sequence[Tensor], rows: Tensor) -> Tensor:
         ops, eps = self._ops, self.config.norm_eps
         cos, sin = self._cos[batch.positions], self._sin[batch.positions]
         x = self._embedding[batch.token_ids]
@@ -128,7 +134,7 @@ class LlamaDecoder:
     def logits(self, hidden: Tensor) -> Tensor:
         return self._ops.linear(hidden, self._head)
 
-    def _attend(self, index: int, x: Tensor, kv: Tensor, batch: Batch, cos: Tensor, sin: Tensor) -> Tensor:
+    def _attend(self, index: int, x: Tensor, kv: Tensor, batch: TokenBatch, cos: Tensor, sin: Tensor) -> Tensor:
         layer, config, ops = self._layers[index], self.config, self._ops
         heads = ops.linear(x, layer.qkv, layer.qkv_bias).view(x.shape[0], -1, config.head_dim)
         queries, keys, values = heads.split((config.num_heads, config.num_kv_heads, config.num_kv_heads), dim=1)
@@ -142,11 +148,11 @@ class LlamaDecoder:
         attended = ops.paged_attention(queries, kv, batch, self._options[index])
         return ops.linear(attended.reshape(x.shape[0], -1), layer.out, layer.out_bias)
 
-    def _mlp(self, layer: Layer, x: Tensor) -> Tensor:
+    def _mlp(self, layer: LlamaLayer, x: Tensor) -> Tensor:
         inner = self._ops.silu_and_mul(self._ops.linear(x, layer.gate_up, layer.gate_up_bias))
         return self._ops.linear(inner, layer.down, layer.down_bias)
 
 
-def _take_layer(tensors: Mapping[str, Tensor], layer: int) -> Layer:
+def _take_layer(tensors: Mapping[str, Tensor], layer: int) -> LlamaLayer:
     prefix = f"{layer}."
-    return Layer(**{name.removeprefix(prefix): x for name, x in tensors.items() if name.startswith(prefix)})
+    return LlamaLayer(**{name.removeprefix(prefix): x for name, x in tensors.items() if name.startswith(prefix)})

@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from gpu_worker.models import gpt2, llama, native_llama
-from gpu_worker.models.cache import PreparedCache
 from gpu_worker.models.config import LlamaConfig, is_llama_like
 from gpu_worker.models.decoder import Decoder
 from gpu_worker.models.fingerprint import CONTENT_FILES, model_fingerprint, sample_file
@@ -20,6 +19,7 @@ from gpu_worker.models.gguf_tensors import GgufSource, read_config
 from gpu_worker.models.locate import locate
 from gpu_worker.models.native_llama import NativeLlamaDecoder
 from gpu_worker.models.packing import SCHEMES
+from gpu_worker.models.weight_cache import WeightCache
 from gpu_worker.models.weights import SafetensorsSource, WeightSource, weight_files
 from gpu_worker.ops import Ops
 from gpu_worker.ops.native_cpu import NativeCpuOps
@@ -29,7 +29,7 @@ from octavo.gguf import GgufFile
 log = logging.getLogger(__name__)
 CACHE_VERSION = 1  # of what `prepare` makes and dequantization computes
 
-Progress = Callable[[int, int], None]  # (tensors done, tensors in all)
+ProgressCallback = Callable[[int, int], None]  # (tensors done, tensors in all)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,7 +52,7 @@ def load_model(
     ops: Ops,
     quantization: str = "auto",
     cache_dir: Path | None = None,
-    on_progress: Progress | None = None,
+    on_progress: ProgressCallback | None = None,
 ) -> LoadedModel:
     """Loads a GGUF file, a directory, `smollm2`, or a name on the hub.
 
@@ -64,16 +64,16 @@ def load_model(
     if quantization not in SCHEMES:
         raise InvalidArgument("quantization", f"{quantization!r} is not one of {', '.join(SCHEMES)}")
     found = locate(model)
-    progress = on_progress or _LogProgress(found.name)
+    progress = on_progress or _ProgressLogger(found.name)
     load = _load_gguf if found.path.is_file() else _load_directory
-    how = _How(device, dtype, ops, quantization, cache_dir, progress)
+    how = _LoadOptions(device, dtype, ops, quantization, cache_dir, progress)
     loaded = load(found.name, found.path, how)
     seconds = time.monotonic() - started
     log.info("model %s (%s, %s) loaded in %.1f s", found.name, loaded.decoder.name, loaded.dtype, seconds)
     return loaded
 
 
-class _LogProgress:
+class _ProgressLogger:
     """A line in the log every few seconds."""
 
     EVERY_S = 2.0
@@ -89,7 +89,7 @@ class _LogProgress:
             log.info("loading %s: %d of %d tensors", self._name, done, total)
 
 
-def _load_gguf(name: str, path: Path, how: "_How") -> LoadedModel:
+def _load_gguf(name: str, path: Path, how: "_LoadOptions") -> LoadedModel:
     dtype = how.dtype or (torch.float32 if how.device.type == "cpu" else torch.bfloat16)
     with GgufFile(path) as file:
         content = read_config(file)
@@ -111,10 +111,10 @@ def _load_gguf(name: str, path: Path, how: "_How") -> LoadedModel:
 
 
 def _dequantized(
-    path: Path, source: GgufSource, config: LlamaConfig, dtype: torch.dtype, how: "_How"
+    path: Path, source: GgufSource, config: LlamaConfig, dtype: torch.dtype, how: "_LoadOptions"
 ) -> dict[str, Tensor]:
     """The decoder's tensors, from the cache if they are there."""
-    cache = PreparedCache(how.cache_dir) if how.cache_dir else None
+    cache = WeightCache(how.cache_dir) if how.cache_dir else None
     key = _cache_key(path, dtype)
     tensors = cache.load(path.stem, key) if cache else None
     if tensors is None:
@@ -132,7 +132,7 @@ def _cache_key(path: Path, dtype: torch.dtype) -> str:
     return f"{sample_file(path).hex()[:16]}-{stat.st_size:x}-{stat.st_mtime_ns:x}-{dtype_name}-v{CACHE_VERSION}"
 
 
-def _load_directory(name: str, path: Path, how: "_How") -> LoadedModel:
+def _load_directory(name: str, path: Path, how: "_LoadOptions") -> LoadedModel:
     content = _read_json(path / "config.json")
     dtype = how.dtype or (torch.float32 if how.device.type == "cpu" else _stored_dtype(content))
     decoder = _decoder(path, content, dtype, how)
@@ -147,7 +147,7 @@ def _load_directory(name: str, path: Path, how: "_How") -> LoadedModel:
     )
 
 
-def _decoder(path: Path, content: Mapping[str, Any], dtype: torch.dtype, how: "_How") -> Decoder:
+def _decoder(path: Path, content: Mapping[str, Any], dtype: torch.dtype, how: "_LoadOptions") -> Decoder:
     """Our own decoder if it computes what the configuration says, else the model's own code."""
     if is_llama_like(content):
         config = LlamaConfig.from_dict(content)
@@ -165,13 +165,13 @@ def _decoder(path: Path, content: Mapping[str, Any], dtype: torch.dtype, how: "_
     return TransformersDecoder.load(path, dtype, how.ops, how.device)
 
 
-def _native(source: WeightSource, config: LlamaConfig, dtype: torch.dtype, how: "_How") -> Decoder:
+def _native(source: WeightSource, config: LlamaConfig, dtype: torch.dtype, how: "_LoadOptions") -> Decoder:
     extension = cast("NativeCpuOps", how.ops).extension
     return NativeLlamaDecoder.load(source, config, dtype, how.quantization, extension, how.progress)
 
 
 @dataclass(frozen=True, slots=True)
-class _How:
+class _LoadOptions:
     """What load_model was asked for."""
 
     device: torch.device
@@ -179,7 +179,7 @@ class _How:
     ops: Ops
     quantization: str
     cache_dir: Path | None
-    progress: Progress
+    progress: ProgressCallback
 
     def native(self, config: LlamaConfig | None) -> bool:
         """Whether the extension runs this model. InvalidArgument if it does not and was asked to quantize."""

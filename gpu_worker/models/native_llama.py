@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 from gpu_worker.models.config import LlamaConfig
-from gpu_worker.models.llama import Progress, collect
-from gpu_worker.models.packing import Matrix, Packer
-from gpu_worker.models.weights import Taker, WeightSource
-from gpu_worker.ops import Batch
+from gpu_worker.models.llama import ProgressCallback, collect
+from gpu_worker.models.packing import MatrixPacker, NativeMatrix
+from gpu_worker.models.weights import CheckpointReader, WeightSource
+from gpu_worker.ops import TokenBatch
 
 MAX_HEAD_DIM = 256
 
@@ -30,7 +30,9 @@ class NativeLlamaDecoder:
     capturable = False
     batch_invariant = True
 
-    def __init__(self, config: LlamaConfig, tensors: Mapping[str, Tensor | Matrix], extension: ModuleType) -> None:
+    def __init__(
+        self, config: LlamaConfig, tensors: Mapping[str, Tensor | NativeMatrix], extension: ModuleType
+    ) -> None:
         self.name = "llama in one call"
         self.config = config
         self.vocab_size = config.vocab_size
@@ -40,7 +42,7 @@ class NativeLlamaDecoder:
         self.head_dim = config.head_dim
         self._extension = extension
         cos, sin = config.rope.table(config.context_tokens)
-        arguments = {name: x.weight if isinstance(x, Matrix) else x for name, x in tensors.items()}
+        arguments = {name: x.weight if isinstance(x, NativeMatrix) else x for name, x in tensors.items()}
         self._llama = extension.Llama(
             sizes={
                 "vocab": config.vocab_size,
@@ -69,17 +71,17 @@ class NativeLlamaDecoder:
         dtype: torch.dtype,
         scheme: str,
         extension: ModuleType,
-        on_tensor: Progress,
+        on_tensor: ProgressCallback,
     ) -> "NativeLlamaDecoder":
         """From a checkpoint; `scheme` is one of packing.SCHEMES."""
-        taker = Taker(source, torch.float32, on_tensor)
-        packer = Packer(extension, source, taker, scheme, dtype)
-        decoder = cls(config, collect(taker, packer.stack, config), extension)
+        checkpoint = CheckpointReader(source, torch.float32, on_tensor)
+        packer = MatrixPacker(extension, source, checkpoint, scheme, dtype)
+        decoder = cls(config, collect(checkpoint, packer.stack, config), extension)
         inputs = "float32" if scheme == "none" else "15 bits where weights are packed"
         decoder.name = f"llama in one call ({', '.join(sorted(packer.formats))}; inputs {inputs})"
         return decoder
 
-    def forward(self, batch: Batch, kv: Sequence[Tensor], rows: Tensor) -> Tensor:
+    def forward(self, batch: TokenBatch, kv: Sequence[Tensor], rows: Tensor) -> Tensor:
         hidden = torch.empty((rows.shape[0], self.config.hidden_size))
         self._llama.forward(
             *(hidden, batch.token_ids, batch.positions, batch.slots),
@@ -98,7 +100,7 @@ class NativeLlamaDecoder:
         sparse = self.config.sparse[layer]
         return found | {
             "window": self.config.windows[layer],
-            "sparse": () if sparse is None else sparse.numbers,
+            "sparse": () if sparse is None else sparse.extension_arguments,
             "rotated": self.config.rotated[layer],
         }
 

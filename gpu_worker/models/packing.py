@@ -20,8 +20,8 @@ import torch
 from torch import Tensor
 
 from gpu_worker.models.gguf_tensors import GgufSource
-from gpu_worker.models.huge_pages import HugePages
-from gpu_worker.models.weights import Taker, WeightSource
+from gpu_worker.models.huge_pages import HugePageAllocator
+from gpu_worker.models.weights import CheckpointReader, WeightSource
 from octavo.gguf import TensorType
 
 log = logging.getLogger(__name__)
@@ -34,28 +34,28 @@ OUTER = ("model.embed_tokens.weight", "lm_head.weight")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Matrix:
+class NativeMatrix:
     """A matrix [rows, cols]; `weight` refers to the memory of `data`."""
 
     data: Tensor
     weight: Any  # of the extension
 
 
-class Packer:
+class MatrixPacker:
     """Makes matrices of a source's tensors."""
 
     def __init__(
-        self, extension: ModuleType, source: WeightSource, taker: Taker, scheme: str, dtype: torch.dtype
+        self, extension: ModuleType, source: WeightSource, checkpoint: CheckpointReader, scheme: str, dtype: torch.dtype
     ) -> None:
         self._extension = extension
         self._source = source
-        self._taker = taker
+        self._checkpoint = checkpoint
         self._scheme = scheme
         self._dtype = dtype
-        self._memory = HugePages()
+        self._memory = HugePageAllocator()
         self.formats: Counter[str] = Counter()
 
-    def stack(self, names: list[str], shapes: list[tuple[int, ...]]) -> Matrix:
+    def stack(self, names: list[str], shapes: list[tuple[int, ...]]) -> NativeMatrix:
         """Tensors of two dimensions, one below the other."""
         blocked = all(columns % BLOCK == 0 for _, columns in shapes)
         if self._scheme in ("q8", "q4") and blocked:
@@ -73,9 +73,9 @@ class Packer:
                 return self._round(names, shapes, "q8")
         return self._plain(names, shapes)
 
-    def _plain(self, names: list[str], shapes: list[tuple[int, ...]]) -> Matrix:
+    def _plain(self, names: list[str], shapes: list[tuple[int, ...]]) -> NativeMatrix:
         """In 16 bits if they are stored so, whatever the model computes in: it is the same and half the bytes."""
-        parts = [self._taker.stored(name, shape) for name, shape in zip(names, shapes, strict=True)]
+        parts = [self._checkpoint.read_stored(name, shape) for name, shape in zip(names, shapes, strict=True)]
         stored = {part.dtype for part in parts}
         dtype = parts[0].dtype if len(stored) == 1 and parts[0].dtype in FORMATS else torch.float32
         if self._dtype != torch.float32 and dtype == torch.float32:
@@ -84,38 +84,40 @@ class Packer:
             data = parts[0].contiguous()
         else:
             rows, columns = sum(part.shape[0] for part in parts), parts[0].shape[1]
-            data = self._memory.take(rows * columns * dtype.itemsize).view(dtype).view(rows, columns)
+            data = self._memory.allocate(rows * columns * dtype.itemsize).view(dtype).view(rows, columns)
             torch.cat([part.to(dtype) for part in parts], out=data)
         return self._matrix(data, FORMATS[dtype], *data.shape)
 
-    def _round(self, names: list[str], shapes: list[tuple[int, ...]], format_: str) -> Matrix:
-        parts = [self._taker.stored(name, shape).float() for name, shape in zip(names, shapes, strict=True)]
+    def _round(self, names: list[str], shapes: list[tuple[int, ...]], format_: str) -> NativeMatrix:
+        parts = [self._checkpoint.read_stored(name, shape).float() for name, shape in zip(names, shapes, strict=True)]
         values = torch.cat(parts)
         data = self._packed(format_, *values.shape)
         self._extension.quantize(data, values, format_)
         return self._matrix(data, format_, *values.shape)
 
-    def _repack(self, source: GgufSource, names: list[str], shapes: list[tuple[int, ...]], format_: str) -> Matrix:
+    def _repack(
+        self, source: GgufSource, names: list[str], shapes: list[tuple[int, ...]], format_: str
+    ) -> NativeMatrix:
         rows, columns = sum(rows for rows, _ in shapes), shapes[0][1]
         parts = []
         for name, shape in zip(names, shapes, strict=True):
-            self._taker.check(name, source.shape(name), shape)
+            self._checkpoint.check_shape(name, source.shape(name), shape)
             blocks = source.blocks(name)
             if format_ == "q4_mins" and source.kind(name) == TensorType.Q4_0:
                 blocks = _with_minimums(blocks)
             parts.append(blocks)
-            self._taker.took(name)
+            self._checkpoint.mark_read(name)
         data = self._packed(format_, rows, columns)
         self._extension.repack(data, torch.cat(parts), format_, rows, columns)
         return self._matrix(data, format_, rows, columns)
 
     def _packed(self, format_: str, rows: int, columns: int) -> Tensor:
-        return self._memory.take(self._extension.packed_bytes(format_, rows, columns))
+        return self._memory.allocate(self._extension.packed_bytes(format_, rows, columns))
 
-    def _matrix(self, data: Tensor, format_: str, rows: int, columns: int) -> Matrix:
+    def _matrix(self, data: Tensor, format_: str, rows: int, columns: int) -> NativeMatrix:
         self.formats[format_] += 1
         weight = self._extension.Weight(data, format_, rows, columns, exact=self._scheme == "none")
-        return Matrix(data, weight)
+        return NativeMatrix(data, weight)
 
 
 def _with_minimums(blocks: Tensor) -> Tensor:

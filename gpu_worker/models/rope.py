@@ -14,7 +14,7 @@ KINDS = ("default", "linear", "dynamic", "llama3", "yarn", "factors")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Rope:
+class RopeParameters:
     """How positions turn into angles. Parameters a kind does not use are ignored."""
 
     dim: int  # dimensions of a head that are rotated
@@ -33,7 +33,7 @@ class Rope:
     factors: tuple[float, ...] = ()  # of kind "factors": what each frequency is divided by, as GGUF files list them
 
     @classmethod
-    def from_config(cls, config: Mapping[str, Any], head_dim: int) -> "Rope":
+    def from_config(cls, config: Mapping[str, Any], head_dim: int) -> "RopeParameters":
         """From a Transformers configuration, of version 5 (rope_parameters) or before (rope_theta, rope_scaling)."""
         scaling = config.get("rope_parameters") or config.get("rope_scaling") or {}
         kind = scaling.get("rope_type") or scaling.get("type") or "default"

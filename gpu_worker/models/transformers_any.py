@@ -20,7 +20,7 @@ from transformers import AutoModelForCausalLM
 from transformers.masking_utils import AttentionMaskInterface
 from transformers.modeling_utils import AttentionInterface
 
-from gpu_worker.ops import AttentionOptions, Batch, Ops, make_batch
+from gpu_worker.ops import AttentionOptions, Ops, TokenBatch, make_batch
 from gpu_worker.ops.kv_shape import KvShape
 from octavo.errors import BadModel
 
@@ -30,18 +30,18 @@ CHECK_TOLERANCE = 0.05  # of the largest logit: an error of a kind, not of round
 
 
 @dataclass(slots=True)
-class _Step:
+class _StepContext:
     """What the attention function needs beyond its arguments."""
 
     ops: Ops
-    batch: Batch
+    batch: TokenBatch
     kv: Sequence[Tensor]
     options: dict[Any, AttentionOptions]
     windows: dict[int, int] = field(default_factory=dict)  # by layer: what the model asked for
     shapes: dict[int, tuple[int, int]] = field(default_factory=dict)  # by layer: (num_kv_heads, head_dim)
 
 
-_current: ContextVar[_Step | None] = ContextVar("octavo_step", default=None)  # a step per thread
+_current: ContextVar[_StepContext | None] = ContextVar("octavo_step", default=None)  # a step per thread
 
 
 def _attend(
@@ -123,7 +123,7 @@ class TransformersDecoder:
         decoder.verify()
         return decoder
 
-    def forward(self, batch: Batch, kv: Sequence[Tensor], rows: Tensor) -> Tensor:
+    def forward(self, batch: TokenBatch, kv: Sequence[Tensor], rows: Tensor) -> Tensor:
         with self._step(batch, kv):
             return self._logits(batch.token_ids, batch.positions, rows)
 
@@ -143,7 +143,7 @@ class TransformersDecoder:
             dtype=next(self._model.parameters()).dtype,
         )
         table = list(range(-(-num_tokens // block_size)))[::-1]
-        kv = list(shape.arena(len(table), self._device).unbind(0))
+        kv = list(shape.allocate_arena(len(table), self._device).unbind(0))
         start = 0
         for length in CHECK_PIECES:
             end = start + length
@@ -179,8 +179,8 @@ class TransformersDecoder:
         return logits if self._selects_rows else logits[rows]
 
     @contextmanager
-    def _step(self, batch: Batch, kv: Sequence[Tensor]) -> Iterator[_Step]:
-        step = _Step(self._ops, batch, kv, self._options)
+    def _step(self, batch: TokenBatch, kv: Sequence[Tensor]) -> Iterator[_StepContext]:
+        step = _StepContext(self._ops, batch, kv, self._options)
         token = _current.set(step)
         try:
             yield step

@@ -78,7 +78,7 @@ def _whole(directory: Path) -> Iterator[tuple[str, str]]:
         raise BadModel(f"{path.name}: {error}") from error
 
 
-class Taker:
+class CheckpointReader:
     """Takes tensors from a source, checks their shapes, and knows what nobody took."""
 
     def __init__(self, source: WeightSource, dtype: torch.dtype, on_tensor: Callable[[int, int], None]) -> None:
@@ -91,34 +91,34 @@ class Taker:
     def __contains__(self, name: str) -> bool:
         return name in self._names
 
-    def take(self, name: str, shape: tuple[int, ...]) -> Tensor:
+    def read_tensor(self, name: str, shape: tuple[int, ...]) -> Tensor:
         """The tensor in the model's dtype. Missing, or of another shape: BadModel."""
-        return self.stored(name, shape).to(self._dtype)
+        return self.read_stored(name, shape).to(self._dtype)
 
-    def stored(self, name: str, shape: tuple[int, ...]) -> Tensor:
+    def read_stored(self, name: str, shape: tuple[int, ...]) -> Tensor:
         """The tensor in the type it is stored in, quantized ones in float32."""
         tensor = self._source.get(name)
-        self.check(name, tuple(tensor.shape), shape)
+        self.check_shape(name, tuple(tensor.shape), shape)
         if not tensor.dtype.is_floating_point:
             raise BadModel(f"tensor {name!r} is {tensor.dtype}: quantized checkpoints of this kind are not read")
-        self.took(name)
+        self.mark_read(name)
         return tensor
 
-    def check(self, name: str, found: tuple[int, ...], shape: tuple[int, ...]) -> None:
+    def check_shape(self, name: str, found: tuple[int, ...], shape: tuple[int, ...]) -> None:
         """BadModel unless a tensor has its shape."""
         if found != shape:
             raise BadModel(f"tensor {name!r} is {found}, the configuration says {shape}")
 
-    def took(self, name: str) -> None:
+    def mark_read(self, name: str) -> None:
         """Counts a tensor that was read elsewhere."""
         self._left.discard(name)
         self._on_tensor(len(self._names) - len(self._left), len(self._names))
 
-    def stack(self, names: list[str], shapes: list[tuple[int, ...]]) -> Tensor:
+    def read_stacked(self, names: list[str], shapes: list[tuple[int, ...]]) -> Tensor:
         """Several tensors, one below the other: one product instead of many."""
-        return torch.cat([self.take(name, shape) for name, shape in zip(names, shapes, strict=True)])
+        return torch.cat([self.read_tensor(name, shape) for name, shape in zip(names, shapes, strict=True)])
 
-    def finish(self, ignored: Callable[[str], bool]) -> None:
+    def check_all_read(self, ignored: Callable[[str], bool]) -> None:
         """Tensors nobody took mean that the model is not what its configuration says: BadModel."""
         left = sorted(name for name in self._left if not ignored(name))
         if left:

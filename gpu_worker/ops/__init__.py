@@ -8,16 +8,16 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from gpu_worker.ops.batch import Batch, make_batch
+from gpu_worker.ops.batch import TokenBatch, make_batch
 from octavo.cores import usable_cores
 
 log = logging.getLogger(__name__)
 
-__all__ = ["AttentionOptions", "Batch", "BlockSparse", "Ops", "Swap", "choose_ops", "make_batch"]
+__all__ = ["AttentionOptions", "BlockSparsePattern", "Ops", "SwapTicket", "TokenBatch", "choose_ops", "make_batch"]
 
 
 @dataclass(frozen=True, slots=True)
-class BlockSparse:
+class BlockSparsePattern:
     """Which keys a query sees, as vLLM defines it: those of the last blocks, its own included, and those of each
     `vert_stride`-th block, the first of which depends on the head."""
 
@@ -27,7 +27,7 @@ class BlockSparse:
     head_step: int = 0  # blocks from head to head; negative: from key-value head to key-value head
 
     @property
-    def numbers(self) -> tuple[int, int, int, int, int]:
+    def extension_arguments(self) -> tuple[int, int, int, int, int]:
         """As the extension takes them: the last is the rank among workers that share the heads."""
         return self.local_blocks, self.vert_stride, self.block_size, self.head_step, 0
 
@@ -41,13 +41,13 @@ class AttentionOptions:
     soft_cap: float = 0.0  # scores become cap * tanh(score / cap); 0: they stay
     alibi: Tensor | None = None  # float32 [num_heads]: slope * (key position - query position) is added
     sinks: Tensor | None = None  # float32 [num_heads]: a score without a value, that takes part in the softmax
-    sparse: BlockSparse | None = None  # None: a query sees all keys that the window lets it see
+    sparse: BlockSparsePattern | None = None  # None: a query sees all keys that the window lets it see
 
 
-class Swap(Protocol):
+class SwapTicket(Protocol):
     """Copies under way between two arenas, in the order they were asked for. Neither arena goes before them."""
 
-    def done(self) -> bool:
+    def is_done(self) -> bool:
         """Whether they are, without waiting."""
         ...
 
@@ -55,7 +55,7 @@ class Swap(Protocol):
         """Until they are done."""
         ...
 
-    def let_wait(self) -> None:
+    def let_device_wait(self) -> None:
         """The same for what is queued on the device from now on, not for who calls."""
         ...
 
@@ -74,12 +74,12 @@ class Ops(Protocol):
         """Whether a sequence gets the same bits whoever else is in the batch, with layers like `kv`."""
         ...
 
-    def cache_write(self, kv: Tensor, keys: Tensor, values: Tensor, batch: Batch) -> None:
+    def cache_write(self, kv: Tensor, keys: Tensor, values: Tensor, batch: TokenBatch) -> None:
         """Stores keys and values [num_tokens, num_kv_heads, head_dim] at batch.slots; slot -1 is skipped."""
         ...
 
     def rotary_cache_write(
-        self, kv: Tensor, queries: Tensor, keys: Tensor, values: Tensor, cos: Tensor, sin: Tensor, batch: Batch
+        self, kv: Tensor, queries: Tensor, keys: Tensor, values: Tensor, cos: Tensor, sin: Tensor, batch: TokenBatch
     ) -> Tensor:
         """Stores rotated keys and values as cache_write does, and returns rotated queries.
 
@@ -88,7 +88,7 @@ class Ops(Protocol):
         """
         ...
 
-    def paged_attention(self, queries: Tensor, kv: Tensor, batch: Batch, options: AttentionOptions) -> Tensor:
+    def paged_attention(self, queries: Tensor, kv: Tensor, batch: TokenBatch, options: AttentionOptions) -> Tensor:
         """Causal attention of queries [num_tokens, num_heads, head_dim] to the pages; the result has their shape.
 
         Query head h reads key-value head h // (num_heads / num_kv_heads). A query that sees no key gives 0.
@@ -115,7 +115,7 @@ class Ops(Protocol):
         """Copies blocks (from, to) in all layers of `arena` [num_layers, num_blocks, ...]; reads all, then writes."""
         ...
 
-    def swap_blocks(self, source: Tensor, target: Tensor, pairs: Sequence[tuple[int, int]]) -> Swap | None:
+    def swap_blocks(self, source: Tensor, target: Tensor, pairs: Sequence[tuple[int, int]]) -> SwapTicket | None:
         """As copy_blocks, from one arena to another, which may be on another device. None: done when it returns.
 
         Else it begins when all is done that was queued before, and no block is written twice, or both read and written

@@ -13,7 +13,7 @@ from gpu_worker.ops.upload import upload
 
 
 @dataclass(slots=True, eq=False)
-class Batch:
+class TokenBatch:
     """`sequences` here are rows of the step's chunks; their tokens follow each other without padding.
 
     Query j of sequence i is token cu_q[i] + j; its position is kv_lens[i] - q_lens[i] + j, and it sees the keys of
@@ -49,8 +49,8 @@ def make_batch(
     block_tables: list[list[int]],
     device: torch.device,
     rows: Sequence[int] = (),
-) -> Batch:
-    """A Batch on `device`; tables may be of different lengths."""
+) -> TokenBatch:
+    """A TokenBatch on `device`; tables may be of different lengths."""
     tables = np.zeros((len(block_tables), max(map(len, block_tables), default=0)), dtype=np.int32)
     for row, table in zip(tables, block_tables, strict=True):
         row[: len(table)] = table
@@ -64,7 +64,7 @@ def make_batch(
         ],
         device,
     )
-    return Batch(
+    return TokenBatch(
         token_ids=flat[0],
         positions=flat[1],
         slots=flat[2],

@@ -40,7 +40,7 @@ def _kernel(extension: ModuleType, device: int, name: str, shape: PlanShape, row
     return found
 
 
-class Launch:
+class KernelLaunch:
     """One kernel's share of a batch: sequences with at most `rows` rows (queries times heads of a group)."""
 
     def __init__(
@@ -63,7 +63,7 @@ class Launch:
         self._even_enough = 1.0 if kernel == "decode_mma" else EVEN_ENOUGH
         items, partials = extension.plan_capacity(sequences, queries, *self._form, shape.fixed_piece, most_keys)
         self._starts = num_slots + 1
-        self._numbers = Numbers(self._starts + items * ITEM, device)
+        self._numbers = RefillableArray(self._starts + items * ITEM, device)
         self.memory = (
             self._numbers.device[: self._starts],
             self._numbers.device[self._starts :].view(-1, ITEM),
@@ -92,17 +92,17 @@ class AttentionPlan:
     ) -> None:
         """`most_keys`: of the longest sequence there will be."""
         self._group = shape.group
-        self._few: Launch | None = None
-        self._many: Launch | None = None
+        self._few: KernelLaunch | None = None
+        self._many: KernelLaunch | None = None
         few = [n for n in q_lens if shape.tensor_cores and self._is_few(n)]
         many = [n for n in q_lens if not (shape.tensor_cores and self._is_few(n))]
         if few:
             sizes = len(few), sum(few), max(few) * shape.group
-            self._few = Launch(extension, device, "decode_mma", shape, sizes, most_keys)
+            self._few = KernelLaunch(extension, device, "decode_mma", shape, sizes, most_keys)
         if sum(many):
             sizes = len(many), sum(many), max(many) * shape.group
             kernel = "prefill_mma" if shape.tensor_cores else "simt"
-            self._many = Launch(extension, device, kernel, shape, sizes, most_keys)
+            self._many = KernelLaunch(extension, device, kernel, shape, sizes, most_keys)
         self.launches = [launch for launch in (self._few, self._many) if launch is not None]
         self.refill(q_lens, kv_lens)
 
@@ -122,7 +122,7 @@ class AttentionPlan:
         return queries > 0 and (queries == 1 or queries * self._group <= FEW_ROWS)
 
 
-class Numbers:
+class RefillableArray:
     """int32 numbers on a device that are written from the host again and again. `device` keeps its address."""
 
     def __init__(self, size: int, device: torch.device) -> None:

@@ -40,7 +40,7 @@ class KvShape:
         """Equal for two arenas exactly if a block's bytes mean the same in both."""
         return f"hnd.{self.dtype_name}.l{self.num_layers}.h{self.num_kv_heads}.b{self.block_size}.d{self.head_dim}"
 
-    def arena(self, num_blocks: int, device: torch.device, pinned: bool = False) -> Tensor:
+    def allocate_arena(self, num_blocks: int, device: torch.device, pinned: bool = False) -> Tensor:
         """Zeroed memory of `num_blocks` blocks. On a CPU it costs nothing until it is written."""
         page = self.block_size, kv_format.width(self.dtype, self.head_dim)
         shape = self.num_layers, num_blocks, self.num_kv_heads, 2, *page

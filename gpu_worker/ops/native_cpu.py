@@ -6,7 +6,7 @@ from types import ModuleType
 import torch
 from torch import Tensor
 
-from gpu_worker.ops import AttentionOptions, Batch, kv_format
+from gpu_worker.ops import AttentionOptions, TokenBatch, kv_format
 from gpu_worker.ops.reference import ReferenceOps
 
 FLOATS = {torch.float32: "f32", torch.float16: "f16", torch.bfloat16: "bf16"}
@@ -21,21 +21,21 @@ class NativeCpuOps:
         self.name = f"native ({extension.isa()}, {extension.threads()} threads)"
         self._reference = ReferenceOps()
 
-    def cache_write(self, kv: Tensor, keys: Tensor, values: Tensor, batch: Batch) -> None:
+    def cache_write(self, kv: Tensor, keys: Tensor, values: Tensor, batch: TokenBatch) -> None:
         if kv.dtype in kv_format.NAMES and keys.dtype in FLOATS and keys.stride(-1) == values.stride(-1) == 1:
             self.extension.cache_write(kv, keys, values, batch.slots)
         else:
             self._reference.cache_write(kv, keys, values, batch)
 
     def rotary_cache_write(
-        self, kv: Tensor, queries: Tensor, keys: Tensor, values: Tensor, cos: Tensor, sin: Tensor, batch: Batch
+        self, kv: Tensor, queries: Tensor, keys: Tensor, values: Tensor, cos: Tensor, sin: Tensor, batch: TokenBatch
     ) -> Tensor:
         if queries.dtype not in FLOATS or keys.dtype not in FLOATS or queries.stride(-1) != 1 or keys.stride(-1) != 1:
             return self._reference.rotary_cache_write(kv, queries, keys, values, cos, sin, batch)
         self.cache_write(kv, self._rotated(keys, cos, sin), values, batch)
         return self._rotated(queries, cos, sin)
 
-    def paged_attention(self, queries: Tensor, kv: Tensor, batch: Batch, options: AttentionOptions) -> Tensor:
+    def paged_attention(self, queries: Tensor, kv: Tensor, batch: TokenBatch, options: AttentionOptions) -> Tensor:
         if not self._takes(kv, queries.shape[2]) or queries.dtype not in FLOATS or queries.stride(-1) != 1:
             return self._reference.paged_attention(queries, kv, batch, options)
         out = torch.empty(queries.shape, dtype=queries.dtype)
@@ -44,7 +44,7 @@ class NativeCpuOps:
             *(options.scale, options.window, options.soft_cap),
             None if options.alibi is None else options.alibi.float(),
             None if options.sinks is None else options.sinks.detach().float(),
-            () if options.sparse is None else options.sparse.numbers,
+            () if options.sparse is None else options.sparse.extension_arguments,
         )
         return out
 

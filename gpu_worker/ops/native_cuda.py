@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from gpu_worker.ops import AttentionOptions, Batch, Swap, kv_format
+from gpu_worker.ops import AttentionOptions, SwapTicket, TokenBatch, kv_format
 from gpu_worker.ops.cuda_plan import FIXED_PIECE, AttentionPlan, PlanShape
 from gpu_worker.ops.kv_layer import KvLayer
 from gpu_worker.ops.reference import ReferenceOps
@@ -60,7 +60,7 @@ class NativeCudaOps:
         self._reference = ReferenceOps()
         self._swapper: Any = None
 
-    def cache_write(self, kv: Tensor, keys: Tensor, values: Tensor, batch: Batch) -> None:
+    def cache_write(self, kv: Tensor, keys: Tensor, values: Tensor, batch: TokenBatch) -> None:
         if not (self._writes(kv, keys) and keys.stride(-1) == values.stride(-1) == 1):
             self._reference.cache_write(kv, keys, values, batch)
             return
@@ -75,7 +75,7 @@ class NativeCudaOps:
         values: Tensor,
         cos: Tensor,
         sin: Tensor,
-        batch: Batch,
+        batch: TokenBatch,
     ) -> Tensor:
         angles = cos.dtype == sin.dtype and cos.dtype in (torch.float32, keys.dtype) and queries.dtype == keys.dtype
         dense = all(x.stride(-1) == 1 for x in (queries, keys, values, cos, sin))
@@ -87,7 +87,7 @@ class NativeCudaOps:
         )
         return queries
 
-    def paged_attention(self, queries: Tensor, kv: Tensor, batch: Batch, options: AttentionOptions) -> Tensor:
+    def paged_attention(self, queries: Tensor, kv: Tensor, batch: TokenBatch, options: AttentionOptions) -> Tensor:
         if not self._takes(queries, kv):
             return self._reference.paged_attention(queries, kv, batch, options)
         layer = KvLayer.of(kv, queries.shape[-1])
@@ -96,7 +96,7 @@ class NativeCudaOps:
         attention = self.extension.Attention(
             *(options.scale, options.soft_cap, options.window),
             *(None if x is None else ref(x) for x in (alibi, sinks)),
-            () if options.sparse is None else options.sparse.numbers,
+            () if options.sparse is None else options.sparse.extension_arguments,
         )
         where = ref(batch.block_tables), ref(batch.cu_q), ref(batch.seq_lens)
         cache, stream = self._cache(layer), self._stream()
@@ -113,7 +113,7 @@ class NativeCudaOps:
     def batch_invariant(self, kv: Tensor, head_dim: int) -> bool:
         return bool(self._fixed_piece) and self.captures(kv)
 
-    def refill(self, batch: Batch) -> None:
+    def refill(self, batch: TokenBatch) -> None:
         """Plans the attention of `batch` again, for what its q_lens and kv_lens are now, into the same memory.
 
         For batches that are used again (CUDA graphs). The plans were made by the first paged_attention of each kind,
@@ -171,7 +171,7 @@ class NativeCudaOps:
             return
         self.extension.copy_blocks(ref(arena), ref(arena), ref(index.to(arena.device)), self._stream())
 
-    def swap_blocks(self, source: Tensor, target: Tensor, pairs: Sequence[tuple[int, int]]) -> Swap | None:
+    def swap_blocks(self, source: Tensor, target: Tensor, pairs: Sequence[tuple[int, int]]) -> SwapTicket | None:
         if not pairs:
             return None
         _check_pairs(pairs, source.shape[1], target.shape[1])
@@ -182,7 +182,9 @@ class NativeCudaOps:
             return None
         if self._swapper is None:
             self._swapper = self.extension.Swapper()
-        return _Swap(self, self._swapper.start(ref(source), ref(target), list(pairs), self._stream(), SMALL_RUN))
+        return _CudaSwapTicket(
+            self, self._swapper.start(ref(source), ref(target), list(pairs), self._stream(), SMALL_RUN)
+        )
 
     def _copy_through_staging(self, arena: Tensor, pairs: Tensor) -> None:
         size = arena[0, 0].numel() * arena.element_size()
@@ -219,7 +221,7 @@ class NativeCudaOps:
             and queries.device == kv.device == self._device
         )
 
-    def _plan(self, queries: Tensor, kv: KvLayer, batch: Batch, window: int) -> tuple[AttentionPlan, list[Any]]:
+    def _plan(self, queries: Tensor, kv: KvLayer, batch: TokenBatch, window: int) -> tuple[AttentionPlan, list[Any]]:
         """The plan of the batch for layers of this form, and per launch the extension's handle of it."""
         form = kv.kind, kv.num_heads, kv.block_size, kv.head_dim
         key = ("native_cuda", window, queries.dtype, queries.shape[1], *form)
@@ -238,21 +240,21 @@ class NativeCudaOps:
         return found
 
 
-class _Swap:
-    """A Swap: a ticket of the extension's."""
+class _CudaSwapTicket:
+    """A SwapTicket: a ticket of the extension's."""
 
     def __init__(self, ops: NativeCudaOps, ticket: int) -> None:
         self._ops = ops
         self._ticket = ticket
 
-    def done(self) -> bool:
+    def is_done(self) -> bool:
         return bool(self._ops._swapper.done(self._ticket))
 
     def wait(self) -> None:
         self._ops._swapper.wait(self._ticket)
         self._ops.raise_faults()
 
-    def let_wait(self) -> None:
+    def let_device_wait(self) -> None:
         self._ops._swapper.let_wait(self._ticket, self._ops._stream())
 
 
@@ -262,7 +264,7 @@ def _for_tensor_cores(dtype: torch.dtype, kv: KvLayer) -> bool:
     return dtype != torch.float32 and fits and kv.key_scales is None
 
 
-def _check_batch(batch: Batch, tokens: int, block_size: int) -> int:
+def _check_batch(batch: TokenBatch, tokens: int, block_size: int) -> int:
     """What the host knows of a batch fits together; returns how many keys a row of its tables has room for."""
     room = batch.block_tables.shape[1] * block_size
     if not len(batch.q_lens) == len(batch.kv_lens) == batch.block_tables.shape[0]:

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from gpu_worker.ops import AttentionOptions, Batch, kv_format
+from gpu_worker.ops import AttentionOptions, TokenBatch, kv_format
 from gpu_worker.ops.reference_attention import paged_attention
 
 
@@ -15,19 +15,19 @@ class ReferenceOps:
 
     name = "reference"
 
-    def cache_write(self, kv: Tensor, keys: Tensor, values: Tensor, batch: Batch) -> None:
+    def cache_write(self, kv: Tensor, keys: Tensor, values: Tensor, batch: TokenBatch) -> None:
         places = batch.scratch.get("places")
         if places is None:
-            places = batch.scratch["places"] = _Places(batch.slots, kv.shape[3])
+            places = batch.scratch["places"] = _WriteSlots(batch.slots, kv.shape[3])
         places.write(kv, keys, values)
 
     def rotary_cache_write(
-        self, kv: Tensor, queries: Tensor, keys: Tensor, values: Tensor, cos: Tensor, sin: Tensor, batch: Batch
+        self, kv: Tensor, queries: Tensor, keys: Tensor, values: Tensor, cos: Tensor, sin: Tensor, batch: TokenBatch
     ) -> Tensor:
         self.cache_write(kv, _rotated(keys, cos, sin), values, batch)
         return _rotated(queries, cos, sin)
 
-    def paged_attention(self, queries: Tensor, kv: Tensor, batch: Batch, options: AttentionOptions) -> Tensor:
+    def paged_attention(self, queries: Tensor, kv: Tensor, batch: TokenBatch, options: AttentionOptions) -> Tensor:
         return paged_attention(queries, kv, batch, options)
 
     def batch_invariant(self, kv: Tensor, head_dim: int) -> bool:
@@ -73,7 +73,7 @@ def _rotated(heads: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return turned if size == heads.shape[-1] else torch.cat((turned, heads[..., size:]), dim=-1)
 
 
-class _Places:
+class _WriteSlots:
     """Where a step's keys and values go: the same in every layer."""
 
     def __init__(self, slots: Tensor, block_size: int) -> None:

@@ -11,13 +11,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from gpu_worker.ops import AttentionOptions, Batch, BlockSparse, kv_format
+from gpu_worker.ops import AttentionOptions, BlockSparsePattern, TokenBatch, kv_format
 
 QUERY_TILE = 512
 
 
 @dataclass(slots=True, eq=False)
-class _Group:
+class _SequenceGroup:
     """Sequences with the same number of queries, padded to the same number of blocks."""
 
     tokens: Tensor  # int64 [num_sequences * num_queries]: their rows in the batch
@@ -33,7 +33,7 @@ class _Group:
     causal: bool  # query i sees exactly the keys 0 … i
 
 
-def paged_attention(queries: Tensor, kv: Tensor, batch: Batch, options: AttentionOptions) -> Tensor:
+def paged_attention(queries: Tensor, kv: Tensor, batch: TokenBatch, options: AttentionOptions) -> Tensor:
     """See Ops.paged_attention."""
     key = ("groups", options.window, kv.shape[1:])
     groups = batch.scratch.get(key)
@@ -47,7 +47,7 @@ def paged_attention(queries: Tensor, kv: Tensor, batch: Batch, options: Attentio
     return result
 
 
-def _make_groups(batch: Batch, kv: Tensor, window: int) -> list[_Group]:
+def _make_groups(batch: TokenBatch, kv: Tensor, window: int) -> list[_SequenceGroup]:
     """Groups in batch order where possible; a sequence without queries is in none."""
     alike: dict[tuple[int, int], list[int]] = {}
     for index, (num_queries, num_keys) in enumerate(zip(batch.q_lens, batch.kv_lens, strict=True)):
@@ -60,7 +60,7 @@ def _make_groups(batch: Batch, kv: Tensor, window: int) -> list[_Group]:
     return [_make_group(batch, kv, window, indices) for indices in alike.values()]
 
 
-def _make_group(batch: Batch, kv: Tensor, window: int, indices: list[int]) -> _Group:
+def _make_group(batch: TokenBatch, kv: Tensor, window: int, indices: list[int]) -> _SequenceGroup:
     block_size, device = kv.shape[3], kv.device
     rows = torch.tensor(indices, dtype=torch.int64, device=device)
     num_queries = batch.q_lens[indices[0]]
@@ -86,7 +86,7 @@ def _make_group(batch: Batch, kv: Tensor, window: int, indices: list[int]) -> _G
     stale = (tail & (positions >= num_keys[:, None])).nonzero()
     width = longest * block_size if len(indices) > 1 else int(num_keys[0] - first_block[0] * block_size)
     distance = query_positions[:, :, None] - positions[:, None, :width]
-    return _Group(
+    return _SequenceGroup(
         tokens=tokens.flatten(),
         num_sequences=len(indices),
         num_queries=num_queries,
@@ -109,7 +109,7 @@ def _as_pages(kv: Tensor) -> Tensor:
     return kv_format.raw(kv).view(-1, *kv.shape[3:])
 
 
-def _gather(kv: Tensor, pages: Tensor, group: _Group, queries: Tensor) -> Tensor:
+def _gather(kv: Tensor, pages: Tensor, group: _SequenceGroup, queries: Tensor) -> Tensor:
     """Keys (or values) [num_sequences, num_kv_heads, num_keys, head_dim] of a group, as numbers like the queries."""
     num_kv_heads, head_dim = kv.shape[1], queries.shape[-1]
     stored = _as_pages(kv).index_select(0, pages).view(kv.dtype)
@@ -120,7 +120,7 @@ def _gather(kv: Tensor, pages: Tensor, group: _Group, queries: Tensor) -> Tensor
     return dense[:, :, : group.num_keys]
 
 
-def _attend_group(queries: Tensor, kv: Tensor, group: _Group, options: AttentionOptions) -> Tensor:
+def _attend_group(queries: Tensor, kv: Tensor, group: _SequenceGroup, options: AttentionOptions) -> Tensor:
     num_heads, head_dim = queries.shape[1:]
     keys = _gather(kv, group.pages, group, queries)
     values = _gather(kv, group.pages + 1, group, queries)
@@ -148,7 +148,9 @@ def _visible(distance: Tensor, window: int) -> Tensor:
     return seen & (distance < window) if window else seen
 
 
-def _sparsely_visible(sparse: BlockSparse, positions: Tensor, distance: Tensor, heads: int, kv_heads: int) -> Tensor:
+def _sparsely_visible(
+    sparse: BlockSparsePattern, positions: Tensor, distance: Tensor, heads: int, kv_heads: int
+) -> Tensor:
     """The same, for each head: bool [num_sequences, heads, num_queries, num_keys]."""
     head = torch.arange(heads, device=distance.device)
     offset = head * sparse.head_step if sparse.head_step >= 0 else head // (heads // kv_heads) * -sparse.head_step

@@ -11,7 +11,7 @@ from torch import Tensor
 ALIGNMENT = 16  # bytes, of each array
 
 
-class Layout:
+class ArrayLayout:
     """Where each array lies in the piece of memory."""
 
     def __init__(self, forms: Sequence[tuple[tuple[int, ...], torch.dtype]]) -> None:
@@ -44,7 +44,7 @@ def upload(arrays: Sequence[NDArray[Any]], device: torch.device) -> list[Tensor]
 
 def packed(tensors: Sequence[Tensor], device: torch.device) -> list[Tensor]:
     """The same, always through one piece of memory. It may be given back at once: torch waits for the copy first."""
-    layout = Layout([(tuple(tensor.shape), tensor.dtype) for tensor in tensors])
+    layout = ArrayLayout([(tuple(tensor.shape), tensor.dtype) for tensor in tensors])
     host = staging(layout.num_bytes, device)
     for view, tensor in zip(layout.views(host), tensors, strict=True):
         view.copy_(tensor)

@@ -5,12 +5,12 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from gpu_worker.ops import Ops, Swap, kv_format
+from gpu_worker.ops import Ops, SwapTicket, kv_format
 from gpu_worker.ops.kv_shape import KvShape
 
 
 class KvArena:
-    """Blocks on the device and on the host. Moves them; who uses which is the block manager's business."""
+    """Blocks on the device and on the host. BlockMover them; who uses which is the block manager's business."""
 
     def __init__(self, shape: KvShape, num_blocks: int, num_host_blocks: int, device: torch.device, ops: Ops) -> None:
         self.shape = shape
@@ -18,15 +18,15 @@ class KvArena:
         self.num_host_blocks = num_host_blocks
         self._ops = ops
         cpu, pinned = torch.device("cpu"), device.type == "cuda"
-        self._device = shape.arena(num_blocks, device)
-        self._host = shape.arena(num_host_blocks, cpu, pinned)
+        self._device = shape.allocate_arena(num_blocks, device)
+        self._host = shape.allocate_arena(num_host_blocks, cpu, pinned)
         self.layers: list[Tensor] = list(self._device.unbind(0))
 
-    def swap_out(self, pairs: Sequence[tuple[int, int]]) -> Swap | None:
+    def swap_out(self, pairs: Sequence[tuple[int, int]]) -> SwapTicket | None:
         """Device blocks to host blocks; None: done when it returns."""
         return self._ops.swap_blocks(self._device, self._host, pairs)
 
-    def swap_in(self, pairs: Sequence[tuple[int, int]]) -> Swap | None:
+    def swap_in(self, pairs: Sequence[tuple[int, int]]) -> SwapTicket | None:
         """Host blocks to device blocks, in the same way."""
         return self._ops.swap_blocks(self._host, self._device, pairs)
 

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 import torch
 
-from gpu_worker.ops import Batch
-from gpu_worker.ops.upload import Layout, staging
+from gpu_worker.ops import TokenBatch
+from gpu_worker.ops.upload import ArrayLayout, staging
 from gpu_worker.scheduling.step import Chunk
 from octavo.ids import BlockId
 
@@ -22,7 +22,9 @@ class DecodeInputs:
         self._block_size = block_size
         row = ((max_rows,), torch.int64)
         tables = ((max_rows, table_width), torch.int32)
-        self._layout = Layout([row, row, row, ((max_rows,), torch.int32), tables])  # tables last: they seldom change
+        self._layout = ArrayLayout(
+            [row, row, row, ((max_rows,), torch.int32), tables]
+        )  # tables last: they seldom change
         self._host = staging(self._layout.num_bytes, device)
         self._there = torch.zeros(self._layout.num_bytes, dtype=torch.uint8, device=device)
         ids, positions, slots, lens, table_rows = (view.numpy() for view in self._layout.views(self._host))
@@ -33,10 +35,10 @@ class DecodeInputs:
         self._copied = torch.cuda.Event() if device.type == "cuda" else None
         self.fill([])
 
-    def batch(self, num_rows: int) -> Batch:
+    def batch(self, num_rows: int) -> TokenBatch:
         """The first rows. All batches made here are of the same memory: filling changes each of them."""
         ids, positions, slots, lens, tables = self._layout.views(self._there)
-        return Batch(
+        return TokenBatch(
             token_ids=ids[:num_rows],
             positions=positions[:num_rows],
             slots=slots[:num_rows],

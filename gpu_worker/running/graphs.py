@@ -1,7 +1,7 @@
 """Steps of decodes alone, captured once per padded batch size and replayed: one launch instead of hundreds.
 
 A replay runs the captured operations on the captured addresses. So whatever differs from step to step is a number in
-DecodeInputs or in the plan that the ops keep in `Batch.scratch`; both are written anew, in place, before each replay.
+DecodeInputs or in the plan that the ops keep in `TokenBatch.scratch`. Both are written in place before each replay.
 """
 
 import logging
@@ -12,14 +12,14 @@ import torch
 from torch import Tensor
 
 from gpu_worker.models.decoder import Decoder
-from gpu_worker.ops import Batch, Ops
+from gpu_worker.ops import Ops, TokenBatch
 from gpu_worker.running.decode_inputs import DecodeInputs
 from gpu_worker.scheduling.step import StepPlan
 
 log = logging.getLogger(__name__)
 
-Step = Callable[[], Tensor]
-Capture = Callable[[Step], Step]  # runs a step once to see what it does; what it returns does that again
+StepFunction = Callable[[], Tensor]
+Capturer = Callable[[StepFunction], StepFunction]  # runs a step once; the function it returns repeats that run
 
 
 @runtime_checkable
@@ -30,7 +30,7 @@ class CapturableOps(Ops, Protocol):
         """Whether that holds of layers like `kv`."""
         ...
 
-    def refill(self, batch: Batch) -> None:
+    def refill(self, batch: TokenBatch) -> None:
         """Works out again, in the same memory, what is kept in batch.scratch, from q_lens and kv_lens as they are now.
 
         None of the lengths exceeds what block_tables has room for.
@@ -46,14 +46,14 @@ def padded_sizes(max_sequences: int) -> tuple[int, ...]:
     return tuple(sizes) if max_sequences == 1 else (*sizes, max_sequences)
 
 
-class CudaCapture:
+class CudaGraphCapturer:
     """CUDA graphs of one device, which share their memory: they are never replayed at the same time."""
 
     def __init__(self, device: torch.device) -> None:
         self._stream = torch.cuda.Stream(device)
         self._pool = torch.cuda.graph_pool_handle()
 
-    def __call__(self, step: Step) -> Step:
+    def __call__(self, step: StepFunction) -> StepFunction:
         self._stream.wait_stream(torch.cuda.current_stream(self._stream.device))
         with torch.cuda.stream(self._stream):  # what libraries set up at first use must not be part of the graph
             step()
@@ -79,19 +79,19 @@ class DecodeGraphs:
         ops: CapturableOps,
         inputs: DecodeInputs,
         sizes: Sequence[int],
-        capture: Capture,
+        capture: Capturer,
     ) -> None:
         """Captures, the largest first, so that the others find room in its memory. No block is written."""
         self.sizes = tuple(sorted(sizes))
         self._ops = ops
         self._inputs = inputs
         self._batches = {size: inputs.batch(size) for size in self.sizes}
-        self._graphs: dict[int, Step] = {}
+        self._graphs: dict[int, StepFunction] = {}
         inputs.fill([])
         for size in reversed(self.sizes):
             batch = self._batches[size]
 
-            def step(batch: Batch = batch) -> Tensor:
+            def step(batch: TokenBatch = batch) -> Tensor:
                 return decoder.logits(decoder.forward(batch, layers, batch.rows))
 
             self._graphs[size] = capture(step)
@@ -119,7 +119,7 @@ def capture_decodes(
     max_sequences: int,
     context_tokens: int,
     device: torch.device,
-    capture: Capture | None = None,
+    capture: Capturer | None = None,
 ) -> DecodeGraphs | None:
     """Graphs for up to `max_sequences` decodes; None, with a line in the log, where they cannot be had."""
     if not isinstance(ops, CapturableOps) or not decoder.capturable or not ops.captures(layers[0]):
@@ -131,7 +131,7 @@ def capture_decodes(
     sizes = padded_sizes(max_sequences)
     try:
         with torch.inference_mode():
-            return DecodeGraphs(decoder, layers, ops, inputs, sizes, capture or CudaCapture(device))
+            return DecodeGraphs(decoder, layers, ops, inputs, sizes, capture or CudaGraphCapturer(device))
     except RuntimeError as error:  # CUDA's own errors are such
         log.warning("no CUDA graphs, which makes small batches slower: capturing failed: %s", error)
         return None

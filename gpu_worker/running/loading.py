@@ -8,14 +8,14 @@ import torch
 from torch import Tensor
 
 from gpu_worker.models.decoder import Decoder
-from gpu_worker.models.loader import LoadedModel, Progress, load_model
+from gpu_worker.models.loader import LoadedModel, ProgressCallback, load_model
 from gpu_worker.ops import Ops, choose_ops, kv_format
 from gpu_worker.ops.kv_shape import KvShape
 from gpu_worker.running.arena import KvArena
 from gpu_worker.running.graphs import DecodeGraphs, capture_decodes
 from gpu_worker.running.model_runner import ModelRunner
 from gpu_worker.running.sizing import choose_device, host_bytes, kv_bytes
-from gpu_worker.sampling.native import choose_sampler
+from gpu_worker.sampling.native_sampler import choose_sampler
 from gpu_worker.scheduling.step import RunnerInfo
 from octavo.errors import InvalidArgument
 
@@ -43,7 +43,7 @@ def load_runner(
     cache_dir: Path | str | None = None,
     threads: int | None = None,
     name: str | None = None,
-    on_progress: Progress | None = None,
+    on_progress: ProgressCallback | None = None,
 ) -> ModelRunner:
     """A runner for `model` (`smollm2`, a .gguf file, a directory, owner/name on the hub) with its blocks allocated.
 

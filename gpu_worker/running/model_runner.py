@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 
 from gpu_worker.models.decoder import Decoder
-from gpu_worker.ops import Batch, make_batch
+from gpu_worker.ops import TokenBatch, make_batch
 from gpu_worker.running.arena import KvArena
+from gpu_worker.running.block_mover import BlockMover
 from gpu_worker.running.graphs import DecodeGraphs
-from gpu_worker.running.moves import Moves
 from gpu_worker.sampling.sampler import Sampler
 from gpu_worker.scheduling.sequence import Branch
 from gpu_worker.scheduling.step import Chunk, RunnerInfo, StepOutput, StepPlan
@@ -29,7 +29,7 @@ ROWS_SCORED_AT_ONCE = 256  # bounds the logits of a long prompt's log probabilit
 
 
 @dataclass(slots=True)
-class _Rows:
+class _LogitRows:
     """Which of the step's tokens need logits: first those that are sampled, then those that are scored."""
 
     rows: list[int] = field(default_factory=list)
@@ -54,7 +54,7 @@ class ModelRunner:
         self._info = info
         self._decoder = decoder
         self._arena = arena
-        self._moves = Moves(arena)
+        self._block_mover = BlockMover(arena)
         self._sampler = sampler
         self._device = device
         self._graphs = graphs
@@ -73,7 +73,7 @@ class ModelRunner:
             return self._run(plan)
 
     def _run(self, plan: StepPlan) -> StepOutput:
-        output = StepOutput([], copy_s=self._moves.run(plan))
+        output = StepOutput([], copy_s=self._block_mover.move_blocks(plan))
         if not plan.chunks:
             return output
         wanted = _wanted_rows(plan.chunks)
@@ -92,10 +92,10 @@ class ModelRunner:
     def close(self) -> None:
         """Gives the blocks' memory back."""
         try:
-            self._moves.finish()
+            self._block_mover.wait_for_copies()
         finally:
             self._arena.layers.clear()
-            del self._moves, self._arena, self._decoder, self._graphs
+            del self._block_mover, self._arena, self._decoder, self._graphs
 
     def _score(self, hidden: Tensor, scored: Sequence[tuple[int, Chunk]]) -> dict[int, list[TokenScore]]:
         result: dict[int, list[TokenScore]] = {}
@@ -112,7 +112,7 @@ class ModelRunner:
         return result
 
 
-def lay_out(chunks: Sequence[Chunk], block_size: int, device: torch.device, rows: Sequence[int] = ()) -> Batch:
+def lay_out(chunks: Sequence[Chunk], block_size: int, device: torch.device, rows: Sequence[int] = ()) -> TokenBatch:
     """The chunks as one flat batch; token i of the plan is row i. Logits are wanted for `rows`."""
     token_ids: list[int] = []
     positions: list[int] = []
@@ -129,8 +129,8 @@ def lay_out(chunks: Sequence[Chunk], block_size: int, device: torch.device, rows
     return make_batch(token_ids, positions, slots, lengths, ends, tables, device, rows)
 
 
-def _wanted_rows(chunks: Sequence[Chunk]) -> _Rows:
-    wanted = _Rows()
+def _wanted_rows(chunks: Sequence[Chunk]) -> _LogitRows:
+    wanted = _LogitRows()
     scored_rows: list[int] = []
     first = 0
     for index, chunk in enumerate(chunks):

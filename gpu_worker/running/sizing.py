@@ -61,7 +61,7 @@ def kv_bytes(
 
 def _bytes_captured(device: torch.device, shape: KvShape, capture: Callable[[Sequence[Tensor]], object]) -> int:
     """What graphs take, by the driver's count: torch's own knows nothing of the graphs beside their tensors."""
-    layers = list(shape.arena(1, device).unbind(0))
+    layers = list(shape.allocate_arena(1, device).unbind(0))
     torch.cuda.empty_cache()
     before = torch.cuda.mem_get_info(device)[0]
     graphs = capture(layers)
@@ -85,4 +85,4 @@ def _run_largest_step(
     tables = [[0] * (-(-length // shape.block_size)) for length in lengths]
     batch = make_batch([0] * num_tokens, positions, [-1] * num_tokens, lengths, lengths, tables, device)
     rows = torch.arange(num_tokens - len(lengths), num_tokens, device=device)
-    decoder.logits(decoder.forward(batch, list(shape.arena(1, device).unbind(0)), rows)).float()
+    decoder.logits(decoder.forward(batch, list(shape.allocate_arena(1, device).unbind(0)), rows)).float()

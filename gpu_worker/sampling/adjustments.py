@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from gpu_worker.sampling.history import History
+from gpu_worker.sampling.history import TokenHistory
 from gpu_worker.scheduling.sequence import Branch
 from gpu_worker.scheduling.sequence import Sequence as SequenceState
 from octavo.sampling import SamplingParams
@@ -28,21 +28,21 @@ _NO_IDS = np.empty(0, dtype=np.int64)
 _NO_FLOATS = np.empty(0, dtype=np.float32)
 
 
-def penalized(params: SamplingParams) -> bool:
+def is_penalized(params: SamplingParams) -> bool:
     return params.repetition_penalty != 1.0 or params.presence_penalty != 0.0 or params.frequency_penalty != 0.0
 
 
-def adjusted(branch: Branch) -> bool:
+def is_adjusted(branch: Branch) -> bool:
     """Whether anything here applies to the branch's next token."""
     params = branch.sequence.params
     return (
-        penalized(params)
+        is_penalized(params)
         or bool(params.logit_bias or params.allowed_token_ids or params.banned_token_ids)
         or branch.num_output < params.min_tokens
     )
 
 
-class _Fixed:
+class _FixedParameters:
     """The parameters of one sequence that never change, as arrays. Ids beyond the vocabulary are left out."""
 
     def __init__(self, sequence: SequenceState, vocab_size: int, eos_token_ids: tuple[int, ...]) -> None:
@@ -58,7 +58,7 @@ class _Fixed:
 
 
 @dataclass(slots=True)
-class Edit:
+class LogitEdit:
     """What is done to one row of logits, in this order. Ids are those of the vocabulary."""
 
     seen: Ids  # distinct; what is left of a penalized token's logit is (/ or * repetition) - cost
@@ -69,7 +69,7 @@ class Edit:
     allowed: Ids | None  # all others become -inf; None: all are
 
 
-class Adjustments:
+class LogitAdjuster:
     """What the parameters above come to. What it keeps between calls is a cache: a pure function of each branch.
 
     It holds the branches of the latest call alone, so what is preempted or finished is forgotten.
@@ -79,10 +79,10 @@ class Adjustments:
         self.vocab_size = vocab_size
         self.device = device
         self.eos_token_ids = eos_token_ids
-        self._histories: dict[int, History] = {}
-        self._fixed: dict[int, _Fixed] = {}
+        self._histories: dict[int, TokenHistory] = {}
+        self._fixed: dict[int, _FixedParameters] = {}
 
-    def apply(self, logits: Tensor, rows: Sequence[int], branches: Sequence[Branch]) -> None:
+    def adjust_logits(self, logits: Tensor, rows: Sequence[int], branches: Sequence[Branch]) -> None:
         """Changes logits[rows[i]] in place for branches[i]; the rows differ. `logits` is contiguous float32."""
         flat = logits.view(-1)
         edits = list(zip(rows, self.edits(branches), strict=True))
@@ -103,28 +103,28 @@ class Adjustments:
             logits[[row for row, _ in confined]] = -torch.inf
             flat.scatter_(0, index, kept)
 
-    def edits(self, branches: Sequence[Branch]) -> list[Edit]:
+    def edits(self, branches: Sequence[Branch]) -> list[LogitEdit]:
         """What is done for each branch; arrays belong to the cache and are not changed later."""
         histories, fixed = self._histories, self._fixed
         self._histories, self._fixed = {}, {}
         return [self._edit(branch, histories, fixed) for branch in branches]
 
-    def _edit(self, branch: Branch, histories: dict[int, History], old: dict[int, _Fixed]) -> Edit:
+    def _edit(self, branch: Branch, histories: dict[int, TokenHistory], old: dict[int, _FixedParameters]) -> LogitEdit:
         sequence, params = branch.sequence, branch.sequence.params
         key = id(sequence)
-        fixed = self._fixed.get(key) or old.get(key) or _Fixed(sequence, self.vocab_size, self.eos_token_ids)
+        fixed = self._fixed.get(key) or old.get(key) or _FixedParameters(sequence, self.vocab_size, self.eos_token_ids)
         self._fixed[key] = fixed
         bias_ids, bias = fixed.bias_at_first if branch.num_output < params.min_tokens else fixed.bias
-        if not penalized(params):
-            return Edit(_NO_IDS, _NO_FLOATS, 1.0, bias_ids, bias, fixed.allowed)
+        if not is_penalized(params):
+            return LogitEdit(_NO_IDS, _NO_FLOATS, 1.0, bias_ids, bias, fixed.allowed)
         history = histories.get(id(branch))
         if history is None:
-            history = History(branch, self.vocab_size, with_prompt=params.repetition_penalty != 1.0)
+            history = TokenHistory(branch, self.vocab_size, with_prompt=params.repetition_penalty != 1.0)
         history.update()
         self._histories[id(branch)] = history
         counts = history.counts
         costs = (params.frequency_penalty * counts + params.presence_penalty * (counts > 0)).astype(np.float32)
-        return Edit(history.ids, costs, params.repetition_penalty, bias_ids, bias, fixed.allowed)
+        return LogitEdit(history.ids, costs, params.repetition_penalty, bias_ids, bias, fixed.allowed)
 
     def _tensor(self, arrays: Sequence[Ids] | Sequence[Floats]) -> Tensor:
         return torch.from_numpy(np.concatenate(arrays)).to(self.device)

@@ -5,14 +5,14 @@ from collections.abc import Sequence
 
 import torch
 
-from gpu_worker.sampling.adjustments import adjusted
-from gpu_worker.sampling.sampler import drawn, num_top, scored
+from gpu_worker.sampling.adjustments import is_adjusted
+from gpu_worker.sampling.sampler import is_drawn, is_scored, num_top
 from gpu_worker.scheduling.sequence import Branch
 
 _LEAST_TEMPERATURE = 1e-30  # that draws; a smaller one could be 0 in float32, which is greedy (draw.py has the same)
 
 
-class Columns:
+class SamplingColumns:
     """Of some branches. Where the same branches come again, only `index` is written anew."""
 
     def __init__(self, rows: Sequence[int], branches: Sequence[Branch], vocab_size: int) -> None:
@@ -21,7 +21,7 @@ class Columns:
         self.branches = list(branches)
         self.index = torch.empty(len(branches), dtype=torch.int64)
         seeds = [struct.unpack("<q", struct.pack("<Q", p.seed or 0))[0] for p in params]
-        temperatures = [max(p.temperature, _LEAST_TEMPERATURE) if drawn(p) else 0.0 for p in params]
+        temperatures = [max(p.temperature, _LEAST_TEMPERATURE) if is_drawn(p) else 0.0 for p in params]
         self.draws = {
             "rows": torch.tensor(self.rows, dtype=torch.int64),
             "temperature": torch.tensor(temperatures, dtype=torch.float32),
@@ -32,15 +32,15 @@ class Columns:
             "branch": torch.tensor([branch.index for branch in branches], dtype=torch.int64),
             "index": self.index,
         }
-        self.random = any(drawn(p) for p in params)
-        self.adjusted = any(branch.sequence.params.min_tokens or adjusted(branch) for branch in branches)
-        self.scored = [i for i, p in enumerate(params) if scored(p)]
+        self.random = any(is_drawn(p) for p in params)
+        self.adjusted = any(branch.sequence.params.min_tokens or is_adjusted(branch) for branch in branches)
+        self.scored = [i for i, p in enumerate(params) if is_scored(p)]
         self.plain = not (self.random or self.adjusted or self.scored)
-        self.counts = [num_top(p) if scored(p) else -1 for p in params]
+        self.counts = [num_top(p) if is_scored(p) else -1 for p in params]
 
     def matches(self, rows: Sequence[int], branches: Sequence[Branch]) -> bool:
         return self.branches == branches and self.rows == rows  # branches compare by identity
 
-    def update(self) -> None:
+    def update_index(self) -> None:
         if self.random:
             self.index.numpy()[:] = [branch.num_output for branch in self.branches]

@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from gpu_worker.sampling.candidates import top
+from gpu_worker.sampling.likeliest import top
 from octavo.sampling import SamplingParams
 
 Floats = NDArray[np.float32]
@@ -34,7 +34,7 @@ _CPU_SLAB = 1 << 20  # less, so that they stay in the cache
 
 
 @dataclass(slots=True)
-class Filters:
+class DrawParameters:
     """The parameters of some rows as columns."""
 
     temperature: Floats
@@ -43,7 +43,7 @@ class Filters:
     min_p: Floats
 
     @classmethod
-    def of(cls, params: Sequence[SamplingParams], vocab_size: int) -> "Filters":
+    def of(cls, params: Sequence[SamplingParams], vocab_size: int) -> "DrawParameters":
         return cls(
             np.array([p.temperature for p in params], dtype=np.float32),
             np.array([min(p.top_k or vocab_size, vocab_size) for p in params], dtype=np.int64),
@@ -51,11 +51,11 @@ class Filters:
             np.array([p.min_p for p in params], dtype=np.float32),
         )
 
-    def __getitem__(self, rows: slice) -> "Filters":
-        return Filters(self.temperature[rows], self.top_k[rows], self.top_p[rows], self.min_p[rows])
+    def __getitem__(self, rows: slice) -> "DrawParameters":
+        return DrawParameters(self.temperature[rows], self.top_k[rows], self.top_p[rows], self.min_p[rows])
 
 
-def draw(logits: Tensor, filters: Filters, numbers: Bits) -> Ids:
+def draw(logits: Tensor, filters: DrawParameters, numbers: Bits) -> Ids:
     """The token of each row; `numbers` have 53 random bits (philox.py).
 
     No row has NaN or +inf, each has a finite logit; `logits` is float32 and is not changed.
@@ -84,7 +84,7 @@ def weights(logits: Tensor, temperature: Floats) -> Tensor:
     return (y * scale).round_().to(torch.int64)
 
 
-def cut(weights: Tensor, logits: Tensor, filters: Filters) -> None:
+def cut(weights: Tensor, logits: Tensor, filters: DrawParameters) -> None:
     """Sets the weights of tokens that the filters drop to zero, in place."""
     vocab_size = logits.shape[1]
     filtered = np.flatnonzero((filters.top_k < vocab_size) | (filters.top_p < 1.0))
@@ -96,7 +96,7 @@ def cut(weights: Tensor, logits: Tensor, filters: Filters) -> None:
         weights.masked_fill_(weights.double() < torch.from_numpy(least).to(weights.device).unsqueeze(1), 0)
 
 
-def _cut_prefix(weights: Tensor, logits: Tensor, filters: Filters, rows: Ids, num: int) -> NDArray[np.bool_]:
+def _cut_prefix(weights: Tensor, logits: Tensor, filters: DrawParameters, rows: Ids, num: int) -> NDArray[np.bool_]:
     """Cuts those of `rows` whose prefix ends among the `num` likeliest tokens by top-k and top-p; which ones it was."""
     at = torch.from_numpy(rows).to(weights.device)
     some = logits[at]

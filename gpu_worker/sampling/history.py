@@ -6,7 +6,7 @@ from numpy.typing import NDArray
 from gpu_worker.scheduling.sequence import Branch
 
 
-class History:
+class TokenHistory:
     """The distinct tokens of one branch and how often each occurs in its output.
 
     A pure function of the branch's tokens: `update` compares all it has counted with the branch and counts anew when

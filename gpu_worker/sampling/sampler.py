@@ -13,9 +13,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gpu_worker.sampling.adjustments import Adjustments, adjusted
-from gpu_worker.sampling.candidates import Ids, peaks, top
-from gpu_worker.sampling.draw import Filters, draw
+from gpu_worker.sampling.adjustments import LogitAdjuster, is_adjusted
+from gpu_worker.sampling.draw import DrawParameters, draw
+from gpu_worker.sampling.likeliest import Ids, peaks, top
 from gpu_worker.sampling.philox import random_bits
 from gpu_worker.scheduling.sequence import Branch
 from gpu_worker.scheduling.step import BAD_LOGITS
@@ -24,19 +24,19 @@ from octavo.sampling import SamplingParams, TokenScore
 _SCORED_ROWS = 64  # scored at once: bounds the memory of a long prompt's log probabilities
 
 
-def drawn(params: SamplingParams) -> bool:
+def is_drawn(params: SamplingParams) -> bool:
     """Whether a random number chooses the token."""
     return not (params.greedy or params.beam_width)
 
 
-def scored(params: SamplingParams) -> bool:
+def is_scored(params: SamplingParams) -> bool:
     return params.logprobs is not None or params.ranked
 
 
-def competes(branch: Branch) -> bool:
+def is_ranked_raw(branch: Branch) -> bool:
     """Whether it is ranked by another log probability than it reports. Beams are ranked by what they search."""
     params = branch.sequence.params
-    return params.ranked and not params.beam_width and adjusted(branch)
+    return params.ranked and not params.beam_width and is_adjusted(branch)
 
 
 def num_top(params: SamplingParams) -> int:
@@ -49,7 +49,7 @@ class Sampler:
 
     def __init__(self, vocab_size: int, device: torch.device | str, eos_token_ids: tuple[int, ...] = ()) -> None:
         self.vocab_size = vocab_size
-        self._adjustments = Adjustments(vocab_size, torch.device(device), eos_token_ids)
+        self._adjuster = LogitAdjuster(vocab_size, torch.device(device), eos_token_ids)
 
     @torch.inference_mode()
     def sample(
@@ -81,24 +81,24 @@ class Sampler:
     ) -> dict[int, TokenScore]:
         """Samples the branches `wide` of the batch, which need more than the maximum, into `tokens`."""
         x = _select(logits, [rows[i] for i in wide])
-        changed = [place for place, i in enumerate(wide) if adjusted(branches[i])]
+        changed = [place for place, i in enumerate(wide) if is_adjusted(branches[i])]
         if changed:
             x = x.clone(memory_format=torch.contiguous_format) if x is logits else x
-            self._adjustments.apply(x, changed, [branches[wide[place]] for place in changed])
+            self._adjuster.adjust_logits(x, changed, [branches[wide[place]] for place in changed])
             maxima, best = peaks(_select(x, changed))
             tokens[[wide[place] for place in changed]] = np.where(np.isfinite(maxima), best, BAD_LOGITS)
         places = [place for place, i in enumerate(wide) if tokens[i] != BAD_LOGITS]
-        random = [place for place in places if drawn(branches[wide[place]].sequence.params)]
+        random = [place for place in places if is_drawn(branches[wide[place]].sequence.params)]
         if random:
             chosen = [branches[wide[place]] for place in random]
             tokens[[wide[place] for place in random]] = self._draw(_select(x, random), chosen)
-        ranked = [place for place in places if scored(branches[wide[place]].sequence.params)]
+        ranked = [place for place in places if is_scored(branches[wide[place]].sequence.params)]
         if not ranked:
             return {}
         members = [wide[place] for place in ranked]
         counts = [num_top(branches[i].sequence.params) for i in members]
         scores = dict(zip(members, _scores(_select(x, ranked), tokens[members].tolist(), counts), strict=True))
-        competing = [i for i in members if competes(branches[i])]
+        competing = [i for i in members if is_ranked_raw(branches[i])]
         if competing:
             raw = self.score(_select(logits, [rows[i] for i in competing]), tokens[competing].tolist(), 0)
             for i, found in zip(competing, raw, strict=True):
@@ -112,7 +112,7 @@ class Sampler:
             [branch.index for branch in branches],
             [branch.num_output for branch in branches],
         )
-        return draw(x, Filters.of(params, self.vocab_size), numbers)
+        return draw(x, DrawParameters.of(params, self.vocab_size), numbers)
 
     @torch.inference_mode()
     def score(self, logits: Tensor, targets: Sequence[int], num_top: int) -> list[TokenScore]:
@@ -138,7 +138,7 @@ class Sampler:
 def _plain(branch: Branch) -> bool:
     """Whether the highest logit is all there is to know."""
     params = branch.sequence.params
-    return not (drawn(params) or scored(params) or adjusted(branch))
+    return not (is_drawn(params) or is_scored(params) or is_adjusted(branch))
 
 
 def _select(x: Tensor, rows: list[int]) -> Tensor:

@@ -13,7 +13,7 @@ from _table import Plan, Table, Work
 from torch import Tensor
 from torch.nn import functional
 
-from gpu_worker.ops import AttentionOptions, Batch, kv_format, make_batch
+from gpu_worker.ops import AttentionOptions, TokenBatch, kv_format, make_batch
 from gpu_worker.ops.kv_shape import KvShape
 from gpu_worker.ops.native_cpu import NativeCpuOps
 
@@ -76,11 +76,11 @@ def row(table: Table, extension: ModuleType, peers: Sequence[Peer], case: Attent
     table.row(name, Work(num_bytes, case.operations), sides)
 
 
-def paged(ops: NativeCpuOps, case: AttentionCase, keys: Tensor, values: Tensor) -> tuple[Tensor, Batch]:
+def paged(ops: NativeCpuOps, case: AttentionCase, keys: Tensor, values: Tensor) -> tuple[Tensor, TokenBatch]:
     """Keys and values in shuffled blocks, and the batch that looks at them."""
     blocks = -(-case.context // BLOCK)
     tables = torch.randperm(case.sequences * blocks).view(case.sequences, blocks)
-    kv = kv_shape(case.dtype, case.kv_heads, case.dim).arena(tables.numel(), CPU)[0]
+    kv = kv_shape(case.dtype, case.kv_heads, case.dim).allocate_arena(tables.numel(), CPU)[0]
     places = torch.arange(case.context)
     for number, table in enumerate(tables):
         slots = (table[places // BLOCK] * BLOCK + places % BLOCK).tolist()

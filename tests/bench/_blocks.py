@@ -28,7 +28,7 @@ def blocks(extension: ModuleType, plan: Plan) -> None:
 
 def arena(dtype: torch.dtype, count: int) -> Tensor:
     shape = KvShape(num_layers=LAYERS, num_kv_heads=HEADS, block_size=BLOCK, head_dim=DIM, dtype=dtype)
-    return shape.arena(count, CPU)
+    return shape.allocate_arena(count, CPU)
 
 
 def moves(extension: ModuleType) -> list[Case]:

@@ -14,7 +14,7 @@ from _table import Plan, Table, Work
 from torch import Tensor
 from torch.nn import functional
 
-from gpu_worker.models.huge_pages import HugePages
+from gpu_worker.models.huge_pages import HugePageAllocator
 
 ROWS, INNER = 49152, 1152  # as the largest matrix of a small model; 4-bit forms of it are as large as the last cache
 PLAIN = {"f32": torch.float32, "bf16": torch.bfloat16}
@@ -62,9 +62,11 @@ def stored(extension: ModuleType, form: str, exact: bool) -> tuple[Tensor, Any]:
     _, matrix = LinearCase(ROWS, INNER, 1, form).inputs()
     if form in PLAIN:
         dtype = PLAIN[form]
-        memory = HugePages().take(matrix.numel() * dtype.itemsize).view(dtype).view(matrix.shape).copy_(matrix)
+        memory = (
+            HugePageAllocator().allocate(matrix.numel() * dtype.itemsize).view(dtype).view(matrix.shape).copy_(matrix)
+        )
     else:
-        memory = HugePages().take(extension.packed_bytes(form, ROWS, INNER))
+        memory = HugePageAllocator().allocate(extension.packed_bytes(form, ROWS, INNER))
         if form == "q4_mins":
             blocks = gguf.quantize(matrix[:PERIOD].numpy(), gguf.GGMLQuantizationType.Q4_1)
             extension.repack(memory, torch.from_numpy(blocks).repeat(ROWS // PERIOD, 1), form, ROWS, INNER)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
-from gpu_worker.models.huge_pages import HugePages
+from gpu_worker.models.huge_pages import HugePageAllocator
 
 Side = Callable[[], float]  # does it once; the seconds that took
 PAUSE_S = 0.01  # between turns: the threads of OpenMP spin for 5 ms when their work is done
@@ -50,7 +50,7 @@ class Machine:
 
     def __init__(self) -> None:
         torch.set_num_threads(len(os.sched_getaffinity(0)))
-        self._memory, self._there = HugePages().take(2 * BYTES).view(torch.float32).chunk(2)
+        self._memory, self._there = HugePageAllocator().allocate(2 * BYTES).view(torch.float32).chunk(2)
         self._memory.uniform_()
         self._there.zero_()
         self._floats = torch.randn(2, SIDE, SIDE)

@@ -11,7 +11,7 @@ from collections.abc import Callable
 import torch
 
 from gpu_worker.ops import choose_ops
-from gpu_worker.sampling.native import choose_sampler
+from gpu_worker.sampling.native_sampler import choose_sampler
 from gpu_worker.sampling.sampler import Sampler
 from gpu_worker.scheduling.sequence import Branch, Sequence
 from octavo.ids import SequenceId

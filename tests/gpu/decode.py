@@ -15,7 +15,7 @@ from target import Target, target
 from timing import Call, medians, ratio, sets
 from torch import Tensor
 
-from gpu_worker.ops import AttentionOptions, Batch, make_batch
+from gpu_worker.ops import AttentionOptions, TokenBatch, make_batch
 from gpu_worker.ops.native_cuda import NativeCudaOps
 
 BLOCK = 16
@@ -56,7 +56,7 @@ class Inputs:
 
     kv: Tensor
     queries: Tensor
-    batch: Batch
+    batch: TokenBatch
 
 
 def inputs(t: Target, shape: Shape, scratch: dict[Any, Any]) -> Inputs:

@@ -25,8 +25,8 @@ def swaps(t: Target) -> None:
     ):
         shape = KvShape(num_layers=layers, num_kv_heads=8, block_size=16, head_dim=128, dtype=torch.bfloat16)
         blocks = t.pick(4096 // layers * 4, 8)
-        there = shape.arena(blocks, t.device)
-        here = shape.arena(blocks, torch.device("cpu"), pinned=not t.rehearsal)
+        there = shape.allocate_arena(blocks, t.device)
+        here = shape.allocate_arena(blocks, torch.device("cpu"), pinned=not t.rehearsal)
         starts = torch.randperm(blocks // run // 2).tolist()
         pairs = [(2 * start * run + i, start * run + i) for start in starts for i in range(run)]
         swapper = t.extension.Swapper()
@@ -71,7 +71,7 @@ def within(t: Target) -> None:
 def gathers(t: Target) -> list[Case]:
     shape = KvShape(num_layers=t.pick(16, 2), num_kv_heads=8, block_size=16, head_dim=128, dtype=torch.bfloat16)
     blocks = t.pick(1024, 8)
-    arena = shape.arena(blocks, t.device)
+    arena = shape.allocate_arena(blocks, t.device)
     arena.normal_()
     ids = torch.randperm(blocks, device=t.device)[: blocks // 2]
     per_layer = shape.bytes_per_block // shape.num_layers

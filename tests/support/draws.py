@@ -3,7 +3,7 @@
 import numpy as np
 import torch
 
-from gpu_worker.sampling.draw import Filters, draw
+from gpu_worker.sampling.draw import DrawParameters, draw
 from gpu_worker.sampling.philox import random_bits
 
 BAD = -1
@@ -38,9 +38,9 @@ class Draws:
         drawn = self.good & ~greedy
         top_k = np.minimum(self.top_k.numpy().astype(np.int64), self.vocabulary)
         top_k[top_k == 0] = self.vocabulary
-        filters = Filters(self.temperature.numpy(), top_k, self.top_p.numpy(), self.min_p.numpy())
+        filters = DrawParameters(self.temperature.numpy(), top_k, self.top_p.numpy(), self.min_p.numpy())
         seeds = self.seed.numpy().view(np.uint64)
         bits = random_bits(seeds.tolist(), self.branch.tolist(), self.index.tolist())
         columns = (filters.temperature, filters.top_k, filters.top_p, filters.min_p)
-        tokens[drawn] = draw(self.logits[drawn], Filters(*(each[drawn] for each in columns)), bits[drawn])
+        tokens[drawn] = draw(self.logits[drawn], DrawParameters(*(each[drawn] for each in columns)), bits[drawn])
         return tokens.tolist()

@@ -91,7 +91,7 @@ def _begun() -> Iterator[Recording]:
 
 
 class StreamCapture:
-    """A graphs.Capture."""
+    """A graphs.Capturer."""
 
     def __init__(self) -> None:
         self.recordings: list[Recording] = []

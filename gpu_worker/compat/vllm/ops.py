@@ -79,7 +79,7 @@ def _paged_attention(
         *(blocksparse_head_sliding_step, tp_rank),
     )
     with _device_of(query) as stream:
-        cache = _Cache(key_cache, value_cache, kv_cache_dtype, k_scale, v_scale)
+        cache = _CacheHandle(key_cache, value_cache, kv_cache_dtype, k_scale, v_scale)
         attention = extension().Attention(
             scale,
             alibi=None if alibi_slopes is None else ref(alibi_slopes),
@@ -103,7 +103,7 @@ def reshape_and_cache(
 ) -> None:
     """Stores key and value [tokens, kv_heads, head_dim] at slots int64 [tokens]; a negative slot is skipped."""
     with _device_of(key) as stream:
-        cache = _Cache(key_cache, value_cache, kv_cache_dtype, k_scale, v_scale)
+        cache = _CacheHandle(key_cache, value_cache, kv_cache_dtype, k_scale, v_scale)
         extension().cache_write(cache.handle, ref(key), ref(value), ref(slot_mapping), stream)
 
 
@@ -156,7 +156,7 @@ def _device_of(tensor: Tensor) -> Iterator[int]:
         yield 0
 
 
-class _Cache:
+class _CacheHandle:
     """The extension's handle of a cache, and the scales it points to."""
 
     def __init__(self, keys: Tensor, values: Tensor, kind: str, k_scale: Scale, v_scale: Scale | None) -> None:

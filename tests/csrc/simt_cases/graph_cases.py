@@ -49,14 +49,14 @@ def swapped_case(rng: Any) -> None:
         prompts = [[(i * 37 + j * 11) % 96 for j in range(n)] for i, n in enumerate((21, 8, 16))]
         sequences = [request(i, prompt, max_tokens=14) for i, prompt in enumerate(prompts)]
         runner = tiny_llama(form, ops, num_blocks=num_blocks).runner
-        runner._moves._num_swaps = 2  # the second would be waited for, to measure it
+        runner._block_mover._num_swaps = 2  # the second would be waited for, to measure it
         return drive(runner, sequences, preemption="swap")
 
     want, _ = run(40)
     native.runtime.take_calls()
-    got, scheduler = run(int(rng.integers(8, 11)))
+    got, workload = run(int(rng.integers(8, 11)))
     assert got == want
-    assert scheduler.workload.num_preempted_swap > 0
+    assert workload.num_preempted_swap > 0
     calls = native.runtime.take_calls()
     assert "b" in calls or "k" in calls
 

@@ -30,7 +30,7 @@ def ops_case(rng: Any) -> None:
 
     errors_stay_apart()
 
-    from gpu_worker.ops import AttentionOptions, BlockSparse, make_batch
+    from gpu_worker.ops import AttentionOptions, BlockSparsePattern, make_batch
     from gpu_worker.ops.native_cuda import NativeCudaOps
     from gpu_worker.ops.reference import ReferenceOps
 
@@ -59,7 +59,7 @@ def ops_case(rng: Any) -> None:
     queries = torch.randn(len(rows), kv_heads * group, dim).to(dtype)
     per_head = [torch.rand(kv_heads * group) if rng.random() < 0.5 else None for _ in range(2)]
     caps = {"window": int(rng.choice([0, 9])), "soft_cap": float(rng.choice([0, 2.5]))}
-    sparse = BlockSparse(1, 3, 8, int(rng.choice([-1, 0, 1]))) if rng.random() < 0.3 else None
+    sparse = BlockSparsePattern(1, 3, 8, int(rng.choice([-1, 0, 1]))) if rng.random() < 0.3 else None
     options = AttentionOptions(0.2, **caps, alibi=per_head[0], sinks=per_head[1], sparse=sparse)
     limit = TOLERANCE[F32 if dtype == torch.float32 else BF16]
     for _ in range(2):  # the second time from the kept plan

@@ -11,7 +11,7 @@ def sampler_case(rng: Any) -> None:
     """Batches of any requests: the same tokens, and the same scores but for rounding."""
     import torch
 
-    from gpu_worker.sampling.cuda import CudaSampler
+    from gpu_worker.sampling.cuda_sampler import CudaSampler
     from gpu_worker.sampling.sampler import Sampler
 
     torch.set_num_threads(1)

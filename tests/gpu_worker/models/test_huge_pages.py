@@ -7,13 +7,13 @@ import pytest
 import torch
 
 from gpu_worker.models import huge_pages
-from gpu_worker.models.huge_pages import LINE, PAGE, SLAB, HugePages
+from gpu_worker.models.huge_pages import LINE, PAGE, SLAB, HugePageAllocator
 
 
 @pytest.mark.parametrize("sizes", [[1, 64, 65, 4096], [SLAB - 1, 3, SLAB + 1, 7], [0, 5, 0]])
 def test_pieces_are_apart_and_aligned(sizes):
-    memory = HugePages()
-    pieces = [memory.take(size) for size in sizes]
+    memory = HugePageAllocator()
+    pieces = [memory.allocate(size) for size in sizes]
     assert [len(piece) for piece in pieces] == sizes
     spans = sorted((piece.data_ptr(), piece.data_ptr() + len(piece)) for piece in pieces if len(piece))
     assert all(begin % LINE == 0 for begin, _ in spans)
@@ -22,17 +22,17 @@ def test_pieces_are_apart_and_aligned(sizes):
 
 
 def test_slabs_begin_with_a_page():
-    assert HugePages().take(1).data_ptr() % PAGE == 0
+    assert HugePageAllocator().allocate(1).data_ptr() % PAGE == 0
 
 
 def test_a_piece_keeps_its_slab():
-    piece = HugePages().take(1 << 20)
+    piece = HugePageAllocator().allocate(1 << 20)
     piece.fill_(7)
     gc.collect()
-    HugePages().take(SLAB).fill_(9)
+    HugePageAllocator().allocate(SLAB).fill_(9)
     assert bool((piece == 7).all())
 
 
 def test_without_huge_pages_it_is_memory_as_ever(monkeypatch):
     monkeypatch.delattr(huge_pages.mmap, "MADV_HUGEPAGE", raising=False)
-    assert torch.equal(HugePages().take(100), torch.zeros(100, dtype=torch.uint8))
+    assert torch.equal(HugePageAllocator().allocate(100), torch.zeros(100, dtype=torch.uint8))

@@ -8,9 +8,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from gpu_worker.models.cache import PreparedCache
 from gpu_worker.models.fingerprint import model_fingerprint, sample_file
 from gpu_worker.models.locate import locate
+from gpu_worker.models.weight_cache import WeightCache
 from octavo.errors import BadModel, NotFound
 
 PROMPTS = [[5, 4, 3, 2, 1], [77]]
@@ -158,8 +158,8 @@ def test_progress_is_reported(copied):
 
 
 @pytest.fixture
-def cache(tmp_path) -> PreparedCache:
-    return PreparedCache(tmp_path / "cache")
+def cache(tmp_path) -> WeightCache:
+    return WeightCache(tmp_path / "cache")
 
 
 TENSORS = {"a": torch.arange(5000.0).view(50, 100), "b": torch.ones(3, dtype=torch.bfloat16)}
@@ -199,7 +199,7 @@ def test_a_damaged_cache_is_taken_for_none_and_written_anew(cache, damage):
 
 def test_no_room_for_the_cache_is_no_error(tmp_path):
     (tmp_path / "file").write_text("in the way")
-    assert not PreparedCache(tmp_path / "file" / "cache").store("m", "k", TENSORS)
+    assert not WeightCache(tmp_path / "file" / "cache").store("m", "k", TENSORS)
 
 
 # Fingerprints

@@ -187,15 +187,15 @@ def test_rounded_weights_are_named_and_change_the_fingerprint(scheme, tiny, load
 @pytest.fixture
 def load_exact(monkeypatch, load):
     """Loads the same weights with inputs in float32."""
-    plain = packing.Packer._matrix
+    plain = packing.MatrixPacker._matrix
 
     def exact(self, data, format_, rows, columns):
         plain(self, data, format_, rows, columns)
-        return packing.Matrix(data, self._extension.Weight(data, format_, rows, columns, exact=True))
+        return packing.NativeMatrix(data, self._extension.Weight(data, format_, rows, columns, exact=True))
 
     def load_it(model, **options):
         with monkeypatch.context() as patch:
-            patch.setattr(packing.Packer, "_matrix", exact)
+            patch.setattr(packing.MatrixPacker, "_matrix", exact)
             return load(model, **options)
 
     return load_it

@@ -5,7 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpu_worker.ops import AttentionOptions, Batch, choose_ops, kv_format, make_batch
+from gpu_worker.ops import AttentionOptions, TokenBatch, choose_ops, kv_format, make_batch
 from gpu_worker.ops.kv_shape import KvShape
 from gpu_worker.ops.reference import ReferenceOps
 from gpu_worker.running.arena import KvArena
@@ -23,7 +23,7 @@ def arena(kind: str, ops, num_blocks: int = 12, head_dim: int = 32) -> KvArena:
     return made
 
 
-def step(q_lens: list[int], kv_lens: list[int], tables: list[list[int]]) -> Batch:
+def step(q_lens: list[int], kv_lens: list[int], tables: list[list[int]]) -> TokenBatch:
     places = [p for q, n in zip(q_lens, kv_lens, strict=True) for p in range(n - q, n)]
     owners = [i for i, q in enumerate(q_lens) for _ in range(q)]
     slots = [tables[i][p // 8] * 8 + p % 8 for i, p in zip(owners, places, strict=True)]

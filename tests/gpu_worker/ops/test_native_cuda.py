@@ -6,7 +6,7 @@ from types import ModuleType, SimpleNamespace
 import pytest
 import torch
 
-from gpu_worker.ops import AttentionOptions, Batch, kv_format, make_batch
+from gpu_worker.ops import AttentionOptions, TokenBatch, kv_format, make_batch
 from gpu_worker.ops.kv_shape import KvShape
 from gpu_worker.ops.native_cuda import NativeCudaOps, ref
 from gpu_worker.running.graphs import capture_decodes
@@ -23,10 +23,10 @@ def ops() -> NativeCudaOps:
 
 def layer(dtype: torch.dtype) -> torch.Tensor:
     shape = KvShape(num_layers=1, num_kv_heads=HEADS, block_size=SIZE, head_dim=DIM, dtype=dtype)
-    return shape.arena(4, CPU)[0]
+    return shape.allocate_arena(4, CPU)[0]
 
 
-def prompt() -> Batch:
+def prompt() -> TokenBatch:
     """TOKENS tokens in blocks 3 and 1."""
     slots = [(3, 1)[p // SIZE] * SIZE + p % SIZE for p in range(TOKENS)]
     return make_batch([0] * TOKENS, list(range(TOKENS)), slots, [TOKENS], [TOKENS], [[3, 1]], CPU)

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpu_worker.ops import AttentionOptions, Batch, BlockSparse, choose_ops, make_batch
+from gpu_worker.ops import AttentionOptions, BlockSparsePattern, TokenBatch, choose_ops, make_batch
 from gpu_worker.ops.reference import ReferenceOps
 
 torch.set_num_threads(1)
@@ -47,12 +47,14 @@ class Pages:
             soft_cap=rng.choice([0.0, 0.0, 2.0]),
             alibi=torch.rand(self.num_kv_heads * self.group) if rng.random() < 0.3 else None,
             sinks=torch.randn(self.num_kv_heads * self.group) if rng.random() < 0.3 else None,
-            sparse=BlockSparse(rng.randint(0, 2), rng.choice([2, 3]), rng.choice([5, 8, 16]), rng.choice([-1, 0, 1]))
+            sparse=BlockSparsePattern(
+                rng.randint(0, 2), rng.choice([2, 3]), rng.choice([5, 8, 16]), rng.choice([-1, 0, 1])
+            )
             if rng.random() < 0.3
             else None,
         )
 
-    def batch(self, tables: list[list[int]] | None = None) -> Batch:
+    def batch(self, tables: list[list[int]] | None = None) -> TokenBatch:
         num_tokens = sum(self.q_lens)
         nowhere = [-1] * num_tokens
         return make_batch(nowhere, nowhere, nowhere, self.q_lens, self.kv_lens, tables or self.garbage, CPU)

@@ -14,7 +14,7 @@ from stream_capture import StreamCapture, launch
 from tiny_llama import Form, decodes, drive, logits_of, request, requests
 from torch import Tensor
 
-from gpu_worker.ops import AttentionOptions, Batch
+from gpu_worker.ops import AttentionOptions, TokenBatch
 from gpu_worker.ops.reference import ReferenceOps
 from gpu_worker.ops.upload import packed
 from gpu_worker.running.decode_inputs import DecodeInputs
@@ -35,10 +35,10 @@ class TorchKernels(ReferenceOps):
     def captures(self, kv: Tensor) -> bool:
         return True
 
-    def cache_write(self, kv: Tensor, keys: Tensor, values: Tensor, batch: Batch) -> None:
+    def cache_write(self, kv: Tensor, keys: Tensor, values: Tensor, batch: TokenBatch) -> None:
         launch(self._write, kv, keys, values, batch.slots)
 
-    def paged_attention(self, queries: Tensor, kv: Tensor, batch: Batch, options: AttentionOptions) -> Tensor:
+    def paged_attention(self, queries: Tensor, kv: Tensor, batch: TokenBatch, options: AttentionOptions) -> Tensor:
         plan = batch.scratch.get("plan")
         if plan is None:
             plan = batch.scratch["plan"] = torch.tensor(batch.kv_lens, dtype=torch.int32)
@@ -46,7 +46,7 @@ class TorchKernels(ReferenceOps):
         launch(self._attend, out, queries, kv, options, batch.cu_q, batch.seq_lens, batch.block_tables, plan)
         return out
 
-    def refill(self, batch: Batch) -> None:
+    def refill(self, batch: TokenBatch) -> None:
         batch.scratch["plan"].copy_(torch.tensor(batch.kv_lens, dtype=torch.int32))
 
     def _write(self, kv: Tensor, keys: Tensor, values: Tensor, slots: Tensor) -> None:
@@ -61,7 +61,7 @@ class TorchKernels(ReferenceOps):
         for i, n in enumerate(lens.tolist()):
             rows = slice(int(cu_q[i]), int(cu_q[i + 1]))
             count = rows.stop - rows.start
-            one = Batch(
+            one = TokenBatch(
                 **dict.fromkeys(("token_ids", "positions", "slots", "rows"), torch.empty(0)),
                 cu_q=torch.tensor([0, count]),
                 seq_lens=lens[i : i + 1],
@@ -145,9 +145,8 @@ def test_the_reference_agrees(alone):
 def test_preemption_between_steps_changes_nothing(alone, how):
     """16 blocks for six sequences that want 39: rows change places, and blocks come back elsewhere."""
     tiny, capture = make(num_blocks=16)
-    outputs, scheduler = drive(tiny.runner, requests(), preemption=how)
+    outputs, load = drive(tiny.runner, requests(), preemption=how)
     assert outputs == alone
-    load = scheduler.workload
     assert (load.num_preempted_swap if how == "swap" else load.num_preempted_recompute) > 0
     assert len(capture.replays) > 10
 
@@ -183,7 +182,7 @@ def test_other_steps_are_not_replayed():
 
 def test_what_cannot_be_captured_runs_eagerly_and_says_so(caplog):
     class Looks(TorchKernels):
-        def cache_write(self, kv: Tensor, keys: Tensor, values: Tensor, batch: Batch) -> None:
+        def cache_write(self, kv: Tensor, keys: Tensor, values: Tensor, batch: TokenBatch) -> None:
             if batch.slots.max().item() >= 0:
                 super().cache_write(kv, keys, values, batch)
 
@@ -202,25 +201,25 @@ def test_what_cannot_be_captured_runs_eagerly_and_says_so(caplog):
 class Forgets(TorchKernels):
     """Does not plan again."""
 
-    def refill(self, batch: Batch) -> None:
+    def refill(self, batch: TokenBatch) -> None:
         pass
 
 
-class Moves(TorchKernels):
+class BlockMover(TorchKernels):
     """Plans again, elsewhere."""
 
-    def refill(self, batch: Batch) -> None:
+    def refill(self, batch: TokenBatch) -> None:
         batch.scratch["plan"] = torch.tensor(batch.kv_lens, dtype=torch.int32)
 
 
 class Freezes(TorchKernels):
     """Reads a length on the host, where a launch needs it."""
 
-    def cache_write(self, kv: Tensor, keys: Tensor, values: Tensor, batch: Batch) -> None:
+    def cache_write(self, kv: Tensor, keys: Tensor, values: Tensor, batch: TokenBatch) -> None:
         launch(self._write, kv, keys, values, batch.slots if max(batch.kv_lens) else batch.slots.clone().fill_(-1))
 
 
-@pytest.mark.parametrize("ops", [Forgets, Moves, Freezes])
+@pytest.mark.parametrize("ops", [Forgets, BlockMover, Freezes])
 def test_the_fake_sees_what_a_device_would_trip_over(ops):
     tiny, _ = make(ops(), num_blocks=16)
     eager = tiny_llama.tiny_llama(FORM, TorchKernels(), num_blocks=16)

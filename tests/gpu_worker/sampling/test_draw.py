@@ -1,4 +1,4 @@
-"""Filters and draws against a slow float64 reference."""
+"""DrawParameters and draws against a slow float64 reference."""
 
 import numpy as np
 import pytest
@@ -6,8 +6,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpu_worker.sampling.candidates import peaks, top
-from gpu_worker.sampling.draw import Filters, cut, draw, weights
+from gpu_worker.sampling.draw import DrawParameters, cut, draw, weights
+from gpu_worker.sampling.likeliest import peaks, top
 from octavo.sampling import SamplingParams
 
 torch.set_num_threads(1)
@@ -46,7 +46,7 @@ def reference(logits, params, top_p):
 def frequencies(logits, params):
     """How often each token is drawn when the random number takes NUM_POINTS evenly spaced values."""
     rows = torch.tensor(logits, dtype=torch.float32).expand(NUM_POINTS, -1)
-    tokens = draw(rows, Filters.of([params] * NUM_POINTS, len(logits)), POINTS)
+    tokens = draw(rows, DrawParameters.of([params] * NUM_POINTS, len(logits)), POINTS)
     return np.bincount(tokens, minlength=len(logits))
 
 
@@ -80,7 +80,7 @@ def test_flat_rows_of_a_real_vocabulary(params):
     logits = torch.randn(size, generator=torch.Generator().manual_seed(5)) * 0.5
     expected = reference(logits.numpy(), params, params.top_p)
     numbers = np.linspace(0, 1, 200, endpoint=False)
-    tokens = draw(logits.expand(200, -1), Filters.of([params] * 200, size), bits(numbers))
+    tokens = draw(logits.expand(200, -1), DrawParameters.of([params] * 200, size), bits(numbers))
     # In the order of ids, the token drawn is the first whose cumulative probability exceeds the number.
     sums = np.cumsum(expected)
     assert (expected[tokens] > 0).mean() >= 0.99  # float32 may place the boundary a token further
@@ -91,14 +91,14 @@ def test_flat_rows_of_a_real_vocabulary(params):
 def test_the_extreme_numbers_draw_possible_tokens():
     logits = torch.full((2, 1000), float("-inf"))
     logits[:, 300:310] = 0.0
-    tokens = draw(logits, Filters.of([SamplingParams()] * 2, 1000), bits([0.0, 1 - 2.0**-53]))
+    tokens = draw(logits, DrawParameters.of([SamplingParams()] * 2, 1000), bits([0.0, 1 - 2.0**-53]))
     assert tokens.tolist() == [300, 309]
 
 
 def test_rounding_never_leads_past_the_last_possible_token():
     logits = torch.randn(500, 700, generator=torch.Generator().manual_seed(1))
     logits[:, 600:] = float("-inf")
-    tokens = draw(logits, Filters.of([SamplingParams()] * 500, 700), bits(np.full(500, 1 - 2.0**-53)))
+    tokens = draw(logits, DrawParameters.of([SamplingParams()] * 500, 700), bits(np.full(500, 1 - 2.0**-53)))
     assert set(tokens.tolist()) == {599}
 
 
@@ -106,7 +106,7 @@ def test_rounding_never_leads_past_the_last_possible_token():
 def test_of_more_equals_than_are_looked_at_the_lowest_ids_are_kept(params):
     logits, numbers = torch.zeros(1, 20_000), bits([0.1, 0.5, 0.9])
     logits[0, 0] = -1.0
-    tokens = draw(logits.expand(3, -1), Filters.of([params] * 3, 20_000), numbers)
+    tokens = draw(logits.expand(3, -1), DrawParameters.of([params] * 3, 20_000), numbers)
     assert tokens.tolist() == [1, 2, 3]
 
 
@@ -160,7 +160,7 @@ def test_weights_are_exponentials():
 def test_filters_cut_where_they_say():
     logits = torch.tensor([[0.0, 2.0, 1.0, 2.0, 1.0]]).expand(3, -1)
     params = [SamplingParams(top_k=3), SamplingParams(top_k=1), SamplingParams(min_p=0.3)]
-    filters = Filters.of(params, 5)
+    filters = DrawParameters.of(params, 5)
     kept = weights(logits, filters.temperature)
     cut(kept, logits, filters)
     assert [row.nonzero().flatten().tolist() for row in kept] == [[1, 2, 3], [1], [1, 2, 3, 4]]

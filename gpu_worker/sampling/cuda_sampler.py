@@ -14,10 +14,10 @@ import torch
 from torch import Tensor
 
 from gpu_worker.ops.native_cuda import ref
-from gpu_worker.ops.upload import Layout, packed
-from gpu_worker.sampling.adjustments import Edit, Floats, Ids
-from gpu_worker.sampling.columns import Columns
-from gpu_worker.sampling.sampler import Sampler, competes
+from gpu_worker.ops.upload import ArrayLayout, packed
+from gpu_worker.sampling.adjustments import Floats, Ids, LogitEdit
+from gpu_worker.sampling.columns import SamplingColumns
+from gpu_worker.sampling.sampler import Sampler, is_ranked_raw
 from gpu_worker.scheduling.sequence import Branch
 from octavo.sampling import TokenScore
 
@@ -34,7 +34,7 @@ class CudaSampler(Sampler):
         super().__init__(vocab_size, device, eos_token_ids)
         self._extension = extension
         self._device = device
-        self._columns: Columns | None = None
+        self._columns: SamplingColumns | None = None
         self._draws: dict[str, Tensor] = {}  # of these columns, on the device
 
     @torch.inference_mode()
@@ -45,10 +45,12 @@ class CudaSampler(Sampler):
             return [], {}
         columns = self._upload(rows, branches)
         raw = self._rows(logits.detach(), columns.rows)
-        x = self._adjusted(raw, self._adjustments.edits(branches)) if columns.adjusted else raw
+        x = self._adjusted(raw, self._adjuster.edits(branches)) if columns.adjusted else raw
         scored = columns.scored
-        competing = [i for i in scored if competes(branches[i])]
-        results = _Results(len(branches), len(scored), max((columns.counts[i] for i in scored), default=0), competing)
+        competing = [i for i in scored if is_ranked_raw(branches[i])]
+        results = _ResultBuffer(
+            len(branches), len(scored), max((columns.counts[i] for i in scored), default=0), competing
+        )
         ids, by_adjusted, by_raw = results.on(self._device)
         self._extension.sample(ref(ids), ref(x), *(ref(self._draws[name]) for name in _DRAWS), self._stream())
         if scored:
@@ -66,26 +68,26 @@ class CudaSampler(Sampler):
     def score(self, logits: Tensor, targets: Sequence[int], num_top: int) -> list[TokenScore]:
         if not targets:
             return []
-        results = _Results(len(targets), len(targets), num_top, [])
+        results = _ResultBuffer(len(targets), len(targets), num_top, [])
         ids, scores, _ = results.on(self._device)
         ids.copy_(packed([torch.tensor(targets, dtype=torch.int64)], self._device)[0])
         self._logprobs(scores, self._rows(logits.detach(), range(len(targets))), ids)
         return results.fetch(range(len(targets)), [num_top] * len(targets))[1]
 
-    def _upload(self, rows: Sequence[int], branches: Sequence[Branch]) -> Columns:
+    def _upload(self, rows: Sequence[int], branches: Sequence[Branch]) -> SamplingColumns:
         """The branches' parameters, on the device as well; those that came last time are there already."""
         columns = self._columns
         known = columns is not None and columns.matches(rows, branches)
         if columns is None or not known:
-            columns = self._columns = Columns(rows, branches, self.vocab_size)
-        columns.update()
+            columns = self._columns = SamplingColumns(rows, branches, self.vocab_size)
+        columns.update_index()
         names = ["index"] if known else list(_DRAWS)
         if columns.random or not known:
             on_device = packed([columns.draws[name] for name in names], self._device)
             self._draws |= dict(zip(names, on_device, strict=True))
         return columns
 
-    def _adjusted(self, raw: Tensor, edits: Sequence[Edit]) -> Tensor:
+    def _adjusted(self, raw: Tensor, edits: Sequence[LogitEdit]) -> Tensor:
         """A copy of `raw` in float32, edited."""
         x = raw.to(torch.float32, copy=True, memory_format=torch.contiguous_format)
         self._penalize(x, [e.seen for e in edits], [-e.costs for e in edits], [e.repetition for e in edits])
@@ -143,13 +145,13 @@ class CudaSampler(Sampler):
         return stream
 
 
-class _Results:
+class _ResultBuffer:
     """What the kernels write for a batch, in one piece of memory, so that it comes back by one copy."""
 
     def __init__(self, num_tokens: int, num_scores: int, num_top: int, competing: Sequence[int]) -> None:
         chosen, top = (num_scores,), (num_scores, num_top)
         raw = (len(competing),)
-        self._layout = Layout(
+        self._layout = ArrayLayout(
             [
                 ((num_tokens,), torch.int64),
                 *((chosen, torch.float32), (top, torch.float32), (top, torch.int64)),

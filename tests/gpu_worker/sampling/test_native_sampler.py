@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from gpu_worker.ops import native
-from gpu_worker.sampling.native import NativeSampler
+from gpu_worker.sampling.native_sampler import NativeSampler
 from gpu_worker.sampling.sampler import Sampler
 from gpu_worker.scheduling.sequence import Branch, Sequence
 from gpu_worker.scheduling.step import BAD_LOGITS

@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from gpu_worker.ops import native
-from gpu_worker.sampling.columns import Columns
-from gpu_worker.sampling.cuda import CudaSampler
-from gpu_worker.sampling.sampler import Sampler, competes
+from gpu_worker.sampling.columns import SamplingColumns
+from gpu_worker.sampling.cuda_sampler import CudaSampler
+from gpu_worker.sampling.sampler import Sampler, is_ranked_raw
 from gpu_worker.scheduling.sequence import Branch
 from octavo.sampling import TokenScore
 
@@ -29,7 +29,7 @@ class NativeSampler(Sampler):
     def __init__(self, extension: ModuleType, vocab_size: int, eos_token_ids: tuple[int, ...] = ()) -> None:
         super().__init__(vocab_size, "cpu", eos_token_ids)
         self._extension = extension
-        self._columns: Columns | None = None
+        self._columns: SamplingColumns | None = None
 
     @torch.inference_mode()
     def sample(
@@ -40,19 +40,19 @@ class NativeSampler(Sampler):
         logits = logits.detach().float()
         columns = self._columns
         if columns is None or not columns.matches(rows, branches):
-            columns = self._columns = Columns(rows, branches, self.vocab_size)
+            columns = self._columns = SamplingColumns(rows, branches, self.vocab_size)
         if columns.plain:  # numpy's argmax is the faster one
             return super().sample(logits, rows, branches)
-        columns.update()
+        columns.update_index()
         ids = torch.empty(len(branches), dtype=torch.int64)
         adjustments = self._pack(branches) if columns.adjusted else {}
-        results = _Results(columns.counts if columns.scored else [])
+        results = _ScoreBuffers(columns.counts if columns.scored else [])
         self._extension.sample(ids, logits, **columns.draws, **adjustments, **results.tensors)
         tokens: list[int] = ids.tolist()
         if not columns.scored:
             return tokens, {}
         scores = {i: score for i, score in results.of(columns.scored, tokens).items() if tokens[i] >= 0}
-        competing = [i for i in scores if competes(branches[i])]
+        competing = [i for i in scores if is_ranked_raw(branches[i])]
         if competing:
             raw = self.score(logits[[rows[i] for i in competing]], [tokens[i] for i in competing], 0)
             for i, found in zip(competing, raw, strict=True):
@@ -65,14 +65,14 @@ class NativeSampler(Sampler):
         step = len(targets) if logits.dtype == torch.float32 else _ROWS_AT_ONCE
         for start in range(0, len(targets), step or 1):
             some = list(targets[start : start + step])
-            results = _Results([num_top] * len(some))
+            results = _ScoreBuffers([num_top] * len(some))
             x = logits[start : start + step].detach().float()
             self._extension.score(x, torch.tensor(some, dtype=torch.int64), **results.tensors)
             scores += results.of(range(len(some)), some).values()
         return scores
 
     def _pack(self, branches: Sequence[Branch]) -> dict[str, Tensor]:
-        edits = self._adjustments.edits(branches)
+        edits = self._adjuster.edits(branches)
         allowed = [np.empty(0, np.int64) if e.allowed is None else np.append(e.allowed, -1) for e in edits]
         return {
             "repetition": torch.tensor([edit.repetition for edit in edits], dtype=torch.float32),
@@ -98,7 +98,7 @@ def choose_sampler(vocab_size: int, device: torch.device, eos_token_ids: tuple[i
     return Sampler(vocab_size, device, eos_token_ids)
 
 
-class _Results:
+class _ScoreBuffers:
     """Where the extension puts scores."""
 
     def __init__(self, counts: list[int]) -> None:

@@ -7,7 +7,7 @@ import torch
 from tiny_llama import CPU, Form, drive, requests, tiny_llama
 
 from gpu_worker.ops.reference import ReferenceOps
-from gpu_worker.running import moves
+from gpu_worker.running import block_mover
 from gpu_worker.scheduling.step import StepPlan
 
 torch.set_num_threads(1)
@@ -46,21 +46,21 @@ class _Late:
     def __init__(self, ops):
         self.ops = ops
 
-    def done(self):
+    def is_done(self):
         return all(entry[0] is not self for entry in self.ops.queue)
 
     def wait(self):
         self.ops.advance(next((i + 1 for i, entry in enumerate(self.ops.queue) if entry[0] is self), 0))
 
-    def let_wait(self):
+    def let_device_wait(self):
         self.ops.told += 1
         self.wait()
 
 
 def swapped(ops, num_blocks=16):
     runner = tiny_llama(Form(), ops, num_blocks=num_blocks, num_host_blocks=64).runner
-    outputs, scheduler = drive(runner, requests(), preemption="swap")
-    assert (scheduler.workload.num_preempted_swap > 0) == (num_blocks == 16)
+    outputs, workload = drive(runner, requests(), preemption="swap")
+    assert (workload.num_preempted_swap > 0) == (num_blocks == 16)
     runner.close()
     return outputs
 
@@ -79,8 +79,8 @@ def test_late_copies_change_no_token(undisturbed, seed):
 
 
 def test_a_step_that_does_not_wait_shows(monkeypatch):
-    monkeypatch.setattr(moves.Moves, "_settle", lambda self, used: None)
-    monkeypatch.setattr(moves, "MEASURE_EVERY", 10**9)
+    monkeypatch.setattr(block_mover.BlockMover, "_settle", lambda self, used: None)
+    monkeypatch.setattr(block_mover, "MEASURE_EVERY", 10**9)
     ops = LateOps()
     ops.rng.choice = lambda choices: 0
     with pytest.raises(AssertionError, match="failed: "):  # of a NaN where blocks had been given anew
@@ -90,7 +90,9 @@ def test_a_step_that_does_not_wait_shows(monkeypatch):
 def test_a_copy_that_is_over_is_forgotten():
     """Without a step that uses its blocks: of what is under way each step looks at all blocks."""
     ops = LateOps()
-    run = (under_way := moves.Moves(tiny_llama(Form(), ops, num_blocks=8, num_host_blocks=8).arena)).run
+    run = (
+        under_way := block_mover.BlockMover(tiny_llama(Form(), ops, num_blocks=8, num_host_blocks=8).arena)
+    ).move_blocks
     run(StepPlan(1, swap_out=[(0, 0), (1, 1)]))
     ops.advance(1)
     run(StepPlan(2))
@@ -102,7 +104,7 @@ def test_only_those_that_a_step_needs_are_waited_for():
     tiny = tiny_llama(Form(), ops, num_blocks=8, num_host_blocks=8)
     for layer in tiny.arena.layers:
         layer.normal_()
-    run = moves.Moves(tiny.arena).run
+    run = block_mover.BlockMover(tiny.arena).move_blocks
     assert run(StepPlan(0, swap_out=[(0, 0)])) == 0 and ops.queue
     ops.advance(1)
     assert run(StepPlan(1, swap_out=[(0, 0)])) > 0 and not ops.queue, "the second is measured"

@@ -8,7 +8,7 @@ import time
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
-from gpu_worker.ops import Swap
+from gpu_worker.ops import SwapTicket
 from gpu_worker.running.arena import KvArena
 from gpu_worker.scheduling.step import StepPlan
 from octavo.ids import BlockId
@@ -18,11 +18,11 @@ MEASURE_EVERY = 32  # steps with swaps: one is waited for, and says how long it 
 
 @dataclass(slots=True)
 class _Pending:
-    swap: Swap
+    swap: SwapTicket
     blocks: frozenset[BlockId]  # on the device
 
 
-class Moves:
+class BlockMover:
     """Not thread-safe."""
 
     def __init__(self, arena: KvArena) -> None:
@@ -30,13 +30,13 @@ class Moves:
         self._pending: list[_Pending] = []
         self._num_swaps = 0
 
-    def run(self, plan: StepPlan) -> float:
+    def move_blocks(self, plan: StepPlan) -> float:
         """Begins what `plan` moves; whatever is queued after may use its blocks. How long its swaps took, where they
         were waited for; else 0."""
-        self._pending = [pending for pending in self._pending if not pending.swap.done()]
+        self._pending = [pending for pending in self._pending if not pending.swap.is_done()]
         measured = self._num_swaps % MEASURE_EVERY == 1  # not the first, which sets up what copies need
         if measured and (plan.swap_out or plan.swap_in):
-            self.finish()  # earlier copies are not this step's
+            self.wait_for_copies()  # earlier copies are not this step's
         began = time.perf_counter()
         out = self._keep(self._arena.swap_out(plan.swap_out), [block for block, _ in plan.swap_out])
         self._settle(plan.poison)
@@ -45,7 +45,7 @@ class Moves:
         if out or into:
             self._num_swaps += 1
             if measured:
-                self.finish()
+                self.wait_for_copies()
         else:
             measured = bool(plan.swap_out or plan.swap_in)  # over already
         swapped = time.perf_counter()
@@ -54,13 +54,13 @@ class Moves:
         self._arena.copy(plan.copies)
         return swapped - began if measured else 0.0
 
-    def finish(self) -> None:
+    def wait_for_copies(self) -> None:
         """Waits for all that is on its way."""
         for pending in self._pending:
             pending.swap.wait()
         self._pending.clear()
 
-    def _keep(self, swap: Swap | None, blocks: Iterable[BlockId]) -> bool:
+    def _keep(self, swap: SwapTicket | None, blocks: Iterable[BlockId]) -> bool:
         """Whether it is under way."""
         if swap is not None:
             self._pending.append(_Pending(swap, frozenset(blocks)))
@@ -73,7 +73,7 @@ class Moves:
             if pending.blocks.isdisjoint(used):
                 left.append(pending)
             else:
-                pending.swap.let_wait()
+                pending.swap.let_device_wait()
         self._pending = left
 
 

@@ -19,7 +19,7 @@ log = logging.getLogger(__name__)
 SAMPLE_BYTES = 4096  # of each tensor's start and end go into its checksum
 
 
-class PreparedCache:
+class WeightCache:
     """Tensors by key. Never raises: without room or rights it just does not keep anything."""
 
     def __init__(self, directory: Path) -> None:
