@@ -13,19 +13,12 @@ itself is made by the runner, before the step writes anything. All operations ar
 
 from collections import Counter
 from collections.abc import Iterable
-from enum import Enum
 from types import TracebackType
 from typing import Self
 
 from gpu_worker.blocks.prefix_cache import PrefixCache
 from octavo.errors import OutOfBlocks
 from octavo.ids import BlockHash, BlockId
-
-
-class CanAllocate(Enum):
-    OK = "ok"
-    LATER = "later"
-    NEVER = "never"
 
 
 class BlockManager:
@@ -40,6 +33,8 @@ class BlockManager:
         watermark: float = 0.0,
         debug: bool = False,
     ) -> None:
+        if block_size < 1 or block_size & (block_size - 1):
+            raise ValueError(f"block_size: {block_size} is not a power of two")
         self.num_blocks = num_blocks
         self.block_size = block_size
         self.cache = PrefixCache() if cache is None else cache
@@ -75,16 +70,12 @@ class BlockManager:
     def blocks_for(self, num_tokens: int) -> int:
         return -(-num_tokens // self.block_size)
 
-    def can_allocate(self, num_new: int, shared: Iterable[BlockId] = (), *, spare: int | None = None) -> CanAllocate:
-        """Whether `num_new` blocks can be had beside the `shared` hits and still leave `spare` (else the watermark)."""
-        shared = list(shared)
-        if num_new + len(shared) > self.num_blocks:
-            return CanAllocate.NEVER
-        revived = sum(1 for block in shared if not self.refs[block])
-        spare = self.num_watermark if spare is None else spare
-        return CanAllocate.OK if num_new + revived + spare <= self.num_available else CanAllocate.LATER
+    def has_room_for(self, num_new: int, shared: Iterable[BlockId], *, spare: int) -> bool:
+        """Whether `num_new` blocks can be had beside the `shared` ones, with `spare` more left over."""
+        num_revived = sum(1 for block in shared if not self.refs[block])
+        return num_new + num_revived + spare <= self.num_available
 
-    def take(self) -> BlockId:
+    def take_block(self) -> BlockId:
         """A block of one's own, with nothing in it."""
         if self._free:
             block = self._free.pop()
@@ -97,13 +88,13 @@ class BlockManager:
         self.refs[block] = 1
         return block
 
-    def append(self, table: list[BlockId], num_slots: int) -> None:
+    def grow_table(self, table: list[BlockId], num_slots: int) -> None:
         """Extends a table until it has `num_slots` token slots. Takes all the blocks that needs, or none."""
         missing = self.blocks_for(num_slots) - len(table)
         if missing > self.num_available:
             raise OutOfBlocks(f"{missing} blocks needed, {self.num_available} of {self.num_blocks} to be had")
         for _ in range(missing):
-            table.append(self.take())
+            table.append(self.take_block())
 
     def share(self, blocks: Iterable[BlockId]) -> list[BlockId]:
         """Uses blocks of a known prefix or of another table once more: fork, and hits."""
@@ -124,7 +115,7 @@ class BlockManager:
             if not refs[block]:
                 self._retire(block)
 
-    def writable(self, block: BlockId) -> bool:
+    def is_writable(self, block: BlockId) -> bool:
         return self.refs[block] == 1
 
     def make_writable(self, table: list[BlockId], index: int) -> None:
@@ -132,11 +123,11 @@ class BlockManager:
         block = table[index]
         if self.refs[block] == 1:
             return
-        table[index] = copy = self.take()
+        table[index] = copy = self.take_block()
         self.refs[block] -= 1
         self._copies[copy] = block
 
-    def seal(self, block_hash: BlockHash, block: BlockId) -> None:
+    def seal_block(self, block_hash: BlockHash, block: BlockId) -> None:
         """A block in use has become full and computed: from now on it can be hit."""
         self.cache.insert(block_hash, block)
 
@@ -144,19 +135,15 @@ class BlockManager:
         """Blocks for something that may yet fail: `with blocks.reserve(n) as r: ...; r.commit()`."""
         if num_blocks > self.num_available:
             raise OutOfBlocks(f"{num_blocks} blocks needed, {self.num_available} of {self.num_blocks} to be had")
-        reservation = Reservation(self, [self.take() for _ in range(num_blocks)])
+        reservation = Reservation(self, [self.take_block() for _ in range(num_blocks)])
         self._reservations.add(reservation)
         return reservation
 
-    def clear_cache(self) -> None:
-        """Forgets all prefixes: the weights have changed."""
-        self._free.extend(self.cache.clear())
-
-    def take_copies(self) -> list[tuple[BlockId, BlockId]]:
+    def copies(self) -> list[tuple[BlockId, BlockId]]:
         """(from, to) of the copies the step has to make. The blocks copied from keep their content until `end_step`."""
         return [(source, copy) for copy, source in self._copies.items()]
 
-    def take_freed(self) -> list[BlockId]:
+    def take_freed_blocks(self) -> list[BlockId]:
         """Debug: blocks that have lost their content since the last call."""
         freed, self._freed = list(self._freed), set()
         return freed
@@ -168,7 +155,7 @@ class BlockManager:
         for block in held:
             self._retire(block)
 
-    def check(self, tables: Iterable[list[BlockId]]) -> None:
+    def check_blocks(self, tables: Iterable[list[BlockId]]) -> None:
         """Recounts everything from the tables of all branches; raises AssertionError with what is wrong."""
         counted = Counter(block for table in tables for block in table)
         counted.update(block for reservation in self._reservations for block in reservation.blocks)
@@ -178,13 +165,13 @@ class BlockManager:
         free = set(self._free)
         if len(free) != len(self._free):
             raise AssertionError("a block is free twice")
-        cached = {BlockId(block) for block in range(self.num_blocks) if self.cache.idle(BlockId(block))}
+        cached = {BlockId(block) for block in range(self.num_blocks) if self.cache.is_idle(BlockId(block))}
         places: list[set[BlockId]] = [free, cached, set(counted), self._held]
         if sum(map(len, places)) != self.num_blocks or len(set().union(*places)) != self.num_blocks:
             raise AssertionError("free + cached + used + held is not all: " + ", ".join(str(len(p)) for p in places))
         if any(self.cache.knows(block) for block in free):
             raise AssertionError("a free block is known to the prefix cache")
-        self.cache.check(self.refs)
+        self.cache.check_hashes(self.refs)
 
     def _retire(self, block: BlockId) -> None:
         if self._copies:
@@ -192,7 +179,7 @@ class BlockManager:
             if block in self._copies.values():
                 self._held.add(block)
                 return
-        if not self.cache.park(block):
+        if not self.cache.keep_idle(block):
             self._free.append(block)
             if self._debug:
                 self._freed.add(block)

@@ -14,8 +14,8 @@ from collections.abc import Iterable
 
 from octavo.ids import BlockHash, BlockId
 
-STORED, REMOVED, CLEARED = "stored", "removed", "cleared"
-Event = tuple[str, BlockHash]
+STORED, REMOVED = "stored", "removed"
+CacheChange = tuple[str, BlockHash]
 
 
 class PrefixCache:
@@ -24,12 +24,10 @@ class PrefixCache:
     def __init__(self, *, enabled: bool = True) -> None:
         self.enabled = enabled
         self.digest = 0  # XOR of the first 8 bytes (little endian) of all hashes held
-        self.num_hits = 0
-        self.num_lookups = 0
         self._blocks: dict[BlockHash, BlockId] = {}
         self._hashes: dict[BlockId, BlockHash] = {}
         self._idle: OrderedDict[BlockId, None] = OrderedDict()
-        self._events: list[Event] = []
+        self._events: list[CacheChange] = []
 
     def __len__(self) -> int:
         return len(self._blocks)
@@ -54,7 +52,7 @@ class PrefixCache:
     def knows(self, block: BlockId) -> bool:
         return block in self._hashes
 
-    def idle(self, block: BlockId) -> bool:
+    def is_idle(self, block: BlockId) -> bool:
         return block in self._idle
 
     def insert(self, block_hash: BlockHash, block: BlockId) -> bool:
@@ -67,7 +65,7 @@ class PrefixCache:
         self._events.append((STORED, block_hash))
         return True
 
-    def park(self, block: BlockId) -> bool:
+    def keep_idle(self, block: BlockId) -> bool:
         """Nobody uses the block any more; False if it is not known and so just free."""
         if block not in self._hashes:
             return False
@@ -84,26 +82,16 @@ class PrefixCache:
         self._forget(block)
         return block
 
-    def clear(self) -> list[BlockId]:
-        """Forgets everything; the idle blocks, which are free now. Blocks in use are merely not known any more."""
-        idle = list(self._idle)
-        self._idle.clear()
-        self._blocks.clear()
-        self._hashes.clear()
-        self.digest = 0
-        self._events.append((CLEARED, BlockHash(b"")))
-        return idle
-
-    def take_events(self) -> list[Event]:
+    def take_events(self) -> list[CacheChange]:
         """What changed since the last call, in order."""
         events, self._events = self._events, []
         return events
 
     def block_hashes(self) -> list[BlockHash]:
-        """Every hash in the cache."""
+        """The hashes of all known blocks."""
         return list(self._blocks)
 
-    def check(self, refs: list[int]) -> None:
+    def check_hashes(self, refs: list[int]) -> None:
         """Recounts everything; raises AssertionError with what is wrong."""
         digest = 0
         for block_hash in self._blocks:

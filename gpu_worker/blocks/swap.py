@@ -47,8 +47,8 @@ class HostPool:
     def __init__(self, num_blocks: int) -> None:
         self.num_blocks = num_blocks
         self.refs = [0] * num_blocks
-        self.out: dict[HostBlockId, BlockId] = {}  # written by the coming step: to, from
-        self.into: dict[BlockId, HostBlockId] = {}  # read by the coming step: to, from
+        self._out: dict[HostBlockId, BlockId] = {}  # written by the coming step: to, from
+        self._into: dict[BlockId, HostBlockId] = {}  # read by the coming step: to, from
         self._free = [HostBlockId(block) for block in range(num_blocks - 1, -1, -1)]
         self._leaving: list[HostBlockId] = []
 
@@ -64,40 +64,54 @@ class HostPool:
             raise OutOfBlocks(f"{len(places)} host blocks needed, {len(self._free)} of {self.num_blocks} free")
         for block in places:
             places[block] = host = self._free.pop()
-            self.out[host] = block
+            self._out[host] = block
         host_tables = [[places[block] for block in table] for table in tables]
         for host in (host for table in host_tables for host in table):
             self.refs[host] += 1
         return host_tables
 
     def copy_in(self, host: HostBlockId, block: BlockId) -> None:
-        self.into[block] = host
+        self._into[block] = host
 
     def release(self, table: list[HostBlockId]) -> None:
         """Gives a table back and empties it; what the coming step reads is free after it."""
-        reading = set(self.into.values()) if self.into else set()
+        reading = set(self._into.values()) if self._into else set()
         while table:
             host = table.pop()
             self.refs[host] -= 1
             if not self.refs[host]:
-                self.out.pop(host, None)
+                self._out.pop(host, None)
                 if host in reading:
                     self._leaving.append(host)
                 else:
                     self._free.append(host)
 
-    def forget(self, blocks: Iterable[BlockId]) -> None:
-        """Device blocks that were to be written are given back."""
-        for block in blocks:
-            self.into.pop(block, None)
+    def cancel_copies_in(self, blocks: Iterable[BlockId]) -> None:
+        """Device blocks that the coming step was to write, perhaps, are given back: they are not written."""
+        if self._into:
+            for block in blocks:
+                self._into.pop(block, None)
+
+    def copies_out(self) -> list[tuple[BlockId, HostBlockId]]:
+        """(from, to) of the copies to the host pool that the coming step has to make."""
+        return [(block, host) for host, block in self._out.items()]
+
+    @property
+    def has_copies_in(self) -> bool:
+        return bool(self._into)
+
+    def copies_in(self) -> list[tuple[HostBlockId, BlockId]]:
+        """(from, to) of the copies from the host pool that the coming step has to make."""
+        return [(host, block) for block, host in self._into.items()]
 
     def end_step(self) -> None:
-        self.out.clear()
-        self.into.clear()
+        """The planned step has run, or never will."""
+        self._out.clear()
+        self._into.clear()
         self._free.extend(self._leaving)
         self._leaving.clear()
 
-    def check(self, tables: Iterable[list[HostBlockId]]) -> None:
+    def check_host_blocks(self, tables: Iterable[list[HostBlockId]]) -> None:
         """Recounts everything from the host tables of all branches; raises AssertionError with what is wrong."""
         counted = Counter(block for table in tables for block in table)
         for block, refs in enumerate(self.refs):

@@ -17,14 +17,18 @@ from typing import Self, TypedDict, Unpack
 
 from tqdm import tqdm
 
+from gpu_worker.blocks.swap import CostModel
 from gpu_worker.offline.interrupt_guard import InterruptGuard
 from gpu_worker.offline.offline_request import CompletionOutput, OfflineRequest, RequestOutput
 from gpu_worker.offline.request_builder import Message, Params, Prompt, RequestBuilder
 from gpu_worker.scheduling.scheduler import Scheduler
 from gpu_worker.scheduling.sequence import Sequence as ScheduledSequence
 from gpu_worker.scheduling.step import Runner
+from gpu_worker.scheduling.step_budget import StepBudget
+from gpu_worker.scheduling.workload import Workload
 from gpu_worker.serving.configuration import build_runner, scheduler_config
 from gpu_worker.serving.engine import BLOCKED_ROUND_S, Engine
+from gpu_worker.serving.step_times import StepTimes
 from octavo import hashing
 from octavo.errors import TooLarge
 from octavo.ids import SequenceId
@@ -86,7 +90,7 @@ class LLM:
         self.runner = runner or build_runner(self._settings)
         self.info = self.runner.info
         self.tokenizer = load_tokenizer(self.info.tokenizer) if self.info.tokenizer else ByteTokenizer()
-        self.engine = self._new_engine()
+        self._start_anew()
         self._root = hashing.root_key(self.info.fingerprint, self.info.layout)
         seeds: random.Random = random.SystemRandom() if seed is None else random.Random(seed)
         self._builder = RequestBuilder(self.info, self.tokenizer, seeds)
@@ -139,17 +143,16 @@ class LLM:
                 self._check_size(requests)
                 self._run_steps(requests, bar, guard)
             except BaseException:
-                self.engine = self._new_engine()
+                self._start_anew()
                 raise
         return [request.output() for request in requests]
 
     def _check_size(self, requests: Sequence[OfflineRequest]) -> None:
         """Raises TooLarge if a request can never run here. The scheduler's queue is empty, so it has room for each."""
-        scheduler = self.engine.scheduler
         for request in requests:
             sequence = self._new_sequence(request)
-            _expect_admitted(request, scheduler.admit(sequence))
-            scheduler.drop(sequence.seq_id)
+            _expect_admitted(request, self.scheduler.admit(sequence))
+            self.scheduler.drop(sequence)
 
     def _run_steps(self, requests: Sequence[OfflineRequest], bar: tqdm, guard: InterruptGuard) -> None:
         waiting, admitted = deque(requests), dict[SequenceId, OfflineRequest]()
@@ -166,23 +169,23 @@ class LLM:
                 stopped = request.add_delta(delta)
                 progress.num_tokens += len(delta.token_ids)
                 if request.ended:
-                    self.engine.scheduler.drop(seq_id)  # the scheduler does not know an end by a stop string
+                    self.scheduler.drop(delta.sequence)  # the scheduler does not know an end by a stop string
                     del admitted[seq_id]
                     bar.update()
                 elif stopped:
-                    self.engine.scheduler.end_branch(seq_id, delta.branch_index)
+                    self.scheduler.end_branch(delta.sequence, delta.branch_index)
             progress.show()
             if not result.num_tokens and not result.deltas:
                 time.sleep(BLOCKED_ROUND_S)  # every sequence waits for time to pass
 
     def _admit(self, waiting: deque[OfflineRequest], admitted: dict[SequenceId, OfflineRequest]) -> None:
         """Admits as many requests as the scheduler's queue takes. The rest waits outside, where it costs nothing."""
-        scheduler = self.engine.scheduler
-        while waiting and len(scheduler.workload.waiting) < scheduler.config.max_waiting:
+        work = self.workload
+        while waiting and len(work.waiting) < work.config.max_waiting:
             request = waiting.popleft()
             sequence = self._new_sequence(request)
             admitted[sequence.seq_id] = request
-            _expect_admitted(request, scheduler.admit(sequence))
+            _expect_admitted(request, self.scheduler.admit(sequence))
 
     def _new_sequence(self, request: OfflineRequest) -> ScheduledSequence:
         self._num_requests += 1
@@ -194,10 +197,13 @@ class LLM:
         )
         return ScheduledSequence.from_admission(admission, root=self._root, now=time.monotonic())
 
-    def _new_engine(self) -> Engine:
-        """An engine that is never started: its steps run in the caller's thread."""
-        scheduler = Scheduler(scheduler_config(self._settings, self.info), self.info)
-        return Engine(scheduler, self.runner, on_result=lambda _: None)
+    def _start_anew(self) -> None:
+        """Begins with an empty workload. The engine is never started: its steps run in the caller's thread."""
+        self.workload = Workload(scheduler_config(self._settings, self.info), self.info)
+        costs, budget = CostModel(), StepBudget(self.workload.config, self.info.block_size)
+        self.scheduler = Scheduler(self.workload, costs, budget)
+        times = StepTimes(costs, budget, self.info.bytes_per_block)
+        self.engine = Engine(self.scheduler, self.runner, times, on_result=lambda _: None)
 
 
 class ProgressBar:

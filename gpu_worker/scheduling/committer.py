@@ -1,11 +1,12 @@
-"""Taking in what a step brought: append, hash full blocks, fork, finish, free."""
+"""What becomes of a step's output: tokens are appended, full blocks hashed, branches forked, finished and freed."""
 
 import sys
 
 from gpu_worker.scheduling.beam import BeamCandidate, Hypothesis, expand
-from gpu_worker.scheduling.sequence import Branch, Sequence
+from gpu_worker.scheduling.deltas import beam_deltas, branch_delta
+from gpu_worker.scheduling.sequence import FINISHED, RUNNING, Branch, Sequence
 from gpu_worker.scheduling.step import BAD_LOGITS, Chunk, Delta, StepOutput, StepPlan, StepResult
-from gpu_worker.scheduling.workload import FINISHED, RUNNING, Workload, prefill_end
+from gpu_worker.scheduling.workload import Workload
 from octavo.errors import BadLogits
 from octavo.sampling import FinishReason, TokenScore
 
@@ -16,8 +17,9 @@ NONE, STOP, LENGTH, ERROR = FinishReason.NONE, FinishReason.STOP, FinishReason.L
 class Committer:
     """Applies step outputs to a workload."""
 
-    def __init__(self, work: Workload) -> None:
-        self._work = work
+    def __init__(self, workload: Workload) -> None:
+        self._workload = workload
+        self._tables = workload.tables
 
     def apply(self, plan: StepPlan, output: StepOutput, result: StepResult) -> None:
         """Expects a plan of this workload and its output; sequences ended since are left alone."""
@@ -40,13 +42,13 @@ class Committer:
         for sequence, offers in beams.items():
             ended |= self._advance_beams(sequence, offers, result.deltas)
         if ended:
-            self._work.tidy()
+            self._workload.tidy()
 
     def _decodes(self, plan: StepPlan, output: StepOutput, deltas: list[Delta]) -> bool:
         """The steady state, kept lean: one token for each branch."""
-        work = self._work
+        work, tables = self._workload, self._tables
         mask = work.info.block_size - 1
-        needy, append, scores = work.needy, deltas.append, output.scores
+        append, scores = deltas.append, output.scores
         place, ended = -1, False
         for chunk, token in zip(plan.chunks[: plan.num_decodes], output.token_ids, strict=False):
             place += 1
@@ -62,13 +64,13 @@ class Committer:
             chunk.start = computed = branch.num_computed + 1
             branch.num_computed = computed
             if not computed & mask:
-                work.seal(branch)
+                tables.seal_blocks(branch)
             if computed >= branch.last:
                 ended = True
                 append(self._end(branch, token, score, LENGTH))
                 continue
             if computed >= branch.slots_end:
-                needy.append(branch)
+                work.need_slot(branch)
             delta = Delta(branch.sequence, branch.index, computed - branch.num_prompt, (token,))
             append(delta)
             if score is not None:
@@ -82,23 +84,23 @@ class Committer:
                 f"branch {branch.index}: the model gave no finite logit after {len(branch.tokens)} tokens; "
                 "no other sequence is affected"
             ).failure()
-            deltas += self._work.end(branch.sequence, ERROR, failure.to_json())
+            deltas += self._workload.end(branch.sequence, ERROR, failure.to_json())
             return True
         if branch.num_output < branch.sequence.params.min_tokens:
             return False
         branch.tokens.append(token)
         if branch.num_computed < len(branch.tokens) - 1:  # a decode: its last token was computed in this step
             branch.num_computed = len(branch.tokens) - 1
-            self._work.seal(branch)
+            self._tables.seal_blocks(branch)
         deltas.append(self._end(branch, token, score, STOP))
         return True
 
     def _end(self, branch: Branch, token: int, score: TokenScore | None, reason: FinishReason) -> Delta:
         """The last delta of a branch whose last token has been appended."""
-        delta = self._work.delta(branch, (token,), reason)
+        delta = branch_delta(branch, (token,), reason)
         if score is not None:
             self._score(branch, score, delta)
-        self._work.finish(branch, reason)
+        self._workload.finish(branch)
         return delta
 
     def _score(self, branch: Branch, score: TokenScore, delta: Delta) -> None:
@@ -115,7 +117,7 @@ class Committer:
         """A chunk's keys and values are written."""
         branch = chunk.branch
         branch.num_computed = chunk.start + chunk.length
-        self._work.seal(branch)
+        self._tables.seal_blocks(branch)
         for position, score in enumerate(scored, chunk.score_from):
             if position < branch.num_prompt:
                 branch.sequence.prompt_scores.append(score)
@@ -124,14 +126,14 @@ class Committer:
         if scored:
             known = len(branch.tokens)  # from here on, sampling scores what it adds
             branch.num_scored = chunk.score_end if chunk.score_end < known else sys.maxsize
-        if branch.num_computed == prefill_end(branch) and branch in self._work.prefilling:
-            self._work.prefilling.remove(branch)
+        if branch.num_computed == branch.prefill_end:
+            self._workload.end_prefill(branch)
 
     def _sampled(self, chunk: Chunk, tokens: list[int], scores: list[TokenScore | None], deltas: list[Delta]) -> bool:
         """A prompt is complete: its branches get their tokens and decode from now on."""
         if not tokens:
             return False
-        first, work = chunk.branch, self._work
+        first, work = chunk.branch, self._workload
         for branch in chunk.samples:
             if branch is not first:
                 work.fork(first, branch)
@@ -149,7 +151,7 @@ class Committer:
                 ended = True
                 deltas.append(self._end(branch, token, score, LENGTH))
                 continue
-            delta = work.delta(branch, (token,), NONE)
+            delta = branch_delta(branch, (token,))
             if score is not None:
                 self._score(branch, score, delta)
             deltas.append(delta)
@@ -162,7 +164,7 @@ class Committer:
         self, sequence: Sequence, offers: list[tuple[Branch, int, TokenScore]], deltas: list[Delta]
     ) -> bool:
         """All beams have their candidates: some go on, some are complete. True if the search has ended."""
-        work, search = self._work, sequence.beams
+        work, search = self._workload, sequence.beams
         if search is None:
             return False
         for branch, token, score in offers:
@@ -182,16 +184,16 @@ class Committer:
                 Hypothesis(token_ids, candidate.total, search.normalize(candidate.total, length), finish, scores)
             )
         if at_end or search.decided([candidate.total for candidate in going], length):
-            deltas += work.end_beams(sequence, NONE)
+            deltas += beam_deltas(sequence, NONE)
             for branch in sequence.branches:
-                work.finish(branch, STOP)
+                work.finish(branch)
             return True
         self._fork_beams(sequence, beams, going)
         return True
 
     def _fork_beams(self, sequence: Sequence, beams: list[Branch], going: list[BeamCandidate]) -> None:
         """The beams of the next step: the first child of a beam is that beam, the others fork from it."""
-        work = self._work
+        work = self._workload
         heirs: set[int] = set()
         chosen: list[Branch] = []
         for candidate in going:
@@ -210,7 +212,7 @@ class Committer:
         sequence.branches = chosen
         for number, beam in enumerate(beams):
             if number not in heirs:
-                work.park(beam, FINISHED)
+                work.stop(beam, FINISHED)
         self._append(chosen, going)
 
     def _append(self, chosen: list[Branch], going: list[BeamCandidate]) -> None:

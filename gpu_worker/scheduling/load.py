@@ -1,11 +1,15 @@
-"""How busy this worker is: what a worker reports to routers, and what routers place sequences by."""
+"""How busy this worker is: what it reports to routers, by which they place sequences."""
 
 from dataclasses import dataclass
+from typing import Self
+
+from gpu_worker.scheduling.sequence import RUNNING, WAITING
+from gpu_worker.scheduling.workload import Workload
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Load:
-    """How busy the scheduler is now; fields as in octavo.v1.Load."""
+    """Counts of a workload at one moment between two steps; fields as in octavo.v1.Load."""
 
     num_running: int  # branches
     num_waiting: int
@@ -18,3 +22,23 @@ class Load:
     num_prefill_tokens: int
     num_preempted_swap: int
     num_preempted_recompute: int
+
+    @classmethod
+    def of(cls, workload: Workload) -> Self:
+        """The load now. To be called on the engine's thread, as everything that reads a workload."""
+        blocks = workload.tables.device
+        starting = (b for s in workload.waiting for b in s.branches[: 1 if s.fan_out else None] if b.state is WAITING)
+        to_compute = [*starting, *workload.prefilling]
+        return cls(
+            num_running=sum(b.state is RUNNING for s in workload.active for b in s.branches),
+            num_waiting=len(workload.waiting),
+            num_swapped=len(workload.swapped),
+            num_sequences=len(workload.sequences),
+            num_free_blocks=blocks.num_free,
+            num_cached_blocks=blocks.num_cached,
+            num_used_blocks=blocks.num_used,
+            num_free_host_blocks=workload.tables.host.num_free,
+            num_prefill_tokens=sum(branch.prefill_end - branch.num_computed for branch in to_compute),
+            num_preempted_swap=workload.num_preempted_swap,
+            num_preempted_recompute=workload.num_preempted_recompute,
+        )

@@ -1,46 +1,50 @@
-"""Composing a step: decodes first, then prompts under way, then swapped-in sequences, then new prompts.
+"""What a step holds: decodes first, then prompts under way, then swapped-in sequences, then new prompts.
 
 One budget of tokens covers all of them. A long prompt gets a share of it while others compete, and what is left over at
-the end, so it neither starves short ones nor is starved. Nothing is brought in while somebody is being put out.
+the end, so it neither starves short ones nor is starved. No sequence comes in while another is being put out.
 """
 
 from gpu_worker.scheduling.preemption import Preemption
-from gpu_worker.scheduling.sequence import Branch, BranchState, Sequence
+from gpu_worker.scheduling.sequence import RUNNING, Branch, Sequence
 from gpu_worker.scheduling.slot_allocator import SlotAllocator
 from gpu_worker.scheduling.starter import Starter
 from gpu_worker.scheduling.step import Chunk, StepPlan
-from gpu_worker.scheduling.workload import RUNNING, Workload, branch_rank, prefill_end
+from gpu_worker.scheduling.step_budget import StepBudget
+from gpu_worker.scheduling.workload import Workload
 
 
 class Planner:
     """Fills plans from a workload."""
 
-    def __init__(self, work: Workload, preemption: Preemption) -> None:
-        self._work = work
+    def __init__(
+        self,
+        workload: Workload,
+        preemption: Preemption,
+        slots: SlotAllocator,
+        starter: Starter,
+        budget: StepBudget,
+    ) -> None:
+        self._workload = workload
         self._preemption = preemption
-        self._slots = SlotAllocator(work, preemption)
-        self._starter = Starter(work, preemption)
+        self._slots = slots
+        self._starter = starter
+        self._budget = budget
         self._turn = 0
         self._secured: set[Sequence] = set()  # searches with slots for the next token of all beams
 
     def fill(self, plan: StepPlan, now: float) -> None:
         """Decides what the step runs and takes the blocks for it."""
-        work = self._work
-        self._preemption.happened = False
+        self._preemption.begin_plan()
         for only in self._turns():
             self._compose(plan, only, now)
             if plan.chunks:
-                self._preemption.stuck = None
+                self._preemption.note_progress()
                 break
-        plan.swap_out = [(block, host) for host, block in work.host.out.items()]
-        plan.swap_in = [(host, block) for block, host in work.host.into.items()]
-        plan.copies = work.blocks.take_copies()
-        if work.config.debug:
-            plan.poison = work.blocks.take_freed()
+        self._workload.tables.add_moves(plan)
 
     def _turns(self) -> list[Sequence | None]:
-        """Whose step it may be: everybody's who shares (None), or that of one who must run alone."""
-        loners = self._work.loners
+        """Which step it may be: the one that sequences share (None), or that of a sequence which must run alone."""
+        loners = self._workload.loners
         if not loners:
             return [None]
         turns = [None, *loners]
@@ -48,78 +52,72 @@ class Planner:
         return turns[self._turn :] + turns[: self._turn]
 
     def _compose(self, plan: StepPlan, only: Sequence | None, now: float) -> None:
-        work, config = self._work, self._work.config
+        work, config = self._workload, self._workload.config
         stalled: list[Branch] = []
         prefills: list[Chunk] = []
         self._secured.clear()
         if not config.chunked_prefill:
-            prefills = self._prefills(only, work.budget.for_prompts(0), stalled, now)
+            prefills = self._prefills(only, self._budget.for_prompts(0), stalled, now)
         if not prefills:
             stalled += self._secure(only, now)
             if not self._preemption.happened:
                 self._starter.swap_in(only, now)
             if config.chunked_prefill:
-                budget = work.budget.for_prompts(self._num_rows(only))
+                budget = self._budget.for_prompts(self._num_rows(only))
                 prefills = self._prefills(only, budget, stalled, now)
             self._add_decodes(plan, only, stalled)
         self._add_prefills(plan, prefills)
-        if not plan.chunks and not work.host.into:
-            stalled += [branch for branch in self._stuck(only) if branch not in stalled]
+        if not plan.chunks and not work.tables.host.has_copies_in:
+            stalled += [branch for branch in self._stuck_beams(only) if branch not in stalled]
             if stalled:
                 self._force(plan, only, stalled, now)
         plan.num_tokens = sum(chunk.length for chunk in plan.chunks) if prefills else len(plan.chunks)
         plan.num_branches = sum(len(chunk.samples) for chunk in plan.chunks) if prefills else len(plan.chunks)
 
-    def _mine(self, sequence: Sequence, only: Sequence | None) -> bool:
-        return sequence is only if only is not None else not sequence.lonely
-
     # Decodes
 
     def _secure(self, only: Sequence | None, now: float) -> list[Branch]:
-        """Gets every decode and every beam a slot for its next token; those that have to wait for one."""
-        work, slots = self._work, self._slots
-        needy, work.needy = work.needy, []
-        if len(needy) > work.blocks.num_available:
-            needy.sort(key=branch_rank)
+        """Gets every decode and every beam a slot for its next token; the branches that have to wait for one."""
+        work, slots = self._workload, self._slots
+        needy = work.take_needy()
+        if len(needy) > work.tables.device.num_available:
+            needy.sort(key=lambda branch: branch.rank)
         stalled: list[Branch] = []
         others: list[Branch] = []
         for branch in needy:
             if branch.state is not RUNNING:
                 continue
-            if work.loners and not self._mine(branch.sequence, only):
+            if work.loners and not runs_in(branch.sequence, only):
                 others.append(branch)
             elif not slots.secure(branch, now):
                 stalled.append(branch)
         for sequence in list(work.beams):
-            if not (self._mine(sequence, only) and in_lockstep(sequence)):
+            if not (runs_in(sequence, only) and in_lockstep(sequence)):
                 continue
             if slots.secure_beams(sequence, now):
                 self._secured.add(sequence)
             else:
                 stalled.append(sequence.branches[0])
         stalled = [branch for branch in stalled if branch.state is RUNNING]
-        left = others + [branch for branch in stalled if branch.sequence.beams is None]
-        work.needy = [branch for branch in left if branch.state is RUNNING]
+        work.hand_back_needy(others + [branch for branch in stalled if branch.sequence.beams is None])
         return stalled
 
     def _num_rows(self, only: Sequence | None) -> int:
-        work = self._work
-        rows = len(work.decodes)
+        work = self._workload
+        num_rows = len(work.decodes)
         if work.loners:
-            rows = sum(self._mine(chunk.branch.sequence, only) for chunk in work.decodes)
-        return rows + sum(len(sequence.branches) for sequence in self._secured)
+            num_rows = sum(runs_in(chunk.branch.sequence, only) for chunk in work.decodes)
+        return num_rows + sum(len(sequence.branches) for sequence in self._secured)
 
     def _add_decodes(self, plan: StepPlan, only: Sequence | None, stalled: list[Branch]) -> None:
-        work = self._work
+        work = self._workload
         waiting = set(stalled).union(work.needy)
         if waiting or work.loners:
             plan.chunks = [
-                chunk
-                for chunk in work.decodes
-                if chunk.branch not in waiting and self._mine(chunk.branch.sequence, only)
+                chunk for chunk in work.decodes if chunk.branch not in waiting and runs_in(chunk.branch.sequence, only)
             ]
         else:
-            plan.chunks = work.decodes.copy()
+            plan.chunks = list(work.decodes)
         plan.num_decodes = len(plan.chunks)
         for sequence in work.beams:
             if sequence in self._secured:
@@ -128,16 +126,16 @@ class Planner:
     # Prompts
 
     def _prefills(self, only: Sequence | None, budget: int, stalled: list[Branch], now: float) -> list[Chunk]:
-        work, config = self._work, self._work.config
-        unfinished = [branch for branch in work.prefilling if self._mine(branch.sequence, only)]
+        work = self._workload
+        unfinished = [branch for branch in work.prefilling if runs_in(branch.sequence, only)]
         crowded = len(unfinished) + len(work.waiting) > 1
-        share = max(work.info.block_size, budget // config.max_partial_prefills)
+        share = max(work.info.block_size, budget // work.config.max_partial_prefills)
         chunks: list[Chunk] = []
         for branch in unfinished:
             if budget <= 0:
                 break
-            left = prefill_end(branch) - branch.num_computed
-            length = min(left, budget, share if crowded and left > work.budget.long_prefill else left)
+            left = branch.prefill_end - branch.num_computed
+            length = min(left, budget, share if crowded and left > self._budget.long_prefill else left)
             chunk = self._slots.prefill(branch, length, now) if branch.state is RUNNING else None
             if chunk is not None:
                 chunks.append(chunk)
@@ -164,15 +162,17 @@ class Planner:
                 chunk.score_from = first
             plan.chunks.append(chunk)
 
-    def _stuck(self, only: Sequence | None) -> list[Branch]:
+    # Where nothing could go on
+
+    def _stuck_beams(self, only: Sequence | None) -> list[Branch]:
         """Beams that wait for others of their search to be computed again."""
-        searches = (s for s in self._work.beams if s.queued and self._mine(s, only))
+        searches = (s for s in self._workload.beams if s.queued and runs_in(s, only))
         return [next(branch for branch in s.branches if branch.state is RUNNING) for s in searches]
 
     def _force(self, plan: StepPlan, only: Sequence | None, stalled: list[Branch], now: float) -> None:
-        """Nobody could go on: the first of those who wait takes what it needs from anybody."""
-        work = self._work
-        first = min(stalled, key=branch_rank)
+        """The branch of the lowest rank among those that wait takes what it needs from any other."""
+        work = self._workload
+        first = min(stalled, key=lambda branch: branch.rank)
         others = [branch for branch in stalled if branch is not first]
         if first in work.prefilling:
             chunk = self._slots.prefill(first, 1, now, forced=True)
@@ -184,13 +184,18 @@ class Planner:
                 self._secured.add(first.sequence)
                 self._add_decodes(plan, only, others)
         elif self._slots.secure(first, now, forced=True):
-            work.needy = [branch for branch in work.needy if branch is not first and branch.state is RUNNING]
+            work.hand_back_needy(branch for branch in work.take_needy() if branch is not first)
             self._add_decodes(plan, only, others)
+
+
+def runs_in(sequence: Sequence, only: Sequence | None) -> bool:
+    """Whether the sequence may be in a step that is for `only`, or, if that is None, for all that share steps."""
+    return sequence is only if only is not None else not sequence.lonely
 
 
 def in_lockstep(sequence: Sequence) -> bool:
     """Whether all beams have all but their last token computed."""
     return all(
-        branch.state is BranchState.RUNNING and branch.num_computed == len(branch.tokens) - 1 and branch.num_output > 0
+        branch.state is RUNNING and branch.num_computed == len(branch.tokens) - 1 and branch.num_output > 0
         for branch in sequence.branches
     )

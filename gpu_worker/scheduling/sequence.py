@@ -2,10 +2,10 @@
 
 A branch's tokens are the prompt and then its output. For each branch, half-open intervals over token positions:
 
-    [0, num_cached)               found in the prefix cache: shared, read-only
-    [num_cached, num_computed)    keys and values written by earlier steps
-    [num_computed, num_planned)   written by the step in flight; lost if that step fails
-    [num_planned, len(tokens))    known, still to be run
+    [0, num_sealed blocks)      full blocks that were offered to the prefix cache: perhaps shared, never written again
+    [.., num_computed)          keys and values written by earlier steps
+    [num_computed, end)         written by the step in flight, whose chunk ends there; lost if that step fails
+    [end, len(tokens))          known, still to be run
 
 A branch decodes when all but its last token are computed.
 """
@@ -17,7 +17,7 @@ from enum import IntEnum
 from gpu_worker.scheduling.beam import BeamSearch
 from octavo.ids import BlockHash, BlockId, HostBlockId, SequenceId
 from octavo.record import Admission
-from octavo.sampling import FinishReason, SamplingParams, TokenScore
+from octavo.sampling import SamplingParams, TokenScore
 
 
 class BranchState(IntEnum):
@@ -25,6 +25,9 @@ class BranchState(IntEnum):
     RUNNING = 1  # has blocks on the device
     SWAPPED = 2  # has blocks in the host pool
     FINISHED = 3
+
+
+WAITING, RUNNING, SWAPPED, FINISHED = BranchState
 
 
 @dataclass(slots=True, eq=False)
@@ -37,13 +40,10 @@ class Branch:
     num_prompt: int
     num_journalled_at_start: int = 0  # outputs that came with the admission: never sent again
     state: BranchState = BranchState.WAITING
-    num_cached: int = 0
     num_computed: int = 0
     blocks: list[BlockId] = field(default_factory=list)
     host_blocks: list[HostBlockId] = field(default_factory=list)
     hashes: list[BlockHash] = field(default_factory=list)  # of full blocks of `tokens`, from the first on, where known
-    finish: FinishReason = FinishReason.NONE
-    failure: str = ""  # JSON of octavo.errors.Failure, with FinishReason.ERROR
     cumulative_logprob: float = 0.0
     num_sealed: int = 0  # leading blocks that have been offered to the prefix cache
     num_scored: int = sys.maxsize  # the first position whose score is still wanted of a prefill
@@ -59,6 +59,17 @@ class Branch:
     @property
     def output(self) -> list[int]:
         return self.tokens[self.num_prompt :]
+
+    @property
+    def prefill_end(self) -> int:
+        """Where its prefill ends: a beam under way leaves its last token to the step that all beams take together."""
+        num_tokens = len(self.tokens)
+        return num_tokens - (self.sequence.beams is not None and num_tokens > self.num_prompt)
+
+    @property
+    def rank(self) -> tuple[int, int, int]:
+        """Which branch keeps its blocks when blocks are short: the lower rank."""
+        return (*self.sequence.rank, self.index)
 
 
 @dataclass(slots=True, eq=False)
@@ -81,7 +92,7 @@ class Sequence:
     swapped: bool = False  # in the queue of those whose blocks are in the host pool
     fan_out: bool = False  # branch 0 computes the prompt for all; the others start by forking from it
     beams: BeamSearch | None = None
-    starved: bool = False  # must run alone and has found no room: nobody else is let in before it
+    starved: bool = False  # must run alone and has found no room: no other sequence starts before it
     last_shed: float = float("-inf")  # when a branch last had to give way to an earlier one
     hold_until: float = float("-inf")  # swapped out on request: not brought back before
     suspect: bool = False  # was in a step that failed: runs alone until it has had a step that did not
@@ -91,15 +102,16 @@ class Sequence:
 
     @property
     def finished(self) -> bool:
-        return all(branch.state == BranchState.FINISHED for branch in self.branches)
+        return all(branch.state is FINISHED for branch in self.branches)
 
     @property
     def rank(self) -> tuple[int, int]:
-        """Who keeps blocks when they are short: lower first. Never changes, so somebody is always first."""
+        """Which sequence keeps its blocks when blocks are short: the lower rank. A rank never changes."""
         return (self.priority, self.order)
 
     @property
     def lonely(self) -> bool:
+        """Whether no other sequence may be in its steps."""
         return self.alone or self.suspect
 
     @classmethod
@@ -121,6 +133,6 @@ class Sequence:
             tokens = [*admission.prompt, *output]
             branch = Branch(sequence, index, tokens, len(admission.prompt), num_journalled_at_start=len(output))
             if index in finished:
-                branch.state = BranchState.FINISHED
+                branch.state = FINISHED
             sequence.branches.append(branch)
         return sequence

@@ -4,7 +4,7 @@ A step with a piece of a prompt delays everybody who decodes, and the lease is r
 takes differs by a thousandfold between models and machines, so no constant suits all.
 """
 
-from gpu_worker.scheduling.policy import SchedulerConfig
+from gpu_worker.scheduling.scheduler_config import SchedulerConfig
 
 START_TOKENS = 256
 MAX_CHANGE = 2.0  # per step: one that was disturbed says little

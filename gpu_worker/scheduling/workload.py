@@ -1,278 +1,332 @@
-"""All sequences on this worker, where each is, and the blocks they have.
+"""Every sequence on this worker, and where it is: in which queue, and on which list of branches.
 
-A sequence is in `waiting` while it has branches to start, in `active` while a branch of it has blocks on the device, in
-`swapped` while they are in the host pool. Branches on the device are in exactly one of
+A sequence is in `waiting` while it has branches to start, in `active` while one of its branches has blocks on the
+device, in `swapped` while its blocks are in the host pool. A branch with blocks on the device is on one list exactly:
 
-    decodes      a reusable chunk per branch that needs one more token
-    prefilling   known tokens are still to be computed
-    beams        (whole sequences) beam search goes on in lockstep, once all beams are computed
+    decodes      it needs one more token; the list holds a chunk of it, which each plan uses again
+    prefilling   some of its known tokens are still to be computed
+    beams        (whole sequences) a beam search, whose beams go on in lockstep once all of them are computed
+
+Queues and lists change through the methods of this class only. What its properties return is to be read, and to be
+copied by a caller that moves a sequence while it reads.
 """
 
-import sys
-import time
-from collections.abc import Callable
+from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Sequence as SequenceOf
 
-from gpu_worker.blocks.block_manager import BlockManager
-from gpu_worker.blocks.prefix_cache import PrefixCache
-from gpu_worker.blocks.swap import CostModel, HostPool
-from gpu_worker.scheduling.policy import SchedulerConfig, WaitQueue, queue_key
-from gpu_worker.scheduling.sequence import Branch, BranchState, Sequence
+from gpu_worker.scheduling.block_tables import BlockTables
+from gpu_worker.scheduling.deltas import beam_deltas, branch_delta
+from gpu_worker.scheduling.scheduler_config import SchedulerConfig
+from gpu_worker.scheduling.sequence import FINISHED, RUNNING, SWAPPED, WAITING, Branch, BranchState, Sequence
 from gpu_worker.scheduling.step import Chunk, Delta, RunnerInfo
-from gpu_worker.scheduling.step_budget import StepBudget
-from octavo.hashing import block_hash
-from octavo.ids import BlockHash, SequenceId
+from gpu_worker.scheduling.wait_queue import WaitQueue, queue_key
+from octavo.ids import BlockId, HostBlockId, SequenceId
 from octavo.sampling import FinishReason
-
-RUNNING, WAITING, SWAPPED, FINISHED = (
-    BranchState.RUNNING,
-    BranchState.WAITING,
-    BranchState.SWAPPED,
-    BranchState.FINISHED,
-)
-
-
-def branch_rank(branch: Branch) -> tuple[int, int, int]:
-    """Who keeps blocks when they are short: lower first."""
-    return (*branch.sequence.rank, branch.index)
-
-
-def prefill_end(branch: Branch) -> int:
-    """Where its prefill ends: a beam under way leaves its last token to the step all beams take together."""
-    behind = branch.sequence.beams is not None and len(branch.tokens) > branch.num_prompt
-    return len(branch.tokens) - behind
 
 
 class Workload:
-    """The state that planning, preempting and committing share, and the moves that keep it whole."""
+    """The queues, the lists of branches and the block tables, and the moves that keep them whole together."""
 
-    def __init__(self, config: SchedulerConfig, info: RunnerInfo, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, config: SchedulerConfig, info: RunnerInfo) -> None:
         self.config = config
         self.info = info
-        self.clock = clock
-        self.cache = PrefixCache(enabled=config.prefix_caching)
-        self.blocks = BlockManager(
-            info.num_blocks, info.block_size, cache=self.cache, watermark=config.watermark, debug=config.debug
-        )
-        self.host = HostPool(info.num_host_blocks)
-        self.costs = CostModel()
-        self.budget = StepBudget(config, info.block_size)
-        self.sequences: dict[SequenceId, Sequence] = {}
-        self.key = queue_key(config.policy)
-        self.waiting = WaitQueue(self.key)
-        self.swapped = WaitQueue(self.key)
-        self.active: dict[Sequence, None] = {}
-        self.decodes: list[Chunk] = []
-        self.needy: list[Branch] = []  # decodes whose next token has no slot yet
-        self.prefilling: list[Branch] = []
-        self.beams: list[Sequence] = []
-        self.loners: list[Sequence] = []  # to be run with no other in the step
-        self.protected: set[Sequence] = set()  # blocks of theirs are written by copies of the step being planned
-        self.moved_out: set[Sequence] = set()  # blocks of theirs are read by swaps of the step being planned
-        self.pending: list[Delta] = []  # what happened between steps
-        self.num_preempted_swap = 0
-        self.num_preempted_recompute = 0
+        self.tables = BlockTables(config, info)
+        self.queue_key = queue_key(config.policy)
+        self._sequences: dict[SequenceId, Sequence] = {}
+        self._num_added = 0
+        self._waiting = WaitQueue(self.queue_key)
+        self._swapped = WaitQueue(self.queue_key)
+        self._active: dict[Sequence, None] = {}
+        self._decodes: list[Chunk] = []
+        self._needy: list[Branch] = []
+        self._prefilling: list[Branch] = []
+        self._beams: list[Sequence] = []
+        self._loners: list[Sequence] = []
+        self._pending: list[Delta] = []
+        self._num_preempted_swap = 0
+        self._num_preempted_recompute = 0
 
-    # Queues
+    # To be read
+
+    @property
+    def sequences(self) -> Mapping[SequenceId, Sequence]:
+        """All sequences that are here and have not ended."""
+        return self._sequences
+
+    @property
+    def waiting(self) -> SequenceOf[Sequence]:
+        """The sequences with branches to start, in queue order."""
+        return self._waiting.sequences
+
+    @property
+    def swapped(self) -> SequenceOf[Sequence]:
+        """The sequences with blocks in the host pool, in queue order."""
+        return self._swapped.sequences
+
+    @property
+    def active(self) -> Collection[Sequence]:
+        """The sequences with blocks on the device."""
+        return self._active.keys()
+
+    @property
+    def decodes(self) -> SequenceOf[Chunk]:
+        """A chunk for each branch that needs one more token, in the order in which the branches began to decode."""
+        return self._decodes
+
+    @property
+    def needy(self) -> SequenceOf[Branch]:
+        """The decodes whose next token has no slot yet."""
+        return self._needy
+
+    @property
+    def prefilling(self) -> SequenceOf[Branch]:
+        """The branches with known tokens to compute, by rank."""
+        return self._prefilling
+
+    @property
+    def beams(self) -> SequenceOf[Sequence]:
+        """The beam searches with a beam on the device."""
+        return self._beams
+
+    @property
+    def loners(self) -> SequenceOf[Sequence]:
+        """The sequences that share a step with no other sequence."""
+        return self._loners
+
+    @property
+    def pending(self) -> SequenceOf[Delta]:
+        """The deltas of what happened between steps; the next step's result has them."""
+        return self._pending
+
+    @property
+    def num_preempted_swap(self) -> int:
+        return self._num_preempted_swap
+
+    @property
+    def num_preempted_recompute(self) -> int:
+        return self._num_preempted_recompute
+
+    # Sequences come and go
+
+    def add(self, sequence: Sequence) -> None:
+        """The sequence is on this worker from now on, behind those that came before. It still has to be queued."""
+        sequence.order = self._num_added
+        self._num_added += 1
+        self._sequences[sequence.seq_id] = sequence
+        if sequence.lonely:
+            self._loners.append(sequence)
+
+    def disown(self, sequence: Sequence) -> None:
+        """The sequence is not one of `sequences` any more. It keeps its blocks until `drop`."""
+        del self._sequences[sequence.seq_id]
+
+    def drop(self, sequence: Sequence) -> None:
+        """Forgets a sequence at once, with its blocks, and tells nothing of it."""
+        for branch in sequence.branches:
+            if branch.state is not FINISHED:
+                self.stop(branch, FINISHED)
+        self._forget(sequence)
+        self.tidy()
+
+    def end(self, sequence: Sequence, reason: FinishReason, failure: str = "") -> list[Delta]:
+        """Ends all branches that have not finished, with the tokens they have; the last deltas of the sequence."""
+        if sequence.beams is not None:
+            deltas = beam_deltas(sequence, reason, failure)
+        else:
+            going = [branch for branch in sequence.branches if branch.state is not FINISHED]
+            deltas = [branch_delta(branch, (), reason, failure) for branch in going]
+        for branch in sequence.branches:
+            if branch.state is not FINISHED:
+                self.finish(branch)
+        self.tidy()
+        return deltas
+
+    def isolate(self, sequence: Sequence) -> None:
+        """The sequence was in a step that failed: it runs alone until a step of its own has not failed."""
+        sequence.suspect = True
+        if sequence not in self._loners:
+            self._loners.append(sequence)
+
+    def rejoin(self, sequence: Sequence) -> None:
+        """A suspect sequence has had a step that did not fail: it shares steps again, if it was not admitted alone."""
+        sequence.suspect = False
+        if not sequence.alone:
+            self._loners.remove(sequence)
+
+    def _forget(self, sequence: Sequence) -> None:
+        """Takes a sequence without blocks out of everything."""
+        self.dequeue(sequence)
+        if self._sequences.get(sequence.seq_id) is sequence:
+            del self._sequences[sequence.seq_id]
+        self._leave_swapped(sequence)
+        self._active.pop(sequence, None)
+        self.tables.forget(sequence)
+        if sequence in self._loners:
+            self._loners.remove(sequence)
+
+    # Sequences change places
 
     def enqueue(self, sequence: Sequence) -> None:
+        """Some branch of the sequence is to be started."""
         if not sequence.queued:
             sequence.queued = True
-            self.waiting.add(sequence)
+            self._waiting.add(sequence)
 
     def dequeue(self, sequence: Sequence) -> None:
+        """No branch of the sequence is left to be started."""
         if sequence.queued:
             sequence.queued = False
-            self.waiting.remove(sequence)
+            self._waiting.remove(sequence)
 
-    def tidy(self) -> None:
-        """Takes branches that have stopped running off the lists of those that run."""
-        self.decodes = [chunk for chunk in self.decodes if chunk.branch.state is RUNNING]
-        self.needy = [branch for branch in self.needy if branch.state is RUNNING]
-        self.prefilling = [branch for branch in self.prefilling if branch.state is RUNNING]
-        self.beams = [sequence for sequence in self.beams if sequence in self.active]
+    def move_out(self, sequence: Sequence) -> None:
+        """Moves the sequence's running branches to the host pool. Raises OutOfBlocks if they do not fit there."""
+        branches = [branch for branch in sequence.branches if branch.state is RUNNING]
+        self.tables.move_out(sequence, branches)
+        for branch in branches:
+            branch.state = SWAPPED
+        self._active.pop(sequence, None)
+        sequence.swapped = True
+        self._swapped.add(sequence)
+        self.tidy()
+
+    def move_in(self, sequence: Sequence, places: dict[HostBlockId, BlockId | None]) -> None:
+        """Moves its swapped branches to the device: to `places` and to new blocks, for which there is room."""
+        branches = [branch for branch in sequence.branches if branch.state is SWAPPED]
+        self.tables.move_in(sequence, branches, places)
+        for branch in branches:
+            self.run(branch)
+        self._leave_swapped(sequence)
+
+    def send_back(self, sequence: Sequence) -> None:
+        """Takes all blocks from the sequence and keeps its tokens: it waits, and is computed again."""
+        for branch in sequence.branches:
+            if branch.state in (RUNNING, SWAPPED):
+                self.stop(branch, WAITING)
+        self._leave_swapped(sequence)
+        self.enqueue(sequence)
+        self.tidy()
+
+    def send_branch_back(self, branch: Branch) -> None:
+        """Takes all blocks from one branch and keeps its tokens: it waits, and the sequence's other branches go on."""
+        self.stop(branch, WAITING)
+        self.enqueue(branch.sequence)
+        self.tidy()
+
+    def count_preemption(self, *, swapped: bool) -> None:
+        if swapped:
+            self._num_preempted_swap += 1
+        else:
+            self._num_preempted_recompute += 1
+
+    def _leave_swapped(self, sequence: Sequence) -> None:
+        if sequence.swapped:
+            sequence.swapped = False
+            self._swapped.remove(sequence)
 
     # Branches
 
     def run(self, branch: Branch) -> None:
-        """The branch has its blocks: puts it where its next step is planned."""
+        """The branch has its blocks: puts it on the list from which its next step is planned."""
         branch.state = RUNNING
         sequence = branch.sequence
-        self.active[sequence] = None
+        self._active[sequence] = None
         computed = branch.num_computed == len(branch.tokens) - 1
         if computed and branch.num_output and sequence.reported and sequence.beams is None:
             self.decode(branch)
-        elif branch.num_computed < prefill_end(branch):
-            self.prefilling.append(branch)
-            self.prefilling.sort(key=branch_rank)
-        if sequence.beams is not None and sequence not in self.beams:
-            self.beams.append(sequence)
+        elif branch.num_computed < branch.prefill_end:
+            self._prefilling.append(branch)
+            self._prefilling.sort(key=lambda branch: branch.rank)
+        if sequence.beams is not None and sequence not in self._beams:
+            self._beams.append(sequence)
+
+    def end_prefill(self, branch: Branch) -> None:
+        """All known tokens of the branch are computed."""
+        if branch in self._prefilling:
+            self._prefilling.remove(branch)
 
     def decode(self, branch: Branch) -> None:
-        """All but the last token is computed."""
-        self.decodes.append(Chunk(branch, branch.num_computed, 1, (branch,)))
+        """All but the last token of the branch is computed: from now on it needs one token in each step."""
+        self._decodes.append(Chunk(branch, branch.num_computed, 1, (branch,)))
         if branch.num_computed >= branch.slots_end:
-            self.needy.append(branch)
+            self._needy.append(branch)
 
-    def park(self, branch: Branch, state: BranchState) -> None:
-        """Takes the branch off the device and out of the host pool. The caller tidies."""
-        sequence = branch.sequence
-        if branch.blocks:
-            if self.host.into:
-                self.host.forget(branch.blocks)
-            self.blocks.release(branch.blocks)
-        if branch.host_blocks:
-            self.host.release(branch.host_blocks)
-        branch.state = state
-        branch.num_computed = branch.num_cached = branch.num_sealed = branch.slots_end = 0
-        if not any(other.state is RUNNING for other in sequence.branches):
-            self.active.pop(sequence, None)
+    def need_slot(self, branch: Branch) -> None:
+        """A decode has used its last slot."""
+        self._needy.append(branch)
 
-    def extend_hashes(self, branch: Branch, num_blocks: int) -> list[BlockHash]:
-        """The hashes of the first `num_blocks` blocks, all of which have to be full of known tokens."""
-        hashes, size, root = branch.hashes, self.info.block_size, branch.sequence.root
-        for index in range(len(hashes), num_blocks):
-            parent = hashes[-1] if hashes else b""
-            hashes.append(block_hash(root, parent, branch.tokens[index * size : (index + 1) * size]))
-        return hashes if len(hashes) == num_blocks else hashes[:num_blocks]
+    def take_needy(self) -> list[Branch]:
+        """Hands over the decodes that need a slot, all of which have to be given slots or handed back."""
+        needy, self._needy = self._needy, []
+        return needy
 
-    def seal(self, branch: Branch) -> None:
-        """Offers the blocks that are full and computed now to the prefix cache."""
-        first, end = branch.num_sealed, branch.num_computed // self.info.block_size
-        branch.num_sealed = end
-        if not self.config.prefix_caching:
-            return
-        hashes = self.extend_hashes(branch, end)
-        for index in range(first, end):
-            self.blocks.seal(hashes[index], branch.blocks[index])
+    def hand_back_needy(self, branches: Iterable[Branch]) -> None:
+        """These decodes have got no slot; they need one before they can run."""
+        self._needy = [branch for branch in branches if branch.state is RUNNING]
 
     def fork(self, parent: Branch, child: Branch) -> None:
-        """Gives the child the parent's computed blocks; whoever writes to a shared one first copies it."""
+        """Gives the child the parent's computed blocks. The caller says what it runs next."""
         child.state = RUNNING
-        child.num_computed, child.num_cached, child.num_sealed = parent.num_computed, 0, parent.num_sealed
-        child.blocks = self.blocks.share(parent.blocks[: self.blocks.blocks_for(parent.num_computed)])
-        child.hashes = parent.hashes.copy()
-        child.slots_end = parent.slots_end = 0
+        self.tables.fork_table(parent, child)
 
-    # Ends
+    def stop(self, branch: Branch, state: BranchState) -> None:
+        """Takes all blocks from the branch. The caller tidies once it has stopped all that it wants to."""
+        self.tables.release(branch)
+        branch.state = state
+        if not any(other.state is RUNNING for other in branch.sequence.branches):
+            self._active.pop(branch.sequence, None)
 
-    def delta(self, branch: Branch, token_ids: tuple[int, ...], finish: FinishReason, failure: str = "") -> Delta:
-        """The delta after `token_ids` have been appended to the branch."""
-        sequence = branch.sequence
-        delta = Delta(sequence, branch.index, branch.num_output - len(token_ids), token_ids, finish, failure)
-        if sequence.params.ranked and branch.num_scored == sys.maxsize:  # else a replay has not scored it all yet
-            delta.cumulative_logprob = branch.cumulative_logprob
-        self.decorate(delta)
-        return delta
-
-    def decorate(self, delta: Delta) -> None:
-        """Adds what goes with a sequence's first delta, and with the first of branch 0."""
-        sequence = delta.sequence
-        if not sequence.reported:
-            sequence.reported = True
-            delta.cached_tokens = sequence.cached_tokens or 0
-        if delta.branch_index == 0 and len(sequence.prompt_scores) == len(sequence.prompt) - 1:
-            delta.prompt_scores, sequence.prompt_scores = tuple(sequence.prompt_scores), []
-
-    def finish(self, branch: Branch, reason: FinishReason, failure: str = "") -> None:
-        """Ends a branch and, with the last one, its sequence. No delta."""
-        branch.finish, branch.failure = reason, failure
-        self.park(branch, FINISHED)
+    def finish(self, branch: Branch) -> None:
+        """Ends a branch and, with the last one, its sequence. The caller makes the delta, and tidies."""
+        self.stop(branch, FINISHED)
         if branch.sequence.finished:
-            self.forget(branch.sequence)
+            self._forget(branch.sequence)
 
-    def end(self, sequence: Sequence, reason: FinishReason, failure: str = "") -> list[Delta]:
-        """Ends all branches that still run, with what they have; the terminal deltas."""
-        if sequence.beams is not None:
-            deltas = self.end_beams(sequence, reason, failure)
-        else:
-            going = [branch for branch in sequence.branches if branch.state is not FINISHED]
-            deltas = [self.delta(branch, (), reason, failure) for branch in going]
-        for branch in sequence.branches:
-            if branch.state is not FINISHED:
-                self.finish(branch, reason, failure)
-        self.tidy()
-        return deltas
+    def tidy(self) -> None:
+        """Takes branches that have stopped off the lists."""
+        self._decodes = [chunk for chunk in self._decodes if chunk.branch.state is RUNNING]
+        self._needy = [branch for branch in self._needy if branch.state is RUNNING]
+        self._prefilling = [branch for branch in self._prefilling if branch.state is RUNNING]
+        self._beams = [sequence for sequence in self._beams if sequence in self._active]
 
-    def end_beams(self, sequence: Sequence, reason: FinishReason, failure: str = "") -> list[Delta]:
-        """The best hypotheses there are, complete or not; `reason` is NONE if each has its own."""
-        search = sequence.beams
-        if search is None:
-            return []
-        if failure:
-            search.complete.clear()
-        elif reason is not FinishReason.NONE:
-            for branch in sequence.branches:
-                search.keep_live(tuple(branch.output), branch.cumulative_logprob, tuple(branch.scores or ()))
-        deltas = []
-        for index, (start, done) in enumerate(zip(search.starts, search.done, strict=True)):
-            if done:
-                continue
-            best = search.complete[index] if index < len(search.complete) else None
-            tokens = best.token_ids[start:] if best else ()
-            finish = reason or (best.finish if best else FinishReason.STOP)
-            delta = Delta(sequence, index, start, tokens, finish, failure)
-            if best:
-                delta.cumulative_logprob, delta.scores = best.total, best.scores[start:]
-            self.decorate(delta)
-            deltas.append(delta)
-        return deltas
+    # Between steps
 
-    def forget(self, sequence: Sequence) -> None:
-        """It is on this worker no more."""
-        self.dequeue(sequence)
-        if self.sequences.get(sequence.seq_id) is sequence:
-            del self.sequences[sequence.seq_id]
-        self.unswap(sequence)
-        self.active.pop(sequence, None)
-        self.protected.discard(sequence)
-        self.moved_out.discard(sequence)
-        if sequence in self.loners:
-            self.loners.remove(sequence)
+    def report(self, deltas: Iterable[Delta]) -> None:
+        """Keeps deltas of what happened between steps for the next step's result."""
+        self._pending += deltas
 
-    def unswap(self, sequence: Sequence) -> None:
-        if sequence.swapped:
-            sequence.swapped = False
-            self.swapped.remove(sequence)
+    def take_pending(self) -> list[Delta]:
+        """The deltas reported since the last call."""
+        pending, self._pending = self._pending, []
+        return pending
 
-    def drop(self, sequence: Sequence) -> None:
-        """Forgets a sequence at once, with its blocks and without a word."""
-        for branch in sequence.branches:
-            if branch.state is not FINISHED:
-                self.park(branch, FINISHED)
-        self.forget(sequence)
-        self.tidy()
+    def discard_pending(self, seq_id: SequenceId) -> None:
+        """Nothing more is to be told of a sequence that has another owner."""
+        self._pending = [delta for delta in self._pending if delta.sequence.seq_id != seq_id]
 
-    def end_step(self) -> None:
-        self.blocks.end_step()
-        self.host.end_step()
-        self.protected.clear()
-        self.moved_out.clear()
-
-    def check(self) -> None:
+    def check_lists(self) -> None:
         """Recounts blocks and lists from the sequences; raises AssertionError with what is wrong."""
-        branches = [branch for sequence in self.sequences.values() for branch in sequence.branches]
-        self.blocks.check(branch.blocks for branch in branches)
-        self.host.check(branch.host_blocks for branch in branches)
+        branches = [branch for sequence in self._sequences.values() for branch in sequence.branches]
+        self.tables.check_tables(branches)
         running = {branch for branch in branches if branch.state is RUNNING}
-        listed = {chunk.branch for chunk in self.decodes} | set(self.prefilling)
-        lockstep = {b for s in self.beams for b in s.branches if b.num_computed == prefill_end(b)}
-        size, needy = self.info.block_size, set(self.needy)
+        listed = {chunk.branch for chunk in self._decodes} | set(self._prefilling)
+        lockstep = {b for s in self._beams for b in s.branches if b.num_computed == b.prefill_end}
+        size, needy = self.info.block_size, set(self._needy)
         problems = {
             "a running branch is on no list, or one on a list does not run": running != listed | lockstep,
             "a branch has blocks in the wrong place": any(
                 bool(b.blocks) > (b.state is RUNNING) or bool(b.host_blocks) != (b.state is SWAPPED) for b in branches
             ),
-            "active is not who runs": set(self.active) != {branch.sequence for branch in running},
+            "active is not the sequences that run": set(self._active) != {branch.sequence for branch in running},
             "a decode has no slot of its own": any(
                 c.branch not in needy
                 and (
                     len(c.branch.blocks) * size <= c.branch.num_computed
-                    or not self.blocks.writable(c.branch.blocks[c.branch.num_computed // size])
+                    or not self.tables.device.is_writable(c.branch.blocks[c.branch.num_computed // size])
                 )
-                for c in self.decodes
+                for c in self._decodes
             ),
             "a decode is not at its last token": any(
-                c.start != c.branch.num_computed or c.start != len(c.branch.tokens) - 1 for c in self.decodes
+                c.start != c.branch.num_computed or c.start != len(c.branch.tokens) - 1 for c in self._decodes
             ),
             "a waiting branch is not queued": any(
                 b.state is WAITING and not b.sequence.queued and not b.sequence.fan_out for b in branches

@@ -14,10 +14,10 @@ MAX_PENDING_BYTES = 8 << 20  # of hashes; a watcher this far behind has a gap in
 
 
 class CacheEvent(NamedTuple):
-    """Blocks that were stored in, or removed from, the prefix cache; or that the cache was cleared."""
+    """Blocks that were stored in, or removed from, the prefix cache."""
 
-    kind: str  # STORED, REMOVED or CLEARED of gpu_worker.blocks.prefix_cache
-    hashes: bytes  # the blocks' hashes one after the other; empty if the cache was cleared
+    kind: str  # STORED or REMOVED of gpu_worker.blocks.prefix_cache
+    hashes: bytes  # the blocks' hashes one after the other
 
 
 @dataclass(slots=True)

@@ -2,7 +2,7 @@
 
 from typing import Literal, cast
 
-from gpu_worker.scheduling.policy import SchedulerConfig
+from gpu_worker.scheduling.scheduler_config import SchedulerConfig
 from gpu_worker.scheduling.step import Runner, RunnerInfo
 from octavo.settings import WorkerSettings
 

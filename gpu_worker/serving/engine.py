@@ -42,13 +42,14 @@ class Engine:
         self,
         scheduler: Scheduler,
         runner: Runner,
+        times: StepTimes,
         on_result: Callable[[StepResult], None],
         on_progress: Callable[[], None] = lambda: None,
         idle_round_s: float = IDLE_ROUND_S,
     ) -> None:
-        self.scheduler = scheduler
-        self.runner = runner
-        self.times = StepTimes()
+        self._scheduler = scheduler
+        self._runner = runner
+        self.times = times
         self._on_result = on_result
         self._on_progress = on_progress
         self._idle_round_s = idle_round_s
@@ -121,18 +122,18 @@ class Engine:
     def step(self) -> StepResult:
         """One forward pass over whoever runs now."""
         began = time.perf_counter()
-        plan = self.scheduler.plan()
+        plan = self._scheduler.plan()
         planned = time.perf_counter()
         self._blocked = plan.empty
         try:
-            output = StepOutput([]) if plan.empty else self.runner.run(plan)
+            output = StepOutput([]) if plan.empty else self._runner.run(plan)
         except Exception as error:
             log.exception("step %d failed", plan.step_id)
             failure = RunnerFailed(f"the model failed in a step: {type(error).__name__}: {error}").failure()
-            return self.scheduler.abort_step(plan, failure.to_json())
+            return self._scheduler.abort_step(plan, failure.to_json())
         ran = time.perf_counter()
-        self.times.observe(plan, output, ran - planned, self.scheduler)
-        result = self.scheduler.commit(plan, output)
+        self.times.observe(plan, output, ran - planned)
+        result = self._scheduler.commit(plan, output)
         self.times.add(planned - began, ran - planned, time.perf_counter() - ran, result.num_tokens)
         return result
 
@@ -150,7 +151,7 @@ class Engine:
     def _round(self) -> None:
         self._wake.clear()  # whatever is posted from here on is seen below, or ends the wait
         while self._commands:
-            run_command(*self._commands.popleft(), self.scheduler)
+            run_command(*self._commands.popleft(), self._scheduler)
         grant = self._next_grant()
         if grant is None:
             self._idle()
@@ -174,13 +175,13 @@ class Engine:
             if not grant.steps:
                 self._grants.popleft()
             return grant
-        return UNLIMITED if self._unlimited and self.scheduler.has_work else None
+        return UNLIMITED if self._unlimited and self._scheduler.has_work else None
 
     def _idle(self) -> None:
         now = time.monotonic()
-        if not self.scheduler.has_work and now - self._checked > CHECK_EVERY_S:
+        if not self._scheduler.has_work and now - self._checked > CHECK_EVERY_S:
             self._checked = now
-            self.scheduler.check()
+            self._scheduler.check_state()
         self._wake.wait(self._idle_round_s)
 
     def _refuse_commands(self) -> None:

@@ -16,7 +16,8 @@ from typing import Any, Literal
 from gpu_worker.scheduling.load import Load
 from gpu_worker.scheduling.scheduler import Scheduler
 from gpu_worker.scheduling.sequence import Sequence
-from gpu_worker.scheduling.step import RunnerInfo
+from gpu_worker.scheduling.step_budget import StepBudget
+from gpu_worker.scheduling.workload import Workload
 from gpu_worker.serving.cache_watchers import CacheEvent, CacheEventBatch, CacheWatcher, CacheWatchers, join_events
 from gpu_worker.serving.engine import Engine, Grant
 from gpu_worker.serving.step_publisher import StepPublisher
@@ -25,7 +26,6 @@ from octavo import hashing, validation
 from octavo.errors import InvalidArgument, ServingError, StaleEpoch
 from octavo.ids import SequenceId
 from octavo.record import Admission, AdmissionAnswer, AdmissionOutcome
-from octavo.sampling import FinishReason
 
 log = logging.getLogger(__name__)
 
@@ -48,12 +48,17 @@ class LoadReport:
 class EngineClient:
     """Everything the Worker service and the journal ask of the engine."""
 
-    def __init__(self, engine: Engine, info: RunnerInfo, publisher: StepPublisher) -> None:
+    def __init__(self, engine: Engine, workload: Workload, budget: StepBudget, publisher: StepPublisher) -> None:
+        """Reads the workload in commands and in `refresh` only: on the engine's thread, between steps."""
         self.engine = engine
-        self.info = info
+        self.info = workload.info
+        self.max_batch_sequences = workload.config.max_batch_sequences
         self.publisher = publisher
         self.watchers = CacheWatchers()
-        self.report = self._report(engine.scheduler)
+        self._workload = workload
+        self._cache = workload.tables.cache
+        self._budget = budget
+        self.report = self._measure_load()
         self._loop = asyncio.get_running_loop()
         self._deciding: dict[tuple[SequenceId, int], asyncio.Task[AdmissionAnswer]] = {}
 
@@ -127,9 +132,9 @@ class EngineClient:
 
         def command(scheduler: Scheduler) -> None:
             for seq_id, epoch in sequences:
-                sequence = scheduler.sequences.get(seq_id)
+                sequence = self._workload.sequences.get(seq_id)
                 if sequence is not None and sequence.epoch <= epoch:
-                    scheduler.cancel(seq_id, FinishReason.CANCELLED)
+                    scheduler.cancel(sequence)
 
         self._post(command)
 
@@ -157,45 +162,41 @@ class EngineClient:
 
         self.engine.pause().add_done_callback(revoke)
 
-    # What the journal tells the engine
+    # What the journal tells the engine of one sequence, and not of another admission that has replaced it
 
     def cancel_one(self, sequence: Sequence) -> None:
-        """Ends it with CANCELLED."""
-        self._for(sequence, lambda scheduler: scheduler.cancel(sequence.seq_id, FinishReason.CANCELLED))
+        """Ends the sequence with CANCELLED."""
+        self._post(lambda scheduler: scheduler.cancel(sequence))
 
     def drop(self, sequence: Sequence) -> None:
-        """Forgets it without a word: it has another owner, or its record has ended."""
-        self._for(sequence, lambda scheduler: scheduler.drop(sequence.seq_id))
+        """Forgets the sequence, and nothing more is told of it: it has another owner, or its record has ended."""
+        self._post(lambda scheduler: scheduler.drop(sequence))
 
     def end_branch(self, sequence: Sequence, branch: int) -> None:
         """Runs one branch no further: a router has found its end."""
-        self._for(sequence, lambda scheduler: scheduler.end_branch(sequence.seq_id, branch))
+        self._post(lambda scheduler: scheduler.end_branch(sequence, branch))
 
     def hold(self, held: bool) -> None:
         self.engine.hold(held)
 
-    def _for(self, sequence: Sequence, act: Callable[[Scheduler], object]) -> None:
-        """Acts on this very admission; one that has replaced it is left alone."""
-
-        def command(scheduler: Scheduler) -> None:
-            if scheduler.sequences.get(sequence.seq_id) is sequence:
-                act(scheduler)
-
-        self._post(command)
-
-    def _post(self, command: Callable[[Scheduler], None]) -> None:
+    def _post(self, command: Callable[[Scheduler], object]) -> None:
         self.engine.post(command).add_done_callback(log_failure)
 
     # Cache events and load
 
-    def refresh(self, scheduler: Scheduler) -> None:
-        """Tells watchers what the last steps changed. Runs on the engine's thread, between steps."""
-        events = join_events(scheduler.cache.take_events())
-        self._loop.call_soon_threadsafe(self._publish, self._report(scheduler), events, scheduler.cache.digest)
+    @property
+    def max_batch_tokens(self) -> int:
+        """How many tokens a step may run now."""
+        return self._budget.tokens
 
-    def _report(self, scheduler: Scheduler) -> LoadReport:
+    def refresh(self) -> None:
+        """Tells watchers what the last steps changed. To be called on the engine's thread, between steps."""
+        events = join_events(self._cache.take_events())
+        self._loop.call_soon_threadsafe(self._publish, self._measure_load(), events, self._cache.digest)
+
+    def _measure_load(self) -> LoadReport:
         times = self.engine.times
-        return LoadReport(scheduler.load(), times.num_steps, times.step_s, times.prefill_tokens_per_s)
+        return LoadReport(Load.of(self._workload), times.num_steps, times.step_s, times.prefill_tokens_per_s)
 
     def _publish(self, report: LoadReport, events: Seq[CacheEvent], digest: int) -> None:
         self.report = report
@@ -210,9 +211,9 @@ class EngineClient:
             if not begun.done():
                 begun.set_result(watcher.begin(snapshot))
 
-        def command(scheduler: Scheduler) -> None:
-            self.refresh(scheduler)  # so that no event from before the snapshot comes after it
-            self._loop.call_soon_threadsafe(begin, b"".join(scheduler.cache.block_hashes()))
+        def command(_: Scheduler) -> None:
+            self.refresh()  # so that no event from before the snapshot comes after it
+            self._loop.call_soon_threadsafe(begin, b"".join(self._cache.block_hashes()))
 
         await asyncio.wrap_future(self.engine.post(command))
         return await begun

@@ -1,10 +1,8 @@
 """From plain values to the messages that only a worker sends. What routers send too is in octavo.wire."""
 
-from gpu_worker.blocks.prefix_cache import CLEARED, STORED
-from gpu_worker.scheduling.scheduler import Scheduler
-from gpu_worker.scheduling.step import RunnerInfo
+from gpu_worker.blocks.prefix_cache import STORED
 from gpu_worker.serving.cache_watchers import CacheEvent, CacheEventBatch
-from gpu_worker.serving.engine_client import LoadReport, SwapOperation
+from gpu_worker.serving.engine_client import EngineClient, LoadReport, SwapOperation
 from gpu_worker.serving.step_subscription import StepMessage
 from octavo import wire
 from octavo.ids import Incarnation
@@ -17,9 +15,8 @@ SWAP_OPERATIONS: dict[int, SwapOperation] = {
 }
 
 
-def hello_to_wire(
-    worker_id: str, incarnation: Incarnation, info: RunnerInfo, scheduler: Scheduler
-) -> worker_pb2.HelloResponse:
+def hello_to_wire(worker_id: str, incarnation: Incarnation, engine_client: EngineClient) -> worker_pb2.HelloResponse:
+    info = engine_client.info
     return worker_pb2.HelloResponse(
         worker_id=worker_id,
         incarnation=incarnation,
@@ -35,8 +32,8 @@ def hello_to_wire(
         vocab_size=info.vocab_size,
         tokenizer=info.tokenizer,
         eos_token_ids=info.eos_token_ids,
-        max_batch_tokens=scheduler.budget.tokens,
-        max_batch_sequences=scheduler.config.max_batch_sequences,
+        max_batch_tokens=engine_client.max_batch_tokens,
+        max_batch_sequences=engine_client.max_batch_sequences,
         device=info.device,
     )
 
@@ -66,8 +63,6 @@ def watch_to_wire(
 
 
 def event_to_wire(event: CacheEvent) -> worker_pb2.KvEvent:
-    if event.kind == CLEARED:
-        return worker_pb2.KvEvent(cleared=True)
     if event.kind == STORED:
         return worker_pb2.KvEvent(stored=event.hashes)
     return worker_pb2.KvEvent(removed=event.hashes)

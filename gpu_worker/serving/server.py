@@ -48,8 +48,7 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
         return self._served
 
     async def Hello(self, request: worker_pb2.HelloRequest, context: "Context") -> worker_pb2.HelloResponse:
-        engine_client = self._engine_client
-        return hello_to_wire(self._worker_id, self._incarnation, engine_client.info, engine_client.engine.scheduler)
+        return hello_to_wire(self._worker_id, self._incarnation, self._engine_client)
 
     async def Schedule(self, request: worker_pb2.ScheduleRequest, context: "Context") -> worker_pb2.ScheduleResponse:
         check_batch_size("admissions", len(request.admissions))

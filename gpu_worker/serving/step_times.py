@@ -3,8 +3,9 @@
 from collections import deque
 from statistics import median
 
-from gpu_worker.scheduling.scheduler import Scheduler
+from gpu_worker.blocks.swap import CostModel
 from gpu_worker.scheduling.step import StepOutput, StepPlan
+from gpu_worker.scheduling.step_budget import StepBudget
 
 NUM_RECENT = 31
 MIN_PREFILL_TOKENS = 32  # a step with fewer prompt tokens says little about how fast prompts are
@@ -12,9 +13,12 @@ WEIGHT = 0.2  # of a new measurement of the prefill rate
 
 
 class StepTimes:
-    """Written by the engine's thread, read by any."""
+    """Teaches the cost model and the step budget. Written by the engine's thread, read by any."""
 
-    def __init__(self) -> None:
+    def __init__(self, costs: CostModel, budget: StepBudget, bytes_per_block: int) -> None:
+        self._costs = costs
+        self._budget = budget
+        self._bytes_per_block = bytes_per_block
         self.plan_s = 0.0  # sums over all steps
         self.run_s = 0.0
         self.commit_s = 0.0
@@ -32,18 +36,18 @@ class StepTimes:
         if num_tokens:
             self._recent.append(plan_s + run_s + commit_s)
 
-    def observe(self, plan: StepPlan, output: StepOutput, run_s: float, scheduler: Scheduler) -> None:
+    def observe(self, plan: StepPlan, output: StepOutput, run_s: float) -> None:
         """Learns what computing and copying cost from a step that shows it."""
         num_copied = len(plan.swap_out) + len(plan.swap_in)
         if num_copied and output.copy_s:
-            scheduler.costs.observe_copy(num_copied * scheduler.info.bytes_per_block, output.copy_s)
+            self._costs.observe_copy(num_copied * self._bytes_per_block, output.copy_s)
         num_prefill = plan.num_tokens - plan.num_decodes
         compute_s = run_s - output.copy_s
         if num_prefill <= 0 or compute_s <= 0 or (num_copied and not output.copy_s):
-            return  # the last: it may have waited for copies, nobody knows how long
-        scheduler.budget.observe(plan.num_tokens, compute_s)  # of every such step, or a low budget would stay low
+            return  # a step with copies that were not timed may have waited for them
+        self._budget.observe(plan.num_tokens, compute_s)  # of every such step, or a low budget would stay low
         if num_prefill >= max(MIN_PREFILL_TOKENS, plan.num_decodes):
-            scheduler.costs.observe_prefill(plan.num_tokens, compute_s)
+            self._costs.observe_prefill(plan.num_tokens, compute_s)
             rate = plan.num_tokens / compute_s
             weight = WEIGHT if self.prefill_tokens_per_s else 1.0
             self.prefill_tokens_per_s += weight * (rate - self.prefill_tokens_per_s)

@@ -6,8 +6,11 @@ import logging
 import os
 import time
 
+from gpu_worker.blocks.swap import CostModel
 from gpu_worker.scheduling.scheduler import Scheduler
 from gpu_worker.scheduling.step import Runner, StepResult
+from gpu_worker.scheduling.step_budget import StepBudget
+from gpu_worker.scheduling.workload import Workload
 from gpu_worker.serving import progress_monitor
 from gpu_worker.serving.configuration import scheduler_config
 from gpu_worker.serving.engine import IDLE_ROUND_S, Engine
@@ -17,6 +20,7 @@ from gpu_worker.serving.lease import Lease
 from gpu_worker.serving.listener import Listener
 from gpu_worker.serving.progress_monitor import ProgressMonitor
 from gpu_worker.serving.step_publisher import StepPublisher
+from gpu_worker.serving.step_times import StepTimes
 from octavo.settings import WorkerSettings
 from octavo.store.base import Store
 from octavo.store.calls import Member
@@ -32,11 +36,15 @@ class Worker:
 
     def __init__(self, settings: WorkerSettings, listener: Listener, store: Store, runner: Runner) -> None:
         lease_s = settings.lease_ms / 1000
-        scheduler = Scheduler(scheduler_config(settings, runner.info), runner.info)
+        idle_round_s = min(IDLE_ROUND_S, lease_s / 4)
         self.listener = listener
-        self.engine = Engine(scheduler, runner, self._on_result, self._on_progress, min(IDLE_ROUND_S, lease_s / 4))
+        self.workload = Workload(scheduler_config(settings, runner.info), runner.info)
+        costs, budget = CostModel(), StepBudget(self.workload.config, runner.info.block_size)
+        self.scheduler = Scheduler(self.workload, costs, budget)
+        times = StepTimes(costs, budget, runner.info.bytes_per_block)
+        self.engine = Engine(self.scheduler, runner, times, self._on_result, self._on_progress, idle_round_s)
         self.publisher = StepPublisher(settings.stream_interval)
-        self.engine_client = EngineClient(self.engine, runner.info, self.publisher)
+        self.engine_client = EngineClient(self.engine, self.workload, budget, self.publisher)
         self.journal = Journal(store if settings.journal == "strict" else None, self.publisher, self.engine_client)
         self.lease = Lease(store, member_of(listener), settings.lease_ms)
         self.monitor = ProgressMonitor(self.engine, self.lease, listener.health, lease_s)
@@ -77,10 +85,10 @@ class Worker:
     def _on_progress(self) -> None:
         """Renews the lease and refreshes load and cache events now and then, and at once when the engine gets idle."""
         self.lease.beat()
-        now, busy = time.monotonic(), self.engine.scheduler.has_work
+        now, busy = time.monotonic(), self.scheduler.has_work
         if now - self._refreshed > REFRESH_EVERY_S or (self._busy and not busy):
             self._refreshed = now
-            self.engine_client.refresh(self.engine.scheduler)
+            self.engine_client.refresh()
         self._busy = busy
 
     # On the event loop

@@ -13,33 +13,37 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from gpu_worker.scheduling.policy import SchedulerConfig
+from gpu_worker.blocks.swap import CostModel
 from gpu_worker.scheduling.scheduler import Scheduler
+from gpu_worker.scheduling.scheduler_config import SchedulerConfig
 from gpu_worker.scheduling.sequence import Sequence
 from gpu_worker.scheduling.step import StepOutput
+from gpu_worker.scheduling.step_budget import StepBudget
+from gpu_worker.scheduling.workload import Workload
 from gpu_worker.testing.fake_runner import FakeRunner
 from octavo.ids import SequenceId
 from octavo.record import Admission
 from octavo.sampling import SamplingParams
 
 
-def scheduler_with(batch: int, prefix_caching: bool = True) -> Scheduler:
-    """A scheduler whose `batch` sequences all decode."""
+def scheduler_with(batch: int) -> tuple[Scheduler, Workload]:
+    """A scheduler whose `batch` sequences all decode, and its workload."""
     info = FakeRunner(num_blocks=batch * 400, block_size=16, context_tokens=8192).info
-    config = SchedulerConfig(max_batch_sequences=batch, max_batch_tokens=8192, prefix_caching=prefix_caching)
-    scheduler = Scheduler(config, info)
+    config = SchedulerConfig(max_batch_sequences=batch, max_batch_tokens=8192)
+    workload = Workload(config, info)
+    scheduler = Scheduler(workload, CostModel(), StepBudget(config, info.block_size))
     params = SamplingParams(temperature=0.0, max_tokens=6000)
     for number in range(batch):
         prompt = [1 + number % 900] * (20 + number % 16)
         admission = Admission(seq_id=SequenceId(str(number)), epoch=1, prompt=prompt, sampling=params)
         scheduler.admit(Sequence.from_admission(admission, root=bytes(32), now=0.0))
-    while scheduler.load().num_prefill_tokens:
+    while workload.waiting or workload.prefilling:
         plan = scheduler.plan()
         scheduler.commit(plan, StepOutput([7] * plan.num_branches))
-    return scheduler
+    return scheduler, workload
 
 
-def measure(scheduler: Scheduler, steps: int) -> tuple[float, float]:
+def measure(scheduler: Scheduler, workload: Workload, steps: int) -> tuple[float, float]:
     """Seconds of plan and of commit over `steps` steps."""
     planning = committing = 0.0
     clock = time.process_time
@@ -52,7 +56,7 @@ def measure(scheduler: Scheduler, steps: int) -> tuple[float, float]:
         scheduler.commit(plan, output)
         committing += clock() - begun
         planning += planned - began
-    scheduler.cache.take_events()
+    workload.tables.cache.take_events()
     return planning, committing
 
 
@@ -63,10 +67,10 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=7)
     options = parser.parse_args()
     for batch in options.batch:
-        scheduler = scheduler_with(batch)
+        scheduler, workload = scheduler_with(batch)
         gc.collect()
         gc.freeze()
-        runs = [measure(scheduler, options.steps) for _ in range(options.repeats)]
+        runs = [measure(scheduler, workload, options.steps) for _ in range(options.repeats)]
         per = 1e6 / (options.steps * batch)
         best = min(runs, key=sum)
         print(

@@ -71,9 +71,8 @@ def whole_requests_equal_the_cpus(t: Target, form: Form) -> None:
     want = drive(tiny_llama(form, ReferenceOps()).runner, requests(max_tokens=length))[0]
     for how, blocks in (("swap", 64), ("swap", 16), ("recompute", 16))[: t.pick(3, 1)]:
         tiny = tiny_llama(form, ops(t), t.device, capture(t), blocks)
-        got, scheduler = drive(tiny.runner, requests(max_tokens=length), preemption=how)
+        got, load = drive(tiny.runner, requests(max_tokens=length), preemption=how)
         assert got == want, f"{how}, {blocks} blocks: {got} is not {want}"
-        load = scheduler.workload
         t.say(
             f"requests on the device are those on the CPU with {blocks} blocks: "
             f"{load.num_preempted_swap} swapped, {load.num_preempted_recompute} computed again"

@@ -6,11 +6,12 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 import pytest
+from scheduler_parts import SchedulerParts
 from sequences import new_sequence
 
 from gpu_worker.ops import native
-from gpu_worker.scheduling.policy import SchedulerConfig
-from gpu_worker.scheduling.scheduler import Scheduler
+from gpu_worker.scheduling.scheduler_config import SchedulerConfig
+from gpu_worker.scheduling.sequence import Sequence
 from gpu_worker.scheduling.step import StepOutput, StepResult
 from gpu_worker.testing.fake_runner import Chooser
 from gpu_worker.testing.witness_runner import MASK, WitnessRunner, contribution, salt_of, settle
@@ -125,6 +126,7 @@ class World:
         )
         self.requests: dict[SequenceId, Request] = {}
         self.open: dict[SequenceId, Request] = {}
+        self.admitted: dict[SequenceId, Sequence] = {}  # the last admission of each request
         self.counts: Counter[str] = Counter()
         self.start()
         self.model = Model(self.runner, eos)
@@ -132,7 +134,8 @@ class World:
     def start(self) -> None:
         """A new worker: empty blocks, empty cache."""
         self.runner = WitnessRunner(**self.runner_options)
-        self.scheduler = Scheduler(self.config, self.runner.info, clock=lambda: self.now)
+        self.parts = SchedulerParts(self.config, self.runner.info, clock=lambda: self.now)
+        self.scheduler = self.parts.scheduler
 
     # Clients
 
@@ -190,6 +193,7 @@ class World:
             now=self.now,
         )
         answer = self.scheduler.admit(sequence)
+        self.admitted[request.seq_id] = sequence
         if answer.admitted:
             self.open[request.seq_id] = request
         self.counts[answer.outcome.value] += 1
@@ -224,7 +228,7 @@ class World:
         else:
             result = self.scheduler.commit(plan, self.output(plan))
         assert not self.runner.mismatches, self.runner.first_mismatch
-        self.scheduler.check()
+        self.scheduler.check_state()
         for delta in result.deltas:
             self.deliver(delta)
         self.now += self.rng.choice([0.001, 0.01, 0.3])
@@ -280,7 +284,7 @@ class World:
         """Whether the beams of a search fit the worker's memory together, however little they share."""
         size, longest = self.runner.info.block_size, len(request.prompt) + request.params.max_tokens
         shared = len(request.prompt) // size
-        each = -(-(longest + self.config.lookahead_slots) // size) + 1 - shared
+        each = -(-longest // size) + 1 - shared
         return shared + request.params.beam_width * each <= self.runner.info.num_blocks
 
     # Chaos
@@ -293,9 +297,10 @@ class World:
         if request is None or (chance < 0.10 and len(self.open) < 12):
             self.submit()
         elif chance < 0.115:
-            assert scheduler.cancel(request.seq_id) or scheduler.has_work  # it may have been cancelled already
+            cancelled = scheduler.cancel(self.admitted[request.seq_id])
+            assert cancelled or scheduler.has_work  # it may have been cancelled already
         elif chance < 0.125:
-            scheduler.drop(request.seq_id)
+            scheduler.drop(self.admitted[request.seq_id])
             self.replay(request)
         elif chance < 0.13:
             self.crash()
@@ -310,7 +315,7 @@ class World:
             self.counts[operation] += self.scheduler.swap(request.seq_id, request.epoch, operation) > 0
         except (OutOfBlocks, NotFound) as error:  # NotFound: cancelled, its end comes with the next step
             self.counts[f"{operation} {error.reason}"] += 1
-        self.scheduler.check()
+        self.scheduler.check_state()
 
     def drain(self, limit: int = 20000) -> None:
         """Runs until nothing is left, and nothing is."""
@@ -318,13 +323,13 @@ class World:
             if not self.open:
                 break
             self.step()
-        assert not self.open, f"still open after {limit} steps: {self.scheduler.load()}"
+        assert not self.open, f"still open after {limit} steps: {self.parts.load()}"
         while self.scheduler.has_work:
             self.step()
-        load = self.scheduler.load()
+        load = self.parts.load()
         assert load.num_sequences == load.num_used_blocks == 0
         assert load.num_free_host_blocks == self.runner.info.num_host_blocks
-        assert not self.scheduler.workload.loners
+        assert not self.parts.workload.loners
 
 
 @pytest.fixture

@@ -167,7 +167,7 @@ async def test_cancel_ends_what_waits_and_what_runs(world):
     await client.cancel("long")
     with pytest.raises(NotFound):
         await client.cancel("nobody")
-    await world.until(lambda: not world.workers[0].engine.scheduler.sequences)
+    await world.until(lambda: not world.workers[0].workload.sequences)
 
 
 async def test_the_deadline_ends_what_waits_and_what_runs(world):

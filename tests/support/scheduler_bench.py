@@ -1,9 +1,9 @@
 """A scheduler to be tested step by step."""
 
+from scheduler_parts import SchedulerParts
 from sequences import new_sequence
 
-from gpu_worker.scheduling.policy import SchedulerConfig
-from gpu_worker.scheduling.scheduler import Scheduler
+from gpu_worker.scheduling.scheduler_config import SchedulerConfig
 from gpu_worker.scheduling.sequence import Sequence
 from gpu_worker.scheduling.step import StepPlan, StepResult
 from gpu_worker.testing.fake_runner import FakeRunner
@@ -12,27 +12,33 @@ from octavo.sampling import FinishReason, SamplingParams
 GREEDY = SamplingParams(temperature=0.0, max_tokens=8)
 
 
-class Bench:
+class Bench(SchedulerParts):
     """A scheduler, a FakeRunner and a clock that moves when told."""
 
     def __init__(self, *, runner: dict | None = None, **config) -> None:
         self.runner = FakeRunner(**{"block_size": 4, "num_blocks": 64, "num_host_blocks": 16, **(runner or {})})
         self.now = 0.0
         config = {"max_batch_tokens": 32, "max_batch_sequences": 16, "watermark": 0.0, "debug": True, **config}
-        self.scheduler = Scheduler(SchedulerConfig(**config), self.runner.info, clock=lambda: self.now)
+        super().__init__(SchedulerConfig(**config), self.runner.info, lambda: self.now)
         self.tokens: dict[str, list[int]] = {}
         self.finishes: dict[str, FinishReason] = {}
 
-    def sequence(self, name: str, prompt: int | list[int] = 5, params: SamplingParams = GREEDY, **more) -> Sequence:
+    def new(self, name: str, prompt: int | list[int] = 5, params: SamplingParams = GREEDY, **more) -> Sequence:
         start = sum(map(ord, name))  # so that no two share a prefix
         tokens = [1 + (start + index * index) % 97 for index in range(prompt)] if isinstance(prompt, int) else prompt
         return new_sequence(name, tokens, params, now=self.now, **more)
 
     def admit(self, name: str, prompt: int | list[int] = 5, params: SamplingParams = GREEDY, **more) -> Sequence:
-        sequence = self.sequence(name, prompt, params, **more)
+        sequence = self.new(name, prompt, params, **more)
         answer = self.scheduler.admit(sequence)
         assert answer.admitted, answer
         return sequence
+
+    def cancel(self, name: str) -> bool:
+        return self.scheduler.cancel(self.sequence(name))
+
+    def drop(self, name: str) -> None:
+        self.scheduler.drop(self.sequence(name))
 
     def step(self) -> tuple[StepPlan, StepResult]:
         plan = self.scheduler.plan()
@@ -52,4 +58,4 @@ class Bench:
             if not self.scheduler.has_work:
                 return
             self.step()
-        raise AssertionError(f"not done after {limit} steps: {self.scheduler.load()}")
+        raise AssertionError(f"not done after {limit} steps: {self.load()}")

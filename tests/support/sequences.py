@@ -21,3 +21,12 @@ def new_sequence(
     """The sequence of an admission; `fields` are further fields of octavo.record.Admission."""
     admission = Admission(**{"seq_id": SequenceId(name), "epoch": 1, "prompt": prompt, "sampling": params, **fields})
     return Sequence.from_admission(admission, root=root, now=now)
+
+
+def crowd(*ranks: tuple[int, int]) -> list[Sequence]:
+    """A sequence for each (priority, order of arrival)."""
+    sequences = []
+    for priority, order in ranks:
+        sequences.append(new_sequence(f"{priority}.{order}", [1], SamplingParams(), priority=priority))
+        sequences[-1].order = order
+    return sequences

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from scheduler_parts import SchedulerParts
 from sequences import new_sequence
 from torch import Tensor
 
@@ -17,9 +18,10 @@ from gpu_worker.running.arena import KvArena
 from gpu_worker.running.graphs import Capturer, capture_decodes
 from gpu_worker.running.model_runner import ModelRunner
 from gpu_worker.sampling.sampler import Sampler
-from gpu_worker.scheduling.scheduler import Scheduler, SchedulerConfig
+from gpu_worker.scheduling.scheduler_config import SchedulerConfig
 from gpu_worker.scheduling.sequence import Branch, Sequence
 from gpu_worker.scheduling.step import Chunk, RunnerInfo, StepPlan
+from gpu_worker.scheduling.workload import Workload
 from octavo.sampling import SamplingParams
 
 CPU = torch.device("cpu")
@@ -151,8 +153,8 @@ def drive(
     sequences: list[Sequence],
     watch: Callable[[StepPlan], None] = lambda plan: None,
     **config: object,
-) -> tuple[list[list[int]], Scheduler]:
-    """The outputs of all branches, through the scheduler as the engine drives it; `watch` sees each plan."""
+) -> tuple[list[list[int]], Workload]:
+    """The outputs of all branches, through the scheduler, and its workload. `watch` sees each plan."""
     options = {
         "max_batch_tokens": 64,
         "max_batch_sequences": 16,
@@ -160,13 +162,14 @@ def drive(
         "debug": True,
         **config,
     }
-    scheduler = Scheduler(SchedulerConfig(**options), runner.info)  # type: ignore[arg-type]
+    parts = SchedulerParts(SchedulerConfig(**options), runner.info)  # type: ignore[arg-type]
+    scheduler = parts.scheduler
     outputs: dict[tuple[str, int], list[int]] = {}
     for sequence in sequences:
         assert scheduler.admit(sequence).admitted
     for _ in range(2000):
         if not scheduler.has_work:
-            return [outputs[key] for key in sorted(outputs)], scheduler
+            return [outputs[key] for key in sorted(outputs)], parts.workload
         plan = scheduler.plan()
         watch(plan)
         for delta in scheduler.commit(plan, runner.run(plan)).deltas:

@@ -5,10 +5,10 @@ from collections.abc import Callable
 
 import grpc
 import pytest
+from scheduler_parts import SchedulerParts
 
-from gpu_worker.scheduling.scheduler import Scheduler, SchedulerConfig
+from gpu_worker.scheduling.scheduler_config import SchedulerConfig
 from gpu_worker.scheduling.step import StepResult
-from gpu_worker.serving.engine import Engine
 from gpu_worker.serving.engine_client import EngineClient
 from gpu_worker.serving.journal import Journal
 from gpu_worker.serving.server import WorkerService
@@ -33,14 +33,13 @@ class Service:
             loop.call_soon_threadsafe(self.journal.submit, result)
 
         def on_progress() -> None:
-            self.engine_client.refresh(self.engine.scheduler)
+            self.engine_client.refresh()
 
         config = SchedulerConfig(max_batch_tokens=64, max_batch_sequences=16)
-        self.engine = Engine(
-            Scheduler(config, self.runner.info), self.runner, on_result, on_progress, idle_round_s=0.02
-        )
+        parts = SchedulerParts(config, self.runner.info)
+        self.engine = parts.engine(self.runner, on_result, on_progress=on_progress, idle_round_s=0.02)
         self.publisher = StepPublisher()
-        self.engine_client = EngineClient(self.engine, self.runner.info, self.publisher)
+        self.engine_client = EngineClient(self.engine, parts.workload, parts.budget, self.publisher)
         self.journal = Journal(None, self.publisher, self.engine_client)
         self.service = WorkerService("w", Incarnation("me"))
 

@@ -54,9 +54,9 @@ def swapped_case(rng: Any) -> None:
 
     want, _ = run(40)
     native.runtime.take_calls()
-    got, scheduler = run(int(rng.integers(8, 11)))
+    got, workload = run(int(rng.integers(8, 11)))
     assert got == want
-    assert scheduler.workload.num_preempted_swap > 0
+    assert workload.num_preempted_swap > 0
     calls = native.runtime.take_calls()
     assert "b" in calls or "k" in calls
 

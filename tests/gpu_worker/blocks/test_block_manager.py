@@ -7,8 +7,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from gpu_worker.blocks.block_manager import BlockManager, CanAllocate
-from gpu_worker.blocks.prefix_cache import CLEARED, STORED, PrefixCache
+from gpu_worker.blocks.block_manager import BlockManager
+from gpu_worker.blocks.prefix_cache import STORED, PrefixCache
 from octavo.errors import OutOfBlocks
 from octavo.hashing import block_hashes
 
@@ -30,7 +30,7 @@ class Tables:
     def start(self, tokens: list[int]) -> bool:
         hits = self.cache.match(block_hashes(ROOT, tokens[:-1], SIZE))
         needed = self.blocks.blocks_for(len(tokens)) - len(hits)
-        if self.blocks.can_allocate(needed, hits, spare=0) is not CanAllocate.OK:
+        if not self.blocks.has_room_for(needed, hits, spare=0):
             return False
         table = self.blocks.share(hits)
         assert [t for block in table for t in self.memory[block]] == tokens[: len(table) * SIZE]
@@ -46,18 +46,18 @@ class Tables:
         try:
             if index < len(table):
                 self.blocks.make_writable(table, index)
-            self.blocks.append(table, len(tokens) + 1)
+            self.blocks.grow_table(table, len(tokens) + 1)
         except OutOfBlocks:
             assert self.blocks.num_available == 0
             return False
-        for source, copy in self.blocks.take_copies():
+        for source, copy in self.blocks.copies():
             self.memory[copy] = self.memory[source].copy()
         self.blocks.end_step()
-        assert self.blocks.writable(table[index]) and not self.cache.knows(table[index])
+        assert self.blocks.is_writable(table[index]) and not self.cache.knows(table[index])
         self.memory[table[index]][len(tokens) % SIZE] = token
         tokens.append(token)
         if len(tokens) % SIZE == 0:
-            self.blocks.seal(block_hashes(ROOT, tokens, SIZE)[-1], table[index])
+            self.blocks.seal_block(block_hashes(ROOT, tokens, SIZE)[-1], table[index])
         return True
 
     def fork(self, which: int) -> None:
@@ -69,14 +69,12 @@ class Tables:
         self.blocks.release(table)
 
     def check(self) -> None:
-        self.blocks.check([table for _, table in self.branches])
+        self.blocks.check_blocks([table for _, table in self.branches])
         for tokens, table in self.branches:
             stored = [token for block in table for token in self.memory[block]]
             assert stored[: len(tokens)] == tokens, "a block in use was overwritten"
         for kind, block_hash in self.cache.take_events():
-            if kind == CLEARED:
-                self.events.clear()
-            elif kind == STORED:
+            if kind == STORED:
                 self.events.add(block_hash)
             else:
                 self.events.remove(block_hash)
@@ -134,10 +132,6 @@ class BlockMachine(RuleBasedStateMachine):
             if commit:
                 self.world.branches.append(([], reservation.commit()))
 
-    @rule()
-    def clear(self) -> None:
-        self.world.blocks.clear_cache()
-
     @invariant()
     def holds(self) -> None:
         self.world.check()
@@ -173,70 +167,70 @@ def test_eviction_takes_the_deepest_block_of_the_oldest_release_first() -> None:
     tables = {}
     for name, tokens in {"old": [1, 1, 1, 2, 2, 2], "new": [2, 2, 1, 1, 2, 1]}.items():
         tables[name] = []
-        blocks.append(tables[name], 6)
+        blocks.grow_table(tables[name], 6)
         for block_hash, block in zip(block_hashes(ROOT, tokens, SIZE), tables[name], strict=True):
-            blocks.seal(block_hash, block)
+            blocks.seal_block(block_hash, block)
     due = [*reversed(tables["old"]), *reversed(tables["new"])]
     blocks.release(tables["old"])
     blocks.release(tables["new"])
     assert blocks.num_cached == 6
-    assert [blocks.take() for _ in range(6)] == due
+    assert [blocks.take_block() for _ in range(6)] == due
 
 
 def test_content_computed_twice_has_one_known_block() -> None:
     blocks = BlockManager(4, SIZE)
     first, second = [], []
-    blocks.append(first, 2)
-    blocks.append(second, 2)
+    blocks.grow_table(first, 2)
+    blocks.grow_table(second, 2)
     (content,) = block_hashes(ROOT, [1, 2], SIZE)
-    blocks.seal(content, first[0])
-    blocks.seal(content, second[0])
+    blocks.seal_block(content, first[0])
+    blocks.seal_block(content, second[0])
     assert blocks.cache.find(content) == first[0]
-    blocks.check([first, second])
+    blocks.check_blocks([first, second])
     blocks.release(first)
     blocks.release(second)
     assert (blocks.num_cached, blocks.num_free) == (1, 3)
-    blocks.check([])
+    blocks.check_blocks([])
 
 
 def test_the_source_of_a_copy_keeps_its_content_until_the_step_is_over() -> None:
     blocks = BlockManager(3, SIZE)
     parent: list = []
-    blocks.append(parent, 1)
+    blocks.grow_table(parent, 1)
     child = blocks.share(parent)
     source = parent[0]
     blocks.make_writable(child, 0)
     blocks.release(parent)  # preempted in the same plan
-    taken = [blocks.take() for _ in range(blocks.num_available)]
+    taken = [blocks.take_block() for _ in range(blocks.num_available)]
     assert source not in taken
-    assert blocks.take_copies() == [(source, child[0])]
-    blocks.check([child, taken])
+    assert blocks.copies() == [(source, child[0])]
+    blocks.check_blocks([child, taken])
     blocks.end_step()
-    assert blocks.take() == source
+    assert blocks.take_block() == source
 
 
-def test_can_allocate_counts_hits_that_nobody_uses() -> None:
-    blocks = BlockManager(10, SIZE, watermark=0.2)
+def test_room_counts_shared_blocks_that_nobody_uses() -> None:
+    blocks = BlockManager(10, SIZE)
     table: list = []
-    blocks.append(table, 4)
+    blocks.grow_table(table, 4)
     for block_hash, block in zip(block_hashes(ROOT, [1, 2, 1, 1], SIZE), table, strict=True):
-        blocks.seal(block_hash, block)
+        blocks.seal_block(block_hash, block)
     hits = table.copy()
-    assert blocks.can_allocate(6, hits) is CanAllocate.OK  # 8 to be had, 2 are the watermark
-    assert blocks.can_allocate(7, hits) is CanAllocate.LATER
-    assert blocks.can_allocate(9, hits) is CanAllocate.NEVER
+    assert blocks.has_room_for(6, hits, spare=2)  # 8 are available
+    assert not blocks.has_room_for(7, hits, spare=2)
+    assert not blocks.has_room_for(9, hits, spare=0)
     blocks.release(table)
-    assert blocks.can_allocate(6, hits) is CanAllocate.OK  # 10 to be had, and 2 of those are the hits
-    assert blocks.can_allocate(7, hits) is CanAllocate.LATER
+    assert blocks.has_room_for(6, hits, spare=2)  # 10 are available, and 2 of those are the hits
+    assert not blocks.has_room_for(7, hits, spare=2)
 
 
 def test_check_notices_what_is_wrong() -> None:
     blocks = BlockManager(4, SIZE)
     table: list = []
-    blocks.append(table, 4)
+    blocks.grow_table(table, 4)
     with pytest.raises(AssertionError, match="references"):
-        blocks.check([])
-    blocks.check([table])
+        blocks.check_blocks([])
+    blocks.check_blocks([table])
     blocks._free.append(table[0])
     with pytest.raises(AssertionError):
-        blocks.check([table])
+        blocks.check_blocks([table])

@@ -2,8 +2,6 @@
 
 from scheduler_bench import Bench
 
-from octavo.ids import SequenceId
-
 
 def test_a_second_prompt_hits_the_first_ones_blocks_and_its_output() -> None:
     bench = Bench()
@@ -51,7 +49,7 @@ def test_who_waits_for_a_shared_prompt_goes_on_where_it_ends() -> None:
     second = bench.admit("second", [*shared, 2])
     bench.step()
     assert set(bench.lengths) == {"first", "other"}
-    bench.scheduler.cancel(SequenceId("first"))
+    bench.cancel("first")
     bench.finish()
     assert second.cached_tokens == 24 and len(bench.tokens["second.0"]) == 8  # what the first step computed
 
@@ -71,16 +69,16 @@ def test_nobody_waits_for_a_prompt_of_a_lower_class_or_another_tenant() -> None:
 
 def test_cache_events_lead_to_the_snapshot() -> None:
     bench = Bench(runner={"num_blocks": 12})
-    held: set[bytes] = set()
+    cache, held = bench.workload.tables.cache, set()
     for number in range(30):
         bench.admit(f"s{number}", 4 + number % 9)
     while bench.scheduler.has_work:
         bench.step()
-        for kind, block_hash in bench.scheduler.cache.take_events():
+        for kind, block_hash in cache.take_events():
             held.add(block_hash) if kind == "stored" else held.remove(block_hash)
         digest = 0
         for block_hash in held:
             digest ^= int.from_bytes(block_hash[:8], "little")
-        assert held == set(bench.scheduler.cache.block_hashes())
-        assert digest == bench.scheduler.cache.digest
+        assert held == set(cache.block_hashes())
+        assert digest == cache.digest
     assert held

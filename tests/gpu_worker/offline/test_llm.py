@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpu_worker import LLM, FinishReason, SamplingParams
+from gpu_worker.scheduling.load import Load
 from gpu_worker.testing.fake_runner import FakeRunner, fake_oracle
 from octavo.errors import InvalidArgument, RunnerFailed, TooLarge
 from octavo.options import SettingsError
@@ -26,9 +27,9 @@ def make(seed=0, generate_eos=False, options=None, **runner):
 
 
 def idle(llm):
-    load = llm.engine.scheduler.load()
-    llm.engine.scheduler.check()
-    return load.num_sequences == load.num_used_blocks == load.num_waiting == 0 and not llm.engine.scheduler.has_work
+    load = Load.of(llm.workload)
+    llm.scheduler.check_state()
+    return load.num_sequences == load.num_used_blocks == load.num_waiting == 0 and not llm.scheduler.has_work
 
 
 def text_of(token_ids):
@@ -87,13 +88,13 @@ def test_each_prompt_gets_its_own_answer_in_order(requests):
 
 def test_more_prompts_than_the_queue_takes():
     llm = make(vocab_size=50)
-    bound = llm.engine.scheduler.config.max_waiting
+    bound = llm.workload.config.max_waiting
     longest = 0
     step = llm.engine.step
 
     def watched():
         nonlocal longest
-        longest = max(longest, len(llm.engine.scheduler.workload.waiting))
+        longest = max(longest, len(llm.workload.waiting))
         return step()
 
     llm.engine.step = watched
@@ -243,7 +244,7 @@ def test_options_are_those_of_a_worker():
         LLM(runner=FakeRunner(), listen=":1")
     with pytest.raises(SettingsError, match="max_batch_sequences"):
         LLM(runner=FakeRunner(), max_batch_sequences=0)
-    config = LLM(runner=FakeRunner(), max_batch_sequences=3, prefix_caching=False).engine.scheduler.config
+    config = LLM(runner=FakeRunner(), max_batch_sequences=3, prefix_caching=False).workload.config
     assert (config.max_batch_sequences, config.prefix_caching) == (3, False)
 
 

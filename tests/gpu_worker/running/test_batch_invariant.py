@@ -2,13 +2,14 @@
 
 import pytest
 import torch
+from scheduler_parts import SchedulerParts
 from tiny_llama import CPU, PROMPTS, Form, request, tiny_llama
 
 from gpu_worker.ops import choose_ops, native
 from gpu_worker.ops.native_cuda import TILE_ROWS, _linear_by_tiles
 from gpu_worker.ops.reference import ReferenceOps
 from gpu_worker.running.loading import _expect_invariant
-from gpu_worker.scheduling.scheduler import Scheduler, SchedulerConfig
+from gpu_worker.scheduling.scheduler_config import SchedulerConfig
 from octavo.errors import InvalidArgument
 
 torch.set_num_threads(1)
@@ -18,7 +19,8 @@ def scores(sequences, **config):
     """Tokens and log probabilities of each, as bits, through the scheduler."""
     tiny = tiny_llama(Form(vocab=128, hidden=48), choose_ops(CPU), num_blocks=120)
     _expect_invariant(choose_ops(CPU), tiny.decoder, tiny.arena)
-    scheduler = Scheduler(SchedulerConfig(**{"max_batch_sequences": 16, **config}), tiny.runner.info)
+    config = SchedulerConfig(**{"max_batch_sequences": 16, **config})
+    scheduler = SchedulerParts(config, tiny.runner.info).scheduler
     for sequence in sequences:
         assert scheduler.admit(sequence).admitted
     found = {}

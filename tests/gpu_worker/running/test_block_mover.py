@@ -59,8 +59,8 @@ class _Late:
 
 def swapped(ops, num_blocks=16):
     runner = tiny_llama(Form(), ops, num_blocks=num_blocks, num_host_blocks=64).runner
-    outputs, scheduler = drive(runner, requests(), preemption="swap")
-    assert (scheduler.workload.num_preempted_swap > 0) == (num_blocks == 16)
+    outputs, workload = drive(runner, requests(), preemption="swap")
+    assert (workload.num_preempted_swap > 0) == (num_blocks == 16)
     runner.close()
     return outputs
 

@@ -145,9 +145,8 @@ def test_the_reference_agrees(alone):
 def test_preemption_between_steps_changes_nothing(alone, how):
     """16 blocks for six sequences that want 39: rows change places, and blocks come back elsewhere."""
     tiny, capture = make(num_blocks=16)
-    outputs, scheduler = drive(tiny.runner, requests(), preemption=how)
+    outputs, load = drive(tiny.runner, requests(), preemption=how)
     assert outputs == alone
-    load = scheduler.workload
     assert (load.num_preempted_swap if how == "swap" else load.num_preempted_recompute) > 0
     assert len(capture.replays) > 10
 

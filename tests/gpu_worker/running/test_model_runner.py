@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 import transformers
+from scheduler_parts import SchedulerParts
 from sequences import new_sequence
 
 from gpu_worker.ops import kv_format, native
@@ -15,9 +16,10 @@ from gpu_worker.ops.kv_shape import KvShape
 from gpu_worker.running.loading import load_runner
 from gpu_worker.running.model_runner import ModelRunner
 from gpu_worker.running.sizing import choose_device
-from gpu_worker.scheduling.scheduler import Scheduler, SchedulerConfig
+from gpu_worker.scheduling.scheduler_config import SchedulerConfig
 from gpu_worker.scheduling.sequence import Branch, Sequence
 from gpu_worker.scheduling.step import Chunk, StepPlan
+from gpu_worker.scheduling.workload import Workload
 from octavo.errors import InvalidArgument
 from octavo.sampling import SamplingParams
 
@@ -72,8 +74,8 @@ def request(number: int, prompt: list[int], **params) -> Sequence:
     return new_sequence(f"{number:032x}", prompt, SamplingParams(**options))
 
 
-def drive(runner: ModelRunner, sequences: list[Sequence], at_once: bool = True, **config) -> tuple[list, Scheduler]:
-    """The outputs of all branches of all sequences, through the scheduler as the engine drives it."""
+def drive(runner: ModelRunner, sequences: list[Sequence], at_once: bool = True, **config) -> tuple[list, Workload]:
+    """The outputs of all branches, through a scheduler as the engine drives it, and its workload."""
     options = {
         "max_batch_tokens": 64,
         "max_batch_sequences": 16,
@@ -81,7 +83,8 @@ def drive(runner: ModelRunner, sequences: list[Sequence], at_once: bool = True, 
         "debug": True,
         **config,
     }
-    scheduler = Scheduler(SchedulerConfig(**options), runner.info)
+    parts = SchedulerParts(SchedulerConfig(**options), runner.info)
+    scheduler = parts.scheduler
     outputs: dict[tuple[str, int], list[int]] = {}
     waiting = [sequences] if at_once else [[sequence] for sequence in sequences]
     for group in waiting:
@@ -98,7 +101,7 @@ def drive(runner: ModelRunner, sequences: list[Sequence], at_once: bool = True, 
                 output += delta.token_ids
         else:
             pytest.fail("the scheduler does not come to an end")
-    return [outputs[key] for key in sorted(outputs)], scheduler
+    return [outputs[key] for key in sorted(outputs)], parts.workload
 
 
 def requests(**params) -> list[Sequence]:
@@ -137,20 +140,18 @@ def test_prompts_in_chunks_are_prompts_whole(make, alone, budget):
 def test_a_prefix_hit_changes_nothing(make, alone):
     runner = make()
     again = [*requests(), *(request(10 + n, prompt) for n, prompt in enumerate(PROMPTS))]
-    outputs, scheduler = drive(runner, again, at_once=False)
+    outputs, _ = drive(runner, again, at_once=False)
     assert outputs == alone + alone
     hits = [sequence.cached_tokens or 0 for sequence in again[len(PROMPTS) :]]
     assert hits == [(len(prompt) - 1) // BLOCK * BLOCK for prompt in PROMPTS], "every full block but the last token's"
-    assert scheduler.cache is not None
 
 
 @pytest.mark.usefixtures("on_ops")
 @pytest.mark.parametrize("how", ["swap", "recompute"])
 def test_preemption_changes_nothing(make, alone, how):
     """16 blocks for six sequences that want 39."""
-    outputs, scheduler = drive(make(num_blocks=16), requests(), preemption=how)
+    outputs, load = drive(make(num_blocks=16), requests(), preemption=how)
     assert outputs == alone
-    load = scheduler.workload
     preempted = load.num_preempted_swap if how == "swap" else load.num_preempted_recompute
     assert preempted > 0, "a test of preemption in which nobody is preempted tests nothing"
 
@@ -168,7 +169,7 @@ def test_prompt_logprobs_in_chunks_are_those_of_transformers(make, model):
     prompt = PROMPTS[3]
     sequence = request(1, prompt, prompt_logprobs=2, max_tokens=1)
     runner, scores = make(), []
-    scheduler = Scheduler(SchedulerConfig(max_batch_tokens=16, max_batch_sequences=16), runner.info)
+    scheduler = SchedulerParts(SchedulerConfig(max_batch_tokens=16, max_batch_sequences=16), runner.info).scheduler
     scheduler.admit(sequence)
     while scheduler.has_work:
         plan = scheduler.plan()
@@ -221,9 +222,8 @@ def test_a_cache_in_fewer_bits_changes_nothing_of_this(make, kind):
     alone = drive(make(kv_cache_dtype=kind), requests(), at_once=False, prefix_caching=False)[0]
     assert drive(make(kv_cache_dtype=kind), requests(), max_batch_tokens=17, max_batch_sequences=6)[0] == alone
     for how in ("swap", "recompute"):
-        outputs, scheduler = drive(make(16, kv_cache_dtype=kind), requests(), preemption=how)
+        outputs, load = drive(make(16, kv_cache_dtype=kind), requests(), preemption=how)
         assert outputs == alone
-        load = scheduler.workload
         assert (load.num_preempted_swap if how == "swap" else load.num_preempted_recompute) > 0
     info = make(kv_cache_dtype=kind).info
     assert info.kv_dtype == kind and f".{kind}" in info.layout
@@ -317,7 +317,8 @@ def test_a_replay_in_the_middle_ranks_branches_as_if_nothing_had_happened(make):
         options = SamplingParams(seed=11, ignore_eos=True, **params)
         sequence = new_sequence("f" * 32, PROMPTS[3], options, outputs=outputs)
         runner = make()
-        scheduler = Scheduler(SchedulerConfig(max_batch_tokens=16, max_batch_sequences=8, debug=True), runner.info)
+        config = SchedulerConfig(max_batch_tokens=16, max_batch_sequences=8, debug=True)
+        scheduler = SchedulerParts(config, runner.info).scheduler
         assert scheduler.admit(sequence).admitted
         found, scores = [list(output) for output in outputs], {}
         while scheduler.has_work:

@@ -2,11 +2,11 @@
 
 from hypothesis import given
 from hypothesis import strategies as st
+from scheduler_parts import SchedulerParts
 from sequences import new_sequence
 
-from gpu_worker.scheduling.scheduler import Scheduler, SchedulerConfig
+from gpu_worker.scheduling.scheduler_config import SchedulerConfig
 from gpu_worker.testing.fake_runner import FakeRunner, fake_oracle
-from octavo.ids import SequenceId
 from octavo.sampling import SamplingParams
 
 
@@ -18,12 +18,15 @@ class Small:
         self.runner = FakeRunner(vocab_size=50, block_size=4, **sizes)
         self.now = 0.0
         config = SchedulerConfig(**{"max_batch_tokens": 16, "max_batch_sequences": 8, "debug": True, **config})
-        self.scheduler = Scheduler(config, self.runner.info, clock=lambda: self.now)
+        self.parts = SchedulerParts(config, self.runner.info, clock=lambda: self.now)
+        self.scheduler = self.parts.scheduler
         self.outputs = {}
+        self.sequences = {}
         self.ended = set()
 
     def admit(self, name, prompt, params):
-        assert self.scheduler.admit(new_sequence(name, prompt, params)).admitted
+        self.sequences[name] = new_sequence(name, prompt, params)
+        assert self.scheduler.admit(self.sequences[name]).admitted
         for branch in range(params.num_branches):
             self.outputs[name, branch] = []
 
@@ -39,7 +42,7 @@ class Small:
         self.now += 1.0
 
     def end(self, name, branch):
-        if self.scheduler.end_branch(SequenceId(name), branch):
+        if self.scheduler.end_branch(self.sequences[name], branch):
             self.ended.add((name, branch))
 
 
@@ -72,7 +75,7 @@ def test_siblings_go_on_as_if_nothing_had_happened(data):
         prompt, params = requests[name]
         expected = fake_oracle(prompt, params.max_tokens, info=small.runner.info, params=params, branch=branch)
         assert output == (expected[: len(output)] if (name, branch) in small.ended else expected)
-    load = small.scheduler.load()
+    load = small.parts.load()
     assert load.num_sequences == load.num_used_blocks == load.num_waiting == 0
 
 
@@ -82,8 +85,9 @@ def test_what_is_not_there_cannot_be_ended():
     small.admit("beams", [1, 2], params)
     small.step()
     small.step()
-    for name, branch in [("none", 0), ("beams", 0), ("beams", 7)]:
-        assert not small.scheduler.end_branch(SequenceId(name), branch)
+    other = new_sequence("other", [1], params)
+    for sequence, branch in [(other, 0), (small.sequences["beams"], 0), (small.sequences["beams"], 7)]:
+        assert not small.scheduler.end_branch(sequence, branch)
 
 
 def test_the_last_branch_takes_the_sequence_with_it():
@@ -91,8 +95,8 @@ def test_the_last_branch_takes_the_sequence_with_it():
     small.admit("one", [1, 2, 3], SamplingParams(n=2, max_tokens=30, seed=1))
     small.step()
     for branch in (1, 0):
-        assert small.scheduler.end_branch(SequenceId("one"), branch)
-        assert not small.scheduler.end_branch(SequenceId("one"), branch)
-    assert not small.scheduler.sequences
+        assert small.scheduler.end_branch(small.sequences["one"], branch)
+        assert not small.scheduler.end_branch(small.sequences["one"], branch)
+    assert not small.parts.workload.sequences
     assert not small.scheduler.has_work
-    assert small.scheduler.load().num_used_blocks == 0
+    assert small.parts.load().num_used_blocks == 0

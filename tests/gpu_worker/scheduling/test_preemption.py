@@ -3,7 +3,9 @@
 from dataclasses import replace
 
 from scheduler_bench import GREEDY, Bench
+from sequences import crowd
 
+from gpu_worker.scheduling.preemption import choose_victim
 from octavo.sampling import FinishReason, SamplingParams
 
 
@@ -26,9 +28,9 @@ def test_the_newest_of_the_lowest_class_gives_way() -> None:
     bench = Bench(runner={"num_blocks": 9}, preemption="recompute")
     for name, priority in {"old": 3, "low": 4, "new": 3}.items():
         bench.admit(name, 8, replace(GREEDY, max_tokens=20), priority=priority)
-    while not bench.scheduler.load().num_preempted_recompute:
+    while not bench.load().num_preempted_recompute:
         bench.step()
-    assert [name for name, s in bench.scheduler.sequences.items() if s.last_preempted >= 0] == ["low"]
+    assert [name for name, s in bench.workload.sequences.items() if s.last_preempted >= 0] == ["low"]
     bench.now += 10
     bench.finish()
     assert all(len(tokens) == 20 for tokens in bench.tokens.values())
@@ -39,7 +41,7 @@ def test_nobody_is_preempted_twice_in_a_moment() -> None:
     for number in range(8):
         bench.admit(f"s{number}", 7, replace(GREEDY, max_tokens=30))
     times: dict[str, list[float]] = {}
-    sequences = dict(bench.scheduler.sequences)
+    sequences = dict(bench.workload.sequences)
     while bench.scheduler.has_work:
         plan, _ = bench.step()
         bench.now += 0.01
@@ -70,3 +72,21 @@ def test_branches_that_do_not_fit_together_run_one_after_the_other() -> None:
         bench.step()
         bench.now += 0.1
     assert [len(bench.tokens[f"a.{branch}"]) for branch in range(4)] == [14] * 4
+
+
+def test_the_lowest_class_newest_first_but_nobody_ranked_before_the_requester() -> None:
+    high, old, new, low = running = crowd((1, 9), (3, 1), (3, 2), (4, 0))
+    assert choose_victim(running, old, (), 0.0) is low
+    assert choose_victim([high, old, new], old, (), 0.0) is new
+    assert choose_victim([high, old, new], new, (), 0.0) is new  # it gives way itself
+    assert choose_victim([high, old, new], new, (), 0.0, forced=True) is None
+    assert choose_victim([new], new, (), 0.0) is None
+
+
+def test_who_moves_or_was_preempted_a_moment_ago_is_spared_unless_forced() -> None:
+    old, new, low = running = crowd((3, 1), (3, 2), (4, 0))
+    assert choose_victim(running, old, {low}, 0.0) is new
+    low.last_preempted = new.last_preempted = 5.0
+    assert choose_victim(running, old, (), 4.0) is old  # the only one that may, and the others keep running
+    assert choose_victim(running, old, (), 4.0, forced=True) is low
+    assert choose_victim(running, old, {low}, 4.0, forced=True) is new

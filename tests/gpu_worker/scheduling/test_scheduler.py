@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 from scheduler_bench import GREEDY, Bench
 
-from gpu_worker.scheduling.policy import SchedulerConfig
+from gpu_worker.scheduling.scheduler_config import SchedulerConfig
 from gpu_worker.scheduling.step import BAD_LOGITS, StepOutput, StepResult
 from octavo.errors import Failure, NotFound, OutOfBlocks, StaleEpoch
 from octavo.ids import SequenceId
@@ -50,7 +50,7 @@ def test_bad_logits_fail_one_sequence_alone() -> None:
     assert {Failure.from_json(delta.failure).reason for delta in failed} == {"BAD_LOGITS"}
     bench.finish()
     assert {name for name, reason in bench.finishes.items() if reason == FinishReason.LENGTH} == {"b.0", "b.1"}
-    assert bench.scheduler.load().num_used_blocks == 0
+    assert bench.load().num_used_blocks == 0
 
 
 def test_deadlines_stop_within_two_steps_with_what_there_is() -> None:
@@ -67,7 +67,7 @@ def test_deadlines_stop_within_two_steps_with_what_there_is() -> None:
     bench.step()
     assert bench.finishes["a.0"] == FinishReason.DEADLINE
     assert len(bench.tokens["a.0"]) == 4
-    assert not bench.scheduler.has_work and bench.scheduler.load().num_used_blocks == 0
+    assert not bench.scheduler.has_work and bench.load().num_used_blocks == 0
 
 
 def test_a_far_deadline_keeps_nothing_of_what_has_ended() -> None:
@@ -75,7 +75,7 @@ def test_a_far_deadline_keeps_nothing_of_what_has_ended() -> None:
     bench.admit("lives", params=replace(GREEDY, max_tokens=5000), deadline_in_ms=5000)
     for number in range(500):
         bench.admit(f"s{number}", deadline_in_ms=10**9 + number)
-        bench.scheduler.drop(SequenceId(f"s{number}"))
+        bench.drop(f"s{number}")
     assert len(bench.scheduler._deadlines) < 100
     bench.now = 5.0
     bench.step()
@@ -92,10 +92,10 @@ def test_cancel_and_drop_free_everything(in_flight: bool, drop: bool) -> None:
         bench.step()
     plan = bench.scheduler.plan() if in_flight else None
     if drop:
-        bench.scheduler.drop(SequenceId("a"))
-        assert SequenceId("a") not in bench.scheduler.sequences
+        bench.drop("a")
+        assert SequenceId("a") not in bench.workload.sequences
     else:
-        assert bench.scheduler.cancel(SequenceId("a"))
+        assert bench.cancel("a")
     deltas = []
     if plan is not None:
         deltas = bench.scheduler.commit(plan, bench.runner.run(plan)).deltas
@@ -103,9 +103,9 @@ def test_cancel_and_drop_free_everything(in_flight: bool, drop: bool) -> None:
         deltas = bench.step()[1].deltas
     ended = [(delta.branch_index, delta.finish, delta.token_ids) for delta in deltas if delta.sequence.seq_id == "a"]
     assert ended == ([] if drop else [(branch, FinishReason.CANCELLED, ()) for branch in range(3)])
-    bench.scheduler.check()
-    bench.scheduler.drop(SequenceId("b"))
-    assert bench.scheduler.load().num_used_blocks == 0
+    bench.scheduler.check_state()
+    bench.drop("b")
+    assert bench.load().num_used_blocks == 0
     assert not bench.scheduler.has_work
 
 
@@ -128,7 +128,7 @@ def test_a_failing_step_loses_only_who_fails_alone() -> None:
                 bench.finishes[name] = delta.finish
     assert bench.finishes == {"a": FinishReason.LENGTH, "b": FinishReason.ERROR, "c": FinishReason.LENGTH}
     assert len(bench.tokens["b"]) == 2
-    assert bench.scheduler.load().num_used_blocks == 0
+    assert bench.load().num_used_blocks == 0
 
 
 def test_swap_moves_out_in_and_drops() -> None:
@@ -143,7 +143,7 @@ def test_swap_moves_out_in_and_drops() -> None:
         scheduler.swap(name, 7, "out")
     assert scheduler.swap(name, 1, "out") == 3
     assert scheduler.swap(name, 1, "out") == 0
-    assert scheduler.load().num_swapped == 1
+    assert bench.load().num_swapped == 1
     plan, _ = bench.step()
     assert len(plan.swap_out) == 3 and not plan.chunks
     assert not scheduler.has_work  # it is held for a while
@@ -192,9 +192,9 @@ def test_load_counts_what_is_there() -> None:
     bench.step()
     bench.admit("b", 40)
     bench.admit("c", 40)
-    load = bench.scheduler.load()
+    load = bench.load()
     assert (load.num_running, load.num_waiting, load.num_sequences, load.num_prefill_tokens) == (1, 2, 3, 80)
     bench.step()
-    load = bench.scheduler.load()
+    load = bench.load()
     assert load.num_prefill_tokens == 80 - 15
     assert load.num_used_blocks + load.num_free_blocks + load.num_cached_blocks == 64

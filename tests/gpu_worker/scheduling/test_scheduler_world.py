@@ -7,9 +7,10 @@ through block tables with what was written for it.
 import random
 
 import pytest
+from scheduler_parts import SchedulerParts
 from sequences import new_sequence
 
-from gpu_worker.scheduling.scheduler import Scheduler, SchedulerConfig
+from gpu_worker.scheduling.scheduler_config import SchedulerConfig
 from gpu_worker.testing.fake_runner import FakeRunner, fake_oracle
 from octavo.ids import SequenceId
 from octavo.sampling import FinishReason, SamplingParams
@@ -22,7 +23,6 @@ def sizes(seed: int) -> tuple[dict, dict]:
         "preemption": rng.choice(["auto", "swap", "recompute"]),
         "chunked_prefill": rng.random() < 0.8,
         "prefix_caching": rng.random() < 0.8,
-        "lookahead_slots": rng.choice([0, 0, 0, 3]),
         "watermark": rng.choice([0, 0.01, 0.1]),
         "max_batch_tokens": rng.choice([8, 16, 64]),
         "max_partial_prefills": rng.choice([1, 2, 4]),
@@ -55,7 +55,7 @@ def test_too_many_sequences_for_the_memory_all_end_right(make_world, preemption:
         params = SamplingParams(temperature=1.0, seed=number, max_tokens=30, n=1 + number % 3)
         world.submit(params, prompt=[1 + (number >> bit) % 2 for bit in range(9)])
     world.drain()
-    load = world.scheduler.load()
+    load = world.parts.load()
     assert preemption == "recompute" or load.num_preempted_swap > 0
     assert preemption != "recompute" or load.num_preempted_recompute > 0
 
@@ -67,7 +67,7 @@ def test_a_full_host_pool_falls_back_to_recompute(make_world) -> None:
     for number in range(12):
         world.submit(SamplingParams(temperature=0.0, max_tokens=30, ignore_eos=True), prompt=[1, 2, 1 + number % 2] * 3)
     world.drain()
-    assert world.scheduler.load().num_preempted_recompute > 0
+    assert world.parts.load().num_preempted_recompute > 0
     assert world.counts["ERROR"] == 0
 
 
@@ -76,12 +76,13 @@ def test_twenty_thousand_steps_leave_nothing_behind() -> None:
     runner = FakeRunner(num_blocks=40, num_host_blocks=20, block_size=4, vocab_size=60, context_tokens=128)
     clock = [0.0]
     config = SchedulerConfig(max_batch_tokens=32, max_batch_sequences=12, min_preempt_interval_s=0.5)
-    scheduler = Scheduler(config, runner.info, clock=lambda: clock[0])
+    parts = SchedulerParts(config, runner.info, clock=lambda: clock[0])
+    scheduler, sequences = parts.scheduler, parts.workload.sequences
     outputs: dict[SequenceId, list[int]] = {}
     expected: dict[SequenceId, list[int]] = {}
     number = 0
     for step in range(20_000):
-        if rng.random() < 0.25 and scheduler.load().num_waiting < 20:
+        if rng.random() < 0.25 and parts.load().num_waiting < 20:
             number += 1
             name = SequenceId(str(number))
             prompt = [rng.randint(1, 2) for _ in range(rng.randint(1, 60))]
@@ -90,8 +91,8 @@ def test_twenty_thousand_steps_leave_nothing_behind() -> None:
             outputs[name] = []
             if number % 50 == 0:
                 expected[name] = fake_oracle(prompt, params.max_tokens, info=runner.info, params=params)
-        if rng.random() < 0.01 and scheduler.sequences:
-            scheduler.cancel(rng.choice(list(scheduler.sequences)))
+        if rng.random() < 0.01 and sequences:
+            scheduler.cancel(rng.choice(list(sequences.values())))
         plan = scheduler.plan()
         clock[0] += 0.01
         for delta in scheduler.commit(plan, runner.run(plan)).deltas:
@@ -104,11 +105,11 @@ def test_twenty_thousand_steps_leave_nothing_behind() -> None:
                     assert output == expected[name][: len(output)]
                     assert delta.finish == FinishReason.CANCELLED or len(output) == len(expected[name])
         if step % 500 == 0:
-            scheduler.check()
-    for name in list(scheduler.sequences):
-        scheduler.drop(name)
-    scheduler.check()
-    load = scheduler.load()
+            scheduler.check_state()
+    for sequence in list(sequences.values()):
+        scheduler.drop(sequence)
+    scheduler.check_state()
+    load = parts.load()
     assert load.num_used_blocks == 0
     assert load.num_free_host_blocks == 20
     assert load.num_preempted_swap + load.num_preempted_recompute > 50

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from gpu_worker.scheduling.policy import SchedulerConfig
+from gpu_worker.scheduling.scheduler_config import SchedulerConfig
 from gpu_worker.scheduling.step_budget import START_TOKENS, StepBudget
 
 BLOCK = 16

@@ -8,12 +8,12 @@ from itertools import pairwise
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from scheduler_parts import SchedulerParts
 from sequences import new_sequence
 
-from gpu_worker.scheduling.scheduler import Scheduler, SchedulerConfig
+from gpu_worker.scheduling.scheduler_config import SchedulerConfig
 from gpu_worker.serving import cache_watchers as watchers_module
 from gpu_worker.serving.cache_watchers import CacheEvent, CacheEventBatch, CacheWatchers, join_events
-from gpu_worker.serving.engine import Engine
 from gpu_worker.serving.engine_client import EngineClient
 from gpu_worker.serving.step_publisher import StepPublisher
 from gpu_worker.testing.fake_runner import FakeRunner
@@ -46,18 +46,16 @@ class Reader:
             if kind == "stored":
                 assert not hashes & self.hashes
                 self.hashes |= hashes
-            elif kind == "removed":
-                assert hashes <= self.hashes
-                self.hashes -= hashes
             else:
-                self.hashes.clear()
+                assert kind == "removed" and hashes <= self.hashes
+                self.hashes -= hashes
         self.event_seq = batch.event_seq
         self.num_events += len(batch.events)
         assert self.digest == batch.digest
         return True
 
 
-@given(st.lists(st.tuples(st.sampled_from(["stored", "removed", "cleared"]), st.binary(min_size=1, max_size=1))))
+@given(st.lists(st.tuples(st.sampled_from(["stored", "removed"]), st.binary(min_size=1, max_size=1))))
 def test_joining_keeps_order_and_content(events):
     whole = join_events(events)
     assert all(kind != following for (kind, _), (following, _) in pairwise(whole))
@@ -101,24 +99,25 @@ async def test_every_message_describes_the_cache_while_steps_run(seed):
     """Watchers come and go while blocks are stored and evicted; no digest is ever wrong, no number is missing."""
     rng = random.Random(seed)
     runner = FakeRunner(block_size=4, num_blocks=24, num_host_blocks=8, context_tokens=64, step_s=0.0005)
-    scheduler = Scheduler(SchedulerConfig(max_batch_tokens=32, max_batch_sequences=8, max_waiting=10_000), runner.info)
+    config = SchedulerConfig(max_batch_tokens=32, max_batch_sequences=8, max_waiting=10_000)
+    parts = SchedulerParts(config, runner.info)
     numbers = itertools.count()
 
     def refill() -> None:
         """However fast this machine is, there is work while anyone watches."""
-        while len(scheduler.sequences) < 24:
+        while len(parts.workload.sequences) < 24:
             prompt = [rng.randrange(1, 4) for _ in range(rng.randrange(1, 30))]
             params = SamplingParams(temperature=0, max_tokens=rng.randrange(1, 12), seed=0)
             name = SequenceId(str(next(numbers)))
-            scheduler.admit(new_sequence(name, prompt, params))
+            parts.scheduler.admit(new_sequence(name, prompt, params))
 
     def between_steps() -> None:
         refill()
-        engine_client.refresh(scheduler)
+        engine_client.refresh()
 
     engine_client: EngineClient
-    engine = Engine(scheduler, runner, lambda result: None, between_steps, idle_round_s=0.01)
-    engine_client = EngineClient(engine, runner.info, StepPublisher())
+    engine = parts.engine(runner, lambda result: None, on_progress=between_steps, idle_round_s=0.01)
+    engine_client = EngineClient(engine, parts.workload, parts.budget, StepPublisher())
     refill()
     engine.start()
     engine.grant(0)

@@ -4,9 +4,10 @@ import threading
 import time
 
 import pytest
+from scheduler_parts import SchedulerParts
 from sequences import new_sequence
 
-from gpu_worker.scheduling.scheduler import Scheduler, SchedulerConfig
+from gpu_worker.scheduling.scheduler_config import SchedulerConfig
 from gpu_worker.scheduling.sequence import Sequence
 from gpu_worker.scheduling.step import StepOutput, StepPlan, StepResult, SubscriptionId
 from gpu_worker.serving.engine import Engine
@@ -15,6 +16,8 @@ from octavo.errors import Draining
 from octavo.sampling import FinishReason, SamplingParams
 
 ONE, OTHER = SubscriptionId(1), SubscriptionId(2)
+
+INFO = FakeRunner().info
 
 
 def until(condition, seconds: float = 10.0) -> None:
@@ -38,16 +41,18 @@ def sequence(name: str, prompt: list[int], max_tokens: int = 8) -> Sequence:
     return new_sequence(name, prompt, params)
 
 
+def new_parts(runner: FakeRunner) -> SchedulerParts:
+    return SchedulerParts(SchedulerConfig(max_batch_tokens=64, max_batch_sequences=16), runner.info)
+
+
 @pytest.fixture
 def make():
     engines = []
 
-    def build(runner: FakeRunner | None = None) -> tuple[Engine, list[StepResult]]:
+    def build(runner: FakeRunner | None = None, parts: SchedulerParts | None = None) -> tuple[Engine, list[StepResult]]:
         results: list[StepResult] = []
         runner = runner or FakeRunner()
-        engine = Engine(
-            Scheduler(SchedulerConfig(max_batch_tokens=64, max_batch_sequences=16), runner.info), runner, results.append
-        )
+        engine = (parts or new_parts(runner)).engine(runner, results.append)
         engines.append(engine)
         engine.start()
         return engine, results
@@ -81,7 +86,7 @@ def test_nothing_runs_without_a_grant_and_each_finite_grant_is_one_step(make):
         until(lambda wanted=count: len(results) == wanted)
     time.sleep(0.05)
     assert len(results) == 3
-    assert outputs(results)["a"] == fake_oracle([1, 2, 3], 3, info=engine.runner.info)
+    assert outputs(results)["a"] == fake_oracle([1, 2, 3], 3, info=INFO)
 
 
 def test_a_finite_grant_is_used_up_by_an_idle_step_too(make):
@@ -103,7 +108,7 @@ def test_runs_until_paused_and_goes_on_when_granted_again(make):
     assert len(results) == count
     engine.grant(0)
     until(lambda: "a" in finishes(results))
-    assert outputs(results)["a"] == fake_oracle([4], 400, info=engine.runner.info)
+    assert outputs(results)["a"] == fake_oracle([4], 400, info=INFO)
 
 
 def test_commands_never_run_during_a_step(make):
@@ -112,7 +117,7 @@ def test_commands_never_run_during_a_step(make):
     engine.post(lambda s: s.admit(sequence("a", [4], max_tokens=50))).result(5)
     threads = {engine.post(lambda s: threading.current_thread().name).result(5) for _ in range(20)}
     assert threads == {"engine"}
-    engine.post(lambda s: s.check()).result(5)
+    engine.post(lambda s: s.check_state()).result(5)
 
 
 def test_a_command_that_raises_gives_its_error_to_the_caller_alone(make):
@@ -133,8 +138,8 @@ def test_a_prompt_the_model_cannot_run_fails_alone(make):
     failure = next(d.failure for r in results for d in r.deltas if d.finish is FinishReason.ERROR)
     assert "unlucky" not in failure or "RuntimeError" in failure
     for name, prompt in good.items():
-        assert outputs(results)[name] == fake_oracle(prompt, 8, info=engine.runner.info)
-    engine.post(lambda s: s.check()).result(5)
+        assert outputs(results)[name] == fake_oracle(prompt, 8, info=INFO)
+    engine.post(lambda s: s.check_state()).result(5)
 
 
 def test_holding_back_stops_steps_and_progress_goes_on(make):
@@ -230,12 +235,13 @@ def test_nobody_waits_for_a_loop_that_has_ended(make):
 
 
 def test_a_scheduler_that_fails_ends_the_loop_and_says_so(make):
-    engine, _ = make()
+    parts = new_parts(FakeRunner())
+    engine, _ = make(parts=parts)
 
     def broken():
         raise AssertionError("a block is free twice")
 
-    engine.scheduler.plan = broken
+    parts.scheduler.plan = broken
     engine.grant(1)
     until(lambda: engine.crashed)
     with pytest.raises(Draining):
@@ -250,18 +256,20 @@ def test_prefill_and_copies_are_measured_for_the_cost_model(make):
             output.copy_s = 0.001 * len(plan.swap_out + plan.swap_in)
             return output
 
-    engine, results = make(Measured(num_blocks=64, num_host_blocks=64))
-    copy, prefill = engine.scheduler.costs.copy_bytes_per_s, engine.scheduler.costs.prefill_tokens_per_s
+    runner = Measured(num_blocks=64, num_host_blocks=64)
+    parts = new_parts(runner)
+    engine, results = make(runner, parts)
+    copy, prefill = parts.costs.copy_bytes_per_s, parts.costs.prefill_tokens_per_s
     for number in range(4):
         engine.post(lambda s, n=number: s.admit(sequence(f"s{n}", [5 + n] * 200, max_tokens=4))).result(5)
     engine.grant(0)
     until(lambda: len(finishes(results)) == 4)
     assert 0 < engine.times.prefill_tokens_per_s <= 64 / 0.01
-    assert engine.scheduler.costs.prefill_tokens_per_s != prefill
+    assert parts.costs.prefill_tokens_per_s != prefill
     engine.pause().result(5)
     engine.post(lambda s: s.admit(sequence("out", [5] * 60, max_tokens=30))).result(5)
     engine.grant(3)
     until(lambda: "out" in outputs(results))
     engine.post(lambda s: s.swap("out", 1, "out")).result(5)
     engine.grant(1)
-    until(lambda: engine.scheduler.costs.copy_bytes_per_s != copy)
+    until(lambda: parts.costs.copy_bytes_per_s != copy)

@@ -6,10 +6,10 @@ from collections.abc import AsyncIterator, Callable
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scheduler_parts import SchedulerParts
 
-from gpu_worker.scheduling.scheduler import Scheduler, SchedulerConfig
+from gpu_worker.scheduling.scheduler_config import SchedulerConfig
 from gpu_worker.scheduling.step import StepResult
-from gpu_worker.serving.engine import Engine
 from gpu_worker.serving.engine_client import MAX_GRANT_STEPS, EngineClient
 from gpu_worker.serving.journal import Journal
 from gpu_worker.serving.step_publisher import StepPublisher
@@ -44,9 +44,10 @@ class World:
         def on_result(result: StepResult) -> None:
             loop.call_soon_threadsafe(self.journal.submit, result)
 
-        self.engine = Engine(Scheduler(config, self.runner.info), self.runner, on_result)
+        self.parts = SchedulerParts(config, self.runner.info)
+        self.engine = self.parts.engine(self.runner, on_result)
         self.publisher = StepPublisher()
-        self.engine_client = EngineClient(self.engine, self.runner.info, self.publisher)
+        self.engine_client = EngineClient(self.engine, self.parts.workload, self.parts.budget, self.publisher)
         self.journal = Journal(None, self.publisher, self.engine_client)
         self.task = asyncio.create_task(self.journal.run())
         self.observer = StepSubscription()
@@ -56,12 +57,12 @@ class World:
 
     @property
     def sequences(self):
-        return self.engine.scheduler.sequences
+        return self.parts.workload.sequences
 
     async def settle(self) -> None:
         """Returns when everything posted has been done and its consequences are here."""
         for _ in range(3):
-            await asyncio.wrap_future(self.engine.post(lambda scheduler: scheduler.check()))
+            await asyncio.wrap_future(self.engine.post(lambda scheduler: scheduler.check_state()))
             await asyncio.sleep(0)
             await self.journal.flushed()
             await asyncio.sleep(0)
@@ -297,7 +298,7 @@ def test_in_any_order_the_logs_and_the_scheduler_agree(operations, max_waiting, 
             await world.settle()
             assert not world.publisher.logs
         else:
-            cancelled = {delta.sequence.seq_id for delta in world.engine.scheduler.workload.pending}
+            cancelled = {delta.sequence.seq_id for delta in world.parts.workload.pending}
             logs = {seq_id: entry.sequence for seq_id, entry in world.publisher.logs.items() if seq_id not in cancelled}
             assert logs == dict(world.sequences)
         for (seq_id, _, _), tokens in world.told().items():
@@ -328,5 +329,5 @@ async def test_nothing_is_left_of_many_sequences(world):
     await world.until(lambda: not world.sequences and not world.publisher.logs)
     await world.settle()
     assert not world.engine_client._deciding
-    load = world.engine.scheduler.load()
+    load = world.parts.load()
     assert load.num_used_blocks == load.num_sequences == 0

@@ -1,40 +1,36 @@
 """What a scheduler learns from the steps it planned."""
 
 import pytest
+from scheduler_parts import SchedulerParts
 from sequences import new_sequence
 
-from gpu_worker.scheduling.scheduler import Scheduler, SchedulerConfig
-from gpu_worker.serving.step_times import StepTimes
+from gpu_worker.scheduling.scheduler_config import SchedulerConfig
 from gpu_worker.testing.fake_runner import FakeRunner
-from octavo.ids import SequenceId
 from octavo.sampling import SamplingParams
 
 BLOCK = 16
 TOKENS_PER_S = 4000.0
 
 
-class Bench:
+class Bench(SchedulerParts):
     """Steps that take as long as is said."""
 
     def __init__(self) -> None:
         self.runner = FakeRunner(block_size=BLOCK, num_blocks=4096, context_tokens=20_000)
         config = SchedulerConfig(max_batch_tokens=2048, step_s=0.25, max_batch_sequences=64)
-        self.scheduler = Scheduler(config, self.runner.info)
-        self.times = StepTimes()
+        super().__init__(config, self.runner.info)
 
     def admit(self, number: int, prompt: int) -> None:
         params = SamplingParams(temperature=0.0, max_tokens=2000, ignore_eos=True)
         tokens = [1 + (number + place * place) % 97 for place in range(prompt)]
-        name = SequenceId(f"{number:032x}")
-        sequence = new_sequence(name, tokens, params)
-        assert self.scheduler.admit(sequence).admitted
+        assert self.scheduler.admit(new_sequence(f"{number:032x}", tokens, params)).admitted
 
     def step(self, fixed_s: float = 0.0) -> tuple[int, int]:
         """How many tokens of decodes and of prompts it had."""
         plan = self.scheduler.plan()
         sizes = plan.num_decodes, plan.num_tokens - plan.num_decodes
         output = self.runner.run(plan)
-        self.times.observe(plan, output, fixed_s + plan.num_tokens / TOKENS_PER_S, self.scheduler)
+        self.times.observe(plan, output, fixed_s + plan.num_tokens / TOKENS_PER_S)
         self.scheduler.commit(plan, output)
         return sizes
 
@@ -49,12 +45,12 @@ def test_a_budget_that_disturbed_steps_made_small_comes_back(decodes: int) -> No
     bench.admit(1000, 15_000)
     for _ in range(5):
         assert bench.step(fixed_s=60.0)[0] == decodes
-    assert bench.scheduler.budget.tokens == BLOCK
+    assert bench.budget.tokens == BLOCK
     assert bench.step() == (decodes, BLOCK)
-    assert bench.scheduler.budget.tokens == 2 * BLOCK
+    assert bench.budget.tokens == 2 * BLOCK
     for _ in range(12):
         assert bench.step()[0] == decodes
-    assert bench.scheduler.budget.tokens == pytest.approx(0.25 * TOKENS_PER_S, abs=BLOCK)
+    assert bench.budget.tokens == pytest.approx(0.25 * TOKENS_PER_S, abs=BLOCK)
 
 
 def test_steps_that_are_decodes_for_the_most_part_say_nothing_of_the_speed_of_prompts() -> None:
@@ -80,5 +76,5 @@ def test_a_step_that_waited_for_copies_nobody_timed_says_nothing_of_prompts(copy
     plan.swap_in.append((0, 4000))
     output = bench.runner.run(plan)
     output.copy_s = copy_s
-    bench.times.observe(plan, output, 0.6, bench.scheduler)
+    bench.times.observe(plan, output, 0.6)
     assert bool(bench.times.prefill_tokens_per_s) == learns

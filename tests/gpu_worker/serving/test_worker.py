@@ -121,7 +121,7 @@ async def test_what_was_generated_is_journalled_before_it_ends(life):
     await life.run_something()
     await until(lambda: life.worker.journal.num_appended > 20)
     await life.worker.stop()
-    sequence = life.worker.engine.scheduler.sequences[SEQ]
+    sequence = life.worker.workload.sequences[SEQ]
     assert await life.tokens() == sequence.branches[0].num_output > 20
     snapshot = await life.store.read(SEQ)
     assert snapshot.record.state is SequenceState.RUNNING  # for others to take over
@@ -176,7 +176,7 @@ async def test_a_loop_that_ends_or_a_journal_that_ends_ends_the_process(life):
 
 async def test_a_scheduler_that_fails_ends_the_process(life):
     await until(life.serving)
-    life.worker.engine.scheduler.plan = lambda: 1 // 0
+    life.worker.scheduler.plan = lambda: 1 // 0
     life.worker.engine.grant(1)
     await until(lambda: life.ended)
     assert "loop" in life.ended[0]

@@ -3,9 +3,10 @@
 from collections.abc import Callable
 
 import pytest
+from scheduler_parts import SchedulerParts
 from sequences import new_sequence
 
-from gpu_worker.scheduling.scheduler import Scheduler, SchedulerConfig
+from gpu_worker.scheduling.scheduler_config import SchedulerConfig
 from gpu_worker.scheduling.step import StepPlan
 from gpu_worker.testing.witness_runner import WitnessRunner, witness_oracle
 from octavo.errors import OutOfBlocks
@@ -19,7 +20,7 @@ def run(sabotage: Callable[[WitnessRunner, StepPlan], None] | None = None, n: in
     """The outputs of a small crowd that has to swap, and the runner."""
     runner = WitnessRunner(block_size=4, num_blocks=20, num_host_blocks=40)
     config = SchedulerConfig(max_batch_tokens=32, max_batch_sequences=8, preemption="swap", min_preempt_interval_s=0)
-    scheduler = Scheduler(config, runner.info)
+    scheduler = SchedulerParts(config, runner.info).scheduler
     for number in range(6):
         params = SamplingParams(temperature=1.0, seed=number, max_tokens=24, n=n)
         scheduler.admit(new_sequence(str(number), [number, 2, 3, 4, 5], params, root=ROOT))
@@ -102,9 +103,11 @@ def test_greedy_branches_are_equal_and_roots_are_not() -> None:
 @pytest.mark.parametrize("meddle", ["out again", "cancel", "drop"])
 def test_blocks_on_their_way_in_are_left_alone_or_forgotten(meddle: str) -> None:
     runner = WitnessRunner(block_size=4, num_blocks=8, num_host_blocks=8)
-    scheduler = Scheduler(
-        SchedulerConfig(max_batch_tokens=64, max_batch_sequences=4, watermark=0.0, debug=True), runner.info
+    config = SchedulerConfig(
+        max_batch_tokens=64, max_batch_sequences=4, watermark=0.0, prefix_caching=False, debug=True
     )
+    parts = SchedulerParts(config, runner.info)
+    scheduler = parts.scheduler
     params = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
     outputs: dict[str, list[int]] = {}
 
@@ -121,13 +124,12 @@ def test_blocks_on_their_way_in_are_left_alone_or_forgotten(meddle: str) -> None
     step()
     scheduler.swap(SequenceId("a"), 1, "out")
     step()
-    scheduler.workload.blocks.clear_cache()
     assert scheduler.swap(SequenceId("a"), 1, "in") == 2
     if meddle == "out again":
         with pytest.raises(OutOfBlocks):
             scheduler.swap(SequenceId("a"), 1, "out")
     elif meddle == "cancel":
-        scheduler.cancel(SequenceId("a"))
+        scheduler.cancel(parts.sequence("a"))
     else:
         scheduler.swap(SequenceId("a"), 1, "drop")
     admit("b", list(range(10, 30)))

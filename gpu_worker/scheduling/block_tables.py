@@ -1,0 +1,181 @@
+"""The block tables of all branches, on the device and in the host pool, and what the step being planned does to them.
+
+A branch's `blocks`, `host_blocks`, `hashes`, `num_sealed` and `slots_end` change only here. The sequences whose blocks
+the step being planned moves are remembered until that step is over:
+
+    written       copies of the step write blocks of theirs: they may not be moved out in the same plan
+    moving_out    the step moves their blocks to the host pool: they may not be moved back in the same plan
+"""
+
+from collections.abc import Collection, Iterable
+from collections.abc import Set as AbstractSet
+
+from gpu_worker.blocks.block_manager import BlockManager
+from gpu_worker.blocks.prefix_cache import PrefixCache
+from gpu_worker.blocks.swap import HostPool
+from gpu_worker.scheduling.scheduler_config import SchedulerConfig
+from gpu_worker.scheduling.sequence import Branch, Sequence
+from gpu_worker.scheduling.step import RunnerInfo, StepPlan
+from octavo.hashing import block_hash
+from octavo.ids import BlockHash, BlockId, HostBlockId
+
+
+class BlockTables:
+    """Gives, shares, moves and takes back the blocks of branches."""
+
+    def __init__(self, config: SchedulerConfig, info: RunnerInfo) -> None:
+        self.cache = PrefixCache(enabled=config.prefix_caching)
+        self.device = BlockManager(
+            info.num_blocks, info.block_size, cache=self.cache, watermark=config.watermark, debug=config.debug
+        )
+        self.host = HostPool(info.num_host_blocks)
+        self._block_size = info.block_size
+        self._debug = config.debug
+        self._written: set[Sequence] = set()
+        self._moving_out: set[Sequence] = set()
+
+    # On the device
+
+    def grow_table(self, branch: Branch, num_slots: int) -> None:
+        """Adds blocks until the branch has `num_slots` slots. Raises OutOfBlocks and adds none if there are too few."""
+        self.device.grow_table(branch.blocks, num_slots)
+        branch.slots_end = len(branch.blocks) * self._block_size
+
+    def make_writable(self, branch: Branch, index: int) -> None:
+        """Replaces a shared block of the branch by a copy that the step being planned makes."""
+        self.device.make_writable(branch.blocks, index)
+        self._written.add(branch.sequence)
+
+    def fork_table(self, parent: Branch, child: Branch) -> None:
+        """Gives the child the parent's computed blocks; either of them copies a shared block before it writes to it."""
+        child.blocks = self.device.share(self.computed_blocks(parent))
+        child.num_computed, child.num_sealed = parent.num_computed, parent.num_sealed
+        child.hashes = parent.hashes.copy()
+        child.slots_end = parent.slots_end = 0
+
+    def release(self, branch: Branch) -> None:
+        """Takes back all blocks of the branch, on the device and in the host pool: nothing of it is computed then."""
+        if branch.blocks:
+            self.host.cancel_copies_in(branch.blocks)
+            self.device.release(branch.blocks)
+        if branch.host_blocks:
+            self.host.release(branch.host_blocks)
+        branch.num_computed = branch.num_sealed = branch.slots_end = 0
+
+    def computed_blocks(self, branch: Branch) -> list[BlockId]:
+        """The blocks that hold keys and values of earlier steps; the last one may be part-filled."""
+        return branch.blocks[: self.device.blocks_for(branch.num_computed)]
+
+    # Prefixes
+
+    def hashes_of(self, branch: Branch, num_blocks: int) -> list[BlockHash]:
+        """The hashes of the first `num_blocks` blocks, all of which have to be full of known tokens."""
+        hashes, size, root = branch.hashes, self._block_size, branch.sequence.root
+        for index in range(len(hashes), num_blocks):
+            parent = hashes[-1] if hashes else b""
+            hashes.append(block_hash(root, parent, branch.tokens[index * size : (index + 1) * size]))
+        return hashes if len(hashes) == num_blocks else hashes[:num_blocks]
+
+    def cached_blocks(self, branch: Branch, num_blocks: int) -> list[BlockId]:
+        """The longest run of the branch's first `num_blocks` blocks that the prefix cache knows."""
+        return self.cache.match(self.hashes_of(branch, num_blocks)) if self.cache.enabled else []
+
+    def share_prefix(self, branch: Branch, blocks: list[BlockId]) -> None:
+        """Begins the branch's table with blocks that hold its first tokens already."""
+        branch.blocks = self.device.share(blocks)
+        branch.num_sealed = len(blocks)
+        branch.num_computed = len(blocks) * self._block_size
+
+    def seal_blocks(self, branch: Branch) -> None:
+        """Offers the blocks that are full and computed now to the prefix cache."""
+        first, end = branch.num_sealed, branch.num_computed // self._block_size
+        branch.num_sealed = end
+        if not self.cache.enabled:
+            return
+        hashes = self.hashes_of(branch, end)
+        for index in range(first, end):
+            self.device.seal_block(hashes[index], branch.blocks[index])
+
+    # To and from the host pool
+
+    def move_out(self, sequence: Sequence, branches: Collection[Branch]) -> None:
+        """Moves the computed blocks of the sequence's branches to the host pool.
+
+        Raises OutOfBlocks, and moves nothing, if they do not fit there.
+        """
+        tables = self.host.copy_out(self.computed_blocks(branch) for branch in branches)
+        for branch, table in zip(branches, tables, strict=True):
+            num_computed = branch.num_computed
+            self.release(branch)
+            branch.host_blocks, branch.num_computed = table, num_computed
+        self._moving_out.add(sequence)
+
+    def places_for(self, branches: Iterable[Branch]) -> dict[HostBlockId, BlockId | None]:
+        """Where each host block of the branches goes: a device block with the same content, or None for a new block."""
+        places: dict[HostBlockId, BlockId | None] = {}
+        for branch in branches:
+            num_known = branch.num_computed // self._block_size if self.cache.enabled else 0
+            hashes = self.hashes_of(branch, num_known)
+            for index, host in enumerate(branch.host_blocks):
+                if places.get(host) is None:
+                    places[host] = self.cache.find(hashes[index]) if index < num_known else None
+        return places
+
+    def move_in(
+        self, sequence: Sequence, branches: Iterable[Branch], places: dict[HostBlockId, BlockId | None]
+    ) -> None:
+        """Moves the branches to the device blocks that `places_for` found, and to new ones, for which there is room."""
+        device, host_pool = self.device, self.host
+        held = device.share(block for block in places.values() if block is not None)
+        targets: dict[HostBlockId, BlockId] = {}
+        for host, found in places.items():
+            if found is None:
+                block = device.take_block()
+                held.append(block)
+                host_pool.copy_in(host, block)
+                targets[host] = block
+            else:
+                targets[host] = found
+        for branch in branches:
+            branch.blocks = device.share(targets[host] for host in branch.host_blocks)
+            host_pool.release(branch.host_blocks)
+            branch.slots_end = 0
+        device.release(held)
+        self._written.add(sequence)
+
+    # The step being planned
+
+    @property
+    def written(self) -> AbstractSet[Sequence]:
+        """The sequences of which copies of the step being planned write blocks."""
+        return self._written
+
+    @property
+    def moving_out(self) -> AbstractSet[Sequence]:
+        """The sequences of which the step being planned moves blocks to the host pool."""
+        return self._moving_out
+
+    def add_moves(self, plan: StepPlan) -> None:
+        """Writes into the plan what the step has to move before it runs anything."""
+        plan.swap_out = self.host.copies_out()
+        plan.swap_in = self.host.copies_in()
+        plan.copies = self.device.copies()
+        if self._debug:
+            plan.poison = self.device.take_freed_blocks()
+
+    def end_step(self) -> None:
+        """The planned step has run, or never will."""
+        self.device.end_step()
+        self.host.end_step()
+        self._written.clear()
+        self._moving_out.clear()
+
+    def forget(self, sequence: Sequence) -> None:
+        """The sequence is on this worker no more."""
+        self._written.discard(sequence)
+        self._moving_out.discard(sequence)
+
+    def check_tables(self, branches: Collection[Branch]) -> None:
+        """Recounts all blocks from the tables of all branches; raises AssertionError with what is wrong."""
+        self.device.check_blocks(branch.blocks for branch in branches)
+        self.host.check_host_blocks(branch.host_blocks for branch in branches)

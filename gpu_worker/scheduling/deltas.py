@@ -1,0 +1,54 @@
+"""What is told of a sequence: the deltas of its branches, and what goes with the first of them."""
+
+import sys
+
+from gpu_worker.scheduling.sequence import Branch, Sequence
+from gpu_worker.scheduling.step import Delta
+from octavo.sampling import FinishReason
+
+
+def branch_delta(
+    branch: Branch, token_ids: tuple[int, ...], finish: FinishReason = FinishReason.NONE, failure: str = ""
+) -> Delta:
+    """The delta of a branch to which `token_ids` have just been appended."""
+    sequence = branch.sequence
+    delta = Delta(sequence, branch.index, branch.num_output - len(token_ids), token_ids, finish, failure)
+    if sequence.params.ranked and branch.num_scored == sys.maxsize:  # else a replay has not scored it all yet
+        delta.cumulative_logprob = branch.cumulative_logprob
+    _add_prompt_facts(delta)
+    return delta
+
+
+def beam_deltas(sequence: Sequence, reason: FinishReason, failure: str = "") -> list[Delta]:
+    """The last deltas of a beam search: its best hypotheses. With a `reason` to end early, live beams count, too."""
+    search = sequence.beams
+    if search is None:
+        return []
+    if failure:
+        search.complete.clear()
+    elif reason is not FinishReason.NONE:
+        for branch in sequence.branches:
+            search.keep_live(tuple(branch.output), branch.cumulative_logprob, tuple(branch.scores or ()))
+    deltas = []
+    for index, (start, done) in enumerate(zip(search.starts, search.done, strict=True)):
+        if done:
+            continue
+        best = search.complete[index] if index < len(search.complete) else None
+        tokens = best.token_ids[start:] if best else ()
+        finish = reason or (best.finish if best else FinishReason.STOP)
+        delta = Delta(sequence, index, start, tokens, finish, failure)
+        if best:
+            delta.cumulative_logprob, delta.scores = best.total, best.scores[start:]
+        _add_prompt_facts(delta)
+        deltas.append(delta)
+    return deltas
+
+
+def _add_prompt_facts(delta: Delta) -> None:
+    """Adds what is told once of a prompt: its cached tokens with the first delta, its scores with branch 0's first."""
+    sequence = delta.sequence
+    if not sequence.reported:
+        sequence.reported = True
+        delta.cached_tokens = sequence.cached_tokens or 0
+    if delta.branch_index == 0 and len(sequence.prompt_scores) == len(sequence.prompt) - 1:
+        delta.prompt_scores, sequence.prompt_scores = tuple(sequence.prompt_scores), []

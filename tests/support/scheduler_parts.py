@@ -1,0 +1,36 @@
+"""A scheduler and what it is made of, put together as a worker does it."""
+
+import time
+from collections.abc import Callable
+
+from gpu_worker.blocks.swap import CostModel
+from gpu_worker.scheduling.load import Load
+from gpu_worker.scheduling.scheduler import Scheduler
+from gpu_worker.scheduling.scheduler_config import SchedulerConfig
+from gpu_worker.scheduling.sequence import Sequence
+from gpu_worker.scheduling.step import Runner, RunnerInfo, StepResult
+from gpu_worker.scheduling.step_budget import StepBudget
+from gpu_worker.scheduling.workload import Workload
+from gpu_worker.serving.engine import Engine
+from gpu_worker.serving.step_times import StepTimes
+from octavo.ids import SequenceId
+
+
+class SchedulerParts:
+    """A workload, its scheduler, and the measurements that the scheduler goes by."""
+
+    def __init__(self, config: SchedulerConfig, info: RunnerInfo, clock: Callable[[], float] = time.monotonic) -> None:
+        self.workload = Workload(config, info)
+        self.costs, self.budget = CostModel(), StepBudget(config, info.block_size)
+        self.scheduler = Scheduler(self.workload, self.costs, self.budget, clock)
+        self.times = StepTimes(self.costs, self.budget, info.bytes_per_block)
+
+    def load(self) -> Load:
+        return Load.of(self.workload)
+
+    def sequence(self, name: str) -> Sequence:
+        return self.workload.sequences[SequenceId(name)]
+
+    def engine(self, runner: Runner, on_result: Callable[[StepResult], None], **options: object) -> Engine:
+        """An engine that drives the scheduler; it has not started."""
+        return Engine(self.scheduler, runner, self.times, on_result, **options)  # type: ignore[arg-type]
