@@ -79,6 +79,8 @@ class Planner:
     def _secure(self, only: Sequence | None, now: float) -> list[Branch]:
         """Gets every decode and every beam a slot for its next token; the branches that have to wait for one."""
         work, slots = self._workload, self._slots
+        if not (work.needy or work.beams):
+            return []
         needy = work.take_needy()
         if len(needy) > work.tables.device.num_available:
             needy.sort(key=lambda branch: branch.rank)
