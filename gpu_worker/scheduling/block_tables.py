@@ -62,6 +62,11 @@ class BlockTables:
             self.host.release(branch.host_blocks)
         branch.num_computed = branch.num_sealed = branch.slots_end = 0
 
+    def has_own_slot(self, branch: Branch) -> bool:
+        """Whether the branch's next token has a slot in a block that no other table has."""
+        index = branch.num_computed // self._block_size
+        return index < len(branch.blocks) and self.device.is_writable(branch.blocks[index])
+
     def computed_blocks(self, branch: Branch) -> list[BlockId]:
         """The blocks that hold keys and values of earlier steps; the last one may be part-filled."""
         return branch.blocks[: self.device.blocks_for(branch.num_computed)]

@@ -19,6 +19,7 @@ class Committer:
 
     def __init__(self, workload: Workload) -> None:
         self._workload = workload
+        self._lists = workload.lists
         self._tables = workload.tables
 
     def apply(self, plan: StepPlan, output: StepOutput, result: StepResult) -> None:
@@ -42,12 +43,12 @@ class Committer:
         for sequence, offers in beams.items():
             ended |= self._advance_beams(sequence, offers, result.deltas)
         if ended:
-            self._workload.tidy()
+            self._lists.tidy()
 
     def _decodes(self, plan: StepPlan, output: StepOutput, deltas: list[Delta]) -> bool:
         """One token for each branch that decodes: the steady state, kept lean. True if a branch has ended."""
-        work, tables = self._workload, self._tables
-        mask = work.info.block_size - 1
+        lists, tables = self._lists, self._tables
+        mask = tables.device.block_size - 1
         append, scores = deltas.append, output.scores
         place, ended = -1, False
         for chunk, token in zip(plan.chunks[: plan.num_decodes], output.token_ids, strict=False):
@@ -70,7 +71,7 @@ class Committer:
                 append(self._end(branch, token, score, LENGTH))
                 continue
             if computed >= branch.slots_end:
-                work.need_slot(branch)
+                lists.need_slot(branch)
             delta = Delta(branch.sequence, branch.index, computed - branch.num_prompt, (token,))
             append(delta)
             if score is not None:
@@ -127,7 +128,7 @@ class Committer:
             known = len(branch.tokens)  # from here on, sampling scores what it adds
             branch.num_scored = chunk.score_end if chunk.score_end < known else sys.maxsize
         if branch.num_computed == branch.prefill_end:
-            self._workload.end_prefill(branch)
+            self._lists.end_prefill(branch)
 
     def _sampled(self, chunk: Chunk, tokens: list[int], scores: list[TokenScore | None], deltas: list[Delta]) -> bool:
         """A prompt is complete: its branches get their tokens, and decode from now on. True if a branch has ended."""
@@ -155,7 +156,7 @@ class Committer:
             if score is not None:
                 self._score(branch, score, delta)
             deltas.append(delta)
-            work.decode(branch)
+            self._lists.add_decode(branch)
         return ended
 
     # Beams

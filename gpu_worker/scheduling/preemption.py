@@ -143,7 +143,7 @@ class Preemption:
         else:
             work.report([branch_delta(requester, (), FinishReason.LENGTH)])
             work.finish(requester)
-            work.tidy()
+            work.lists.tidy()
         return False
 
 
