@@ -17,7 +17,7 @@ from typing import Self, TypedDict, Unpack
 
 from tqdm import tqdm
 
-from gpu_worker.blocks.swap import CostModel
+from gpu_worker.blocks.cost_model import CostModel
 from gpu_worker.offline.interrupt_guard import InterruptGuard
 from gpu_worker.offline.offline_request import CompletionOutput, OfflineRequest, RequestOutput
 from gpu_worker.offline.request_builder import Message, Params, Prompt, RequestBuilder

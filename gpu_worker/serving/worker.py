@@ -6,7 +6,7 @@ import logging
 import os
 import time
 
-from gpu_worker.blocks.swap import CostModel
+from gpu_worker.blocks.cost_model import CostModel
 from gpu_worker.scheduling.scheduler import Scheduler
 from gpu_worker.scheduling.step import Runner, StepResult
 from gpu_worker.scheduling.step_budget import StepBudget
