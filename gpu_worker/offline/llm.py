@@ -17,7 +17,7 @@ from typing import Self, TypedDict, Unpack
 
 from tqdm import tqdm
 
-from gpu_worker.blocks.swap import CostModel
+from gpu_worker.blocks.cost_model import CostModel
 from gpu_worker.engine.configuration import build_runner, scheduler_config
 from gpu_worker.engine.engine import BLOCKED_ROUND_S, Engine
 from gpu_worker.engine.step_times import StepTimes

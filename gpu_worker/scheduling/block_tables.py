@@ -11,8 +11,8 @@ from collections.abc import Collection, Iterable
 from collections.abc import Set as AbstractSet
 
 from gpu_worker.blocks.block_manager import BlockManager
+from gpu_worker.blocks.host_pool import HostPool
 from gpu_worker.blocks.prefix_cache import PrefixCache
-from gpu_worker.blocks.swap import HostPool
 from gpu_worker.scheduling.scheduler_config import SchedulerConfig
 from gpu_worker.scheduling.sequence import Branch, Sequence
 from gpu_worker.scheduling.step import RunnerInfo, StepPlan

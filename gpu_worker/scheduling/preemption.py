@@ -8,7 +8,7 @@ the tokens it has.
 
 from collections.abc import Collection, Iterable
 
-from gpu_worker.blocks.swap import CostModel
+from gpu_worker.blocks.cost_model import CostModel
 from gpu_worker.scheduling.deltas import branch_delta
 from gpu_worker.scheduling.sequence import FINISHED, RUNNING, SWAPPED, Branch, Sequence
 from gpu_worker.scheduling.workload import Workload

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable
 from typing import Literal
 
-from gpu_worker.blocks.swap import CostModel
+from gpu_worker.blocks.cost_model import CostModel
 from gpu_worker.scheduling.admitter import Admitter
 from gpu_worker.scheduling.committer import Committer
 from gpu_worker.scheduling.planner import Planner

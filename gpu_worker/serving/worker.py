@@ -6,7 +6,7 @@ import logging
 import os
 import time
 
-from gpu_worker.blocks.swap import CostModel
+from gpu_worker.blocks.cost_model import CostModel
 from gpu_worker.engine.configuration import scheduler_config
 from gpu_worker.engine.engine import IDLE_ROUND_S, Engine
 from gpu_worker.engine.step_times import StepTimes

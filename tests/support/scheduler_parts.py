@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable
 
-from gpu_worker.blocks.swap import CostModel
+from gpu_worker.blocks.cost_model import CostModel
 from gpu_worker.engine.engine import Engine
 from gpu_worker.engine.step_times import StepTimes
 from gpu_worker.scheduling.load import Load
