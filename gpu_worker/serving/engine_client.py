@@ -13,13 +13,13 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from gpu_worker.engine.engine import Engine, Grant
 from gpu_worker.scheduling.load import Load
 from gpu_worker.scheduling.scheduler import Scheduler
 from gpu_worker.scheduling.sequence import Sequence
 from gpu_worker.scheduling.step_budget import StepBudget
 from gpu_worker.scheduling.workload import Workload
 from gpu_worker.serving.cache_watchers import CacheEvent, CacheEventBatch, CacheWatcher, CacheWatchers, join_events
-from gpu_worker.serving.engine import Engine, Grant
 from gpu_worker.serving.step_publisher import StepPublisher
 from gpu_worker.serving.step_subscription import MAX_PENDING_STEPS, StepSubscription
 from octavo import hashing, validation

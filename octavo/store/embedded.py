@@ -47,13 +47,10 @@ class EmbeddedStore:
 
     name = "store"
 
-    def __init__(
-        self, directory: Path, *, port: int | None = None, fsync: str = "no", binary: Path | None = None
-    ) -> None:
+    def __init__(self, directory: Path, *, port: int | None = None, binary: Path | None = None) -> None:
         self.log = directory / "store.log"
         self._directory = directory
         self._port = port
-        self._fsync = fsync
         self._binary = binary
         self._process: ChildProcess | None = None
         self._socket_directory: str | None = None
@@ -107,10 +104,6 @@ class EmbeddedStore:
             raise RuntimeError("the store was not started")
         return await self._process.wait()
 
-    async def restart(self) -> None:
-        await self.stop()
-        await self.start()
-
     def _place_socket(self) -> None:
         if len(os.fsencode(self._socket)) > MAX_SOCKET_PATH:
             self._socket_directory = tempfile.mkdtemp(prefix="octavo-")
@@ -122,7 +115,7 @@ class EmbeddedStore:
             *listen,
             *("--unixsocket", str(self._socket), "--unixsocketperm", "700", "--protected-mode", "yes"),
             *("--dir", str(self._directory.absolute()), "--save", "", "--daemonize", "no"),
-            *("--appendonly", "yes", "--appendfsync", self._fsync, "--maxmemory-policy", "noeviction"),
+            *("--appendonly", "yes", "--appendfsync", "no", "--maxmemory-policy", "noeviction"),
             *("--timeout", "0", "--tcp-keepalive", "60", "--loglevel", "notice"),
         ]
 

@@ -26,9 +26,5 @@ def record(shard: int, seq_id: SequenceId) -> str:
     return f"{prefix(shard)}seq:{seq_id}"
 
 
-def lease(shard: int, member: Incarnation) -> str:
-    return f"{prefix(shard)}lease:{member}"
-
-
 def notice_channel(router: Incarnation) -> str:
     return f"octavo:notice:{router}"

@@ -289,7 +289,7 @@ class Differential(RuleBasedStateMachine):
         for branch, (old, new) in enumerate(zip(before.record.finishes, record.finishes, strict=True)):
             cut = record.final_lengths[branch] < before.record.final_lengths[branch]
             earlier = cut and old is FinishReason.LENGTH and new is FinishReason.STOP
-            assert old in (FinishReason.NONE, new) or earlier  # an end is final, or was moved forward
+            assert old in (FinishReason.NONE, new) or earlier  # an end is final, or was found to lie earlier
         if before.record.state.ended:
             assert (record.state, now.outputs) == (before.record.state, before.outputs)
 

@@ -13,9 +13,9 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from gpu_worker.engine.step_times import StepTimes
 from gpu_worker.scheduling.scheduler import Scheduler
 from gpu_worker.scheduling.step import Runner, StepOutput, StepResult, SubscriptionId
-from gpu_worker.serving.step_times import StepTimes
 from octavo.errors import Draining, RunnerFailed
 
 T = TypeVar("T")
