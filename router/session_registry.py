@@ -43,7 +43,7 @@ class RegisteredSession(Protocol):
         """This router has assigned the sequence to a worker."""
         ...
 
-    def note_notice(self, notice: Notice) -> None:
+    def handle_notice(self, notice: Notice) -> None:
         """The store says that another process did something to the sequence."""
         ...
 
@@ -111,7 +111,7 @@ class SessionRegistry:
         self._tell(self._of(seq_id), lambda session: session.note_assignment(assignment))
 
     def announce_notice(self, notice: Notice) -> None:
-        self._tell(self._of(notice.seq_id), lambda session: session.note_notice(notice))
+        self._tell(self._of(notice.seq_id), lambda session: session.handle_notice(notice))
 
     def announce_unknown(self, seq_id: SequenceId, owner: Incarnation) -> None:
         """The worker `owner` says that it does not run the sequence."""

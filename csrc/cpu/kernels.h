@@ -10,7 +10,8 @@
 namespace octavo {
 
 // 32 inputs as whole numbers of 15 bits, each in two int8 digits: value = scale * (kDigit * high + low). With one digit
-// a text's logits err by 0.9 %, and those of single tokens by 5 %; with two by 0.1 % at most (csrc/README.md).
+// a text's logits err by 0.9 %, and those of single tokens by 5 %; with two by 0.24 % at most
+// (docs/measurements/kernels.md).
 struct alignas(16) InputBlock {
     float scale;
     float scaled_sum;  // of all values as they are rounded

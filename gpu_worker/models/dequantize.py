@@ -9,7 +9,7 @@ from octavo.errors import BadModel
 from octavo.gguf import BLOCK_SIZES, TensorType
 
 # The package makes several arrays on the way to its result. Those of a piece stay in the processor's cache: of a whole
-# tensor, decoding takes twice as long (docs/decisions/native.md).
+# tensor, decoding takes twice as long (docs/decisions/gpu_worker.md).
 PIECE_VALUES = 1 << 16
 
 

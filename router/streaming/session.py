@@ -80,7 +80,7 @@ class Session:
     def note_assignment(self, assignment: Assignment) -> None:
         self._owner_link.set_owner(assignment.owner, assignment.epoch, is_streaming=True)
 
-    def note_notice(self, notice: Notice) -> None:
+    def handle_notice(self, notice: Notice) -> None:
         if notice.what == "taken":
             if notice.epoch > self._owner_link.record.epoch:
                 self._owner_link.set_owner(notice.owner, notice.epoch, is_streaming=False)

@@ -1,4 +1,4 @@
-"""The tables of csrc/README.md: a row for each op, and files that are there and know it."""
+"""The tables of csrc/README.md: a row for each op, files that are there and know it, tables that have its figures."""
 
 import re
 from pathlib import Path
@@ -10,11 +10,12 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 CPU_HEAD = "| op on a CPU |"
 CUDA_HEAD = "| op on a GPU |"
+MEASURED = "".join((ROOT / "docs" / "measurements" / name).read_text() for name in ("cpu_ops.md", "worker.md"))
 Rows = dict[str, list[str]]  # by op: the other cells of its row
 
 
 def rows_below(head: str) -> Rows:
-    """Of the table that begins so. A row that several ops share is a row of each."""
+    """The rows of the table that begins with `head`. A row that several ops share is a row of each of them."""
     lines = (ROOT / "csrc" / "README.md").read_text().splitlines()
     [start] = [number for number, line in enumerate(lines) if line.startswith(head)]
     found: Rows = {}
@@ -30,7 +31,7 @@ def rows_below(head: str) -> Rows:
 
 
 def files(cell: str, *folders: str) -> list[Path]:
-    """Those it names; each must be in one of the folders."""
+    """The files that a cell names; each must be in one of the folders."""
     found = []
     for name in re.findall(r"`([\w./]+\.\w+)`", cell):
         places = [ROOT / folder / name for folder in folders if (ROOT / folder / name).exists()]
@@ -60,7 +61,7 @@ def test_each_op_of_cuda_has_a_row() -> None:
 
 @pytest.mark.parametrize("op", sorted(rows_below(CPU_HEAD)))
 def test_files_of_a_cpu_op_are_its_own(op: str) -> None:
-    kernel, definition, tests, figure = rows_below(CPU_HEAD)[op]
+    kernel, definition, tests, figures = rows_below(CPU_HEAD)[op]
     for cell, folders in (
         (kernel, ("csrc",)),
         (definition, ("csrc", ".")),
@@ -69,7 +70,8 @@ def test_files_of_a_cpu_op_are_its_own(op: str) -> None:
         paths = files(cell, *folders)
         assert paths, f"no file in {cell!r}"
         assert knows(paths, op), f"none of {cell} knows {op}"
-    assert re.search(r"\d", figure), f"{op} has no figure"
+    titles = re.findall(r'"([^"]+)"', figures)
+    assert titles and all(re.search(rf"^(\*\*|## ){title}", MEASURED, re.MULTILINE) for title in titles), figures
 
 
 @pytest.mark.parametrize("op", sorted(rows_below(CUDA_HEAD)))

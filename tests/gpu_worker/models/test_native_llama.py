@@ -207,7 +207,8 @@ def load_exact(monkeypatch, load):
 def test_rounded_inputs_cost_less_than_a_percent_at_every_position(scheme, load, load_exact, golden):
     """Of the demo model's logits, against the same weights with inputs in float32, over 200 positions of text.
 
-    Five times less in fact, and the worst position is what moves from text to text (csrc/README.md has the figures).
+    The error is five times smaller in fact. The worst position is what differs from text to text
+    (docs/measurements/kernels.md).
     """
     texts = [case["prompt_ids"] + case["token_ids"] for case in golden["cases"]]
     assert sum(map(len, texts)) >= 200
