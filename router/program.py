@@ -53,7 +53,7 @@ class Router:
             self.sessions,
             self.models,
             on_lost=lambda worker: self.dispatcher.recover_sequences_of(worker),
-            on_report=lambda: self.dispatcher.note_report(),
+            on_report=lambda: self.dispatcher.note_room(),
         )
         self._background = BackgroundTasks()
         self.assigner = Assigner(store, self.pool, self.sessions, self.models, self._background)
@@ -79,15 +79,15 @@ class Router:
     async def start(self) -> None:
         """Listens, and starts the loops. Raises ListenError."""
         settings = self._settings
-        self._public = rpc.server(max_connection_age_ms=settings.max_connection_age_ms or None)
-        self._public_health = rpc.add_standard_services(self._public, [INFERENCE])
-        self.inference.serve_on(self._public)
-        port = listen(self._public, settings.listen)
+        self._public_server = rpc.server(max_connection_age_ms=settings.max_connection_age_ms or None)
+        self._public_health = rpc.add_standard_services(self._public_server, [INFERENCE])
+        self.inference.serve_on(self._public_server)
+        port = listen(self._public_server, settings.listen)
         self.endpoint = f"{settings.listen.rsplit(':', 1)[0]}:{port}"
-        self._operators = rpc.server()
-        self._operators_health = rpc.add_standard_services(self._operators, [ADMIN])
-        self.admin.serve_on(self._operators)
-        admin_port = listen(self._operators, settings.admin_listen) if settings.admin_listen else 0
+        self._admin_server = rpc.server()
+        self._admin_health = rpc.add_standard_services(self._admin_server, [ADMIN])
+        self.admin.serve_on(self._admin_server)
+        admin_port = listen(self._admin_server, settings.admin_listen) if settings.admin_listen else 0
         info = {
             "router_id": settings.router_id or f"router-{self.endpoint.replace(':', '-')}",
             "endpoint": self.endpoint,
@@ -103,17 +103,17 @@ class Router:
             repeat_forever("health", self._report_health),
         )
         self._tasks = [asyncio.create_task(loop) for loop in loops]
-        await self._public.start()
-        await self._operators.start()
+        await self._public_server.start()
+        await self._admin_server.start()
         log.info("%s (%s) listens on %s", info["router_id"], self.incarnation, self.endpoint)
 
     async def stop(self) -> None:
         """Ends the streams of all clients, which attach elsewhere, and the lease. The workers go on."""
         self._public_health.shut_down()
-        self._operators_health.shut_down()
+        self._admin_health.shut_down()
         self.inference.close()
-        await self._public.stop(STOP_GRACE_S)
-        await self._operators.stop(0)
+        await self._public_server.stop(STOP_GRACE_S)
+        await self._admin_server.stop(0)
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -144,7 +144,7 @@ class Router:
             answers = False
         available = any(link.view().available for link in self.pool.links.values())
         self._public_health.set_all(answers and available)
-        self._operators_health.set_all(True)
+        self._admin_health.set_all(True)
         await asyncio.sleep(HEALTH_INTERVAL_S)
 
 

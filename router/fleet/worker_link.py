@@ -36,7 +36,7 @@ PROBE_S = 0.5
 CANCEL_S = 1.0
 SCHEDULE_S = 2.5  # longer than any step; a worker that hangs delays its new sequences by this much
 RECONNECT_S = 0.2
-REFUSED_S = 5.0  # pause before a worker that was refused is asked again
+UNUSABLE_S = 5.0  # pause before a worker that was refused is asked again
 SILENT_S = 2.0  # a worker that sends no report for this long gets no new sequences
 
 
@@ -73,7 +73,7 @@ class WorkerLink:
         self.facts: WorkerFacts | None = None
         self.load = worker_pb2.Load()
         self.load_at = 0.0
-        self.refusal = "not met yet"  # why the worker gets no sequences, as far as its streams tell; else empty
+        self.unusable_reason = "not met yet"  # why the worker gets no sequences, as far as its streams tell; else empty
         self.lost = False
         self.has_lease = True
         self.pending_dispatches = PendingDispatches()
@@ -184,8 +184,8 @@ class WorkerLink:
 
     def _reason_unavailable(self) -> str:
         """Why the worker gets no new sequences. Empty if it does. A worker process may live while its engine hangs."""
-        if self.lost or self.refusal or self.facts is None:
-            return self.refusal or ("lost" if self.lost else "not met yet")
+        if self.lost or self.unusable_reason or self.facts is None:
+            return self.unusable_reason or ("lost" if self.lost else "not met yet")
         if not self.step_stream.connected:
             return "its streams are not open"
         if not self.has_lease:
@@ -203,13 +203,13 @@ class WorkerLink:
                 met = await self._say_hello()
                 if met:
                     await self._read_streams()
-                    self.refusal = "its streams broke"
+                    self.unusable_reason = "its streams broke"
                 if self.facts or self._replaced:
                     await on_broken(self)
-                await asyncio.sleep(RECONNECT_S if met or not self.hello else REFUSED_S)
+                await asyncio.sleep(RECONNECT_S if met or not self.hello else UNUSABLE_S)
             except Exception:
                 log.exception("worker %s: its link failed", self.worker_id)
-                await asyncio.sleep(REFUSED_S)
+                await asyncio.sleep(UNUSABLE_S)
 
     def mark_lost(self) -> None:
         """The worker process has died: this link is not opened again, and the worker's cache is forgotten."""
@@ -226,25 +226,25 @@ class WorkerLink:
         return worker_pb2.HelloRequest(router_id=self._router_id, schema_revision=wire.SCHEMA_REVISION)
 
     async def _say_hello(self) -> bool:
-        """Whether the worker is the process that this link belongs to, and fits. If not, `refusal` says why."""
+        """Whether the worker is the process that this link belongs to, and fits. If not, `unusable_reason` says why."""
         try:
             hello = await self._stub.Hello(self._hello_request(), timeout=HELLO_S)
         except grpc.aio.AioRpcError as error:
-            self.refusal = f"does not answer: {error.code().name}"
+            self.unusable_reason = f"does not answer: {error.code().name}"
             return False
         self._replaced = hello.incarnation != self.incarnation
         if self._replaced:
-            self.refusal = "another process listens at its endpoint"
+            self.unusable_reason = "another process listens at its endpoint"
             return False
         self.hello = hello
         if hello.schema_revision != wire.SCHEMA_REVISION:
-            self.refusal = f"speaks schema {hello.schema_revision}, this router {wire.SCHEMA_REVISION}"
+            self.unusable_reason = f"speaks schema {hello.schema_revision}, this router {wire.SCHEMA_REVISION}"
             return False
         facts = facts_of(hello)
         if mismatch := await self._models.add_worker(facts):
-            if mismatch != self.refusal:
+            if mismatch != self.unusable_reason:
                 log.error("worker %s is not used: %s", self.worker_id, mismatch)
-            self.refusal = mismatch
+            self.unusable_reason = mismatch
             return False
         self.facts = facts
         return True
@@ -264,7 +264,7 @@ class WorkerLink:
     def _note_load(self, load: worker_pb2.Load) -> None:
         self.load, self.load_at = load, time.monotonic()
         self.pending_dispatches.remove_reported()
-        self.refusal = "draining" if load.draining else ""
+        self.unusable_reason = "draining" if load.draining else ""
         self._declined = False
         self._on_report()
 

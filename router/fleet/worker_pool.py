@@ -33,7 +33,7 @@ class WorkerPool:
         on_lost: Callable[[Incarnation], Awaitable[None]],
         on_report: Callable[[], None],
     ) -> None:
-        self.index = KvIndex()
+        self.kv_index = KvIndex()
         self.links: dict[Incarnation, WorkerLink] = {}
         self._store = store
         self._router_id = router_id
@@ -51,7 +51,7 @@ class WorkerPool:
         except StoreUnavailable:
             members = None
         if members is not None:
-            await self._remove_gone({member.id for member in members})
+            await self._update_links({member.id for member in members})
             self._link_new(members)
         await asyncio.sleep(DISCOVER_S)
 
@@ -77,7 +77,7 @@ class WorkerPool:
             if member.id in self.links or member.id in self._lost_at:
                 continue
             try:
-                link = WorkerLink(member, self._router_id, self._sessions, self._models, self.index, self._on_report)
+                link = WorkerLink(member, self._router_id, self._sessions, self._models, self.kv_index, self._on_report)
             except (KeyError, TypeError, ValueError) as error:
                 log.error("worker %s describes itself in a way that this router cannot read: %r", member.id, error)
                 continue
@@ -85,7 +85,7 @@ class WorkerPool:
             self.links[member.id] = link
             self._tasks[member.id] = asyncio.create_task(link.keep_open(self._examine_broken))
 
-    async def _remove_gone(self, present: set[Incarnation]) -> None:
+    async def _update_links(self, present: set[Incarnation]) -> None:
         for link in self.links.values():
             link.has_lease = link.incarnation in present
         forgotten = [id for id, when in self._lost_at.items() if time.monotonic() - when > REMEMBER_LOST_S]

@@ -49,8 +49,8 @@ class AssignmentAttempt:
     reason: TakeReason
     excluded: set[Incarnation]  # workers that are not asked (again)
     num_to_compute: int = 0  # tokens of the sequence that the chosen worker has not cached
-    never: Failure | None = None  # of a worker that can never hold the sequence
-    later: bool = False  # whether a worker cannot take the sequence now, but may be able to later
+    never_failure: Failure | None = None  # of a worker that can never hold the sequence
+    retry_later: bool = False  # whether a worker cannot take the sequence now, but may be able to later
 
     @property
     def record(self) -> Record:
@@ -108,7 +108,7 @@ class Assigner:
     ) -> PlacementDecision:
         """Which worker a sequence with these tokens would be assigned to now. Changes nothing."""
         root = hashing.root_key(model.fingerprint, model.layout, salt=salt)
-        hits = self.pool.index.find_hits(hashing.block_hashes(root, tokens, model.block_size), model.block_size)
+        hits = self.pool.kv_index.find_hits(hashing.block_hashes(root, tokens, model.block_size), model.block_size)
         views = [view for view in self.pool.views(model) if view.incarnation not in excluded]
         return choose_worker(len(tokens), hits, views)
 
@@ -128,9 +128,9 @@ class Assigner:
                     await self._fail(seq_id, answer.failure)
                     return
                 case AdmissionOutcome.NEVER:
-                    attempt.never = answer.failure
+                    attempt.never_failure = answer.failure
                 case AdmissionOutcome.LATER:
-                    attempt.later = True
+                    attempt.retry_later = True
         await self._give_up(attempt)
 
     async def _ask(self, attempt: AssignmentAttempt, link: WorkerLink) -> AdmissionAnswer:
@@ -224,7 +224,7 @@ class Assigner:
     async def _give_up(self, attempt: AssignmentAttempt) -> None:
         """No worker has admitted the sequence. It fails if none ever can, and waits otherwise."""
         record, epoch = attempt.record, attempt.epoch
-        if not attempt.later and (failure := attempt.never or self._too_large(attempt)):
+        if not attempt.retry_later and (failure := attempt.never_failure or self._too_large(attempt)):
             await self._fail(record.seq_id, failure)
         elif attempt.reason is TakeReason.REFUSED:
             await self._requeue(record.seq_id, epoch)

@@ -69,7 +69,7 @@ class Dispatcher:
         """A sequence may be in the queue."""
         self._wake.set()
 
-    def note_report(self) -> None:
+    def note_room(self) -> None:
         """A worker has sent a load report: there may be room again."""
         if self._backlog:
             self._wake.set()
@@ -143,7 +143,7 @@ class Dispatcher:
             await self._assigner.assign_sequence(popped.seq_id, popped.epoch, TakeReason.QUEUED)
         finally:
             self._num_assigning -= 1
-            self.note_report()
+            self.note_room()
 
     # Notices and sweeps
 
