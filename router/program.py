@@ -39,7 +39,7 @@ HEALTH_INTERVAL_S = 0.25
 
 
 class Router:
-    """One life of a router process. Everything that it knows, it can read again from the store and the workers."""
+    """One life of a router process. All that a request depends on can be built again from the store and the workers."""
 
     def __init__(self, settings: RouterSettings, store: Store, secret: bytes, incarnation: Incarnation) -> None:
         self._settings = settings
@@ -77,7 +77,10 @@ class Router:
         self._tasks: list[asyncio.Task[None]] = []
 
     async def start(self) -> None:
-        """Listens, and starts the loops. Raises ListenError."""
+        """Listens, tells the store of this router, and starts the loops. Raises ListenError.
+
+        The store knows this router before a client can call it: a sweep cancels requests of routers without a lease.
+        """
         settings = self._settings
         self._public_server = rpc.server(max_connection_age_ms=settings.max_connection_age_ms or None)
         self._public_health = rpc.add_standard_services(self._public_server, [INFERENCE])
@@ -95,11 +98,12 @@ class Router:
             "pid": os.getpid(),
         }
         self._member = Member("router", self.incarnation, json.dumps(info).encode())
+        await until_answered(self._renew_lease, what="start")
         loops = (
             self.sessions.keep_time(),
             self.dispatcher.keep_dispatching(),
             repeat_forever("discovery", self.pool.discover_workers),
-            repeat_forever("lease", self._renew_lease),
+            repeat_forever("lease", self._keep_lease),
             repeat_forever("health", self._report_health),
         )
         self._tasks = [asyncio.create_task(loop) for loop in loops]
@@ -133,6 +137,9 @@ class Router:
 
     async def _renew_lease(self) -> None:
         await self._store.heartbeat(self._member, self._settings.lease_ms)
+
+    async def _keep_lease(self) -> None:
+        await self._renew_lease()
         await asyncio.sleep(self._settings.lease_ms / 3000)
 
     async def _report_health(self) -> None:
@@ -167,7 +174,7 @@ async def serve(settings: RouterSettings) -> int:
     try:
         secret = await before(stop, until_answered(lambda: open_with_secret(store), pause_s=0.5, what="start"))
         router = Router(settings, store, secret, new_incarnation())
-        await router.start()
+        await before(stop, router.start())
     except Stopped:
         log.info("asked to end while starting")
         await store.close()
