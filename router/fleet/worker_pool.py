@@ -22,7 +22,10 @@ REMEMBER_LOST_S = 15.0  # a lost worker that still renews its lease after this t
 
 
 class WorkerPool:
-    """One link for each worker that has a lease in the store."""
+    """One link for each worker that has a lease in the store, or whose Step stream is open.
+
+    The link of a lost worker stays for up to REMEMBER_LOST_S while the worker's lease lasts.
+    """
 
     def __init__(
         self,
@@ -86,6 +89,7 @@ class WorkerPool:
             self._tasks[member.id] = asyncio.create_task(link.keep_open(self._examine_broken))
 
     async def _update_links(self, present: set[Incarnation]) -> None:
+        """Notes which linked workers have a lease, and removes the links of those that are gone for good."""
         for link in self.links.values():
             link.has_lease = link.incarnation in present
         forgotten = [id for id, when in self._lost_at.items() if time.monotonic() - when > REMEMBER_LOST_S]
@@ -96,7 +100,7 @@ class WorkerPool:
             await self._remove(incarnation)
 
     async def _examine_broken(self, link: WorkerLink) -> None:
-        """A stream of the link broke. One probe tells whether the worker is lost."""
+        """Probes a worker with a broken stream once. If the worker is lost, its sequences are recovered."""
         if await link.probe() is ProbeResult.GONE:
             log.warning("worker %s (%s) is lost", link.worker_id, link.incarnation)
             link.mark_lost()

@@ -18,7 +18,7 @@ from router.fleet.worker_view import WorkerView
 
 HOST_CREDIT = 0.75  # of a token that is computed already: a block in the host pool has to be copied
 EVICTED_SHARE = 0.25  # of evicted prefix tokens that a later request will need again
-PREEMPTION_FACTOR = 2.0  # tokens computed again per token of room that is missing
+PREEMPTION_FACTOR = 2.0  # tokens that are computed again per token of room that is missing
 SLOW_RATIO = 2.0  # how much slower than the fastest worker a worker must be before its speed counts
 FREE_SHARE = 0.02  # of a worker's blocks that must be free or evictable before it gets another sequence
 
@@ -50,7 +50,7 @@ class PlacementCandidate:
 
 @dataclass(frozen=True)
 class PlacementDecision:
-    """The best worker for a prompt, and how every other worker compares."""
+    """The best worker for a prompt, and how every other worker compares. A replayed output counts as prompt."""
 
     num_tokens: int
     hits: Mapping[Incarnation, HitCounts]
@@ -113,12 +113,12 @@ def max_coming(view: WorkerView) -> int:
 
 
 def _misfit(view: WorkerView, num_tokens: int) -> str:
-    """Why the worker can never take the prompt. Empty if it can."""
+    """Why the worker can never run a prompt of so many tokens. Empty if it can."""
     if num_tokens < view.prompt_limit:
         return ""
     if num_tokens >= view.context_tokens:
-        return f"prompt of {num_tokens} tokens leaves no room in its context of {view.context_tokens}"
-    return f"prompt of {num_tokens} tokens does not fit its {view.num_blocks} blocks of {view.block_size}"
+        return f"{num_tokens} tokens leave no room in its context of {view.context_tokens}"
+    return f"{num_tokens} tokens do not fit its {view.num_blocks} blocks of {view.block_size}"
 
 
 def _fastest(workers: Sequence[WorkerView]) -> float:
