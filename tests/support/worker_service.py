@@ -10,7 +10,7 @@ from scheduler_parts import SchedulerParts
 from gpu_worker.scheduling.scheduler_config import SchedulerConfig
 from gpu_worker.scheduling.step import StepResult
 from gpu_worker.serving.engine_client import EngineClient
-from gpu_worker.serving.journal import Journal
+from gpu_worker.serving.journal_writer import JournalWriter
 from gpu_worker.serving.server import WorkerService
 from gpu_worker.serving.step_publisher import StepPublisher
 from gpu_worker.testing.fake_runner import FakeRunner
@@ -30,7 +30,7 @@ class Service:
         loop = asyncio.get_running_loop()
 
         def on_result(result: StepResult) -> None:
-            loop.call_soon_threadsafe(self.journal.submit, result)
+            loop.call_soon_threadsafe(self.journal_writer.submit, result)
 
         def on_progress() -> None:
             self.engine_client.refresh()
@@ -40,11 +40,11 @@ class Service:
         self.engine = parts.engine(self.runner, on_result, on_progress=on_progress, idle_round_s=0.02)
         self.publisher = StepPublisher()
         self.engine_client = EngineClient(self.engine, parts.workload, parts.budget, self.publisher)
-        self.journal = Journal(None, self.publisher, self.engine_client)
+        self.journal_writer = JournalWriter(None, self.publisher, self.engine_client)
         self.service = WorkerService("w", Incarnation("me"))
 
     async def start(self) -> None:
-        self.task = asyncio.create_task(self.journal.run())
+        self.task = asyncio.create_task(self.journal_writer.run())
         self.server = rpc.server(internal=True)
         worker_pb2_grpc.add_WorkerServicer_to_server(self.service, self.server)
         port = self.server.add_insecure_port("127.0.0.1:0")

@@ -11,7 +11,7 @@ from scheduler_parts import SchedulerParts
 from gpu_worker.scheduling.scheduler_config import SchedulerConfig
 from gpu_worker.scheduling.step import StepResult
 from gpu_worker.serving.engine_client import MAX_GRANT_STEPS, EngineClient
-from gpu_worker.serving.journal import Journal
+from gpu_worker.serving.journal_writer import JournalWriter
 from gpu_worker.serving.step_publisher import StepPublisher
 from gpu_worker.serving.step_subscription import StepSubscription
 from gpu_worker.testing.fake_runner import FakeRunner, fake_oracle
@@ -42,14 +42,14 @@ class World:
         loop = asyncio.get_running_loop()
 
         def on_result(result: StepResult) -> None:
-            loop.call_soon_threadsafe(self.journal.submit, result)
+            loop.call_soon_threadsafe(self.journal_writer.submit, result)
 
         self.parts = SchedulerParts(config, self.runner.info)
         self.engine = self.parts.engine(self.runner, on_result)
         self.publisher = StepPublisher()
         self.engine_client = EngineClient(self.engine, self.parts.workload, self.parts.budget, self.publisher)
-        self.journal = Journal(None, self.publisher, self.engine_client)
-        self.task = asyncio.create_task(self.journal.run())
+        self.journal_writer = JournalWriter(None, self.publisher, self.engine_client)
+        self.task = asyncio.create_task(self.journal_writer.run())
         self.observer = StepSubscription()
         self.publisher.attach(self.observer)
         self.publisher.add_observer(self.observer)
@@ -64,7 +64,7 @@ class World:
         for _ in range(3):
             await asyncio.wrap_future(self.engine.post(lambda scheduler: scheduler.check_state()))
             await asyncio.sleep(0)
-            await self.journal.flushed()
+            await self.journal_writer.flushed()
             await asyncio.sleep(0)
 
     async def until(self, condition: Callable[[], bool]) -> None:

@@ -110,16 +110,16 @@ async def test_it_serves_once_the_store_knows_it_and_leaves_at_the_end(life):
     await until(life.serving)
     assert await life.known()
     await life.run_something()
-    await until(lambda: life.worker.journal.num_appended > 5)
+    await until(lambda: life.worker.journal_writer.num_appended > 5)
     await life.worker.stop()
     assert not await life.known()
-    assert life.worker.journal.idle
+    assert life.worker.journal_writer.idle
     assert not life.ended
 
 
 async def test_what_was_generated_is_journalled_before_it_ends(life):
     await life.run_something()
-    await until(lambda: life.worker.journal.num_appended > 20)
+    await until(lambda: life.worker.journal_writer.num_appended > 20)
     await life.worker.stop()
     sequence = life.worker.workload.sequences[SEQ]
     assert await life.tokens() == sequence.branches[0].num_output > 20
@@ -131,7 +131,7 @@ async def test_what_was_generated_is_journalled_before_it_ends(life):
 async def test_a_loop_that_hangs_loses_lease_and_health_and_in_the_end_the_process(life):
     await until(life.serving)
     await life.run_something()
-    await until(lambda: life.worker.journal.num_appended > 5)
+    await until(lambda: life.worker.journal_writer.num_appended > 5)
     life.runner.go.clear()
     began = time.monotonic()
     await until(lambda: not_(life.known))
@@ -185,7 +185,7 @@ async def test_a_scheduler_that_fails_ends_the_process(life):
 async def test_a_store_that_is_away_costs_the_lease_and_nothing_else(life):
     await until(life.serving)
     await life.run_something()
-    await until(lambda: life.worker.journal.num_appended > 5)
+    await until(lambda: life.worker.journal_writer.num_appended > 5)
     heartbeat, append = life.store.heartbeat, life.store.append_batch
 
     async def away(*_):

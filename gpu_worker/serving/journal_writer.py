@@ -37,7 +37,7 @@ class EngineControl(Protocol):
     def end_branch(self, sequence: Sequence, branch: int) -> None: ...
 
 
-class Journal:
+class JournalWriter:
     """Appends the tokens of each step to the store, in order, and publishes those that the store has accepted."""
 
     def __init__(
