@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 from gpu_worker.engine.step_times import StepTimes
 from gpu_worker.scheduling.scheduler import Scheduler
-from gpu_worker.scheduling.step import Runner, StepOutput, StepResult, SubscriptionId
+from gpu_worker.scheduling.step import Runner, StepDeltas, StepOutput, SubscriptionId
 from octavo.errors import Draining, RunnerFailed
 
 T = TypeVar("T")
@@ -43,14 +43,14 @@ class Engine:
         scheduler: Scheduler,
         runner: Runner,
         times: StepTimes,
-        on_result: Callable[[StepResult], None],
+        on_deltas: Callable[[StepDeltas], None],
         on_progress: Callable[[], None] = lambda: None,
         idle_round_s: float = IDLE_ROUND_S,
     ) -> None:
         self._scheduler = scheduler
         self._runner = runner
         self.times = times
-        self._on_result = on_result
+        self._on_deltas = on_deltas
         self._on_progress = on_progress
         self._idle_round_s = idle_round_s
         self._commands: deque[tuple[Future[Any], Command]] = deque()
@@ -120,7 +120,7 @@ class Engine:
 
     # The loop
 
-    def step(self) -> StepResult:
+    def step(self) -> StepDeltas:
         """Runs one step. A step that the runner fails is aborted: its sequences are computed again, each alone."""
         began = time.perf_counter()
         plan = self._scheduler.plan()
@@ -160,7 +160,7 @@ class Engine:
             result = self.step()
             result.granted_by = grant.subscription_id
             if result.deltas or grant is not UNLIMITED:
-                self._on_result(result)
+                self._on_deltas(result)
             if self._blocked and not result.deltas:
                 self._wake.wait(BLOCKED_ROUND_S)  # until time has passed or a command comes
         self.last_progress = time.monotonic()

@@ -203,7 +203,7 @@ class LLM:
         costs, budget = CostModel(), StepBudget(self.workload.config, self.info.block_size)
         self.scheduler = Scheduler(self.workload, costs, budget)
         times = StepTimes(costs, budget, self.info.bytes_per_block)
-        self.engine = Engine(self.scheduler, self.runner, times, on_result=lambda _: None)
+        self.engine = Engine(self.scheduler, self.runner, times, on_deltas=lambda _: None)
 
 
 class ProgressBar:

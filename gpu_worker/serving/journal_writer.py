@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Protocol
 
 from gpu_worker.scheduling.sequence import Sequence
-from gpu_worker.scheduling.step import Delta, StepResult
+from gpu_worker.scheduling.step import Delta, StepDeltas
 from gpu_worker.serving.sequence_log import SequenceLog
 from gpu_worker.serving.step_publisher import StepPublisher
 from octavo.errors import HistoryLost
@@ -48,7 +48,7 @@ class JournalWriter:
         self._publisher = publisher
         self._control = control
         self._window = window_steps
-        self._pending: deque[StepResult] = deque()
+        self._pending: deque[StepDeltas] = deque()
         self._wake = asyncio.Event()
         self._empty = asyncio.Event()
         self._empty.set()
@@ -56,7 +56,7 @@ class JournalWriter:
         self.num_fenced = 0
         self.num_appended = 0
 
-    def submit(self, result: StepResult) -> None:
+    def submit(self, result: StepDeltas) -> None:
         """Adds a step's result to those that wait for the store. Only the event loop may call this."""
         self._pending.append(result)
         self._empty.clear()
@@ -90,7 +90,7 @@ class JournalWriter:
         self._held = held
         self._control.hold(held)
 
-    async def _append(self, results: list[StepResult]) -> None:
+    async def _append(self, results: list[StepDeltas]) -> None:
         find_log = self._publisher.find_log
         steps = [[(delta, found) for delta in r.deltas if (found := find_log(delta))] for r in results]
         replies = iter(await self._send([append_item(delta) for step in steps for delta, _ in step]))

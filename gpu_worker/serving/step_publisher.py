@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from collections.abc import Sequence as Seq
 
 from gpu_worker.scheduling.sequence import Sequence
-from gpu_worker.scheduling.step import Delta, StepResult, SubscriptionId
+from gpu_worker.scheduling.step import Delta, StepDeltas, SubscriptionId
 from gpu_worker.serving.sequence_log import SequenceLog
 from gpu_worker.serving.step_subscription import StepMessage, StepSubscription
 from octavo.errors import Failure
@@ -176,7 +176,7 @@ class StepPublisher:
 
     # Steps
 
-    def flush(self, result: StepResult) -> None:
+    def flush(self, result: StepDeltas) -> None:
         """Ends a step: each subscription that has enough to send, or granted this step, gets one message."""
         self._last_step = result.step_id
         withheld = False

@@ -11,7 +11,7 @@ from gpu_worker.engine.configuration import scheduler_config
 from gpu_worker.engine.engine import IDLE_ROUND_S, Engine
 from gpu_worker.engine.step_times import StepTimes
 from gpu_worker.scheduling.scheduler import Scheduler
-from gpu_worker.scheduling.step import Runner, StepResult
+from gpu_worker.scheduling.step import Runner, StepDeltas
 from gpu_worker.scheduling.step_budget import StepBudget
 from gpu_worker.scheduling.workload import Workload
 from gpu_worker.serving import progress_monitor
@@ -42,7 +42,7 @@ class Worker:
         costs, budget = CostModel(), StepBudget(self.workload.config, runner.info.block_size)
         self.scheduler = Scheduler(self.workload, costs, budget)
         times = StepTimes(costs, budget, runner.info.bytes_per_block)
-        self.engine = Engine(self.scheduler, runner, times, self._on_result, self._on_progress, idle_round_s)
+        self.engine = Engine(self.scheduler, runner, times, self._on_deltas, self._on_progress, idle_round_s)
         self.publisher = StepPublisher(settings.stream_interval)
         self.engine_client = EngineClient(self.engine, self.workload, budget, self.publisher)
         self.journal_writer = JournalWriter(
@@ -81,7 +81,7 @@ class Worker:
 
     # On the engine's thread
 
-    def _on_result(self, result: StepResult) -> None:
+    def _on_deltas(self, result: StepDeltas) -> None:
         self._loop.call_soon_threadsafe(self.journal_writer.submit, result)
 
     def _on_progress(self) -> None:

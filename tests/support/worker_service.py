@@ -8,7 +8,7 @@ import pytest
 from scheduler_parts import SchedulerParts
 
 from gpu_worker.scheduling.scheduler_config import SchedulerConfig
-from gpu_worker.scheduling.step import StepResult
+from gpu_worker.scheduling.step import StepDeltas
 from gpu_worker.serving.engine_client import EngineClient
 from gpu_worker.serving.journal_writer import JournalWriter
 from gpu_worker.serving.server import WorkerService
@@ -29,7 +29,7 @@ class Service:
         self.runner = FakeRunner(block_size=4, num_blocks=4096, num_host_blocks=16, context_tokens=4096)
         loop = asyncio.get_running_loop()
 
-        def on_result(result: StepResult) -> None:
+        def on_deltas(result: StepDeltas) -> None:
             loop.call_soon_threadsafe(self.journal_writer.submit, result)
 
         def on_progress() -> None:
@@ -37,7 +37,7 @@ class Service:
 
         config = SchedulerConfig(max_batch_tokens=64, max_batch_sequences=16)
         parts = SchedulerParts(config, self.runner.info)
-        self.engine = parts.engine(self.runner, on_result, on_progress=on_progress, idle_round_s=0.02)
+        self.engine = parts.engine(self.runner, on_deltas, on_progress=on_progress, idle_round_s=0.02)
         self.publisher = StepPublisher()
         self.engine_client = EngineClient(self.engine, parts.workload, parts.budget, self.publisher)
         self.journal_writer = JournalWriter(None, self.publisher, self.engine_client)

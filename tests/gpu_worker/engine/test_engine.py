@@ -10,7 +10,7 @@ from sequences import new_sequence
 from gpu_worker.engine.engine import Engine
 from gpu_worker.scheduling.scheduler_config import SchedulerConfig
 from gpu_worker.scheduling.sequence import Sequence
-from gpu_worker.scheduling.step import StepOutput, StepPlan, StepResult, SubscriptionId
+from gpu_worker.scheduling.step import StepDeltas, StepOutput, StepPlan, SubscriptionId
 from gpu_worker.testing.fake_runner import FakeRunner, fake_oracle
 from octavo.errors import Draining
 from octavo.sampling import FinishReason, SamplingParams
@@ -49,8 +49,8 @@ def new_parts(runner: FakeRunner) -> SchedulerParts:
 def make():
     engines = []
 
-    def build(runner: FakeRunner | None = None, parts: SchedulerParts | None = None) -> tuple[Engine, list[StepResult]]:
-        results: list[StepResult] = []
+    def build(runner: FakeRunner | None = None, parts: SchedulerParts | None = None) -> tuple[Engine, list[StepDeltas]]:
+        results: list[StepDeltas] = []
         runner = runner or FakeRunner()
         engine = (parts or new_parts(runner)).engine(runner, results.append)
         engines.append(engine)
@@ -62,7 +62,7 @@ def make():
         engine.stop()
 
 
-def outputs(results: list[StepResult]) -> dict[str, list[int]]:
+def outputs(results: list[StepDeltas]) -> dict[str, list[int]]:
     found: dict[str, list[int]] = {}
     for result in list(results):
         for delta in result.deltas:
@@ -72,7 +72,7 @@ def outputs(results: list[StepResult]) -> dict[str, list[int]]:
     return found
 
 
-def finishes(results: list[StepResult]) -> dict[str, FinishReason]:
+def finishes(results: list[StepDeltas]) -> dict[str, FinishReason]:
     return {d.sequence.seq_id: d.finish for r in list(results) for d in r.deltas if d.finish}
 
 

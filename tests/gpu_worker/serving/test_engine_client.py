@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from scheduler_parts import SchedulerParts
 
 from gpu_worker.scheduling.scheduler_config import SchedulerConfig
-from gpu_worker.scheduling.step import StepResult
+from gpu_worker.scheduling.step import StepDeltas
 from gpu_worker.serving.engine_client import MAX_GRANT_STEPS, EngineClient
 from gpu_worker.serving.journal_writer import JournalWriter
 from gpu_worker.serving.step_publisher import StepPublisher
@@ -41,11 +41,11 @@ class World:
         config = SchedulerConfig(max_batch_tokens=32, max_batch_sequences=8, max_waiting=max_waiting, watermark=0.0)
         loop = asyncio.get_running_loop()
 
-        def on_result(result: StepResult) -> None:
+        def on_deltas(result: StepDeltas) -> None:
             loop.call_soon_threadsafe(self.journal_writer.submit, result)
 
         self.parts = SchedulerParts(config, self.runner.info)
-        self.engine = self.parts.engine(self.runner, on_result)
+        self.engine = self.parts.engine(self.runner, on_deltas)
         self.publisher = StepPublisher()
         self.engine_client = EngineClient(self.engine, self.parts.workload, self.parts.budget, self.publisher)
         self.journal_writer = JournalWriter(None, self.publisher, self.engine_client)

@@ -7,7 +7,7 @@ import pytest
 from sequences import new_sequence
 
 from gpu_worker.scheduling.sequence import Sequence
-from gpu_worker.scheduling.step import Delta, StepResult
+from gpu_worker.scheduling.step import Delta, StepDeltas
 from gpu_worker.serving.journal_writer import JournalWriter
 from gpu_worker.serving.step_publisher import StepPublisher
 from gpu_worker.serving.step_subscription import StepSubscription
@@ -85,7 +85,7 @@ class World:
     def step(self, *deltas: tuple[int, int, list[int]], finish: FinishReason = FinishReason.NONE) -> None:
         self.num_steps += 1
         made = [Delta(self.sequence, branch, first, tuple(tokens), finish) for branch, first, tokens in deltas]
-        self.journal_writer.submit(StepResult(self.num_steps, made, 1, 1))
+        self.journal_writer.submit(StepDeltas(self.num_steps, made, 1, 1))
 
     def told(self) -> list[tuple[int, int, tuple[int, ...]]]:
         return [
@@ -217,7 +217,7 @@ async def test_what_an_earlier_life_at_the_same_epoch_computed_is_not_journalled
     late = Delta(world.sequence, 0, 0, (10,))
     again = new_sequence("s", PROMPT, world.sequence.params, epoch=3)
     world.publisher.open_log(again, prompt_chain(PROMPT), [[], []], (), "r1")
-    world.journal_writer.submit(StepResult(1, [late], 1, 1))
+    world.journal_writer.submit(StepDeltas(1, [late], 1, 1))
     await settle(world)
     assert world.told() == []
     assert world.store.batches == []

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sequences import new_sequence
 
-from gpu_worker.scheduling.step import Delta, StepResult
+from gpu_worker.scheduling.step import Delta, StepDeltas
 from gpu_worker.serving.step_publisher import MAX_STEP_ITEMS, StepPublisher
 from gpu_worker.serving.step_subscription import MAX_PENDING_STEPS, StepSubscription, join_items
 from octavo.errors import HistoryLost
@@ -35,7 +35,7 @@ def accept(publisher: StepPublisher, first: int, tokens: list[int], step_id: int
     entry = publisher.logs[SEQ]
     delta = Delta(entry.sequence, 0, first, tuple(tokens))
     publisher.publish_delta(entry, delta)
-    publisher.flush(StepResult(step_id, [delta], 1, 1))
+    publisher.flush(StepDeltas(step_id, [delta], 1, 1))
 
 
 def drain(subscription: StepSubscription) -> list[int]:
@@ -78,7 +78,7 @@ def test_where_branches_compete_a_late_follower_learns_the_score_at_every_token(
     for index, total in ((2, -1.5), (3, -2.0), (4, -4.0)):
         delta = Delta(entry.sequence, 0, index, (index,), cumulative_logprob=total)
         publisher.publish_delta(entry, delta)
-        publisher.flush(StepResult(index, [delta], 1, 1))
+        publisher.flush(StepDeltas(index, [delta], 1, 1))
     publisher.follow(subscription, SEQ, [3, 0])
     (step,) = subscription.ready
     told = [(item.branch, item.first_index, list(item.token_ids), item.cumulative_logprob) for item in step.items]
@@ -121,7 +121,7 @@ def test_counted_steps_are_reported_one_by_one_even_when_idle():
     for each in (subscription, other):
         publisher.attach(each)
     for step_id, whose in enumerate((None, subscription, other, subscription, None), 1):
-        publisher.flush(StepResult(step_id, granted_by=whose and whose.subscription_id))
+        publisher.flush(StepDeltas(step_id, granted_by=whose and whose.subscription_id))
     assert [step.step_id for step in subscription.ready] == [2, 4]
     assert [step.step_id for step in other.ready] == [3]
     assert subscription.num_awaited == other.num_awaited == 0
@@ -180,7 +180,7 @@ def finish(publisher: StepPublisher, first: int, step_id: int) -> None:
     entry = publisher.logs[SEQ]
     delta = Delta(entry.sequence, 0, first, (9,), FinishReason.LENGTH)
     publisher.publish_delta(entry, delta)
-    publisher.flush(StepResult(step_id, [delta], 1, 1))
+    publisher.flush(StepDeltas(step_id, [delta], 1, 1))
 
 
 def messages(subscription: StepSubscription) -> list[list[int]]:
@@ -206,7 +206,7 @@ async def test_an_interval_delays_neither_first_tokens_nor_ends():
     entry = begin(publisher)
     first = Delta(entry.sequence, 0, 0, (5,), cached_tokens=0)
     publisher.publish_delta(entry, first)
-    publisher.flush(StepResult(1, [first], 1, 1))
+    publisher.flush(StepDeltas(1, [first], 1, 1))
     assert messages(subscription) == [[5]]
     accept(publisher, 1, [6], 2)
     accept(publisher, 2, [7], 3)
@@ -238,7 +238,7 @@ async def test_a_counted_step_is_sent_at_once_whatever_the_interval():
     entry = publisher.logs[SEQ]
     delta = Delta(entry.sequence, 0, 1, (6,))
     publisher.publish_delta(entry, delta)
-    publisher.flush(StepResult(2, [delta], 1, 1, granted_by=subscription.subscription_id))
+    publisher.flush(StepDeltas(2, [delta], 1, 1, granted_by=subscription.subscription_id))
     assert messages(subscription) == [[5, 6]]
 
 
@@ -256,7 +256,7 @@ def test_joined_items_say_the_same_as_those_they_are_made_of(interval, runs):
             tokens = tuple(range(len(told[branch]), len(told[branch]) + count))
             delta = Delta(entry.sequence, branch, len(told[branch]), tokens)
             publisher.publish_delta(entry, delta)
-            publisher.flush(StepResult(step_id, [delta], 1, 1))
+            publisher.flush(StepDeltas(step_id, [delta], 1, 1))
             told[branch] += tokens
         publisher._flush_late()
         got: list[list[int]] = [[], [], []]
@@ -287,7 +287,7 @@ def test_nothing_is_left_of_ten_thousand_sequences():
                 publisher.end_branch(publisher.logs[SEQ], 0)
             case 2:
                 publisher.publish_failure(publisher.logs[SEQ], HistoryLost("lost").failure())
-                publisher.flush(StepResult(number))
+                publisher.flush(StepDeltas(number))
             case 3:
                 publisher.forget_log(publisher.logs[SEQ])
         for subscription in (observer, router):
