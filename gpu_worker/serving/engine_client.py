@@ -21,7 +21,7 @@ from gpu_worker.scheduling.step_budget import StepBudget
 from gpu_worker.scheduling.workload import Workload
 from gpu_worker.serving.cache_watchers import CacheEvent, CacheEventBatch, CacheWatcher, CacheWatchers, join_events
 from gpu_worker.serving.step_publisher import StepPublisher
-from gpu_worker.serving.step_subscription import MAX_PENDING_STEPS, StepSubscription
+from gpu_worker.serving.step_subscription import MAX_PENDING_MESSAGES, StepSubscription
 from octavo import hashing, validation
 from octavo.errors import InvalidArgument, ServingError, StaleEpoch
 from octavo.ids import SequenceId
@@ -30,7 +30,7 @@ from octavo.record import Admission, AdmissionAnswer, AdmissionOutcome
 SwapOperation = Literal["out", "in", "drop"]
 log = logging.getLogger(__name__)
 
-MAX_GRANT_STEPS = MAX_PENDING_STEPS // 2  # finite steps that a Step stream may wait for at once
+MAX_GRANT_STEPS = MAX_PENDING_MESSAGES // 2  # finite steps that a Step stream may wait for at once
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,11 +39,11 @@ class StepPublisher:
 
     # Subscriptions
 
-    def attach(self, subscription: StepSubscription) -> None:
+    def add_subscription(self, subscription: StepSubscription) -> None:
         """Adds a subscription, which gets nothing before it observes, follows, or has a router id."""
         self.subscriptions[subscription.subscription_id] = subscription
 
-    def detach(self, subscription: StepSubscription) -> None:
+    def remove_subscription(self, subscription: StepSubscription) -> None:
         """Removes a subscription from everything that it followed."""
         self.subscriptions.pop(subscription.subscription_id, None)
         self._observers.discard(subscription)
@@ -192,7 +192,7 @@ class StepPublisher:
             else:
                 withheld = True
         for subscription in [each for each in self.subscriptions.values() if each.overflowed]:
-            self.detach(subscription)
+            self.remove_subscription(subscription)
         if withheld and self._late_flush is None:
             self._late_flush = asyncio.get_running_loop().call_later(MAX_WITHHELD_S, self._flush_late)
 

@@ -28,7 +28,7 @@ from octavo.store.calls import Member
 log = logging.getLogger(__name__)
 
 REFRESH_EVERY_S = 0.05
-STOP_GRACE_S = 3.0
+FLUSH_TIMEOUT_S = 3.0
 
 
 class Worker:
@@ -71,7 +71,7 @@ class Worker:
         cancel_task(self._monitoring)  # before the engine ends: its silence is no hang from here on
         await asyncio.to_thread(self.engine.stop)
         try:
-            await asyncio.wait_for(self.journal_writer.flushed(), STOP_GRACE_S)
+            await asyncio.wait_for(self.journal_writer.flushed(), FLUSH_TIMEOUT_S)
         except TimeoutError:
             log.warning("the store is away: the last tokens were not journalled, and will be computed again elsewhere")
         cancel_task(self._journalling)

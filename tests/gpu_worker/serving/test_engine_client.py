@@ -51,7 +51,7 @@ class World:
         self.journal_writer = JournalWriter(None, self.publisher, self.engine_client)
         self.task = asyncio.create_task(self.journal_writer.run())
         self.observer = StepSubscription()
-        self.publisher.attach(self.observer)
+        self.publisher.add_subscription(self.observer)
         self.publisher.add_observer(self.observer)
         self.engine.start()
 
@@ -107,7 +107,7 @@ async def test_an_admitted_sequence_has_a_log_before_its_first_token(world):
 
 async def test_a_repeated_admission_is_answered_alike_also_while_the_first_is_decided(world):
     router = StepSubscription()
-    world.publisher.attach(router)
+    world.publisher.add_subscription(router)
     world.publisher.assign_router(router, "r2")
     answers = await asyncio.gather(*(world.engine_client.admit(request(1), name) for name in ("r1", "r2", "r1")))
     assert all(answer.admitted for answer in answers)
@@ -233,7 +233,7 @@ async def test_swaps_answer_for_each_sequence(world):
 
 async def test_too_many_finite_steps_are_refused(world):
     subscription = StepSubscription()
-    world.publisher.attach(subscription)
+    world.publisher.add_subscription(subscription)
     world.engine_client.grant(subscription, MAX_GRANT_STEPS - 1)
     world.engine_client.grant(subscription, 0)
     for steps in (2, 2**32 - 1):
@@ -323,7 +323,7 @@ async def test_nothing_is_left_of_many_sequences(world):
             if answer.admitted and round_ % 3 == 0:
                 world.engine_client.cancel([(request(number % 900).seq_id, round_ + 1)])
 
-    world.publisher.detach(world.observer)
+    world.publisher.remove_subscription(world.observer)
     world.engine.grant(0)
     await asyncio.gather(*(client(name) for name in range(20)))
     await world.until(lambda: not world.sequences and not world.publisher.logs)

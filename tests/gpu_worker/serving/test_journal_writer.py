@@ -75,7 +75,7 @@ class World:
         self.store, self.control, self.publisher = ScriptedStore(), Control(), StepPublisher()
         self.journal_writer = JournalWriter(self.store, self.publisher, self.control, window_steps=4)
         self.subscription = StepSubscription()
-        self.publisher.attach(self.subscription)
+        self.publisher.add_subscription(self.subscription)
         self.publisher.assign_router(self.subscription, "r1")
         params = SamplingParams(n=2, max_tokens=100, seed=1)
         self.sequence = new_sequence("s", PROMPT, params, epoch=3)

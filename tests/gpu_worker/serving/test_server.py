@@ -208,7 +208,7 @@ async def test_a_router_that_comes_again_replaces_its_old_stream(service):
 
 async def test_a_stream_that_is_not_read_is_cut_off_and_others_are_not(service, monkeypatch):
     """The slow one's messages fill its connection's window first, then its bounded queue."""
-    monkeypatch.setattr(step_subscription, "MAX_PENDING_STEPS", 50)
+    monkeypatch.setattr(step_subscription, "MAX_PENDING_MESSAGES", 50)
     service.runner.step_s = 0.003
     apart = grpc.aio.insecure_channel(
         service.endpoint, options=[("grpc.http2.bdp_probe", 0), ("grpc.use_local_subchannel_pool", 1)]

@@ -96,7 +96,7 @@ async def life(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Life]:
     made = Life()
     monkeypatch.setattr(progress_monitor, "give_up", made.ended.append)
     monkeypatch.setattr(progress_monitor, "HANG_LEASES", 4)
-    monkeypatch.setattr(worker, "STOP_GRACE_S", 0.5)
+    monkeypatch.setattr(worker, "FLUSH_TIMEOUT_S", 0.5)
     await made.begin()
     yield made
     await made.end()
