@@ -79,7 +79,7 @@ class Engine:
 
     # What other threads may call
 
-    def post(self, command: Callable[[Scheduler], T]) -> "Future[T]":
+    def post_command(self, command: Callable[[Scheduler], T]) -> "Future[T]":
         """Runs a command between two steps, in the order posted. The future has its result or error.
 
         The error is Draining if the loop ended before the command's turn.
@@ -91,7 +91,7 @@ class Engine:
             self._refuse_commands()
         return future
 
-    def grant(self, steps: int, subscription_id: SubscriptionId | None = None) -> None:
+    def grant_steps(self, steps: int, subscription_id: SubscriptionId | None = None) -> None:
         """Allows `steps` more steps; 0 allows all until `pause`. A result names the subscription that granted it."""
 
         def command(_: Scheduler) -> None:
@@ -100,7 +100,7 @@ class Engine:
             else:
                 self._unlimited = True
 
-        self.post(command)
+        self.post_command(command)
 
     def pause(self) -> "Future[list[Grant]]":
         """Takes all grants back. The future has what was left of the finite ones; no step begins after that."""
@@ -111,9 +111,9 @@ class Engine:
             self._unlimited = False
             return left
 
-        return self.post(command)
+        return self.post_command(command)
 
-    def hold(self, held: bool) -> None:
+    def hold_steps(self, held: bool) -> None:
         """Says whether steps are kept from beginning, because the journal is too far behind."""
         self._held = held
         self._wake.set()
@@ -204,5 +204,5 @@ def run_command(future: "Future[Any]", command: Command, scheduler: Scheduler) -
         return
     try:
         future.set_result(command(scheduler))
-    except Exception as error:  # the caller of `post` gets it, whatever it is
+    except Exception as error:  # the caller of `post_command` gets it, whatever it is
         future.set_exception(error)

@@ -31,7 +31,7 @@ BROKEN = (AppendStatus.CONFLICT, AppendStatus.GAP)  # after a gap has been mende
 class EngineControl(Protocol):
     """What the journal asks of the engine. A sequence that has been replaced meanwhile is left alone."""
 
-    def hold(self, held: bool) -> None: ...
+    def hold_steps(self, held: bool) -> None: ...
     def drop(self, sequence: Sequence) -> None: ...
     def cancel_one(self, sequence: Sequence) -> None: ...
     def end_branch(self, sequence: Sequence, branch: int) -> None: ...
@@ -56,7 +56,7 @@ class JournalWriter:
         self.num_fenced = 0
         self.num_appended = 0
 
-    def submit(self, result: StepDeltas) -> None:
+    def submit_deltas(self, result: StepDeltas) -> None:
         """Adds a step's result to those that wait for the store. Only the event loop may call this."""
         self._pending.append(result)
         self._empty.clear()
@@ -68,7 +68,7 @@ class JournalWriter:
     def idle(self) -> bool:
         return not self._pending
 
-    async def flushed(self) -> None:
+    async def wait_until_flushed(self) -> None:
         """Returns when everything that was submitted has been accepted or refused."""
         await self._empty.wait()
 
@@ -88,7 +88,7 @@ class JournalWriter:
 
     def _hold(self, held: bool) -> None:
         self._held = held
-        self._control.hold(held)
+        self._control.hold_steps(held)
 
     async def _append(self, results: list[StepDeltas]) -> None:
         find_log = self._publisher.find_log

@@ -70,7 +70,7 @@ class StepHandler:
                 self._check_router_id(request.open.router_id)
                 publisher.assign_router(subscription, request.open.router_id)
             case "grant":
-                self._engine_client.grant(subscription, request.grant.steps)
+                self._engine_client.grant_steps(subscription, request.grant.steps)
             case "pause":
                 self._engine_client.pause()
             case "follow":

@@ -66,12 +66,12 @@ class Worker:
 
     async def stop(self) -> None:
         """Takes no more calls, journals what has been computed, and leaves the sequences to other workers."""
-        self.listener.service.draining = True
+        self.listener.service.stopping = True
         self.listener.health.shut_down()
         cancel_task(self._monitoring)  # before the engine ends: its silence is no hang from here on
         await asyncio.to_thread(self.engine.stop)
         try:
-            await asyncio.wait_for(self.journal_writer.flushed(), FLUSH_TIMEOUT_S)
+            await asyncio.wait_for(self.journal_writer.wait_until_flushed(), FLUSH_TIMEOUT_S)
         except TimeoutError:
             log.warning("the store is away: the last tokens were not journalled, and will be computed again elsewhere")
         cancel_task(self._journalling)
@@ -82,7 +82,7 @@ class Worker:
     # On the engine's thread
 
     def _on_deltas(self, result: StepDeltas) -> None:
-        self._loop.call_soon_threadsafe(self.journal_writer.submit, result)
+        self._loop.call_soon_threadsafe(self.journal_writer.submit_deltas, result)
 
     def _on_progress(self) -> None:
         """Renews the lease and refreshes load and cache events now and then, and at once when the engine gets idle."""

@@ -30,7 +30,7 @@ class Service:
         loop = asyncio.get_running_loop()
 
         def on_deltas(result: StepDeltas) -> None:
-            loop.call_soon_threadsafe(self.journal_writer.submit, result)
+            loop.call_soon_threadsafe(self.journal_writer.submit_deltas, result)
 
         def on_progress() -> None:
             self.engine_client.refresh()

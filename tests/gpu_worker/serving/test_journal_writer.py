@@ -55,7 +55,7 @@ class Control:
     def __init__(self) -> None:
         self.calls: list[tuple[object, ...]] = []
 
-    def hold(self, held: bool) -> None:
+    def hold_steps(self, held: bool) -> None:
         self.calls.append(("hold", held))
 
     def drop(self, sequence: Sequence) -> None:
@@ -85,7 +85,7 @@ class World:
     def step(self, *deltas: tuple[int, int, list[int]], finish: FinishReason = FinishReason.NONE) -> None:
         self.num_steps += 1
         made = [Delta(self.sequence, branch, first, tuple(tokens), finish) for branch, first, tokens in deltas]
-        self.journal_writer.submit(StepDeltas(self.num_steps, made, 1, 1))
+        self.journal_writer.submit_deltas(StepDeltas(self.num_steps, made, 1, 1))
 
     def told(self) -> list[tuple[int, int, tuple[int, ...]]]:
         return [
@@ -217,17 +217,17 @@ async def test_what_an_earlier_life_at_the_same_epoch_computed_is_not_journalled
     late = Delta(world.sequence, 0, 0, (10,))
     again = new_sequence("s", PROMPT, world.sequence.params, epoch=3)
     world.publisher.open_log(again, prompt_chain(PROMPT), [[], []], (), "r1")
-    world.journal_writer.submit(StepDeltas(1, [late], 1, 1))
+    world.journal_writer.submit_deltas(StepDeltas(1, [late], 1, 1))
     await settle(world)
     assert world.told() == []
     assert world.store.batches == []
 
 
 async def test_flushed_waits_for_everything_submitted(world):
-    await world.journal_writer.flushed()
+    await world.journal_writer.wait_until_flushed()
     world.store.script.append(StoreUnavailable("away"))
     world.step((0, 0, [10]))
-    await world.journal_writer.flushed()
+    await world.journal_writer.wait_until_flushed()
     assert world.told() == [(0, 0, (10,))]
 
 

@@ -84,7 +84,7 @@ class Life:
         item = worker_pb2.Admission(seq_id=SEQ, epoch=taken.epoch, priority=3, sampling=wire.sampling_to_wire(params))
         item.prompt.ids.extend([1, 2, 3])
         await self.stub.Schedule(worker_pb2.ScheduleRequest(admissions=[item]))
-        self.worker.engine.grant(0)
+        self.worker.engine.grant_steps(0)
 
     async def tokens(self) -> int:
         snapshot = await self.store.read(SEQ, from_indexes=[0])
@@ -177,7 +177,7 @@ async def test_a_loop_that_ends_or_a_journal_that_ends_ends_the_process(life):
 async def test_a_scheduler_that_fails_ends_the_process(life):
     await until(life.serving)
     life.worker.scheduler.plan = lambda: 1 // 0
-    life.worker.engine.grant(1)
+    life.worker.engine.grant_steps(1)
     await until(lambda: life.ended)
     assert "loop" in life.ended[0]
 
