@@ -112,7 +112,7 @@ def tiny_llama(
     num_host_blocks: int | None = None,
     weights: dict[str, Tensor] | None = None,
 ) -> Tiny:
-    """A runner with a tiny model, with graphs if `capture` is given. There are as many host blocks as blocks by default."""
+    """A runner with a tiny model, with graphs if `capture` is given. As many host blocks as blocks, unless told."""
     num_host_blocks = num_blocks if num_host_blocks is None else num_host_blocks
     decoder = LlamaDecoder(form.config, form.weights() if weights is None else weights, ops, device)
     arena = KvArena(form.blocks, num_blocks, num_host_blocks, device, ops)
