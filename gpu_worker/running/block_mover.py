@@ -17,7 +17,7 @@ MEASURE_EVERY = 32  # steps with swaps: one is waited for, and says how long it 
 
 
 @dataclass(slots=True)
-class _Pending:
+class _PendingSwap:
     swap: SwapTicket
     blocks: frozenset[BlockId]  # on the device
 
@@ -27,7 +27,7 @@ class BlockMover:
 
     def __init__(self, arena: KvArena) -> None:
         self._arena = arena
-        self._pending: list[_Pending] = []
+        self._pending: list[_PendingSwap] = []
         self._num_swaps = 0
 
     def move_blocks(self, plan: StepPlan) -> float:
@@ -63,7 +63,7 @@ class BlockMover:
     def _keep(self, swap: SwapTicket | None, blocks: Iterable[BlockId]) -> bool:
         """Whether it is under way."""
         if swap is not None:
-            self._pending.append(_Pending(swap, frozenset(blocks)))
+            self._pending.append(_PendingSwap(swap, frozenset(blocks)))
         return swap is not None
 
     def _settle(self, used: Collection[BlockId]) -> None:

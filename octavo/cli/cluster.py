@@ -124,19 +124,19 @@ class Cluster:
 def serving(endpoint: str) -> ReadyCheck:
     """Makes a check whether the server at `endpoint` says SERVING."""
 
-    async def check() -> bool:
+    async def is_serving() -> bool:
         return bool(await _health(endpoint) == health_pb2.HealthCheckResponse.SERVING)
 
-    return check
+    return is_serving
 
 
 def answering(endpoint: str) -> ReadyCheck:
     """Makes a check whether the server at `endpoint` reports its health at all, even as NOT_SERVING."""
 
-    async def check() -> bool:
+    async def is_answering() -> bool:
         return await _health(endpoint) is not None
 
-    return check
+    return is_answering
 
 
 async def _health(endpoint: str) -> int | None:
