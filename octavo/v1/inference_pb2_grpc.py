@@ -115,7 +115,7 @@ class InferenceServicer(object):
     def Complete(self, request, context):
         """Generates tokens and returns them all at once: the unary twin of Generate, for grpcurl and simple clients.
 
-        Idempotent on request_id, as Generate is. It has the statuses of Generate, also for failures after acceptance.
+        Idempotent on request_id, as Generate is. Statuses as Generate; a failure after acceptance is a status, too.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -31,7 +31,6 @@ class WorkerStub(object):
 
     Every message that changes a sequence carries its epoch. Every call is idempotent on (seq_id, epoch).
     When the store answers that an epoch is stale, the worker drops the sequence, whichever router scheduled it.
-    Every call but Drain is answered UNAVAILABLE while the model is still loading: retry.
     """
 
     def __init__(self, channel):
@@ -83,7 +82,6 @@ class WorkerServicer(object):
 
     Every message that changes a sequence carries its epoch. Every call is idempotent on (seq_id, epoch).
     When the store answers that an epoch is stale, the worker drops the sequence, whichever router scheduled it.
-    Every call but Drain is answered UNAVAILABLE while the model is still loading: retry.
     """
 
     def Hello(self, request, context):
@@ -91,6 +89,8 @@ class WorkerServicer(object):
 
         A router does not use a worker with another schema revision, or whose model has another fingerprint or layout than
         the model that the router knows by that name. Admin.ListWorkers then has the reason.
+
+        * UNAVAILABLE: the model is still loading. Retry.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -104,7 +104,7 @@ class WorkerServicer(object):
         The router must have written this worker into the record (store function take) before the call.
 
         * INVALID_ARGUMENT: the batch itself is malformed (over 1024 items). A bad item is REJECTED alone.
-        * UNAVAILABLE: the worker drains. Choose another worker.
+        * UNAVAILABLE: the worker drains, or its model is still loading. Choose another worker.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -124,6 +124,7 @@ class WorkerServicer(object):
 
         * INVALID_ARGUMENT: an empty or unknown command, a bad router id, or a finite grant that is too large.
         * RESOURCE_EXHAUSTED: 256 streams are open, or this one reads too slowly: read the journal and follow again.
+        * UNAVAILABLE: the model is still loading. Retry.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -136,6 +137,7 @@ class WorkerServicer(object):
         when the scheduler finds room.
 
         * INVALID_ARGUMENT: over 1024 items. A bad item has a failure of its own.
+        * UNAVAILABLE: the model is still loading. Retry.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -145,6 +147,8 @@ class WorkerServicer(object):
         """Stops sequences; their blocks are free within two steps. The call also succeeds for an unknown sequence.
 
         Idempotent. A sequence at a newer epoch than the named one goes on.
+
+        * UNAVAILABLE: the model is still loading. Retry.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -155,6 +159,8 @@ class WorkerServicer(object):
 
         The first message has a snapshot, and each later one the events after the message before it. After a gap in
         event_seq, or when the digest does not match, call again. A message with the load comes at least once per interval.
+
+        * UNAVAILABLE: the model is still loading. Retry.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -221,7 +227,6 @@ class Worker(object):
 
     Every message that changes a sequence carries its epoch. Every call is idempotent on (seq_id, epoch).
     When the store answers that an epoch is stale, the worker drops the sequence, whichever router scheduled it.
-    Every call but Drain is answered UNAVAILABLE while the model is still loading: retry.
     """
 
     @staticmethod
