@@ -9,8 +9,6 @@ from collections.abc import Iterable, Sequence
 
 from octavo.ids import BlockHash
 
-EMPTY_CHAIN = 0
-
 
 def root_key(fingerprint: str, layout: str, lora: str = "", salt: str = "") -> bytes:
     """The key of all block hashes of one model, KV layout, LoRA and tenant salt."""

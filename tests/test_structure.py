@@ -123,8 +123,8 @@ def test_code_follows(rule: Callable[[str, ast.AST], Violations]) -> None:
         (unsafe_loading, "router/placing/dispatcher.py", "torch.load('x')"),
         (unsafe_loading, "router/placing/dispatcher.py", "eval('1')"),
         (asserts, "router/placing/dispatcher.py", "def f(x):\n    assert x"),
-        (extension, "gpu_worker/serving/engine.py", "from gpu_worker import _C_cpu"),
-        (extension, "gpu_worker/serving/engine.py", "importlib.import_module('gpu_worker._C_cpu')"),
+        (extension, "gpu_worker/engine/engine.py", "from gpu_worker import _C_cpu"),
+        (extension, "gpu_worker/engine/engine.py", "importlib.import_module('gpu_worker._C_cpu')"),
     ],
 )
 def test_a_rule_sees_what_breaks_it(rule: Callable[[str, ast.AST], Violations], name: str, text: str) -> None:

@@ -1,1 +1,1 @@
-"""The blocks of the KV cache: free, shared, cached by prefix, or in host memory. Imports no torch, gRPC or store."""
+"""The blocks of the KV cache: free, shared, cached or in host memory. Nothing here imports torch, gRPC or the store."""

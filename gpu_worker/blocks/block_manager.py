@@ -1,14 +1,14 @@
-"""Which device blocks are free, who shares the others, and which have to be copied before they are written.
+"""Which device blocks are free, how many tables share the others, and which are copied before they are written.
 
 Every block is in exactly one of four places:
 
-    free      nobody uses it, nothing is in it            refs 0, in the free list
-    cached    nobody uses it, a known prefix is in it     refs 0, idle in the prefix cache
-    used      in so many block tables or reservations     refs >= 1
-    held      nobody uses it, but the step being planned copies from it; free after that step
+    free      no table has it, its content is worthless      refs 0, in the free list
+    cached    no table has it, it holds a known prefix       refs 0, idle in the prefix cache
+    used      as many tables or reservations have it         refs >= 1
+    held      no table has it, but the step being planned copies from it; free or cached after that step
 
-A block that two tables share is read-only. Writing to it first replaces it in the writer's table by a copy; the copy
-itself is made by the runner, before the step writes anything. All operations are O(1) per block.
+A block that two tables share is read-only. Before a branch writes into it, its table gets a copy instead; the runner
+makes the copy before the step writes anything. All operations are O(1) per block.
 """
 
 from collections import Counter
@@ -22,7 +22,7 @@ from octavo.ids import BlockHash, BlockId
 
 
 class BlockManager:
-    """Free list, reference counts, copy on write and reservations."""
+    """The free list, the reference counts, copy on write, and reservations. Raises OutOfBlocks when blocks run out."""
 
     def __init__(
         self,
@@ -39,7 +39,7 @@ class BlockManager:
         self.block_size = block_size
         self.cache = PrefixCache() if cache is None else cache
         self.num_watermark = int(watermark * num_blocks)
-        self.refs = [0] * num_blocks
+        self.refs = [0] * num_blocks  # how many tables and reservations have each block
         self._free = [BlockId(block) for block in range(num_blocks - 1, -1, -1)]
         self._copies: dict[BlockId, BlockId] = {}  # to: from, of the step being planned
         self._held: set[BlockId] = set()
@@ -57,6 +57,7 @@ class BlockManager:
 
     @property
     def num_available(self) -> int:
+        """Blocks that can be taken: free ones, and cached ones that are evicted for it."""
         return len(self._free) + self.cache.num_idle
 
     @property
@@ -68,15 +69,16 @@ class BlockManager:
         return sum(len(reservation.blocks) for reservation in self._reservations)
 
     def blocks_for(self, num_tokens: int) -> int:
+        """How many blocks have slots for `num_tokens` tokens."""
         return -(-num_tokens // self.block_size)
 
     def has_room_for(self, num_new: int, shared: Iterable[BlockId], *, spare: int) -> bool:
-        """Whether `num_new` blocks can be had beside the `shared` ones, with `spare` more left over."""
+        """Whether a table of the `shared` blocks and `num_new` others can be made that leaves `spare` available."""
         num_revived = sum(1 for block in shared if not self.refs[block])
         return num_new + num_revived + spare <= self.num_available
 
     def take_block(self) -> BlockId:
-        """A block of one's own, with nothing in it."""
+        """A block that the caller alone has, and whose content is worthless."""
         if self._free:
             block = self._free.pop()
         elif self.cache.num_idle:
@@ -89,15 +91,15 @@ class BlockManager:
         return block
 
     def grow_table(self, table: list[BlockId], num_slots: int) -> None:
-        """Extends a table until it has `num_slots` token slots. Takes all the blocks that needs, or none."""
+        """Adds blocks to a table until it has `num_slots` slots. Raises OutOfBlocks, and adds none, for too few."""
         missing = self.blocks_for(num_slots) - len(table)
         if missing > self.num_available:
-            raise OutOfBlocks(f"{missing} blocks needed, {self.num_available} of {self.num_blocks} to be had")
+            raise OutOfBlocks(f"{missing} blocks needed, {self.num_available} of {self.num_blocks} available")
         for _ in range(missing):
             table.append(self.take_block())
 
     def share(self, blocks: Iterable[BlockId]) -> list[BlockId]:
-        """Uses blocks of a known prefix or of another table once more: fork, and hits."""
+        """A table of blocks that another table has, or that are cached: each block is used once more."""
         refs, shared = self.refs, []
         for block in blocks:
             if not refs[block]:
@@ -107,7 +109,7 @@ class BlockManager:
         return shared
 
     def release(self, table: list[BlockId]) -> None:
-        """Gives a whole table back, the last block first, and empties it."""
+        """Takes back all blocks of a table, the last one first, and empties it."""
         refs = self.refs
         while table:
             block = table.pop()
@@ -116,10 +118,11 @@ class BlockManager:
                 self._retire(block)
 
     def is_writable(self, block: BlockId) -> bool:
+        """Whether only one table has the block."""
         return self.refs[block] == 1
 
     def make_writable(self, table: list[BlockId], index: int) -> None:
-        """Replaces a shared block of a table by a copy that the coming step makes."""
+        """Replaces a shared block of a table by a copy, which the step being planned makes."""
         block = table[index]
         if self.refs[block] == 1:
             return
@@ -128,28 +131,28 @@ class BlockManager:
         self._copies[copy] = block
 
     def seal_block(self, block_hash: BlockHash, block: BlockId) -> None:
-        """A block in use has become full and computed: from now on it can be hit."""
+        """A used block is full and computed: from now on other branches can share it by its hash."""
         self.cache.insert(block_hash, block)
 
     def reserve(self, num_blocks: int) -> "Reservation":
-        """Blocks for something that may yet fail: `with blocks.reserve(n) as r: ...; r.commit()`."""
+        """Blocks for something that may fail: `with manager.reserve(n) as reservation: ...; reservation.commit()`."""
         if num_blocks > self.num_available:
-            raise OutOfBlocks(f"{num_blocks} blocks needed, {self.num_available} of {self.num_blocks} to be had")
+            raise OutOfBlocks(f"{num_blocks} blocks needed, {self.num_available} of {self.num_blocks} available")
         reservation = Reservation(self, [self.take_block() for _ in range(num_blocks)])
         self._reservations.add(reservation)
         return reservation
 
     def copies(self) -> list[tuple[BlockId, BlockId]]:
-        """(from, to) of the copies the step has to make. The blocks copied from keep their content until `end_step`."""
+        """(from, to) of the copies that the step has to make. What they read keeps its content until `end_step`."""
         return [(source, copy) for copy, source in self._copies.items()]
 
     def take_freed_blocks(self) -> list[BlockId]:
-        """Debug: blocks that have lost their content since the last call."""
+        """The blocks whose content became worthless since the last call, if the manager was made with `debug`."""
         freed, self._freed = list(self._freed), set()
         return freed
 
     def end_step(self) -> None:
-        """The planned step has run (or never will): nothing is to be copied any more."""
+        """The planned step has run, or never will: its copies are no longer to be made."""
         self._copies.clear()
         held, self._held = self._held, set()
         for block in held:
@@ -175,7 +178,7 @@ class BlockManager:
 
     def _retire(self, block: BlockId) -> None:
         if self._copies:
-            self._copies.pop(block, None)  # it was to be written by a copy nobody wants any more
+            self._copies.pop(block, None)  # a copy was to write it, which no table needs any more
             if block in self._copies.values():
                 self._held.add(block)
                 return
@@ -186,20 +189,20 @@ class BlockManager:
 
 
 class Reservation:
-    """Blocks that go back on leaving the `with` block, unless committed."""
+    """Blocks that are taken back at the end of the `with` statement, unless they were committed."""
 
     def __init__(self, manager: BlockManager, blocks: list[BlockId]) -> None:
         self.blocks = blocks
         self._manager = manager
 
     def commit(self) -> list[BlockId]:
-        """The blocks are the caller's table now."""
+        """The reserved blocks, as a table that is the caller's from now on."""
         self._manager._reservations.discard(self)
         blocks, self.blocks = self.blocks, []
         return blocks
 
     def release(self) -> None:
-        """Gives them back; again is harmless."""
+        """Gives back what has not been committed. May be called again."""
         self._manager.release(self.commit())
 
     def __enter__(self) -> Self:

@@ -1,12 +1,12 @@
-"""Which blocks hold which prefixes, and in what order those nobody uses are given up.
+"""Which blocks hold which prefixes, and in what order the idle ones are given up.
 
-A block is *known* once it is full and its hash is registered; a known block is immutable. While somebody uses it, it
-can be shared; when nobody does, it is *idle*: still there to be hit, and taken when a free block is needed. Idle blocks
-go in the order they became idle. A release hands over a table's last block first, so the deepest blocks of a prefix go
-before those that more prompts have in common.
+A block is *known* once it is full and its hash is registered; the content of a known block never changes. While some
+table has it, other tables can share it. When no table has it, it is *idle*: it can still be shared, and it is evicted
+when a free block is needed. Blocks are evicted in the order in which they became idle. A table gives its last block
+back first, so the deepest blocks of a prefix go before those that more prompts have in common.
 
-The same content may be computed twice at the same time. The first block registered stays the one that is hit; the other
-is never known and becomes plainly free after use.
+The same content may be computed twice at the same time. The block that is registered first is the known one; the other
+one never becomes known, and is free once no table has it.
 """
 
 from collections import OrderedDict
@@ -19,7 +19,7 @@ CacheChange = tuple[str, BlockHash]
 
 
 class PrefixCache:
-    """Hash to block, the eviction order, and the events a KV index elsewhere needs to follow both."""
+    """From hash to block, the order of eviction, and the changes that a router's KV index has to follow."""
 
     def __init__(self, *, enabled: bool = True) -> None:
         self.enabled = enabled
@@ -40,7 +40,7 @@ class PrefixCache:
         return self._blocks.get(block_hash)
 
     def match(self, hashes: Iterable[BlockHash]) -> list[BlockId]:
-        """The blocks of the longest known prefix."""
+        """The blocks of the longest prefix of `hashes` that is known."""
         found: list[BlockId] = []
         for block_hash in hashes:
             block = self._blocks.get(block_hash)
@@ -56,7 +56,7 @@ class PrefixCache:
         return block in self._idle
 
     def insert(self, block_hash: BlockHash, block: BlockId) -> bool:
-        """Registers a full block that is in use; False if that content is known already, or nothing is kept at all."""
+        """Registers a full block that is in use; False if its content is known already, or the cache is not enabled."""
         if not self.enabled or block_hash in self._blocks or block in self._hashes:
             return False
         self._blocks[block_hash] = block
@@ -66,24 +66,24 @@ class PrefixCache:
         return True
 
     def keep_idle(self, block: BlockId) -> bool:
-        """Nobody uses the block any more; False if it is not known and so just free."""
+        """No table has the block any more: a known one becomes idle. False if it is not known, and so becomes free."""
         if block not in self._hashes:
             return False
         self._idle[block] = None
         return True
 
     def revive(self, block: BlockId) -> None:
-        """An idle block is used again."""
+        """A table has the idle block again."""
         del self._idle[block]
 
     def evict(self) -> BlockId:
-        """Forgets the idle block that is due and hands it over."""
+        """Forgets the block that has been idle longest, and hands it over."""
         block, _ = self._idle.popitem(last=False)
         self._forget(block)
         return block
 
     def take_events(self) -> list[CacheChange]:
-        """What changed since the last call, in order."""
+        """The changes since the last call, in order."""
         events, self._events = self._events, []
         return events
 

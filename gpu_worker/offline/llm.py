@@ -17,7 +17,10 @@ from typing import Self, TypedDict, Unpack
 
 from tqdm import tqdm
 
-from gpu_worker.blocks.swap import CostModel
+from gpu_worker.blocks.cost_model import CostModel
+from gpu_worker.engine.configuration import build_runner, scheduler_config
+from gpu_worker.engine.engine import BLOCKED_ROUND_S, Engine
+from gpu_worker.engine.step_times import StepTimes
 from gpu_worker.offline.interrupt_guard import InterruptGuard
 from gpu_worker.offline.offline_request import CompletionOutput, OfflineRequest, RequestOutput
 from gpu_worker.offline.request_builder import Message, Params, Prompt, RequestBuilder
@@ -26,9 +29,6 @@ from gpu_worker.scheduling.sequence import Sequence as ScheduledSequence
 from gpu_worker.scheduling.step import Runner
 from gpu_worker.scheduling.step_budget import StepBudget
 from gpu_worker.scheduling.workload import Workload
-from gpu_worker.serving.configuration import build_runner, scheduler_config
-from gpu_worker.serving.engine import BLOCKED_ROUND_S, Engine
-from gpu_worker.serving.step_times import StepTimes
 from octavo import hashing
 from octavo.errors import TooLarge
 from octavo.ids import SequenceId

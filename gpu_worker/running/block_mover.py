@@ -17,7 +17,7 @@ MEASURE_EVERY = 32  # of so many steps with swaps, one waits for its copies and 
 
 
 @dataclass(slots=True)
-class _Pending:
+class _PendingSwap:
     swap: SwapTicket
     blocks: frozenset[BlockId]  # device blocks that the copies read or write
 
@@ -27,7 +27,7 @@ class BlockMover:
 
     def __init__(self, arena: KvArena) -> None:
         self._arena = arena
-        self._pending: list[_Pending] = []
+        self._pending: list[_PendingSwap] = []
         self._num_swaps = 0
 
     def move_blocks(self, plan: StepPlan) -> float:
@@ -65,7 +65,7 @@ class BlockMover:
     def _keep(self, swap: SwapTicket | None, blocks: Iterable[BlockId]) -> bool:
         """Remembers a swap that is under way; whether it is."""
         if swap is not None:
-            self._pending.append(_Pending(swap, frozenset(blocks)))
+            self._pending.append(_PendingSwap(swap, frozenset(blocks)))
         return swap is not None
 
     def _settle(self, used: Collection[BlockId]) -> None:

@@ -1,1 +1,1 @@
-"""Which sequences run in a step, with which blocks. Imports neither torch nor gRPC nor the store."""
+"""Which sequences run in a step, and with which blocks. Nothing here imports torch, gRPC or the store."""

@@ -3,7 +3,7 @@
 from gpu_worker.scheduling.beam import BeamSearch
 from gpu_worker.scheduling.deltas import branch_delta
 from gpu_worker.scheduling.sequence import FINISHED, WAITING, Branch, Sequence
-from gpu_worker.scheduling.step import RunnerInfo
+from gpu_worker.scheduling.step import BAD_LOGITS, RunnerInfo
 from gpu_worker.scheduling.workload import Workload
 from octavo.errors import OutOfBlocks, TooLarge
 from octavo.record import AdmissionAnswer, AdmissionOutcome
@@ -78,7 +78,7 @@ def prepare_branches(sequence: Sequence, info: RunnerInfo) -> None:
         if params.logprobs is not None:
             sequence.branches[0].scores = []
     for branch in sequence.branches:
-        branch.stops = stops | {-1}
+        branch.stops = stops | {BAD_LOGITS}
         branch.last = last
         if params.prompt_logprobs is not None and branch.index == 0 and not branch.num_output and num_prompt > 1:
             branch.num_scored = 1

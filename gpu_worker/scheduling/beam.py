@@ -1,9 +1,9 @@
-"""Beam search over hypotheses: which beams go on, which are complete, and when no live one can win any more.
+"""Beam search: which beams go on, which are complete, and when no live beam can win any more.
 
-A hypothesis scores `sum of log probabilities / output length ** length_penalty`; a stop token counts as output. Each
-step every live beam offers 2 * width candidates, so that width of them go on even if the others all end. Candidates are
+A hypothesis scores `sum of log probabilities / output length ** length_penalty`; a stop token counts as output. In each
+step every live beam offers 2 * width candidates, so that `width` of them go on even if all others end. Candidates are
 ordered by sum, then parent, then token, so that ties always fall the same way. A candidate that ends is kept only if it
-is among the best width; others would crowd out nothing that is better.
+is one of the `width` best.
 """
 
 import math
@@ -38,7 +38,7 @@ class Hypothesis:
 
 
 def expand(totals: Sequence[float], offers: Sequence[TokenScore]) -> list[BeamCandidate]:
-    """All candidates of one step, the best first."""
+    """All candidates of one step, the best first. `totals` are the beams' sums, `offers` their best next tokens."""
     candidates = [
         BeamCandidate(parent, total + logprob, TokenScore(token_id, logprob, offer.top))
         for parent, (total, offer) in enumerate(zip(totals, offers, strict=True))
@@ -48,9 +48,16 @@ def expand(totals: Sequence[float], offers: Sequence[TokenScore]) -> list[BeamCa
     return candidates
 
 
+class BeamSelection(NamedTuple):
+    """What one step does to a search: the beams of the next step, and the candidates that are complete outputs."""
+
+    going: list[BeamCandidate]
+    complete: list[BeamCandidate]
+
+
 @dataclass(slots=True)
 class BeamSearch:
-    """The complete hypotheses of one search, and its rules."""
+    """The rules of one search, and the hypotheses it has found."""
 
     width: int
     num_best: int
@@ -63,12 +70,11 @@ class BeamSearch:
     done: list[bool] = field(default_factory=list)  # and whether it was finished then
 
     def normalize(self, total: float, length: int) -> float:
+        """The score of an output of `length` tokens with this sum of log probabilities."""
         return total / math.pow(max(1, length), self.length_penalty)
 
-    def select(
-        self, candidates: Sequence[BeamCandidate], length: int
-    ) -> tuple[list[BeamCandidate], list[BeamCandidate]]:
-        """Those that go on and those that are complete, when outputs are `length` long with the new token."""
+    def select(self, candidates: Sequence[BeamCandidate], length: int) -> BeamSelection:
+        """Chooses among all candidates of a step, the best first. With the new token, outputs are `length` long."""
         going: list[BeamCandidate] = []
         ended: list[BeamCandidate] = []
         for place, candidate in enumerate(candidates):
@@ -79,10 +85,10 @@ class BeamSearch:
                 going.append(candidate)
             if len(going) == self.width and place >= self.width:
                 break
-        return going, ended
+        return BeamSelection(going, ended)
 
     def keep_live(self, token_ids: tuple[int, ...], total: float, scores: tuple[TokenScore, ...]) -> None:
-        """A beam that ends as it is, because the search has to."""
+        """Keeps a live beam as a hypothesis of what it has, because the search has to end."""
         score = self.normalize(total, len(token_ids))
         self.keep(Hypothesis(token_ids, total, score, FinishReason.LENGTH, scores))
 
@@ -93,7 +99,7 @@ class BeamSearch:
         del self.complete[self.num_best :]
 
     def decided(self, totals: Sequence[float], length: int) -> bool:
-        """Whether no live beam can still get among the best. A sum only falls, so its bound is the sum it has now."""
+        """Whether no live beam can become one of the best any more: a sum only falls, so it is its own upper bound."""
         if not totals:
             return True
         if len(self.complete) < self.num_best:

@@ -11,8 +11,8 @@ from collections.abc import Collection, Iterable
 from collections.abc import Set as AbstractSet
 
 from gpu_worker.blocks.block_manager import BlockManager
+from gpu_worker.blocks.host_pool import HostPool
 from gpu_worker.blocks.prefix_cache import PrefixCache
-from gpu_worker.blocks.swap import HostPool
 from gpu_worker.scheduling.scheduler_config import SchedulerConfig
 from gpu_worker.scheduling.sequence import Branch, Sequence
 from gpu_worker.scheduling.step import RunnerInfo, StepPlan
@@ -61,6 +61,11 @@ class BlockTables:
         if branch.host_blocks:
             self.host.release(branch.host_blocks)
         branch.num_computed = branch.num_sealed = branch.slots_end = 0
+
+    def has_own_slot(self, branch: Branch) -> bool:
+        """Whether the branch's next token has a slot in a block that no other table has."""
+        index = branch.num_computed // self._block_size
+        return index < len(branch.blocks) and self.device.is_writable(branch.blocks[index])
 
     def computed_blocks(self, branch: Branch) -> list[BlockId]:
         """The blocks that hold keys and values of earlier steps; the last one may be part-filled."""

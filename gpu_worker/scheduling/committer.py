@@ -19,10 +19,11 @@ class Committer:
 
     def __init__(self, workload: Workload) -> None:
         self._workload = workload
+        self._lists = workload.lists
         self._tables = workload.tables
 
     def apply(self, plan: StepPlan, output: StepOutput, result: StepResult) -> None:
-        """Expects a plan of this workload and its output; sequences ended since are left alone."""
+        """Takes in the output of a plan. A sequence that has ended since it was planned is left alone."""
         ended = self._decodes(plan, output, result.deltas)
         place = plan.num_decodes
         beams: dict[Sequence, list[tuple[Branch, int, TokenScore]]] = {}
@@ -42,12 +43,12 @@ class Committer:
         for sequence, offers in beams.items():
             ended |= self._advance_beams(sequence, offers, result.deltas)
         if ended:
-            self._workload.tidy()
+            self._lists.tidy()
 
     def _decodes(self, plan: StepPlan, output: StepOutput, deltas: list[Delta]) -> bool:
-        """The steady state, kept lean: one token for each branch."""
-        work, tables = self._workload, self._tables
-        mask = work.info.block_size - 1
+        """One token for each branch that decodes: the steady state, kept lean. True if a branch has ended."""
+        lists, tables = self._lists, self._tables
+        mask = tables.device.block_size - 1
         append, scores = deltas.append, output.scores
         place, ended = -1, False
         for chunk, token in zip(plan.chunks[: plan.num_decodes], output.token_ids, strict=False):
@@ -70,7 +71,7 @@ class Committer:
                 append(self._end(branch, token, score, LENGTH))
                 continue
             if computed >= branch.slots_end:
-                work.need_slot(branch)
+                lists.need_slot(branch)
             delta = Delta(branch.sequence, branch.index, computed - branch.num_prompt, (token,))
             append(delta)
             if score is not None:
@@ -78,7 +79,7 @@ class Committer:
         return ended
 
     def _stop(self, branch: Branch, token: int, score: TokenScore | None, deltas: list[Delta]) -> bool:
-        """A token that may end the branch. It is appended only if it does."""
+        """Ends the branch by a stop token or BAD_LOGITS. False if it goes on: the token is not appended then."""
         if token == BAD_LOGITS:
             failure = BadLogits(
                 f"branch {branch.index}: the model gave no finite logit after {len(branch.tokens)} tokens; "
@@ -114,7 +115,7 @@ class Committer:
     # Prompts
 
     def _computed(self, chunk: Chunk, scored: list[TokenScore]) -> None:
-        """A chunk's keys and values are written."""
+        """The keys and values of a chunk are written."""
         branch = chunk.branch
         branch.num_computed = chunk.start + chunk.length
         self._tables.seal_blocks(branch)
@@ -127,10 +128,10 @@ class Committer:
             known = len(branch.tokens)  # from here on, sampling scores what it adds
             branch.num_scored = chunk.score_end if chunk.score_end < known else sys.maxsize
         if branch.num_computed == branch.prefill_end:
-            self._workload.end_prefill(branch)
+            self._lists.end_prefill(branch)
 
     def _sampled(self, chunk: Chunk, tokens: list[int], scores: list[TokenScore | None], deltas: list[Delta]) -> bool:
-        """A prompt is complete: its branches get their tokens and decode from now on."""
+        """A prompt is complete: its branches get their tokens, and decode from now on. True if a branch has ended."""
         if not tokens:
             return False
         first, work = chunk.branch, self._workload
@@ -155,7 +156,7 @@ class Committer:
             if score is not None:
                 self._score(branch, score, delta)
             deltas.append(delta)
-            work.decode(branch)
+            self._lists.add_decode(branch)
         return ended
 
     # Beams
@@ -163,7 +164,7 @@ class Committer:
     def _advance_beams(
         self, sequence: Sequence, offers: list[tuple[Branch, int, TokenScore]], deltas: list[Delta]
     ) -> bool:
-        """All beams have their candidates: some go on, some are complete. True if the search has ended."""
+        """All beams of a search have their offers: some candidates go on, some are complete. True if lists changed."""
         work, search = self._workload, sequence.beams
         if search is None:
             return False

@@ -28,7 +28,7 @@ class Load:
         """The load now. To be called on the engine's thread, as everything that reads a workload."""
         blocks = workload.tables.device
         starting = (b for s in workload.waiting for b in s.branches[: 1 if s.fan_out else None] if b.state is WAITING)
-        to_compute = [*starting, *workload.prefilling]
+        to_compute = [*starting, *workload.lists.prefilling]
         return cls(
             num_running=sum(b.state is RUNNING for s in workload.active for b in s.branches),
             num_waiting=len(workload.waiting),

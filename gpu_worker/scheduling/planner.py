@@ -25,6 +25,7 @@ class Planner:
         budget: StepBudget,
     ) -> None:
         self._workload = workload
+        self._lists = workload.lists
         self._preemption = preemption
         self._slots = slots
         self._starter = starter
@@ -78,8 +79,10 @@ class Planner:
 
     def _secure(self, only: Sequence | None, now: float) -> list[Branch]:
         """Gets every decode and every beam a slot for its next token; the branches that have to wait for one."""
-        work, slots = self._workload, self._slots
-        needy = work.take_needy()
+        work, lists, slots = self._workload, self._lists, self._slots
+        if not (lists.needy or lists.beams):
+            return []
+        needy = lists.take_needy()
         if len(needy) > work.tables.device.num_available:
             needy.sort(key=lambda branch: branch.rank)
         stalled: list[Branch] = []
@@ -91,7 +94,7 @@ class Planner:
                 others.append(branch)
             elif not slots.secure(branch, now):
                 stalled.append(branch)
-        for sequence in list(work.beams):
+        for sequence in list(lists.beams):
             if not (runs_in(sequence, only) and in_lockstep(sequence)):
                 continue
             if slots.secure_beams(sequence, now):
@@ -99,27 +102,29 @@ class Planner:
             else:
                 stalled.append(sequence.branches[0])
         stalled = [branch for branch in stalled if branch.state is RUNNING]
-        work.hand_back_needy(others + [branch for branch in stalled if branch.sequence.beams is None])
+        lists.hand_back_needy(others + [branch for branch in stalled if branch.sequence.beams is None])
         return stalled
 
     def _num_rows(self, only: Sequence | None) -> int:
-        work = self._workload
-        num_rows = len(work.decodes)
-        if work.loners:
-            num_rows = sum(runs_in(chunk.branch.sequence, only) for chunk in work.decodes)
+        decodes = self._lists.decodes
+        num_rows = len(decodes)
+        if self._workload.loners:
+            num_rows = sum(runs_in(chunk.branch.sequence, only) for chunk in decodes)
         return num_rows + sum(len(sequence.branches) for sequence in self._secured)
 
     def _add_decodes(self, plan: StepPlan, only: Sequence | None, stalled: list[Branch]) -> None:
-        work = self._workload
-        waiting = set(stalled).union(work.needy)
-        if waiting or work.loners:
+        lists = self._lists
+        without_slot = set(stalled).union(lists.needy)
+        if without_slot or self._workload.loners:
             plan.chunks = [
-                chunk for chunk in work.decodes if chunk.branch not in waiting and runs_in(chunk.branch.sequence, only)
+                chunk
+                for chunk in lists.decodes
+                if chunk.branch not in without_slot and runs_in(chunk.branch.sequence, only)
             ]
         else:
-            plan.chunks = list(work.decodes)
+            plan.chunks = list(lists.decodes)
         plan.num_decodes = len(plan.chunks)
-        for sequence in work.beams:
+        for sequence in lists.beams:
             if sequence in self._secured:
                 plan.chunks += [Chunk(branch, branch.num_computed, 1, (branch,)) for branch in sequence.branches]
 
@@ -127,7 +132,7 @@ class Planner:
 
     def _prefills(self, only: Sequence | None, budget: int, stalled: list[Branch], now: float) -> list[Chunk]:
         work = self._workload
-        unfinished = [branch for branch in work.prefilling if runs_in(branch.sequence, only)]
+        unfinished = [branch for branch in self._lists.prefilling if runs_in(branch.sequence, only)]
         crowded = len(unfinished) + len(work.waiting) > 1
         share = max(work.info.block_size, budget // work.config.max_partial_prefills)
         chunks: list[Chunk] = []
@@ -166,15 +171,15 @@ class Planner:
 
     def _stuck_beams(self, only: Sequence | None) -> list[Branch]:
         """Beams that wait for others of their search to be computed again."""
-        searches = (s for s in self._workload.beams if s.queued and runs_in(s, only))
+        searches = (s for s in self._lists.beams if s.queued and runs_in(s, only))
         return [next(branch for branch in s.branches if branch.state is RUNNING) for s in searches]
 
     def _force(self, plan: StepPlan, only: Sequence | None, stalled: list[Branch], now: float) -> None:
         """The branch of the lowest rank among those that wait takes what it needs from any other."""
-        work = self._workload
+        lists = self._lists
         first = min(stalled, key=lambda branch: branch.rank)
         others = [branch for branch in stalled if branch is not first]
-        if first in work.prefilling:
+        if first in lists.prefilling:
             chunk = self._slots.prefill(first, 1, now, forced=True)
             self._add_prefills(plan, [chunk] if chunk else [])
         elif first.sequence.queued and first.sequence.beams is not None:
@@ -184,7 +189,7 @@ class Planner:
                 self._secured.add(first.sequence)
                 self._add_decodes(plan, only, others)
         elif self._slots.secure(first, now, forced=True):
-            work.hand_back_needy(branch for branch in work.take_needy() if branch is not first)
+            lists.hand_back_needy(branch for branch in lists.take_needy() if branch is not first)
             self._add_decodes(plan, only, others)
 
 

@@ -8,7 +8,7 @@ the tokens it has.
 
 from collections.abc import Collection, Iterable
 
-from gpu_worker.blocks.swap import CostModel
+from gpu_worker.blocks.cost_model import CostModel
 from gpu_worker.scheduling.deltas import branch_delta
 from gpu_worker.scheduling.sequence import FINISHED, RUNNING, SWAPPED, Branch, Sequence
 from gpu_worker.scheduling.workload import Workload
@@ -143,7 +143,7 @@ class Preemption:
         else:
             work.report([branch_delta(requester, (), FinishReason.LENGTH)])
             work.finish(requester)
-            work.tidy()
+            work.lists.tidy()
         return False
 
 

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable
 from typing import Literal
 
-from gpu_worker.blocks.swap import CostModel
+from gpu_worker.blocks.cost_model import CostModel
 from gpu_worker.scheduling.admitter import Admitter
 from gpu_worker.scheduling.committer import Committer
 from gpu_worker.scheduling.planner import Planner
@@ -132,7 +132,7 @@ class Scheduler:
         work.finish(branch)
         if all(other.state is not WAITING for other in sequence.branches):
             work.dequeue(sequence)
-        work.tidy()
+        work.lists.tidy()
 
     def _is_here(self, sequence: Sequence) -> bool:
         """Whether this very sequence is here: neither ended nor replaced by another admission."""
@@ -161,7 +161,7 @@ class Scheduler:
         plan = StepPlan(self._num_steps)
         self._planner.fill(plan, now)
         if work.config.debug:
-            work.check_lists()
+            work.check_places()
         self._in_flight = plan
         return plan
 
@@ -174,7 +174,7 @@ class Scheduler:
             if any(chunk.branch.sequence is sequence for chunk in plan.chunks):
                 work.rejoin(sequence)
         if work.config.debug:
-            work.check_lists()
+            work.check_places()
         return result
 
     def abort_step(self, plan: StepPlan, failure: str) -> StepResult:
@@ -197,7 +197,7 @@ class Scheduler:
             if sequence in ran:
                 work.isolate(sequence)
         if work.config.debug:
-            work.check_lists()
+            work.check_places()
         return result
 
     def _settle(self, plan: StepPlan) -> StepResult:
@@ -246,7 +246,7 @@ class Scheduler:
     def check_state(self) -> None:
         """Recounts blocks, tables and lists from scratch; raises AssertionError with what is wrong."""
         if self._in_flight is None:
-            self._workload.check_lists()
+            self._workload.check_places()
 
 
 def stale_epoch(sequence: Sequence, epoch: int) -> StaleEpoch:

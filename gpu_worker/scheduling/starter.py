@@ -33,6 +33,7 @@ class Starter:
 
     def __init__(self, workload: Workload, preemption: Preemption, slots: SlotAllocator, budget: StepBudget) -> None:
         self._workload = workload
+        self._lists = workload.lists
         self._tables = workload.tables
         self._preemption = preemption
         self._slots = slots
@@ -141,7 +142,7 @@ class Starter:
         work.run(branch)
         if sequence.fan_out or all(other.state is not WAITING for other in sequence.branches):
             work.dequeue(sequence)
-        if branch not in work.prefilling:
+        if branch not in self._lists.prefilling:
             return BranchStart(StartOutcome.STARTED)
         chunk = self._slots.prefill(branch, length, now)
         return BranchStart(StartOutcome.STARTED if chunk else StartOutcome.FULL, chunk)
@@ -189,11 +190,11 @@ class Starter:
             and (index + 1) * self._block_size <= other.prefill_end
             and other.sequence.priority <= priority
             and not other.sequence.lonely
-            for other in work.prefilling
+            for other in self._lists.prefilling
         )
 
     def _first_length(self, left: int, budget: int, share: int) -> int:
-        crowded = len(self._workload.prefilling) + len(self._workload.waiting) > 1
+        crowded = len(self._lists.prefilling) + len(self._workload.waiting) > 1
         return min(left, budget, share if crowded and left > self._budget.long_prefill else left)
 
     def _limit_prompts(self, left: int, length: int, chunks: list[Chunk]) -> StartOutcome:
@@ -204,7 +205,7 @@ class Starter:
         if not config.chunked_prefill and chunks and left <= budget.tokens:
             return StartOutcome.FULL  # it fits a step of its own
         ending = {chunk.branch for chunk in chunks if chunk.start + chunk.length == chunk.branch.prefill_end}
-        partial = [branch for branch in self._workload.prefilling if branch not in ending]
+        partial = [branch for branch in self._lists.prefilling if branch not in ending]
         if len(partial) >= config.max_partial_prefills:
             return StartOutcome.SKIP
         num_long = sum(branch.prefill_end - branch.num_computed > budget.long_prefill for branch in partial)
@@ -244,14 +245,14 @@ class Starter:
 
     def _num_rows(self) -> int:
         """Rows that the branches on the device sample, now or when their prompts are complete."""
-        work = self._workload
-        beams = sum(sequence.params.beam_width for sequence in work.beams)
-        prompts = (branch.sequence for branch in work.prefilling if branch.sequence.beams is None)
-        return len(work.decodes) + beams + sum(self._rows_of(sequence, 1) for sequence in prompts)
+        lists = self._lists
+        beams = sum(sequence.params.beam_width for sequence in lists.beams)
+        prompts = (branch.sequence for branch in lists.prefilling if branch.sequence.beams is None)
+        return len(lists.decodes) + beams + sum(self._rows_of(sequence, 1) for sequence in prompts)
 
     def _rows_of(self, sequence: Sequence, num_branches: int) -> int:
         if sequence.beams is not None:
-            return 0 if sequence in self._workload.beams else sequence.params.beam_width
+            return 0 if sequence in self._lists.beams else sequence.params.beam_width
         return len(sequence.branches) if sequence.fan_out else num_branches
 
     def _blocks_of(self, branch: Branch) -> int:
@@ -264,5 +265,5 @@ class Starter:
 
     def _spare(self) -> int:
         """Blocks that are not to be given away: the watermark, and what prompts under way still need."""
-        promised = sum(max(0, self._blocks_of(branch) - len(branch.blocks)) for branch in self._workload.prefilling)
+        promised = sum(max(0, self._blocks_of(branch) - len(branch.blocks)) for branch in self._lists.prefilling)
         return self._tables.device.num_watermark + promised

@@ -1,6 +1,6 @@
-"""The plan of a step, what running it brings, and the interface of the runner that runs it.
+"""What a step runs (`StepPlan`), what it brings (`StepOutput`, `StepResult`), and what a runner is (`Runner`).
 
-ModelRunner, FakeRunner and WitnessRunner all run plans; nothing else touches the device.
+ModelRunner, FakeRunner and WitnessRunner run plans; nothing else touches the device.
 """
 
 from dataclasses import dataclass, field
@@ -13,10 +13,10 @@ from octavo.sampling import FinishReason, TokenScore
 
 @dataclass(slots=True, eq=False)
 class Chunk:
-    """Tokens [start, start + length) of a branch run in this step; their slots are in branch.blocks.
+    """Tokens [start, start + length) of a branch, which this step runs; their slots are in branch.blocks.
 
-    `samples` are the branches that get a next token from the chunk's last row: none for a part of a prompt, the branch
-    itself usually, and all branches of a sequence when its shared prompt is complete (they fork after the step).
+    `samples` are the branches that get a next token from the chunk's last row: none for a part of a prompt, usually the
+    branch itself, and all branches of a sequence when their shared prompt is complete (they fork after the step).
     """
 
     branch: Branch
@@ -36,9 +36,9 @@ class Chunk:
 
 @dataclass(slots=True, eq=False)
 class StepPlan:
-    """In this order: swap out, poison, swap in, copy, then run the chunks. Decodes (length 1) come first.
+    """What a runner does, in this order: swap out, poison, swap in, copy, run the chunks. Decodes come first of these.
 
-    Chunks of decodes are reused: after the step's commit they belong to the next plan.
+    The chunks of decodes are used again: after the step's commit they belong to the next plan.
     """
 
     step_id: int
@@ -61,18 +61,18 @@ BAD_LOGITS = -1
 
 @dataclass(slots=True, eq=False)
 class StepOutput:
-    """`token_ids` has one entry per sampled branch, in the order of plan.chunks and chunk.samples.
+    """What running a plan brought.
 
-    BAD_LOGITS marks a branch whose logits were not finite. `scores` (keyed by position in token_ids) is there for those
-    branches whose parameters ask for logprobs, are ranked, or search beams (`top` then holds 2 * beam_width
-    candidates).
-    `scored` (keyed by position in plan.chunks) holds what score_from asked for.
+    `token_ids` has an entry per sampled branch, in the order of plan.chunks and chunk.samples. BAD_LOGITS marks one
+    whose logits were not finite. `scores` (by place in token_ids) has an entry for each branch whose parameters ask for
+    logprobs, are ranked, or search beams; for a beam, `top` holds 2 * beam_width candidates. `scored` (by place in
+    plan.chunks) holds what score_from asked for.
     """
 
     token_ids: list[int]
     scores: dict[int, TokenScore] = field(default_factory=dict)
     scored: dict[int, list[TokenScore]] = field(default_factory=dict)
-    copy_s: float = 0.0  # how long the swaps took, where that was measured
+    copy_s: float = 0.0  # how long the swaps took; 0 if that was not measured
 
 
 @dataclass(slots=True, eq=False)
@@ -125,7 +125,7 @@ class RunnerInfo:
 
 
 class Runner(Protocol):
-    """Runs plans. Not thread-safe: the engine's loop is its only caller."""
+    """Runs plans. It is not thread-safe: the engine's thread is its only caller."""
 
     @property
     def info(self) -> RunnerInfo: ...

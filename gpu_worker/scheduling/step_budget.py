@@ -1,18 +1,18 @@
-"""How many tokens a step may run: a fixed number, or what takes as long as a step is wanted to take, as measured.
+"""How many tokens a step may run: a fixed number, or as many as take the time that a step is wanted to take.
 
-A step with a piece of a prompt delays everybody who decodes, and the lease is renewed between steps. How long a token
-takes differs by a thousandfold between models and machines, so no constant suits all.
+A step with a piece of a prompt delays all branches that decode, and the lease is renewed between steps. The time that a
+token takes differs a thousandfold between models and machines, so no constant suits all of them.
 """
 
 from gpu_worker.scheduling.scheduler_config import SchedulerConfig
 
 START_TOKENS = 256
-MAX_CHANGE = 2.0  # per step: one that was disturbed says little
-ROOM = 0.8  # of the wanted time: a full step that took less gets a block more, whatever its rate says
+MAX_CHANGE = 2.0  # a factor per step: one disturbed step says little
+ROOM = 0.8  # of the wanted time: after a full step that took less, the budget grows by a block
 
 
 class StepBudget:
-    """Between one block and `max_batch_tokens`; all of these where no time is given."""
+    """`max_batch_tokens`, or, if the configuration names a time, between one block and `max_batch_tokens`."""
 
     def __init__(self, config: SchedulerConfig, block_size: int) -> None:
         self._step_s = config.step_s
@@ -27,15 +27,18 @@ class StepBudget:
         return self._threshold or self.tokens
 
     def for_prompts(self, num_decodes: int) -> int:
-        """What decodes leave. Where the budget follows the time, a batch of decodes never shuts prompts out."""
+        """How many tokens of prompts a step may run beside its decodes.
+
+        A budget that follows the time leaves prompts at least a block, however many branches decode.
+        """
         left = self._high - num_decodes
         return min(left, max(self.tokens - num_decodes, self._low)) if self._step_s else left
 
     def observe(self, num_tokens: int, seconds: float) -> None:
-        """A step with prompts. A small one that was quick says nothing about large ones.
+        """Learns from the time of a step with prompts. A small step that was quick says nothing about large ones.
 
-        What every step costs, however small, counts here as its tokens' time. So a quick step shows that more fit than
-        its rate says, and never that fewer do.
+        The fixed cost of a step counts here as time of its tokens. So a step that was quicker than wanted never lowers
+        the budget, whatever its tokens per second were.
         """
         if not self._step_s or seconds <= 0:
             return

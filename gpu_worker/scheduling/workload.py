@@ -1,46 +1,41 @@
-"""Every sequence on this worker, and where it is: in which queue, and on which list of branches.
+"""Every sequence on this worker, and where it is.
 
 A sequence is in `waiting` while it has branches to start, in `active` while one of its branches has blocks on the
-device, in `swapped` while its blocks are in the host pool. A branch with blocks on the device is on one list exactly:
+device, in `swapped` while its blocks are in the host pool. Its branches on the device are on `BranchLists`, their
+blocks in `BlockTables`.
 
-    decodes      it needs one more token; the list holds a chunk of it, which each plan uses again
-    prefilling   some of its known tokens are still to be computed
-    beams        (whole sequences) a beam search, whose beams go on in lockstep once all of them are computed
-
-Queues and lists change through the methods of this class only. What its properties return is to be read, and to be
-copied by a caller that moves a sequence while it reads.
+Queues change through the methods of this class only. What its properties return is to be read, and to be copied by a
+caller that moves a sequence while it reads.
 """
 
 from collections.abc import Collection, Iterable, Mapping
 from collections.abc import Sequence as SequenceOf
 
 from gpu_worker.scheduling.block_tables import BlockTables
+from gpu_worker.scheduling.branch_lists import BranchLists
 from gpu_worker.scheduling.deltas import beam_deltas, branch_delta
 from gpu_worker.scheduling.scheduler_config import SchedulerConfig
 from gpu_worker.scheduling.sequence import FINISHED, RUNNING, SWAPPED, WAITING, Branch, BranchState, Sequence
-from gpu_worker.scheduling.step import Chunk, Delta, RunnerInfo
+from gpu_worker.scheduling.step import Delta, RunnerInfo
 from gpu_worker.scheduling.wait_queue import WaitQueue, queue_key
 from octavo.ids import BlockId, HostBlockId, SequenceId
 from octavo.sampling import FinishReason
 
 
 class Workload:
-    """The queues, the lists of branches and the block tables, and the moves that keep them whole together."""
+    """The queues, and the moves that keep them, the lists of branches and the block tables whole together."""
 
     def __init__(self, config: SchedulerConfig, info: RunnerInfo) -> None:
         self.config = config
         self.info = info
         self.tables = BlockTables(config, info)
+        self.lists = BranchLists()
         self.queue_key = queue_key(config.policy)
         self._sequences: dict[SequenceId, Sequence] = {}
         self._num_added = 0
         self._waiting = WaitQueue(self.queue_key)
         self._swapped = WaitQueue(self.queue_key)
         self._active: dict[Sequence, None] = {}
-        self._decodes: list[Chunk] = []
-        self._needy: list[Branch] = []
-        self._prefilling: list[Branch] = []
-        self._beams: list[Sequence] = []
         self._loners: list[Sequence] = []
         self._pending: list[Delta] = []
         self._num_preempted_swap = 0
@@ -67,26 +62,6 @@ class Workload:
     def active(self) -> Collection[Sequence]:
         """The sequences with blocks on the device."""
         return self._active.keys()
-
-    @property
-    def decodes(self) -> SequenceOf[Chunk]:
-        """A chunk for each branch that needs one more token, in the order in which the branches began to decode."""
-        return self._decodes
-
-    @property
-    def needy(self) -> SequenceOf[Branch]:
-        """The decodes whose next token has no slot yet."""
-        return self._needy
-
-    @property
-    def prefilling(self) -> SequenceOf[Branch]:
-        """The branches with known tokens to compute, by rank."""
-        return self._prefilling
-
-    @property
-    def beams(self) -> SequenceOf[Sequence]:
-        """The beam searches with a beam on the device."""
-        return self._beams
 
     @property
     def loners(self) -> SequenceOf[Sequence]:
@@ -126,7 +101,7 @@ class Workload:
             if branch.state is not FINISHED:
                 self.stop(branch, FINISHED)
         self._forget(sequence)
-        self.tidy()
+        self.lists.tidy()
 
     def end(self, sequence: Sequence, reason: FinishReason, failure: str = "") -> list[Delta]:
         """Ends all branches that have not finished, with the tokens they have; the last deltas of the sequence."""
@@ -138,7 +113,7 @@ class Workload:
         for branch in sequence.branches:
             if branch.state is not FINISHED:
                 self.finish(branch)
-        self.tidy()
+        self.lists.tidy()
         return deltas
 
     def isolate(self, sequence: Sequence) -> None:
@@ -187,7 +162,7 @@ class Workload:
         self._active.pop(sequence, None)
         sequence.swapped = True
         self._swapped.add(sequence)
-        self.tidy()
+        self.lists.tidy()
 
     def move_in(self, sequence: Sequence, places: dict[HostBlockId, BlockId | None]) -> None:
         """Moves its swapped branches to the device: to `places` and to new blocks, for which there is room."""
@@ -204,13 +179,13 @@ class Workload:
                 self.stop(branch, WAITING)
         self._leave_swapped(sequence)
         self.enqueue(sequence)
-        self.tidy()
+        self.lists.tidy()
 
     def send_branch_back(self, branch: Branch) -> None:
         """Takes all blocks from one branch and keeps its tokens: it waits, and the sequence's other branches go on."""
         self.stop(branch, WAITING)
         self.enqueue(branch.sequence)
-        self.tidy()
+        self.lists.tidy()
 
     def count_preemption(self, *, swapped: bool) -> None:
         if swapped:
@@ -226,42 +201,10 @@ class Workload:
     # Branches
 
     def run(self, branch: Branch) -> None:
-        """The branch has its blocks: puts it on the list from which its next step is planned."""
+        """The branch has got its blocks: its next step can be planned."""
         branch.state = RUNNING
-        sequence = branch.sequence
-        self._active[sequence] = None
-        computed = branch.num_computed == len(branch.tokens) - 1
-        if computed and branch.num_output and sequence.reported and sequence.beams is None:
-            self.decode(branch)
-        elif branch.num_computed < branch.prefill_end:
-            self._prefilling.append(branch)
-            self._prefilling.sort(key=lambda branch: branch.rank)
-        if sequence.beams is not None and sequence not in self._beams:
-            self._beams.append(sequence)
-
-    def end_prefill(self, branch: Branch) -> None:
-        """All known tokens of the branch are computed."""
-        if branch in self._prefilling:
-            self._prefilling.remove(branch)
-
-    def decode(self, branch: Branch) -> None:
-        """All but the last token of the branch is computed: from now on it needs one token in each step."""
-        self._decodes.append(Chunk(branch, branch.num_computed, 1, (branch,)))
-        if branch.num_computed >= branch.slots_end:
-            self._needy.append(branch)
-
-    def need_slot(self, branch: Branch) -> None:
-        """A decode has used its last slot."""
-        self._needy.append(branch)
-
-    def take_needy(self) -> list[Branch]:
-        """Hands over the decodes that need a slot, all of which have to be given slots or handed back."""
-        needy, self._needy = self._needy, []
-        return needy
-
-    def hand_back_needy(self, branches: Iterable[Branch]) -> None:
-        """These decodes have got no slot; they need one before they can run."""
-        self._needy = [branch for branch in branches if branch.state is RUNNING]
+        self._active[branch.sequence] = None
+        self.lists.add(branch)
 
     def fork(self, parent: Branch, child: Branch) -> None:
         """Gives the child the parent's computed blocks. The caller says what it runs next."""
@@ -269,24 +212,17 @@ class Workload:
         self.tables.fork_table(parent, child)
 
     def stop(self, branch: Branch, state: BranchState) -> None:
-        """Takes all blocks from the branch. The caller tidies once it has stopped all that it wants to."""
+        """Takes all blocks from the branch. The caller tidies the lists afterwards."""
         self.tables.release(branch)
         branch.state = state
         if not any(other.state is RUNNING for other in branch.sequence.branches):
             self._active.pop(branch.sequence, None)
 
     def finish(self, branch: Branch) -> None:
-        """Ends a branch and, with the last one, its sequence. The caller makes the delta, and tidies."""
+        """Ends a branch and, with the last one, its sequence. The caller makes the delta, and tidies the lists."""
         self.stop(branch, FINISHED)
         if branch.sequence.finished:
             self._forget(branch.sequence)
-
-    def tidy(self) -> None:
-        """Takes branches that have stopped off the lists."""
-        self._decodes = [chunk for chunk in self._decodes if chunk.branch.state is RUNNING]
-        self._needy = [branch for branch in self._needy if branch.state is RUNNING]
-        self._prefilling = [branch for branch in self._prefilling if branch.state is RUNNING]
-        self._beams = [sequence for sequence in self._beams if sequence in self._active]
 
     # Between steps
 
@@ -303,30 +239,20 @@ class Workload:
         """Nothing more is to be told of a sequence that has another owner."""
         self._pending = [delta for delta in self._pending if delta.sequence.seq_id != seq_id]
 
-    def check_lists(self) -> None:
-        """Recounts blocks and lists from the sequences; raises AssertionError with what is wrong."""
+    def check_places(self) -> None:
+        """Recounts blocks, lists and queues from the sequences; raises AssertionError with what is wrong."""
         branches = [branch for sequence in self._sequences.values() for branch in sequence.branches]
-        self.tables.check_tables(branches)
         running = {branch for branch in branches if branch.state is RUNNING}
-        listed = {chunk.branch for chunk in self._decodes} | set(self._prefilling)
-        lockstep = {b for s in self._beams for b in s.branches if b.num_computed == b.prefill_end}
-        size, needy = self.info.block_size, set(self._needy)
+        self.tables.check_tables(branches)
+        self.lists.check_lists(running)
+        needy = set(self.lists.needy)
         problems = {
-            "a running branch is on no list, or one on a list does not run": running != listed | lockstep,
             "a branch has blocks in the wrong place": any(
                 bool(b.blocks) > (b.state is RUNNING) or bool(b.host_blocks) != (b.state is SWAPPED) for b in branches
             ),
             "active is not the sequences that run": set(self._active) != {branch.sequence for branch in running},
             "a decode has no slot of its own": any(
-                c.branch not in needy
-                and (
-                    len(c.branch.blocks) * size <= c.branch.num_computed
-                    or not self.tables.device.is_writable(c.branch.blocks[c.branch.num_computed // size])
-                )
-                for c in self._decodes
-            ),
-            "a decode is not at its last token": any(
-                c.start != c.branch.num_computed or c.start != len(c.branch.tokens) - 1 for c in self._decodes
+                chunk.branch not in needy and not self.tables.has_own_slot(chunk.branch) for chunk in self.lists.decodes
             ),
             "a waiting branch is not queued": any(
                 b.state is WAITING and not b.sequence.queued and not b.sequence.fan_out for b in branches

@@ -13,13 +13,13 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from gpu_worker.engine.engine import Engine, Grant
 from gpu_worker.scheduling.load import Load
 from gpu_worker.scheduling.scheduler import Scheduler
 from gpu_worker.scheduling.sequence import Sequence
 from gpu_worker.scheduling.step_budget import StepBudget
 from gpu_worker.scheduling.workload import Workload
 from gpu_worker.serving.cache_watchers import CacheEvent, CacheEventBatch, CacheWatcher, CacheWatchers, join_events
-from gpu_worker.serving.engine import Engine, Grant
 from gpu_worker.serving.step_publisher import StepPublisher
 from gpu_worker.serving.step_subscription import MAX_PENDING_STEPS, StepSubscription
 from octavo import hashing, validation
@@ -27,12 +27,10 @@ from octavo.errors import InvalidArgument, ServingError, StaleEpoch
 from octavo.ids import SequenceId
 from octavo.record import Admission, AdmissionAnswer, AdmissionOutcome
 
+SwapOperation = Literal["out", "in", "drop"]
 log = logging.getLogger(__name__)
 
-MAX_GRANT_STEPS = MAX_PENDING_STEPS // 2  # finite steps a stream may wait for at once
-
-
-SwapOperation = Literal["out", "in", "drop"]
+MAX_GRANT_STEPS = MAX_PENDING_STEPS // 2  # finite steps that a Step stream may wait for at once
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +126,7 @@ class EngineClient:
     # What routers ask of sequences
 
     def cancel(self, sequences: Seq[tuple[SequenceId, int]]) -> None:
-        """Ends each with CANCELLED unless it is known at a newer epoch."""
+        """Ends each sequence with CANCELLED, unless it is here at a newer epoch than the one given."""
 
         def command(scheduler: Scheduler) -> None:
             for seq_id, epoch in sequences:
@@ -139,12 +137,13 @@ class EngineClient:
         self._post(command)
 
     async def swap(self, seq_id: SequenceId, epoch: int, operation: SwapOperation) -> int:
-        """Moves a sequence's blocks at the next step boundary; how many. Errors as of Scheduler.swap."""
+        """Moves a sequence's blocks between two steps; how many moved. Raises what Scheduler.swap raises."""
         return await asyncio.wrap_future(self.engine.post(lambda scheduler: scheduler.swap(seq_id, epoch, operation)))
 
     # What routers ask of the loop
 
     def grant(self, subscription: StepSubscription, steps: int) -> None:
+        """Lets the engine run `steps` steps, which this stream is told of; 0 lets it run until `pause`."""
         if not steps <= MAX_GRANT_STEPS - subscription.num_awaited:
             raise InvalidArgument(
                 "grant.steps",
@@ -155,6 +154,8 @@ class EngineClient:
         self.engine.grant(steps, subscription.subscription_id)
 
     def pause(self) -> None:
+        """Takes back all grants, and tells streams not to wait for steps that will not come."""
+
         def revoke(future: "Future[list[Grant]]") -> None:
             for grant in future.result() if not future.exception() else ():
                 if grant.subscription_id is not None:
@@ -177,6 +178,7 @@ class EngineClient:
         self._post(lambda scheduler: scheduler.end_branch(sequence, branch))
 
     def hold(self, held: bool) -> None:
+        """Keeps steps from beginning while the journal is too far behind."""
         self.engine.hold(held)
 
     def _post(self, command: Callable[[Scheduler], object]) -> None:

@@ -6,8 +6,8 @@ import logging
 import os
 import time
 
+from gpu_worker.engine.configuration import build_runner
 from gpu_worker.scheduling.step import Runner
-from gpu_worker.serving.configuration import build_runner
 from gpu_worker.serving.listener import Listener
 from gpu_worker.serving.worker import Worker
 from octavo.errors import ServingError

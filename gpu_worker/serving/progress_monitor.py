@@ -4,7 +4,7 @@ import asyncio
 import logging
 import os
 
-from gpu_worker.serving.engine import Engine
+from gpu_worker.engine.engine import Engine
 from gpu_worker.serving.lease import Lease
 from octavo.health import Health
 

@@ -6,21 +6,21 @@ import logging
 import os
 import time
 
-from gpu_worker.blocks.swap import CostModel
+from gpu_worker.blocks.cost_model import CostModel
+from gpu_worker.engine.configuration import scheduler_config
+from gpu_worker.engine.engine import IDLE_ROUND_S, Engine
+from gpu_worker.engine.step_times import StepTimes
 from gpu_worker.scheduling.scheduler import Scheduler
 from gpu_worker.scheduling.step import Runner, StepResult
 from gpu_worker.scheduling.step_budget import StepBudget
 from gpu_worker.scheduling.workload import Workload
 from gpu_worker.serving import progress_monitor
-from gpu_worker.serving.configuration import scheduler_config
-from gpu_worker.serving.engine import IDLE_ROUND_S, Engine
 from gpu_worker.serving.engine_client import EngineClient
 from gpu_worker.serving.journal import Journal
 from gpu_worker.serving.lease import Lease
 from gpu_worker.serving.listener import Listener
 from gpu_worker.serving.progress_monitor import ProgressMonitor
 from gpu_worker.serving.step_publisher import StepPublisher
-from gpu_worker.serving.step_times import StepTimes
 from octavo.settings import WorkerSettings
 from octavo.store.base import Store
 from octavo.store.calls import Member

@@ -1,4 +1,4 @@
-"""The command line. `main` is the program `octavo`."""
+"""The command line. `main` runs the program `octavo`."""
 
 from octavo.cli.commands import main
 

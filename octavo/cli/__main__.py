@@ -1,4 +1,4 @@
-"""python -m octavo.cli"""
+"""Runs the command line: python -m octavo.cli"""
 
 import sys
 

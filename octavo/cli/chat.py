@@ -1,5 +1,7 @@
-"""`octavo chat`: a conversation. Answers stream, and go on when a router or worker dies. Ctrl-C ends an answer,
-Ctrl-D the conversation; /reset forgets it."""
+"""`octavo chat`: a conversation with the model. An answer goes on when a router or worker dies.
+
+Ctrl-C ends an answer, Ctrl-D ends the conversation, and /reset forgets it.
+"""
 
 import argparse
 import sys
@@ -39,7 +41,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _answer(client: Client, turns: Turns, args: argparse.Namespace) -> Turns:
-    """The turns with the answer; an answer that failed is forgotten with its question, one cut short is kept."""
+    """The turns with the answer. If the answer failed, its question is left out, too; one that was cut short stays."""
     try:
         params = sampling.from_args(args)
         text = (
@@ -72,7 +74,7 @@ def _as_json(client: Client, turns: Turns, params: SamplingParams, model: str | 
 
 
 def _read_line() -> str | None:
-    """None at the end of the input. Ctrl-C at the prompt drops what was typed."""
+    """The next line; None at the end of the input. Ctrl-C at the prompt drops what was typed."""
     while True:
         try:
             return input("> " if sys.stdin.isatty() else "").strip()

@@ -1,4 +1,4 @@
-"""What one check of `octavo doctor` finds."""
+"""The report of one check of `octavo doctor`."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -6,7 +6,7 @@ from typing import Literal
 
 @dataclass(frozen=True, slots=True)
 class CheckReport:
-    """What was found. `note` is worth knowing and stops nothing."""
+    """What one check has found. Only `bad` keeps `octavo up` from working; `fix` says what to do."""
 
     name: str
     result: Literal["ok", "note", "bad"]

@@ -34,7 +34,7 @@ ISA = (
     "asimddp",
     "sve",
 )
-PACKAGES = {  # what must be there, and which extra brings it
+PACKAGES = {  # what must be installed, and the extra that brings it
     "grpcio": "",
     "grpcio-status": "",
     "protobuf": "",
@@ -52,7 +52,7 @@ def state_directory(up: UpSettings) -> Path:
 
 
 async def all_checks(up: UpSettings, running: state.ClusterState | None) -> list[CheckReport]:
-    """Every check. `running` is the `octavo up` of this state directory, whose ports are its own."""
+    """The reports of all checks. `running` is the `octavo up` of this state directory: its ports count as free."""
     return [
         python_version(),
         packages(),

@@ -1,4 +1,4 @@
-"""What `octavo up` runs: which processes, on which ports, with which settings, and how to tell that they serve."""
+"""The processes that `octavo up` runs: their ports, their settings, and how to tell that they serve."""
 
 import os
 import sys
@@ -28,7 +28,7 @@ ReadyCheck = Callable[[], Awaitable[bool]]
 
 @dataclass(frozen=True, slots=True)
 class ClusterSettings:
-    """The settings of `octavo up`, and those its routers and workers start from."""
+    """The settings of `octavo up`, and those that its routers and workers start from."""
 
     up: UpSettings
     router: RouterSettings
@@ -56,16 +56,16 @@ class Cluster:
 
     @property
     def store_processes(self) -> list[SupervisedProcess]:
-        """To be started first."""
+        """The embedded store, if there is one. Start it first."""
         return [SupervisedProcess(self.store, _always)] if self.store else []
 
     @property
     def processes(self) -> list[SupervisedProcess]:
-        """Routers and workers, which need the store."""
+        """The routers and workers, which need the store."""
         return [*(supervised for supervised, _ in self._routers), *(supervised for supervised, _ in self._workers)]
 
     def state(self, ready: bool) -> ClusterState:
-        """As it is now, with the process ids."""
+        """The state that `octavo up` writes down, with the process ids of now."""
         return ClusterState(
             pid=os.getpid(),
             model=self._settings.up.model,
@@ -93,7 +93,7 @@ class Cluster:
             router_id=name,
         )
         state = RouterState(name, None, settings.listen, settings.admin_listen)
-        # Without workers here, those that make a router SERVING come later and from elsewhere: nothing to wait for.
+        # Without own workers, a router says SERVING only when workers from elsewhere come: that is not waited for.
         ready = serving(settings.listen) if self._settings.up.workers else answering(settings.listen)
         return self._supervised(name, "router", settings, ready, {}), state
 
@@ -122,25 +122,25 @@ class Cluster:
 
 
 def serving(endpoint: str) -> ReadyCheck:
-    """A check whether the server at `endpoint` says SERVING."""
+    """Makes a check whether the server at `endpoint` says SERVING."""
 
-    async def check() -> bool:
+    async def is_serving() -> bool:
         return bool(await _health(endpoint) == health_pb2.HealthCheckResponse.SERVING)
 
-    return check
+    return is_serving
 
 
 def answering(endpoint: str) -> ReadyCheck:
-    """A check whether the server at `endpoint` says how it is, be it NOT_SERVING."""
+    """Makes a check whether the server at `endpoint` reports its health at all, even as NOT_SERVING."""
 
-    async def check() -> bool:
+    async def is_answering() -> bool:
         return await _health(endpoint) is not None
 
-    return check
+    return is_answering
 
 
 async def _health(endpoint: str) -> int | None:
-    """What the server at `endpoint` says of itself as a whole; None: nothing."""
+    """The health of the whole server at `endpoint`; None if it does not answer."""
     async with rpc.channel(endpoint) as channel:
         stub = health_pb2_grpc.HealthStub(channel)
         try:

@@ -1,6 +1,6 @@
 """The command line: `octavo up | generate | chat | status | doctor | completion`.
 
-Exit codes: 0 done, 1 it failed, 2 it was asked for wrongly (also by the server: INVALID_ARGUMENT), 130 interrupted.
+Exit codes: 0 done; 1 failed; 2 wrong arguments, also by the router's judgement (INVALID_ARGUMENT); 130 interrupted.
 """
 
 import argparse
@@ -17,7 +17,7 @@ COMMANDS = (up, generate, chat, status, doctor, completion)
 
 
 def parser() -> argparse.ArgumentParser:
-    """The parser of all commands."""
+    """The parser for all commands."""
     root = argparse.ArgumentParser(prog="octavo", description="Serves language models over gRPC.", allow_abbrev=False)
     commands = root.add_subparsers(dest="command", metavar="COMMAND", required=True)
     for command in COMMANDS:
@@ -40,6 +40,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2 if isinstance(error, InvalidArgument) else 1
     except KeyboardInterrupt:
         return 130
-    except BrokenPipeError:  # the reader of our output has enough
+    except BrokenPipeError:  # the program that reads the output has ended
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return 1

@@ -1,4 +1,4 @@
-"""`octavo completion bash|zsh|fish`: a script that teaches the shell our commands and flags.
+"""`octavo completion bash|zsh|fish`: a script by which a shell completes octavo's commands and flags.
 
 bash: source <(octavo completion bash)
 zsh:  source <(octavo completion zsh)

@@ -1,4 +1,4 @@
-"""Which deployment a command talks to: --endpoint, or the `octavo up` that runs on the state directory."""
+"""Finds the deployment that a command calls: that of --endpoint, or the `octavo up` on the state directory."""
 
 import argparse
 from pathlib import Path
@@ -7,7 +7,7 @@ from octavo.cli import state
 
 
 class NoDeploymentError(Exception):
-    """Nothing to talk to. The message says what to do."""
+    """There is no deployment to call. The message says what to do."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -1,4 +1,4 @@
-"""`octavo doctor`: looks for what `octavo up` needs on this machine, and says what to do about what is missing."""
+"""`octavo doctor`: checks whether this machine has what `octavo up` needs, and says what to do where it has not."""
 
 import argparse
 import asyncio

@@ -1,4 +1,4 @@
-"""`octavo generate`: continues a prompt and prints the text as it comes, or one JSON object at the end."""
+"""`octavo generate`: continues a prompt and prints the text as it is made, or one JSON object at the end."""
 
 import argparse
 import sys

@@ -1,4 +1,4 @@
-"""What `octavo doctor` says of the compiled extension: asked in a process of its own, which imports no torch."""
+"""The checks of the compiled extension, which is loaded in a process of its own, without torch."""
 
 import json
 import re
@@ -70,10 +70,10 @@ def nvcc() -> CheckReport:
 
 
 def _modules() -> dict[str, Any]:
-    """What each module says of itself; those that were not built are not there."""
+    """The build information of each module of the extension that was built."""
     command = [sys.executable, "-P", "-c", PROBE]
     done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
-    if done.returncode:  # a signal: it was built for another processor
+    if done.returncode:  # ended by a signal: the extension was built for another processor
         return {"_C_cpu": {"error": (done.stderr.strip().splitlines() or [f"status {done.returncode}"])[-1]}}
     found: dict[str, Any] = json.loads(done.stdout)
     return found

@@ -1,4 +1,4 @@
-"""What commands print."""
+"""Prints results, tables and errors of commands."""
 
 import json
 import sys
@@ -18,7 +18,7 @@ def print_error(command: str, message: str) -> None:
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
-    """Columns as wide as they need; numbers to the right."""
+    """A table whose columns are as wide as their longest cell. Numbers stand to the right."""
     cells = [[str(cell) for cell in row] for row in rows]
     widths = [max(len(row[column]) for row in [list(header), *cells]) for column in range(len(header))]
     numeric = [all(isinstance(row[column], int | float) for row in rows) for column in range(len(header))]
@@ -33,7 +33,7 @@ def table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
 
 
 def completion_json(completion: Completion) -> dict[str, Any]:
-    """One object; the first branch on top, and all of them in `outputs` if there are several."""
+    """The completion as one object: the first branch at the top, and all branches in `outputs` if there are several."""
     outputs = [
         {
             "index": output.index,

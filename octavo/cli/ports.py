@@ -1,4 +1,4 @@
-"""Ports of this machine."""
+"""Finds free ports of this machine."""
 
 import random
 import socket
@@ -9,7 +9,7 @@ RANGE = range(20_000, 32_000)
 
 
 class PortInUseError(Exception):
-    """Something else listens there. The message says what to do."""
+    """Another program listens on the port. The message says what to do."""
 
 
 def is_free(host: str, port: int) -> bool:
@@ -32,7 +32,7 @@ def require_free(host: str, port: int, option: str) -> None:
 
 
 def pick(count: int, host: str = "127.0.0.1") -> list[int]:
-    """Free ports, all different."""
+    """`count` different free ports. Raises PortInUseError if there are not so many."""
     ports: list[int] = []
     for port in random.sample(RANGE, len(RANGE)):
         if len(ports) == count:

@@ -1,4 +1,4 @@
-"""Flags that choose tokens, for `generate` and `chat`."""
+"""The flags of `generate` and `chat` for sampling parameters."""
 
 import argparse
 from typing import Any
@@ -7,7 +7,7 @@ from octavo.sampling import SamplingParams
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """A flag per parameter people use; left out, the parameter has its default."""
+    """Adds a flag for each parameter that people often use. Without its flag a parameter has its default."""
     group = parser.add_argument_group("sampling")
     for name, kind, text in (
         ("max_tokens", int, "output tokens at most"),

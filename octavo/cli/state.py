@@ -1,4 +1,4 @@
-"""What `octavo up` writes down about what it runs, for the other commands: STATE_DIR/state.json."""
+"""The state that `octavo up` writes down for the other commands, in STATE_DIR/state.json."""
 
 import contextlib
 import fcntl
@@ -38,7 +38,7 @@ class StoreState:
 
 @dataclass(slots=True)
 class ClusterState:
-    """A running `octavo up`. A pid is None while its process is being started again."""
+    """The processes of a running `octavo up`. A pid is None while its process is being restarted."""
 
     pid: int
     model: str
@@ -78,10 +78,10 @@ def default_directory() -> Path:
 
 @contextlib.contextmanager
 def locked(directory: Path) -> Iterator[None]:
-    """Holds the directory for one `octavo up`; the kernel lets go when the process ends, however it does."""
+    """Locks the directory for one `octavo up`. The kernel releases the lock when the process ends, however it ends."""
     directory.mkdir(parents=True, exist_ok=True, mode=0o700)
     with (directory / LOCK).open("a+") as lock:
-        for wait_s in (0.01, 0.05, 0.25, 0.0):  # a reader holds it for a moment
+        for wait_s in (0.01, 0.05, 0.25, 0.0):  # a reader may hold the lock for a moment
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 break
@@ -91,7 +91,7 @@ def locked(directory: Path) -> Iterator[None]:
             raise AlreadyRunningError(
                 f"another `octavo up` uses {directory}: end it, or give this one its own --state-dir"
             )
-        remove(directory)  # of one that was killed: whoever reads must not take it for this one's
+        remove(directory)  # left by an `octavo up` that was killed; a reader must not take it for this one's
         yield
 
 
@@ -116,7 +116,7 @@ def read(directory: Path) -> ClusterState | None:
     except FileNotFoundError:
         return None
     except OSError:
-        pass  # held: it runs
+        pass  # another process holds the lock: `octavo up` runs
     try:
         return ClusterState.from_json(json.loads((directory / FILE).read_text()))
     except (OSError, ValueError, KeyError, TypeError):

@@ -1,4 +1,4 @@
-"""`octavo status`: routers, workers and store of the `octavo up` on this machine, or of any admin endpoints."""
+"""`octavo status`: the routers, workers and store of the `octavo up` on this machine, or of any admin endpoints."""
 
 import argparse
 import asyncio
@@ -41,7 +41,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 async def collect(routers: list[RouterState], state: ClusterState | None) -> dict[str, Any]:
-    """What can be learnt by asking everybody; what does not answer says so."""
+    """The status of all routers, their workers and the store. What does not answer is shown as not serving."""
     answers = await asyncio.gather(*(_list_workers(router.admin_endpoint) for router in routers))
     store = await _store(state) if state else None
     return {
@@ -93,7 +93,10 @@ def _router(known: RouterState, answer: admin_pb2.ListWorkersResponse | None) ->
 
 
 def _workers(state: ClusterState | None, answers: list[admin_pb2.ListWorkersResponse]) -> list[dict[str, Any]]:
-    """By worker_id; the freshest word of all routers on each, and those no router has met."""
+    """The status of each worker, by worker_id: what the router with the freshest load report says.
+
+    Workers that no router has met are there, too.
+    """
     found: dict[str, admin_pb2.WorkerStatus] = {}
     for answer in answers:
         for worker in answer.workers:

@@ -1,4 +1,4 @@
-"""Keeps processes alive: starts them, waits until they serve, starts those again that end."""
+"""Keeps processes alive: starts them, waits until they serve, and restarts those that end."""
 
 import asyncio
 import time
@@ -12,18 +12,18 @@ from octavo.errors import ServingError
 
 FIRST_DELAY_S = 0.1
 MAX_DELAY_S = 10.0
-STABLE_S = 30.0  # a life this long makes the next restart quick again
+STABLE_S = 30.0  # after a life of this length the next restart is quick again
 TRIM_INTERVAL_S = 5.0
 POLL_S = 0.1
-WORD_S = 10.0  # how often a person hears that something is still starting
+WORD_S = 10.0  # how often it says that a process is still starting
 
 
 class StartError(Exception):
-    """A process did not come up. The message has the end of its log."""
+    """A process did not begin to serve. The message has the end of its log."""
 
 
 class RestartableProcess(Protocol):
-    """What the supervisor keeps alive: a ChildProcess, or the embedded store."""
+    """A process that the supervisor keeps alive: a ChildProcess, or the embedded store."""
 
     @property
     def name(self) -> str: ...
@@ -33,26 +33,26 @@ class RestartableProcess(Protocol):
     def log(self) -> Path: ...
     async def start(self) -> None: ...
     async def wait(self) -> int:
-        """The exit code, when the process has ended by itself."""
+        """Returns the exit code once the process has ended."""
         ...
 
     async def stop(self, grace_s: float) -> None:
-        """Ends it in order, or by force after the grace time. Safe to call at any time, and again."""
+        """Ends the process in order, or by force after the grace time. Safe to call at any time, and again."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class SupervisedProcess:
-    """A process and how to tell that it serves."""
+    """A process, and a check whether it serves."""
 
     process: RestartableProcess
     ready: Callable[[], Awaitable[bool]]
 
 
 class Supervisor:
-    """Runs processes. `say` is told what a person wants to know; `changed` is called after each start and end.
+    """Starts processes and keeps them alive. `say` gets lines for people; `changed` is called after each start and end.
 
-    Run it in the main thread: children die with the thread that starts them.
+    Run it in the main thread: a child process dies with the thread that starts it.
     """
 
     def __init__(self, say: Callable[[str], None], changed: Callable[[], None], *, restart: bool = True) -> None:
@@ -64,9 +64,9 @@ class Supervisor:
         self._trimmer: asyncio.Task[None] | None = None
 
     async def start(self, processes: Sequence[SupervisedProcess], timeout_s: float) -> None:
-        """Starts processes side by side and returns when all serve; from then on they are kept alive.
+        """Starts processes side by side and returns when all serve. From then on they are kept alive.
 
-        Raises StartError if one ends or is not ready in time; what has been started still needs `stop`.
+        Raises StartError if a process ends or does not serve in time. The others then still need `stop`.
         """
         self._supervised += processes
         if self._trimmer is None:
@@ -80,12 +80,12 @@ class Supervisor:
         self._keepers += [asyncio.create_task(self._keep(supervised)) for supervised in processes]
 
     async def watch(self) -> None:
-        """Never returns; raises what went wrong in here, if anything does."""
+        """Never returns. Raises the error of a task of the supervisor, if one fails."""
         await asyncio.gather(*self._keepers)
         await asyncio.Event().wait()
 
     async def stop(self, grace_s: float) -> None:
-        """Ends everything, in the reverse order of starting: those who use others first."""
+        """Ends all processes in the reverse order of their kinds: those that use others end first."""
         tasks = [*self._keepers, *([self._trimmer] if self._trimmer else [])]
         for task in tasks:
             task.cancel()

@@ -19,7 +19,7 @@ from octavo.errors import ServingError
 from octavo.options import SettingsError
 from octavo.setting_sources import add_arguments
 
-START_TIMEOUT_S = 600.0  # a large model takes its time; a process that ends is noticed at once
+START_TIMEOUT_S = 600.0  # for loading a large model; a process that ends is noticed at once
 GRACE_S = 10.0
 SAMPLE_PROMPT = "The capital of France is"
 SAMPLE_TIMEOUT_S = 60.0
@@ -58,7 +58,7 @@ def _settings(args: argparse.Namespace) -> ClusterSettings:
 
 
 def _require_model(wanted: ClusterSettings) -> None:
-    """StartError where the workers could not find their model, which they would say seconds later."""
+    """Raises StartError if the workers cannot find their model. They would say so only seconds later."""
     if wanted.up.workers and wanted.worker.runner == "model":
         found = checks.model(wanted.up.model)
         if found.result == "bad":
@@ -66,7 +66,7 @@ def _require_model(wanted: ClusterSettings) -> None:
 
 
 class _UpProcess:
-    """One run of the command."""
+    """This process, as `octavo up`: starts the cluster, shows it, keeps it alive, and ends it."""
 
     def __init__(self, wanted: ClusterSettings, as_json: bool) -> None:
         self._settings = wanted
@@ -76,7 +76,7 @@ class _UpProcess:
         self._supervisor = Supervisor(self._say, self._write_state, restart=wanted.up.restart)
 
     async def run(self) -> int:
-        """Starts, serves, ends. The exit code is 0 when it was asked to end."""
+        """Runs until a signal asks it to end, or until an error. The exit code after a signal is 0."""
         asked = asyncio.Event()
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
@@ -86,7 +86,7 @@ class _UpProcess:
         try:
             await asyncio.wait([serving, ending], return_when=asyncio.FIRST_COMPLETED)
             if serving.done():
-                serving.result()  # raises what went wrong
+                serving.result()  # raises the error of the task
             return 0
         finally:
             serving.cancel()
@@ -155,7 +155,7 @@ def _banner(current: state.ClusterState) -> str:
 
 
 def grpcurl_line(endpoint: str) -> str:
-    """Ready to paste. `text` is of type bytes, which is base64 in JSON."""
+    """A grpcurl command that can be pasted. `text` is of type bytes, which is base64 in JSON."""
     request = {
         "request": {
             "text": base64.b64encode(SAMPLE_PROMPT.encode()).decode(),
@@ -166,6 +166,6 @@ def grpcurl_line(endpoint: str) -> str:
 
 
 def _program(name: str) -> str:
-    """How a shell that has not activated this environment finds a program."""
+    """The path by which a shell finds a program of this environment without activating it."""
     beside = Path(sys.executable).with_name(name)
     return str(beside) if beside.exists() else shutil.which(name) or name

@@ -1,4 +1,4 @@
-"""The client, for asyncio. `octavo.client.sync` is the same for everybody else."""
+"""The client for asyncio. `octavo.client.sync` is the client for code without asyncio."""
 
 import asyncio
 import time
@@ -25,10 +25,11 @@ Reply = TypeVar("Reply")
 
 
 class AsyncClient:
-    """Talks to any of several routers of one deployment.
+    """Calls any of the routers of one deployment.
 
-    Every call retries what can be retried; a stream that breaks is attached again, on the next router. All errors are
-    octavo.errors.ServingError. Belongs to the event loop it is first used in; close it, or use `async with`.
+    Every call is retried where that can help. A stream that breaks is attached again, on the next router. All errors
+    are octavo.errors.ServingErrors. A client belongs to the event loop in which it is first used; close it, or use
+    `async with`.
     """
 
     def __init__(self, endpoints: str | Sequence[str], *, policy: RetryPolicy = RetryPolicy()) -> None:  # noqa: B008  frozen: one for all
@@ -75,7 +76,7 @@ class AsyncClient:
         )
 
     async def complete(self, prompt: Prompt, sampling: SamplingParams | None = None, **options: Any) -> Completion:
-        """The whole answer to what `generate` would stream; takes what that takes."""
+        """The whole answer that `generate` would stream. It has the parameters of `generate`."""
         return await collect(self.generate(prompt, sampling, **options))
 
     def attach(
@@ -86,7 +87,7 @@ class AsyncClient:
         resume_token: bytes = b"",
         deadline_s: float | None = None,
     ) -> AsyncStream:
-        """Joins the stream of an accepted request, at the next indexes (one per branch) or at a resume token."""
+        """The stream of a request that was accepted before, from its next indexes or a resume token on."""
         if bool(request_id) == bool(resume_token):
             raise errors.InvalidArgument("request_id", "give either a request id or a resume token")
         if resume_token:
@@ -97,11 +98,11 @@ class AsyncClient:
         return AsyncStream(self._endpoints, opening, receiver, self._recovery(deadline_s))
 
     async def cancel(self, request_id: str) -> None:
-        """Stops a request; one that has already ended is success."""
+        """Stops a request. It is no error if the request has ended already."""
         await self._call("Cancel", inference_pb2.CancelRequest(request_id=request_id), _nothing)
 
     async def get(self, request_id: str) -> RequestStatus:
-        """The record of a request."""
+        """The status of a request, by its record."""
         return await self._call("Get", inference_pb2.GetRequest(request_id=request_id), convert.request_status)
 
     async def tokenize(self, text: str | bytes | Messages, *, model: str | None = None) -> list[int]:
@@ -113,12 +114,12 @@ class AsyncClient:
     async def detokenize(
         self, token_ids: Sequence[int], *, model: str | None = None, skip_special_tokens: bool = True
     ) -> str:
-        """The text of token ids; bytes that are not UTF-8 become U+FFFD."""
+        """The text of token ids. Bytes that are not UTF-8 become U+FFFD."""
         request = convert.detokenize_request(token_ids, model, skip_special_tokens)
         return await self._call("Detokenize", request, lambda reply: str(reply.text))
 
     async def models(self) -> list[Model]:
-        """The models served."""
+        """The models that the routers serve."""
         return await self._call(
             "ListModels", inference_pb2.ListModelsRequest(), lambda reply: list(map(convert.model, reply.models))
         )
@@ -129,7 +130,7 @@ class AsyncClient:
         return Recovery(self._policy, self._budget, deadline)
 
     async def _call(self, method: str, request: Any, convert_reply: Callable[[Any], Reply]) -> Reply:
-        """A unary call; all of them are idempotent."""
+        """The reply to a unary call, retried where that can help: every unary call may be repeated."""
         recovery = self._recovery(UNARY_TIMEOUT_S)
         endpoint = self._endpoints.first()
         while True:
@@ -143,7 +144,7 @@ class AsyncClient:
 
 
 def make_sampling(sampling: SamplingParams | None, parameters: dict[str, Any]) -> SamplingParams:
-    """`sampling` with some fields replaced; a single stop string is as good as a list of one."""
+    """`sampling` with some fields replaced. A single stop string is taken for a list of one."""
     if isinstance(parameters.get("stop"), str):
         parameters["stop"] = (parameters["stop"],)
     try:

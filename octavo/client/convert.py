@@ -1,4 +1,4 @@
-"""Between the SDK's values and the wire's messages."""
+"""Converts between the values of the SDK and wire messages."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import fields, replace
@@ -27,7 +27,7 @@ PRIORITIES = {
 def generate_request(
     prompt: Prompt, sampling: SamplingParams, *, request_id: str, model: str | None, priority: str, keep: bool
 ) -> inference_pb2.GenerateRequest:
-    """The request. What cannot even be written down raises errors.InvalidArgument; the rest the router judges."""
+    """The request. Raises errors.InvalidArgument for a value that no message can hold; the router checks all others."""
     if priority not in PRIORITIES:
         raise errors.InvalidArgument("priority", f"{priority!r} is none of {', '.join(filter(None, PRIORITIES))}")
     request = inference_pb2.GenerateRequest(request_id=request_id, model=model, priority=PRIORITIES[priority])
@@ -39,7 +39,7 @@ def generate_request(
 
 
 def sampling_message(sampling: SamplingParams) -> types_pb2.SamplingParams:
-    """As sent. A value that its field cannot even hold raises errors.InvalidArgument with the field's name."""
+    """The message. Raises errors.InvalidArgument, with the field's name, for a value that its field cannot hold."""
     try:
         return wire.sampling_to_wire(sampling)
     except (ValueError, TypeError, AttributeError):

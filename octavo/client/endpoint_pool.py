@@ -1,4 +1,4 @@
-"""The routers a client may talk to: one channel each, opened when first needed."""
+"""The routers that a client may call, with one channel each, which is opened when it is first needed."""
 
 import time
 from collections.abc import Sequence
@@ -14,13 +14,13 @@ STRANGE = (
     grpc.StatusCode.INTERNAL,
     grpc.StatusCode.UNKNOWN,
 )
-AVOID_S = 2.0  # how long an endpoint that failed comes after the others
+AVOID_S = 2.0  # for so long an endpoint that failed comes after the others
 
 
 class EndpointPool:
-    """Hands out endpoints: calls start round robin, and go on to the next one when an endpoint fails.
+    """Hands out endpoints: calls start at each in turn, and go on to the next one when an endpoint fails.
 
-    Belongs to one event loop.
+    A pool belongs to one event loop.
     """
 
     def __init__(self, endpoints: str | Sequence[str]) -> None:
@@ -33,13 +33,13 @@ class EndpointPool:
         self._turn = 0
 
     def first(self) -> str:
-        """Where a new call starts."""
+        """The endpoint of a new call."""
         name = self._best(self._turn)
         self._turn += 1
         return name
 
     def after(self, failed: str) -> str:
-        """Where a call goes on that failed at `failed`."""
+        """The endpoint on which a call goes on after it has failed on `failed`."""
         self._failed_at[failed] = time.monotonic()
         return self._best(self.names.index(failed) + 1)
 

@@ -1,4 +1,4 @@
-"""What the SDK gives to its callers: plain, frozen values. No protobuf class leaves the client."""
+"""The values that the SDK returns: frozen dataclasses. No protobuf class leaves the client."""
 
 from dataclasses import dataclass, field
 
@@ -9,7 +9,7 @@ from octavo.sampling import FinishReason, SamplingParams
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprob:
-    """One candidate token and its natural-log probability."""
+    """One token and the natural logarithm of its probability."""
 
     token_id: int
     logprob: float
@@ -17,7 +17,7 @@ class TokenLogprob:
 
 @dataclass(frozen=True, slots=True)
 class Logprobs:
-    """The log probabilities that belong to one token: its own, and those of the likeliest candidates."""
+    """The log probability of one chosen token, and those of the likeliest tokens in its place."""
 
     chosen: TokenLogprob
     top: tuple[TokenLogprob, ...] = ()
@@ -25,7 +25,7 @@ class Logprobs:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """What a request used."""
+    """How many tokens a request used."""
 
     prompt_tokens: int = 0
     output_tokens: int = 0
@@ -34,7 +34,7 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class StreamEnd:
-    """The end of a stream."""
+    """The last event of a stream says this: what the request used, and why it failed, if it did."""
 
     usage: Usage = Usage()
     failure: Failure | None = None
@@ -42,10 +42,10 @@ class StreamEnd:
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """The next piece of one branch: nothing in it was delivered before, nothing before it was left out.
+    """The next tokens and text of one branch. None of them was delivered before, and none before them is missing.
 
-    `first_index` is the index of the first of `token_ids`, and the next index where there are none. `text` may lag
-    behind the tokens. `resume_token` is where another process can go on after this event.
+    `first_index` is the index of the first of `token_ids`, or the next index if there are none. `text` may lag behind
+    the tokens. With `resume_token` another process can continue the stream after this event.
     """
 
     request_id: str
@@ -62,7 +62,7 @@ class Event:
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """One finished branch."""
+    """One branch of an answer."""
 
     index: int
     text: str
@@ -73,7 +73,7 @@ class Output:
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """A whole answer."""
+    """The whole answer to a request."""
 
     request_id: str
     outputs: tuple[Output, ...]
@@ -99,7 +99,7 @@ class Completion:
 
 @dataclass(frozen=True, slots=True)
 class RequestStatus:
-    """The record of a request, as `get` finds it."""
+    """The status of a request, as `get` finds it in the record."""
 
     request_id: str
     state: str  # QUEUED, RUNNING, DONE, FAILED or CANCELLED
@@ -114,7 +114,7 @@ class RequestStatus:
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """A model that is served, with the defaults that apply to fields a request leaves out."""
+    """A model that is served. `defaults` apply to the fields that a request leaves out."""
 
     name: str
     fingerprint: str

@@ -1,4 +1,4 @@
-"""When to try again, how long to wait first, and when to give up."""
+"""Decides when a call is tried again, how long it waits before that, and when it is given up."""
 
 import random
 import time
@@ -10,18 +10,21 @@ from octavo.client.receiver import BrokenStreamError
 
 @dataclass(frozen=True, slots=True)
 class RetryPolicy:
-    """How a client deals with trouble. Every time is in seconds."""
+    """When a client retries and when it gives up. All times are in seconds."""
 
-    progress_timeout_s: float = 60.0  # in trouble for this long without an event: give up
+    progress_timeout_s: float = 60.0  # a call that fails for this long without an event is given up
     backoff_base_s: float = 0.05
     backoff_cap_s: float = 1.0
-    retry_ratio: float = 0.1  # retries of refused calls, per call made
+    retry_ratio: float = 0.1  # how many retries of refused calls each call adds to the budget
     min_retries: int = 3
-    deadline_grace_s: float = 5.0  # to fetch the last tokens of a request that ran into its deadline
+    deadline_grace_s: float = 5.0  # time to fetch the last tokens of a request whose deadline has passed
 
 
 class RetryBudget:
-    """Retries of refused calls: a part of the calls made, and always a few, so that retries never become the load."""
+    """How many refused calls may be retried: a share of the calls made, and always a few.
+
+    So retries never become the load that makes routers refuse calls.
+    """
 
     def __init__(self, ratio: float = 0.1, minimum: float = 3.0) -> None:
         self._ratio = ratio
@@ -29,27 +32,28 @@ class RetryBudget:
         self._left = minimum
 
     def deposit(self) -> None:
-        """Counts a call."""
+        """Counts a new call, which adds to the budget."""
         self._left = min(self._left + self._ratio, self._minimum + 10.0)
 
     def withdraw(self) -> bool:
-        """Whether one more retry is within the budget."""
+        """Spends one retry. False if the budget has none left."""
         if self._left < 1.0:
             return False
         self._left -= 1.0
         return True
 
     def success(self) -> None:
-        """A call got through: the minimum is there again for the next one."""
+        """Notes that a call has got through: the budget is at least at its minimum again."""
         self._left = max(self._left, self._minimum)
 
 
 @dataclass(slots=True)
 class Recovery:
-    """The decisions about one call, stream or unary: feed it what went wrong, and sleep for what it answers.
+    """Decides about one call, stream or unary: `delay_s` takes each error, and says how long to wait before a retry.
 
-    A refusal (a router said no, and that later might be better) spends the client's budget, unless the request has been
-    accepted already. A broken connection loads nobody and is tried again until `progress_timeout_s` has passed.
+    A refusal (a router said no, and a later call may succeed) spends a retry of the client's budget, unless the request
+    has been accepted already. A broken connection puts no load on a router: it is tried again until
+    `progress_timeout_s` has passed.
     """
 
     policy: RetryPolicy
@@ -61,7 +65,7 @@ class Recovery:
     _random: random.Random = field(default_factory=random.Random)
 
     def progress(self) -> None:
-        """Something came through."""
+        """Notes that an event or a reply has arrived."""
         if not self.accepted:
             self.budget.success()
         self.accepted = True
@@ -69,16 +73,16 @@ class Recovery:
         self._trouble_since = None
 
     def was_open_for(self, seconds: float) -> None:
-        """The connection that just broke had been open this long; if long, this is a new trouble."""
+        """Notes how long the broken connection was open. After a long time, `progress_timeout_s` begins anew."""
         if seconds > self.policy.progress_timeout_s / 2:
             self._trouble_since = None
 
     def delay_s(self, error: errors.ServingError | BrokenStreamError) -> float:
-        """How long to wait before trying again. Raises when trying again is of no use."""
+        """How long to wait before the next try. Raises the error if another try is of no use."""
         now = time.monotonic()
         if isinstance(error, BrokenStreamError):
             error = errors.Unreachable(str(error))
-        self.accepted |= isinstance(error, errors.Unreachable)  # nobody said no: it may have been
+        self.accepted |= isinstance(error, errors.Unreachable)  # no router has refused it, so one may have accepted it
         if not error.retryable or not (self.accepted or self.budget.withdraw()):
             raise error
         if self._trouble_since is None:
@@ -90,7 +94,7 @@ class Recovery:
         return delay
 
     def _next_delay_s(self) -> float:
-        """Full jitter: uniform between 0 and a bound that doubles."""
+        """A random time between 0 and a bound that doubles with each failure (full jitter)."""
         bound = min(self.policy.backoff_cap_s, self.policy.backoff_base_s * 2 ** min(self._failures, 32))
         self._failures += 1
         return self._random.uniform(0.0, bound)

@@ -1,4 +1,4 @@
-"""One request's stream, across as many connections as it takes."""
+"""The stream of one request, over as many connections as it needs."""
 
 import asyncio
 import time
@@ -22,10 +22,11 @@ Call: TypeAlias = "grpc.aio.UnaryStreamCall[Opening, inference_pb2.GenerateEvent
 
 
 class AsyncStream(AsyncIterator[Event]):
-    """Events of one request, each exactly once and in order, whichever processes die meanwhile.
+    """The events of one request, each exactly once and in order, whichever processes die meanwhile.
 
-    Ends after the terminal event; if that carries a failure, its error is raised after the event has been delivered.
-    Leaving it early (`aclose`, or `async with`) disconnects, which by default cancels the request after a grace time.
+    The stream ends after the terminal event. If that event carries a failure, the stream delivers it and then raises
+    its error. A caller that leaves early (`aclose`, or `async with`) disconnects, which by default cancels the request
+    after a grace time.
     """
 
     def __init__(self, endpoints: EndpointPool, opening: Opening, receiver: StreamReceiver, recovery: Recovery) -> None:
@@ -54,7 +55,7 @@ class AsyncStream(AsyncIterator[Event]):
 
     @property
     def resume_token(self) -> bytes:
-        """Where another process can go on, after what has been delivered here."""
+        """A token with which another process can continue after the events that were delivered here."""
         return self._receiver.resume_token
 
     async def _run(self) -> AsyncGenerator[Event, None]:
@@ -79,7 +80,7 @@ class AsyncStream(AsyncIterator[Event]):
                 await self._recover(error)
 
     async def _connect(self) -> AsyncGenerator[Event, None]:
-        """The events of one connection. Leaving it ends the call."""
+        """The events of one connection. The call ends when the caller leaves the iteration."""
         call = self._call()
         try:
             async for message in call:
@@ -114,7 +115,7 @@ class AsyncStream(AsyncIterator[Event]):
         return None if deadline is None else max(deadline - time.monotonic(), 0.001)
 
     async def _recover(self, error: errors.ServingError | BrokenStreamError) -> None:
-        """Sleeps until the next connection is due. Raises when there is to be none."""
+        """Sleeps until the next connection is due. Raises the error if there shall be none."""
         if isinstance(error, errors.DeadlineExceeded):
             self._fetch_the_rest(error)
             return
@@ -126,7 +127,7 @@ class AsyncStream(AsyncIterator[Event]):
         await asyncio.sleep(delay)
 
     def _fetch_the_rest(self, error: errors.DeadlineExceeded) -> None:
-        """The deadline ends the call here as it ends the request there: the last tokens are still to be fetched."""
+        """Lets the stream attach once more for the last tokens: the deadline has ended call and request at once."""
         if self._past_deadline:
             raise error
         self._past_deadline = True
@@ -134,7 +135,7 @@ class AsyncStream(AsyncIterator[Event]):
 
 
 async def collect(stream: AsyncStream) -> Completion:
-    """The whole answer of a stream. Raises the typed error if a branch failed."""
+    """The whole answer of a stream. Raises the error of the request if it failed."""
     branches: dict[int, list[Event]] = {}
     prompt_logprobs: tuple[Logprobs, ...] = ()
     finished: StreamEnd | None = None

@@ -1,4 +1,4 @@
-"""The client for code without asyncio: the same client, on an event loop in a thread of its own."""
+"""The client for code without asyncio. It runs an AsyncClient on an event loop in a thread of its own."""
 
 import asyncio
 import threading
@@ -16,9 +16,9 @@ Result = TypeVar("Result")
 
 
 class Client:
-    """AsyncClient for threads: the same methods with the same arguments, blocking. Any thread may call it.
+    """An AsyncClient for threads: its methods have the same arguments, and block. Any thread may call it.
 
-    Close it, or use `with`. A stream is a plain iterator; closing it early disconnects.
+    Close it, or use `with`. A stream is a plain iterator; a caller that closes it early disconnects.
     """
 
     def __init__(self, endpoints: str | Sequence[str], *, policy: RetryPolicy = RetryPolicy()) -> None:  # noqa: B008  frozen: one for all
@@ -37,23 +37,23 @@ class Client:
             self._loop.stop()
 
     def generate(self, prompt: Prompt, sampling: SamplingParams | None = None, **options: Any) -> "Stream":
-        """Continues `prompt`; options as AsyncClient.generate."""
+        """Continues `prompt`. The options are those of AsyncClient.generate."""
         return self._stream(lambda: self._client.generate(prompt, sampling, **options))
 
     def complete(self, prompt: Prompt, sampling: SamplingParams | None = None, **options: Any) -> Completion:
-        """The whole answer; options as AsyncClient.generate."""
+        """The whole answer. The options are those of AsyncClient.generate."""
         return self._loop.wait_for(self._client.complete(prompt, sampling, **options))
 
     def attach(self, request_id: str | None = None, **options: Any) -> "Stream":
-        """Joins the stream of an accepted request; options as AsyncClient.attach."""
+        """The stream of a request that was accepted before. The options are those of AsyncClient.attach."""
         return self._stream(lambda: self._client.attach(request_id, **options))
 
     def cancel(self, request_id: str) -> None:
-        """Stops a request; one that has already ended is success."""
+        """Stops a request. It is no error if the request has ended already."""
         self._loop.wait_for(self._client.cancel(request_id))
 
     def get(self, request_id: str) -> RequestStatus:
-        """The record of a request."""
+        """The status of a request, by its record."""
         return self._loop.wait_for(self._client.get(request_id))
 
     def tokenize(self, text: str | bytes | Messages, *, model: str | None = None) -> list[int]:
@@ -61,11 +61,11 @@ class Client:
         return self._loop.wait_for(self._client.tokenize(text, model=model))
 
     def detokenize(self, token_ids: Sequence[int], **options: Any) -> str:
-        """The text of token ids; options as AsyncClient.detokenize."""
+        """The text of token ids. The options are those of AsyncClient.detokenize."""
         return self._loop.wait_for(self._client.detokenize(token_ids, **options))
 
     def models(self) -> list[Model]:
-        """The models served."""
+        """The models that the routers serve."""
         return self._loop.wait_for(self._client.models())
 
     def _stream(self, make: Callable[[], AsyncStream]) -> "Stream":
@@ -76,7 +76,7 @@ class Client:
 
 
 class Stream(Iterator[Event]):
-    """AsyncStream for threads: events of one request, each exactly once and in order."""
+    """An AsyncStream for threads: the events of one request, each exactly once and in order."""
 
     def __init__(self, stream: AsyncStream, loop: "_LoopThread") -> None:
         self._stream = stream
@@ -92,7 +92,7 @@ class Stream(Iterator[Event]):
 
     @property
     def resume_token(self) -> bytes:
-        """Where another process can go on, after what has been delivered here."""
+        """A token with which another process can continue after the events that were delivered here."""
         return self._stream.resume_token
 
     def __next__(self) -> Event:
@@ -105,7 +105,7 @@ class Stream(Iterator[Event]):
         return await anext(self._stream, None)
 
     def close(self) -> None:
-        """Disconnects. What becomes of the request is its `keep_on_disconnect`."""
+        """Disconnects. The request goes on if it has `keep_on_disconnect`; else it is cancelled after a grace time."""
         if self._loop.running:
             self._loop.wait_for(self._stream.aclose())
 
@@ -129,7 +129,7 @@ class _LoopThread:
         return self._thread.is_alive()
 
     def wait_for(self, work: Coroutine[Any, Any, Result]) -> Result:
-        """The result of `work`, run in the loop. An interrupt of the waiting thread cancels the work."""
+        """Runs `work` in the loop and returns its result. An interrupt of the waiting thread cancels the work."""
         future = asyncio.run_coroutine_threadsafe(work, self._loop)
         try:
             return future.result()

@@ -1,4 +1,4 @@
-"""One record per sequence, kept where every process can reach it."""
+"""The store: one record per sequence, where every router and worker can reach it."""
 
 from typing import Any
 
@@ -8,7 +8,7 @@ from octavo.store.base import Store
 def open_store(url: str, **options: Any) -> Store:
     """The store at a URL: redis://, rediss://, unix:///path/to/socket, or memory:// for one process alone.
 
-    Not connected yet: `await store.open()`. `options` are those of RedisOptions, and `on_generation`.
+    It is not connected before `await store.open()`. `options` are the fields of RedisOptions, and `on_generation`.
     """
     scheme = url.split(":", 1)[0]
     if scheme == "memory":

@@ -1,4 +1,7 @@
-"""The store as its users see it. `octavo.store.memory` defines it, `octavo.store.redis` is the one for production."""
+"""The interface of the store. docs/protocol.md says what each function promises, and why.
+
+`octavo.store.memory` defines the functions on plain values; `octavo.store.redis` is the store for production.
+"""
 
 from collections.abc import AsyncIterator, Sequence
 from typing import Protocol
@@ -23,10 +26,10 @@ from octavo.store.calls import (
 
 
 class Store(Protocol):
-    """Every method is one atomic function of the store, or a batch of them, and idempotent.
+    """Every method is one atomic function of the store, or a batch of them, and may be called again.
 
-    All raise errors.StoreUnavailable when the store does not answer; nothing else of the transport comes through.
-    A generation that has moved on (the store restarted) is picked up inside and the call repeated.
+    Every method raises errors.StoreUnavailable when the store does not answer, and no other error of the connection.
+    If the store has begun a new generation (it has restarted), the method learns it and repeats its call.
     """
 
     @property
@@ -37,40 +40,49 @@ class Store(Protocol):
 
     # A sequence's life
     async def accept(self, new: NewSequence, limits: QueueLimits) -> AcceptReply:
-        """Writes the record at epoch 0 and puts it into the queue. A router heartbeats before its first one."""
+        """Writes the record at epoch 0 and puts the sequence into the queue.
+
+        A router calls `heartbeat` before its first `accept`.
+        """
         ...
 
     async def pop(self, router: Incarnation, count: int, claim_ms: int) -> list[PoppedSequence]:
-        """The first in the queue, for this router to take until the claim ends; nothing past its deadline."""
+        """The first sequences in the queue, claimed for this router until the claim ends.
+
+        A sequence past its deadline ends instead.
+        """
         ...
 
     async def requeue(self, seq_id: SequenceId, epoch: int) -> bool:
-        """Gives a popped or running sequence back to its old place in the queue, without an owner; whether it waits.
+        """Puts a popped or running sequence back at its old place in the queue, without an owner.
 
-        A running one moves to epoch+1, so that its owner is fenced. A cancelled one ends instead (False).
+        A running sequence moves to epoch + 1, so that its owner is fenced; a cancelled one ends instead. True if the
+        sequence waits now.
         """
         ...
 
     async def take_ownership(self, request: TakeRequest) -> TakeReply:
-        """Makes a worker the owner at epoch+1. `queued` takes only what waits, all others only what runs.
+        """Makes a worker the owner at epoch + 1.
 
-        `lease` and `connection` count a crash of the old owner (not if it is the new one as well). What was cancelled,
-        or is past its deadline, ends instead: CLOSED.
+        With the reason QUEUED the sequence must wait, with every other reason it must run. LEASE and CONNECTION count a
+        crash of the old owner, unless it is the new owner too. A sequence that was cancelled or is past its deadline
+        ends instead: CLOSED.
         """
         ...
 
     async def append_batch(self, items: Sequence[AppendItem]) -> list[AppendReply]:
-        """Journals tokens, in the order given; one answer per item. Overlap with the journal is compared, not repeated.
+        """Appends tokens to journals, in the order of the items; one reply per item.
 
-        Two calls under way at once may arrive in either order: a worker sends a branch's next after the answer.
+        Tokens that the journal has already are compared, and not appended again. Two calls at once may arrive in
+        either order, so a worker sends the next item of a branch after the reply to the last one.
         """
         ...
 
     async def finish(self, finish: Finish) -> bool:
-        """Ends a branch by a decision that is a function of the journal alone, or before the branch began.
+        """Ends a branch, by a decision that depends on the journal alone, or that was made before the branch began.
 
-        A `length` stands also where the worker has gone past it and has ended the branch further on (STOP or LENGTH),
-        whether the sequence is over or not. True if a branch that was meant ends for this reason, now or before.
+        A `length` also counts if the worker has gone past it and ended the branch further on (STOP or LENGTH), whether
+        the sequence has ended or not. True if one of the branches in question ends for this reason, now or before.
         """
         ...
 
@@ -78,15 +90,21 @@ class Store(Protocol):
         self, seq_id: SequenceId, *, prompt: bool = False, from_indexes: Sequence[int] | None = None
     ) -> Snapshot | None: ...
     async def cancel(self, seq_id: SequenceId) -> Record | None:
-        """Ends a waiting sequence; a running one is told at its next append. The record afterwards; None: not found."""
+        """Ends a waiting sequence; tells the owner of a running one at its next append.
+
+        The result is the record after that; None if there is no such record.
+        """
         ...
 
     async def attach(self, seq_id: SequenceId, router: Incarnation) -> Record | None:
-        """This router has the client from now on, and gets the notices. The record afterwards; None: not found."""
+        """Makes this router the one that gets the notices of the sequence: it has the client now.
+
+        The result is the record after that; None if there is no such record.
+        """
         ...
 
     async def detach(self, seq_id: SequenceId, router: Incarnation) -> None:
-        """The client has left; nothing happens if it is attached elsewhere by now."""
+        """Notes that the client has left this router. Nothing changes if another router is attached by now."""
         ...
 
     # Migration
@@ -106,19 +124,20 @@ class Store(Protocol):
         ...
 
     async def members(self, kind: str) -> list[Member]:
-        """Those with a lease, by id."""
+        """The members of one kind whose lease runs, in the order of their ids."""
         ...
 
     async def sweep(self, limit: int, grace_ms: int) -> SweepReport:
-        """Housekeeping that any router does for all: looks at up to `limit` sequences whose check is due.
+        """Housekeeping that every router does for all routers: looks at up to `limit` sequences whose time has come.
 
-        Unused claims go back to the queue, what waits past its deadline ends, what nobody is attached to for longer
-        than the grace is cancelled (unless it is kept), and running ones without a living owner are reported.
+        Sequences with an unused claim go back to the queue. Waiting sequences past their deadline end. Sequences that
+        no client is attached to for longer than the grace are cancelled, unless they are kept. Running sequences
+        without a living owner are reported.
         """
         ...
 
     async def list_sequences(self, owner: Incarnation | None, limit: int) -> list[Record]:
-        """Live sequences, in no order."""
+        """Up to `limit` live sequences of one owner, or of all owners, in no particular order."""
         ...
 
     async def queue_depth(self) -> QueueDepth:
@@ -126,12 +145,13 @@ class Store(Protocol):
         ...
 
     async def secret(self, name: str) -> bytes:
-        """32 random bytes that all processes on this store share, made by whoever asks first."""
+        """32 random bytes under this name, which all processes on this store share. The first call makes them."""
         ...
 
     def notices(self, router: Incarnation) -> AsyncIterator[Notice]:
-        """What happens to sequences attached to this router (its own doings too), and "queued" for whatever waits.
+        """Notices of what happens to sequences attached to this router, and "queued" for every sequence that waits.
 
-        A hint, not a promise: notices are lost while the connection is. Whoever listens also looks now and then.
+        What this router does itself is noticed, too. A notice is a hint: it is lost if the connection is down, so a
+        router also polls.
         """
         ...

@@ -10,9 +10,9 @@ from octavo.sampling import FinishReason
 
 class AcceptStatus(StrEnum):
     OK = "OK"
-    EXISTS = "EXISTS"  # the same request again
-    MISMATCH = "MISMATCH"  # the same id with another body
-    FULL = "FULL"
+    EXISTS = "EXISTS"  # this request was accepted before
+    MISMATCH = "MISMATCH"  # the request id was used with another body
+    FULL = "FULL"  # too many requests or tokens wait
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,30 +24,30 @@ class AcceptReply:
 
 @dataclass(frozen=True, slots=True)
 class PoppedSequence:
-    """A queued sequence this router may now place; the claim ends by take, requeue or time."""
+    """A sequence that this router has claimed from the queue. The claim ends with a take, a requeue, or its time."""
 
     seq_id: SequenceId
     epoch: int
 
 
 class TakeReason(StrEnum):
-    """The proof on which ownership is taken."""
+    """Why a router may take a sequence for a worker."""
 
-    QUEUED = "queued"  # nobody owns it
+    QUEUED = "queued"  # it has no owner
     LEASE = "lease"  # the owner's lease has ended
-    CONNECTION = "connection"  # reset, and a probe failed
-    REFUSED = "refused"  # the new owner did not take it (its Schedule failed): no crash is counted
+    CONNECTION = "connection"  # the connection to the owner was lost, and a probe failed
+    REFUSED = "refused"  # the owner did not admit it, or does not know it: counts no crash
 
 
 class TakeStatus(StrEnum):
     OK = "OK"
-    SAME = "SAME"  # this very take has been done
-    FENCED = "FENCED"  # the epoch has moved on
-    CLOSED = "CLOSED"  # ended
-    GONE = "GONE"  # no such record
-    ALIVE = "ALIVE"  # the owner's lease is still running
-    FROZEN = "FROZEN"  # the store has just restarted: wait one lease
-    POISON = "POISON"  # too many owners crashed: the record has been failed
+    SAME = "SAME"  # this take was done before
+    FENCED = "FENCED"  # the record is at another epoch, or in another state than the reason says
+    CLOSED = "CLOSED"  # the sequence has ended
+    GONE = "GONE"  # there is no such record
+    ALIVE = "ALIVE"  # the owner's lease still runs
+    FROZEN = "FROZEN"  # not yet: the store has just restarted, or the worker runs another suspect; see retry_ms
+    POISON = "POISON"  # too many owners have crashed: the sequence has ended with an error
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,12 +57,12 @@ class TakeRequest:
     seq_id: SequenceId
     expected_epoch: int
     new_owner: Incarnation
-    take_id: str  # names this attempt: a repeated request with the same id gets the first one's answer
+    take_id: str  # names this attempt: a repeated request gets the first one's reply
     reason: TakeReason
 
 
 def poison_failure(seq_id: SequenceId) -> str:
-    """The failure of a sequence that as many owners have died of as TakeStatus.POISON allows, as a record holds it."""
+    """The failure, as a record holds it, of a sequence that is answered POISON."""
     message = f"sequence {seq_id}: three workers died while running it; it will not be tried again"
     return PoisonSuspected(message).failure().to_json()
 
@@ -77,12 +77,12 @@ class TakeReply:
 
 class AppendStatus(StrEnum):
     OK = "OK"
-    OK_CANCEL = "OK_CANCEL"  # accepted; stop, the client has cancelled
-    DUP = "DUP"  # accepted before
+    OK_CANCEL = "OK_CANCEL"  # written; the worker must stop, because the client has cancelled
+    DUP = "DUP"  # written before
     FENCED = "FENCED"
     CLOSED = "CLOSED"
-    GAP = "GAP"  # the journal is shorter: append from `length`
-    CONFLICT = "CONFLICT"  # other tokens stand there: never happens, and alarms
+    GAP = "GAP"  # the journal is shorter: append from `length` on
+    CONFLICT = "CONFLICT"  # other tokens stand there; an error in the program
     GONE = "GONE"
 
 
@@ -97,7 +97,7 @@ class AppendItem:
     token_ids: tuple[int, ...] | list[int]
     finish: FinishReason = FinishReason.NONE
     failure: str = ""
-    score: float | None = None  # with finish, where branches are ranked
+    score: float | None = None  # with finish, if branches are ranked
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +122,7 @@ class Finish:
     score: float | None = None  # where branches are ranked
 
     def branches(self, num_branches: int) -> range:
-        """The branches that are meant, of a sequence that has `num_branches`; none if it has no such branch."""
+        """The branches in question, of a sequence with `num_branches`; none if it has no such branch."""
         if self.branch is None:
             return range(num_branches)
         return range(self.branch, min(self.branch + 1, num_branches))
@@ -149,7 +149,7 @@ class MigrateReply:
 
 @dataclass(frozen=True, slots=True)
 class QueueLimits:
-    """How much may wait in the queue: a request past either limit is answered FULL."""
+    """How much may wait in the queue. A request past either limit is answered FULL."""
 
     max_requests: int = 4096
     max_tokens: int = 8_000_000
@@ -165,7 +165,7 @@ class QueueDepth:
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """A live worker or router, as it last described itself."""
+    """A live worker or router, with the description of itself in its last heartbeat."""
 
     kind: str  # "worker" or "router"
     id: Incarnation
@@ -174,7 +174,7 @@ class Member:
 
 @dataclass(frozen=True, slots=True)
 class Notice:
-    """Something another process did to a sequence whose client is attached here."""
+    """What happened to a sequence whose client is attached to this router."""
 
     seq_id: SequenceId
     what: str  # "taken", "queued", "ended", "cancelled"

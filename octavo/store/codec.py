@@ -1,4 +1,4 @@
-"""Records and journals to and from what the functions take and give."""
+"""Converts records, journals and items to and from the arguments and replies of the Redis functions."""
 
 import struct
 from collections.abc import Sequence
@@ -34,7 +34,7 @@ def pack_items(items: Sequence[AppendItem]) -> bytes:
 
 
 def fixed_fields(new: NewSequence) -> list[str | bytes | int]:
-    """What never changes after acceptance (but for the router), as field, value, field, value."""
+    """The fields of the record that `accept` writes, as field, value, field, value."""
     fields: dict[str, str | bytes | int] = {
         "request_id": new.request_id,
         "body_hash": new.body_hash,

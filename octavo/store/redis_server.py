@@ -1,4 +1,4 @@
-"""A Redis or Valkey server with our function library on it. The only file that knows the client library."""
+"""A Redis or Valkey server with octavo's function library on it. No other file imports the client library `redis`."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
@@ -20,7 +20,7 @@ MAX_GENERATIONS_PER_CALL = 4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RedisOptions:
-    """How long to wait for what, and how many shards the records are spread over (the same for every process)."""
+    """Time limits, and the number of shards that records are spread over, which must be equal in all processes."""
 
     num_shards: int = 1
     connect_timeout_s: float = 1.0
@@ -31,7 +31,7 @@ class RedisOptions:
 
 
 class RedisServer:
-    """Calls functions. `on_generation` is called with the new generation whenever the store has restarted."""
+    """Calls functions of the library. It calls `on_generation` with the new generation when the store has restarted."""
 
     def __init__(
         self,
@@ -53,13 +53,13 @@ class RedisServer:
         pool = client.BlockingConnectionPool.from_url(
             self._url,
             protocol=2,
-            timeout=self._options.call_timeout_s,  # for a free connection
+            timeout=self._options.call_timeout_s,  # how long a call waits for a free connection
             socket_connect_timeout=self._options.connect_timeout_s,
             socket_timeout=timeout_s,
             max_connections=self._options.max_connections,
             retry=Retry(
                 NoBackoff(), 1, supported_errors=(ConnectionLost,)
-            ),  # a pooled connection may be dead: once more
+            ),  # a pooled connection may be dead: one retry
         )
         return client.Redis.from_pool(pool)
 
@@ -85,7 +85,7 @@ class RedisServer:
             await self.client.function_load(self.source, replace=True)
 
     async def guard(self, operation: Callable[..., Awaitable[T]], *args: Any) -> T:
-        """Turns what can go wrong with a connection or a server into StoreUnavailable."""
+        """The result of `operation`. Errors of the connection or the server become StoreUnavailable."""
         try:
             return await operation(*args)
         except (RedisError, OSError, TimeoutError) as error:
@@ -97,11 +97,11 @@ class RedisServer:
         except ResponseError as error:
             if "Function not found" not in str(error):
                 raise
-            await self._load_library()  # the server lost it: FUNCTION FLUSH, or an empty replacement
+            await self._load_library()  # the server has lost it: FUNCTION FLUSH, or an empty server in its place
             return await self.client.fcall(name, len(names), *names, *args)
 
     async def call(self, shard: int, name: str, *args: Any, records: Sequence[str] = ()) -> list[Any]:
-        """One function call; a new generation is picked up and the call repeated."""
+        """The reply of one function. If the store is in a new generation, the call is repeated with it."""
         options = self._options
         names = [keys.generation(shard), *records]
         for _ in range(MAX_GENERATIONS_PER_CALL):
@@ -114,7 +114,7 @@ class RedisServer:
 
     def _learn_generation(self, shard: int, generation: int) -> None:
         first = self.generations[shard] == 0
-        if generation <= self.generations[shard]:  # another call was told before
+        if generation <= self.generations[shard]:  # another call has learnt it before
             return
         self.generations[shard] = generation
         if self._on_generation is not None and not first:
@@ -124,7 +124,10 @@ class RedisServer:
         return await asyncio.gather(*(self.call(shard, name, *args) for shard in range(self._options.num_shards)))
 
     async def listen(self, *channels: str) -> AsyncGenerator[bytes, None]:
-        """What is published there, until cancelled; on a connection of its own, through all outages."""
+        """What is published on the channels, until the caller stops iterating. It has a connection of its own.
+
+        An outage does not end it: it connects again. What is published during an outage is lost.
+        """
         pause_s = 0.05
         while True:
             connection = self._connect(None)

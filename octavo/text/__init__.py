@@ -1,1 +1,1 @@
-"""Text and tokens: what the router and offline use share. Needs `tokenizers` and `jinja2`, which clients do not."""
+"""Text and tokens, for routers and for offline use. Needs `tokenizers` and `jinja2`, which clients do not have."""

@@ -1,4 +1,4 @@
-"""The tokenizer of workers that have none (the fake and witness runners): a token below 256 is a byte of UTF-8."""
+"""The tokenizer for runners without a model (fake and witness): a token below 256 is one byte of UTF-8."""
 
 from collections.abc import Sequence
 

@@ -1,7 +1,7 @@
-"""Chat messages to text, by the model's own template, so that no message can speak as somebody else.
+"""Makes the text of a prompt from chat messages, by the model's template, so that no message can pose as another role.
 
-The template is the model's, never a client's; it runs in jinja2's sandbox. Special tokens are meant to come from the
-template alone. A message that spells one is a forgery, and `SpecialTokenGuard` disarms it before the template sees it.
+The template is the model's, never a client's, and runs in jinja2's sandbox. Special tokens may come from the template
+alone. A message that spells one is a forgery: `SpecialTokenGuard` disarms it before the template sees it.
 """
 
 import json
@@ -20,17 +20,17 @@ from octavo.errors import InvalidArgument
 FIELD = "chat.messages"
 Message = tuple[str, str]  # role, content
 _ROLE = re.compile(r"[A-Za-z0-9_.-]{1,64}")
-# What a template can raise when messages do not suit it: its own exception, or a plain one of an expression in it.
+# What a template can raise when messages do not suit it: its own exception, or one of an expression in it.
 _TEMPLATE_ERRORS = (TemplateError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError, RecursionError)
 
 
 class ChatTemplate:
-    """A compiled template."""
+    """A compiled chat template of a model."""
 
     def __init__(self, source: str, variables: Mapping[str, str]) -> None:
-        """`variables` are what templates expect beside the messages: bos_token, eos_token, …
+        """`variables` are the values that templates expect beside the messages: bos_token, eos_token, …
 
-        InvalidArgument if the source does not compile.
+        Raises InvalidArgument if the source does not compile.
         """
         try:
             self._template = _environment().from_string(source)
@@ -39,7 +39,7 @@ class ChatTemplate:
         self._variables = dict(variables)
 
     def render(self, messages: Sequence[Message], add_generation_prompt: bool) -> str:
-        """The conversation as the model was trained to see it. InvalidArgument says what the template refused."""
+        """The conversation as the model was trained to see it. Raises InvalidArgument if it refuses them."""
         turns = [{"role": role, "content": content} for role, content in messages]
         try:
             return self._template.render(
@@ -54,7 +54,7 @@ class ChatTemplate:
 
 
 def check_messages(messages: Sequence[Message]) -> None:
-    """Roles are names: one that is spelled into a marker, such as <|role|>, could forge another marker otherwise."""
+    """Refuses roles that are not plain names: a template that writes <|role|> would let a role forge another marker."""
     if not messages:
         raise InvalidArgument(FIELD, "at least one message is needed")
     for index, (role, _) in enumerate(messages):
@@ -65,9 +65,9 @@ def check_messages(messages: Sequence[Message]) -> None:
 class SpecialTokenGuard:
     """Disarms special tokens in messages.
 
-    The first character of each one that a message spells, whole or begun at its very end, becomes a stand-in: a Unicode
-    noncharacter, one per different first character. The tokenizer puts the character back after it has looked for
-    special tokens, so the model reads the text as the client wrote it, as ordinary tokens.
+    A message may spell a special token, or begin one at its end. The first character of each is replaced by a stand-in:
+    a Unicode noncharacter, one for each first character. The tokenizer puts the character back after it has looked for
+    special tokens, so the model reads the client's text, as ordinary tokens.
     """
 
     def __init__(self, special_tokens: Collection[str]) -> None:
@@ -79,17 +79,17 @@ class SpecialTokenGuard:
         self._beginnings = {token[:length] for token in special_tokens for length in range(1, len(token))}
         self._longest = max(map(len, special_tokens), default=0)
         spelled = "|".join(re.escape(token) for token in special_tokens if token)
-        self._spelled = re.compile(f"(?={spelled})") if spelled else None  # looks ahead, so that overlaps count
+        self._spelled = re.compile(f"(?={spelled})") if spelled else None  # so that overlaps are found
 
     def disarm_all(self, messages: Sequence[Message]) -> list[Message]:
-        """The messages, changed only where a content spells a special token."""
+        """The messages. A content is changed only where it spells a special token."""
         disarmed = [(role, self.disarm(content)) for role, content in messages]
         if disarmed != list(messages) and not all(self._marks.isdisjoint(content) for _, content in messages):
             raise InvalidArgument(FIELD, "a special token and a Unicode noncharacter in one conversation")
         return disarmed
 
     def disarm(self, content: str) -> str:
-        """One content; it must have no stand-ins of its own if it, or any beside it, is changed."""
+        """One content. If it or another one of its conversation is changed, it must have had no stand-ins before."""
         if self._spelled is None:
             return content
         starts = {found.start() for found in self._spelled.finditer(content)} | self._begun(content)
@@ -101,7 +101,10 @@ class SpecialTokenGuard:
         return "".join(characters)
 
     def _begun(self, content: str) -> set[int]:
-        """Where the content's end, as it is or trimmed, begins a special token that what follows might complete."""
+        """The places near the end from which the content, as it is or trimmed, begins a special token.
+
+        The text that the template puts after it might complete that token.
+        """
         starts = set()
         for text in {content, content.rstrip()}:
             for start in range(max(0, len(text) - self._longest), len(text)):
@@ -116,7 +119,7 @@ def _noncharacters() -> Sequence[str]:
 
 
 class _GenerationTag(Extension):
-    """{% generation %} marks, for training, what the assistant said. It changes nothing about the text."""
+    """Accepts {% generation %}, which marks for training what the assistant said. It does not change the text."""
 
     tags = {"generation"}  # noqa: RUF012 - as jinja2 declares it
 
@@ -126,7 +129,7 @@ class _GenerationTag(Extension):
 
 
 def _environment() -> ImmutableSandboxedEnvironment:
-    """As the templates published with models expect it."""
+    """The environment that the templates published with models expect."""
     environment = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, _GenerationTag]
     )

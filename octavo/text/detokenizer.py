@@ -1,7 +1,8 @@
-"""Tokens to text, as they come: whole characters only, and the same text however the tokens are cut into pieces.
+"""Turns tokens into text as they come: in whole characters, and into the same text however the tokens are divided.
 
-Every supported vocabulary reduces to bytes per token, worked out once. A stream then is: look bytes up, join, and feed
-an incremental UTF-8 decoder, which keeps an unfinished character until the token that finishes it.
+Every supported vocabulary comes down to bytes per token, which are worked out once. For a stream, the detokenizer looks
+up the bytes, joins them, and feeds an incremental UTF-8 decoder, which keeps an unfinished character until a later
+token finishes it.
 """
 
 import codecs
@@ -14,14 +15,14 @@ from octavo.errors import Mismatch
 
 @dataclass(frozen=True, slots=True)
 class ByteTable:
-    """The bytes of each token, by id, and what the start of a text loses."""
+    """The bytes of each token, by id, and which spaces the start of a text loses."""
 
     table: Sequence[bytes]
     strip: int = 0  # at most this many spaces at the start of a text are dropped
     bare_first: bool = False  # the first token loses all its spaces
 
     def without(self, ids: Iterable[int]) -> "ByteTable":
-        """The same, where `ids` have no text."""
+        """This table with no bytes for `ids`."""
         table = list(self.table)
         for token_id in ids:
             if token_id < len(table):
@@ -32,8 +33,8 @@ class ByteTable:
 class Detokenizer:
     """The text of one stream of tokens.
 
-    A pure function of the ids: what push and flush return joins to the same text for any division into pushes. An id
-    outside the vocabulary has no text.
+    The text is a function of the ids alone: what `push` and `flush` return joins to the same text for any division into
+    pushes. An id outside the vocabulary has no text.
     """
 
     __slots__ = ("_bare_first", "_decoder", "_pending", "_pieces", "_strip")
@@ -46,7 +47,7 @@ class Detokenizer:
         self._pending = False  # the decoder may hold bytes back
 
     def push(self, ids: Sequence[int]) -> str:
-        """The characters that have become certain. A byte that can be part of no character is U+FFFD."""
+        """The characters that are complete now. A byte that can be part of no character becomes U+FFFD."""
         try:
             data = b"".join(map(self._pieces.__getitem__, ids))
         except IndexError:
@@ -65,7 +66,7 @@ class Detokenizer:
         return text
 
     def flush(self) -> str:
-        """What an unfinished character at the end comes to; the stream may go on as if it had not begun one."""
+        """The text of an unfinished character at the end. Tokens pushed later begin a new character."""
         self._pending = False
         text = self._decoder.decode(b"", True)
         self._decoder.reset()
@@ -84,7 +85,7 @@ class Detokenizer:
 
 
 def build_byte_table(decoder: Mapping[str, Any] | None, tokens: Sequence[str | None]) -> ByteTable:
-    """The bytes of each token as the `decoder` of a tokenizer.json spells them; Mismatch if its kind is unknown."""
+    """The table of `tokens`, by the `decoder` of a tokenizer.json. Raises Mismatch if its kind is not supported."""
     steps = list(_flatten(decoder))
     if [step["type"] for step in steps] == ["ByteLevel"]:
         return ByteTable([b"" if token is None else _from_byte_alphabet(token) for token in tokens])
@@ -130,16 +131,16 @@ def _piece(token: str | None, replaced: Sequence[tuple[str, str]], byte_fallback
         try:
             return bytes([int(token[3:5], 16)])
         except ValueError:
-            pass  # an ordinary token that looks like one
+            pass  # an ordinary token that looks like a byte
     for old, new in replaced:
         token = token.replace(old, new)
     return token.encode()
 
 
 def byte_alphabet() -> dict[str, int]:
-    """The 256 printable characters that byte-level vocabularies are written in, and the byte each stands for.
+    """The 256 printable characters in which byte-level vocabularies are written, with the byte that each stands for.
 
-    Printable Latin-1 stands for itself; the other bytes, in order, are the characters from U+0100 on.
+    A printable character of Latin-1 stands for itself. The characters from U+0100 on are the other bytes, in order.
     """
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in set(printable)]
@@ -153,4 +154,4 @@ def _from_byte_alphabet(token: str) -> bytes:
     try:
         return bytes(map(_BYTES.__getitem__, token))
     except KeyError:
-        return token.encode()  # an added token, written as it is
+        return token.encode()  # an added token, which is written as plain text

@@ -1,7 +1,7 @@
-"""Stop strings in a stream of text, and which token each piece of text belongs to.
+"""Finds stop strings in a stream of text, and which token completes one.
 
-A match ends the stream at the character that completes it: of several stop strings completed by the same character the
-longest counts. That depends on the text alone, not on how it was cut into pieces.
+A stop string ends the stream at the character that completes it. If one character completes several stop strings, the
+longest counts. The end depends on the text alone, not on how the text is divided.
 """
 
 import re
@@ -14,20 +14,20 @@ from octavo.text.detokenizer import Detokenizer
 
 
 class _Automaton:
-    """Aho-Corasick over the stop strings.
+    """A state machine that finds all stop strings in one pass (Aho-Corasick).
 
-    A state is the longest end of the text that begins some stop string: its depth is what may have to be held back.
+    A state stands for the longest end of the text that begins a stop string: so many characters may be held back.
     """
 
     def __init__(self, stops: Sequence[str]) -> None:
         self.next: list[dict[str, int]] = [{}]
         self.fail = [0]
-        self.matched = [""]  # the longest stop string that ends here, if any
-        self.held = [0]  # characters of the longest end of the text that is a proper prefix of a stop string
+        self.matched = [""]  # by state: the longest stop string that ends there; empty: none
+        self.held = [0]  # by state: length of the text's longest end that is a proper prefix of a stop string
         self._insert(stops)
         self._link()
         firsts = "".join(re.escape(char) for char in self.next[0])
-        self.first = re.compile(f"[{firsts}]")  # the root is left only at one of these
+        self.first = re.compile(f"[{firsts}]")  # only these characters leave the root
 
     def _insert(self, stops: Sequence[str]) -> None:
         for stop in stops:
@@ -66,15 +66,15 @@ class _Automaton:
 
 
 class StopMatcher:
-    """Passes text through until a stop string is complete, and holds back what may yet become one.
+    """Passes text on until a stop string is complete, and holds back the text that may become one.
 
-    After a match `stopped` is true, `matched` is the stop string, and nothing more comes out.
+    After a match `stopped` is true, `matched` is the stop string, and no more text comes out.
     """
 
     __slots__ = ("_automaton", "_held", "_include", "_state", "matched", "stopped")
 
     def __init__(self, stops: Sequence[str], include: bool = False) -> None:
-        """`stops` are not empty strings; with `include` the stop string itself comes out, too."""
+        """`stops` are stop strings, none of them empty. With `include` the stop string itself comes out, too."""
         if not all(stops):
             raise ValueError("a stop string is empty")
         self.stopped = False
@@ -85,7 +85,10 @@ class StopMatcher:
         self._held = ""
 
     def push(self, text: str, armed: bool = True) -> str:
-        """The text that is certain to come out. Unless `armed`, a stop string that is completed here is just text."""
+        """The text that no stop string can take back any more.
+
+        Unless `armed`, a stop string that `text` completes is ordinary text.
+        """
         if self.stopped:
             return ""
         automaton = self._automaton
@@ -100,13 +103,13 @@ class StopMatcher:
         return text[:cut]
 
     def flush(self) -> str:
-        """What was held back: the stream has ended without its stop string."""
+        """The text held back, at the end of a stream without a stop string."""
         held, self._held = self._held, ""
         self._state = 0
         return held
 
     def _scan(self, automaton: _Automaton, text: str, armed: bool) -> int | None:
-        """Follows the text to its end, or to the character that completes a stop string: then the position after it."""
+        """Follows the text to its end, or to the character that completes a stop string; returns where that is."""
         state, position, length = self._state, 0, len(text)
         end = None
         while position < length and end is None:
@@ -130,18 +133,18 @@ class StopMatcher:
 
 
 class TextDelta(NamedTuple):
-    """What some tokens added to a branch's text."""
+    """The text that some tokens have added to a branch."""
 
     text: str
-    num_tokens_used: int  # of all tokens so far; the one that completed a stop string is the last that counts
+    num_tokens_used: int  # of all tokens so far, up to the one that completed a stop string
     stopped: bool  # a stop string is complete
 
 
 class TextStream:
-    """The text of one branch. A pure function of its tokens, so any router can rebuild it from the journal.
+    """The text of one branch, a function of its tokens alone: any router can rebuild it from the journal.
 
-    Without `stops` nothing ends it. A stop string completed before `min_tokens` tokens is just text. Tokens among
-    `hidden_ids` (those that end a branch) count but have no text.
+    Only a stop string ends it. A stop string that is complete before `min_tokens` tokens is ordinary text. Tokens in
+    `hidden_ids` (those that end a branch) are counted and have no text.
     """
 
     __slots__ = ("_detokenizer", "_has_stops", "_hidden_ids", "_matcher", "_min_tokens", "_num_tokens", "_skip_bytes")
@@ -155,14 +158,14 @@ class TextStream:
         min_tokens: int = 0,
         hidden_ids: Collection[int] = (),
     ) -> None:
-        """`detokenizer` is fresh and belongs to this stream."""
+        """`detokenizer` must be a new one; it belongs to this stream."""
         self._detokenizer = detokenizer
         self._matcher = StopMatcher(stops, include_stop)
         self._min_tokens = min_tokens
         self._hidden_ids = frozenset(hidden_ids)
         self._has_stops = bool(stops)
         self._num_tokens = 0
-        self._skip_bytes = 0  # of the text to come: delivered before this stream was rebuilt
+        self._skip_bytes = 0  # bytes of the text to come that were delivered before this stream was rebuilt
 
     @classmethod
     def of_branch(
@@ -179,11 +182,11 @@ class TextStream:
 
     @property
     def matched(self) -> str:
-        """The stop string that ended it, empty if none has."""
+        """The stop string that ended the stream; empty if none has."""
         return self._matcher.matched
 
     def push(self, ids: Sequence[int]) -> TextDelta:
-        """The text that has become certain. After a stop: none."""
+        """The text that has become certain. After a stop string there is none."""
         if self._has_stops:
             return self._delta(self._push_singly(ids))
         self._num_tokens += len(ids)
@@ -192,7 +195,7 @@ class TextStream:
         return self._delta(self._detokenizer.push(ids))
 
     def finish(self) -> TextDelta:
-        """What was held back; the branch has ended. HistoryLost if more had been delivered than there is."""
+        """The text held back, at the end of the branch. Raises HistoryLost if more than that was delivered."""
         text = ""
         if not self._matcher.stopped:
             text = self._matcher.push(self._detokenizer.flush(), self._num_tokens >= self._min_tokens)
@@ -203,15 +206,15 @@ class TextStream:
         return delta
 
     def resume(self, ids: Sequence[int], delivered_bytes: int) -> TextDelta:
-        """Rebuilds a new stream from all tokens of the branch so far: what of their text has not been delivered yet.
+        """Rebuilds a new stream from all tokens of the branch so far; returns the text that was not delivered yet.
 
-        `delivered_bytes` counts UTF-8 from the start of the branch. HistoryLost if it ends within a character.
+        `delivered_bytes` counts UTF-8 from the start of the branch. Raises HistoryLost if it ends within a character.
         """
         self._skip_bytes = delivered_bytes
         return self.push(ids)
 
     def _push_singly(self, ids: Sequence[int]) -> str:
-        """Token by token, to know which one completes a stop string."""
+        """Pushes token by token, to know which token completes a stop string."""
         detokenizer, matcher, hidden_ids = self._detokenizer, self._matcher, self._hidden_ids
         shown = ""
         for token_id in ids:

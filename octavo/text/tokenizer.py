@@ -1,8 +1,8 @@
-"""A model's tokenizer: text or chat to ids, ids to text.
+"""The tokenizer of a model: makes token ids of text and of chats, and text of token ids.
 
-Loaded from what the model came with, a folder or a GGUF file, and built on the `tokenizers` package alone, so that a
-router needs neither torch nor numpy. A special token is one that the model treats as control: it is never made from a
-client's text, only from token ids and from the model's chat template.
+It is loaded from the model's folder or GGUF file and needs only the package `tokenizers`, so a router needs neither
+torch nor numpy. A special token is one that the model treats as control. It is never made from a client's text, only
+from token ids and by the model's chat template.
 """
 
 import json
@@ -24,7 +24,7 @@ from octavo.text.tokenizer_parts import TokenizerParts
 def load_tokenizer(path: str | Path) -> "Tokenizer":
     """The tokenizer in a folder (tokenizer.json and its companions, or a single GGUF file) or in a GGUF file.
 
-    NotFound if there is none; Mismatch if it is of a kind that octavo cannot run.
+    Raises NotFound if there is none, and Mismatch if its kind is not supported.
     """
     path = Path(path)
     if path.is_dir() and (path / "tokenizer.json").is_file():
@@ -36,11 +36,11 @@ def load_tokenizer(path: str | Path) -> "Tokenizer":
 
 
 class Tokenizer:
-    """Safe to use from several threads."""
+    """A tokenizer. Several threads may use it at once."""
 
     def __init__(self, parts: TokenizerParts) -> None:
         self._parts = parts
-        self.vocab_size = len(parts.tokens)  # of the tokenizer; the model may have more rows than that
+        self.vocab_size = len(parts.tokens)  # the model may have more rows than that
         self.eos_token_ids = parts.eos_token_ids
         self.special_ids = parts.special_ids
         self._special_tokens = [token for i in parts.special_ids if (token := parts.tokens[i])]
@@ -57,13 +57,17 @@ class Tokenizer:
         return self._chat is not None
 
     def encode(self, text: str) -> list[int]:
-        """The ids of a text. A special token spelled in it is text; the beginning-of-sequence token is added if the
-        model wants one."""
+        """The ids of a text, after the beginning-of-sequence token if the model wants one.
+
+        A special token that the text spells is ordinary text.
+        """
         return [*self._parts.prefix_ids, *self._plain.encode(text, add_special_tokens=False).ids]
 
     def apply_chat(self, messages: Sequence[Message], add_generation_prompt: bool = True) -> list[int]:
-        """The ids of a conversation of (role, content). Special tokens come from the model's template alone: one that
-        a message spells is text."""
+        """The ids of a conversation of (role, content), by the model's chat template.
+
+        A special token that a message spells is ordinary text. Raises InvalidArgument if the model has no template.
+        """
         if self._chat is None:
             raise InvalidArgument("chat", "this model has no chat template; send text or token ids")
         check_messages(messages)
@@ -74,19 +78,19 @@ class Tokenizer:
         return ids
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
-        """The text of ids; bytes that are no UTF-8 become U+FFFD, ids beyond the vocabulary nothing."""
+        """The text of ids. Bytes that are not UTF-8 become U+FFFD; ids beyond the vocabulary have no text."""
         detokenizer = self.detokenizer(skip_special_tokens)
         return detokenizer.push(ids) + detokenizer.flush()
 
     def detokenizer(self, skip_special_tokens: bool = True) -> Detokenizer:
-        """A fresh stream."""
+        """A new detokenizer, for one stream."""
         return Detokenizer(self._pieces_without_special if skip_special_tokens else self._pieces)
 
     @cached_property
     def _guarded(self) -> tokenizers.Tokenizer:
-        """Puts the characters back that the guard has replaced, after special tokens have been found.
+        """The tokenizer for disarmed text: it puts back the characters that the guard has replaced.
 
-        Special tokens are looked for in the raw text alone here, or a disarmed one would be found after all.
+        It looks for special tokens only before that, in the raw text, so that it never finds a disarmed one.
         """
         backend = _copy(self._parts.backend, self._parts.special_ids, raw_special=True)
         restore = [normalizers.Replace(mark, char) for char, mark in self._guard.stand_ins.items()]
@@ -98,7 +102,7 @@ class Tokenizer:
 def _copy(
     backend: tokenizers.Tokenizer, special_ids: frozenset[int], raw_special: bool = False
 ) -> tokenizers.Tokenizer:
-    """Another tokenizer on the same model, which is shared, in which exactly `special_ids` are special."""
+    """A tokenizer that shares the model of `backend`, and in which exactly `special_ids` are special."""
     copy = tokenizers.Tokenizer(backend.model)
     for part in ("normalizer", "pre_tokenizer", "post_processor", "decoder"):
         setattr(copy, part, getattr(backend, part))

@@ -1,4 +1,4 @@
-"""The tokenizer in a model's folder: tokenizer.json, and what its companions add to it."""
+"""Reads the tokenizer of a model's folder: tokenizer.json and the JSON files beside it."""
 
 import json
 from collections.abc import Mapping
@@ -15,7 +15,7 @@ _NAMED = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_
 
 
 def read_folder(path: Path) -> TokenizerParts:
-    """Mismatch if a file is broken."""
+    """The parts of the folder's tokenizer. Raises Mismatch if a file is broken."""
     try:
         backend = tokenizers.Tokenizer.from_file(str(path / "tokenizer.json"))
     except Exception as error:  # the package raises nothing more specific
@@ -48,7 +48,7 @@ def _read_json(path: Path) -> dict[str, Any]:
 
 
 def _text(token: object) -> str | None:
-    """A token is written as its text, or as an object that has it."""
+    """The text of a token, which is written as that text or as an object with it."""
     content = token.get("content") if isinstance(token, dict) else token
     return content if isinstance(content, str) else None
 
@@ -62,7 +62,7 @@ def _tokens(backend: tokenizers.Tokenizer) -> list[str | None]:
 
 
 def _eos_token_ids(path: Path, backend: tokenizers.Tokenizer, variables: Mapping[str, str]) -> tuple[int, ...]:
-    """What ends a generation: generation_config.json knows best, else config.json; the tokenizer's own counts, too."""
+    """The tokens that end a generation, by generation_config.json or else config.json, and the tokenizer's own one."""
     ids: list[int] = []
     for name in ("generation_config.json", "config.json"):
         named = _read_json(path / name).get("eos_token_id")
@@ -74,7 +74,7 @@ def _eos_token_ids(path: Path, backend: tokenizers.Tokenizer, variables: Mapping
 
 
 def _promote(backend: tokenizers.Tokenizer, variables: Mapping[str, str], eos_token_ids: tuple[int, ...]) -> set[int]:
-    """The special ids: those marked so, and those with a role, which some files forget to mark."""
+    """The special ids: those that are marked, and those with a role, which some files forget to mark."""
     added = backend.get_added_tokens_decoder()
     special = {token_id for token_id, token in added.items() if token.special}
     named = (backend.token_to_id(text) for text in variables.values())
@@ -89,7 +89,7 @@ def _promote(backend: tokenizers.Tokenizer, variables: Mapping[str, str], eos_to
 
 
 def _prefix_ids(backend: tokenizers.Tokenizer) -> tuple[int, ...]:
-    """What tokenizer.json puts before a text. add_bos_token in the configuration has no say beside it."""
+    """The ids that tokenizer.json puts before a text. It counts, whatever the configuration says in add_bos_token."""
     bare = backend.encode("a", add_special_tokens=False).ids
     framed = backend.encode("a", add_special_tokens=True).ids
     for length in range(len(framed) - len(bare) + 1):
@@ -99,7 +99,7 @@ def _prefix_ids(backend: tokenizers.Tokenizer) -> tuple[int, ...]:
 
 
 def _template(path: Path, config: Mapping[str, Any]) -> str | None:
-    """A file of its own wins; the configuration has one, or several by name."""
+    """The chat template: of its own file, or else of the configuration, which may have several by name."""
     own = path / "chat_template.jinja"
     if own.is_file():
         return own.read_text(encoding="utf-8")

@@ -1,7 +1,7 @@
-"""The tokenizer in a GGUF file's metadata.
+"""Reads the tokenizer in the metadata of a GGUF file.
 
-The file names its kind in tokenizer.ggml.model and, for byte-level vocabularies, how text is split before merging in
-tokenizer.ggml.pre. Both are llama.cpp's names and mean what they mean there.
+The key tokenizer.ggml.model names its kind. For byte-level vocabularies, tokenizer.ggml.pre names how text is split
+before merging. Both values are names of llama.cpp and mean here what they mean there.
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,7 +17,7 @@ from octavo.gguf_metadata import Metadata
 from octavo.text.tokenizer_parts import TokenizerParts
 
 SPACE = "▁"
-_ENDS = ("eos", "eot", "eom")  # of a sequence, a turn, a message: each ends a generation
+_ENDS = ("eos", "eot", "eom")  # end of a sequence, a turn, a message: each ends a generation
 
 _LLAMA3 = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
@@ -28,12 +28,12 @@ _LLAMA3_NAMES = ("llama3", "llama-v3", "llama-bpe", "falcon3", "pixtral")
 
 
 class TokenType(IntEnum):
-    """tokenizer.ggml.token_type."""
+    """The values of tokenizer.ggml.token_type."""
 
     NORMAL = 1
     UNKNOWN = 2
     CONTROL = 3
-    USER_DEFINED = 4  # found whole in any text, but not special
+    USER_DEFINED = 4  # found whole in any text, and not special
     UNUSED = 5
     BYTE = 6
 
@@ -64,7 +64,10 @@ _PRE_TOKENIZERS = {
 
 
 def read_gguf(path: Path) -> TokenizerParts:
-    """Mismatch if the kind of vocabulary is not supported; MalformedGguf if the file is broken."""
+    """The parts of the file's tokenizer.
+
+    Raises Mismatch if the kind of vocabulary is not supported, and MalformedGguf if the file is broken.
+    """
     with GgufFile(path) as file:
         return _read(file.metadata, path.name)
 
@@ -106,7 +109,7 @@ def _byte_level(metadata: Metadata, tokens: Sequence[str], name: str) -> tokeniz
         raise Mismatch(f"{name}: tokenizer.ggml.pre {pre!r} is not supported; use a folder with tokenizer.json")
     merges = [_pair(merge) for merge in metadata.strings("tokenizer.ggml.merges")]
     vocab = {token: index for index, token in enumerate(tokens)}
-    # Llama 3 takes a word that is in the vocabulary whole, whatever the merges say.
+    # Llama 3 takes a word of the vocabulary as one token, whatever the merges say.
     backend = tokenizers.Tokenizer(models.BPE(vocab, merges, ignore_merges=pre in _LLAMA3_NAMES))
     backend.pre_tokenizer = _PRE_TOKENIZERS[pre]()
     backend.decoder = decoders.ByteLevel()
@@ -135,7 +138,7 @@ def _sentencepiece(metadata: Metadata, tokens: Sequence[str], types: Sequence[in
 
 
 def _mergeable(tokens: Sequence[str], types: Sequence[int]) -> dict[str, int]:
-    """Only ordinary tokens are made by merging: a control token spelled out in a text must not come about."""
+    """The tokens that merging may make: ordinary ones only, so that no text can spell a control token."""
     ordinary = (TokenType.NORMAL, TokenType.UNUSED)
     return {token: i for i, token in enumerate(tokens) if not types or types[i] in ordinary}
 
@@ -151,7 +154,7 @@ def _scores(metadata: Metadata, count: int) -> Sequence[float]:
 def merges_by_score(
     mergeable: Mapping[str, int], scores: Sequence[float], vocab: Mapping[str, int]
 ) -> list[tuple[str, str]]:
-    """The merges that lead to the same pieces as sentencepiece: the pair whose union scores highest goes first."""
+    """Merges that divide text as sentencepiece does: the pair whose union has the highest score goes first."""
     found = []
     for token, index in mergeable.items():
         for cut in range(1, len(token)):
@@ -165,7 +168,7 @@ def merges_by_score(
 def _add_tokens(
     backend: tokenizers.Tokenizer, tokens: Sequence[str], types: Sequence[int], named: Sequence[int]
 ) -> set[int]:
-    """Adds what is found whole in text; returns the special ids among them."""
+    """Adds the tokens that are found whole in a text; returns the special ids among them."""
     special = {i for i, kind in enumerate(types) if kind == TokenType.CONTROL} | set(named)
     user_defined = {i for i, kind in enumerate(types) if kind == TokenType.USER_DEFINED} - special
     backend.add_tokens(
@@ -175,7 +178,7 @@ def _add_tokens(
 
 
 def _ids(metadata: Metadata, *names: str) -> tuple[int, ...]:
-    """Named token ids that the file has, each once."""
+    """The ids of named tokens that the file has, each once."""
     count = len(metadata.strings("tokenizer.ggml.tokens"))
     keys = [f"tokenizer.ggml.{name}_token_id" for name in names]
     ids = [metadata.integer(key) for key in keys if key in metadata]

@@ -1,4 +1,4 @@
-"""The parts of a tokenizer, as the reader of a folder or of a GGUF file finds them."""
+"""The parts of a tokenizer, which are read from a folder or from a GGUF file."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -8,12 +8,12 @@ import tokenizers
 
 @dataclass(frozen=True, kw_only=True)
 class TokenizerParts:
-    """What octavo.text.tokenizer.Tokenizer is made from."""
+    """The values that octavo.text.tokenizer.Tokenizer is made of."""
 
-    backend: tokenizers.Tokenizer  # with all added tokens, as the model's own files describe it
+    backend: tokenizers.Tokenizer  # as the model's files describe it, with all added tokens
     tokens: Sequence[str | None]  # by id
     special_ids: frozenset[int]
-    prefix_ids: tuple[int, ...] = ()  # before every text: the beginning-of-sequence token, if the model wants it
+    prefix_ids: tuple[int, ...] = ()  # put before every text: the beginning-of-sequence token, if the model wants one
     eos_token_ids: tuple[int, ...] = ()
     template: str | None = None
     template_variables: dict[str, str] = field(default_factory=dict)

@@ -13,7 +13,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from gpu_worker.blocks.swap import CostModel
+from gpu_worker.blocks.cost_model import CostModel
 from gpu_worker.scheduling.scheduler import Scheduler
 from gpu_worker.scheduling.scheduler_config import SchedulerConfig
 from gpu_worker.scheduling.sequence import Sequence
@@ -37,7 +37,7 @@ def scheduler_with(batch: int) -> tuple[Scheduler, Workload]:
         prompt = [1 + number % 900] * (20 + number % 16)
         admission = Admission(seq_id=SequenceId(str(number)), epoch=1, prompt=prompt, sampling=params)
         scheduler.admit(Sequence.from_admission(admission, root=bytes(32), now=0.0))
-    while workload.waiting or workload.prefilling:
+    while workload.waiting or workload.lists.prefilling:
         plan = scheduler.plan()
         scheduler.commit(plan, StepOutput([7] * plan.num_branches))
     return scheduler, workload

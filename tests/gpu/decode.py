@@ -1,4 +1,4 @@
-"""Decode attention against copy bandwidth and against other libraries."""
+"""Decode attention against copy bandwidth and against other implementations."""
 
 import importlib.util
 import itertools
@@ -46,7 +46,7 @@ class Shape:
 
     @property
     def num_bytes(self) -> int:
-        """The size of the keys and values."""
+        """Of keys and values."""
         return sum(self.lens) * self.kv_heads * self.head_dim * (2 if self.fp8 else 4)
 
 

@@ -3,7 +3,9 @@
 import time
 from collections.abc import Callable
 
-from gpu_worker.blocks.swap import CostModel
+from gpu_worker.blocks.cost_model import CostModel
+from gpu_worker.engine.engine import Engine
+from gpu_worker.engine.step_times import StepTimes
 from gpu_worker.scheduling.load import Load
 from gpu_worker.scheduling.scheduler import Scheduler
 from gpu_worker.scheduling.scheduler_config import SchedulerConfig
@@ -11,8 +13,6 @@ from gpu_worker.scheduling.sequence import Sequence
 from gpu_worker.scheduling.step import Runner, RunnerInfo, StepResult
 from gpu_worker.scheduling.step_budget import StepBudget
 from gpu_worker.scheduling.workload import Workload
-from gpu_worker.serving.engine import Engine
-from gpu_worker.serving.step_times import StepTimes
 from octavo.ids import SequenceId
 
 

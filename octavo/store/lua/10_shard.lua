@@ -1,30 +1,30 @@
--- What every function begins with, and the small things they share.
+-- What every function begins with, and the helpers that several functions share.
 --
 -- Calling convention of all functions:
 --   KEYS[1]  the shard's generation key, octavo:{s<k>}:gen; the shard's other keys are derived from it
---   KEYS[2]  the sequence's record, octavo:{s<k>}:seq:<id>, where the function is about one sequence
---   ARGV[1]  the generation the caller knows
+--   KEYS[2]  the sequence's record, octavo:{s<k>}:seq:<id>, if the function is about one sequence
+--   ARGV[1]  the generation that the caller knows
 --   ARGV[2]  how long take-overs freeze after a restart, in ms
 --   ARGV[3]  how long ended sequences are kept, in ms
---   ARGV[4]  and on: what the function's comment says, as a1, a2, ...
+--   ARGV[4]  and on: the function's own arguments, which its comment names as a
 --   reply    an array that starts with a status; {'STALE_GENERATION', generation} means that nothing was done
 
-local ALIVE_MS = 24 * 3600 * 1000            -- bound on every key of a live sequence; renewed by writes and sweeps
-local GENERATION_MS = 30 * 24 * 3600 * 1000  -- renewed by heartbeats
-local LEASE_LINGER_MS = 60 * 1000            -- a lease ends by the time written in it; the key goes later
+local ALIVE_MS = 24 * 3600 * 1000            -- how long the keys of a live sequence last; writes and sweeps renew it
+local GENERATION_MS = 30 * 24 * 3600 * 1000  -- how long the generation key lasts; heartbeats renew it
+local LEASE_LINGER_MS = 60 * 1000            -- how much longer than its lease a lease key lasts
 local CHECK_MS = 1000                        -- how often a sweep looks at a live sequence
-local SUSPECT_RETRY_MS = 250                 -- until a suspect may ask again for a worker that runs another one
+local SUSPECT_RETRY_MS = 250                 -- when a suspect may ask again for a worker that runs another one
 local QUARANTINE_MS = 60 * 1000              -- how long a worker counts as running one suspect alone
 local POISON_CRASHES = 3
-local PROOF_TOKENS = 16                      -- journalled since the last take: the sequence is no poison
+local PROOF_TOKENS = 16                      -- so many tokens since the last take prove that the sequence is no poison
 local MAX_SUSPECTS = 4
 local MAX_TIMELINE = 32
 local MAX_EXPIRED_PER_POP = 64
 
 local CUT = { STOP = '1', LENGTH = '2' }
-local STOPPED = { CANCELLED = '3', DEADLINE = '4', ERROR = '5' }  -- of FinishReason; '0' is: still running
+local STOPPED = { CANCELLED = '3', DEADLINE = '4', ERROR = '5' }  -- digits of FinishReason; '0' means that the branch runs
 
--- The server process these functions run in, and the shards it has served: empty after every restart.
+-- The run id of the server process, and the shards that it has served. Both are empty after every restart.
 local run_id
 local served = {}
 
@@ -36,8 +36,9 @@ local function begin_generation(generation_key, floor, frozen)
   return generation, raw
 end
 
--- The shard, with its generation. A new one is begun by whoever comes first after the server's process has changed (a
--- restart, a replica's promotion), or who knows a newer one than the data do (they are from before: a lost failover).
+-- The shard, with its generation. The first call begins a new generation after the server's process has changed (by a
+-- restart, or by the promotion of a replica). So does a call that knows a newer generation than the data do: then the
+-- data are older than the caller, as those of a replica that lagged behind.
 local function enter(generation_key, args)
   local raw = redis.call('GET', generation_key)
   local shard, told = served[generation_key], tonumber(args[1])
@@ -59,7 +60,7 @@ local function enter(generation_key, args)
   return shard
 end
 
--- Registers body(shard, keys, a1, a2, ...). Where memory is short, functions that free some still run.
+-- Registers body(shard, keys, a1, a2, ...). Functions that free memory still run when memory is short.
 local function define(name, body, frees)
   redis.register_function{
     function_name = 'octavo1_' .. name,
@@ -84,7 +85,7 @@ local function fetch(key)
   return rec
 end
 
--- Writes fields to the record and to the table alike.
+-- Writes fields to the record and to its table.
 local function update(rec, fields)
   local flat = {}
   for name, value in pairs(fields) do
@@ -104,7 +105,7 @@ local function expire_all(rec, ms)
   for branch = 0, #rec.finishes - 1 do redis.call('PEXPIRE', rec.key .. ':' .. branch, ms) end
 end
 
--- One more line "<ms after acceptance> <what> <detail>"; the oldest go first.
+-- Adds a line "<ms after acceptance> <what> <detail>" to the timeline, and drops the oldest if there are too many.
 local function note(rec, now, what, detail)
   local line = string.format('%.0f %s %s', now - tonumber(rec.accepted_ms), what, detail)
   local lines = rec.timeline == '' and line or rec.timeline .. '\n' .. line
@@ -113,7 +114,7 @@ local function note(rec, now, what, detail)
   update(rec, { timeline = lines })
 end
 
--- Tells the router whose client is attached. May get lost: whoever listens also looks now and then.
+-- Tells the router whose client is attached. The notice may get lost, so routers also poll.
 local function notify(rec, what)
   if rec.router == '' then return end
   redis.call('PUBLISH', 'octavo:notice:' .. rec.router, table.concat({ rec.id, what, rec.epoch, rec.owner }, ' '))

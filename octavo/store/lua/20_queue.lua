@@ -24,7 +24,7 @@ local function enter_queue(shard, rec)
   redis.call('PEXPIRE', shard.prefix .. 'queue-tokens', ALIVE_MS)
 end
 
--- Nothing waits: nothing is counted, whatever became of records that expired while they waited.
+-- Forgets the sum when nothing waits: records that expired while they waited were not subtracted from it.
 local function settle_tokens(shard)
   if depth(shard) == 0 then redis.call('DEL', shard.prefix .. 'queue-tokens') end
 end

@@ -1,4 +1,4 @@
--- How a sequence ends: branch by branch, and then as a whole, once and for ever.
+-- How a sequence ends: branch by branch, and with its last branch as a whole, for good.
 
 local function clear_quarantine(shard, rec)
   local key = shard.prefix .. 'quarantine:' .. rec.owner
@@ -19,8 +19,8 @@ local function close(shard, rec, now)
   notify(rec, 'ended')
 end
 
--- Ends branch (-1: all that run) with a FinishReason's digit; `length` and `score` may be nil. The sequence ends with
--- its last branch.
+-- Ends a branch, or with -1 all branches that run, with a digit of FinishReason. `length` and `score` may be nil. The
+-- sequence ends with its last branch.
 local function finish(shard, rec, branch, reason, length, failure, score)
   local first, last = branch, branch
   if branch == -1 then first, last = 0, #rec.finishes - 1 end
@@ -39,7 +39,7 @@ local function finish(shard, rec, branch, reason, length, failure, score)
   if not string.find(finishes, '0', 1, true) then close(shard, rec, now_ms()) end
 end
 
--- A stop string stands before the end that the worker gave the branch: the end is there.
+-- Moves the end of a branch back to `length`, if the worker has gone past a stop string.
 local function cut(rec, branch, length, score)
   local done = string.sub(rec.finishes, branch + 1, branch + 1)
   if done ~= CUT.STOP and done ~= CUT.LENGTH then return end
@@ -51,7 +51,7 @@ local function cut(rec, branch, length, score)
 end
 
 -- KEYS: generation, record.  a: branch or -1, reason digit, delivered length or '', failure JSON or '', score or ''
--- Reply: {'OK', 1} if the branch (one of them, for -1) ends for this reason now or did before; else {'OK', 0}.
+-- Reply: {'OK', 1} if the branch (with -1: a branch) ends for this reason, now or before; else {'OK', 0}.
 define('finish', function(shard, keys, branch, reason, length, failure, score)
   local rec = fetch(keys[2])
   branch, length, score = tonumber(branch), tonumber(length), tonumber(score)

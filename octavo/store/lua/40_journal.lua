@@ -2,7 +2,7 @@
 
 local OK, OK_CANCEL, DUP, FENCED, CLOSED, GAP, CONFLICT, GONE = 0, 1, 2, 3, 4, 5, 6, 7
 
--- A sequence with crashes behind it has shown that it can run.
+-- Clears the crashes of a sequence that has journalled enough tokens: it does not kill its owner.
 local function count_proof(shard, key, tokens)
   if redis.call('HINCRBY', key, 'proof', tokens) < PROOF_TOKENS then return end
   local rec = fetch(key)
@@ -15,8 +15,8 @@ local function finish_appended(shard, key, branch, reason, failure, score)
   finish(shard, fetch(key), branch, tostring(reason), nil, failure, score == score and score or nil)
 end
 
--- One item; returns the status and the journal's length. The record's owner at this epoch may only add at the end;
--- what it sent before it may send again.
+-- Appends one item; returns the status and the journal's length. Only the owner at the record's epoch may write, and only
+-- at the end. It may send again what it has sent before.
 local function append(shard, key, epoch, branch, first, count, reason, tokens, failure, score)
   local rec = redis.call('HMGET', key, 'epoch', 'state', 'finishes', 'cancel', 'crashes', 'max_tokens')
   if not rec[1] then return GONE, 0 end

@@ -1,4 +1,4 @@
--- Who may run a sequence: take-over, and the two sides of a migration.
+-- How a sequence gets an owner: by a take, or by a migration.
 
 -- Gives the sequence to a new owner at the next epoch.
 local function hand_over(shard, rec, owner, fields)
@@ -13,7 +13,7 @@ local function hand_over(shard, rec, owner, fields)
   notify(rec, 'taken')
 end
 
--- Whether this worker runs another sequence that is suspected already: that one bears the blame if it dies.
+-- Whether this worker runs another suspect alone. If the worker dies, that suspect is blamed.
 local function runs_another_suspect(shard, owner, rec, now)
   local mark = redis.call('GET', shard.prefix .. 'quarantine:' .. owner)
   if not mark then return false end
@@ -21,7 +21,7 @@ local function runs_another_suspect(shard, owner, rec, now)
   return id ~= rec.id and tonumber(stop) > now
 end
 
--- Counts a crash of the owner; true when it was one too many.
+-- Counts a crash of the owner. True for one too many.
 local function count_crash(shard, rec, now)
   if runs_another_suspect(shard, rec.owner, rec, now) then return false end
   local suspects = {}
@@ -32,14 +32,14 @@ local function count_crash(shard, rec, now)
   return tonumber(rec.crashes) >= POISON_CRASHES
 end
 
--- Two suspects on one worker would hide which of them kills it: the second waits for the first one's end.
+-- Whether the sequence must wait for another suspect on this worker: a crash of both would blame neither.
 local function must_wait(shard, rec, owner, lost, now)
   local crashes = tonumber(rec.crashes)
   if lost and rec.owner ~= owner and not runs_another_suspect(shard, rec.owner, rec, now) then crashes = crashes + 1 end
   return crashes == POISON_CRASHES - 1 and runs_another_suspect(shard, owner, rec, now)
 end
 
--- The answer of a take that was done before, or nil.
+-- The reply of this take if it was done before; else nil.
 local function answered(rec, expected, take_id)
   if rec.take_id ~= take_id then return nil end
   if tonumber(rec.epoch) == expected + 1 then return { 'SAME', rec.epoch, rec.crashes, 0 } end
@@ -47,7 +47,7 @@ local function answered(rec, expected, take_id)
   return nil
 end
 
--- Why it cannot be taken on this ground, or nil.
+-- The status that refuses a take for this reason; nil if nothing refuses it.
 local function refusal(shard, rec, why, now)
   if (rec.state == 'QUEUED') ~= (why == 'queued') then return { 'FENCED', rec.epoch, rec.crashes, 0 } end
   if why ~= 'lease' and why ~= 'connection' then return nil end
@@ -88,7 +88,7 @@ define('take', function(shard, keys, expected, owner, take_id, why, poison)
   return { 'OK', rec.epoch, rec.crashes, 0 }
 end, true)
 
--- Marks a worker of which another shard's sequence is being run alone.
+-- Notes that a worker runs a sequence of another shard alone.
 -- KEYS: generation.  a: owner, sequence id.  Reply: {'OK'}
 define('quarantine', function(shard, keys, owner, id)
   local mark = string.format('%s %.0f', id, now_ms() + QUARANTINE_MS)
@@ -108,7 +108,7 @@ define('mig_begin', function(shard, keys, epoch, mig_id, target)
   return { 'OK', rec.epoch }
 end)
 
--- By the destination, when it holds everything.
+-- The target calls it when it holds all blocks and tokens.
 -- KEYS: generation, record.  a: epoch, migration id, target, journal length of each branch.  Reply: {status, epoch}
 define('mig_commit', function(shard, keys, epoch, mig_id, target, ...)
   local rec = fetch(keys[2])
@@ -127,7 +127,7 @@ define('mig_commit', function(shard, keys, epoch, mig_id, target, ...)
   return { 'OK', rec.epoch }
 end)
 
--- By the source. Exactly one of commit and abort wins.
+-- The source calls it. Exactly one of commit and abort wins.
 -- KEYS: generation, record.  a: epoch, migration id.  Reply: {status, epoch}
 define('mig_abort', function(shard, keys, epoch, mig_id)
   local rec = fetch(keys[2])

@@ -1,4 +1,4 @@
--- Acceptance, waiting, reading, and what the client's side does to a sequence.
+-- The life of a sequence: it is accepted, waits, is read, and is attached to, detached from or cancelled by its client.
 
 -- KEYS: generation, record.
 -- a: cost, max requests, max tokens, deadline in ms or 0, branches, prompt (packed u32), then the record's fixed fields
@@ -57,8 +57,8 @@ define('pop', function(shard, keys, count, claim_ms)
   return reply
 end, true)
 
--- Back to the queue, where it was. A running sequence leaves its owner behind at the old epoch; one that was
--- cancelled ends instead.
+-- Puts a sequence back at its old place in the queue. A running one leaves its owner behind at the old epoch; a cancelled
+-- one ends instead.
 -- KEYS: generation, record.  a: epoch.  Reply: {'OK', 1 if it waits now, else 0}
 define('requeue', function(shard, keys, epoch)
   local rec = fetch(keys[2])
@@ -103,7 +103,7 @@ define('read', function(shard, keys, want_prompt, ...)
   return reply
 end, true)
 
--- A waiting sequence ends; a running one is told at its next append.
+-- Ends a waiting sequence. The owner of a running one is told at its next append.
 local function cancel(shard, rec)
   if rec.state == 'QUEUED' then
     finish(shard, rec, -1, STOPPED.CANCELLED, nil, '')
@@ -130,7 +130,8 @@ define('attach', function(shard, keys, router)
   return described(rec)
 end, true)
 
--- Only by the router that is attached. KEYS: generation, record.  a: router.  Reply: {'OK'}
+-- Does nothing if another router is attached.
+-- KEYS: generation, record.  a: router.  Reply: {'OK'}
 define('detach', function(shard, keys, router)
   local rec = fetch(keys[2])
   if rec and rec.router == router and router ~= '' then

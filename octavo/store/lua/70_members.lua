@@ -1,4 +1,4 @@
--- Who is alive, and the housekeeping that any router does for all.
+-- The members that are alive, and the housekeeping that every router does for all routers.
 
 -- KEYS: generation.  a: id, lease ms, kind, info; kind '' on all shards but the first.  Reply: {'OK', generation}
 define('heartbeat', function(shard, keys, id, lease_ms, kind, info)
@@ -37,7 +37,7 @@ end, true)
 -- KEYS: generation.  Reply: {'OK', number waiting, their tokens}
 define('depth', function(shard) return { 'OK', depth(shard) } end, true)
 
--- KEYS: generation.  a: name, 32 random bytes.  Reply: {'OK', the bytes that all share}
+-- KEYS: generation.  a: name, 32 random bytes.  Reply: {'OK', the bytes that all processes share}
 define('secret', function(shard, keys, name, proposal)
   local key = shard.prefix .. 'secret:' .. name
   redis.call('SET', key, proposal, 'NX')
@@ -45,7 +45,7 @@ define('secret', function(shard, keys, name, proposal)
   return { 'OK', redis.call('GET', key) }
 end, true)
 
--- Live sequences by rank in the index of checks. Not a snapshot: the order moves between calls.
+-- Live sequences by their rank in `live`. Ranks change between calls, so several calls give no snapshot.
 -- KEYS: generation.  a: first rank, count, owner or ''.  Reply: {'OK', 1 if there may be more, {id, fields, lengths}, ...}
 define('list', function(shard, keys, first, count, owner)
   local ids = redis.call('ZRANGE', shard.prefix .. 'live', first, tonumber(first) + tonumber(count) - 1)
@@ -75,8 +75,8 @@ local function requeue_expired_claims(shard, now, limit)
   return requeued
 end
 
--- Whether nobody has been attached for longer than the grace. A router without a lease counts as gone from the moment
--- this is seen; if its lease comes back, so does the attachment.
+-- Whether no client was attached for the grace. A router without a lease counts as gone from the moment this is seen. If
+-- its lease comes back, so does the attachment.
 local function abandoned(shard, rec, now, grace_ms)
   local since = tonumber(rec.detached_since_ms)
   if rec.router ~= '' and shard.frozen_until <= now then

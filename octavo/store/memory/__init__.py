@@ -1,4 +1,4 @@
-"""The store's definition: the same functions as lua/, on plain values, for tests, simulation and one-process use."""
+"""The definition of the store: the functions of lua/ on plain values, for tests, simulation and one-process use."""
 
 from octavo.store.memory.state import MemoryState
 from octavo.store.memory.store import MemoryStore

@@ -1,5 +1,7 @@
-"""What may be written into a branch's journal. The record's owner at this epoch may only add at the end; what it sent
-before it may send again."""
+"""What may be written into the journal of a branch.
+
+Only the owner at the record's epoch may write, and only at the end. It may send again what it has sent before.
+"""
 
 from octavo.record import SequenceState
 from octavo.sampling import FinishReason
@@ -44,14 +46,14 @@ def append(state: MemoryState, item: AppendItem) -> AppendReply:
     if record.crashes and fresh:
         _count_proof(state, stored, len(fresh))
     if item.finish:
-        score = None if item.score is None or item.score != item.score else item.score  # NaN is none
+        score = None if item.score is None or item.score != item.score else item.score  # NaN: no score
         end = Finish(item.seq_id, item.finish, item.branch, failure=item.failure, score=score)
         state.finish(stored, end)
     return AppendReply(AppendStatus.OK_CANCEL if record.cancel else AppendStatus.OK, len(journal))
 
 
 def _count_proof(state: MemoryState, stored: StoredSequence, num_tokens: int) -> None:
-    """A sequence with crashes behind it has shown that it can run."""
+    """Clears the crashes of a sequence that has journalled enough tokens: it does not kill its owner."""
     stored.proof += num_tokens
     if stored.proof >= PROOF_TOKENS:
         state.release_quarantine(stored)

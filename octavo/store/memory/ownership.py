@@ -1,4 +1,4 @@
-"""Who may run a sequence: take-over, and the two sides of a migration."""
+"""How a sequence gets an owner: by a take, or by a migration."""
 
 from collections.abc import Sequence
 
@@ -63,7 +63,7 @@ def take_ownership(state: MemoryState, request: TakeRequest) -> TakeReply:
 
 
 def _count_crash(state: MemoryState, record: Record) -> bool:
-    """Counts a crash of the owner, unless it died running another suspect alone; true for one too many."""
+    """Counts a crash of the owner, unless the owner died while it ran another suspect alone. True for one too many."""
     if _runs_another_suspect(state, record.owner, record):
         return False
     record.crashes += 1
@@ -72,7 +72,7 @@ def _count_crash(state: MemoryState, record: Record) -> bool:
 
 
 def _must_wait(state: MemoryState, record: Record, new_owner: Incarnation, owner_lost: bool) -> bool:
-    """Two suspects on one worker would hide which of them kills it: the second waits for the first one's end."""
+    """Whether the sequence must wait for another suspect on this worker: a crash of both would blame neither."""
     counts = owner_lost and record.owner != new_owner and not _runs_another_suspect(state, record.owner, record)
     crashes = record.crashes + counts
     return crashes == POISON_CRASHES - 1 and _runs_another_suspect(state, new_owner, record)
@@ -111,7 +111,7 @@ def mig_begin(state: MemoryState, seq_id: SequenceId, epoch: int, mig_id: str, t
 def mig_commit(
     state: MemoryState, seq_id: SequenceId, epoch: int, mig_id: str, target: Incarnation, num_tokens: Sequence[int]
 ) -> MigrateReply:
-    """By the destination, when it holds everything."""
+    """The target calls it when it holds all blocks and tokens."""
     stored = state.get(seq_id)
     if stored is None:
         return MigrateReply(MigrateStatus.GONE)
@@ -131,7 +131,7 @@ def mig_commit(
 
 
 def mig_abort(state: MemoryState, seq_id: SequenceId, epoch: int, mig_id: str) -> MigrateReply:
-    """By the source. Exactly one of commit and abort wins."""
+    """The source calls it. Exactly one of commit and abort wins."""
     stored = state.get(seq_id)
     if stored is None:
         return MigrateReply(MigrateStatus.GONE)
@@ -149,7 +149,7 @@ def mig_abort(state: MemoryState, seq_id: SequenceId, epoch: int, mig_id: str) -
 
 
 def _not_running(record: Record, epoch: int) -> MigrateReply | None:
-    """Why a migration of this owner cannot go on, if so."""
+    """The reply that ends a migration, if this owner does not run the sequence at this epoch; else None."""
     if record.epoch != epoch or record.state is SequenceState.QUEUED:
         return MigrateReply(MigrateStatus.FENCED, record.epoch)
     return MigrateReply(MigrateStatus.CLOSED, record.epoch) if record.state.ended else None

@@ -1,4 +1,4 @@
-"""The state behind MemoryStore: what the functions' library keeps in keys, as plain values, and how a sequence ends."""
+"""The data behind MemoryStore, which the function library keeps in keys, and how a sequence ends."""
 
 import asyncio
 import time
@@ -22,16 +22,16 @@ def wall_clock_ms() -> int:
 
 @dataclass(slots=True, kw_only=True)
 class StoredSequence:
-    """A record with its prompt and journals. The record's `num_tokens` and `final_lengths` are filled in on reading."""
+    """A record with its prompt and journals. `snapshot` fills in the record's `num_tokens` and `final_lengths`."""
 
     record: Record
     prompt: tuple[int, ...]
     journals: list[list[int]]
     cost: int
-    place: int  # in the queue
+    place: int  # its place in the queue: lower ones come first
     expires_ms: int
     proof: int = 0  # tokens journalled since the last take
-    cuts: dict[int, int] = field(default_factory=dict)  # branch: delivered length, where a stop string cut
+    cuts: dict[int, int] = field(default_factory=dict)  # delivered length by branch, where a stop string cut it
 
     def snapshot(self) -> Record:
         lengths = tuple(len(journal) for journal in self.journals)
@@ -40,7 +40,7 @@ class StoredSequence:
 
 
 class MemoryState:
-    """One store's data. Several MemoryStore handles on it are several processes on one server."""
+    """The data of one store. Several MemoryStores on it stand for several processes on one server."""
 
     def __init__(
         self, now_ms: Callable[[], int] = wall_clock_ms, *, freeze_ms: int = 3000, retain_ms: int = 600_000
@@ -52,17 +52,17 @@ class MemoryState:
         self.frozen_until = 0
         self.arrivals = 0
         self.queue: set[SequenceId] = set()
-        self.claims: dict[SequenceId, int] = {}  # popped, and until when
-        self.checks: dict[SequenceId, int] = {}  # live, and when a sweep looks next
+        self.claims: dict[SequenceId, int] = {}  # popped sequences, and when their claims end
+        self.checks: dict[SequenceId, int] = {}  # live sequences, and when a sweep looks at them next
         self.leases: dict[Incarnation, int] = {}
-        self.quarantine: dict[Incarnation, tuple[SequenceId, int]] = {}  # runs this suspect alone, until
+        self.quarantine: dict[Incarnation, tuple[SequenceId, int]] = {}  # what it runs alone, until when
         self.members: dict[str, dict[Incarnation, tuple[bytes, int]]] = {}
         self.secrets: dict[str, bytes] = {}
         self.subscribers: dict[asyncio.Queue[Notice], Incarnation] = {}
         self._entries: dict[SequenceId, StoredSequence] = {}
 
     def restart(self) -> None:
-        """What a crash and a restart of the server look like from outside, nothing being lost."""
+        """Does what a crash and a restart of the server look like to its clients, if no data is lost."""
         self.generation = max(self.generation + 1, self.now_ms() // 1000)
         self.frozen_until = self.now_ms() + self.freeze_ms
 
@@ -88,7 +88,7 @@ class MemoryState:
         return stored
 
     def purge(self) -> None:
-        """Drops what has expired and was not asked for since."""
+        """Drops all sequences that have expired."""
         for seq_id in list(self._entries):
             self.get(seq_id)
 
@@ -100,7 +100,7 @@ class MemoryState:
     # Notices
 
     def notify(self, stored: StoredSequence, what: str) -> None:
-        """To the attached router."""
+        """Sends a notice to the attached router."""
         record = stored.record
         notice = Notice(record.seq_id, what, record.epoch, record.owner)
         for queue, router in self.subscribers.items():
@@ -108,7 +108,7 @@ class MemoryState:
                 queue.put_nowait(notice)
 
     def wake(self, stored: StoredSequence) -> None:
-        """To all routers: something waits."""
+        """Tells all routers that a sequence waits."""
         for queue in self.subscribers:
             queue.put_nowait(Notice(stored.record.seq_id, "queued", stored.record.epoch, Incarnation("")))
 
@@ -138,7 +138,7 @@ class MemoryState:
     # Ends
 
     def finish(self, stored: StoredSequence, finish: Finish) -> None:
-        """Ends the branches that are meant, where they still run. The sequence ends with its last branch."""
+        """Ends the branches in question that still run. The sequence ends with its last branch."""
         record = stored.record
         finishes, scores = list(record.finishes), list(record.scores)
         for branch in finish.branches(record.num_branches):
@@ -152,7 +152,7 @@ class MemoryState:
             self._close(stored)
 
     def cut(self, stored: StoredSequence, branch: int, length: int, score: float | None) -> None:
-        """Moves the end of a branch back to `length`, where the worker has gone past a stop string."""
+        """Moves the end of a branch back to `length`, if the worker has gone past a stop string."""
         record = stored.record
         finishes, scores = list(record.finishes), list(record.scores)
         past = length < stored.cuts.get(branch, len(stored.journals[branch]))
@@ -177,7 +177,7 @@ class MemoryState:
         self.notify(stored, "ended")
 
     def cancel(self, stored: StoredSequence) -> None:
-        """A waiting sequence ends; a running one is told at its next append."""
+        """Ends a waiting sequence. The owner of a running one is told at its next append."""
         record = stored.record
         if record.state is SequenceState.QUEUED:
             self.finish(stored, Finish(record.seq_id, FinishReason.CANCELLED))

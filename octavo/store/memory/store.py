@@ -1,4 +1,4 @@
-"""MemoryStore: a process's handle on a state, and the life of a sequence from acceptance to what is read of it."""
+"""MemoryStore: the store in memory, and the functions for the life of a sequence."""
 
 import asyncio
 import secrets
@@ -30,7 +30,7 @@ from octavo.store.memory.sweep import sweep
 
 
 class MemoryStore:
-    """See Store. Handles on one `shared` state are processes on one server; `shared.restart()` restarts it."""
+    """A Store on a MemoryState. Several of them on one `shared` state stand for several processes on one server."""
 
     def __init__(self, shared: MemoryState | None = None, on_generation: Callable[[int], None] | None = None) -> None:
         self.shared = shared or MemoryState()
@@ -48,7 +48,7 @@ class MemoryStore:
         pass
 
     def _enter(self) -> MemoryState:
-        """The state, after the generation has been looked at: what every function begins with."""
+        """The state. Every function begins here, because a new generation must be noticed first."""
         if self._generation != self.shared.generation:
             self._generation = self.shared.generation
             if self._on_generation is not None:

@@ -1,4 +1,4 @@
-"""Housekeeping that any router does for all: unused claims, passed deadlines, clients that left, owners that died."""
+"""The housekeeping of the store: unused claims, passed deadlines, clients that have left, owners that have died."""
 
 from octavo.ids import SequenceId
 from octavo.record import Record, SequenceState
@@ -57,7 +57,10 @@ def _next_check(record: Record, now: int, grace_ms: int) -> int:
 
 
 def _abandoned(state: MemoryState, record: Record, grace_ms: int) -> bool:
-    """Nobody attached for the grace. A router without a lease is gone as of now; it may come back."""
+    """Whether no client was attached for the grace.
+
+    A router without a lease counts as gone from this moment on. If its lease comes back, so does the attachment.
+    """
     if record.router and not state.frozen:
         if state.lease_alive(record.router):
             record.detached_since_ms = 0
@@ -68,6 +71,6 @@ def _abandoned(state: MemoryState, record: Record, grace_ms: int) -> bool:
 
 
 def _due(times: dict[SequenceId, int], now_ms: int, limit: int) -> list[SequenceId]:
-    """Those whose time has come, the longest overdue first."""
+    """The sequences whose time has come, the longest overdue first."""
     due = sorted((at, seq_id) for seq_id, at in times.items() if at <= now_ms)
     return [seq_id for _, seq_id in due[:limit]]

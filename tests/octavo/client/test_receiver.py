@@ -76,21 +76,21 @@ def disturbed(events, faults):
 @settings(max_examples=300)
 @example(lengths=[1, 1, 1], lag=0, connections=[([(0, "skip"), (1, "cut")], False, [1])])
 def test_everything_is_delivered_exactly_once_whatever_connections_do(lengths, lag, connections):
-    delivery = StreamReceiver(num_branches=len(lengths))
+    receiver = StreamReceiver(num_branches=len(lengths))
     tokens = [[] for _ in lengths]
     texts = ["" for _ in lengths]
     finishes = []
     # Two good connections in the end: a lost end of a branch may show only at the end of the first.
     for faults, from_start, chunks in [*connections, ([], False, [2]), ([], False, [2])]:
         place = dict.fromkeys(range(len(lengths)), (0, 0))
-        if delivery.resume_token and not from_start:
-            place = dict(eval(delivery.resume_token))  # noqa: S307
-            delivery.resume()
+        if receiver.resume_token and not from_start:
+            place = dict(eval(receiver.resume_token))  # noqa: S307
+            receiver.resume()
         else:
-            delivery.restart()
+            receiver.restart()
         for event in disturbed(list(router_stream(lengths, place, chunks, lag)), faults):
             try:
-                new = delivery.accept(event)
+                new = receiver.accept(event)
             except BrokenStreamError:
                 break
             if new is None:
@@ -99,7 +99,7 @@ def test_everything_is_delivered_exactly_once_whatever_connections_do(lengths, l
             tokens[new.branch] += new.token_ids
             texts[new.branch] += new.text
             finishes += [new.branch] * bool(new.finish_reason)
-        if delivery.done:
+        if receiver.done:
             break
     assert tokens == [list(range(1000 * branch, 1000 * branch + length)) for branch, length in enumerate(lengths)]
     assert texts == ["".join(words(branch, length)) for branch, length in enumerate(lengths)]
@@ -111,10 +111,10 @@ def event(first_index, *token_ids, **rest):
 
 
 def test_a_gap_is_never_delivered():
-    delivery = StreamReceiver()
-    delivery.accept(event(0, 7))
+    receiver = StreamReceiver()
+    receiver.accept(event(0, 7))
     with pytest.raises(BrokenStreamError, match="expected index 1, got 2"):
-        delivery.accept(event(2, 9))
+        receiver.accept(event(2, 9))
 
 
 def test_a_branch_that_begins_late_has_a_gap():
@@ -123,47 +123,47 @@ def test_a_branch_that_begins_late_has_a_gap():
 
 
 def test_a_repeated_event_is_dropped_with_its_text():
-    delivery = StreamReceiver()
+    receiver = StreamReceiver()
     first = event(0, 7, 8, text="ab")
-    assert delivery.accept(first) == first
-    assert delivery.accept(first) is None
+    assert receiver.accept(first) == first
+    assert receiver.accept(first) is None
 
 
 def test_half_an_overlap_has_text_nobody_can_divide():
-    delivery = StreamReceiver()
-    delivery.accept(event(0, 7, 8, text="ab"))
+    receiver = StreamReceiver()
+    receiver.accept(event(0, 7, 8, text="ab"))
     with pytest.raises(BrokenStreamError):
-        delivery.accept(event(1, 8, 9, text="bc"))
+        receiver.accept(event(1, 8, 9, text="bc"))
 
 
 def test_text_alone_is_told_from_its_repetition_by_the_resume_token():
-    delivery = StreamReceiver()
-    delivery.accept(event(0, 7, resume_token=b"1"))
+    receiver = StreamReceiver()
+    receiver.accept(event(0, 7, resume_token=b"1"))
     late = event(1, text="a", resume_token=b"2")
-    assert delivery.accept(late) == late
-    assert delivery.accept(late) is None
+    assert receiver.accept(late) == late
+    assert receiver.accept(late) is None
 
 
 def test_starts_are_where_the_caller_said():
-    delivery = StreamReceiver([5])
-    assert delivery.accept(event(5, 1)).first_index == 5
+    receiver = StreamReceiver([5])
+    assert receiver.accept(event(5, 1)).first_index == 5
     with pytest.raises(BrokenStreamError):
         StreamReceiver([5]).accept(event(6, 1))
 
 
 def test_an_unknown_start_is_taken_from_the_first_event():
-    delivery = StreamReceiver(None)
-    assert delivery.accept(event(5, 1)).first_index == 5
+    receiver = StreamReceiver(None)
+    assert receiver.accept(event(5, 1)).first_index == 5
     with pytest.raises(BrokenStreamError):
-        delivery.accept(event(7, 1))
+        receiver.accept(event(7, 1))
 
 
 def test_prompt_logprobs_and_finish_reasons_come_once():
-    delivery = StreamReceiver()
+    receiver = StreamReceiver()
     first = event(0, 7, prompt_logprobs=(object(),), finish_reason=FinishReason.STOP)
-    assert delivery.accept(first) == first
-    delivery.restart()
-    assert delivery.accept(first) is None
-    ended = delivery.accept(event(1, finish_reason=FinishReason.STOP, finished=StreamEnd()))
+    assert receiver.accept(first) == first
+    receiver.restart()
+    assert receiver.accept(first) is None
+    ended = receiver.accept(event(1, finish_reason=FinishReason.STOP, finished=StreamEnd()))
     assert ended == replace(event(1), finished=StreamEnd())
-    assert delivery.done
+    assert receiver.done

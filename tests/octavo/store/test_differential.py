@@ -273,10 +273,10 @@ class Differential(RuleBasedStateMachine):
 
     def holds(self, before: Snapshot | None, now: Snapshot) -> None:
         record = now.record
-        assert all(length <= record.max_tokens for length in record.num_tokens)  # I12
-        assert record.num_tokens == tuple(len(output) for output in now.outputs)  # I12
+        assert all(length <= record.max_tokens for length in record.num_tokens)  # I11
+        assert record.num_tokens == tuple(len(output) for output in now.outputs)
         assert all(cut <= length for cut, length in zip(record.final_lengths, record.num_tokens, strict=True))
-        assert record.state.ended == (FinishReason.NONE not in record.finishes)  # I11: ended as a whole, or not at all
+        assert record.state.ended == (FinishReason.NONE not in record.finishes)  # ended as a whole, or not at all
         assert (record.owner != "") or record.state != "RUNNING"
         assert len(record.timeline) <= 32
         if before is None:
@@ -289,7 +289,7 @@ class Differential(RuleBasedStateMachine):
         for branch, (old, new) in enumerate(zip(before.record.finishes, record.finishes, strict=True)):
             cut = record.final_lengths[branch] < before.record.final_lengths[branch]
             earlier = cut and old is FinishReason.LENGTH and new is FinishReason.STOP
-            assert old in (FinishReason.NONE, new) or earlier  # I11: an end is final, or found to have been earlier
+            assert old in (FinishReason.NONE, new) or earlier  # an end is final, or was found to lie earlier
         if before.record.state.ended:
             assert (record.state, now.outputs) == (before.record.state, before.outputs)
 

@@ -1,8 +1,8 @@
-"""The host pool's bookkeeping and the cost model."""
+"""The host pool's bookkeeping."""
 
 import pytest
 
-from gpu_worker.blocks.swap import CostModel, HostPool
+from gpu_worker.blocks.host_pool import HostPool
 from octavo.errors import OutOfBlocks
 
 
@@ -39,13 +39,3 @@ def test_a_move_nobody_wants_any_more_is_not_made() -> None:
     pool.copy_in(0, 3)
     pool.cancel_copies_in([3])
     assert not pool.copies_in()
-
-
-def test_the_cheaper_way_follows_what_is_measured() -> None:
-    costs = CostModel(weight=1.0)
-    costs.observe_copy(10_000, 1.0)
-    costs.observe_prefill(100, 1.0)
-    assert costs.swap_is_cheaper(4_000, 100)  # 0.8 s there and back against 1 s
-    assert not costs.swap_is_cheaper(6_000, 100)
-    costs.observe_prefill(0, 0.0)
-    assert costs.prefill_tokens_per_s == 100

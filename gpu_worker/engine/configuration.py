@@ -1,4 +1,4 @@
-"""What a worker's settings come to: its runner (the model, or a test double) and its scheduler's configuration."""
+"""What a worker's settings mean: its runner (with or without a model) and its scheduler's configuration."""
 
 from typing import Literal, cast
 
@@ -7,11 +7,11 @@ from gpu_worker.scheduling.step import Runner, RunnerInfo
 from octavo.settings import WorkerSettings
 
 BATCH_TOKENS = 2048
-STEPS_PER_LEASE = 12  # of a model on a CPU: the lease is renewed between steps, and others decode in them
+STEPS_PER_LEASE = 12  # on a CPU: the lease is renewed between steps, and branches decode in each of them
 
 
 def build_runner(settings: WorkerSettings) -> Runner:
-    """Takes as long as the model takes to load. Torch is imported only if it is needed."""
+    """The runner that the settings name. A model takes its time to load; only a model imports torch."""
     if settings.runner == "fake":
         from gpu_worker.testing.fake_runner import FakeRunner
 
@@ -46,12 +46,12 @@ def build_runner(settings: WorkerSettings) -> Runner:
 
 
 def batch_tokens(settings: WorkerSettings) -> int:
-    """What a step may run at most."""
+    """How many tokens a step may run at most."""
     return settings.max_batch_tokens or max(BATCH_TOKENS, settings.max_batch_sequences)
 
 
 def step_s(settings: WorkerSettings, info: RunnerInfo) -> float:
-    """How long a step should take; 0: as long as its tokens take."""
+    """How long a step with prompts should take; 0: as long as its tokens take."""
     follows = info.device == "cpu" and settings.runner == "model" and not settings.max_batch_tokens
     return settings.lease_ms / 1000 / STEPS_PER_LEASE if follows else 0.0
 

@@ -1,7 +1,7 @@
-"""The step loop: plan, run, commit, hand over. One thread owns scheduler and runner; others post commands to it.
+"""The step loop: plan, run, commit, hand over. One thread owns scheduler and runner; other threads post commands to it.
 
 A command runs between two steps, so it never sees a step half done. The loop reports progress after each step and each
-idle round: the lease and health follow that, so a hung engine loses both although its process lives.
+idle round. Lease and health follow this progress, so an engine that hangs loses both although its process lives.
 """
 
 import logging
@@ -13,9 +13,9 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from gpu_worker.engine.step_times import StepTimes
 from gpu_worker.scheduling.scheduler import Scheduler
 from gpu_worker.scheduling.step import Runner, StepOutput, StepResult, SubscriptionId
-from gpu_worker.serving.step_times import StepTimes
 from octavo.errors import Draining, RunnerFailed
 
 T = TypeVar("T")
@@ -23,7 +23,7 @@ Command = Callable[[Scheduler], Any]
 log = logging.getLogger(__name__)
 
 IDLE_ROUND_S = 0.25  # how often an idle loop reports progress
-BLOCKED_ROUND_S = 0.005  # how long it waits when whoever is there can only wait
+BLOCKED_ROUND_S = 0.005  # how long it waits when every sequence can only wait
 CHECK_EVERY_S = 10.0  # how often an idle loop recounts its blocks
 
 
@@ -36,7 +36,7 @@ class Grant:
 
 
 class Engine:
-    """Runs steps while it is granted, has work, and is not held back by the journal."""
+    """Runs steps while a grant allows them, there is work, and the journal does not hold it."""
 
     def __init__(
         self,
@@ -57,7 +57,7 @@ class Engine:
         self._wake = threading.Event()
         self._stopping = False
         self._ended = False
-        self._grants: deque[Grant] = deque()  # with _unlimited: the engine's thread alone touches them
+        self._grants: deque[Grant] = deque()  # the engine's thread alone uses these and _unlimited
         self._unlimited = False
         self._held = False
         self._blocked = False  # the last step had nothing it could run
@@ -67,10 +67,11 @@ class Engine:
         self.crashed = False
 
     def start(self) -> None:
+        """Begins the loop in a thread of its own."""
         self._thread.start()
 
     def stop(self, timeout_s: float = 10.0) -> None:
-        """Ends after the step in flight."""
+        """Ends the loop after the step in flight."""
         self._stopping = True
         self._wake.set()
         if self._thread.ident is not None:
@@ -79,9 +80,9 @@ class Engine:
     # What other threads may call
 
     def post(self, command: Callable[[Scheduler], T]) -> "Future[T]":
-        """Runs a command between two steps, in the order posted, and returns its result or error.
+        """Runs a command between two steps, in the order posted. The future has its result or error.
 
-        Draining if the loop has ended before.
+        The error is Draining if the loop ended before the command's turn.
         """
         future: Future[T] = Future()
         self._commands.append((future, command))
@@ -91,7 +92,7 @@ class Engine:
         return future
 
     def grant(self, steps: int, subscription_id: SubscriptionId | None = None) -> None:
-        """Allows `steps` more steps; 0 is until `pause`. A result that uses one up says whose it was."""
+        """Allows `steps` more steps; 0 allows all until `pause`. A result names the subscription that granted it."""
 
         def command(_: Scheduler) -> None:
             if steps:
@@ -102,7 +103,7 @@ class Engine:
         self.post(command)
 
     def pause(self) -> "Future[list[Grant]]":
-        """Takes all grants back: no step begins after the answer, which is what was left of the finite ones."""
+        """Takes all grants back. The future has what was left of the finite ones; no step begins after that."""
 
         def command(_: Scheduler) -> list[Grant]:
             left = list(self._grants)
@@ -113,14 +114,14 @@ class Engine:
         return self.post(command)
 
     def hold(self, held: bool) -> None:
-        """Keeps steps from beginning while the journal is too far behind."""
+        """Says whether steps are kept from beginning, because the journal is too far behind."""
         self._held = held
         self._wake.set()
 
     # The loop
 
     def step(self) -> StepResult:
-        """One forward pass over whoever runs now."""
+        """Runs one step. A step that the runner fails is aborted: its sequences are computed again, each alone."""
         began = time.perf_counter()
         plan = self._scheduler.plan()
         planned = time.perf_counter()
@@ -149,7 +150,7 @@ class Engine:
             self._refuse_commands()
 
     def _round(self) -> None:
-        self._wake.clear()  # whatever is posted from here on is seen below, or ends the wait
+        self._wake.clear()  # a command posted from here on is seen below, or ends the wait
         while self._commands:
             run_command(*self._commands.popleft(), self._scheduler)
         grant = self._next_grant()
@@ -161,12 +162,12 @@ class Engine:
             if result.deltas or grant is not UNLIMITED:
                 self._on_result(result)
             if self._blocked and not result.deltas:
-                self._wake.wait(BLOCKED_ROUND_S)  # for time to pass, or for somebody to come
+                self._wake.wait(BLOCKED_ROUND_S)  # until time has passed or a command comes
         self.last_progress = time.monotonic()
         self._on_progress()
 
     def _next_grant(self) -> Grant | None:
-        """What allows the next step; None if nothing does. A step with nothing to do uses up a finite one, too."""
+        """The grant that allows the next step; None if there is none. An empty step uses up a finite grant, too."""
         if self._held:
             return None
         if self._grants:
@@ -185,7 +186,7 @@ class Engine:
         self._wake.wait(self._idle_round_s)
 
     def _refuse_commands(self) -> None:
-        """Nobody waits for an answer that cannot come."""
+        """Answers every command that is still there with Draining, so that no caller waits for ever."""
         while True:
             try:
                 future, _ = self._commands.popleft()
@@ -203,5 +204,5 @@ def run_command(future: "Future[Any]", command: Command, scheduler: Scheduler) -
         return
     try:
         future.set_result(command(scheduler))
-    except Exception as error:  # the caller gets it, whatever it is
+    except Exception as error:  # the caller of `post` gets it, whatever it is
         future.set_exception(error)

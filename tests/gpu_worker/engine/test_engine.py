@@ -7,10 +7,10 @@ import pytest
 from scheduler_parts import SchedulerParts
 from sequences import new_sequence
 
+from gpu_worker.engine.engine import Engine
 from gpu_worker.scheduling.scheduler_config import SchedulerConfig
 from gpu_worker.scheduling.sequence import Sequence
 from gpu_worker.scheduling.step import StepOutput, StepPlan, StepResult, SubscriptionId
-from gpu_worker.serving.engine import Engine
 from gpu_worker.testing.fake_runner import FakeRunner, fake_oracle
 from octavo.errors import Draining
 from octavo.sampling import FinishReason, SamplingParams

@@ -1,19 +1,19 @@
-"""How long steps take, as measured: what Load reports and what the cost model of preemption weighs."""
+"""How long steps take, as measured: what load reports say, and what the cost model and the step budget go by."""
 
 from collections import deque
 from statistics import median
 
-from gpu_worker.blocks.swap import CostModel
+from gpu_worker.blocks.cost_model import CostModel
 from gpu_worker.scheduling.step import StepOutput, StepPlan
 from gpu_worker.scheduling.step_budget import StepBudget
 
 NUM_RECENT = 31
-MIN_PREFILL_TOKENS = 32  # a step with fewer prompt tokens says little about how fast prompts are
-WEIGHT = 0.2  # of a new measurement of the prefill rate
+MIN_PREFILL_TOKENS = 32  # a step with fewer tokens of prompts says little about how fast prompts are
+WEIGHT = 0.2  # of a new measurement of the prefill rate against all earlier ones
 
 
 class StepTimes:
-    """Teaches the cost model and the step budget. Written by the engine's thread, read by any."""
+    """Sums and rates of steps, which the engine's thread writes and any thread reads."""
 
     def __init__(self, costs: CostModel, budget: StepBudget, bytes_per_block: int) -> None:
         self._costs = costs
@@ -28,6 +28,7 @@ class StepTimes:
         self._recent: deque[float] = deque(maxlen=NUM_RECENT)
 
     def add(self, plan_s: float, run_s: float, commit_s: float, num_tokens: int) -> None:
+        """Counts a step and its time."""
         self.plan_s += plan_s
         self.run_s += run_s
         self.commit_s += commit_s
@@ -37,7 +38,7 @@ class StepTimes:
             self._recent.append(plan_s + run_s + commit_s)
 
     def observe(self, plan: StepPlan, output: StepOutput, run_s: float) -> None:
-        """Learns what computing and copying cost from a step that shows it."""
+        """Teaches the cost model and the budget what computing and copying cost, if the step shows it."""
         num_copied = len(plan.swap_out) + len(plan.swap_in)
         if num_copied and output.copy_s:
             self._costs.observe_copy(num_copied * self._bytes_per_block, output.copy_s)

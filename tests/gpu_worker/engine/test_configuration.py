@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from gpu_worker.serving.configuration import build_runner, scheduler_config
+from gpu_worker.engine.configuration import build_runner, scheduler_config
 from octavo.settings import WorkerSettings
 
 

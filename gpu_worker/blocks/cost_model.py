@@ -1,0 +1,31 @@
+"""What swapping and recomputing a sequence would cost, as measured. Preemption takes the cheaper way."""
+
+from dataclasses import dataclass
+
+
+@dataclass(slots=True)
+class CostModel:
+    """Rates of copying and computing. It begins with cautious guesses; the engine's step times call `observe_*`."""
+
+    copy_bytes_per_s: float = 4e9
+    prefill_tokens_per_s: float = 2000.0
+    weight: float = 0.2  # of a new measurement against all earlier ones
+
+    def observe_copy(self, num_bytes: int, seconds: float) -> None:
+        if num_bytes > 0 and seconds > 0:
+            self.copy_bytes_per_s += self.weight * (num_bytes / seconds - self.copy_bytes_per_s)
+
+    def observe_prefill(self, num_tokens: int, seconds: float) -> None:
+        if num_tokens > 0 and seconds > 0:
+            self.prefill_tokens_per_s += self.weight * (num_tokens / seconds - self.prefill_tokens_per_s)
+
+    def swap_s(self, num_bytes: int) -> float:
+        """How long it takes to copy the blocks out and in again."""
+        return 2 * num_bytes / self.copy_bytes_per_s
+
+    def recompute_s(self, num_tokens: int) -> float:
+        """How long it takes to compute the tokens again."""
+        return num_tokens / self.prefill_tokens_per_s
+
+    def swap_is_cheaper(self, num_bytes: int, num_tokens: int) -> bool:
+        return self.swap_s(num_bytes) < self.recompute_s(num_tokens)

@@ -1,0 +1,240 @@
+"""docs/ and the READMEs say what the code is: its folders and their imports, its nouns, in at most a page each."""
+
+import ast
+import re
+import subprocess
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+PACKAGES = ("octavo", "router", "gpu_worker")
+MODULES = "modules"  # in the drawing of octavo: all modules that are in no folder
+DRAWING = re.compile(r"<!-- folders of (\w+) -->\n```mermaid\n(.*?)```", re.DOTALL)
+NODE = re.compile(r'^ *(\w+)\["', re.MULTILINE)
+ARROW = re.compile(r"^ *(\w+) --> (\w+)$", re.MULTILINE)
+
+
+# ---- the drawings of folders ---------------------------------------------------------------------------------------
+
+
+def drawings() -> dict[str, tuple[set[str], set[tuple[str, str]]]]:
+    """Per package: the folders and modules that docs/how-it-works.md draws, and the arrows between them."""
+    text = (ROOT / "docs/how-it-works.md").read_text(encoding="utf-8")
+    return {name: (set(NODE.findall(drawn)), set(ARROW.findall(drawn))) for name, drawn in DRAWING.findall(text)}
+
+
+def layers() -> dict[str, set[str]]:
+    """Per package: the folders and modules that pyproject.toml puts into layers."""
+    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
+    found: dict[str, set[str]] = {}
+    for contract in contracts:
+        if contract["type"] == "layers" and contract["containers"][0] in PACKAGES:
+            names = {name.strip(" ()") for layer in contract["layers"] for name in re.split(r"[|:]", layer)}
+            found.setdefault(contract["containers"][0], set()).update(names)
+    return found
+
+
+def imported(node: ast.AST) -> Iterator[str]:
+    if isinstance(node, ast.Import):
+        yield from (alias.name for alias in node.names)
+    elif isinstance(node, ast.ImportFrom) and node.module:
+        yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def arrows(package: str) -> set[tuple[str, str]]:
+    """Every import between two folders (or modules beside them) of a package, entry points aside."""
+    folders = {path.name for path in (ROOT / package).iterdir() if (path / "__init__.py").exists()}
+
+    def part(name: str) -> str:
+        return name if name in folders or package != "octavo" else MODULES
+
+    found: set[tuple[str, str]] = set()
+    for path in (ROOT / package).rglob("*.py"):
+        where = path.relative_to(ROOT / package).parts
+        source = where[0].removesuffix(".py")
+        if source.startswith("__") or where[:1] == ("v1",):
+            continue
+        for node in ast.walk(ast.parse(path.read_text())):
+            for name in imported(node):
+                parts = name.split(".")
+                if parts[0] == package and len(parts) > 1 and part(parts[1]) != part(source):
+                    found.add((part(source), part(parts[1])))
+    return found
+
+
+@pytest.mark.parametrize("package", ["router", "gpu_worker"])
+def test_the_drawing_has_the_folders_of_the_layers(package: str) -> None:
+    assert drawings()[package][0] == layers()[package]
+
+
+def test_the_drawing_of_octavo_has_its_folders() -> None:
+    folders = {path.name for path in (ROOT / "octavo").iterdir() if (path / "__init__.py").exists()}
+    assert drawings()["octavo"][0] == folders | {MODULES}
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_the_drawing_has_the_arrows_of_the_imports(package: str) -> None:
+    drawn, real = drawings()[package][1], arrows(package)
+    assert real, package
+    assert not drawn ^ real, (
+        f"{package}: not drawn: {sorted(real - drawn)}; drawn and not there: {sorted(drawn - real)}"
+    )
+
+
+# ---- READMEs -------------------------------------------------------------------------------------------------------
+
+README_LINES = 100
+
+
+def tracked(pattern: str) -> list[Path]:
+    listed = subprocess.run(["git", "ls-files", pattern], cwd=ROOT, capture_output=True, text=True, check=False).stdout
+    return [ROOT / line for line in listed.splitlines() if (ROOT / line).exists()] or sorted(ROOT.rglob(pattern))
+
+
+def test_a_readme_has_at_most_a_hundred_lines() -> None:
+    readmes = tracked("*README.md")
+    assert len(readmes) > 10
+    lengths = {path.relative_to(ROOT).as_posix(): len(path.read_text().splitlines()) for path in readmes}
+    assert not {name: length for name, length in lengths.items() if length > README_LINES}
+
+
+def unnamed_modules(folder: Path) -> list[str]:
+    """The modules and folders beside a README that it does not name."""
+    modules = {path.stem for path in folder.glob("*.py") if not path.stem.startswith("__")}
+    folders = {path.parent.name for path in folder.glob("*/__init__.py")}
+    text = (folder / "README.md").read_text(encoding="utf-8")
+    return sorted(name for name in modules | folders if not re.search(rf"\b{name}\b", text))
+
+
+def test_a_readme_names_its_modules() -> None:
+    folders = [path.parent for package in PACKAGES for path in sorted((ROOT / package).rglob("README.md"))]
+    assert len(folders) > 10
+    unnamed = {folder.relative_to(ROOT).as_posix(): unnamed_modules(folder) for folder in folders}
+    assert not {folder: names for folder, names in unnamed.items() if names}
+
+
+def test_an_unnamed_module_is_seen(tmp_path: Path) -> None:
+    (tmp_path / "README.md").write_text("`known` and `both_words`")
+    for name in ("known.py", "words.py", "__init__.py"):
+        (tmp_path / name).write_text("")
+    assert unnamed_modules(tmp_path) == ["words"]
+
+
+# ---- what is outside the repository --------------------------------------------------------------------------------
+
+OUTSIDE = re.compile(r"\bdesign/\w+\.md|§|\bissue #?\d|\bpoint \d+ of\b", re.IGNORECASE)
+
+
+def test_nothing_refers_to_what_is_not_here() -> None:
+    """No file refers to an issue, or to a section of a text that readers do not have."""
+    paths = [path for suffix in ("md", "py", "proto", "lua", "toml", "sh") for path in tracked(f"*.{suffix}")]
+    found = [path for path in paths if path != Path(__file__) and OUTSIDE.search(path.read_text(encoding="utf-8"))]
+    assert len(paths) > 100
+    assert not [path.relative_to(ROOT).as_posix() for path in found]
+
+
+def test_a_reference_to_the_outside_is_seen() -> None:
+    assert all(map(OUTSIDE.search, ["design/protocol.md", "see § 8", "fixes issue 12", "Issue #3"]))
+    assert not OUTSIDE.search("the issue of a request; design of an op; a point 3 tokens away")
+
+
+# ---- the glossary --------------------------------------------------------------------------------------------------
+
+TERM = re.compile(r"^- \*\*(.+?)\*\*: \S", re.MULTILINE)
+WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z][a-z0-9]*")
+
+
+def terms() -> list[str]:
+    """The nouns that docs/glossary.md defines."""
+    return [term.lower() for term in TERM.findall((ROOT / "docs/glossary.md").read_text(encoding="utf-8"))]
+
+
+def classes() -> list[tuple[str, str, bool]]:
+    """Every class of the packages: its name, its file, and whether it is an exception."""
+    found, bases = [], {}
+    for package in PACKAGES:
+        for path in sorted((ROOT / package).rglob("*.py")):
+            name = path.relative_to(ROOT).as_posix()
+            if name.startswith("octavo/v1/"):
+                continue
+            for node in ast.walk(ast.parse(path.read_text())):
+                if isinstance(node, ast.ClassDef):
+                    found.append((node.name, name))
+                    bases[node.name] = [ast.unparse(base).split(".")[-1] for base in node.bases]
+
+    def raised(name: str) -> bool:
+        """Whether it is a built-in exception or has one among its bases, near or far."""
+        if name not in bases:
+            return name == "Exception" or name.endswith("Error")
+        return any(raised(base) for base in bases[name])
+
+    return [(name, file, raised(name)) for name, file in found]
+
+
+def head_noun(name: str) -> str:
+    return WORD.findall(name)[-1].lower()
+
+
+def is_defined(noun: str, known: set[str]) -> bool:
+    """Whether a noun, or what its plural is the plural of, is among the known ones."""
+    singulars = {noun, noun.removesuffix("s"), noun.removesuffix("es"), noun.removesuffix("ies") + "y"}
+    return bool(singulars & known)
+
+
+def test_every_class_is_named_after_a_noun_of_the_glossary() -> None:
+    """Exceptions are named after what happened, and stand in the table of errors."""
+    known = set(terms())
+    assert len(known) > 100
+    unknown = {
+        f"{name} ({file})" for name, file, raised in classes() if not raised and not is_defined(head_noun(name), known)
+    }
+    assert not unknown, f"not in docs/glossary.md: {sorted(unknown)}"
+
+
+def test_no_noun_is_defined_twice() -> None:
+    listed = terms()
+    assert not {term for term in listed if listed.count(term) > 1}
+
+
+@pytest.mark.parametrize(
+    ("name", "noun", "known"),
+    [
+        ("EngineClient", "client", True),
+        ("PendingDispatches", "dispatches", True),
+        ("GptConfig2", "config2", False),
+        ("FrontDesk", "desk", False),
+        ("LLM", "llm", True),
+        ("KvGizmo", "gizmo", False),
+    ],
+)
+def test_an_unknown_noun_is_seen(name: str, noun: str, known: bool) -> None:
+    assert head_noun(name) == noun
+    assert is_defined(noun, {"client", "dispatch", "config", "llm"}) == known
+
+
+def test_no_class_name_is_used_twice() -> None:
+    names = [name for name, _, _ in classes()]
+    assert not {f"{name} ({file})" for name, file, _ in classes() if names.count(name) > 1}
+
+
+def plain_verbs(text: str) -> list[int]:
+    """The lines of functions and methods that are called plain `take` or `check`."""
+    functions = (node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef))
+    return sorted(node.lineno for node in functions if node.name in ("take", "check"))
+
+
+def test_a_method_names_its_object() -> None:
+    """`take` and `check` alone say neither what is taken nor what is checked."""
+    paths = [path for package in PACKAGES for path in sorted((ROOT / package).rglob("*.py"))]
+    found = {path.relative_to(ROOT).as_posix(): plain_verbs(path.read_text()) for path in paths}
+    assert len(found) > 100
+    assert not {name: lines for name, lines in found.items() if lines}
+
+
+def test_a_plain_verb_is_seen() -> None:
+    assert plain_verbs(
+        "class A:\n    def take(self): ...\n    def take_block(self): ...\nasync def check(): ...\n"
+    ) == [2, 4]
