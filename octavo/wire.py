@@ -13,7 +13,7 @@ from google.protobuf.message import DecodeError
 from octavo import limits
 from octavo.errors import Failure, HistoryLost
 from octavo.ids import SequenceId
-from octavo.record import Admission, AdmissionAnswer, AdmissionOutcome
+from octavo.record import Admission, AdmissionAnswer, AdmissionOutcome, SequenceState
 from octavo.sampling import FinishReason, SamplingParams, TokenScore
 from octavo.step_item import StepItem
 from octavo.v1 import inference_pb2, types_pb2, worker_pb2
@@ -235,6 +235,19 @@ def answer_from_wire(message: worker_pb2.AdmissionResult) -> AdmissionAnswer:
     """The answer. An outcome that only a newer worker knows becomes LATER: another worker may admit the sequence."""
     outcome = _OUTCOMES_BY_VALUE.get(message.outcome, AdmissionOutcome.LATER)
     return AdmissionAnswer(outcome, failure_from_wire(message.failure) if message.HasField("failure") else None)
+
+
+_STATES = {
+    SequenceState.QUEUED: inference_pb2.REQUEST_STATE_QUEUED,
+    SequenceState.RUNNING: inference_pb2.REQUEST_STATE_RUNNING,
+    SequenceState.DONE: inference_pb2.REQUEST_STATE_DONE,
+    SequenceState.FAILED: inference_pb2.REQUEST_STATE_FAILED,
+    SequenceState.CANCELLED: inference_pb2.REQUEST_STATE_CANCELLED,
+}
+
+
+def state_to_wire(state: SequenceState) -> inference_pb2.RequestState:
+    return _STATES[state]
 
 
 def usage_to_wire(prompt_tokens: int, output_tokens: int, cached_tokens: int) -> types_pb2.Usage:

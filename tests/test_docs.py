@@ -91,7 +91,7 @@ README_LINES = 100
 
 def tracked(pattern: str) -> list[Path]:
     listed = subprocess.run(["git", "ls-files", pattern], cwd=ROOT, capture_output=True, text=True, check=False).stdout
-    return [ROOT / line for line in listed.splitlines()] or sorted(ROOT.rglob(pattern))
+    return [ROOT / line for line in listed.splitlines() if (ROOT / line).exists()] or sorted(ROOT.rglob(pattern))
 
 
 def test_a_readme_has_at_most_a_hundred_lines() -> None:
@@ -99,6 +99,46 @@ def test_a_readme_has_at_most_a_hundred_lines() -> None:
     assert len(readmes) > 10
     lengths = {path.relative_to(ROOT).as_posix(): len(path.read_text().splitlines()) for path in readmes}
     assert not {name: length for name, length in lengths.items() if length > README_LINES}
+
+
+def unnamed_modules(folder: Path) -> list[str]:
+    """The modules and folders beside a README that it does not name."""
+    modules = {path.stem for path in folder.glob("*.py") if not path.stem.startswith("__")}
+    folders = {path.parent.name for path in folder.glob("*/__init__.py")}
+    text = (folder / "README.md").read_text(encoding="utf-8")
+    return sorted(name for name in modules | folders if not re.search(rf"\b{name}\b", text))
+
+
+def test_a_readme_names_its_modules() -> None:
+    folders = [path.parent for package in PACKAGES for path in sorted((ROOT / package).rglob("README.md"))]
+    assert len(folders) > 10
+    unnamed = {folder.relative_to(ROOT).as_posix(): unnamed_modules(folder) for folder in folders}
+    assert not {folder: names for folder, names in unnamed.items() if names}
+
+
+def test_an_unnamed_module_is_seen(tmp_path: Path) -> None:
+    (tmp_path / "README.md").write_text("`known` and `both_words`")
+    for name in ("known.py", "words.py", "__init__.py"):
+        (tmp_path / name).write_text("")
+    assert unnamed_modules(tmp_path) == ["words"]
+
+
+# ---- what is outside the repository --------------------------------------------------------------------------------
+
+OUTSIDE = re.compile(r"\bdesign/\w+\.md|§|\bissue #?\d|\bpoint \d+ of\b", re.IGNORECASE)
+
+
+def test_nothing_refers_to_what_is_not_here() -> None:
+    """No file refers to an issue, or to a section of a text that readers do not have."""
+    paths = [path for suffix in ("md", "py", "proto", "lua", "toml", "sh") for path in tracked(f"*.{suffix}")]
+    found = [path for path in paths if path != Path(__file__) and OUTSIDE.search(path.read_text(encoding="utf-8"))]
+    assert len(paths) > 100
+    assert not [path.relative_to(ROOT).as_posix() for path in found]
+
+
+def test_a_reference_to_the_outside_is_seen() -> None:
+    assert all(map(OUTSIDE.search, ["design/protocol.md", "see § 8", "fixes issue 12", "Issue #3"]))
+    assert not OUTSIDE.search("the issue of a request; design of an op; a point 3 tokens away")
 
 
 # ---- the glossary --------------------------------------------------------------------------------------------------

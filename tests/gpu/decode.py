@@ -1,4 +1,4 @@
-"""Decode attention against copy bandwidth and against others (design: kernels.md §8)."""
+"""Decode attention against copy bandwidth and against other implementations."""
 
 import importlib.util
 import itertools
