@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 from gpu_worker.engine.step_times import StepTimes
 from gpu_worker.scheduling.scheduler import Scheduler
-from gpu_worker.scheduling.step import Runner, StepOutput, StepResult, SubscriptionId
+from gpu_worker.scheduling.step import Runner, StepDeltas, StepOutput, SubscriptionId
 from octavo.errors import Draining, RunnerFailed
 
 T = TypeVar("T")
@@ -43,14 +43,14 @@ class Engine:
         scheduler: Scheduler,
         runner: Runner,
         times: StepTimes,
-        on_result: Callable[[StepResult], None],
+        on_deltas: Callable[[StepDeltas], None],
         on_progress: Callable[[], None] = lambda: None,
         idle_round_s: float = IDLE_ROUND_S,
     ) -> None:
         self._scheduler = scheduler
         self._runner = runner
         self.times = times
-        self._on_result = on_result
+        self._on_deltas = on_deltas
         self._on_progress = on_progress
         self._idle_round_s = idle_round_s
         self._commands: deque[tuple[Future[Any], Command]] = deque()
@@ -79,7 +79,7 @@ class Engine:
 
     # What other threads may call
 
-    def post(self, command: Callable[[Scheduler], T]) -> "Future[T]":
+    def post_command(self, command: Callable[[Scheduler], T]) -> "Future[T]":
         """Runs a command between two steps, in the order posted. The future has its result or error.
 
         The error is Draining if the loop ended before the command's turn.
@@ -91,7 +91,7 @@ class Engine:
             self._refuse_commands()
         return future
 
-    def grant(self, steps: int, subscription_id: SubscriptionId | None = None) -> None:
+    def grant_steps(self, steps: int, subscription_id: SubscriptionId | None = None) -> None:
         """Allows `steps` more steps; 0 allows all until `pause`. A result names the subscription that granted it."""
 
         def command(_: Scheduler) -> None:
@@ -100,7 +100,7 @@ class Engine:
             else:
                 self._unlimited = True
 
-        self.post(command)
+        self.post_command(command)
 
     def pause(self) -> "Future[list[Grant]]":
         """Takes all grants back. The future has what was left of the finite ones; no step begins after that."""
@@ -111,16 +111,16 @@ class Engine:
             self._unlimited = False
             return left
 
-        return self.post(command)
+        return self.post_command(command)
 
-    def hold(self, held: bool) -> None:
+    def hold_steps(self, held: bool) -> None:
         """Says whether steps are kept from beginning, because the journal is too far behind."""
         self._held = held
         self._wake.set()
 
     # The loop
 
-    def step(self) -> StepResult:
+    def step(self) -> StepDeltas:
         """Runs one step. A step that the runner fails is aborted: its sequences are computed again, each alone."""
         began = time.perf_counter()
         plan = self._scheduler.plan()
@@ -160,7 +160,7 @@ class Engine:
             result = self.step()
             result.granted_by = grant.subscription_id
             if result.deltas or grant is not UNLIMITED:
-                self._on_result(result)
+                self._on_deltas(result)
             if self._blocked and not result.deltas:
                 self._wake.wait(BLOCKED_ROUND_S)  # until time has passed or a command comes
         self.last_progress = time.monotonic()
@@ -204,5 +204,5 @@ def run_command(future: "Future[Any]", command: Command, scheduler: Scheduler) -
         return
     try:
         future.set_result(command(scheduler))
-    except Exception as error:  # the caller of `post` gets it, whatever it is
+    except Exception as error:  # the caller of `post_command` gets it, whatever it is
         future.set_exception(error)

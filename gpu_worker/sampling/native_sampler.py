@@ -1,6 +1,6 @@
-"""The sampler over the extension: a whole batch in one call, its rows side by side on the pool's threads.
+"""The sampler over the extension on a CPU: one call for a whole batch, whose rows are shared by the pool's threads.
 
-`Sampler` is its definition; tokens are the same, bit for bit.
+`Sampler` is its definition, and tokens are the same, bit for bit.
 """
 
 import itertools
@@ -20,7 +20,7 @@ from gpu_worker.sampling.sampler import Sampler, is_ranked_raw
 from gpu_worker.scheduling.sequence import Branch
 from octavo.sampling import TokenScore
 
-_ROWS_AT_ONCE = 64  # converted to float32 at once
+_ROWS_AT_ONCE = 64  # so many rows are converted to float32 at once
 
 
 class NativeSampler(Sampler):
@@ -88,7 +88,7 @@ class NativeSampler(Sampler):
 
 
 def choose_sampler(vocab_size: int, device: torch.device, eos_token_ids: tuple[int, ...]) -> Sampler:
-    """The fastest there is for logits on `device`."""
+    """The fastest sampler for logits on `device`."""
     extension = native.load() if device.type == "cpu" else None
     if extension is not None:
         return NativeSampler(extension, vocab_size, eos_token_ids)
@@ -99,7 +99,7 @@ def choose_sampler(vocab_size: int, device: torch.device, eos_token_ids: tuple[i
 
 
 class _ScoreBuffers:
-    """Where the extension puts scores."""
+    """Memory that the extension writes scores to."""
 
     def __init__(self, counts: list[int]) -> None:
         self.tensors: dict[str, Tensor] = {}

@@ -32,7 +32,7 @@ async def serve(settings: WorkerSettings) -> int:
         return 1
     store = open_store(settings.store)
     try:
-        runner = await before(stop, load_runner(settings))
+        runner = await before(stop, build_runner_in_thread(settings))
         await before(stop, until_answered(store.open, pause_s=STORE_PAUSE_S, what="start"))
     except ServingError as error:
         log.error("cannot start: %s", error)
@@ -55,7 +55,7 @@ async def serve(settings: WorkerSettings) -> int:
     return 0
 
 
-async def load_runner(settings: WorkerSettings) -> Runner:
+async def build_runner_in_thread(settings: WorkerSettings) -> Runner:
     """Loads the model in a thread, so that the listener answers calls meanwhile. Raises what loading raises."""
     started = time.monotonic()
     log.info("loading %s", settings.model if settings.runner == "model" else f"the {settings.runner} runner")

@@ -11,12 +11,12 @@ from gpu_worker.engine.configuration import scheduler_config
 from gpu_worker.engine.engine import IDLE_ROUND_S, Engine
 from gpu_worker.engine.step_times import StepTimes
 from gpu_worker.scheduling.scheduler import Scheduler
-from gpu_worker.scheduling.step import Runner, StepResult
+from gpu_worker.scheduling.step import Runner, StepDeltas
 from gpu_worker.scheduling.step_budget import StepBudget
 from gpu_worker.scheduling.workload import Workload
 from gpu_worker.serving import progress_monitor
 from gpu_worker.serving.engine_client import EngineClient
-from gpu_worker.serving.journal import Journal
+from gpu_worker.serving.journal_writer import JournalWriter
 from gpu_worker.serving.lease import Lease
 from gpu_worker.serving.listener import Listener
 from gpu_worker.serving.progress_monitor import ProgressMonitor
@@ -28,7 +28,7 @@ from octavo.store.calls import Member
 log = logging.getLogger(__name__)
 
 REFRESH_EVERY_S = 0.05
-STOP_GRACE_S = 3.0
+FLUSH_TIMEOUT_S = 3.0
 
 
 class Worker:
@@ -42,10 +42,12 @@ class Worker:
         costs, budget = CostModel(), StepBudget(self.workload.config, runner.info.block_size)
         self.scheduler = Scheduler(self.workload, costs, budget)
         times = StepTimes(costs, budget, runner.info.bytes_per_block)
-        self.engine = Engine(self.scheduler, runner, times, self._on_result, self._on_progress, idle_round_s)
+        self.engine = Engine(self.scheduler, runner, times, self._on_deltas, self._on_progress, idle_round_s)
         self.publisher = StepPublisher(settings.stream_interval)
         self.engine_client = EngineClient(self.engine, self.workload, budget, self.publisher)
-        self.journal = Journal(store if settings.journal == "strict" else None, self.publisher, self.engine_client)
+        self.journal_writer = JournalWriter(
+            store if settings.journal == "strict" else None, self.publisher, self.engine_client
+        )
         self.lease = Lease(store, member_of(listener), settings.lease_ms)
         self.monitor = ProgressMonitor(self.engine, self.lease, listener.health, lease_s)
         self._journalling: asyncio.Task[None] | None = None
@@ -56,7 +58,7 @@ class Worker:
 
     def start(self) -> None:
         """Begins to take calls. Health says SERVING once the step loop goes round and the store knows the worker."""
-        self._journalling = asyncio.create_task(self.journal.run())
+        self._journalling = asyncio.create_task(self.journal_writer.run())
         self._journalling.add_done_callback(self._on_journal_end)
         self._monitoring = asyncio.create_task(self.monitor.run())
         self.engine.start()
@@ -64,12 +66,12 @@ class Worker:
 
     async def stop(self) -> None:
         """Takes no more calls, journals what has been computed, and leaves the sequences to other workers."""
-        self.listener.service.draining = True
+        self.listener.service.stopping = True
         self.listener.health.shut_down()
         cancel_task(self._monitoring)  # before the engine ends: its silence is no hang from here on
         await asyncio.to_thread(self.engine.stop)
         try:
-            await asyncio.wait_for(self.journal.flushed(), STOP_GRACE_S)
+            await asyncio.wait_for(self.journal_writer.wait_until_flushed(), FLUSH_TIMEOUT_S)
         except TimeoutError:
             log.warning("the store is away: the last tokens were not journalled, and will be computed again elsewhere")
         cancel_task(self._journalling)
@@ -79,8 +81,8 @@ class Worker:
 
     # On the engine's thread
 
-    def _on_result(self, result: StepResult) -> None:
-        self._loop.call_soon_threadsafe(self.journal.submit, result)
+    def _on_deltas(self, result: StepDeltas) -> None:
+        self._loop.call_soon_threadsafe(self.journal_writer.submit_deltas, result)
 
     def _on_progress(self) -> None:
         """Renews the lease and refreshes load and cache events now and then, and at once when the engine gets idle."""

@@ -84,7 +84,7 @@ class Life:
         item = worker_pb2.Admission(seq_id=SEQ, epoch=taken.epoch, priority=3, sampling=wire.sampling_to_wire(params))
         item.prompt.ids.extend([1, 2, 3])
         await self.stub.Schedule(worker_pb2.ScheduleRequest(admissions=[item]))
-        self.worker.engine.grant(0)
+        self.worker.engine.grant_steps(0)
 
     async def tokens(self) -> int:
         snapshot = await self.store.read(SEQ, from_indexes=[0])
@@ -96,7 +96,7 @@ async def life(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Life]:
     made = Life()
     monkeypatch.setattr(progress_monitor, "give_up", made.ended.append)
     monkeypatch.setattr(progress_monitor, "HANG_LEASES", 4)
-    monkeypatch.setattr(worker, "STOP_GRACE_S", 0.5)
+    monkeypatch.setattr(worker, "FLUSH_TIMEOUT_S", 0.5)
     await made.begin()
     yield made
     await made.end()
@@ -110,16 +110,16 @@ async def test_it_serves_once_the_store_knows_it_and_leaves_at_the_end(life):
     await until(life.serving)
     assert await life.known()
     await life.run_something()
-    await until(lambda: life.worker.journal.num_appended > 5)
+    await until(lambda: life.worker.journal_writer.num_appended > 5)
     await life.worker.stop()
     assert not await life.known()
-    assert life.worker.journal.idle
+    assert life.worker.journal_writer.idle
     assert not life.ended
 
 
 async def test_what_was_generated_is_journalled_before_it_ends(life):
     await life.run_something()
-    await until(lambda: life.worker.journal.num_appended > 20)
+    await until(lambda: life.worker.journal_writer.num_appended > 20)
     await life.worker.stop()
     sequence = life.worker.workload.sequences[SEQ]
     assert await life.tokens() == sequence.branches[0].num_output > 20
@@ -131,7 +131,7 @@ async def test_what_was_generated_is_journalled_before_it_ends(life):
 async def test_a_loop_that_hangs_loses_lease_and_health_and_in_the_end_the_process(life):
     await until(life.serving)
     await life.run_something()
-    await until(lambda: life.worker.journal.num_appended > 5)
+    await until(lambda: life.worker.journal_writer.num_appended > 5)
     life.runner.go.clear()
     began = time.monotonic()
     await until(lambda: not_(life.known))
@@ -177,7 +177,7 @@ async def test_a_loop_that_ends_or_a_journal_that_ends_ends_the_process(life):
 async def test_a_scheduler_that_fails_ends_the_process(life):
     await until(life.serving)
     life.worker.scheduler.plan = lambda: 1 // 0
-    life.worker.engine.grant(1)
+    life.worker.engine.grant_steps(1)
     await until(lambda: life.ended)
     assert "loop" in life.ended[0]
 
@@ -185,7 +185,7 @@ async def test_a_scheduler_that_fails_ends_the_process(life):
 async def test_a_store_that_is_away_costs_the_lease_and_nothing_else(life):
     await until(life.serving)
     await life.run_something()
-    await until(lambda: life.worker.journal.num_appended > 5)
+    await until(lambda: life.worker.journal_writer.num_appended > 5)
     heartbeat, append = life.store.heartbeat, life.store.append_batch
 
     async def away(*_):
