@@ -13,7 +13,7 @@ class Stopped(Exception):
 
 
 def run(main: Coroutine[Any, Any, T]) -> T:
-    """asyncio.run, on uvloop where it is installed: a message then costs half as much."""
+    """Runs `main` as asyncio.run does, on uvloop if that is installed. A message costs half as much there."""
     try:
         import uvloop
     except ImportError:

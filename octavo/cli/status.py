@@ -21,7 +21,7 @@ TIMEOUT_S = 2.0
 def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     parser = commands.add_parser("status", help="show routers, workers and store", description=__doc__)
     deployment.add_state_dir(parser)
-    parser.add_argument("--admin-endpoint", metavar="HOST:PORT[,...]", help="routers' admin listeners to ask instead")
+    parser.add_argument("--admin-endpoint", metavar="HOST:PORT[,...]", help="admin listeners of the routers to ask")
     parser.add_argument("--json", action="store_true", help="print one object")
     parser.set_defaults(run=run)
 
@@ -41,7 +41,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 async def collect(routers: list[RouterState], state: ClusterState | None) -> dict[str, Any]:
-    """The status of all routers, their workers and the store. What does not answer is shown as not serving."""
+    """The status of all routers, their workers and the store. Those that do not answer are shown as not serving."""
     answers = await asyncio.gather(*(_list_workers(router.admin_endpoint) for router in routers))
     store = await _store(state) if state else None
     return {

@@ -20,7 +20,7 @@ class BranchPiece:
     text: str
     finish: FinishReason  # not NONE: this is the last piece of the branch
     place: StreamPlace
-    scores: Sequence[TokenScore] = ()  # one per token, or none at all
+    token_scores: Sequence[TokenScore] = ()  # one per token, or none at all
 
 
 class BranchReader:

@@ -33,7 +33,7 @@ class RecordPoller:
         """The store knew at that time that the client is attached."""
         self._last_attached = now
 
-    def note_time(self, now: float) -> bool:
+    def update(self, now: float) -> bool:
         """Whether a poll is due at that time."""
         if now >= self._poll_at:
             self.is_due = True

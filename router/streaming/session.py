@@ -53,7 +53,7 @@ class Session:
         self._dispatcher = context.dispatcher
         self._owner_link = OwnerLink(record, context.pool)
         self._delivery = Delivery(record, params, partial(model.text_stream, params), start)
-        self._encoder = EventEncoder(record, self._delivery, context.tokens)
+        self._encoder = EventEncoder(record, self._delivery, context.resume_tokens)
         self._deadline = RequestDeadline()
         self._journals = JournalReader(self._store, self._owner_link, self._delivery, self._deadline)
         self._poller = RecordPoller(self._sessions.now, context.attachment_interval_s)
@@ -94,7 +94,7 @@ class Session:
         record = self._owner_link.record
         if owner != record.owner or record.state is not SequenceState.RUNNING:
             return
-        delay_s = self._owner_link.note_unknown()
+        delay_s = self._owner_link.unknown_delay()
         if delay_s is None:
             self._dispatcher.recover_sequence(self.seq_id, record.epoch, TakeReason.REFUSED)
         else:
@@ -106,7 +106,7 @@ class Session:
         self._wake.set()
 
     def note_time(self, now: float) -> None:
-        if self._poller.note_time(now) or self._deadline.is_past(now):
+        if self._poller.update(now) or self._deadline.is_past(now):
             self._wake.set()
 
     def end_stream(self, error: ServingError) -> None:
@@ -120,7 +120,7 @@ class Session:
         return self
 
     async def __aexit__(self, *exc_info: object) -> None:
-        delivery, worker = self._delivery, self._owner_link.worker
+        delivery, worker = self._delivery, self._owner_link.worker_link
         if delivery.ended and worker is not None:
             worker.pending_dispatches.remove(self.seq_id)  # an ended sequence is no load, whatever the next report says
         if not self._sessions.remove(self) or (delivery.ended and not delivery.unsettled):
@@ -243,6 +243,6 @@ class Session:
             delivery.unsettled = False
         except StoreUnavailable:
             return  # any router that reads the journals finds the same end
-        worker = self._owner_link.worker
+        worker = self._owner_link.worker_link
         if worker is not None and delivery.ended:
             await worker.cancel_sequence(self.seq_id, self._owner_link.record.epoch)

@@ -19,5 +19,5 @@ class SessionContext:
     sessions: SessionRegistry
     pool: WorkerPool
     dispatcher: Dispatcher
-    tokens: ResumeTokens
+    resume_tokens: ResumeTokens
     attachment_interval_s: float  # how often a session makes sure that the store knows that its client is attached

@@ -25,7 +25,7 @@ from router.streaming.resume_tokens import ResumePoint, StreamPlace, StreamStart
 from router.streaming.session import Session
 from router.streaming.session_context import SessionContext
 
-DRAIN_TOKENS_PER_S = 200.0  # a guess for the retry delay while the speed of no worker is known
+ASSUMED_TOKENS_PER_S = 200.0  # a guess for the retry delay while the speed of no worker is known
 
 
 class SessionOpener:
@@ -45,7 +45,7 @@ class SessionOpener:
         self._sessions = context.sessions
         self._pool = context.pool
         self._dispatcher = context.dispatcher
-        self._tokens = context.tokens
+        self._resume_tokens = context.resume_tokens
         self._models = models
         self._preparer = preparer
         self._queue_limits = queue_limits
@@ -90,7 +90,7 @@ class SessionOpener:
     def _resume_point(self, request: inference_pb2.AttachRequest) -> ResumePoint:
         match request.WhichOneof("at"):
             case "resume_token":
-                return self._tokens.read_token(request.resume_token)
+                return self._resume_tokens.read_token(request.resume_token)
             case "request_id":
                 places = [StreamPlace(next_index) for next_index in request.next_indexes]
                 return ResumePoint(validation.validate_request_id(request.request_id), places)
@@ -129,7 +129,7 @@ class SessionOpener:
 
     def _queue_full(self, accepted: AcceptReply) -> QueueFull:
         workers = self._pool.links.values()
-        rate = sum(link.load.prefill_tokens_per_s for link in workers) or DRAIN_TOKENS_PER_S
+        rate = sum(link.load.prefill_tokens_per_s for link in workers) or ASSUMED_TOKENS_PER_S
         retry_ms = int(min(30_000.0, max(100.0, 1000 * accepted.queued_tokens / rate / 8)))
         return QueueFull(
             f"{accepted.num_queued} requests with {accepted.queued_tokens} tokens are waiting: retry later",
