@@ -53,8 +53,6 @@ class JournalWriter:
         self._empty = asyncio.Event()
         self._empty.set()
         self._held = False
-        self.num_fenced = 0
-        self.num_appended = 0
 
     def submit_deltas(self, result: StepDeltas) -> None:
         """Adds a step's result to those that wait for the store. Only the event loop may call this."""
@@ -63,10 +61,6 @@ class JournalWriter:
         if len(self._pending) >= self._window and not self._held:
             self._hold(True)
         self._wake.set()
-
-    @property
-    def idle(self) -> bool:
-        return not self._pending
 
     async def wait_until_flushed(self) -> None:
         """Returns when everything that was submitted has been accepted or refused."""
@@ -106,7 +100,6 @@ class JournalWriter:
         store = self._store
         if store is None or not items:
             return [AppendReply(AppendStatus.OK, item.first_index + len(item.token_ids)) for item in items]
-        self.num_appended += len(items)
         return await until_answered(lambda: store.append_batch(items), what="the journal")
 
     async def _settle(self, sequence_log: SequenceLog, delta: Delta, reply: AppendReply) -> None:
@@ -124,7 +117,6 @@ class JournalWriter:
             await self._give_up(sequence_log, reply.status)
         else:
             fenced = reply.status == AppendStatus.FENCED
-            self.num_fenced += fenced
             why = "another worker owns it now" if fenced else "its record is gone"
             log.warning("sequence %s: refused at epoch %d: %s", sequence_log.seq_id, sequence_log.epoch, why)
             self._control.drop(sequence_log.sequence)
