@@ -156,7 +156,7 @@ class Store(Protocol):
         ...
 
     async def queue_depth(self) -> QueueDepth:
-        """How much waits in the queue, over all shards."""
+        """How much waits in the queue."""
         ...
 
     async def secret(self, name: str) -> bytes:

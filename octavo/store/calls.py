@@ -19,7 +19,7 @@ class AcceptStatus(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class AcceptReply:
-    """Whether the store has accepted a request, and what waits now in the shard of its sequence."""
+    """Whether the store has accepted a request, and what waits now."""
 
     status: AcceptStatus
     num_queued: int = 0
