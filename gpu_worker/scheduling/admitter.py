@@ -55,7 +55,7 @@ class Admitter:
             if reason:
                 work.report([branch_delta(branch, (), reason)])
                 work.finish(branch)
-        if sequence.finished or (sequence.beams is not None and all(sequence.beams.done)):
+        if sequence.finished or (sequence.search is not None and all(sequence.search.done)):
             work.drop(sequence)
         else:
             work.enqueue(sequence)
@@ -69,11 +69,11 @@ def prepare_branches(sequence: Sequence, info: RunnerInfo) -> None:
     room = info.context_tokens - num_prompt
     last = num_prompt + (room if params.max_tokens is None else min(params.max_tokens, room)) - 1
     if params.beam_width:
-        sequence.beams = BeamSearch(
+        sequence.search = BeamSearch(
             params.beam_width, params.n, params.length_penalty, last + 1 - num_prompt, params.min_tokens, stops
         )
-        sequence.beams.starts = [branch.num_journalled_at_start for branch in sequence.branches]
-        sequence.beams.done = [branch.state is FINISHED for branch in sequence.branches]
+        sequence.search.starts = [branch.num_journalled_at_start for branch in sequence.branches]
+        sequence.search.done = [branch.state is FINISHED for branch in sequence.branches]
         sequence.branches = [Branch(sequence, 0, list(sequence.prompt), num_prompt)]
         if params.logprobs is not None:
             sequence.branches[0].scores = []
@@ -81,9 +81,9 @@ def prepare_branches(sequence: Sequence, info: RunnerInfo) -> None:
         branch.stops = stops | {BAD_LOGITS}
         branch.last = last
         if params.prompt_logprobs is not None and branch.index == 0 and not branch.num_output and num_prompt > 1:
-            branch.num_scored = 1
+            branch.first_unscored = 1
         elif params.ranked and branch.num_output:
-            branch.num_scored = num_prompt
+            branch.first_unscored = num_prompt
     fresh = all(branch.state is WAITING and not branch.num_output for branch in sequence.branches)
     sequence.fan_out = fresh and len(sequence.branches) > 1
 

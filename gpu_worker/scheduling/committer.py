@@ -34,7 +34,7 @@ class Committer:
                 self._computed(chunk, output.scored.get(number, []))
                 tokens = output.token_ids[place : place + len(chunk.samples)]
                 scores = [output.scores.get(place + i) for i in range(len(chunk.samples))]
-                if branch.sequence.beams is None:
+                if branch.sequence.search is None:
                     ended |= self._sampled(chunk, tokens, scores, result.deltas)
                 elif tokens:
                     score = scores[0] or TokenScore(tokens[0], 0.0)
@@ -126,7 +126,7 @@ class Committer:
                 branch.cumulative_logprob += score.logprob
         if scored:
             known = len(branch.tokens)  # from here on, sampling scores what it adds
-            branch.num_scored = chunk.score_end if chunk.score_end < known else sys.maxsize
+            branch.first_unscored = chunk.score_end if chunk.score_end < known else sys.maxsize
         if branch.num_computed == branch.prefill_end:
             self._lists.end_prefill(branch)
 
@@ -165,7 +165,7 @@ class Committer:
         self, sequence: Sequence, offers: list[tuple[Branch, int, TokenScore]], deltas: list[Delta]
     ) -> bool:
         """All beams of a search have their offers: some candidates go on, some are complete. True if lists changed."""
-        work, search = self._workload, sequence.beams
+        work, search = self._workload, sequence.search
         if search is None:
             return False
         for branch, token, score in offers:

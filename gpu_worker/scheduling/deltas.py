@@ -13,7 +13,7 @@ def branch_delta(
     """The delta of a branch to which `token_ids` have just been appended."""
     sequence = branch.sequence
     delta = Delta(sequence, branch.index, branch.num_output - len(token_ids), token_ids, finish, failure)
-    if sequence.params.ranked and branch.num_scored == sys.maxsize:  # else a replay has not scored it all yet
+    if sequence.params.ranked and branch.first_unscored == sys.maxsize:  # else a replay has not scored it all yet
         delta.cumulative_logprob = branch.cumulative_logprob
     _add_prompt_facts(delta)
     return delta
@@ -21,7 +21,7 @@ def branch_delta(
 
 def beam_deltas(sequence: Sequence, reason: FinishReason, failure: str = "") -> list[Delta]:
     """The last deltas of a beam search: its best hypotheses. With a `reason` to end early, live beams count, too."""
-    search = sequence.beams
+    search = sequence.search
     if search is None:
         return []
     if failure:

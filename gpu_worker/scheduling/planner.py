@@ -80,7 +80,7 @@ class Planner:
     def _secure(self, only: Sequence | None, now: float) -> list[Branch]:
         """Gets every decode and every beam a slot for its next token; the branches that have to wait for one."""
         work, lists, slots = self._workload, self._lists, self._slots
-        if not (lists.needy or lists.beams):
+        if not (lists.needy or lists.searches):
             return []
         needy = lists.take_needy()
         if len(needy) > work.tables.device.num_available:
@@ -94,7 +94,7 @@ class Planner:
                 others.append(branch)
             elif not slots.secure(branch, now):
                 stalled.append(branch)
-        for sequence in list(lists.beams):
+        for sequence in list(lists.searches):
             if not (runs_in(sequence, only) and in_lockstep(sequence)):
                 continue
             if slots.secure_beams(sequence, now):
@@ -102,7 +102,7 @@ class Planner:
             else:
                 stalled.append(sequence.branches[0])
         stalled = [branch for branch in stalled if branch.state is RUNNING]
-        lists.hand_back_needy(others + [branch for branch in stalled if branch.sequence.beams is None])
+        lists.hand_back_needy(others + [branch for branch in stalled if branch.sequence.search is None])
         return stalled
 
     def _num_rows(self, only: Sequence | None) -> int:
@@ -124,7 +124,7 @@ class Planner:
         else:
             plan.chunks = list(lists.decodes)
         plan.num_decodes = len(plan.chunks)
-        for sequence in lists.beams:
+        for sequence in lists.searches:
             if sequence in self._secured:
                 plan.chunks += [Chunk(branch, branch.num_computed, 1, (branch,)) for branch in sequence.branches]
 
@@ -163,7 +163,7 @@ class Planner:
             if end == len(branch.tokens):
                 sequence = branch.sequence
                 chunk.samples = tuple(sequence.branches) if sequence.fan_out else (branch,)
-            if chunk.score_end > (first := max(branch.num_scored, chunk.start + 1)):
+            if chunk.score_end > (first := max(branch.first_unscored, chunk.start + 1)):
                 chunk.score_from = first
             plan.chunks.append(chunk)
 
@@ -171,7 +171,7 @@ class Planner:
 
     def _stuck_beams(self, only: Sequence | None) -> list[Branch]:
         """Beams that wait for others of their search to be computed again."""
-        searches = (s for s in self._lists.beams if s.queued and runs_in(s, only))
+        searches = (s for s in self._lists.searches if s.queued and runs_in(s, only))
         return [next(branch for branch in s.branches if branch.state is RUNNING) for s in searches]
 
     def _force(self, plan: StepPlan, only: Sequence | None, stalled: list[Branch], now: float) -> None:
@@ -182,9 +182,9 @@ class Planner:
         if first in lists.prefilling:
             chunk = self._slots.prefill(first, 1, now, forced=True)
             self._add_prefills(plan, [chunk] if chunk else [])
-        elif first.sequence.queued and first.sequence.beams is not None:
+        elif first.sequence.queued and first.sequence.search is not None:
             self._preemption.unstick(first, now)
-        elif first.sequence.beams is not None:
+        elif first.sequence.search is not None:
             if self._slots.secure_beams(first.sequence, now, forced=True):
                 self._secured.add(first.sequence)
                 self._add_decodes(plan, only, others)
@@ -195,7 +195,7 @@ class Planner:
 
 def runs_in(sequence: Sequence, only: Sequence | None) -> bool:
     """Whether the sequence may be in a step that is for `only`, or, if that is None, for all that share steps."""
-    return sequence is only if only is not None else not sequence.lonely
+    return sequence is only if only is not None else not sequence.runs_alone
 
 
 def in_lockstep(sequence: Sequence) -> bool:

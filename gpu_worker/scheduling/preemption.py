@@ -127,7 +127,7 @@ class Preemption:
         if self._others_hold_blocks():
             return False  # these blocks come back
         later = [b for b in sequence.branches if b.state is RUNNING and b.index > requester.index]
-        if later and sequence.beams is None:
+        if later and sequence.search is None:
             work.send_branch_back(later[-1])
             work.count_preemption(swapped=False)
             sequence.last_shed = now
@@ -138,7 +138,7 @@ class Preemption:
                 f"{len(requester.blocks)} of {work.info.num_blocks} and no other sequence has any"
             ).failure()
             work.report(work.end(sequence, FinishReason.ERROR, failure.to_json()))
-        elif sequence.beams is not None:
+        elif sequence.search is not None:
             work.report(work.end(sequence, FinishReason.LENGTH))
         else:
             work.report([branch_delta(requester, (), FinishReason.LENGTH)])

@@ -114,7 +114,7 @@ class Scheduler:
 
         False if there is nothing to end. Beams compete until their search ends, so none of them can be ended alone.
         """
-        if not self._is_here(sequence) or sequence.beams is not None or sequence.fan_out:
+        if not self._is_here(sequence) or sequence.search is not None or sequence.fan_out:
             return False
         branch = next((b for b in sequence.branches if b.index == branch_index and b.state is not FINISHED), None)
         if branch is None:
@@ -170,7 +170,7 @@ class Scheduler:
         work = self._workload
         result = self._settle(plan)
         self._committer.apply(plan, output, result)
-        for sequence in [loner for loner in work.loners if loner.suspect]:
+        for sequence in [loner for loner in work.loners if loner.isolated]:
             if any(chunk.branch.sequence is sequence for chunk in plan.chunks):
                 work.rejoin(sequence)
         if work.config.debug:
@@ -190,7 +190,7 @@ class Scheduler:
         for sequence in [*ran, *moved]:
             if not self._is_here(sequence):
                 continue
-            if sequence.suspect and len(ran) == 1 and sequence in ran:
+            if sequence.isolated and len(ran) == 1 and sequence in ran:
                 result.deltas += work.end(sequence, FinishReason.ERROR, failure)
                 continue
             work.send_back(sequence)

@@ -46,7 +46,7 @@ class Branch:
     hashes: list[BlockHash] = field(default_factory=list)  # of full blocks of `tokens`, from the first on, where known
     cumulative_logprob: float = 0.0
     num_sealed: int = 0  # leading blocks that have been offered to the prefix cache
-    num_scored: int = sys.maxsize  # the first position whose score is still wanted of a prefill
+    first_unscored: int = sys.maxsize  # the first position whose score is still wanted of a prefill
     stops: frozenset[int] = frozenset()  # tokens that need a second look: stop tokens and BAD_LOGITS
     last: int = sys.maxsize  # position of the last token it may have: max_tokens or the end of the context
     slots_end: int = 0  # while num_computed is below, the next token has a slot that is this branch's alone
@@ -64,7 +64,7 @@ class Branch:
     def prefill_end(self) -> int:
         """Where its prefill ends: a beam under way leaves its last token to the step that all beams take together."""
         num_tokens = len(self.tokens)
-        return num_tokens - (self.sequence.beams is not None and num_tokens > self.num_prompt)
+        return num_tokens - (self.sequence.search is not None and num_tokens > self.num_prompt)
 
     @property
     def rank(self) -> tuple[int, int, int]:
@@ -91,11 +91,11 @@ class Sequence:
     queued: bool = False  # in the waiting queue: some branch is WAITING and to be started
     swapped: bool = False  # in the queue of those whose blocks are in the host pool
     fan_out: bool = False  # branch 0 computes the prompt for all; the others start by forking from it
-    beams: BeamSearch | None = None
+    search: BeamSearch | None = None
     starved: bool = False  # must run alone and has found no room: no other sequence starts before it
     last_shed: float = float("-inf")  # when a branch last had to give way to an earlier one
     hold_until: float = float("-inf")  # swapped out on request: not brought back before
-    suspect: bool = False  # was in a step that failed: runs alone until it has had a step that did not
+    isolated: bool = False  # was in a step that failed: runs alone until it has had a step that did not
     cached_tokens: int | None = None  # prompt tokens found in the prefix cache when it first started
     reported: bool = False  # its first delta has been sent
     prompt_scores: list[TokenScore] = field(default_factory=list)
@@ -110,9 +110,9 @@ class Sequence:
         return (self.priority, self.order)
 
     @property
-    def lonely(self) -> bool:
+    def runs_alone(self) -> bool:
         """Whether no other sequence may be in its steps."""
-        return self.alone or self.suspect
+        return self.alone or self.isolated
 
     @classmethod
     def from_admission(cls, admission: Admission, *, root: bytes, now: float) -> "Sequence":

@@ -45,10 +45,10 @@ class Starter:
     def swap_in(self, only: Sequence | None, now: float) -> None:
         """Brings swapped sequences back, the first in the queue first, as long as there is room."""
         for sequence in list(self._workload.swapped):
-            if sequence.hold_until > now or (sequence is not only if only is not None else sequence.lonely):
+            if sequence.hold_until > now or (sequence is not only if only is not None else sequence.runs_alone):
                 continue
             fits = self.bring_in(sequence)
-            sequence.starved = sequence.lonely and not fits
+            sequence.starved = sequence.runs_alone and not fits
             if not fits:
                 break
 
@@ -96,12 +96,12 @@ class Starter:
         work = self._workload
         if only is None and any(sequence.starved for sequence in work.loners):
             return []
-        swapped = (other for other in work.swapped if other.hold_until <= now and not other.lonely)
+        swapped = (other for other in work.swapped if other.hold_until <= now and not other.runs_alone)
         first_swapped = next(swapped, None) if only is None else None
         chunks: list[Chunk] = []
         num_skipped = 0
         for sequence in list(work.waiting):
-            if sequence is not only if only is not None else sequence.lonely:
+            if sequence is not only if only is not None else sequence.runs_alone:
                 continue
             if first_swapped is not None and work.queue_key(first_swapped) < work.queue_key(sequence):
                 break
@@ -111,7 +111,7 @@ class Starter:
                 if chunk is not None:
                     chunks.append(chunk)
                     budget -= chunk.length
-            sequence.starved = outcome is StartOutcome.FULL and sequence.lonely
+            sequence.starved = outcome is StartOutcome.FULL and sequence.runs_alone
             num_skipped += outcome is StartOutcome.SKIP
             if outcome is StartOutcome.FULL or budget <= 0 or num_skipped > MAX_SKIPPED:
                 break
@@ -153,7 +153,7 @@ class Starter:
         branch = next(branch for branch in sequence.branches if branch.state is WAITING)
         if sequence not in work.active:
             return branch
-        if sequence.beams is None and now - sequence.last_shed < work.config.min_preempt_interval_s:
+        if sequence.search is None and now - sequence.last_shed < work.config.min_preempt_interval_s:
             return None
         full = branch.num_prompt - branch.num_prompt % self._block_size
         if any(other.state is RUNNING and other.num_computed < full for other in sequence.branches):
@@ -172,7 +172,7 @@ class Starter:
 
     def _num_shareable(self, branch: Branch) -> int:
         """Blocks it may share: at least one token, and every token that is to be scored, is left to be computed."""
-        num_tokens = min(branch.prefill_end, len(branch.tokens) - 1, branch.num_scored - 1)
+        num_tokens = min(branch.prefill_end, len(branch.tokens) - 1, branch.first_unscored - 1)
         return num_tokens // self._block_size
 
     def _is_being_computed(self, branch: Branch, index: int) -> bool:
@@ -189,7 +189,7 @@ class Starter:
             and other.hashes[index] == wanted
             and (index + 1) * self._block_size <= other.prefill_end
             and other.sequence.priority <= priority
-            and not other.sequence.lonely
+            and not other.sequence.runs_alone
             for other in self._lists.prefilling
         )
 
@@ -246,20 +246,20 @@ class Starter:
     def _num_rows(self) -> int:
         """Rows that the branches on the device sample, now or when their prompts are complete."""
         lists = self._lists
-        beams = sum(sequence.params.beam_width for sequence in lists.beams)
-        prompts = (branch.sequence for branch in lists.prefilling if branch.sequence.beams is None)
+        beams = sum(sequence.params.beam_width for sequence in lists.searches)
+        prompts = (branch.sequence for branch in lists.prefilling if branch.sequence.search is None)
         return len(lists.decodes) + beams + sum(self._rows_of(sequence, 1) for sequence in prompts)
 
     def _rows_of(self, sequence: Sequence, num_branches: int) -> int:
-        if sequence.beams is not None:
-            return 0 if sequence in self._lists.beams else sequence.params.beam_width
+        if sequence.search is not None:
+            return 0 if sequence in self._lists.searches else sequence.params.beam_width
         return len(sequence.branches) if sequence.fan_out else num_branches
 
     def _blocks_of(self, branch: Branch) -> int:
         """Blocks it needs until its next token, and those its forks write then."""
         sequence = branch.sequence
         forks = len(sequence.branches) - 1 if sequence.fan_out else 0
-        if sequence.beams is not None and not branch.num_output:
+        if sequence.search is not None and not branch.num_output:
             forks = sequence.params.beam_width - 1
         return self._tables.device.blocks_for(len(branch.tokens)) + forks
 

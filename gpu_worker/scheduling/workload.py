@@ -88,7 +88,7 @@ class Workload:
         sequence.order = self._num_added
         self._num_added += 1
         self._sequences[sequence.seq_id] = sequence
-        if sequence.lonely:
+        if sequence.runs_alone:
             self._loners.append(sequence)
 
     def disown(self, sequence: Sequence) -> None:
@@ -105,7 +105,7 @@ class Workload:
 
     def end(self, sequence: Sequence, reason: FinishReason, failure: str = "") -> list[Delta]:
         """Ends all branches that have not finished, with the tokens they have; the last deltas of the sequence."""
-        if sequence.beams is not None:
+        if sequence.search is not None:
             deltas = beam_deltas(sequence, reason, failure)
         else:
             going = [branch for branch in sequence.branches if branch.state is not FINISHED]
@@ -118,13 +118,13 @@ class Workload:
 
     def isolate(self, sequence: Sequence) -> None:
         """The sequence was in a step that failed: it runs alone until a step of its own has not failed."""
-        sequence.suspect = True
+        sequence.isolated = True
         if sequence not in self._loners:
             self._loners.append(sequence)
 
     def rejoin(self, sequence: Sequence) -> None:
-        """A suspect sequence has had a step that did not fail: it shares steps again, if it was not admitted alone."""
-        sequence.suspect = False
+        """An isolated sequence has had a step that did not fail: it shares steps again, if it was not admitted alone."""
+        sequence.isolated = False
         if not sequence.alone:
             self._loners.remove(sequence)
 
