@@ -1,4 +1,4 @@
-"""Whether this worker takes a sequence, what is kept on its branches from then on, and its place in line."""
+"""Answers whether this worker takes a sequence, prepares its branches, and puts it into the waiting queue."""
 
 from gpu_worker.scheduling.beam import BeamSearch
 from gpu_worker.scheduling.deltas import branch_delta
@@ -17,7 +17,7 @@ class Admitter:
         self._workload = workload
 
     def admit(self, sequence: Sequence) -> AdmissionAnswer:
-        """ADMITTED: it is in line. NEVER: it can never fit this worker. LATER: the queue is full."""
+        """ADMITTED: the sequence waits. NEVER: it can never fit this worker. LATER: the queue is full."""
         work = self._workload
         prepare_branches(sequence, work.info)
         if reason := self._too_large(sequence):
@@ -62,7 +62,7 @@ class Admitter:
 
 
 def prepare_branches(sequence: Sequence, info: RunnerInfo) -> None:
-    """Fills in what the scheduler keeps on branches: where they stop, what is to be scored, how they start."""
+    """Sets on a sequence and its branches where they stop, which positions are scored, and how they start."""
     params, num_prompt = sequence.params, len(sequence.prompt)
     eos = () if params.ignore_eos else info.eos_token_ids
     stops = frozenset((*params.stop_token_ids, *eos))

@@ -1,8 +1,9 @@
-"""The branches with blocks on the device, by what they need next. Each of them is on one list exactly:
+"""The branches with blocks on the device, by what they need next.
 
-    decodes      it needs one more token; the list holds a chunk of it, which each plan uses again
-    prefilling   some of its known tokens are still to be computed
-    searches     (whole sequences) a beam search, whose beams go on in lockstep once all of them are computed
+    decodes      branches that need one more token: a chunk for each, which every plan uses again
+    prefilling   branches with known tokens that are still to be computed
+    searches     sequences with a beam search. A beam is on `prefilling` until its known tokens are computed; when all
+                 beams have got there, they go on in lockstep
 
 Lists change through the methods of this class only. What its properties return is to be read, and to be copied by a
 caller that moves a branch while it reads.
@@ -16,7 +17,7 @@ from gpu_worker.scheduling.step import Chunk
 
 
 class BranchLists:
-    """What the next step can be planned from."""
+    """The lists of branches from which the next step is planned."""
 
     def __init__(self) -> None:
         self._decodes: list[Chunk] = []
@@ -63,12 +64,12 @@ class BranchLists:
             self._needy.append(branch)
 
     def end_prefill(self, branch: Branch) -> None:
-        """All known tokens of the branch are computed. A decode may be told so, too."""
+        """Takes a branch whose known tokens are all computed off `prefilling`, if it is there."""
         if branch in self._prefilling:
             self._prefilling.remove(branch)
 
     def need_slot(self, branch: Branch) -> None:
-        """A decode has used its last slot."""
+        """Adds a decode that has used its last slot to `needy`."""
         self._needy.append(branch)
 
     def take_needy(self) -> list[Branch]:
@@ -77,7 +78,7 @@ class BranchLists:
         return needy
 
     def hand_back_needy(self, branches: Iterable[Branch]) -> None:
-        """These decodes have got no slot; they need one before they can run."""
+        """Takes back, from those that `take_needy` handed over, the branches that have got no slot."""
         self._needy = [branch for branch in branches if branch.state is RUNNING]
 
     def tidy(self) -> None:

@@ -1,7 +1,8 @@
 """What a step holds: decodes first, then prompts under way, then swapped-in sequences, then new prompts.
 
-One budget of tokens covers all of them. A long prompt gets a share of it while others compete, and what is left over at
-the end, so it neither starves short ones nor is starved. No sequence comes in while another is being put out.
+One budget of tokens covers all of them. A long prompt gets a share of the budget while others compete, and at the end
+what is left over. So it neither starves short prompts nor is starved. A plan that had to preempt a sequence for a
+branch that runs brings no sequence in.
 """
 
 from gpu_worker.scheduling.preemption import Preemption
@@ -44,7 +45,7 @@ class Planner:
         self._workload.tables.add_moves(plan)
 
     def _turns(self) -> list[Sequence | None]:
-        """Which step it may be: the one that sequences share (None), or that of a sequence which must run alone."""
+        """For whom the step may be, in the order to try: those that share steps (None), or one that runs alone."""
         loners = self._workload.loners
         if not loners:
             return [None]
@@ -53,6 +54,7 @@ class Planner:
         return turns[self._turn :] + turns[: self._turn]
 
     def _compose(self, plan: StepPlan, only: Sequence | None, now: float) -> None:
+        """Fills the plan with chunks of `only`, or, if that is None, of the sequences that share steps."""
         work, config = self._workload, self._workload.config
         stalled: list[Branch] = []
         prefills: list[Chunk] = []
@@ -106,6 +108,7 @@ class Planner:
         return stalled
 
     def _num_rows(self, only: Sequence | None) -> int:
+        """How many decodes and beams the step can have."""
         decodes = self._lists.decodes
         num_rows = len(decodes)
         if self._workload.loners:
@@ -167,15 +170,15 @@ class Planner:
                 chunk.score_from = first
             plan.chunks.append(chunk)
 
-    # Where nothing could go on
+    # When no branch could advance
 
     def _stuck_beams(self, only: Sequence | None) -> list[Branch]:
-        """Beams that wait for others of their search to be computed again."""
+        """A beam on the device of each search that has other beams to start again."""
         searches = (s for s in self._lists.searches if s.queued and runs_in(s, only))
         return [next(branch for branch in s.branches if branch.state is RUNNING) for s in searches]
 
     def _force(self, plan: StepPlan, only: Sequence | None, stalled: list[Branch], now: float) -> None:
-        """The branch of the lowest rank among those that wait takes what it needs from any other."""
+        """Lets the branch of the lowest rank among the stalled ones advance, at the cost of all sequences after it."""
         lists = self._lists
         first = min(stalled, key=lambda branch: branch.rank)
         others = [branch for branch in stalled if branch is not first]
