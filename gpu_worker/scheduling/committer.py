@@ -5,7 +5,7 @@ import sys
 from gpu_worker.scheduling.beam import BeamCandidate, Hypothesis, expand
 from gpu_worker.scheduling.deltas import beam_deltas, branch_delta
 from gpu_worker.scheduling.sequence import FINISHED, RUNNING, Branch, Sequence
-from gpu_worker.scheduling.step import BAD_LOGITS, Chunk, Delta, StepOutput, StepPlan, StepResult
+from gpu_worker.scheduling.step import BAD_LOGITS, Chunk, Delta, StepDeltas, StepOutput, StepPlan
 from gpu_worker.scheduling.workload import Workload
 from octavo.errors import BadLogits
 from octavo.sampling import FinishReason, TokenScore
@@ -22,7 +22,7 @@ class Committer:
         self._lists = workload.lists
         self._tables = workload.tables
 
-    def apply(self, plan: StepPlan, output: StepOutput, result: StepResult) -> None:
+    def apply(self, plan: StepPlan, output: StepOutput, result: StepDeltas) -> None:
         """Takes in the output of a plan. A sequence that has ended since it was planned is left alone."""
         ended = self._decodes(plan, output, result.deltas)
         place = plan.num_decodes

@@ -21,7 +21,7 @@ from gpu_worker.scheduling.preemption import Preemption
 from gpu_worker.scheduling.sequence import FINISHED, WAITING, Branch, Sequence
 from gpu_worker.scheduling.slot_allocator import SlotAllocator
 from gpu_worker.scheduling.starter import Starter
-from gpu_worker.scheduling.step import StepOutput, StepPlan, StepResult
+from gpu_worker.scheduling.step import StepDeltas, StepOutput, StepPlan
 from gpu_worker.scheduling.step_budget import StepBudget
 from gpu_worker.scheduling.workload import Workload
 from octavo.errors import NotFound, StaleEpoch
@@ -165,7 +165,7 @@ class Scheduler:
         self._in_flight = plan
         return plan
 
-    def commit(self, plan: StepPlan, output: StepOutput) -> StepResult:
+    def commit(self, plan: StepPlan, output: StepOutput) -> StepDeltas:
         """Takes in what the step brought."""
         work = self._workload
         result = self._settle(plan)
@@ -177,7 +177,7 @@ class Scheduler:
             work.check_places()
         return result
 
-    def abort_step(self, plan: StepPlan, failure: str) -> StepResult:
+    def abort_step(self, plan: StepPlan, failure: str) -> StepDeltas:
         """The runner raised: nothing of the step counts, and what it was to write is computed again.
 
         Each sequence of the step then runs alone once, so only one that fails by itself ends with `failure`
@@ -200,14 +200,14 @@ class Scheduler:
             work.check_places()
         return result
 
-    def _settle(self, plan: StepPlan) -> StepResult:
+    def _settle(self, plan: StepPlan) -> StepDeltas:
         """The step is over: what waited for that happens."""
         if self._in_flight is not plan:
             raise RuntimeError(f"step {plan.step_id} is not the one in flight")
         self._in_flight = None
         work = self._workload
         work.tables.end_step()
-        result = StepResult(plan.step_id, work.take_pending(), plan.num_branches, plan.num_tokens)
+        result = StepDeltas(plan.step_id, work.take_pending(), plan.num_branches, plan.num_tokens)
         branches, self._ending_branches = self._ending_branches, []
         for branch in branches:
             self._end_branch(branch)

@@ -1,4 +1,4 @@
-"""What a step runs (`StepPlan`), what it brings (`StepOutput`, `StepResult`), and what a runner is (`Runner`).
+"""What a step runs (`StepPlan`), what it brings (`StepOutput`, `StepDeltas`), and what a runner is (`Runner`).
 
 ModelRunner, FakeRunner and WitnessRunner run plans; nothing else touches the device.
 """
@@ -95,8 +95,8 @@ SubscriptionId = NewType("SubscriptionId", int)  # of one open Step stream, with
 
 
 @dataclass(slots=True, eq=False)
-class StepResult:
-    """What a step brought, in the order it happened."""
+class StepDeltas:
+    """What a step that is over added to branches, in the order it happened. It is not the wire's `StepResult`."""
 
     step_id: int
     deltas: list[Delta] = field(default_factory=list)

@@ -21,7 +21,7 @@ from gpu_worker.scheduling.step_budget import StepBudget
 from gpu_worker.scheduling.workload import Workload
 from gpu_worker.serving.cache_watchers import CacheEvent, CacheEventBatch, CacheWatcher, CacheWatchers, join_events
 from gpu_worker.serving.step_publisher import StepPublisher
-from gpu_worker.serving.step_subscription import MAX_PENDING_STEPS, StepSubscription
+from gpu_worker.serving.step_subscription import MAX_PENDING_MESSAGES, StepSubscription
 from octavo import hashing, validation
 from octavo.errors import InvalidArgument, ServingError, StaleEpoch
 from octavo.ids import SequenceId
@@ -30,7 +30,7 @@ from octavo.record import Admission, AdmissionAnswer, AdmissionOutcome
 SwapOperation = Literal["out", "in", "drop"]
 log = logging.getLogger(__name__)
 
-MAX_GRANT_STEPS = MAX_PENDING_STEPS // 2  # finite steps that a Step stream may wait for at once
+MAX_GRANT_STEPS = MAX_PENDING_MESSAGES // 2  # finite steps that a Step stream may wait for at once
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +91,7 @@ class EngineClient:
         except InvalidArgument as error:
             return AdmissionAnswer(AdmissionOutcome.REJECTED, error.failure())
         command = self._admission(sequence, admission, router_id)
-        return await asyncio.wrap_future(self.engine.post(command))
+        return await asyncio.wrap_future(self.engine.post_command(command))
 
     def _admission(
         self, sequence: Sequence, admission: Admission, router_id: str
@@ -138,11 +138,13 @@ class EngineClient:
 
     async def swap(self, seq_id: SequenceId, epoch: int, operation: SwapOperation) -> int:
         """Moves a sequence's blocks between two steps; how many moved. Raises what Scheduler.swap raises."""
-        return await asyncio.wrap_future(self.engine.post(lambda scheduler: scheduler.swap(seq_id, epoch, operation)))
+        return await asyncio.wrap_future(
+            self.engine.post_command(lambda scheduler: scheduler.swap(seq_id, epoch, operation))
+        )
 
     # What routers ask of the loop
 
-    def grant(self, subscription: StepSubscription, steps: int) -> None:
+    def grant_steps(self, subscription: StepSubscription, steps: int) -> None:
         """Lets the engine run `steps` steps, which this stream is told of; 0 lets it run until `pause`."""
         if not steps <= MAX_GRANT_STEPS - subscription.num_awaited:
             raise InvalidArgument(
@@ -151,7 +153,7 @@ class EngineClient:
                 "grant 0 to let the worker run until Pause",
             )
         subscription.num_awaited += steps
-        self.engine.grant(steps, subscription.subscription_id)
+        self.engine.grant_steps(steps, subscription.subscription_id)
 
     def pause(self) -> None:
         """Takes back all grants, and tells streams not to wait for steps that will not come."""
@@ -177,12 +179,12 @@ class EngineClient:
         """Runs one branch no further: a router has found its end."""
         self._post(lambda scheduler: scheduler.end_branch(sequence, branch))
 
-    def hold(self, held: bool) -> None:
+    def hold_steps(self, held: bool) -> None:
         """Keeps steps from beginning while the journal is too far behind."""
-        self.engine.hold(held)
+        self.engine.hold_steps(held)
 
     def _post(self, command: Callable[[Scheduler], object]) -> None:
-        self.engine.post(command).add_done_callback(log_failure)
+        self.engine.post_command(command).add_done_callback(log_failure)
 
     # Cache events and load
 
@@ -217,7 +219,7 @@ class EngineClient:
             self.refresh()  # so that no event from before the snapshot comes after it
             self._loop.call_soon_threadsafe(begin, b"".join(self._cache.block_hashes()))
 
-        await asyncio.wrap_future(self.engine.post(command))
+        await asyncio.wrap_future(self.engine.post_command(command))
         return await begun
 
 

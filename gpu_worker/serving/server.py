@@ -34,7 +34,7 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
         self._worker_id = worker_id
         self._incarnation = incarnation
         self._served: EngineClient | None = None
-        self.draining = False
+        self.stopping = False
 
     def serve_engine(self, engine_client: EngineClient) -> None:
         """From now on calls are answered by this engine: its model is loaded."""
@@ -52,7 +52,7 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
 
     async def Schedule(self, request: worker_pb2.ScheduleRequest, context: "Context") -> worker_pb2.ScheduleResponse:
         check_batch_size("admissions", len(request.admissions))
-        if self.draining:
+        if self.stopping:
             raise Draining(f"worker {self._worker_id} is draining: place elsewhere")
         engine_client, router_id = self._engine_client, request.router_id
         results = await asyncio.gather(
@@ -93,7 +93,7 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
             engine_client.watchers.close_watcher(watcher)
 
     def _watch_response(self, batch: CacheEventBatch) -> worker_pb2.WatchResponse:
-        return watch_to_wire(self._incarnation, self._engine_client.report, batch, draining=self.draining)
+        return watch_to_wire(self._incarnation, self._engine_client.report, batch, stopping=self.stopping)
 
     async def Drain(self, request: worker_pb2.DrainRequest, context: "Context") -> NoReturn:
         raise Unimplemented(

@@ -35,7 +35,7 @@ class StepHandler:
         bad command, or a reader that is too slow, ends the stream with an error.
         """
         subscription = self._subscription
-        self._publisher.attach(subscription)
+        self._publisher.add_subscription(subscription)
         obeying = asyncio.create_task(self._obey(commands))
         try:
             while True:
@@ -50,7 +50,7 @@ class StepHandler:
                 await subscription.wake.wait()
                 subscription.wake.clear()
         finally:
-            self._publisher.detach(subscription)
+            self._publisher.remove_subscription(subscription)
             obeying.cancel()
             await asyncio.gather(obeying, return_exceptions=True)
 
@@ -70,7 +70,7 @@ class StepHandler:
                 self._check_router_id(request.open.router_id)
                 publisher.assign_router(subscription, request.open.router_id)
             case "grant":
-                self._engine_client.grant(subscription, request.grant.steps)
+                self._engine_client.grant_steps(subscription, request.grant.steps)
             case "pause":
                 self._engine_client.pause()
             case "follow":

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from collections.abc import Sequence as Seq
 
 from gpu_worker.scheduling.sequence import Sequence
-from gpu_worker.scheduling.step import Delta, StepResult, SubscriptionId
+from gpu_worker.scheduling.step import Delta, StepDeltas, SubscriptionId
 from gpu_worker.serving.sequence_log import SequenceLog
 from gpu_worker.serving.step_subscription import StepMessage, StepSubscription
 from octavo.errors import Failure
@@ -39,11 +39,11 @@ class StepPublisher:
 
     # Subscriptions
 
-    def attach(self, subscription: StepSubscription) -> None:
+    def add_subscription(self, subscription: StepSubscription) -> None:
         """Adds a subscription, which gets nothing before it observes, follows, or has a router id."""
         self.subscriptions[subscription.subscription_id] = subscription
 
-    def detach(self, subscription: StepSubscription) -> None:
+    def remove_subscription(self, subscription: StepSubscription) -> None:
         """Removes a subscription from everything that it followed."""
         self.subscriptions.pop(subscription.subscription_id, None)
         self._observers.discard(subscription)
@@ -176,7 +176,7 @@ class StepPublisher:
 
     # Steps
 
-    def flush(self, result: StepResult) -> None:
+    def flush(self, result: StepDeltas) -> None:
         """Ends a step: each subscription that has enough to send, or granted this step, gets one message."""
         self._last_step = result.step_id
         withheld = False
@@ -192,7 +192,7 @@ class StepPublisher:
             else:
                 withheld = True
         for subscription in [each for each in self.subscriptions.values() if each.overflowed]:
-            self.detach(subscription)
+            self.remove_subscription(subscription)
         if withheld and self._late_flush is None:
             self._late_flush = asyncio.get_running_loop().call_later(MAX_WITHHELD_S, self._flush_late)
 

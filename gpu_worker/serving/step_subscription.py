@@ -10,7 +10,7 @@ from gpu_worker.scheduling.step import SubscriptionId
 from octavo.ids import SequenceId
 from octavo.step_item import StepItem
 
-MAX_PENDING_STEPS = 4096  # a reader this far behind is cut off; it reads the journal and follows again
+MAX_PENDING_MESSAGES = 4096  # a reader this far behind is cut off; it reads the journal and follows again
 
 _numbers = count(1)
 
@@ -54,8 +54,8 @@ class StepSubscription:
         self.queue_message(StepMessage(step_id, items, [], num_branches, num_tokens))
 
     def queue_message(self, message: StepMessage) -> None:
-        """Queues a message for the server to send. A reader that is MAX_PENDING_STEPS messages behind is cut off."""
-        if len(self.ready) >= MAX_PENDING_STEPS:
+        """Queues a message for the server to send. A reader that is MAX_PENDING_MESSAGES messages behind is cut off."""
+        if len(self.ready) >= MAX_PENDING_MESSAGES:
             self.overflowed = True
             self.ready.clear()
         elif not self.overflowed:

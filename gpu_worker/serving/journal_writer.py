@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Protocol
 
 from gpu_worker.scheduling.sequence import Sequence
-from gpu_worker.scheduling.step import Delta, StepResult
+from gpu_worker.scheduling.step import Delta, StepDeltas
 from gpu_worker.serving.sequence_log import SequenceLog
 from gpu_worker.serving.step_publisher import StepPublisher
 from octavo.errors import HistoryLost
@@ -31,13 +31,13 @@ BROKEN = (AppendStatus.CONFLICT, AppendStatus.GAP)  # after a gap has been mende
 class EngineControl(Protocol):
     """What the journal asks of the engine. A sequence that has been replaced meanwhile is left alone."""
 
-    def hold(self, held: bool) -> None: ...
+    def hold_steps(self, held: bool) -> None: ...
     def drop(self, sequence: Sequence) -> None: ...
     def cancel_one(self, sequence: Sequence) -> None: ...
     def end_branch(self, sequence: Sequence, branch: int) -> None: ...
 
 
-class Journal:
+class JournalWriter:
     """Appends the tokens of each step to the store, in order, and publishes those that the store has accepted."""
 
     def __init__(
@@ -48,15 +48,13 @@ class Journal:
         self._publisher = publisher
         self._control = control
         self._window = window_steps
-        self._pending: deque[StepResult] = deque()
+        self._pending: deque[StepDeltas] = deque()
         self._wake = asyncio.Event()
         self._empty = asyncio.Event()
         self._empty.set()
         self._held = False
-        self.num_fenced = 0
-        self.num_appended = 0
 
-    def submit(self, result: StepResult) -> None:
+    def submit_deltas(self, result: StepDeltas) -> None:
         """Adds a step's result to those that wait for the store. Only the event loop may call this."""
         self._pending.append(result)
         self._empty.clear()
@@ -64,11 +62,7 @@ class Journal:
             self._hold(True)
         self._wake.set()
 
-    @property
-    def idle(self) -> bool:
-        return not self._pending
-
-    async def flushed(self) -> None:
+    async def wait_until_flushed(self) -> None:
         """Returns when everything that was submitted has been accepted or refused."""
         await self._empty.wait()
 
@@ -88,9 +82,9 @@ class Journal:
 
     def _hold(self, held: bool) -> None:
         self._held = held
-        self._control.hold(held)
+        self._control.hold_steps(held)
 
-    async def _append(self, results: list[StepResult]) -> None:
+    async def _append(self, results: list[StepDeltas]) -> None:
         find_log = self._publisher.find_log
         steps = [[(delta, found) for delta in r.deltas if (found := find_log(delta))] for r in results]
         replies = iter(await self._send([append_item(delta) for step in steps for delta, _ in step]))
@@ -106,7 +100,6 @@ class Journal:
         store = self._store
         if store is None or not items:
             return [AppendReply(AppendStatus.OK, item.first_index + len(item.token_ids)) for item in items]
-        self.num_appended += len(items)
         return await until_answered(lambda: store.append_batch(items), what="the journal")
 
     async def _settle(self, sequence_log: SequenceLog, delta: Delta, reply: AppendReply) -> None:
@@ -124,7 +117,6 @@ class Journal:
             await self._give_up(sequence_log, reply.status)
         else:
             fenced = reply.status == AppendStatus.FENCED
-            self.num_fenced += fenced
             why = "another worker owns it now" if fenced else "its record is gone"
             log.warning("sequence %s: refused at epoch %d: %s", sequence_log.seq_id, sequence_log.epoch, why)
             self._control.drop(sequence_log.sequence)
