@@ -30,7 +30,7 @@ def stop_event() -> asyncio.Event:
 
 
 async def before(stop: asyncio.Event, work: Coroutine[Any, Any, T]) -> T:
-    """The result of `work`. Raises Stopped, and cancels `work`, if `stop` is set before the result is there."""
+    """The result of `work`. Raises Stopped, and cancels `work`, if `stop` is set before `work` is done."""
     working, stopping = asyncio.create_task(work), asyncio.create_task(stop.wait())
     await asyncio.wait([working, stopping], return_when=asyncio.FIRST_COMPLETED)
     stopping.cancel()

@@ -1,4 +1,4 @@
-"""Where settings come from: a flag goes before a variable, that before a TOML file, that before the default.
+"""Where settings come from: a flag counts before a variable, a variable before a TOML file, a file before the default.
 
 A name that no option has is an error that names the closest option, whichever source it stands in: a misspelt setting
 never silently does nothing.

@@ -95,7 +95,7 @@ def _router(known: RouterState, answer: admin_pb2.ListWorkersResponse | None) ->
 def _workers(state: ClusterState | None, answers: list[admin_pb2.ListWorkersResponse]) -> list[dict[str, Any]]:
     """The status of each worker, by worker_id: what the router with the freshest load report says.
 
-    Workers that no router has met are there, too.
+    It includes workers that no router has met.
     """
     found: dict[str, admin_pb2.WorkerStatus] = {}
     for answer in answers:

@@ -63,8 +63,11 @@ class Delivery:
         return self._num_running == 0
 
     @property
-    def ranked(self) -> bool:
-        """Whether branches compete, so that the client gets nothing before all have ended."""
+    def selects_best(self) -> bool:
+        """Whether the best of all branches are returned, so that the client gets nothing before all have ended.
+
+        `SamplingParams.ranked` is also true of a beam search, whose worker selects the branches itself.
+        """
         return self._ranked is not None
 
     @property
@@ -128,7 +131,8 @@ class Delivery:
     def add_journals(self, snapshot: Snapshot, first_indexes: Sequence[int]) -> None:
         """Adds what the journals have from those indexes on.
 
-        Of ranked branches, only those that have ended are added: the others come from the worker, with their scores.
+        Where the best of all branches are returned, only branches that have ended are added: the others come from the
+        worker, with their scores.
         """
         record = snapshot.record
         for branch, score in enumerate(record.scores):

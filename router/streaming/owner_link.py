@@ -14,7 +14,11 @@ UNKNOWN_FOR_S = 4.0  # longer than a Schedule may take: an owner that does not k
 
 
 class OwnerLink:
-    """One session's view of the owner. The record decides; notices and workers may know of a newer owner before."""
+    """One session's view of the owner.
+
+    The record decides. A notice, or this router's own assignment, may name a newer owner before the record is read
+    again.
+    """
 
     def __init__(self, record: Record, pool: WorkerPool) -> None:
         self.record = record

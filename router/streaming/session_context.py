@@ -12,7 +12,10 @@ from router.streaming.resume_tokens import ResumeTokens
 
 @dataclass(frozen=True, slots=True)
 class SessionContext:
-    """The parts of the router that a session needs. `router.program` builds one, and its users take it apart."""
+    """The parts of the router that a session needs.
+
+    `router.program` builds one. The opener and each session copy what they need from it.
+    """
 
     store: Store
     router_id: Incarnation

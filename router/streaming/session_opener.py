@@ -26,6 +26,9 @@ from router.streaming.session import Session
 from router.streaming.session_context import SessionContext
 
 ASSUMED_TOKENS_PER_S = 200.0  # a guess for the retry delay while the speed of no worker is known
+# The retry delay of a full queue, as a share of the time in which the workers compute all that waits: a full queue has
+# a place again long before it is empty.
+RETRY_SHARE = 1 / 8
 
 
 class SessionOpener:
@@ -55,7 +58,10 @@ class SessionOpener:
 
     @asynccontextmanager
     async def open_new(self, request: inference_pb2.GenerateRequest, deadline_in_ms: int) -> AsyncIterator[Session]:
-        """A session of the request, which is in the queue from now on or was accepted before. 0: no deadline."""
+        """A session of the request, which is in the queue from now on or was accepted before.
+
+        A `deadline_in_ms` of 0 means that the request has no deadline.
+        """
         with self._counted():
             prepared = await self._preparer.prepare(request, deadline_in_ms)
             new = prepared.new
@@ -83,7 +89,7 @@ class SessionOpener:
                 yield session
 
     def close(self) -> None:
-        """Opens no session any more, and ends the streams of those that are open: their clients attach elsewhere."""
+        """Refuses new sessions, and ends the streams of those that are open: their clients attach elsewhere."""
         self._draining = True
         self._sessions.end_streams(Draining("this router stops: attach again, on another one"))
 
@@ -109,7 +115,7 @@ class SessionOpener:
             return Session(self._context, model, record, params, StreamStart(point.places))
         except ServingError:
             if seq_id not in self._sessions:
-                with suppress(StoreUnavailable):  # the client is told of the refusal, and not of the store
+                with suppress(StoreUnavailable):  # the client is told of the first error, and not of the store
                     await self._store.detach(seq_id, self._router_id)
             raise
 
@@ -130,7 +136,7 @@ class SessionOpener:
     def _queue_full(self, accepted: AcceptReply) -> QueueFull:
         workers = self._pool.links.values()
         rate = sum(link.load.prefill_tokens_per_s for link in workers) or ASSUMED_TOKENS_PER_S
-        retry_ms = int(min(30_000.0, max(100.0, 1000 * accepted.queued_tokens / rate / 8)))
+        retry_ms = int(min(30_000.0, max(100.0, 1000 * accepted.queued_tokens / rate * RETRY_SHARE)))
         return QueueFull(
             f"{accepted.num_queued} requests with {accepted.queued_tokens} tokens are waiting: retry later",
             retry_after_ms=retry_ms,

@@ -60,7 +60,7 @@ def test_nothing_streams_from_an_owner_without_connection(link, pool):
 def test_a_lost_owner_is_known(link):
     link.set_owner(Incarnation("dead"), 1, is_streaming=False)
     assert link.is_lost
-    assert link.worker is None
+    assert link.worker_link is None
 
 
 def test_an_owner_that_does_not_know_the_sequence_is_asked_ever_less_often_and_then_given_up(link, monkeypatch):
