@@ -28,7 +28,7 @@ _SCALARS = tuple(name for name in SamplingParams.__dataclass_fields__ if name no
 
 
 def sampling_from_wire(message: types_pb2.SamplingParams) -> SamplingParams:
-    """A field that the message leaves out has its default. A list over its limit is refused before it is copied."""
+    """The parameters, with defaults for fields left out. A list over its limit is refused before it is copied."""
     values: dict[str, Any] = {}
     for descriptor, value in message.ListFields():
         name = descriptor.name
@@ -40,7 +40,7 @@ def sampling_from_wire(message: types_pb2.SamplingParams) -> SamplingParams:
 
 
 def sampling_to_wire(params: SamplingParams) -> types_pb2.SamplingParams:
-    """Writes out every value, defaults too: the receiver may be of another version, with other defaults."""
+    """The message with every value, defaults, too: the receiver may be of another version, with other defaults."""
     message = _without_bias(params)
     for token_id, bias in params.logit_bias.items():
         message.logit_bias[token_id] = bias + 0.0
@@ -112,7 +112,7 @@ def finish_to_wire(reason: FinishReason) -> types_pb2.FinishReason:
 
 
 def finish_from_wire(value: "types_pb2.FinishReason | int") -> FinishReason:
-    """The reason. One that only a newer process knows becomes ERROR."""
+    """The reason. A reason that only a newer process knows becomes ERROR."""
     try:
         return FinishReason(value)
     except ValueError:

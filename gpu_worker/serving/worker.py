@@ -5,6 +5,7 @@ import json
 import logging
 import os
 import time
+from functools import partial
 
 from gpu_worker.blocks.cost_model import CostModel
 from gpu_worker.engine.configuration import scheduler_config
@@ -27,8 +28,8 @@ from octavo.store.calls import Member
 
 log = logging.getLogger(__name__)
 
-REFRESH_EVERY_S = 0.05
-FLUSH_TIMEOUT_S = 3.0
+REFRESH_EVERY_S = 0.05  # how often load and cache events are brought from a busy engine to the event loop
+FLUSH_TIMEOUT_S = 3.0  # how long a worker that stops waits for the store to accept what has been computed
 
 
 class Worker:
@@ -57,19 +58,23 @@ class Worker:
         self._busy = False
 
     def start(self) -> None:
-        """Begins to take calls. Health says SERVING once the step loop goes round and the store knows the worker."""
+        """Begins to run and to answer. Health says SERVING once the loop goes round and the store knows the worker."""
         self._journalling = asyncio.create_task(self.journal_writer.run())
-        self._journalling.add_done_callback(self._on_journal_end)
+        self._journalling.add_done_callback(partial(give_up_at_end, "the journal writer"))
         self._monitoring = asyncio.create_task(self.monitor.run())
+        self._monitoring.add_done_callback(partial(give_up_at_end, "the watch over progress"))
         self.engine.start()
         self.listener.service.serve_engine(self.engine_client)
 
-    async def stop(self) -> None:
-        """Takes no more calls, journals what has been computed, and leaves the sequences to other workers."""
+    async def stop(self) -> bool:
+        """Admits no more sequences, journals what has been computed, and leaves the sequences to other workers.
+
+        False if the step in flight still runs: its runner must not be closed then.
+        """
         self.listener.service.stopping = True
         self.listener.health.shut_down()
         cancel_task(self._monitoring)  # before the engine ends: its silence is no hang from here on
-        await asyncio.to_thread(self.engine.stop)
+        loop_ended = await asyncio.to_thread(self.engine.stop)
         try:
             await asyncio.wait_for(self.journal_writer.wait_until_flushed(), FLUSH_TIMEOUT_S)
         except TimeoutError:
@@ -78,6 +83,7 @@ class Worker:
         self.publisher.end_subscriptions()
         await self.lease.end()
         await self.listener.close()
+        return loop_ended
 
     # On the engine's thread
 
@@ -93,11 +99,11 @@ class Worker:
             self.engine_client.refresh()
         self._busy = busy
 
-    # On the event loop
 
-    def _on_journal_end(self, journalling: "asyncio.Task[None]") -> None:
-        if not journalling.cancelled():
-            progress_monitor.give_up(f"the journal has ended: {journalling.exception()!r}")
+def give_up_at_end(what: str, task: "asyncio.Task[None]") -> None:
+    """Ends the process when a task that must run as long as the worker has ended by itself."""
+    if not task.cancelled():
+        progress_monitor.give_up(f"{what} has ended: {task.exception()!r}")
 
 
 def cancel_task(task: "asyncio.Task[None] | None") -> None:

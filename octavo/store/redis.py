@@ -205,7 +205,7 @@ class RedisStore:
         return swept
 
     async def list_sequences(self, owner: Incarnation | None, limit: int) -> list[Record]:
-        """Up to `limit` live sequences. They are not of one moment: other processes write meanwhile."""
+        """Up to `limit` live sequences. They do not belong to one moment: other processes write meanwhile."""
         found: dict[SequenceId, Record] = {}
         for shard in range(self._options.num_shards):
             first, more = 0, True

@@ -97,7 +97,7 @@ class RedisServer:
         except ResponseError as error:
             if "Function not found" not in str(error):
                 raise
-            await self._load_library()  # the server has lost it: FUNCTION FLUSH, or an empty server in its place
+            await self._load_library()  # the server has lost the library: FUNCTION FLUSH, or an empty server
             return await self.client.fcall(name, len(names), *names, *args)
 
     async def call(self, shard: int, name: str, *args: Any, records: Sequence[str] = ()) -> list[Any]:
@@ -124,9 +124,9 @@ class RedisServer:
         return await asyncio.gather(*(self.call(shard, name, *args) for shard in range(self._options.num_shards)))
 
     async def listen(self, *channels: str) -> AsyncGenerator[bytes, None]:
-        """What is published on the channels, until the caller stops iterating. It has a connection of its own.
+        """The messages on the channels, until the caller stops iterating. The iteration has a connection of its own.
 
-        An outage does not end it: it connects again. What is published during an outage is lost.
+        After an outage it connects again. Messages that are published during an outage are lost.
         """
         pause_s = 0.05
         while True:

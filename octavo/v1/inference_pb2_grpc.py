@@ -29,7 +29,8 @@ class InferenceStub(object):
     """Inference is the public service of a router.
 
     Errors before a request is accepted are statuses, each with google.rpc.ErrorInfo (and RetryInfo where waiting helps).
-    After acceptance a stream ends with exactly one terminal event (GenerateEvent.finished) and status OK.
+    After acceptance, an error that ends the request comes in the one terminal event (GenerateEvent.finished), with status
+    OK. An error that ends only a stream is a status: UNAVAILABLE (call Attach), DATA_LOSS, NOT_FOUND (the record is gone).
     The deadline of a call is the deadline of its request: a sequence that cannot start in time never starts, and a
     sequence that runs stops within two steps and delivers the tokens it has, with FINISH_REASON_DEADLINE.
     """
@@ -86,7 +87,8 @@ class InferenceServicer(object):
     """Inference is the public service of a router.
 
     Errors before a request is accepted are statuses, each with google.rpc.ErrorInfo (and RetryInfo where waiting helps).
-    After acceptance a stream ends with exactly one terminal event (GenerateEvent.finished) and status OK.
+    After acceptance, an error that ends the request comes in the one terminal event (GenerateEvent.finished), with status
+    OK. An error that ends only a stream is a status: UNAVAILABLE (call Attach), DATA_LOSS, NOT_FOUND (the record is gone).
     The deadline of a call is the deadline of its request: a sequence that cannot start in time never starts, and a
     sequence that runs stops within two steps and delivers the tokens it has, with FINISH_REASON_DEADLINE.
     """
@@ -104,7 +106,7 @@ class InferenceServicer(object):
         * RESOURCE_EXHAUSTED: the queue is full, or this router has as many streams as it accepts. Retry after
         RetryInfo.retry_delay.
         * UNAVAILABLE: no worker serves the model, the store does not answer, or this router is about to end. Retry after
-        RetryInfo.retry_delay, on any router.
+        RetryInfo.retry_delay, on any router. A retry of an accepted request can get this, too; the request goes on.
         * DEADLINE_EXCEEDED: the deadline passed before acceptance.
         * DATA_LOSS: the history of this stream cannot be trusted. Start again with a new request_id.
         """
@@ -245,7 +247,8 @@ class Inference(object):
     """Inference is the public service of a router.
 
     Errors before a request is accepted are statuses, each with google.rpc.ErrorInfo (and RetryInfo where waiting helps).
-    After acceptance a stream ends with exactly one terminal event (GenerateEvent.finished) and status OK.
+    After acceptance, an error that ends the request comes in the one terminal event (GenerateEvent.finished), with status
+    OK. An error that ends only a stream is a status: UNAVAILABLE (call Attach), DATA_LOSS, NOT_FOUND (the record is gone).
     The deadline of a call is the deadline of its request: a sequence that cannot start in time never starts, and a
     sequence that runs stops within two steps and delivers the tokens it has, with FINISH_REASON_DEADLINE.
     """

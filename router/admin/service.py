@@ -58,8 +58,9 @@ class AdminService(admin_pb2_grpc.AdminServicer):
             Incarnation(request.owner) if request.owner else None, request.limit or DEFAULT_SEQUENCES
         )
         records.sort(key=lambda record: record.accepted_ms)
-        newest = await self._store.read(records[-1].seq_id) if records else None
-        now_ms = newest.now_ms if newest else 0  # by the store's clock, like all times in records
+        # Any read brings the time of the store's clock, by which all times in records are.
+        snapshot = await self._store.read(records[-1].seq_id) if records else None
+        now_ms = snapshot.now_ms if snapshot else 0
         return admin_pb2.ListSequencesResponse(sequences=[sequence_to_wire(record, now_ms) for record in records])
 
     async def ExplainPlacement(

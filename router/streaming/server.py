@@ -148,7 +148,7 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
 
 
 def deadline_of(context: "Context") -> int:
-    """The milliseconds that the request may take. 0: no limit."""
+    """The milliseconds that the request may take; 0 if the call has no deadline."""
     remaining = context.time_remaining()
     if remaining is None or remaining * 1000 > limits.MAX_DEADLINE_MS:
         return 0

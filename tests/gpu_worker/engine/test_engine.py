@@ -234,6 +234,23 @@ def test_nobody_waits_for_a_loop_that_has_ended(make):
             engine.post_command(lambda s: None).result(1)
 
 
+def test_a_loop_says_whether_it_ended_in_time(make):
+    class Slow(FakeRunner):
+        def run(self, plan: StepPlan) -> StepOutput:
+            running.set()
+            gate.wait(10)
+            return super().run(plan)
+
+    running, gate = threading.Event(), threading.Event()
+    engine, _ = make(Slow())
+    engine.post_command(lambda s: s.admit(sequence("a", [1, 2, 3]))).result(5)
+    engine.grant_steps(1)
+    assert running.wait(5)
+    assert not engine.stop(timeout_s=0.05)
+    gate.set()
+    assert engine.stop()
+
+
 def test_a_scheduler_that_fails_ends_the_loop_and_says_so(make):
     parts = new_parts(FakeRunner())
     engine, _ = make(parts=parts)
