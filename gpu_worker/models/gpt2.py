@@ -8,8 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from gpu_worker.models.llama import ProgressCallback
-from gpu_worker.models.weights import CheckpointReader, WeightSource
+from gpu_worker.models.weights import CheckpointReader, ProgressCallback, WeightSource
 from gpu_worker.ops import AttentionOptions, Ops, TokenBatch
 from octavo.errors import BadModel
 

@@ -14,10 +14,9 @@ import torch
 from torch import Tensor
 
 from gpu_worker.models.config import LlamaConfig
-from gpu_worker.models.weights import CheckpointReader, WeightSource
+from gpu_worker.models.weights import CheckpointReader, ProgressCallback, WeightSource
 from gpu_worker.ops import AttentionOptions, Ops, TokenBatch
 
-ProgressCallback = Callable[[int, int], None]
 M = TypeVar("M")
 StackTensors = Callable[[list[str], list[tuple[int, ...]]], M]  # tensors by name and shape, one below the other
 

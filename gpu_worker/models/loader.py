@@ -3,7 +3,7 @@
 import json
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -20,7 +20,7 @@ from gpu_worker.models.locate import locate
 from gpu_worker.models.native_llama import NativeLlamaDecoder
 from gpu_worker.models.packing import SCHEMES
 from gpu_worker.models.weight_cache import WeightCache
-from gpu_worker.models.weights import SafetensorsSource, WeightSource, weight_files
+from gpu_worker.models.weights import ProgressCallback, SafetensorsSource, WeightSource, weight_files
 from gpu_worker.ops import Ops
 from gpu_worker.ops.native_cpu import NativeCpuOps
 from octavo.errors import BadModel, InvalidArgument
@@ -28,8 +28,6 @@ from octavo.gguf import GgufFile
 
 log = logging.getLogger(__name__)
 CACHE_VERSION = 1  # rises when `prepare` or dequantization make other tensors of the same file
-
-ProgressCallback = Callable[[int, int], None]  # (tensors done, tensors in all)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from gpu_worker.models.config import LlamaConfig
-from gpu_worker.models.llama import ProgressCallback, collect
+from gpu_worker.models.llama import collect
 from gpu_worker.models.packing import MatrixPacker, NativeMatrix
-from gpu_worker.models.weights import CheckpointReader, WeightSource
+from gpu_worker.models.weights import CheckpointReader, ProgressCallback, WeightSource
 from gpu_worker.ops import TokenBatch
 
 MAX_HEAD_DIM = 256

@@ -11,6 +11,8 @@ from torch import Tensor
 
 from octavo.errors import BadModel
 
+ProgressCallback = Callable[[int, int], None]  # (tensors read, tensors in all)
+
 
 class WeightSource(Protocol):
     """Tensors by name, on the CPU, in the type they are stored in. A tensor is read when it is asked for."""
@@ -81,7 +83,7 @@ def _whole(directory: Path) -> Iterator[tuple[str, str]]:
 class CheckpointReader:
     """Reads tensors from a source, checks their shapes, and knows which tensors have not been read."""
 
-    def __init__(self, source: WeightSource, dtype: torch.dtype, on_tensor: Callable[[int, int], None]) -> None:
+    def __init__(self, source: WeightSource, dtype: torch.dtype, on_tensor: ProgressCallback) -> None:
         self._source = source
         self._dtype = dtype
         self._names = source.names()

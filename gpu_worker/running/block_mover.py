@@ -1,7 +1,7 @@
 """Moves the blocks that a plan names, in the plan's order. Copies between device and host run beside later steps.
 
-Before the first step that uses a block of such a copy, the device waits for it; the host does not. Swaps are carried
-out in the order in which they were begun, so host blocks need no such care.
+A step that uses a block of an unfinished copy makes the device wait for that copy; the host does not wait. Swaps run in
+the order in which they were begun, so no step has to wait for a host block.
 """
 
 import time
@@ -13,7 +13,7 @@ from gpu_worker.running.arena import KvArena
 from gpu_worker.scheduling.step import StepPlan
 from octavo.ids import BlockId
 
-MEASURE_EVERY = 32  # of so many steps with swaps, one waits for its copies and measures how long they take
+MEASURE_EVERY = 32  # one step of this many with swaps waits for its copies and measures how long they take
 
 
 @dataclass(slots=True)
@@ -23,7 +23,7 @@ class _PendingSwap:
 
 
 class BlockMover:
-    """Not thread-safe."""
+    """Carries out the block moves of plans on one arena. Not thread-safe."""
 
     def __init__(self, arena: KvArena) -> None:
         self._arena = arena
@@ -63,7 +63,7 @@ class BlockMover:
         self._pending.clear()
 
     def _keep(self, swap: SwapTicket | None, blocks: Iterable[BlockId]) -> bool:
-        """Remembers a swap that is under way; whether it is."""
+        """Remembers a swap that is under way. Returns whether it is."""
         if swap is not None:
             self._pending.append(_PendingSwap(swap, frozenset(blocks)))
         return swap is not None

@@ -31,7 +31,7 @@ class DecodeInputs:
         self._ids, self._positions, self._slots, self._lens, self._tables = ids, positions, slots, lens, table_rows
         self._rows = torch.arange(max_rows, dtype=torch.int64, device=device)
         self._cu_q = torch.arange(max_rows + 1, dtype=torch.int32, device=device)
-        self._kept: dict[int, list[BlockId]] = {}  # what each row of the tables on the device holds
+        self._kept: dict[int, list[BlockId]] = {}  # the blocks in each row of the tables on the device
         self._copied = torch.cuda.Event() if device.type == "cuda" else None
         self.fill([])
 
@@ -61,7 +61,7 @@ class DecodeInputs:
         Queues one copy to the device.
         """
         if self._copied is not None:
-            self._copied.synchronize()  # the last step's copy, which has long been done
+            self._copied.synchronize()  # waits for the last step's copy, which has ended long ago
         used, size = len(chunks), self._block_size
         self._ids[used:], self._positions[used:], self._slots[used:], self._lens[used:] = 0, 0, -1, 0
         changed: dict[int, list[BlockId]] = {}
@@ -82,7 +82,7 @@ class DecodeInputs:
         return lens
 
     def _copy(self, num_tables: int) -> None:
-        """Copies to the device all that lies before the tables, and the first `num_tables` tables."""
+        """Copies everything before the tables, and the first `num_tables` tables, to the device."""
         end = self._layout.starts[-1] + 4 * num_tables * self.table_width
         self._there[:end].copy_(self._host[:end], non_blocking=True)
         if self._copied is not None:

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from gpu_worker.models.decoder import Decoder
-from gpu_worker.models.loader import LoadedModel, ProgressCallback, load_model
+from gpu_worker.models.loader import LoadedModel, load_model
+from gpu_worker.models.weights import ProgressCallback
 from gpu_worker.ops import Ops, choose_ops, kv_format
 from gpu_worker.ops.kv_shape import KvShape
 from gpu_worker.running.arena import KvArena

@@ -25,7 +25,7 @@ from octavo.sampling import TokenScore
 log = logging.getLogger(__name__)
 
 
-ROWS_SCORED_AT_ONCE = 256  # bounds the logits of a long prompt's log probabilities
+ROWS_SCORED_AT_ONCE = 256  # bounds the memory of logits while a long prompt is scored
 
 
 @dataclass(slots=True)

@@ -19,7 +19,7 @@ GPU_MEMORY_SHARE = 0.9
 def choose_device(name: str) -> torch.device:
     """The device of that name; `auto` is a GPU if there is one.
 
-    The device of a GPU always has its number, because the device of a tensor has it, too.
+    The device of a GPU always has a number, so that it equals the device of a tensor there.
     """
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
@@ -51,8 +51,8 @@ def kv_bytes(
 ) -> int:
     """How many bytes the blocks may take.
 
-    On a GPU: its share of the memory, less weights, the largest step and the graphs that `capture` makes of the arena's
-    layers. The step and the graphs are measured by running them.
+    On a GPU, blocks may take GPU_MEMORY_SHARE of the memory, less what weights, the largest step and graphs take. To
+    measure that, the step is run, and `capture` makes graphs of the layers of an arena.
     """
     if device.type == "cpu":
         return max(shape.bytes_per_block, min(CPU_KV_BYTES, host_bytes() // 4))
@@ -66,7 +66,7 @@ def kv_bytes(
 
 
 def _bytes_captured(device: torch.device, shape: KvShape, capture: Callable[[Sequence[Tensor]], object]) -> int:
-    """How many bytes graphs take, as the driver counts: torch counts their tensors, not the graphs."""
+    """How many bytes captured graphs take, by the driver's count: torch counts their tensors, not the graphs."""
     layers = list(shape.allocate_arena(1, device).unbind(0))
     torch.cuda.empty_cache()
     before = torch.cuda.mem_get_info(device)[0]

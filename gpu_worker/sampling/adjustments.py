@@ -1,7 +1,7 @@
-"""Changes a request makes to its logits before a token is drawn: penalties, bias and masks, in this order.
+"""The changes that a request makes to its logits before a token is drawn: penalties, bias and masks, in this order.
 
 1. `repetition_penalty` divides positive and multiplies negative logits of tokens seen in prompt or output.
-2. `frequency_penalty` per occurrence in the output and `presence_penalty` once are subtracted.
+2. For each token in the output, `frequency_penalty` per occurrence and `presence_penalty` once are subtracted.
 3. `logit_bias` is added.
 4. All tokens but `allowed_token_ids` become -inf. `banned_token_ids` become -inf. So do tokens that would end the
    branch (`stop_token_ids`, and the model's end tokens unless `ignore_eos`) while it has fewer than `min_tokens`
@@ -33,7 +33,7 @@ def is_penalized(params: SamplingParams) -> bool:
 
 
 def is_adjusted(branch: Branch) -> bool:
-    """Whether any of these changes applies to the branch's next token."""
+    """Whether the branch's parameters change the logits of its next token."""
     params = branch.sequence.params
     return (
         is_penalized(params)
@@ -59,7 +59,7 @@ class _FixedParameters:
 
 @dataclass(slots=True)
 class LogitEdit:
-    """The changes of one row of logits, in this order. All ids are in the vocabulary."""
+    """The changes of one row of logits, in the order of the fields. All ids are in the vocabulary."""
 
     seen: (
         Ids  # distinct; the logit of a seen token is divided (or multiplied) by `repetition`, then its cost subtracted
@@ -72,7 +72,7 @@ class LogitEdit:
 
 
 class LogitAdjuster:
-    """Works out and applies the changes of a batch's logits.
+    """Works out and applies the changes of the logits of a batch.
 
     All that an adjuster keeps between calls is a cache: a pure function of each branch. It has entries only for the
     branches of the latest call, so it forgets branches that are preempted or finished.

@@ -22,11 +22,11 @@ from gpu_worker.scheduling.sequence import Branch
 from octavo.sampling import TokenScore
 
 _DRAWS = ("temperature", "top_k", "top_p", "min_p", "seed", "branch", "index")  # in the kernel's order
-_IN_THE_PROMPT, _NOWHERE = 0, -1  # counts by which the kernel knows a token of the prompt, and one never used
+_IN_THE_PROMPT, _NOWHERE = 0, -1  # counts that tell the kernel: only in the prompt; never used
 
 
 class CudaSampler(Sampler):
-    """For logits on `device`. `extension` may be the simulator that tests run on a CPU."""
+    """Samples logits on `device`. `extension` may be the simulator that tests run on a CPU."""
 
     def __init__(
         self, extension: ModuleType, vocab_size: int, device: torch.device, eos_token_ids: tuple[int, ...] = ()
@@ -75,7 +75,7 @@ class CudaSampler(Sampler):
         return results.fetch(range(len(targets)), [num_top] * len(targets))[1]
 
     def _upload(self, rows: Sequence[int], branches: Sequence[Branch]) -> SamplingColumns:
-        """The parameters of the branches, also brought to the device, unless they are there since the last step."""
+        """The parameters of the branches. Those that the device does not have since the last step are copied to it."""
         columns = self._columns
         known = columns is not None and columns.matches(rows, branches)
         if columns is None or not known:
@@ -120,7 +120,7 @@ class CudaSampler(Sampler):
         self._extension.penalize(*map(ref, (x, offsets, entries, counts, bias, divisors, zeros, zeros)), self._stream())
 
     def _confine(self, x: Tensor, raw: Tensor, confined: Sequence[tuple[int, Ids]]) -> None:
-        """Sets all but the allowed tokens to -inf, or to NaN in a row whose raw logits are bad, which it then stays."""
+        """Sets all but the allowed tokens to -inf; in a row whose raw logits are bad, to NaN, so that it stays bad."""
         starts = [torch.from_numpy(allowed + row * self.vocab_size) for row, allowed in confined]
         rows, places = packed([torch.tensor([row for row, _ in confined]), torch.cat(starts)], self._device)
         kept = x.view(-1).take(places)
@@ -133,7 +133,7 @@ class CudaSampler(Sampler):
         self._extension.logprobs(*map(ref, results), ref(logits), ref(ids), self._stream())
 
     def _rows(self, x: Tensor, rows: Sequence[int]) -> Tensor:
-        """The rows of `x`; a view where they are its first ones in order."""
+        """The given rows of `x`: a view if they are its first rows in order."""
         if all(i == row for i, row in enumerate(rows)):
             return x[: len(rows)]
         return x.index_select(0, packed([torch.tensor(rows, dtype=torch.int64)], self._device)[0])
@@ -162,8 +162,11 @@ class _ResultBuffer:
         self.raw: list[float] = []  # after `fetch`
 
     def on(self, device: torch.device) -> tuple[Tensor, tuple[Tensor, Tensor, Tensor], tuple[Tensor, Tensor, Tensor]]:
-        """Memory for the tokens; for their log probabilities, those of the likeliest tokens and these tokens' ids; and
-        for log probabilities by raw logits, without likeliest tokens."""
+        """Device memory for the ids of the tokens, and twice for log probabilities: by adjusted and by raw logits.
+
+        Each of the latter is (log probabilities of the tokens, those of the likeliest tokens, the likeliest tokens).
+        By raw logits, no likeliest tokens are listed.
+        """
         self._memory = torch.empty(self._layout.num_bytes, dtype=torch.uint8, device=device)
         ids, a, b, c, d, e, f = self._layout.views(self._memory)
         return ids, (a, b, c), (d, e, f)

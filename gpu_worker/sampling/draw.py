@@ -2,7 +2,7 @@
 
 A token's weight is 2^40 e^((logit - highest) / temperature) as a whole number, made of float32 operations that are each
 rounded on their own. So sums do not depend on their order, and the token of a row depends on that row, its parameters
-and its random number alone, bit for bit, here, in C++ and in CUDA (csrc/include/octavo/draw.h).
+and its random number alone, bit for bit the same here, in C++ and in CUDA (csrc/include/octavo/draw.h).
 
 Filters keep a prefix of the tokens, ordered by falling logit, then rising id. The draw goes by id among those kept.
 """
@@ -23,14 +23,14 @@ Ids = NDArray[np.int64]
 Bits = NDArray[np.uint64]
 
 _WEIGHT_BITS = 40
-_LOWEST_POWER = -64.0  # of two; a token below -41 weighs nothing
+_LOWEST_POWER = -64.0  # an exponent of two; below -41 a token weighs nothing
 _LEAST_TEMPERATURE = np.float32(1e-30)  # with less, float32 would multiply 0 by infinity
 _LOG_TWO_OF_E = np.float32(1.44269504)
-# 2^x for x in [-0.5, 0.5] (Cephes), but for the 1 at the end
+# 2^x for x in [-0.5, 0.5] (Cephes), without its last coefficient, which is 1
 _POLYNOMIAL = (1.535336188e-4, 1.339887440e-3, 9.618437357e-3, 5.550332471e-2, 2.402264791e-1, 6.931472028e-1)
 _NUM_CANDIDATES = 256
-_SLAB = 1 << 26  # weights held at once: bounds the memory that a step needs beside the logits
-_CPU_SLAB = 1 << 20  # fewer, so that they stay in the processor's cache
+_SLAB = 1 << 26  # how many weights are held at once: bounds the memory that a step needs beside the logits
+_CPU_SLAB = 1 << 20  # fewer on a CPU, so that they stay in the processor's cache
 
 
 @dataclass(slots=True)

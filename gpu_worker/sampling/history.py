@@ -9,8 +9,8 @@ from gpu_worker.scheduling.sequence import Branch
 class TokenHistory:
     """The distinct tokens of one branch and how often each occurs in its output.
 
-    The counts are a pure function of the branch's tokens: `update` compares the tokens it has counted with the branch
-    and counts all again where they differ, so it need not be told of forks, replays and rollbacks.
+    The counts are a pure function of the branch's tokens. `update` compares the tokens it has counted with the branch's
+    and counts all of them again where they differ, so forks, replays and rollbacks need no call of their own.
     """
 
     def __init__(self, branch: Branch, vocab_size: int, *, with_prompt: bool) -> None:

@@ -9,7 +9,7 @@ Values = NDArray[np.float32]
 Ids = NDArray[np.int64]
 
 _GROUP = 8  # elements that share one maximum in the first pass
-_SLACK = 32  # so many more are fetched than asked for, so that ties at the end rarely reach past them
+_SLACK = 32  # how many more are fetched than asked for, so that ties at the end rarely reach past them
 
 
 def peaks(x: Tensor) -> tuple[Values, Ids]:
@@ -42,7 +42,7 @@ def fetch(x: Tensor, k: int) -> tuple[Values, Ids]:
 
 
 def _grouped(x: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """The top k by way of groups: each is in one of the k groups with the highest maxima, or equals one that is."""
+    """The k highest by way of groups: each is in one of the k groups with the highest maxima, or equals one there."""
     num_groups = x.shape[1] // _GROUP
     main = num_groups * _GROUP
     groups = x[:, :main].unflatten(1, (_GROUP, num_groups))  # strided: the maxima are then taken elementwise

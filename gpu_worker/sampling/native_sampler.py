@@ -20,11 +20,11 @@ from gpu_worker.sampling.sampler import Sampler, is_ranked_raw
 from gpu_worker.scheduling.sequence import Branch
 from octavo.sampling import TokenScore
 
-_ROWS_AT_ONCE = 64  # so many rows are converted to float32 at once
+_ROWS_AT_ONCE = 64  # how many rows are converted to float32 at once
 
 
 class NativeSampler(Sampler):
-    """For logits on the CPU."""
+    """Samples logits on the CPU."""
 
     def __init__(self, extension: ModuleType, vocab_size: int, eos_token_ids: tuple[int, ...] = ()) -> None:
         super().__init__(vocab_size, "cpu", eos_token_ids)
@@ -41,7 +41,7 @@ class NativeSampler(Sampler):
         columns = self._columns
         if columns is None or not columns.matches(rows, branches):
             columns = self._columns = SamplingColumns(rows, branches, self.vocab_size)
-        if columns.plain:  # numpy's argmax is the faster one
+        if columns.plain:  # numpy's argmax is faster than the extension
             return super().sample(logits, rows, branches)
         columns.update_index()
         ids = torch.empty(len(branches), dtype=torch.int64)

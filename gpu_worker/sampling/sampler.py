@@ -2,9 +2,9 @@
 
 For each branch, in this order: penalties, bias and masks change the logits (`adjustments`). Log probabilities are the
 log-softmax of the result. Then temperature, top-k, top-p, min-p and a draw choose the token (`draw`), or the highest
-logit does if the temperature is 0 or the sequence searches beams. Only best_of ranks by the log-softmax of the logits
-as the model made them, which a replay finds again. Random numbers come from (seed, branch, index), so a branch's token
-depends on nothing else in the batch.
+logit does if the temperature is 0 or the sequence searches beams. Only best_of ranks branches by the log-softmax of the
+model's unchanged logits, because a replay can compute it again. Random numbers come from (seed, branch, index), so a
+branch's token depends on nothing else in the batch.
 """
 
 from collections.abc import Sequence
@@ -31,6 +31,7 @@ def is_drawn(params: SamplingParams) -> bool:
 
 
 def is_scored(params: SamplingParams) -> bool:
+    """Whether each token of a branch gets a score."""
     return params.logprobs is not None or params.ranked
 
 
@@ -84,7 +85,7 @@ class Sampler:
         wide: list[int],
         tokens: Ids,
     ) -> dict[int, TokenScore]:
-        """Samples the branches `wide` of the batch, which need more than the highest logit, into `tokens`."""
+        """Samples tokens[i] for each i in `wide`, whose branches need more than the highest logit. Returns scores."""
         x = _select(logits, [rows[i] for i in wide])
         changed = [place for place, i in enumerate(wide) if is_adjusted(branches[i])]
         if changed:
@@ -147,7 +148,7 @@ def _plain(branch: Branch) -> bool:
 
 
 def _select(x: Tensor, rows: list[int]) -> Tensor:
-    """The rows of `x`; `x` itself when they are all its rows in order."""
+    """The given rows of `x`: `x` itself if they are all its rows in order."""
     if len(rows) == len(x) and rows == list(range(len(rows))):
         return x
     return x.index_select(0, torch.tensor(rows, device=x.device))

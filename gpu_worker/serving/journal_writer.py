@@ -1,8 +1,9 @@
-"""The journal: tokens go to the store first, and readers get only what the store has accepted.
+"""Appends tokens to the journals in the store, and publishes only those that the store has accepted.
 
-The step loop does not wait for the store. The engine submits the result of each step, and one task appends all results
-that have gathered in one call, then publishes what was accepted. While the store is away results gather; at
-WINDOW_STEPS of them the engine is held until the store answers, so nothing is lost.
+The step loop does not wait for the store. The engine submits the deltas of each step that has any, and of each step of
+a finite grant, which its stream awaits. One task appends everything that has gathered in one call, then publishes what
+was accepted. While the store is away StepDeltas gather. At WINDOW_STEPS of them the engine is held until the store
+answers, so that a worker that dies costs at most about that many computed steps.
 """
 
 import asyncio
@@ -23,13 +24,14 @@ from octavo.store.calls import AppendItem, AppendReply, AppendStatus, Finish
 
 log = logging.getLogger(__name__)
 
-WINDOW_STEPS = 32
+WINDOW_STEPS = 32  # StepDeltas that wait for the store; steps that brought nothing are not among them
 ACCEPTED = (AppendStatus.OK, AppendStatus.OK_CANCEL, AppendStatus.DUP)
-BROKEN = (AppendStatus.CONFLICT, AppendStatus.GAP)  # after a gap has been mended: neither ever happens
+# The reply to a mended gap may be GAP again. After that, either status means that the record cannot be trusted.
+BROKEN = (AppendStatus.CONFLICT, AppendStatus.GAP)
 
 
 class EngineControl(Protocol):
-    """What the journal asks of the engine. A sequence that has been replaced meanwhile is left alone."""
+    """What the journal writer asks of the engine, by its client. A sequence that was replaced is left alone."""
 
     def hold_steps(self, held: bool) -> None: ...
     def drop(self, sequence: Sequence) -> None: ...
@@ -55,7 +57,7 @@ class JournalWriter:
         self._held = False
 
     def submit_deltas(self, result: StepDeltas) -> None:
-        """Adds a step's result to those that wait for the store. Only the event loop may call this."""
+        """Adds the deltas of a step to those that wait for the store. Only the event loop may call this."""
         self._pending.append(result)
         self._empty.clear()
         if len(self._pending) >= self._window and not self._held:
@@ -91,7 +93,8 @@ class JournalWriter:
         for result, step in zip(results, steps, strict=True):
             for delta, sequence_log in step:
                 reply = next(replies)
-                # An earlier reply, or the engine, may have ended the sequence or the branch meanwhile.
+                # While the store was awaited, an earlier reply of this batch may have ended the sequence or the
+                # branch, or a newer admission may have replaced the log.
                 if not sequence_log.gone and not sequence_log.branches[delta.branch_index].ended:
                     await self._settle(sequence_log, delta, reply)
             self._publisher.flush(result)
@@ -117,13 +120,13 @@ class JournalWriter:
             await self._give_up(sequence_log, reply.status)
         else:
             fenced = reply.status == AppendStatus.FENCED
-            why = "another worker owns it now" if fenced else "its record is gone"
+            why = "another worker owns it now, or it waits" if fenced else "its record is gone"
             log.warning("sequence %s: refused at epoch %d: %s", sequence_log.seq_id, sequence_log.epoch, why)
             self._control.drop(sequence_log.sequence)
             self._publisher.forget_log(sequence_log)
 
     async def _mend(self, sequence_log: SequenceLog, delta: Delta, length: int) -> AppendReply:
-        """Appends again what the store has lost of the journal's end: this worker still has every token."""
+        """Appends again what the store has lost of the journal's end. The log still has every token of it."""
         tokens = sequence_log.branches[delta.branch_index].tokens[length:] + list(delta.token_ids)
         log.warning("journal of %s fell back to %d tokens; appending %d", sequence_log.seq_id, length, len(tokens))
         item = replace(append_item(delta), first_index=length, token_ids=tokens)

@@ -41,7 +41,7 @@ class ApplyOutcome(Enum):
     """What `KvIndex.apply_events` did with a batch of events."""
 
     OK = auto()
-    NEEDS_SNAPSHOT = auto()  # the worker has no entries any more; its events are refused until its next snapshot
+    NEEDS_SNAPSHOT = auto()  # the worker has no entries any more; its events are ignored until its next snapshot
 
 
 @dataclass(slots=True)

@@ -26,7 +26,9 @@ from router.streaming.session import Session
 from router.streaming.session_context import SessionContext
 
 ASSUMED_TOKENS_PER_S = 200.0  # a guess for the retry delay while the speed of no worker is known
-RETRY_SHARE = 1 / 8  # of the time in which the workers compute all that waits: the retry delay when the queue is full
+# The retry delay of a full queue, as a share of the time in which the workers compute all that waits: a full queue has
+# a place again long before it is empty.
+RETRY_SHARE = 1 / 8
 
 
 class SessionOpener:
@@ -113,7 +115,7 @@ class SessionOpener:
             return Session(self._context, model, record, params, StreamStart(point.places))
         except ServingError:
             if seq_id not in self._sessions:
-                with suppress(StoreUnavailable):  # the client is told of the refusal, and not of the store
+                with suppress(StoreUnavailable):  # the client is told of the first error, and not of the store
                     await self._store.detach(seq_id, self._router_id)
             raise
 
@@ -133,7 +135,6 @@ class SessionOpener:
 
     def _queue_full(self, accepted: AcceptReply) -> QueueFull:
         workers = self._pool.links.values()
-        # A full queue has a place again long before it is empty.
         rate = sum(link.load.prefill_tokens_per_s for link in workers) or ASSUMED_TOKENS_PER_S
         retry_ms = int(min(30_000.0, max(100.0, 1000 * accepted.queued_tokens / rate * RETRY_SHARE)))
         return QueueFull(

@@ -36,12 +36,15 @@ class Stubborn(FakeRunner):
         super().__init__(step_s=0.001)
         self.go = threading.Event()
         self.go.set()
+        self.hangs = threading.Event()
         self.closed = False
 
     def close(self) -> None:
         self.closed = True
 
     def run(self, plan: StepPlan) -> StepOutput:
+        if not self.go.is_set():
+            self.hangs.set()
         self.go.wait(30)
         return super().run(plan)
 
@@ -199,6 +202,7 @@ async def test_a_runner_is_closed_after_its_last_step_only(life):
     await life.run_something()
     await until(lambda: life.has_journalled(5))
     life.runner.go.clear()
+    await until(life.runner.hangs.is_set)
     life.worker.engine.stop = partial(life.worker.engine.stop, timeout_s=0.05)
     await program.end_worker(life.worker, life.store, life.runner)
     assert not life.runner.closed
