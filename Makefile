@@ -18,6 +18,8 @@ export CMAKE_ARGS
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 PIP := $(BIN)/python -m pip install --constraint requirements/constraints.txt
+# pytest-xdist. A process that crashes ends the run: another one in its place would crash at the same test.
+TWO_PROCESSES := -n 2 --max-worker-restart 0
 TERSE := sed -u '/^Requirement already/d'
 INSTALLED := .venv/.installed
 CPP := $(wildcard csrc/*/*.cpp csrc/*/*.h csrc/*/*/*.h csrc/*/*.inl csrc/*/*/*.inl csrc/cuda/*.cu csrc/cuda/*.cuh csrc/cuda/*/*.cuh tests/csrc/*.cpp tests/csrc/simt/*.cpp tests/csrc/simt/*.h)
@@ -67,15 +69,19 @@ bench-kernels: install  ## every CPU op against the machine's own rates and torc
 # ---- check ---------------------------------------------------------------------------------------------------------
 
 .PHONY: test
-test: install  ## all tests (ARGS='-k name' for some)
-	@$(BIN)/python -m pytest $(ARGS)
+test: install  ## tests of every tier in two processes, in minutes (ARGS='-k name' for some, ARGS='-n 0' in one process)
+	@$(BIN)/python -m pytest $(TWO_PROCESSES) $(ARGS)
+
+.PHONY: test-long
+test-long: install  ## the rest: tests that take long, and more draws where `make test` draws few
+	@$(BIN)/python -m pytest --long $(TWO_PROCESSES) $(ARGS)
 
 .PHONY: mutants
 mutants: install  ## seed classic bugs into the extension; each must be seen (ARGS='pool', 'cpu' or 'cuda', and names)
 	@PYTHONPATH=tests/support $(BIN)/python tests/csrc/mutants $(ARGS)
 
 .PHONY: check
-check: install lint types proto-lint generate-check test  ## what CI runs: lint, types, proto-lint, generate-check, test
+check: install lint types proto-lint generate-check test  ## before each push: lint, types, proto-lint, generate-check, test
 
 .PHONY: lint
 lint: install  ## formatting, ruff, clang-format and the import rules; changes nothing

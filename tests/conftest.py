@@ -2,30 +2,13 @@
 
 import os
 from pathlib import Path
+from typing import Any
 
+import effort
 import hypothesis
 import pytest
-from guard.hooks import (
-    pytest_addoption,
-    pytest_configure,
-    pytest_enter_pdb,
-    pytest_runtest_makereport,
-    pytest_runtest_protocol,
-    pytest_runtest_teardown,
-    pytest_sessionfinish,
-    pytest_timeout_set_timer,
-)
 
-__all__ = [
-    "pytest_addoption",
-    "pytest_configure",
-    "pytest_enter_pdb",
-    "pytest_runtest_makereport",
-    "pytest_runtest_protocol",
-    "pytest_runtest_teardown",
-    "pytest_sessionfinish",
-    "pytest_timeout_set_timer",
-]
+pytest_plugins = ("guard.hooks",)  # of tests/support: no process outlives its test, no test its time limit
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported; two cores are all a test may count on
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # a test that needs the network is a bug
@@ -42,8 +25,19 @@ ROOT = Path(__file__).resolve().parent.parent
 TIERS = ("e2e", "chaos")  # folders of slow tests, in this order after all others
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Marks tests by their folder, runs cheap tiers first, and skips gpu tests where there is no device."""
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--long", action="store_true", help="run what `make test` leaves out or does with fewer draws")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Before the first test file is imported, so that `effort.draws` may stand anywhere in it."""
+    if config.getoption("--long"):
+        os.environ[effort.VARIABLE] = "1"
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Selects by --long, marks tests by their folder, runs cheap tiers first, skips gpu tests without a device."""
+    _select(config, items)
     for item in items:
         tier = item.path.relative_to(ROOT / "tests").parts[0]
         if tier in TIERS:
@@ -51,11 +45,40 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if item.get_closest_marker("gpu") and not _has_gpu():
             item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
     items.sort(key=_cost)
+    if os.environ.get("PYTEST_XDIST_WORKER"):
+        items.sort(key=lambda item: not _is_live(item.nodeid))
+
+
+def _select(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """With --long: what is marked `long` or `scaled`. Without: what is not marked `long`."""
+    chosen: dict[bool, list[pytest.Item]] = {False: [], True: []}
+    for item in items:
+        is_long, is_scaled = (item.get_closest_marker(name) is not None for name in ("long", "scaled"))
+        chosen[is_long or is_scaled if config.getoption("--long") else not is_long].append(item)
+    config.hook.pytest_deselected(items=chosen[False])
+    items[:] = chosen[True]
 
 
 def _cost(item: pytest.Item) -> int:
     tier = item.path.relative_to(ROOT / "tests").parts[0]
     return 2 + TIERS.index(tier) if tier in TIERS else int(item.get_closest_marker("slow") is not None)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """With `-n 2`: one process runs the live tests, one after the other; the other process runs the rest, by file."""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class Scheduling(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return "live" if _is_live(nodeid) else nodeid.partition("::")[0]
+
+    config.option.loadscopereorder = False
+    return Scheduling(config, log)
+
+
+def _is_live(nodeid: str) -> bool:
+    return nodeid.startswith(tuple(f"tests/{tier}/" for tier in TIERS))
 
 
 def _has_gpu() -> bool:

@@ -47,7 +47,7 @@ def written(tmp_path: Path, root: Path, monkeypatch: pytest.MonkeyPatch) -> Writ
 
     def write(source: str, end_after: float = 60) -> list[str]:
         (tmp_path / "pytest.ini").write_text(INI.format(end_after=end_after))
-        (tmp_path / "conftest.py").write_text("from guard.hooks import *\n")
+        (tmp_path / "conftest.py").write_text('pytest_plugins = ("guard.hooks",)\n')
         (tmp_path / "test_it.py").write_text(BEGIN + source)
         return [sys.executable, "-m", "pytest", str(tmp_path)]
 

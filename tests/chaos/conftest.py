@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+from effort import draws
 from live.cluster import Cluster, Shape
 from live.fixtures import clusters, pytest_runtest_makereport, whole
 from live.history import History
@@ -24,8 +25,8 @@ BEAMS_PROMPT = list(range(1, 50))
 
 @pytest.fixture(scope="session")
 def num_kills() -> int:
-    """Processes to kill in one test: 20 in CI, hundreds a night."""
-    return int(os.environ.get("OCTAVO_TEST_KILLS", "20"))
+    """Processes to kill in one test: each kind once in `make test`, many in `make test-long`, hundreds a night."""
+    return int(os.environ.get("OCTAVO_TEST_KILLS", draws(5, 40)))
 
 
 @pytest.fixture(scope="session")

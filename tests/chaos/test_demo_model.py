@@ -151,7 +151,7 @@ async def interrupted(cluster, client, victim):
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("victim", ["w0", "w1", "r0", "store"])
+@pytest.mark.parametrize("victim", ["w0", pytest.param("w1", marks=pytest.mark.long), "r0", "store"])
 async def test_the_model_says_what_it_would_have_said(cluster, undisturbed, victim):
     async with cluster.client() as client:
         streams, lost = await interrupted(cluster, client, victim)

@@ -9,6 +9,7 @@ import pytest
 VICTIMS = ("w0", "w1", "r0", "r1", "store")
 
 
+@pytest.mark.scaled
 @pytest.mark.timeout(7200)
 async def test_no_token_is_lost_doubled_or_changed(cluster, traffic, num_kills, seed):
     rng = random.Random(seed)

@@ -101,6 +101,7 @@ def test_what_no_op_takes_is_refused_by_name(either, fence, name):
     call = good_call(either, name, fence)
     for argument in tensors(call):
         for how, value in never_good(call.arguments[argument]).items():
+            fence = Fence()  # one for all would be looked at whole each time
             spoilt = good_call(either, name, fence)
             spoilt.arguments[argument] = value
             try:
@@ -120,6 +121,7 @@ def test_an_output_overlaps_nothing(either, fence, name):
             spoilt.arguments[output] = x[:1].expand_as(x)
             refuse(either, spoilt, fence, [output])
         for argument in set(tensors(call)) - {output}:
+            fence = Fence()
             spoilt = good_call(either, name, fence)
             one, other, buffer = shifted(x, spoilt.arguments[argument])
             spoilt.arguments |= {output: one, argument: other}

@@ -5,10 +5,11 @@ import random
 import pytest
 import torch
 from caches import KINDS, LAYOUTS, Cache
+from effort import draws
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-fuzz = settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+fuzz = settings(max_examples=draws(20, 40), suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
 
 
@@ -114,6 +115,7 @@ class Case:
         return ((blocks + offsets[:, None]) % stride == 0) | (blocks > position // size - local)
 
 
+@pytest.mark.scaled
 @fuzz
 @given(seed=st.integers(0, 2**32 - 1))
 def test_it_is_its_definition(kernels, seed):
@@ -124,6 +126,7 @@ def test_it_is_its_definition(kernels, seed):
     torch.testing.assert_close(result.double(), case.expected(), rtol=tolerance, atol=tolerance)
 
 
+@pytest.mark.scaled
 @fuzz
 @given(seed=st.integers(0, 2**32 - 1))
 def test_neither_places_nor_neighbours_change_a_bit(kernels, seed):

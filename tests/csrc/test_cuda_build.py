@@ -93,7 +93,7 @@ def machine_code(request: pytest.FixtureRequest) -> dict[str, str]:
 
 
 @built
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(600)  # disassembles all kernels
 def test_tensor_core_kernels_are_what_they_were_written_to_be(machine_code: dict[str, str]) -> None:
     kernels = {name: code for name, code in machine_code.items() if "_mma_kernel" in name}
@@ -106,7 +106,7 @@ def test_tensor_core_kernels_are_what_they_were_written_to_be(machine_code: dict
 
 
 @built
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(600)  # disassembles all kernels
 def test_no_kernel_uses_local_memory(machine_code: dict[str, str]) -> None:
     for name, code in machine_code.items():

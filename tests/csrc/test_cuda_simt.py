@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 import sanitized
-from simt_case_counts import CASES
+from effort import draws
+from simt_case_counts import BATCHES, usual
 
 SCRIPT = Path(__file__).with_name("simt_cases")
 SUPPORT = Path(__file__).resolve().parents[1] / "support"
@@ -25,9 +26,11 @@ def simulator() -> Path:
 
 
 @pytest.mark.slow
+@pytest.mark.scaled
 @pytest.mark.timeout(900)  # the first of them builds
-@pytest.mark.parametrize("group", CASES)
-def test_kernels_agree_with_float64(simulator: Path, group: str) -> None:
-    command = [sys.executable, SCRIPT, group, str(CASES[group]), "0"]
+@pytest.mark.parametrize("batch", BATCHES)
+def test_kernels_agree_with_float64(simulator: Path, batch: str) -> None:
+    counts = [f"{group}={draws(usual(count), count)}" for group, count in BATCHES[batch].items()]
+    command = [sys.executable, SCRIPT, "0", *counts]
     done = subprocess.run(command, capture_output=True, text=True, env=sanitized.environment(simulator, SUPPORT))
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-6000:]

@@ -25,6 +25,7 @@ def run(folder: Path, *command: str | Path) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.slow
+@pytest.mark.scaled
 @pytest.mark.timeout(900)  # builds
 def test_ops_touch_only_what_is_theirs(extension_folder: Path) -> None:
     files = [f"test_{name}.py" for name in FILES]

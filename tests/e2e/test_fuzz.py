@@ -1,6 +1,7 @@
 """Mutated requests at the live service, over the wire: documented codes, then business as usual.
 
-OCTAVO_TEST_FUZZ is the number of requests (3000), OCTAVO_TEST_SEED where the random numbers begin.
+OCTAVO_TEST_FUZZ is the number of requests (3000; 30000 in `make test-long`), OCTAVO_TEST_SEED where the random numbers
+begin.
 """
 
 import asyncio
@@ -12,12 +13,13 @@ import re
 
 import grpc
 import pytest
+from effort import draws
 
 from octavo import rpc, wire
 from octavo.client import SamplingParams
 from octavo.v1 import inference_pb2, types_pb2, worker_pb2
 
-NUM_REQUESTS = int(os.environ.get("OCTAVO_TEST_FUZZ", "3000"))
+NUM_REQUESTS = int(os.environ.get("OCTAVO_TEST_FUZZ", draws(3000, 30_000)))
 SEED = int(os.environ.get("OCTAVO_TEST_SEED", "20261121"))
 AT_ONCE = 32
 Code = grpc.StatusCode
@@ -167,6 +169,7 @@ async def flood(count, one):
     return codes
 
 
+@pytest.mark.scaled
 @pytest.mark.timeout(3600)
 async def test_mutated_requests_at_a_router(cluster, client, oracle):
     rng = random.Random(SEED)
@@ -185,6 +188,7 @@ async def test_mutated_requests_at_a_router(cluster, client, oracle):
     assert not [name for name, p in cluster.processes.items() if re.search("error|Traceback", p.log.read_text())]
 
 
+@pytest.mark.scaled
 @pytest.mark.timeout(3600)
 async def test_random_commands_at_a_worker(solo):
     rng = random.Random(SEED)

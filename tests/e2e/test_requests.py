@@ -229,7 +229,7 @@ async def test_without_workers_requests_are_refused_until_one_is_back(tight, ora
         error, seconds = await refused(stub.Complete(complete(message(max_tokens=1))))
         assert isinstance(error, errors.NoWorkers)
         assert error.retry_after_ms > 0
-        assert seconds < 2
+        assert seconds < 10  # refused, and not kept waiting for the worker
         tight.spawn("w0")
         tokens = [token for event in await rest(stream) for token in event.token_ids]
         assert tokens == oracle.tokens(list(b"abc"), 100)[-len(tokens) :]  # waited for it
@@ -242,7 +242,7 @@ async def test_without_a_store_admissions_are_refused_and_streams_wait(tight, or
         error, seconds = await refused(stub.Complete(complete(message(max_tokens=1))))
         assert isinstance(error, errors.StoreUnavailable)
         assert error.retry_after_ms > 0
-        assert seconds < 5  # 2 on a quiet machine
+        assert seconds < 20  # 2 on a quiet machine
         await asyncio.sleep(1.0)
         tight.spawn("store")
         tokens = [token for event in await rest(stream) for token in event.token_ids]

@@ -18,14 +18,27 @@ def simulator() -> Path:
         pytest.skip(f"cannot build the simulator: {error}")
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(900)
-def test_every_stage_runs(simulator: Path, tmp_path: Path) -> None:
-    command = [sys.executable, HERE / "check.py", "--rehearse"]
-    environment = sanitized.environment(simulator) | {"OUT": str(tmp_path)}
+def rehearsed(simulator: Path, out: Path, *options: str) -> str:
+    """The report of stages that have all passed."""
+    command = [sys.executable, HERE / "check.py", "--rehearse", *options]
+    environment = sanitized.environment(simulator) | {"OUT": str(out)}
     done = subprocess.run(command, capture_output=True, text=True, env=environment)
     assert done.returncode == 0, done.stdout[-8000:] + done.stderr[-2000:]
-    report = (tmp_path / "gpu-check.md").read_text()
+    return (out / "gpu-check.md").read_text()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_some_stages_run(simulator: Path, tmp_path: Path) -> None:
+    report = rehearsed(simulator, tmp_path, "--only", "build,smoke,fuzz,decode")
+    assert report.count("| passed |") == 4
+    assert "**Decode attention" in report
+
+
+@pytest.mark.long
+@pytest.mark.timeout(900)
+def test_every_stage_runs(simulator: Path, tmp_path: Path) -> None:
+    report = rehearsed(simulator, tmp_path)
     assert report.count("| passed |") == 12
     titles = ("Bandwidth", "Decode attention", "Prefill attention", "Swaps", "Blocks within", "Ops on rows")
     for title in (*titles, "From logits", "A decode step", "Linears"):

@@ -3,6 +3,8 @@
 import asyncio
 from dataclasses import replace
 
+import pytest
+from effort import draws
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -39,7 +41,8 @@ class Flaky(MemoryStore):
         return call
 
 
-@settings(max_examples=8, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@pytest.mark.scaled
+@settings(max_examples=draws(8, 40), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.lists(st.sampled_from([None, None, True, False]), max_size=120))
 def test_a_store_that_fails_at_any_call_costs_nothing(make_world, oracle, data):
     asyncio.run(through_outages(make_world(), oracle, data))

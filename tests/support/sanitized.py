@@ -1,5 +1,6 @@
 """Builds of the extension's sources with AddressSanitizer and UBSan, and processes that can load them."""
 
+import fcntl
 import functools
 import os
 import shutil
@@ -33,7 +34,7 @@ def library(name: str) -> str:
 
 
 def build(source: str, name: str, *options: str) -> Path:
-    """The folder in which a CMake project of ours was built, incrementally."""
+    """The folder in which a CMake project of ours was built, incrementally; one build of it at a time."""
     library("libasan.so")
     try:
         import pybind11
@@ -48,10 +49,13 @@ def build(source: str, name: str, *options: str) -> Path:
         *options,
     ]
     jobs = os.environ.get("CMAKE_BUILD_PARALLEL_LEVEL", "2")
-    for command in (configure, [tool("cmake"), "--build", str(folder), "--parallel", jobs]):
-        done = subprocess.run(command, capture_output=True, text=True)
-        if done.returncode:
-            raise AssertionError(done.stdout[-4000:] + done.stderr[-4000:])
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        for command in (configure, [tool("cmake"), "--build", str(folder), "--parallel", jobs]):
+            done = subprocess.run(command, capture_output=True, text=True)
+            if done.returncode:
+                raise AssertionError(done.stdout[-4000:] + done.stderr[-4000:])
     return folder
 
 

@@ -1,32 +1,17 @@
-"""How many cases of each group in tests/csrc/simt_cases CI runs."""
+"""How many cases of each group in tests/csrc/simt_cases run in `make test-long` and on mutants."""
 
-CASES = {
-    "decode_mma": 240,
-    "decode_simt": 120,
-    "prefill_mma": 80,
-    "prefill_simt": 60,
-    "vllm": 80,
-    "write": 300,
-    "blocks": 100,
-    "convert": 100,
-    "rows": 120,
-    "sample": 150,
-    "sampler": 20,
-    "penalize": 60,
-    "logprobs": 60,
-    "arguments": 1,
-    "same_bits": 24,
-    "nan": 96,
-    "lost": 24,
-    "garbage": 200,
-    "place": 2,
-    "plan": 4,
-    "swap": 60,
-    "swapped": 2,
-    "ops": 8,
-    "graphs": 3,
-    "invariant": 3,
-    "compat": 6,
-    "compat_options": 8,
-    "far": 3,
+BATCHES = {  # each runs in a process of its own
+    "decode": {"decode_mma": 240, "decode_simt": 120, "vllm": 80},
+    "prefill": {"prefill_mma": 80, "prefill_simt": 60, "plan": 4},
+    "caches": {"write": 300, "blocks": 100, "convert": 100, "swap": 60, "place": 2, "far": 3},
+    "rows": {"rows": 120, "ops": 8, "compat": 6, "compat_options": 8, "arguments": 1, "garbage": 200},
+    "logits": {"sample": 150, "sampler": 20, "penalize": 60, "logprobs": 60},
+    "promises": {"same_bits": 24, "nan": 96, "lost": 24, "graphs": 3, "invariant": 3, "swapped": 2},
 }
+CASES = {group: count for batch in BATCHES.values() for group, count in batch.items()}
+FEW = 10  # of cases that are long
+
+
+def usual(count: int) -> int:
+    """How many of them `make test` runs."""
+    return count if count < FEW else count // 3

@@ -154,7 +154,7 @@ MUTANTS = {
 
 def first_failure(folder: Path, group: str) -> str | None:
     done = subprocess.run(
-        [sys.executable, SCRIPT, group, str(CASES[group]), "0"],
+        [sys.executable, SCRIPT, "0", f"{group}={CASES[group]}"],
         capture_output=True,
         text=True,
         env=sanitized.environment(folder),

@@ -1,9 +1,9 @@
 """Random small cases of the CUDA kernels, run on a CPU by the SIMT simulator, against float64 NumPy.
 
-    LD_PRELOAD=libasan.so PYTHONPATH=<folder of _C_cuda_simt.so> python tests/csrc/simt_cases <group> <cases> <seed>
+    LD_PRELOAD=libasan.so PYTHONPATH=<folder of _C_cuda_simt.so> python tests/csrc/simt_cases <seed> <group>=<cases> ...
 
-A process of its own, because AddressSanitizer must be there from its start. It prints how many cases passed, or ends
-with what is wrong. test_cuda_simt.py and mutants/ start it; tests/gpu/fuzz.py takes GROUPS.
+A process of its own, because AddressSanitizer must be there from its start. It prints how many cases of each group
+passed, or ends with what is wrong. test_cuda_simt.py and mutants/ start it; tests/gpu/fuzz.py takes GROUPS.
 """
 
 import sys
@@ -63,7 +63,12 @@ SIMULATOR_GROUPS = {
 }
 
 
-def main(group: str, cases: int, seed: int) -> None:
+def main(seed: int, counts: dict[str, int]) -> None:
+    for group, cases in counts.items():
+        run(group, cases, seed)
+
+
+def run(group: str, cases: int, seed: int) -> None:
     start = time.monotonic()
     native.take_fault()  # makes the memory that faults are told in, which is none of a case's
     for case in range(cases):
@@ -73,8 +78,8 @@ def main(group: str, cases: int, seed: int) -> None:
         except BaseException:
             print(f"{group}: case {case} of seed {seed} failed", file=sys.stderr, flush=True)
             raise
-    print(f"{group}: {cases} cases in {time.monotonic() - start:.1f} s")
+    print(f"{group}: {cases} cases in {time.monotonic() - start:.1f} s", flush=True)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))
+    main(int(sys.argv[1]), {group: int(cases) for group, cases in (word.split("=") for word in sys.argv[2:])})

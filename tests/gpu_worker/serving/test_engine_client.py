@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 
 import pytest
+from effort import draws
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scheduler_parts import SchedulerParts
@@ -262,7 +263,8 @@ OPERATIONS = st.one_of(
 )
 
 
-@settings(max_examples=80)
+@pytest.mark.scaled
+@settings(max_examples=draws(80, 800))
 @given(st.lists(OPERATIONS, max_size=25), st.sampled_from([1, 2, 1000]), st.booleans())
 def test_in_any_order_the_logs_and_the_scheduler_agree(operations, max_waiting, running):
     """Admissions of the same sequences, at the same and other epochs, given up or not, while others end."""

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any, ClassVar
 
 import pytest
+from effort import draws
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
@@ -294,6 +295,7 @@ class Differential(RuleBasedStateMachine):
             assert (record.state, now.outputs) == (before.record.state, before.outputs)
 
 
+@pytest.mark.scaled
 @pytest.mark.parametrize("kind", ["valkey", "redis"])
 def test_the_server_does_what_the_reference_does(
     kind: str,
@@ -312,7 +314,7 @@ def test_the_server_does_what_the_reference_does(
     Machine.make_reference, Machine.new = staticmethod(make_memory_bench), staticmethod(new)
     Machine.make_real = staticmethod(lambda: make_redis_bench(url))
     asked = settings().max_examples
-    few = 15 if kind == "valkey" else 8  # seconds; `--hypothesis-profile=nightly` for many
+    few = draws(15, 150) if kind == "valkey" else draws(8, 50)  # seconds; `--hypothesis-profile=nightly` for many
     run_state_machine_as_test(
         Machine,
         settings=settings(
