@@ -9,7 +9,7 @@ from gpu_worker.sampling.adjustments import is_adjusted
 from gpu_worker.sampling.sampler import is_drawn, is_scored, num_top
 from gpu_worker.scheduling.sequence import Branch
 
-_LEAST_TEMPERATURE = 1e-30  # of a draw; a smaller one could be 0 in float32, which means greedy (as in draw.py)
+_LEAST_TEMPERATURE = 1e-30  # the least of a draw (as in draw.py): less could be 0 in float32, which means greedy
 
 
 class SamplingColumns:
@@ -42,7 +42,8 @@ class SamplingColumns:
         self.counts = [num_top(p) if is_scored(p) else -1 for p in params]
 
     def matches(self, rows: Sequence[int], branches: Sequence[Branch]) -> bool:
-        return self.branches == branches and self.rows == rows  # branches compare by identity
+        """Whether these are the columns of this batch. Branches compare by identity."""
+        return self.branches == branches and self.rows == rows
 
     def update_index(self) -> None:
         if self.random:

@@ -48,7 +48,7 @@ class Admitter:
         """Queues the sequence. A branch that a replay shows to have ended ends at once."""
         work = self._workload
         if len(sequence.branches) > work.config.max_batch_sequences:
-            sequence.fan_out = False
+            sequence.fan_out = False  # no step holds all its branches, so each starts by itself
         work.add(sequence)
         for branch in sequence.branches:
             reason = reason_to_end(branch) if branch.state is WAITING else FinishReason.NONE

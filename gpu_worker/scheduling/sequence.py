@@ -35,7 +35,7 @@ class Branch:
     """One stream of tokens of a sequence."""
 
     sequence: "Sequence"
-    index: int
+    index: int  # in the record; of a beam, its place among the live beams
     tokens: list[int]  # prompt, then output
     num_prompt: int
     num_journalled_at_start: int = 0  # output tokens that came with the admission: the journal has them

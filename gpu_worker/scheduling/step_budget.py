@@ -7,8 +7,8 @@ token takes differs a thousandfold between models and machines, so no constant s
 from gpu_worker.scheduling.scheduler_config import SchedulerConfig
 
 START_TOKENS = 256
-MAX_CHANGE = 2.0  # a factor per step: one disturbed step says little
-ROOM = 0.8  # of the wanted time: after a full step that took less, the budget grows by a block
+MAX_CHANGE = 2.0  # the most that one step changes the budget, as a factor: one disturbed step says little
+ROOM = 0.8  # share of the wanted time: a full step that took less lets the budget grow by a block
 
 
 class StepBudget:

@@ -18,7 +18,7 @@ class WaitQueue:
 
     @property
     def sequences(self) -> SequenceOf[Sequence]:
-        """In the order of the key, for reading only. A caller that adds or removes while it reads copies them first."""
+        """The sequences in order, for reading only. A caller that adds or removes while it reads copies them first."""
         return self._sequences
 
     def add(self, sequence: Sequence) -> None:

@@ -1,8 +1,8 @@
 """Every sequence on this worker, and where it is.
 
 A sequence is in `waiting` while it has branches to start, in `active` while one of its branches has blocks on the
-device, in `swapped` while its blocks are in the host pool. Its branches on the device are on `BranchLists`, their
-blocks in `BlockTables`.
+device (it may be in both), and in `swapped` while its blocks are in the host pool. Its branches on the device are on
+`BranchLists`, their blocks in `BlockTables`.
 
 Queues change through the methods of this class only. What its properties return is to be read, and to be copied by a
 caller that moves a sequence while it reads.
