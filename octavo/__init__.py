@@ -1,1 +1,1 @@
-"""What routers, workers and clients share. This package imports neither torch nor `router` nor `gpu_worker`."""
+"""The code that routers, workers and clients share. It imports neither torch nor `router` nor `gpu_worker`."""

@@ -1,4 +1,4 @@
-"""A child process that dies with this one: started, waited for and ended from asyncio; and its log."""
+"""Child processes that die with this process, started and ended from asyncio, and their logs."""
 
 import asyncio
 import contextlib
@@ -14,7 +14,7 @@ TAIL_BYTES = 4096
 
 
 class ChildProcess:
-    """A program in a process group of its own that dies with this process, however this process ends (Linux).
+    """A program in a process group of its own. On Linux it dies with this process, however this process ends.
 
     `variables` are added to its environment; other users cannot read them. Its output is appended to `log`. It may be
     started again after it has ended. Start it from the main thread: it dies with the thread that starts it.
@@ -50,13 +50,13 @@ class ChildProcess:
             stdin.close()
 
     async def wait(self) -> int:
-        """Returns the exit code once the program has ended; −n after signal n."""
+        """Returns the exit code once the program has ended; −n if signal n ended it."""
         if self._process is None:
             raise RuntimeError(f"{self.name} was not started")
         return await self._process.wait()
 
     async def stop(self, grace_s: float) -> None:
-        """Ends the process group in order, or by force after the grace time. Safe to call at any time, and again."""
+        """Sends the process group SIGTERM, and SIGKILL after the grace time. May be called at any time, and again."""
         if self._process is None:
             return
         self._signal(self._process, signal.SIGTERM)
@@ -67,7 +67,7 @@ class ChildProcess:
             await self.kill()
 
     async def kill(self) -> None:
-        """Ends the process group at once. Safe to call at any time, and again."""
+        """Sends the process group SIGKILL. May be called at any time, and again."""
         if self._process is not None:
             self._signal(self._process, signal.SIGKILL)
             await self._process.wait()

@@ -23,7 +23,7 @@ MAX_DIMENSIONS = 4
 
 
 class TensorType(IntEnum):
-    """How a tensor's numbers are stored. The types in BLOCK_SIZES can be located; gpu_worker decodes some of them."""
+    """How a tensor's numbers are stored. Tensors of the types in BLOCK_SIZES can be read; gpu_worker decodes some."""
 
     F32 = 0
     F16 = 1

@@ -1,10 +1,10 @@
-"""Becomes another program that dies with its parent: python launcher.py PARENT_PID PROGRAM ARGS...
+"""Turns this process into a program that dies with its parent: python launcher.py PARENT_PID PROGRAM ARGS...
 
 Variables to add to the environment come as NAME=VALUE lines on stdin: unlike argv, other users cannot read them. The
 launcher runs as a script in a Python without site-packages (a few milliseconds), because the same calls between fork
-and exec of a program with threads, as gRPC has, can deadlock. The kernel's PR_SET_PDEATHSIG survives exec. It sends its
-signal at the death of the *thread* that started the process, so start children from the main thread. It is Linux only:
-elsewhere a parent that is killed with SIGKILL leaves its children behind.
+and exec can deadlock in a process with threads, such as those of gRPC. The kernel's PR_SET_PDEATHSIG survives exec. It
+sends its signal at the death of the *thread* that started the process, so start children from the main thread. It
+exists on Linux only: elsewhere a parent that is killed with SIGKILL leaves its children behind.
 """
 
 import ctypes
@@ -17,7 +17,7 @@ PR_SET_PDEATHSIG = 1
 
 
 def launched(command: Iterable[str]) -> list[str]:
-    """The command line that starts `command` so that it dies with this process. It reads stdin to its end."""
+    """The command line that starts `command` so that it dies with this process. It first reads stdin to its end."""
     return [sys.executable, "-I", "-S", __file__, str(os.getpid()), *command]
 
 

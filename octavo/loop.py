@@ -13,7 +13,7 @@ class Stopped(Exception):
 
 
 def run(main: Coroutine[Any, Any, T]) -> T:
-    """asyncio.run, on uvloop where it is installed: a message then costs half as much."""
+    """Runs `main` as asyncio.run does, on uvloop if that is installed. A message costs half as much there."""
     try:
         import uvloop
     except ImportError:
@@ -30,7 +30,7 @@ def stop_event() -> asyncio.Event:
 
 
 async def before(stop: asyncio.Event, work: Coroutine[Any, Any, T]) -> T:
-    """The result of `work`. Raises Stopped, and cancels `work`, if `stop` is set before the result is there."""
+    """The result of `work`. Raises Stopped, and cancels `work`, if `stop` is set before `work` is done."""
     working, stopping = asyncio.create_task(work), asyncio.create_task(stop.wait())
     await asyncio.wait([working, stopping], return_when=asyncio.FIRST_COMPLETED)
     stopping.cancel()

@@ -48,7 +48,7 @@ class Option:
     choices: tuple[str | int, ...] = ()
     size: bool = False  # a number of bytes, which may be written as 512MiB
     secret: bool = False  # masked when printed, and never in argv
-    hidden: bool = False  # for tests: in no help, and printed only where it is given
+    hidden: bool = False  # for tests: not in the help, and printed only if it was given
     # What `options_of` fills in from the field and its class.
     program: str = ""
     name: str = ""
@@ -60,7 +60,7 @@ class Option:
 
     @property
     def variable(self) -> str:
-        """OCTAVO_ROUTER_LISTEN, OCTAVO_WORKER_KV_CACHE_BYTES; OCTAVO_WORKER_ID and not OCTAVO_WORKER_WORKER_ID."""
+        """The environment variable: OCTAVO_ROUTER_LISTEN; OCTAVO_WORKER_ID and not OCTAVO_WORKER_WORKER_ID."""
         return f"OCTAVO_{self.program}_{self.name.removeprefix(self.program + '_')}".upper()
 
     @property
@@ -68,7 +68,7 @@ class Option:
         return "|".join(map(str, self.choices)) or self.name.rpartition("_")[2].upper()
 
     def from_text(self, text: str) -> Any:
-        """The value from a flag or a variable, where all is text. Raises a ValueError that says what would be right."""
+        """The value from the text of a flag or a variable. Raises a ValueError that says what would be right."""
         if self.size:
             return parse_size(text)
         if self.kind is bool:
@@ -83,7 +83,7 @@ class Option:
             raise ValueError(f"must be {'a whole number' if self.kind is int else 'a number'}") from None
 
     def from_typed(self, value: Any) -> Any:
-        """The value from a file or from Python, which have types of their own. Raises ValueError, as `from_text`."""
+        """The value from a typed value of a file or of Python. Raises ValueError, as `from_text` does."""
         if self.size and isinstance(value, str):
             return parse_size(value)
         if self.kind is tuple and isinstance(value, list | tuple) and all(isinstance(part, str) for part in value):

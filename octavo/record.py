@@ -26,7 +26,7 @@ class SequenceState(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NewSequence:
-    """What a router writes about a sequence when it accepts a request. None of it changes later, except the router."""
+    """What a router writes about a sequence when it accepts a request. Of its fields, only `router` changes later."""
 
     seq_id: SequenceId
     request_id: RequestId
@@ -173,7 +173,7 @@ class AdmissionOutcome(Enum):
 class AdmissionAnswer:
     """The outcome of one admission.
 
-    Every outcome but ADMITTED has a failure that says why. STALE_EPOCH may come without one.
+    Every outcome but ADMITTED has a failure that says why; only STALE_EPOCH may have none.
     """
 
     outcome: AdmissionOutcome

@@ -21,8 +21,8 @@ async def until_answered(
     """Returns what `call` returns, and repeats `call` while it raises StoreUnavailable.
 
     Between two attempts it waits `pause_s`. When an attempt fails after `patience_s`, the caller gets that attempt's
-    StoreUnavailable; with None the call is repeated for ever. Any other exception passes at once. The log has a
-    warning that names `what` at the first failure, and then one per WARNING_INTERVAL_S.
+    StoreUnavailable; without `patience_s` the call is repeated for ever. Any other exception passes at once. The log
+    has a warning that names `what` at the first failure, and then one per WARNING_INTERVAL_S.
     """
     started = time.monotonic()
     next_warning = started

@@ -35,7 +35,7 @@ from octavo.errors import ServingError
 from octavo.health import Health
 
 DOMAIN = "octavo"
-MAX_DETAIL_BYTES = 1024  # of a message; a metadata value has 256 at most: trailers are limited to 8 KiB
+MAX_DETAIL_BYTES = 1024  # of a status message; metadata values have at most 256: trailers are limited to 8 KiB
 
 _log = logging.getLogger(__name__)
 

@@ -48,7 +48,7 @@ class SamplingParams:
 
     @property
     def num_branches(self) -> int:
-        """How many branches are generated and journalled. Of a beam search, only the n best are, at its end."""
+        """How many branches are journalled. A beam search journals its n best outputs, at its end."""
         return self.n if self.beam_width else max(self.n, self.best_of)
 
     @property
@@ -57,7 +57,7 @@ class SamplingParams:
 
     @property
     def ranked(self) -> bool:
-        """Whether branches compete: then no branch can be delivered before all have ended."""
+        """Whether branches are ranked. Then no branch is delivered before all have ended."""
         return self.beam_width > 0 or self.best_of > self.n
 
 

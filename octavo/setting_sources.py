@@ -1,4 +1,4 @@
-"""Where settings come from: a flag goes before a variable, that before a TOML file, that before the default.
+"""Where settings come from: a flag counts before a variable, a variable before a TOML file, a file before the default.
 
 A name that no option has is an error that names the closest option, whichever source it stands in: a misspelt setting
 never silently does nothing.
@@ -83,9 +83,9 @@ def effective_values(
 
 
 def describe(cls: type[Settings], values: Mapping[str, SettingValue]) -> str:
-    """The settings as the table of a file that gives them again, each with where it came from.
+    """The settings as a table of a TOML file, each with where its value came from.
 
-    Secrets are masked. A hidden option is there only where it was given.
+    Secrets are masked. A hidden option is left out unless it was given.
     """
     shown = {name: o for name, o in options_of(cls).items() if not (o.hidden and values[name].origin == "default")}
     lines = {name: f"{name} = {option.to_toml(values[name].value)}" for name, option in shown.items()}
@@ -136,7 +136,7 @@ def _file_table(cls: type[Settings], file: Path | None) -> dict[str, Any]:
 
 
 def _check_environment(cls: type[Settings], environ: Mapping[str, str]) -> None:
-    """Refuses a variable of this program that no option has, and one of octavo that names no program."""
+    """Refuses a variable of this program that belongs to no option, and one of octavo that names no program."""
     known = [option.variable for option in options_of(cls).values()]
     own = f"OCTAVO_{cls.program.upper()}_"
     others = tuple(f"OCTAVO_{program.upper()}_" for program in (*PROGRAMS, "test") if program != cls.program)

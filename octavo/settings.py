@@ -59,7 +59,7 @@ class WorkerSettings:
     worker_id: str = option("", "stable name of this worker, such as its pod's; empty: made from host and port")
     store: str = option("redis://127.0.0.1:6379/0", _STORE_HELP, secret=True)
     model: str = option("smollm2", "a directory, a GGUF file, a hub name, or smollm2, the demo model")
-    model_name: str = option("", "name requests use for the model; empty: made from `model`")
+    model_name: str = option("", "name that requests use for the model; empty: made from `model`")
     device: str = option("auto", "auto, cpu, cuda or cuda:N")
     dtype: str = option("auto", "data type of weights and cache", choices=("auto", "float32", "bfloat16", "float16"))
     quantization: str = option(
@@ -89,15 +89,17 @@ class WorkerSettings:
     batch_invariant: bool = option(
         False, "a step gives a sequence the same bits whatever runs beside it, on a GPU as well, where it costs speed"
     )
-    prefix_caching: bool = option(True, "keeps full blocks for requests that begin alike")
+    prefix_caching: bool = option(True, "keeps full blocks for prompts with the same prefix")
     chunked_prefill: bool = option(True, "mixes pieces of prompts with decoding; else prompts run first and whole")
     max_partial_prefills: int = option(4, "prompts that may be in pieces at once", low=1)
-    max_long_partial_prefills: int = option(1, "long ones among them", low=1)
+    max_long_partial_prefills: int = option(1, "long prompts that may be in pieces at once", low=1)
     long_prefill_threshold: int = option(0, "tokens from which a prompt is long; 0: what a step may run", low=0)
     preemption: str = option(
-        "auto", "what happens to blocks that must make room; auto: the cheaper", choices=("auto", "swap", "recompute")
+        "auto",
+        "how a sequence gives up its blocks to another; auto: the cheaper",
+        choices=("auto", "swap", "recompute"),
     )
-    policy: str = option("fcfs", "who runs first", choices=("fcfs", "priority"))
+    policy: str = option("fcfs", "which sequence runs first", choices=("fcfs", "priority"))
     stream_interval: int = option(1, "steps whose tokens are sent together; first ones and ends go at once", low=1)
     journal: str = option("strict", _JOURNAL_HELP, choices=("strict", "off"))
     lease_ms: int = option(3000, "how long the store believes this worker alive after its last step", low=100)
@@ -126,7 +128,7 @@ class UpSettings:
     state_dir: str = option("", "directory of state, logs and the store's file; empty: ~/.local/state/octavo")
     device: str = option("auto", "auto, cpu, cuda or cuda:N")
     store: str = option("", "URL of a store; empty: a private one is started", secret=True)
-    restart: bool = option(True, "starts a process again that has died")
+    restart: bool = option(True, "starts a process again when it has ended")
     log_format: str = option("human", "one line for people, or JSON", choices=telemetry.FORMATS)
     log_level: str = option("info", "what to log", choices=telemetry.LEVELS)
 
@@ -169,7 +171,7 @@ def from_args(
 ) -> S:
     """The settings from flags, environment and file. With --print-config, prints them and ends the program.
 
-    `also_print` are the other classes of a command that has several: what is printed is then the whole file.
+    `also_print` are the other settings classes of the command; their settings are printed, too.
     """
     variables = dict(os.environ if environ is None else environ)
     file = config_file(args, variables)

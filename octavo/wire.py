@@ -13,7 +13,7 @@ from google.protobuf.message import DecodeError
 from octavo import limits
 from octavo.errors import Failure, HistoryLost
 from octavo.ids import SequenceId
-from octavo.record import Admission, AdmissionAnswer, AdmissionOutcome
+from octavo.record import Admission, AdmissionAnswer, AdmissionOutcome, SequenceState
 from octavo.sampling import FinishReason, SamplingParams, TokenScore
 from octavo.step_item import StepItem
 from octavo.v1 import inference_pb2, types_pb2, worker_pb2
@@ -28,7 +28,7 @@ _SCALARS = tuple(name for name in SamplingParams.__dataclass_fields__ if name no
 
 
 def sampling_from_wire(message: types_pb2.SamplingParams) -> SamplingParams:
-    """A field that the message leaves out has its default. A list over its limit is refused before it is copied."""
+    """The parameters, with defaults for fields left out. A list over its limit is refused before it is copied."""
     values: dict[str, Any] = {}
     for descriptor, value in message.ListFields():
         name = descriptor.name
@@ -40,7 +40,7 @@ def sampling_from_wire(message: types_pb2.SamplingParams) -> SamplingParams:
 
 
 def sampling_to_wire(params: SamplingParams) -> types_pb2.SamplingParams:
-    """Writes out every value, defaults too: the receiver may be of another version, with other defaults."""
+    """The message with every value, defaults, too: the receiver may be of another version, with other defaults."""
     message = _without_bias(params)
     for token_id, bias in params.logit_bias.items():
         message.logit_bias[token_id] = bias + 0.0
@@ -112,7 +112,7 @@ def finish_to_wire(reason: FinishReason) -> types_pb2.FinishReason:
 
 
 def finish_from_wire(value: "types_pb2.FinishReason | int") -> FinishReason:
-    """The reason. One that only a newer process knows becomes ERROR."""
+    """The reason. A reason that only a newer process knows becomes ERROR."""
     try:
         return FinishReason(value)
     except ValueError:
@@ -235,6 +235,19 @@ def answer_from_wire(message: worker_pb2.AdmissionResult) -> AdmissionAnswer:
     """The answer. An outcome that only a newer worker knows becomes LATER: another worker may admit the sequence."""
     outcome = _OUTCOMES_BY_VALUE.get(message.outcome, AdmissionOutcome.LATER)
     return AdmissionAnswer(outcome, failure_from_wire(message.failure) if message.HasField("failure") else None)
+
+
+_STATES = {
+    SequenceState.QUEUED: inference_pb2.REQUEST_STATE_QUEUED,
+    SequenceState.RUNNING: inference_pb2.REQUEST_STATE_RUNNING,
+    SequenceState.DONE: inference_pb2.REQUEST_STATE_DONE,
+    SequenceState.FAILED: inference_pb2.REQUEST_STATE_FAILED,
+    SequenceState.CANCELLED: inference_pb2.REQUEST_STATE_CANCELLED,
+}
+
+
+def state_to_wire(state: SequenceState) -> inference_pb2.RequestState:
+    return _STATES[state]
 
 
 def usage_to_wire(prompt_tokens: int, output_tokens: int, cached_tokens: int) -> types_pb2.Usage:

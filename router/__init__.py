@@ -1,1 +1,1 @@
-"""The stateless router: queues, places and streams; holds nothing that the store and the workers cannot give back."""
+"""The stateless router: it accepts, places and streams. All that a request depends on can be built again elsewhere."""

@@ -25,7 +25,10 @@ async def repeat_forever(name: str, once: Callable[[], Awaitable[object]]) -> No
 
 
 class BackgroundTasks:
-    """Tasks that no caller waits for. A task's error is logged, and the next sweep does what the task has not done."""
+    """Tasks that no caller waits for. A task's error is logged.
+
+    Callers spawn only what a later sweep or take repairs if the task fails.
+    """
 
     def __init__(self) -> None:
         self._tasks: set[asyncio.Task[None]] = set()

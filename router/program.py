@@ -39,7 +39,7 @@ HEALTH_INTERVAL_S = 0.25
 
 
 class Router:
-    """One life of a router process. Everything that it knows, it can read again from the store and the workers."""
+    """One life of a router process. All that a request depends on can be built again from the store and the workers."""
 
     def __init__(self, settings: RouterSettings, store: Store, secret: bytes, incarnation: Incarnation) -> None:
         self._settings = settings
@@ -53,7 +53,7 @@ class Router:
             self.sessions,
             self.models,
             on_lost=lambda worker: self.dispatcher.recover_sequences_of(worker),
-            on_report=lambda: self.dispatcher.note_report(),
+            on_report=lambda: self.dispatcher.note_room(),
         )
         self._background = BackgroundTasks()
         self.assigner = Assigner(store, self.pool, self.sessions, self.models, self._background)
@@ -77,17 +77,20 @@ class Router:
         self._tasks: list[asyncio.Task[None]] = []
 
     async def start(self) -> None:
-        """Listens, and starts the loops. Raises ListenError."""
+        """Listens, tells the store of this router, and starts the loops. Raises ListenError.
+
+        The store knows this router before a client can call it: a sweep cancels requests of routers without a lease.
+        """
         settings = self._settings
-        self._public = rpc.server(max_connection_age_ms=settings.max_connection_age_ms or None)
-        self._public_health = rpc.add_standard_services(self._public, [INFERENCE])
-        self.inference.serve_on(self._public)
-        port = listen(self._public, settings.listen)
+        self._public_server = rpc.server(max_connection_age_ms=settings.max_connection_age_ms or None)
+        self._public_health = rpc.add_standard_services(self._public_server, [INFERENCE])
+        self.inference.serve_on(self._public_server)
+        port = listen(self._public_server, settings.listen)
         self.endpoint = f"{settings.listen.rsplit(':', 1)[0]}:{port}"
-        self._operators = rpc.server()
-        self._operators_health = rpc.add_standard_services(self._operators, [ADMIN])
-        self.admin.serve_on(self._operators)
-        admin_port = listen(self._operators, settings.admin_listen) if settings.admin_listen else 0
+        self._admin_server = rpc.server()
+        self._admin_health = rpc.add_standard_services(self._admin_server, [ADMIN])
+        self.admin.serve_on(self._admin_server)
+        admin_port = listen(self._admin_server, settings.admin_listen) if settings.admin_listen else 0
         info = {
             "router_id": settings.router_id or f"router-{self.endpoint.replace(':', '-')}",
             "endpoint": self.endpoint,
@@ -95,25 +98,26 @@ class Router:
             "pid": os.getpid(),
         }
         self._member = Member("router", self.incarnation, json.dumps(info).encode())
+        await until_answered(self._renew_lease, what="start")
         loops = (
             self.sessions.keep_time(),
             self.dispatcher.keep_dispatching(),
             repeat_forever("discovery", self.pool.discover_workers),
-            repeat_forever("lease", self._renew_lease),
+            repeat_forever("lease", self._keep_lease),
             repeat_forever("health", self._report_health),
         )
         self._tasks = [asyncio.create_task(loop) for loop in loops]
-        await self._public.start()
-        await self._operators.start()
+        await self._public_server.start()
+        await self._admin_server.start()
         log.info("%s (%s) listens on %s", info["router_id"], self.incarnation, self.endpoint)
 
     async def stop(self) -> None:
         """Ends the streams of all clients, which attach elsewhere, and the lease. The workers go on."""
         self._public_health.shut_down()
-        self._operators_health.shut_down()
+        self._admin_health.shut_down()
         self.inference.close()
-        await self._public.stop(STOP_GRACE_S)
-        await self._operators.stop(0)
+        await self._public_server.stop(STOP_GRACE_S)
+        await self._admin_server.stop(0)
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -133,6 +137,9 @@ class Router:
 
     async def _renew_lease(self) -> None:
         await self._store.heartbeat(self._member, self._settings.lease_ms)
+
+    async def _keep_lease(self) -> None:
+        await self._renew_lease()
         await asyncio.sleep(self._settings.lease_ms / 3000)
 
     async def _report_health(self) -> None:
@@ -144,7 +151,7 @@ class Router:
             answers = False
         available = any(link.view().available for link in self.pool.links.values())
         self._public_health.set_all(answers and available)
-        self._operators_health.set_all(True)
+        self._admin_health.set_all(True)
         await asyncio.sleep(HEALTH_INTERVAL_S)
 
 
@@ -167,7 +174,7 @@ async def serve(settings: RouterSettings) -> int:
     try:
         secret = await before(stop, until_answered(lambda: open_with_secret(store), pause_s=0.5, what="start"))
         router = Router(settings, store, secret, new_incarnation())
-        await router.start()
+        await before(stop, router.start())
     except Stopped:
         log.info("asked to end while starting")
         await store.close()

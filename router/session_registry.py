@@ -19,7 +19,10 @@ CLOCK_INTERVAL_S = 0.1
 
 @dataclass(frozen=True, slots=True)
 class Assignment:
-    """A worker owns a sequence at an epoch, and its Step stream brings the sequence's items to this router."""
+    """A worker owns a sequence at an epoch.
+
+    Its Step stream brings the sequence's items to this router if a session was here when Schedule asked for them.
+    """
 
     epoch: int
     owner: Incarnation
@@ -52,7 +55,10 @@ class RegisteredSession(Protocol):
         ...
 
     def poll_record(self) -> None:
-        """The record may have changed: the session reads it soon."""
+        """The record may have changed, and the stream may have left items out.
+
+        The session reads soon, and delivers from the journals without waiting for the stream.
+        """
         ...
 
     def note_time(self, now: float) -> None:
@@ -65,7 +71,10 @@ class RegisteredSession(Protocol):
 
 
 class SessionRegistry:
-    """Lives on the event loop. An exception in one session is logged and does not reach the others."""
+    """All sessions of this router, by sequence. It tells them what workers, the store and the clock say.
+
+    Lives on the event loop. An exception in one session is logged and does not reach the others.
+    """
 
     def __init__(self) -> None:
         self._sessions: dict[SequenceId, list[RegisteredSession]] = {}
@@ -83,7 +92,7 @@ class SessionRegistry:
         self._sessions.setdefault(session.seq_id, []).append(session)
 
     def remove(self, session: RegisteredSession) -> bool:
-        """Whether no session of the same sequence is left."""
+        """Removes a session. Returns whether no session of the same sequence is left."""
         sessions = self._sessions.get(session.seq_id, [])
         if session in sessions:
             sessions.remove(session)
@@ -99,13 +108,10 @@ class SessionRegistry:
         return len(self._sessions)
 
     def deliver_item(self, item: StepItem) -> bool:
-        """Gives the item to the sessions of its sequence. False if there is none."""
-        sessions = self._sessions.get(item.seq_id)
-        if sessions is None:
-            return False
-        for session in sessions:
-            session.deliver_item(item)
-        return True
+        """Gives the item to the sessions of its sequence. Returns False if there is none."""
+        sessions = self._of(item.seq_id)
+        self._tell(sessions, lambda session: session.deliver_item(item))
+        return bool(sessions)
 
     def announce_assignment(self, seq_id: SequenceId, assignment: Assignment) -> None:
         self._tell(self._of(seq_id), lambda session: session.note_assignment(assignment))

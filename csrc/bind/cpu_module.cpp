@@ -57,6 +57,6 @@ PYBIND11_MODULE(_C_cpu, module) {
     auto reference = module.def_submodule("ref", "The same ops in double precision, slowly: what they mean.");
     octavo::ref::bind_ops(reference);
     octavo::bind::bind_llama(module);
-    auto inside = module.def_submodule("inside", "What tests look at and nobody else calls.");
+    auto inside = module.def_submodule("inside", "Functions for tests alone.");
     octavo::bind::bind_attention_plan(inside);
 }

@@ -1,7 +1,9 @@
-// gpu_worker._C_cuda: the CUDA half of the extension, and the same kernels on a CPU for tests (_C_cuda_simt).
+// gpu_worker._C_cuda: the CUDA half of the extension. The simulator's module for tests, _C_cuda_simt, is compiled from
+// this file, too.
 //
-// A tensor is a tuple (address, type, shape, strides in elements), type as in octavo::DType; nothing is None. A stream
-// is an integer. Arguments are checked by the ops; the GIL is released while they queue.
+// A tensor is a tuple (address, type, shape, strides in elements) whose type is a number of octavo::DType; None is a
+// tensor that is not given. A stream is an integer. The ops check their arguments. The GIL is released while they queue
+// their work.
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
@@ -130,7 +132,7 @@ py::tuple pack_plan(const octavo::plan::Plan& plan) {
         plan.num_partials);
 }
 
-// Lengths that can be, of a plan that somebody can mean.
+// Throws unless a plan can have these lengths.
 void check_lengths(const std::vector<std::int32_t>& q_lens, const std::vector<std::int32_t>& kv_lens,
                    const octavo::plan::Shape& shape) {
     constexpr std::int64_t kMostKeys = 1 << 30, kMostItems = 1 << 26;

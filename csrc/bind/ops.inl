@@ -1,5 +1,5 @@
-// The ops of octavo/api.h as functions of a module: the kernels where this is included in namespace octavo, their
-// definitions where it is in octavo::ref.
+// Defines the ops of octavo/api.h as functions of a Python module: the kernels where this file is included in namespace
+// octavo, their definitions where it is included in octavo::ref.
 
 void bind_ops(py::module_& module) {
     using namespace py::literals;

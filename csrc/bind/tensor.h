@@ -1,4 +1,5 @@
-// torch tensors as TensorRef, without torch: what has data_ptr(), shape, stride(), dtype and is_cpu. None is no tensor.
+// Converts torch tensors to TensorRef without torch: an object with data_ptr(), shape, stride(), dtype and is_cpu is a
+// tensor. None is a tensor that is not given.
 #pragma once
 
 #include <pybind11/pybind11.h>
@@ -13,7 +14,7 @@ TensorRef tensor_ref(pybind11::handle object);
 
 namespace pybind11::detail {
 
-// Never refuses: what is wrong with an object is said by the op, which knows the argument's name.
+// Never refuses an object: the op, which knows the argument's name, says what is wrong with it.
 template <>
 struct type_caster<octavo::TensorRef> {
     PYBIND11_TYPE_CASTER(octavo::TensorRef, const_name("torch.Tensor"));

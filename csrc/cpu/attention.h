@@ -1,4 +1,4 @@
-// Attention as parts of a run: the plan of a step, and its execution.
+// Attention within a run of the pool: the plan of a step, and its execution.
 #pragma once
 
 #include <vector>
@@ -10,7 +10,7 @@
 
 namespace octavo {
 
-// How a step's attention is divided. One plan serves all layers of the same window.
+// How the attention of a step is divided into items. One plan serves all layers with the same window.
 class AttentionPlan {
   public:
     // Sequences in host memory; checks nothing.

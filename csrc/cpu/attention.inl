@@ -1,6 +1,6 @@
-// Attention of some queries to pages. A tile of keys is taken once for all rows (queries x heads of the group); tiles
-// lie at fixed positions and a row sees them in order, so that its bits do not depend on what runs beside it: rows are
-// computed up to four together, each with the operations it would have alone.
+// Attention of some queries to pages. A tile of keys is read once for all rows (queries x heads of the group). Tiles
+// lie at fixed positions, and a row sees them in order. Up to four rows are computed together, each with the operations
+// it would have alone, so the bits of a row do not depend on the other rows.
 
 #include "attention/tile.inl"
 

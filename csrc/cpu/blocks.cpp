@@ -1,4 +1,4 @@
-// Whole blocks: bytes that are moved, never looked into.
+// Moves, gathers, scatters and checksums whole blocks, as bytes.
 #include <algorithm>
 #include <cstring>
 #include <unordered_set>

@@ -1,4 +1,4 @@
-// Norms, activations, rotation and conversions of one row.
+// Norm, activation, rotation, maximum and conversions of one row.
 
 void to_float(DType dtype, const void* from, std::int64_t count, float* to) {
     const std::int64_t whole = count / 8 * 8;

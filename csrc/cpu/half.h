@@ -1,5 +1,5 @@
-// float16, bfloat16 and the 8-bit types by bits, where no instruction does it. Rounds to nearest, ties to even; the
-// 8-bit types saturate.
+// Conversions of float16, bfloat16 and the 8-bit types by their bits, where no instruction does them. They round to
+// nearest, ties to even; the 8-bit types saturate.
 #pragma once
 
 #include <cmath>

@@ -1,5 +1,5 @@
-// The inner loops, one table of them per instruction set. Only plain data here: these files are compiled once per
-// instruction set, and an inline function shared with the rest could be taken from the wrong one by the linker.
+// The inner loops: one table of functions per instruction set. This header has plain data only, because the files that
+// include it are compiled once per instruction set: the linker could take an inline function from the wrong one.
 #pragma once
 
 #include <cstdint>
@@ -14,8 +14,8 @@ namespace octavo {
 // (docs/measurements/kernels.md).
 struct alignas(16) InputBlock {
     float scale;
-    float scaled_sum;  // of all values as they are rounded
-    std::int32_t sum;  // of the numbers
+    float scaled_sum;  // the sum of all rounded values
+    std::int32_t sum;  // the sum of the numbers
     std::int8_t high[kBlock], low[kBlock];
 };
 constexpr std::int32_t kDigit = 128, kLargestNumber = 127 * kDigit;
@@ -23,7 +23,7 @@ constexpr std::int32_t kDigit = 128, kLargestNumber = 127 * kDigit;
 // Blocks lie as a product of that many columns reads them: [columns / kInputColumns, blocks, kInputColumns].
 constexpr std::int64_t kInputColumns = 8;
 
-// Where a column's first block is, of `blocks`; the others follow every kInputColumns.
+// The place of the first of a column's `blocks`; the others follow at distances of kInputColumns.
 static inline std::int64_t input_at(std::int64_t column, std::int64_t blocks) {
     return column / kInputColumns * kInputColumns * blocks + column % kInputColumns;
 }
@@ -32,14 +32,14 @@ static inline std::int64_t input_at(std::int64_t column, std::int64_t blocks) {
 // A result's bits depend neither on the number of columns nor on which rows are computed together.
 struct LinearJob {
     Weight weight;
-    const float* x;  // [columns, cols], for weights that take them as they are
+    const float* x;  // [columns, cols], for weights that take inputs as they are
     std::int64_t x_stride;
-    const InputBlock* inputs;  // for those that round them
+    const InputBlock* inputs;  // for weights whose inputs are rounded
     std::int64_t columns;
     float* y;  // [columns, rows]
     std::int64_t y_stride;
     const float* bias;  // [rows] or null
-    bool accumulate;    // adds to what is there
+    bool accumulate;    // adds to y instead of overwriting it
 };
 
 // Where keys (or values) lie in blocks, for all layouts. Strides are counted in elements.
@@ -112,10 +112,10 @@ const Kernels* generic_kernels();
 const Kernels* avx2_kernels();  // null where not compiled in
 const Kernels* avx512_kernels();
 
-// Those in use: of the best instruction set, unless select_isa said otherwise.
+// The table in use: that of the best instruction set, unless select_isa chose another.
 const Kernels& kernels();
 
-// For tests and comparisons. ArgumentError if this machine cannot run it.
+// Chooses an instruction set, for tests and comparisons. ArgumentError if this machine cannot run it.
 void select_isa(const char* name);
 
 }  // namespace octavo

@@ -1,6 +1,6 @@
 // The body of every isa_*.cpp, which defines OCTAVO_ISA and OCTAVO_TABLE and is compiled for its instruction set.
-// Everything is in an anonymous namespace, and no inline function of the standard library is called: where it is not
-// inlined, the linker keeps one of all units' copies, which may be the one for AVX2, for all of them.
+// Everything is in an anonymous namespace, and no inline function of the standard library is called: where such a
+// function is not inlined, the linker keeps one copy of it for all files, and that may be the copy for AVX2.
 #include <cmath>
 #include <cstdint>
 #include <cstring>

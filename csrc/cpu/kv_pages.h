@@ -1,4 +1,4 @@
-// From what callers pass as a cache to what kernels read.
+// Makes the description of a cache that kernels read (KvPages) from the cache that a caller passes (KvCache).
 #pragma once
 
 #include "kernels.h"
@@ -15,16 +15,16 @@ struct KvNames {
         : keys(k), values(v), key_scale(ks), value_scale(vs), type(t) {}
 };
 
-// Where keys and values of `head_dim` dimensions lie; checked.
+// Checks the cache and says where its keys and values of `head_dim` dimensions lie.
 KvPages kv_pages(const KvCache& kv, std::int64_t head_dim, const KvNames& names = KvNames("kv"));
 
-// The same where nothing else says how many dimensions there are.
+// The same, with the number of dimensions taken from the cache's own shape.
 KvPages kv_pages(const KvCache& kv, const KvNames& names);
 
-// Of a cache that is written: see expect_apart of a tensor.
+// For a cache that is written: expect_apart for each of its tensors.
 void expect_apart(const KvCache& kv, const char* name, std::initializer_list<const TensorRef*> others);
 
-// That slots i64 [t] are -1 or places of the pages.
+// Throws unless slots i64 [t] are -1 or slots of the pages.
 void check_slots(const TensorRef& slots, const char* name, std::int64_t num_tokens, const KvPages& pages);
 
 }  // namespace octavo

@@ -1,4 +1,4 @@
-// Products as parts of a run: every lane calls these, in the same order.
+// Matrix products within a run of the pool: every lane calls these functions, in the same order.
 #pragma once
 
 #include "kernels.h"

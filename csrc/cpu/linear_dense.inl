@@ -1,4 +1,4 @@
-// Products with plain row-major weights: rows times columns in a tile of registers, summed along k.
+// Products with plain row-major weights: a tile of rows times columns in registers, summed along k.
 
 template <Format kFormat>
 inline F8 load_weight(const void* p, std::int64_t i) {

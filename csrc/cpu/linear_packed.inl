@@ -1,4 +1,5 @@
-// Products with packed weights: eight rows per register, so that a result is a lane and nothing is summed across.
+// Products with packed weights: eight rows per register, so that each lane of the register is one result and no sum is
+// taken across lanes.
 
 inline void put_rows(const LinearJob& job, std::int64_t column, std::int64_t row, F8 sum) {
     float* y = job.y + column * job.y_stride + row;

@@ -1,4 +1,4 @@
-// Ops on rows: each checks, then gives its rows to the lanes.
+// The ops on rows: each checks its arguments, then gives its rows to the lanes of the pool.
 #include <vector>
 
 #include "linear.h"

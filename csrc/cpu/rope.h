@@ -1,4 +1,4 @@
-// Rotation of one head by its position.
+// Rotates one head by the angles of its position.
 #pragma once
 
 #include "kernels.h"

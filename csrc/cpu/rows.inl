@@ -1,5 +1,5 @@
-// Rows of a packed matrix side by side in a register, eight or sixteen: what linear_packed.inl multiplies with. The
-// same operations per row, so the same bits.
+// Eight or sixteen rows of a packed matrix side by side in a register, which linear_packed.inl multiplies with. A row
+// has the same operations in both forms, so results have the same bits.
 
 template <int kCount>
 struct Columns {

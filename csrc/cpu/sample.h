@@ -1,4 +1,5 @@
-// The loops of a draw over a row of logits, compiled once for every x86-64 and once for AVX2, without FMA (draw.h).
+// The loops of a draw over a row of logits, compiled once for every x86-64 processor and once for AVX2, without FMA
+// (draw.h).
 #pragma once
 
 #include <cstdint>

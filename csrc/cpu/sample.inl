@@ -1,5 +1,5 @@
-// The body of sample_*.cpp: plain loops over arrays of fixed length, which compilers turn into vectors. Everything is
-// static, so that nothing compiled for AVX2 is called where there is none.
+// The body of sample_*.cpp: plain loops over arrays of fixed length, which compilers turn into vector code. Everything
+// is static, so that no function compiled for AVX2 is called where there is no AVX2.
 #include <cstdint>
 #include <cstring>
 #include <limits>

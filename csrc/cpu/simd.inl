@@ -1,5 +1,5 @@
-// Eight floats at a time (F8), and the dot product of eight rows with one block of inputs. Included by one translation
-// unit per instruction set, inside its anonymous namespace.
+// Eight floats at a time (F8), and the dot product of eight rows with one block of inputs. Each translation unit of an
+// instruction set includes this file in its anonymous namespace.
 
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 constexpr float kNotANumber = std::numeric_limits<float>::quiet_NaN();

@@ -1,8 +1,9 @@
-// The CUDA ops, one function each. Tensors are on the current device; work is queued on `stream` and not waited for.
-// Bad arguments throw ArgumentError before anything is queued; a failing device, DeviceError.
+// The CUDA ops, one function each. Tensors lie on the current device. An op queues its work on `stream` and does not
+// wait. Bad arguments throw ArgumentError before anything is queued; a failing device throws DeviceError.
 //
-// Indices and lengths that lie on the device cannot be checked here without waiting for it. Kernels check them: what
-// leads nowhere is not followed, and told to the host, which asks take_fault (device.h) once it has waited anyway.
+// Indices and lengths that lie on the device cannot be checked here without waiting for the device. Kernels check them:
+// they do not follow an index that leads nowhere, and tell the host, which asks take_fault (device.h) when it has
+// waited for other reasons.
 #pragma once
 
 #include <cstdint>
@@ -21,8 +22,8 @@ using StreamHandle = void*;
 struct KvCache {
     TensorRef keys, values;
     std::string type = "auto";
-    TensorRef key_scale, value_scale;  // float32 [1] or [kv_head], positive (nobody looks), or nothing: 1
-    // Of int8 also float16 [num_blocks, kv_head, block_size]: made for each slot when it is written.
+    TensorRef key_scale, value_scale;  // float32 [1] or [kv_head], positive (not checked); no data: 1
+    // For int8 also float16 [num_blocks, kv_head, block_size]: a scale for each slot, made when the slot is written.
 };
 
 // How scores are made, as gpu_worker.ops.AttentionOptions says. Block-sparse attention, as vLLM defines it: a query
@@ -33,13 +34,13 @@ struct BlockSparse {
 struct Attention {
     float scale = 1.0F, soft_cap = 0.0F;
     int window = 0;
-    TensorRef alibi, sinks;  // float32 [heads], or nothing
+    TensorRef alibi, sinks;  // float32 [heads], or no data
     BlockSparse sparse;
 };
 
 // ---- cache ---------------------------------------------------------------------------------------------------------
 
-// keys, values [tokens, kv_head, head_dim], slots int64 [tokens].
+// Stores keys, values [tokens, kv_head, head_dim] at slots int64 [tokens].
 void cache_write(const KvCache& kv, const TensorRef& keys, const TensorRef& values, const TensorRef& slots,
                  StreamHandle stream);
 // As cache_write, with queries (in place) and keys rotated first: dimension i of a head turns with i + rotated / 2, or
@@ -54,21 +55,23 @@ void rope_cache_write(const KvCache& kv, const TensorRef& queries, const TensorR
 // help.
 void copy_blocks(const TensorRef& source, const TensorRef& target, const TensorRef& pairs, int num_ctas,
                  StreamHandle stream);
-// Bytes [begin, begin + length) of each layer of blocks ids int64 [n], to or from staging uint8 [n, layers, length].
+// Copies bytes [begin, begin + length) of each layer of blocks ids int64 [n] to or from staging uint8 [n, layers,
+// length].
 void gather_blocks(const TensorRef& arena, const TensorRef& ids, const TensorRef& staging, std::int64_t begin,
                    StreamHandle stream);
 void scatter_blocks(const TensorRef& arena, const TensorRef& ids, const TensorRef& staging, std::int64_t begin,
                     StreamHandle stream);
-// out int64 [n]: what names each block of ids int64 [n] by its bytes, on any device (octavo/checksum.h).
+// out int64 [n]: the checksum of each block of ids int64 [n], which is equal on every device (octavo/checksum.h).
 void checksum_blocks(const TensorRef& arena, const TensorRef& ids, const TensorRef& out, StreamHandle stream);
-// One of them is uint8: numbers of `type`; the other float. to 8 bits: source / scale; from: source * scale.
+// One of source and target is uint8 and holds numbers of `type`, the other one is float. Numbers become source / scale
+// on the way to 8 bits, and source * scale on the way back.
 void convert_fp8(const TensorRef& target, const TensorRef& source, float scale, const std::string& type,
                  StreamHandle stream);
 
 // ---- rows ----------------------------------------------------------------------------------------------------------
 
 void rms_norm(const TensorRef& out, const TensorRef& x, const TensorRef& weight, float eps, StreamHandle stream);
-// residual += x; x = rms_norm(residual)
+// residual += x; then x = rms_norm(residual).
 void fused_add_rms_norm(const TensorRef& x, const TensorRef& residual, const TensorRef& weight, float eps,
                         StreamHandle stream);
 // out [n, d], x [n, 2 d]: silu(first half) * second half.
@@ -79,21 +82,22 @@ void sample(const TensorRef& ids, const TensorRef& logits, const TensorRef& temp
             const TensorRef& top_p, const TensorRef& min_p, const TensorRef& seed, const TensorRef& branch,
             const TensorRef& index, StreamHandle stream);
 
-// In place, before `sample`: entries [offsets[row], offsets[row + 1]) of ids int64, counts int32 (in the output; 0: in
-// the prompt alone; -1: in neither) and bias float32 (or nothing) are for logits [n, vocabulary] of that row; an id is
-// there once. Logits of tokens that were seen are divided (negative ones multiplied) by repetition [n]; frequency [n]
-// per occurrence and presence [n] are subtracted; bias is added (minus infinity bans).
+// Changes logits [n, vocabulary] in place, before `sample`. A row has the entries [offsets[row], offsets[row + 1]) of
+// ids int64, counts int32 (how often in the output; 0: only in the prompt; -1: in neither) and bias float32 (or no
+// data). An id occurs once in a row. Logits of tokens that were seen are divided (negative ones multiplied) by
+// repetition [n]; frequency [n] per occurrence and presence [n] are subtracted; bias is added (minus infinity bans).
 void penalize(const TensorRef& logits, const TensorRef& offsets, const TensorRef& ids, const TensorRef& counts,
               const TensorRef& bias, const TensorRef& repetition, const TensorRef& presence, const TensorRef& frequency,
               StreamHandle stream);
-// Log-softmax: chosen float32 [n], of ids int64 [n]; values float32 and tokens int64 [n, k]: the k likeliest, lower ids
-// first among equals, -1 where fewer have a probability. NaN and none for a row that `sample` refuses.
+// The log-softmax: chosen float32 [n], of ids int64 [n]; values float32 and tokens int64 [n, k], of the k likeliest
+// tokens, lower ids first among equals, -1 where fewer tokens have a probability. A row that `sample` refuses has NaN
+// and no tokens.
 void logprobs(const TensorRef& chosen, const TensorRef& values, const TensorRef& tokens, const TensorRef& logits,
               const TensorRef& ids, StreamHandle stream);
 
 // ---- attention -----------------------------------------------------------------------------------------------------
 
-// What the planner (plan/attention_plan.h) made, on the device.
+// A plan (plan/attention_plan.h) on the device.
 struct PlanRef {
     TensorRef slots;     // int32 [num_slots + 1]
     TensorRef items;     // int32 [capacity, 8]
@@ -101,7 +105,8 @@ struct PlanRef {
     TensorRef partials;  // float32 [partials, rows, head_dim + 2]
 };
 
-// What the planner must know of a kernel: the rows of its tiles, and how many of its blocks run at once (slots).
+// What the planner needs to know of a kernel: how many rows its tiles have, and how many of its thread blocks run at
+// once (slots).
 struct KernelShape {
     int rows, slots;
 };
@@ -116,7 +121,8 @@ KernelShape attention_kernel(const std::string& kernel, DType queries, const std
 void paged_attention(const std::string& kernel, int rows, const TensorRef& out, const TensorRef& queries,
                      const KvCache& kv, const TensorRef& tables, const TensorRef& cu_q, const TensorRef& lens,
                      const PlanRef& plan, const Attention& attention, StreamHandle stream);
-// vLLM's kernel: one block per query head and partition. Without partials, partition_size is 0 and they are nothing.
+// vLLM's kernel: one thread block per query head and partition. Without partitions, partition_size is 0 and the three
+// tensors of partial results have no data.
 void vllm_paged_attention(const TensorRef& out, const TensorRef& exp_sums, const TensorRef& max_logits,
                           const TensorRef& partial_out, const TensorRef& queries, const KvCache& kv,
                           const TensorRef& tables, const TensorRef& lens, int max_len, int partition_size,

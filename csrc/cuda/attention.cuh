@@ -1,6 +1,6 @@
-// What the attention kernels share: their parameters, how a score is made, and how results are put together.
+// What the attention kernels share: their parameters, how a score is made, and how partial results are merged.
 //
-// Softmax is taken in base 2: scores are multiplied with log2(e) once. A part of a row's keys gives (max, sum, acc):
+// Softmax is computed in base 2: scores are multiplied with log2(e) once. A part of a row's keys gives (max, sum, acc):
 // sum = sum of 2^(score - max), acc[d] = sum of 2^(score - max) * value[d].
 #pragma once
 
@@ -48,7 +48,7 @@ struct AttentionParams {
     Fp8Constants fp8;
 };
 
-// The items of a thread block. What lies on the device is not believed, here and below: nobody could look at it before.
+// The items of a thread block. Numbers on the device are checked here and below, because the host cannot look at them.
 __device__ __forceinline__ int first_item(const AttentionParams& p) { return max(p.slots[blockIdx.x], 0); }
 __device__ __forceinline__ int end_item(const AttentionParams& p) { return min(p.slots[blockIdx.x + 1], p.num_items); }
 
@@ -168,8 +168,8 @@ __device__ __forceinline__ float* partial_of(const AttentionParams& p, const pla
     return p.partials + static_cast<std::int64_t>(item.first + part) * tile * (p.head_dim + 2);
 }
 
-// Called by all threads when they have stored their share of a part: whoever comes last puts all parts together, in
-// order of keys, and leaves the counter as it was. `flag`: shared memory.
+// All threads call this when they have stored their share of a part. The thread block that comes last merges all parts,
+// in order of keys, and leaves the counter as it was. `flag`: shared memory.
 template <typename T>
 __device__ __forceinline__ void join_parts(const AttentionParams& p, const plan::Item& item, const Rows& rows, int tile,
                                            int* flag) {

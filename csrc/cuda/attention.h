@@ -1,4 +1,4 @@
-// The attention kernels by name: what attention.cu starts and inst/ instantiates.
+// The attention kernels by name: attention.cu launches them, and the files of inst/ instantiate them.
 #pragma once
 
 #include "attention.cuh"
@@ -31,7 +31,7 @@ KernelChoice prefill_mma_bf16_256(KvType kv);
 
 KernelChoice attention_simt(DType dtype, KvType kv, int head_dim);
 
-// What all of them need, checked, into `p`; without a plan.
+// Checks the arguments that all attention kernels share and writes them to `p`; the plan is not among them.
 KvLayer make_params(AttentionParams& p, const TensorRef& out, const TensorRef& queries, const KvCache& kv,
                     const TensorRef& tables, const TensorRef& lens, const Attention& attention);
 

@@ -1,7 +1,7 @@
-// Paged decode and prefill without tensor cores: float32, odd head sizes, any layout; and the version to read first.
+// Paged decode and prefill without tensor cores: float32, odd head sizes, any layout. This is the kernel to read first.
 //
-// A block of 4 warps takes an item: a range of keys for a tile of kSimtRows rows. Keys go round the warps 32 at a time:
-// a lane makes the scores of one key; then lanes share out the dimensions of values.
+// A thread block of 4 warps takes an item: a range of keys for a tile of kSimtRows rows. The warps take turns at 32
+// keys. Each lane computes the scores of one key; then the lanes share the dimensions of the values.
 #pragma once
 
 #include <type_traits>

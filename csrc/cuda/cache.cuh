@@ -1,4 +1,4 @@
-// Writing keys and values into blocks, and moving whole blocks.
+// Kernels that write keys and values into blocks, move and checksum whole blocks, and convert 8-bit numbers.
 #pragma once
 
 #include <type_traits>

@@ -1,4 +1,4 @@
-// What there is, and where memory lies.
+// Which devices there are, on which device memory lies, and the word in which kernels tell faults.
 #pragma once
 
 #include <cstdint>
@@ -7,14 +7,15 @@ namespace octavo::cuda {
 
 int device_count();
 
-// Why kernels of the current device cannot use this address, to be said with an argument's name; null if they can
-// (nothing, too: it has no address). Pinned host memory they can read and write. For one thread at a time.
+// Why kernels of the current device cannot use this address; null if they can. The caller adds the argument's name. A
+// null address counts as usable, and so does pinned host memory. Only one thread may call it at a time.
 const char* device_problem(const void* address);
 
-// The word that kernels of all devices tell their faults in, for as long as the process runs.
+// The word in which kernels of all devices tell faults. It stays until the process ends.
 std::int32_t* fault_word();
 
-// What kernels that have ended found wrong, once: an argument's name and the problem; null: nothing. Does not wait.
+// The fault that ended kernels have told, as an argument's name and the problem; null: there is none. A fault is
+// returned once. Does not wait.
 const char* take_fault();
 
 }  // namespace octavo::cuda

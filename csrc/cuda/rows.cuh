@@ -1,4 +1,4 @@
-// Norms, activations and rotation: one block per row, float32 inside.
+// Norms and the activation: one thread block per row, float32 inside. The rotation of a pair of dimensions.
 #pragma once
 
 #include "common/fault.cuh"

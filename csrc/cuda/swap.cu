@@ -1,4 +1,4 @@
-// The one file that speaks to the copy engines. What is copied, and how, is decided in plan/swap_plan.cpp.
+// The one file that calls the copy engines. plan/swap_plan.cpp decides what is copied, and how.
 #include "swap.h"
 
 #include <cuda_runtime_api.h>
@@ -128,7 +128,7 @@ struct Swapper::State {
         const std::lock_guard<std::mutex> lock(mutex);
         swaps.erase(ticket);
     }
-    // Tickets that nobody asked for again must not pile up: swaps are done in order.
+    // Tickets whose callers never ask again must not pile up. Swaps end in order.
     void forget_done() {
         while (!swaps.empty() && cudaEventQuery(swaps.begin()->second->event.get()) == cudaSuccess) {
             swaps.erase(swaps.begin());

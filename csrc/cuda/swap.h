@@ -1,4 +1,4 @@
-// Moves blocks between the device and the host beside the work that computes, on a stream of its own.
+// Copies blocks between the device and the host on a stream of its own, beside the computing work.
 #pragma once
 
 #include <cstdint>
@@ -10,11 +10,11 @@
 
 namespace octavo::cuda {
 
-// Threads may share one.
+// Several threads may share a Swapper.
 class Swapper {
   public:
     Swapper();
-    ~Swapper();  // waits for what is on its way
+    ~Swapper();  // waits for copies that are under way
     Swapper(const Swapper&) = delete;
     Swapper& operator=(const Swapper&) = delete;
 
@@ -29,10 +29,10 @@ class Swapper {
     // Whether the copies of a ticket are done. Never waits.
     bool done(std::int64_t ticket);
 
-    // What is queued on `stream` from now on waits for the ticket; the host does not.
+    // Makes work queued on `stream` after this call wait for the copies of the ticket. The host does not wait.
     void let_wait(std::int64_t ticket, StreamHandle stream);
 
-    // Waits on the host.
+    // Waits on the host until the copies of the ticket are done.
     void wait(std::int64_t ticket);
 
   private:

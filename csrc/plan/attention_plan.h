@@ -1,8 +1,8 @@
-// Which thread block does which part of a step's attention: worked out on the host once per step, for all layers.
+// Plans which thread block does which part of a step's attention. The host does it once per step, for all layers.
 //
 // Queries of a sequence that share a kv head are rows: row r is query head r % group of token r / group. A tile is some
-// of them, which one thread block takes against a range of keys. Slots are thread blocks that all run at once; each
-// works off its items in order. Work is laid out as one line, tile after tile, and cut into pieces of equal cost, one
+// rows, which one thread block computes against a range of keys. Slots are thread blocks that all run at once; each
+// computes its items in order. Work is laid out as one line, tile after tile, and cut into pieces of equal cost, one
 // per slot. So the load is even whatever the lengths are, a tile that fits is never split, and there are at most two
 // partial results per slot. Where whole tiles are even enough, nothing is cut.
 #pragma once
@@ -12,16 +12,16 @@
 
 namespace octavo::plan {
 
-// Keys [begin, end) for the tile that starts at `row`. A row of int32 on the device, in this order.
+// An item: the keys [begin, end) for the tile that starts at `row`. On the device it is a row of int32, in this order.
 struct Item {
     std::int32_t sequence;
     std::int32_t head;   // kv head
-    std::int32_t row;    // the tile's first
+    std::int32_t row;    // the first row of the tile
     std::int32_t begin;  // first key
     std::int32_t end;
-    std::int32_t part;   // of the tile's `parts`, in order of keys
+    std::int32_t part;   // the number of this part among the tile's `parts`, in order of keys
     std::int32_t parts;  // 1: the result goes to the output
-    std::int32_t first;  // where the partial results of the tile begin, and what counts those that are done
+    std::int32_t first;  // the place of the tile's partial results, and of the counter of those that are done
 };
 
 constexpr std::int32_t kTile = 64;  // pieces begin at multiples of so many keys
@@ -31,11 +31,11 @@ struct Shape {
     std::int32_t group = 1;      // query heads of each
     std::int32_t rows = 8;       // of a tile
     std::int32_t num_slots = 1;
-    std::int32_t window = 0;         // keys a query sees; 0: all
+    std::int32_t window = 0;         // how many keys a query sees; 0: all
     std::int32_t least_piece = 128;  // keys that are worth a slot of their own
-    std::int32_t item_cost = 64;     // of beginning an item, in keys
-    std::int32_t fixed_piece = 0;    // > 0: every piece but the last has this length, whatever else is in the batch
-    double even_enough = 1.0;        // the heaviest slot's load over the mean load, with which tiles are left whole
+    std::int32_t item_cost = 64;     // the cost of beginning an item, in keys
+    std::int32_t fixed_piece = 0;    // > 0: every piece but the last has this length, whatever the batch holds
+    double even_enough = 1.0;        // tiles stay whole up to this ratio of the heaviest slot's load to the mean load
 };
 
 struct Plan {

@@ -1,4 +1,5 @@
-// How blocks move between two arenas: which bytes, in as few pieces as possible, and by whom.
+// Plans how blocks are copied between two arenas: which bytes, in as few pieces as possible, by copy engines or by a
+// kernel.
 #pragma once
 
 #include <cstdint>

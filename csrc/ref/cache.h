@@ -1,4 +1,4 @@
-// A layer's cache as numbers, whatever its layout and type.
+// A layer's cache read and written as numbers, whatever its layout and type.
 #pragma once
 
 #include <vector>

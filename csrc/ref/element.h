@@ -1,5 +1,5 @@
-// An element of a tensor as a double, whatever its type: read exactly, rounded once when written (to nearest, ties to
-// even; 8-bit floats, and int8, which holds -127 to 127 and no NaN, saturate).
+// Reads an element of a tensor of any type exactly, as a double, and writes one rounded once: to nearest, ties to even.
+// 8-bit floats saturate, and so does int8, which holds -127 to 127 and no NaN.
 #pragma once
 
 #include "octavo/tensor.h"

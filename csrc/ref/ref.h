@@ -1,6 +1,6 @@
-// What the ops of octavo/api.h mean: the same functions again, one obvious step after another, in double precision and
-// in one thread. Arguments, checks and errors are those of the kernels; so are results, but for their rounding.
-// Nothing here is fast, and nothing in production calls it.
+// The definitions of the ops of octavo/api.h: the same functions, one obvious step after another, in double precision
+// and in one thread. They have the arguments, checks and errors of the kernels, and the same results but for rounding.
+// They are slow, and only tests call them.
 #pragma once
 
 #include "octavo/api.h"

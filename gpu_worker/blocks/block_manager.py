@@ -4,11 +4,12 @@ Every block is in exactly one of four places:
 
     free      no table has it, its content is worthless      refs 0, in the free list
     cached    no table has it, it holds a known prefix       refs 0, idle in the prefix cache
-    used      as many tables or reservations have it         refs >= 1
+    used      `refs` tables or reservations have it          refs >= 1
     held      no table has it, but the step being planned copies from it; free or cached after that step
 
-A block that two tables share is read-only. Before a branch writes into it, its table gets a copy instead; the runner
-makes the copy before the step writes anything. All operations are O(1) per block.
+A block that two tables share is read-only. Before a branch writes into it, the branch's table gets a copy instead; the
+runner makes the copy before the step writes anything. "The step being planned" is the one whose copies have not been
+made: it lasts from one `end_step` to the next. All operations are O(1) per block.
 """
 
 from collections import Counter
@@ -41,11 +42,11 @@ class BlockManager:
         self.num_watermark = int(watermark * num_blocks)
         self.refs = [0] * num_blocks  # how many tables and reservations have each block
         self._free = [BlockId(block) for block in range(num_blocks - 1, -1, -1)]
-        self._copies: dict[BlockId, BlockId] = {}  # to: from, of the step being planned
+        self._copies: dict[BlockId, BlockId] = {}  # target: source, of the step being planned
         self._held: set[BlockId] = set()
         self._reservations: set[Reservation] = set()
         self._debug = debug
-        self._freed: set[BlockId] = set()
+        self._freed: set[BlockId] = set()  # with `debug`: see take_freed_blocks
 
     @property
     def num_free(self) -> int:
@@ -62,6 +63,7 @@ class BlockManager:
 
     @property
     def num_used(self) -> int:
+        """Blocks that are used or held."""
         return self.num_blocks - self.num_available
 
     @property
@@ -73,12 +75,12 @@ class BlockManager:
         return -(-num_tokens // self.block_size)
 
     def has_room_for(self, num_new: int, shared: Iterable[BlockId], *, spare: int) -> bool:
-        """Whether a table of the `shared` blocks and `num_new` others can be made that leaves `spare` available."""
+        """Whether a table of the `shared` and `num_new` other blocks can be made, and `spare` blocks stay available."""
         num_revived = sum(1 for block in shared if not self.refs[block])
         return num_new + num_revived + spare <= self.num_available
 
     def take_block(self) -> BlockId:
-        """A block that the caller alone has, and whose content is worthless."""
+        """Takes a free block, or else evicts a cached one. The caller alone has it, and its content is worthless."""
         if self._free:
             block = self._free.pop()
         elif self.cache.num_idle:
@@ -91,7 +93,7 @@ class BlockManager:
         return block
 
     def grow_table(self, table: list[BlockId], num_slots: int) -> None:
-        """Adds blocks to a table until it has `num_slots` slots. Raises OutOfBlocks, and adds none, for too few."""
+        """Adds blocks until a table has `num_slots` slots. Raises OutOfBlocks and adds none if there are too few."""
         missing = self.blocks_for(num_slots) - len(table)
         if missing > self.num_available:
             raise OutOfBlocks(f"{missing} blocks needed, {self.num_available} of {self.num_blocks} available")
@@ -99,7 +101,7 @@ class BlockManager:
             table.append(self.take_block())
 
     def share(self, blocks: Iterable[BlockId]) -> list[BlockId]:
-        """A table of blocks that another table has, or that are cached: each block is used once more."""
+        """Makes a table of blocks that other tables have or that are cached, and counts it as a user of each block."""
         refs, shared = self.refs, []
         for block in blocks:
             if not refs[block]:
@@ -122,7 +124,7 @@ class BlockManager:
         return self.refs[block] == 1
 
     def make_writable(self, table: list[BlockId], index: int) -> None:
-        """Replaces a shared block of a table by a copy, which the step being planned makes."""
+        """If other tables have the block, replaces it in this table by a copy, which the step being planned makes."""
         block = table[index]
         if self.refs[block] == 1:
             return
@@ -131,11 +133,11 @@ class BlockManager:
         self._copies[copy] = block
 
     def seal_block(self, block_hash: BlockHash, block: BlockId) -> None:
-        """A used block is full and computed: from now on other branches can share it by its hash."""
+        """Registers a used block that is full and computed, so that other branches can share it by its hash."""
         self.cache.insert(block_hash, block)
 
     def reserve(self, num_blocks: int) -> "Reservation":
-        """Blocks for something that may fail: `with manager.reserve(n) as reservation: ...; reservation.commit()`."""
+        """Takes blocks for work that may fail: `with manager.reserve(n) as reservation: ...; reservation.commit()`."""
         if num_blocks > self.num_available:
             raise OutOfBlocks(f"{num_blocks} blocks needed, {self.num_available} of {self.num_blocks} available")
         reservation = Reservation(self, [self.take_block() for _ in range(num_blocks)])
@@ -152,7 +154,7 @@ class BlockManager:
         return freed
 
     def end_step(self) -> None:
-        """The planned step has run, or never will: its copies are no longer to be made."""
+        """Forgets the copies of the planned step, which has run or never will, and lets go of the held blocks."""
         self._copies.clear()
         held, self._held = self._held, set()
         for block in held:
@@ -177,8 +179,9 @@ class BlockManager:
         self.cache.check_hashes(self.refs)
 
     def _retire(self, block: BlockId) -> None:
+        """Holds, caches or frees a block that no table has any more."""
         if self._copies:
-            self._copies.pop(block, None)  # a copy was to write it, which no table needs any more
+            self._copies.pop(block, None)  # no table needs the copy that the step was to write there
             if block in self._copies.values():
                 self._held.add(block)
                 return

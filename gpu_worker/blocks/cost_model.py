@@ -1,15 +1,15 @@
-"""What swapping and recomputing a sequence would cost, as measured. Preemption takes the cheaper way."""
+"""How long it takes to swap a sequence and to compute it again, as measured. Preemption takes the quicker way."""
 
 from dataclasses import dataclass
 
 
 @dataclass(slots=True)
 class CostModel:
-    """Rates of copying and computing. It begins with cautious guesses; the engine's step times call `observe_*`."""
+    """The rates of copying and computing: first cautious guesses, then what the engine gives to `observe_*`."""
 
     copy_bytes_per_s: float = 4e9
     prefill_tokens_per_s: float = 2000.0
-    weight: float = 0.2  # of a new measurement against all earlier ones
+    weight: float = 0.2  # of a new measurement; all earlier ones together have the rest
 
     def observe_copy(self, num_bytes: int, seconds: float) -> None:
         if num_bytes > 0 and seconds > 0:

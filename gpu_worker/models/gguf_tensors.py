@@ -1,4 +1,4 @@
-"""A GGUF file as a Transformers checkpoint: metadata as config.json, tensors dequantized and by their usual names."""
+"""Reads a GGUF file as a Transformers checkpoint: metadata as config.json, dequantized tensors by their usual names."""
 
 import re
 from typing import Any
@@ -39,7 +39,7 @@ _BLOCK = re.compile(r"blk\.(\d+)\.(\w+)\.(weight|bias)")
 
 
 class GgufSource:
-    """A WeightSource over an open GGUF file of one of ARCHITECTURES. Names it does not know stay as they are."""
+    """A WeightSource over an open GGUF file of one of ARCHITECTURES. Tensors it does not know keep their names."""
 
     def __init__(self, file: GgufFile) -> None:
         self._file = file
@@ -53,14 +53,14 @@ class GgufSource:
         return self._ordered(name, read_tensor(self._file, self._info(name).name))
 
     def kind(self, name: str) -> TensorType:
-        """The type a tensor is stored in."""
+        """The type that a tensor is stored in."""
         return self._info(name).type
 
     def shape(self, name: str) -> tuple[int, ...]:
         return tuple(self._info(name).shape)
 
     def blocks(self, name: str) -> Tensor:
-        """A tensor of two dimensions as it is stored: uint8 [rows, bytes of a row], in new memory."""
+        """The stored bytes of a tensor of two dimensions: uint8 [rows, bytes of a row], in new memory."""
         info = self._info(name)
         data = torch.frombuffer(bytearray(self._file.tensor_bytes(info.name)), dtype=torch.uint8)
         return self._ordered(name, data.view(info.shape[0], -1))
@@ -71,7 +71,7 @@ class GgufSource:
         return self._file.tensors[self._stored[name]]
 
     def _ordered(self, name: str, tensor: Tensor) -> Tensor:
-        """A tensor's rows in the order we use them."""
+        """The tensor with its rows in the order that our decoders use."""
         heads = {"q_proj": "attention.head_count", "k_proj": "attention.head_count_kv"}
         for part, key in heads.items():
             if self._arch in INTERLEAVED and f".{part}." in name:
@@ -107,7 +107,7 @@ def architecture(file: GgufFile) -> str:
 
 
 def read_config(file: GgufFile) -> dict[str, Any]:
-    """What config.json would say."""
+    """The content that config.json would have."""
     arch, data = architecture(file), file.metadata
     if "token_embd.weight" not in file.tensors:
         raise BadModel(f"{file.path.name} has no token_embd.weight")
@@ -136,7 +136,7 @@ def read_config(file: GgufFile) -> dict[str, Any]:
 
 
 def end_tokens(data: Metadata) -> list[int]:
-    """Tokens that end an answer: of the sequence, of the turn, of the message."""
+    """The tokens that end an answer: the ends of a sequence, a turn and a message."""
     keys = [f"tokenizer.ggml.{name}_token_id" for name in ("eos", "eot", "eom")]
     return sorted({data.integer(key) for key in keys if key in data})
 

@@ -1,4 +1,4 @@
-"""GPT-2: learned positions, layer norms with biases, matrices stored transposed, one head per query."""
+"""GPT-2: learned positions, layer norms with biases, matrices that are stored transposed, a key-value head per head."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -8,15 +8,14 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from gpu_worker.models.llama import ProgressCallback
-from gpu_worker.models.weights import CheckpointReader, WeightSource
+from gpu_worker.models.weights import CheckpointReader, ProgressCallback, WeightSource
 from gpu_worker.ops import AttentionOptions, Ops, TokenBatch
 from octavo.errors import BadModel
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gpt2Config:
-    """Sizes, and the two variations of the attention's scale."""
+    """Sizes, and the two variations of the scale of attention."""
 
     vocab_size: int
     context_tokens: int
@@ -31,7 +30,7 @@ class Gpt2Config:
 
     @classmethod
     def from_dict(cls, config: Mapping[str, Any]) -> "Gpt2Config":
-        """From config.json's content. Missing or contradictory: BadModel."""
+        """Reads the content of config.json. BadModel if a value is missing or contradicts another."""
         try:
             hidden, num_heads = int(config["n_embd"]), int(config["n_head"])
             if hidden % num_heads:
@@ -53,7 +52,7 @@ class Gpt2Config:
 
 
 def is_gpt2(config: Mapping[str, Any]) -> bool:
-    """Whether our own decoder computes what this configuration means."""
+    """Whether Gpt2Decoder computes what this configuration means."""
     return (
         config.get("model_type") == "gpt2"
         and config.get("activation_function", "gelu_new") in ("gelu_new", "gelu_pytorch_tanh")
@@ -65,7 +64,7 @@ def is_gpt2(config: Mapping[str, Any]) -> bool:
 def prepare(
     source: WeightSource, config: Gpt2Config, dtype: torch.dtype, on_tensor: ProgressCallback
 ) -> dict[str, Tensor]:
-    """The decoder's tensors, matrices turned to [out, in]."""
+    """The decoder's tensors; matrices are transposed to [out, in]."""
     checkpoint = CheckpointReader(source, dtype, on_tensor)
     root = "transformer." if "transformer.wte.weight" in checkpoint else ""
     hidden, inner = config.hidden_size, config.intermediate_size
@@ -100,7 +99,7 @@ def prepare(
 
 
 class Gpt2Decoder:
-    """A Decoder."""
+    """GPT-2 as a Decoder."""
 
     name = "gpt2"
     capturable = True

@@ -14,10 +14,9 @@ import torch
 from torch import Tensor
 
 from gpu_worker.models.config import LlamaConfig
-from gpu_worker.models.weights import CheckpointReader, WeightSource
+from gpu_worker.models.weights import CheckpointReader, ProgressCallback, WeightSource
 from gpu_worker.ops import AttentionOptions, Ops, TokenBatch
 
-ProgressCallback = Callable[[int, int], None]
 M = TypeVar("M")
 StackTensors = Callable[[list[str], list[tuple[int, ...]]], M]  # tensors by name and shape, one below the other
 
@@ -25,13 +24,13 @@ StackTensors = Callable[[list[str], list[tuple[int, ...]]], M]  # tensors by nam
 def prepare(
     source: WeightSource, config: LlamaConfig, dtype: torch.dtype, on_tensor: ProgressCallback
 ) -> dict[str, Tensor]:
-    """The decoder's tensors by our names, in `dtype`. The checkpoint must have exactly what the configuration says."""
+    """The decoder's tensors by our names, in `dtype`. BadModel unless the checkpoint has exactly these tensors."""
     checkpoint = CheckpointReader(source, dtype, on_tensor)
     return collect(checkpoint, checkpoint.read_stacked, config)
 
 
 def collect(checkpoint: CheckpointReader, matrix: StackTensors[M], config: LlamaConfig) -> dict[str, Tensor | M]:
-    """The same with each matrix, and the embedding, as `matrix` makes it of one or more tensors."""
+    """The decoder's tensors by our names. `matrix` makes the embedding and each matrix of one or more tensors."""
     hidden, vocab = config.hidden_size, config.vocab_size
     tensors: dict[str, Tensor | M] = {
         "embedding": matrix(["model.embed_tokens.weight"], [(vocab, hidden)]),
@@ -75,7 +74,7 @@ def _layer(
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class LlamaLayer:
-    """One layer's tensors; weights are [out, in]."""
+    """The tensors of one layer. Weights are [out, in]."""
 
     input_norm: Tensor  # [hidden]
     qkv: Tensor  # [(num_heads + 2 * num_kv_heads) * head_dim, hidden]
@@ -92,7 +91,7 @@ class LlamaLayer:
 
 
 class LlamaDecoder:
-    """A Decoder; see the module's docstring."""
+    """A Decoder of the Llama family, on any device and any ops."""
 
     name = "llama"
     capturable = True

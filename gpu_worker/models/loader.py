@@ -1,9 +1,9 @@
-"""From a model's name to a model on its device, with what the rest of the worker needs to know of it."""
+"""Loads a model by its name onto its device, with all that the rest of the worker needs to know of it."""
 
 import json
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -20,16 +20,14 @@ from gpu_worker.models.locate import locate
 from gpu_worker.models.native_llama import NativeLlamaDecoder
 from gpu_worker.models.packing import SCHEMES
 from gpu_worker.models.weight_cache import WeightCache
-from gpu_worker.models.weights import SafetensorsSource, WeightSource, weight_files
+from gpu_worker.models.weights import ProgressCallback, SafetensorsSource, WeightSource, weight_files
 from gpu_worker.ops import Ops
 from gpu_worker.ops.native_cpu import NativeCpuOps
 from octavo.errors import BadModel, InvalidArgument
 from octavo.gguf import GgufFile
 
 log = logging.getLogger(__name__)
-CACHE_VERSION = 1  # of what `prepare` makes and dequantization computes
-
-ProgressCallback = Callable[[int, int], None]  # (tensors done, tensors in all)
+CACHE_VERSION = 1  # rises when `prepare` or dequantization make other tensors of the same file
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,9 +54,9 @@ def load_model(
 ) -> LoadedModel:
     """Loads a GGUF file, a directory, `smollm2`, or a name on the hub.
 
-    `dtype` None: float32 on a CPU, the file's on a GPU. `quantization` is one of packing.SCHEMES; q8 and q4 need native
-    ops and a decoder of the Llama family (InvalidArgument). Raises NotFound if there is no such model, BadModel or
-    MalformedGguf if it cannot be used. Converted GGUF weights are kept in `cache_dir`; None keeps nothing.
+    `dtype` None means float32 on a CPU, and the file's type on a GPU. `quantization` is one of packing.SCHEMES; q8 and
+    q4 need native ops and a decoder of the Llama family (InvalidArgument). Raises NotFound if there is no such model,
+    and BadModel or MalformedGguf if it cannot be used. Converted GGUF weights are kept in `cache_dir`; None keeps none.
     """
     started = time.monotonic()
     if quantization not in SCHEMES:
@@ -74,7 +72,7 @@ def load_model(
 
 
 class _ProgressLogger:
-    """A line in the log every few seconds."""
+    """Writes the progress of loading to the log every few seconds."""
 
     EVERY_S = 2.0
 
@@ -113,20 +111,20 @@ def _load_gguf(name: str, path: Path, how: "_LoadOptions") -> LoadedModel:
 def _dequantized(
     path: Path, source: GgufSource, config: LlamaConfig, dtype: torch.dtype, how: "_LoadOptions"
 ) -> dict[str, Tensor]:
-    """The decoder's tensors, from the cache if they are there."""
+    """The decoder's tensors, from the cache on disk if it has them."""
     cache = WeightCache(how.cache_dir) if how.cache_dir else None
     key = _cache_key(path, dtype)
     tensors = cache.load(path.stem, key) if cache else None
     if tensors is None:
         tensors = llama.prepare(source, config, dtype, how.progress)
         if cache and cache.store(path.stem, key, tensors):
-            # What was just converted is private memory; the file's pages are shared by all workers of the machine.
+            # The converted tensors are private memory; the pages of the file are shared by all workers of the machine.
             tensors = cache.load(path.stem, key) or tensors
     return tensors
 
 
 def _cache_key(path: Path, dtype: torch.dtype) -> str:
-    """Changes with the file's content (as far as samples and times tell) and with what we make of it."""
+    """Changes with the file's content, as far as samples and times tell, and with the way it is converted."""
     stat = path.stat()
     dtype_name = str(dtype).removeprefix("torch.")
     return f"{sample_file(path).hex()[:16]}-{stat.st_size:x}-{stat.st_mtime_ns:x}-{dtype_name}-v{CACHE_VERSION}"
@@ -148,7 +146,7 @@ def _load_directory(name: str, path: Path, how: "_LoadOptions") -> LoadedModel:
 
 
 def _decoder(path: Path, content: Mapping[str, Any], dtype: torch.dtype, how: "_LoadOptions") -> Decoder:
-    """Our own decoder if it computes what the configuration says, else the model's own code."""
+    """One of our decoders if it computes what the configuration says, else the model's own code."""
     if is_llama_like(content):
         config = LlamaConfig.from_dict(content)
         source: WeightSource = SafetensorsSource(path)
@@ -160,7 +158,7 @@ def _decoder(path: Path, content: Mapping[str, Any], dtype: torch.dtype, how: "_
         sizes = gpt2.Gpt2Config.from_dict(content)
         tensors = gpt2.prepare(SafetensorsSource(path), sizes, dtype, how.progress)
         return gpt2.Gpt2Decoder(sizes, tensors, how.ops, how.device)
-    from gpu_worker.models.transformers_any import TransformersDecoder  # seconds of imports that the others do not need
+    from gpu_worker.models.transformers_any import TransformersDecoder  # seconds of imports that others do not need
 
     return TransformersDecoder.load(path, dtype, how.ops, how.device)
 
@@ -172,7 +170,7 @@ def _native(source: WeightSource, config: LlamaConfig, dtype: torch.dtype, how: 
 
 @dataclass(frozen=True, slots=True)
 class _LoadOptions:
-    """What load_model was asked for."""
+    """The arguments of load_model."""
 
     device: torch.device
     dtype: torch.dtype | None
@@ -182,7 +180,7 @@ class _LoadOptions:
     progress: ProgressCallback
 
     def native(self, config: LlamaConfig | None) -> bool:
-        """Whether the extension runs this model. InvalidArgument if it does not and was asked to quantize."""
+        """Whether the extension runs this model. InvalidArgument if it does not, but q8 or q4 was asked for."""
         if isinstance(self.ops, NativeCpuOps) and config is not None and native_llama.supports(config):
             return True
         if self.quantization in ("q8", "q4"):
@@ -192,7 +190,7 @@ class _LoadOptions:
         return False
 
     def rounding(self, decoder: Decoder, packed: bool) -> str:
-        """What tells this model's tokens from those of the same files computed otherwise; empty: nothing."""
+        """The rounding that makes this decoder's tokens differ from exact ones; empty: there is none."""
         rounded = self.quantization in ("q8", "q4") or (self.quantization == "auto" and packed)
         return self.quantization if rounded and isinstance(decoder, NativeLlamaDecoder) else ""
 
@@ -208,7 +206,7 @@ def _read_json(path: Path) -> dict[str, Any]:
 
 
 def _end_tokens(path: Path, content: Mapping[str, Any]) -> tuple[int, ...]:
-    """Of generation_config.json, which lists more of them, or of config.json."""
+    """The end tokens in generation_config.json, which lists more of them, or else in config.json."""
     generation = path / "generation_config.json"
     found = _read_json(generation).get("eos_token_id") if generation.exists() else None
     ids = found if found is not None else content.get("eos_token_id")

@@ -1,4 +1,4 @@
-"""Where a model's files are."""
+"""Finds the files of a model."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -6,7 +6,7 @@ from pathlib import Path
 from gpu_worker.models import demo
 from octavo.errors import NotFound
 
-# What is fetched of a repository: no code, no pickles.
+# The files that are fetched from a repository: no code, no pickles.
 HUB_PATTERNS = ["*.json", "*.safetensors", "*.jinja", "merges.txt", "tokenizer.model"]
 
 
@@ -44,7 +44,7 @@ def _in_directory(path: Path) -> ModelFiles:
 
 
 def _from_hub(name: str) -> Path:
-    """The local snapshot, fetched if it is not there and the hub can be reached."""
+    """The local snapshot. It is fetched if there is none and the hub can be reached."""
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
@@ -53,7 +53,7 @@ def _from_hub(name: str) -> Path:
     except HFValidationError as error:
         raise NotFound(f"model {name!r}: {error}") from error
     except LocalEntryNotFoundError:
-        pass  # not here yet
+        pass  # there is no snapshot yet
     try:
         return Path(snapshot_download(name, allow_patterns=HUB_PATTERNS))
     except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:

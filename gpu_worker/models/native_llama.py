@@ -1,6 +1,6 @@
 """Decoders of the Llama family on a CPU: a whole step is one call into the extension (csrc/cpu/llama.cpp).
 
-`llama.LlamaDecoder` is the definition of what this computes.
+`llama.LlamaDecoder` defines what a NativeLlamaDecoder computes.
 """
 
 from collections.abc import Mapping, Sequence
@@ -11,21 +11,21 @@ import torch
 from torch import Tensor
 
 from gpu_worker.models.config import LlamaConfig
-from gpu_worker.models.llama import ProgressCallback, collect
+from gpu_worker.models.llama import collect
 from gpu_worker.models.packing import MatrixPacker, NativeMatrix
-from gpu_worker.models.weights import CheckpointReader, WeightSource
+from gpu_worker.models.weights import CheckpointReader, ProgressCallback, WeightSource
 from gpu_worker.ops import TokenBatch
 
 MAX_HEAD_DIM = 256
 
 
 def supports(config: LlamaConfig) -> bool:
-    """Whether the extension computes this one: sizes that fill its registers."""
+    """Whether the extension computes this model: its heads must fill the registers."""
     return config.head_dim % 8 == 0 and config.head_dim <= MAX_HEAD_DIM
 
 
 class NativeLlamaDecoder:
-    """A Decoder. Sums, norms and what lies between layers are float32, whatever weights and cache are."""
+    """A Decoder. Sums, norms and the states between layers are float32, whatever the types of weights and cache."""
 
     capturable = False
     batch_invariant = True
@@ -73,7 +73,7 @@ class NativeLlamaDecoder:
         extension: ModuleType,
         on_tensor: ProgressCallback,
     ) -> "NativeLlamaDecoder":
-        """From a checkpoint; `scheme` is one of packing.SCHEMES."""
+        """Loads a checkpoint. `scheme` is one of packing.SCHEMES."""
         checkpoint = CheckpointReader(source, torch.float32, on_tensor)
         packer = MatrixPacker(extension, source, checkpoint, scheme, dtype)
         decoder = cls(config, collect(checkpoint, packer.stack, config), extension)
@@ -105,7 +105,7 @@ class NativeLlamaDecoder:
         }
 
     def _layers(self, kv: Sequence[Tensor]) -> Any:
-        """The arena as the extension sees it; the same list of tensors comes with every step."""
+        """The extension's handle of the arena. Every step passes the same list of tensors, so the handle is kept."""
         if self._kv is None or self._kv[0] is not kv:
             self._kv = (kv, self._extension.Kv(list(kv)))
         return self._kv[1]

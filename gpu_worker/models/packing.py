@@ -1,13 +1,13 @@
-"""Matrices as native kernels multiply with them: as stored, or packed in 8 or 4 bits.
+"""Makes the matrices that the extension's kernels multiply with: as stored, or packed in 8 or 4 bits.
 
-| scheme | of a GGUF file | of safetensors |
+| scheme | from a GGUF file | from safetensors |
 |---|---|---|
-| auto | its own bits, inputs rounded to 15 bits | as `none` |
-| none | its own bits, inputs in float32: what dequantized weights give, bit for bit | as stored, inputs in float32 |
-| q8, q4 | rounded anew | rounded |
+| auto | the file's own bits, inputs rounded to 15 bits | as `none` |
+| none | the file's own bits, inputs in float32: the results of dequantized weights | as stored, inputs in float32 |
+| q8, q4 | rounded again | rounded |
 
-Rounding is that of GGUF's Q8_0 and Q4_0; the embedding, in many models the output projection too, keeps 8 bits. Formats
-of GGUF that have no kernel (Q4_K and its like) are rounded to 8 bits by `auto`, and become float32 by `none`.
+Rounding is that of GGUF's Q8_0 and Q4_0. The embedding, which is also the output projection of many models, keeps 8
+bits. GGUF formats without a kernel (such as Q4_K) are rounded to 8 bits by `auto`, and become float32 by `none`.
 """
 
 import logging
@@ -38,11 +38,11 @@ class NativeMatrix:
     """A matrix [rows, cols]; `weight` refers to the memory of `data`."""
 
     data: Tensor
-    weight: Any  # of the extension
+    weight: Any  # the extension's Weight
 
 
 class MatrixPacker:
-    """Makes matrices of a source's tensors."""
+    """Packs the tensors of a source into matrices."""
 
     def __init__(
         self, extension: ModuleType, source: WeightSource, checkpoint: CheckpointReader, scheme: str, dtype: torch.dtype
@@ -56,7 +56,7 @@ class MatrixPacker:
         self.formats: Counter[str] = Counter()
 
     def stack(self, names: list[str], shapes: list[tuple[int, ...]]) -> NativeMatrix:
-        """Tensors of two dimensions, one below the other."""
+        """A matrix of tensors of two dimensions, one below the other."""
         blocked = all(columns % BLOCK == 0 for _, columns in shapes)
         if self._scheme in ("q8", "q4") and blocked:
             format_ = "q8" if names[0] in OUTER else self._scheme
@@ -74,7 +74,7 @@ class MatrixPacker:
         return self._plain(names, shapes)
 
     def _plain(self, names: list[str], shapes: list[tuple[int, ...]]) -> NativeMatrix:
-        """In 16 bits if they are stored so, whatever the model computes in: it is the same and half the bytes."""
+        """A plain matrix: in 16 bits if the tensors are stored so, which loses nothing and takes half the bytes."""
         parts = [self._checkpoint.read_stored(name, shape) for name, shape in zip(names, shapes, strict=True)]
         stored = {part.dtype for part in parts}
         dtype = parts[0].dtype if len(stored) == 1 and parts[0].dtype in FORMATS else torch.float32
@@ -121,7 +121,7 @@ class MatrixPacker:
 
 
 def _with_minimums(blocks: Tensor) -> Tensor:
-    """Q4_0 as Q4_1: d * (q - 8) is d * q + (-8 * d), and -8 d is exact in float16."""
+    """Blocks of Q4_0 as blocks of Q4_1: d * (q - 8) is d * q + (-8 * d), and -8 * d is exact in float16."""
     parts = blocks.view(blocks.shape[0], -1, 18)
     scales = parts[:, :, :2].contiguous().view(torch.float16)
     minimums = (scales * -8).view(torch.uint8)

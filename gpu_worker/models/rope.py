@@ -15,7 +15,7 @@ KINDS = ("default", "linear", "dynamic", "llama3", "yarn", "factors")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RopeParameters:
-    """How positions turn into angles. Parameters a kind does not use are ignored."""
+    """How positions become angles. Parameters that a kind does not use are ignored."""
 
     dim: int  # dimensions of a head that are rotated
     theta: float = 10000.0
@@ -30,11 +30,11 @@ class RopeParameters:
     mscale: float = 0.0
     mscale_all_dim: float = 0.0
     truncate: bool = True
-    factors: tuple[float, ...] = ()  # of kind "factors": what each frequency is divided by, as GGUF files list them
+    factors: tuple[float, ...] = ()  # of kind "factors": the divisor of each frequency, as GGUF files list them
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any], head_dim: int) -> "RopeParameters":
-        """From a Transformers configuration, of version 5 (rope_parameters) or before (rope_theta, rope_scaling)."""
+        """Reads a Transformers configuration: of version 5 (rope_parameters), or older (rope_theta, rope_scaling)."""
         scaling = config.get("rope_parameters") or config.get("rope_scaling") or {}
         kind = scaling.get("rope_type") or scaling.get("type") or "default"
         partial = scaling.get("partial_rotary_factor") or config.get("partial_rotary_factor") or 1.0
@@ -79,13 +79,13 @@ class RopeParameters:
         return torch.outer(positions, plain)
 
     def _dynamic(self, positions: Tensor) -> Tensor:
-        """NTK scaling by length: each position turns as if it were the last, so cached keys never have to change."""
+        """NTK scaling by length. Each position turns as if it were the last, so cached keys never have to change."""
         length = (positions + 1).clamp(min=self.original_context)
         stretch = self.factor * length / self.original_context - (self.factor - 1)
         return self._frequencies((self.theta * stretch ** (self.dim / (self.dim - 2)))[:, None])
 
     def _llama3(self, plain: Tensor) -> Tensor:
-        """Long waves are stretched, short ones stay, those between are mixed."""
+        """Long waves are stretched, short waves stay, and waves between are mixed of both."""
         wavelength = 2 * math.pi / plain
         low = self.original_context / self.low_freq_factor
         high = self.original_context / self.high_freq_factor
@@ -98,7 +98,7 @@ class RopeParameters:
         return torch.where(between, mixed, stretched)
 
     def _yarn(self, plain: Tensor) -> Tensor:
-        """Dimensions that turn often keep their frequency, those that turn seldom are interpolated; a ramp between."""
+        """Dimensions that turn often keep their frequency, others are interpolated, with a ramp between."""
 
         def dimension(rotations: float) -> float:
             span = self.original_context / (rotations * 2 * math.pi)

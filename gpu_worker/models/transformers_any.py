@@ -1,9 +1,9 @@
-"""Any other Transformers decoder: its own code, with our paged attention in place of its attention.
+"""Any other Transformers decoder: the model's own code, with our paged attention in place of its attention.
 
-Transformers calls the registered attention function with one sequence of all the step's tokens; which pages each token
-belongs to is in the step that is being run. That a model keeps nothing else between steps (a recurrence, a
-convolution, a mask of its own kind) is not taken on trust: `verify` runs a prompt in pieces through the pages and
-compares with the model's own attention.
+Transformers calls the registered attention function with one sequence that holds all tokens of the step. The context of
+the running step says which pages each token belongs to. A model might keep something else between steps (a recurrence,
+a convolution, a mask of its own kind). So `verify` runs a prompt in pieces through the pages and compares the logits
+with those of the model's own attention.
 """
 
 import inspect
@@ -25,19 +25,19 @@ from gpu_worker.ops.kv_shape import KvShape
 from octavo.errors import BadModel
 
 IMPLEMENTATION = "octavo_paged"
-CHECK_PIECES = (7, 4, 1)  # tokens of each piece of the prompt that `verify` runs
-CHECK_TOLERANCE = 0.05  # of the largest logit: an error of a kind, not of rounding, in any dtype
+CHECK_PIECES = (7, 4, 1)  # how many tokens each piece of the prompt has that `verify` runs
+CHECK_TOLERANCE = 0.05  # of the largest logit: more than rounding explains in any dtype
 
 
 @dataclass(slots=True)
 class _StepContext:
-    """What the attention function needs beyond its arguments."""
+    """What the attention function needs beside its arguments."""
 
     ops: Ops
     batch: TokenBatch
     kv: Sequence[Tensor]
     options: dict[Any, AttentionOptions]
-    windows: dict[int, int] = field(default_factory=dict)  # by layer: what the model asked for
+    windows: dict[int, int] = field(default_factory=dict)  # by layer: the window that the model asked for
     shapes: dict[int, tuple[int, int]] = field(default_factory=dict)  # by layer: (num_kv_heads, head_dim)
 
 
@@ -75,7 +75,7 @@ def _attend(
 
 
 def _no_mask(*_: Any, **__: Any) -> None:
-    """Pages need none."""
+    """There is no mask, because pages need none."""
 
 
 AttentionInterface.register(IMPLEMENTATION, _attend)
@@ -85,8 +85,8 @@ AttentionMaskInterface.register(IMPLEMENTATION, _no_mask)
 class TransformersDecoder:
     """A Decoder around a Transformers model whose attention goes through its attention interface."""
 
-    capturable = False  # its code is not ours: it may look at numbers, or remember them, where a graph would not
-    batch_invariant = False  # nor does it round without looking at shapes
+    capturable = False  # the model's code may look at numbers, or remember them, where a graph would not
+    batch_invariant = False  # the model's matrix products are rounded by their shape
 
     def __init__(self, model: nn.Module, ops: Ops, device: torch.device) -> None:
         self._model = model
@@ -105,7 +105,7 @@ class TransformersDecoder:
 
     @classmethod
     def load(cls, directory: Path, dtype: torch.dtype, ops: Ops, device: torch.device) -> "TransformersDecoder":
-        """From safetensors in `directory`, with no code from it; verified. BadModel says why a model cannot be run."""
+        """Loads safetensors from `directory`, without code from it, and verifies. BadModel says why it cannot run."""
         try:
             model = AutoModelForCausalLM.from_pretrained(
                 directory,
@@ -132,7 +132,7 @@ class TransformersDecoder:
 
     @torch.inference_mode()
     def verify(self) -> None:
-        """Compares a prompt in pieces through pages with the model's own attention; BadModel if they differ."""
+        """Runs a prompt in pieces through pages. BadModel if the model's own attention gives other logits."""
         num_tokens, block_size = sum(CHECK_PIECES), 8
         tokens = [(i * 7919 + 13) % self.vocab_size for i in range(num_tokens)]
         shape = KvShape(
@@ -160,7 +160,7 @@ class TransformersDecoder:
             )
 
     def _own_logits(self, tokens: list[int]) -> Tensor:
-        """Of the last token, by the model's eager attention."""
+        """The logits of the last token, by the model's eager attention."""
         ids = torch.tensor(tokens, device=self._device)
         switch = cast("Any", self._model).set_attn_implementation  # nn.Module does not know it
         switch("eager")
@@ -189,7 +189,7 @@ class TransformersDecoder:
 
     @torch.inference_mode()
     def _probe(self, config: Any) -> tuple[int, int, int]:
-        """Layers, key-value heads and head size, from what really reaches the attention function."""
+        """The number of layers, key-value heads and dimensions of a head that reach the attention function."""
         batch = make_batch([0, 0], [0, 1], [-1, -1], [2], [2], [[0]], self._device)
         with self._step(batch, []) as step:
             self._logits(batch.token_ids, batch.positions, torch.tensor([1], device=self._device))
@@ -203,7 +203,7 @@ class TransformersDecoder:
 
 
 def _check_windows(name: str, config: Any, windows: dict[int, int]) -> None:
-    """A layer that the configuration windows must ask for its window: its mask, which would have one, is not used."""
+    """BadModel unless each layer with a window in the configuration asks for it: its mask is not used."""
     kinds = getattr(config, "layer_types", None) or ["full_attention"] * len(windows)
     strange = set(kinds) - {"full_attention", "sliding_attention"}
     if strange:

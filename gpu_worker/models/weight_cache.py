@@ -1,7 +1,7 @@
 """Keeps converted weights on disk, so that a GGUF file is dequantized once and workers of one machine share its pages.
 
-One safetensors file per key, complete or absent: written beside its place and moved there. A file that does not open,
-does not bear its key, or whose samples do not match is taken for absent and written anew.
+There is one safetensors file per key. It is written beside its place and then moved there, so it is complete or absent.
+A file that does not open, does not bear its key, or whose samples do not match counts as absent and is written again.
 """
 
 import logging
@@ -16,11 +16,11 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 log = logging.getLogger(__name__)
-SAMPLE_BYTES = 4096  # of each tensor's start and end go into its checksum
+SAMPLE_BYTES = 4096  # so many bytes of the start and the end of each tensor go into the checksum
 
 
 class WeightCache:
-    """Tensors by key. Never raises: without room or rights it just does not keep anything."""
+    """Tensors by key. It never raises: without room or rights it keeps nothing, and says so in the log."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
@@ -29,7 +29,7 @@ class WeightCache:
         return self._directory / f"{name}-{key}.safetensors"
 
     def load(self, name: str, key: str) -> dict[str, Tensor] | None:
-        """What was stored, memory-mapped; None if there is nothing that can be trusted."""
+        """The tensors that were stored, memory-mapped; None if there is no file that can be trusted."""
         path = self.path(name, key)
         try:
             with safe_open(path, framework="pt") as file:
@@ -46,7 +46,7 @@ class WeightCache:
         return tensors
 
     def store(self, name: str, key: str, tensors: dict[str, Tensor]) -> bool:
-        """Whether they are kept now."""
+        """Stores tensors; whether they are kept now."""
         target = self.path(name, key)
         temporary = None
         try:
@@ -64,7 +64,7 @@ class WeightCache:
 
 
 def _marks(key: str, tensors: dict[str, Tensor]) -> dict[str, str]:
-    """What the file says of itself: its key, and a checksum of every tensor's ends, which a crash may have lost."""
+    """The metadata of the file: its key, and a checksum of both ends of every tensor, which a crash may have lost."""
     check = 0
     for name in sorted(tensors):
         flat = tensors[name].reshape(-1).view(torch.uint8)

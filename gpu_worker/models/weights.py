@@ -1,4 +1,4 @@
-"""Where weights come from: a source knows tensors by the names of Transformers checkpoints and reads one when asked."""
+"""Where weights come from: a source knows tensors by the names of Transformers checkpoints and reads them lazily."""
 
 import json
 from collections.abc import Callable, Iterator
@@ -11,9 +11,11 @@ from torch import Tensor
 
 from octavo.errors import BadModel
 
+ProgressCallback = Callable[[int, int], None]  # (tensors read, tensors in all)
+
 
 class WeightSource(Protocol):
-    """Tensors by name, on the CPU, in the type they are stored in; read lazily."""
+    """Tensors by name, on the CPU, in the type they are stored in. A tensor is read when it is asked for."""
 
     def names(self) -> set[str]: ...
 
@@ -23,7 +25,7 @@ class WeightSource(Protocol):
 
 
 class SafetensorsSource:
-    """The *.safetensors of a directory, memory-mapped: one file, or the shards an index lists."""
+    """The *.safetensors files of a directory, memory-mapped: one file, or the shards that an index lists."""
 
     def __init__(self, directory: Path) -> None:
         self._files: dict[Path, safe_open] = {}
@@ -46,12 +48,12 @@ class SafetensorsSource:
 
 
 def weight_files(directory: Path) -> list[Path]:
-    """The files SafetensorsSource reads, sorted. None: BadModel."""
+    """The files that SafetensorsSource reads, sorted. BadModel if there is none."""
     return sorted({directory / file for _, file in _shards(directory)})
 
 
 def _shards(directory: Path) -> Iterator[tuple[str, str]]:
-    """(tensor, file) pairs. Files are named without a path, so that an index cannot lead elsewhere."""
+    """(tensor, file) pairs. A file is named without a path, so that an index cannot lead out of the directory."""
     index = directory / "model.safetensors.index.json"
     if not index.exists():
         yield from _whole(directory)
@@ -79,9 +81,9 @@ def _whole(directory: Path) -> Iterator[tuple[str, str]]:
 
 
 class CheckpointReader:
-    """Takes tensors from a source, checks their shapes, and knows what nobody took."""
+    """Reads tensors from a source, checks their shapes, and knows which tensors have not been read."""
 
-    def __init__(self, source: WeightSource, dtype: torch.dtype, on_tensor: Callable[[int, int], None]) -> None:
+    def __init__(self, source: WeightSource, dtype: torch.dtype, on_tensor: ProgressCallback) -> None:
         self._source = source
         self._dtype = dtype
         self._names = source.names()
@@ -92,11 +94,11 @@ class CheckpointReader:
         return name in self._names
 
     def read_tensor(self, name: str, shape: tuple[int, ...]) -> Tensor:
-        """The tensor in the model's dtype. Missing, or of another shape: BadModel."""
+        """The tensor in the model's dtype. BadModel if it is missing or has another shape."""
         return self.read_stored(name, shape).to(self._dtype)
 
     def read_stored(self, name: str, shape: tuple[int, ...]) -> Tensor:
-        """The tensor in the type it is stored in, quantized ones in float32."""
+        """The tensor in the type it is stored in, or in float32 if it is quantized."""
         tensor = self._source.get(name)
         self.check_shape(name, tuple(tensor.shape), shape)
         if not tensor.dtype.is_floating_point:
@@ -105,21 +107,21 @@ class CheckpointReader:
         return tensor
 
     def check_shape(self, name: str, found: tuple[int, ...], shape: tuple[int, ...]) -> None:
-        """BadModel unless a tensor has its shape."""
+        """BadModel unless the tensor's shape `found` is `shape`."""
         if found != shape:
             raise BadModel(f"tensor {name!r} is {found}, the configuration says {shape}")
 
     def mark_read(self, name: str) -> None:
-        """Counts a tensor that was read elsewhere."""
+        """Counts a tensor as read; for one that was read from the source directly."""
         self._left.discard(name)
         self._on_tensor(len(self._names) - len(self._left), len(self._names))
 
     def read_stacked(self, names: list[str], shapes: list[tuple[int, ...]]) -> Tensor:
-        """Several tensors, one below the other: one product instead of many."""
+        """Several tensors, one below the other, so that one product does the work of several."""
         return torch.cat([self.read_tensor(name, shape) for name, shape in zip(names, shapes, strict=True)])
 
     def check_all_read(self, ignored: Callable[[str], bool]) -> None:
-        """Tensors nobody took mean that the model is not what its configuration says: BadModel."""
+        """BadModel if a tensor is left that is not `ignored`: then the model is not what its configuration says."""
         left = sorted(name for name in self._left if not ignored(name))
         if left:
             raise BadModel(f"{len(left)} tensors of the checkpoint have no place in the model: {', '.join(left[:5])} …")

@@ -23,7 +23,7 @@ from gpu_worker.engine.engine import BLOCKED_ROUND_S, Engine
 from gpu_worker.engine.step_times import StepTimes
 from gpu_worker.offline.interrupt_guard import InterruptGuard
 from gpu_worker.offline.offline_request import CompletionOutput, OfflineRequest, RequestOutput
-from gpu_worker.offline.request_builder import Message, Params, Prompt, RequestBuilder
+from gpu_worker.offline.request_builder import ChatTurn, ParamsArgument, PromptArgument, RequestBuilder
 from gpu_worker.scheduling.scheduler import Scheduler
 from gpu_worker.scheduling.sequence import Sequence as ScheduledSequence
 from gpu_worker.scheduling.step import Runner
@@ -109,8 +109,8 @@ class LLM:
 
     def generate(
         self,
-        prompts: Prompt | Sequence[Prompt],
-        sampling_params: Params = None,
+        prompts: PromptArgument | Sequence[PromptArgument],
+        sampling_params: ParamsArgument = None,
         use_tqdm: bool = True,
     ) -> list[RequestOutput]:
         """The outputs of one prompt or many, in the order of the prompts.
@@ -122,8 +122,8 @@ class LLM:
 
     def chat(
         self,
-        conversations: Sequence[Message] | Sequence[Sequence[Message]],
-        sampling_params: Params = None,
+        conversations: Sequence[ChatTurn] | Sequence[Sequence[ChatTurn]],
+        sampling_params: ParamsArgument = None,
         use_tqdm: bool = True,
     ) -> list[RequestOutput]:
         """The assistant's outputs for one conversation or many, each a list of {"role": …, "content": …}.
@@ -203,7 +203,7 @@ class LLM:
         costs, budget = CostModel(), StepBudget(self.workload.config, self.info.block_size)
         self.scheduler = Scheduler(self.workload, costs, budget)
         times = StepTimes(costs, budget, self.info.bytes_per_block)
-        self.engine = Engine(self.scheduler, self.runner, times, on_result=lambda _: None)
+        self.engine = Engine(self.scheduler, self.runner, times, on_deltas=lambda _: None)
 
 
 class ProgressBar:
@@ -225,4 +225,4 @@ class ProgressBar:
 
 def _expect_admitted(request: OfflineRequest, answer: AdmissionAnswer) -> None:
     if answer.failure is not None:
-        raise TooLarge(f"{request.place}: {answer.failure.message}")
+        raise TooLarge(f"{request.argument}: {answer.failure.message}")

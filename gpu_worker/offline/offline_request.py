@@ -84,14 +84,14 @@ class OfflineRequest:
 
     def __init__(
         self,
-        place: str,
+        argument: str,
         prompt: str | None,
         prompt_token_ids: Sequence[int],
         params: SamplingParams,
         new_stream: Callable[[], TextStream],
     ) -> None:
-        """`place` is the argument that the request was made of, such as prompts[3]. `params` are concrete."""
-        self.place = place
+        """`argument` is the argument that the request was made of, such as prompts[3]. `params` are concrete."""
+        self.argument = argument
         self.prompt_token_ids = prompt_token_ids
         self.params = params
         self._prompt = prompt

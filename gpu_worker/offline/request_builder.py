@@ -17,9 +17,9 @@ from octavo.text.byte_tokenizer import ByteTokenizer
 from octavo.text.stop import TextStream
 from octavo.text.tokenizer import Tokenizer
 
-Prompt = str | Sequence[int]  # text or token ids
-Message = Mapping[str, str]  # {"role": ..., "content": ...}
-Params = SamplingParams | Sequence[SamplingParams] | None  # for all, or one for each
+PromptArgument = str | Sequence[int]  # one prompt: text or token ids
+ChatTurn = Mapping[str, str]  # one message of a conversation: {"role": ..., "content": ...}
+ParamsArgument = SamplingParams | Sequence[SamplingParams] | None  # for all, or one for each
 
 
 class RequestBuilder:
@@ -30,43 +30,45 @@ class RequestBuilder:
         self._tokenizer = tokenizer
         self._seeds = seeds
 
-    def from_prompts(self, prompts: Prompt | Sequence[Prompt], params: Params) -> list[OfflineRequest]:
+    def from_prompts(
+        self, prompts: PromptArgument | Sequence[PromptArgument], params: ParamsArgument
+    ) -> list[OfflineRequest]:
         """One request for each prompt, in their order. Raises InvalidArgument."""
         single = bool(prompts) and (isinstance(prompts, str) or _all_ids(prompts))
-        listed = cast("Sequence[Prompt]", [prompts] if single else prompts)
+        listed = cast("Sequence[PromptArgument]", [prompts] if single else prompts)
         texts = [prompt if isinstance(prompt, str) else None for prompt in listed]
         tokens = [self._encode(prompt, f"prompts[{i}]") for i, prompt in enumerate(listed)]
         return self._requests("prompts", texts, tokens, params)
 
     def from_conversations(
-        self, conversations: Sequence[Message] | Sequence[Sequence[Message]], params: Params
+        self, conversations: Sequence[ChatTurn] | Sequence[Sequence[ChatTurn]], params: ParamsArgument
     ) -> list[OfflineRequest]:
         """One request for each conversation, in their order. Raises InvalidArgument."""
         single = bool(conversations) and isinstance(conversations[0], Mapping)
-        listed = cast("Sequence[Sequence[Message]]", [conversations] if single else conversations)
+        listed = cast("Sequence[Sequence[ChatTurn]]", [conversations] if single else conversations)
         tokens = [self._apply_chat(turns, f"conversations[{i}]") for i, turns in enumerate(listed)]
         texts = [self._tokenizer.decode(ids, skip_special_tokens=False) for ids in tokens]
         return self._requests("conversations", texts, tokens, params)
 
-    def _encode(self, prompt: Prompt, place: str) -> list[int]:
+    def _encode(self, prompt: PromptArgument, argument: str) -> list[int]:
         if _all_ids(prompt):
             return [int(token_id) for token_id in prompt]
-        text = validation.validate_text(_utf8(prompt, place), place, context_tokens=self._info.context_tokens)
+        text = validation.validate_text(_utf8(prompt, argument), argument, context_tokens=self._info.context_tokens)
         return self._tokenizer.encode(text)
 
-    def _apply_chat(self, turns: Sequence[Message], place: str) -> list[int]:
+    def _apply_chat(self, turns: Sequence[ChatTurn], argument: str) -> list[int]:
         try:
-            messages = [(turn["role"], _utf8(turn["content"], place)) for turn in turns]
+            messages = [(turn["role"], _utf8(turn["content"], argument)) for turn in turns]
         except (KeyError, TypeError):
-            raise InvalidArgument(place, 'must be a list of {"role": …, "content": …}') from None
+            raise InvalidArgument(argument, 'must be a list of {"role": …, "content": …}') from None
         try:
             checked = validation.validate_chat(messages, context_tokens=self._info.context_tokens)
             return self._tokenizer.apply_chat(checked)
         except InvalidArgument as error:
-            raise InvalidArgument(place, error.message) from None
+            raise InvalidArgument(argument, error.message) from None
 
     def _requests(
-        self, name: str, texts: Sequence[str | None], tokens: Sequence[list[int]], params: Params
+        self, name: str, texts: Sequence[str | None], tokens: Sequence[list[int]], params: ParamsArgument
     ) -> list[OfflineRequest]:
         each = self._params(params, len(tokens))
         return [
@@ -74,7 +76,7 @@ class RequestBuilder:
             for i, (text, token_ids, own) in enumerate(zip(texts, tokens, each, strict=True))
         ]
 
-    def _params(self, given: Params, count: int) -> list[SamplingParams]:
+    def _params(self, given: ParamsArgument, count: int) -> list[SamplingParams]:
         """One value for each prompt, validated."""
         if given is None or isinstance(given, SamplingParams):
             shared = given or SamplingParams()
@@ -86,9 +88,9 @@ class RequestBuilder:
             self._validate(params, f"sampling_params[{i}]")
         return list(given)
 
-    def _validate(self, params: SamplingParams, place: str) -> None:
+    def _validate(self, params: SamplingParams, argument: str) -> None:
         if not isinstance(params, SamplingParams):
-            raise InvalidArgument(place, "must be SamplingParams")
+            raise InvalidArgument(argument, "must be SamplingParams")
         info = self._info
         try:
             validation.validate_sampling(
@@ -98,24 +100,24 @@ class RequestBuilder:
                 eos_token_ids=info.eos_token_ids,
             )
         except InvalidArgument as error:
-            raise InvalidArgument(f"{place}.{error.field}", error.message.removeprefix(f"{error.field}: ")) from None
+            raise InvalidArgument(f"{argument}.{error.field}", error.message.removeprefix(f"{error.field}: ")) from None
 
-    def _request(self, place: str, text: str | None, token_ids: list[int], params: SamplingParams) -> OfflineRequest:
+    def _request(self, argument: str, text: str | None, token_ids: list[int], params: SamplingParams) -> OfflineRequest:
         """A request that has passed every check."""
         info = self._info
         try:
             validation.validate_prompt(
-                token_ids, params, vocab_size=info.vocab_size, context_tokens=info.context_tokens, field=place
+                token_ids, params, vocab_size=info.vocab_size, context_tokens=info.context_tokens, field=argument
             )
         except InvalidArgument as error:
-            raise (error if error.field == place else InvalidArgument(place, error.message)) from None
+            raise (error if error.field == argument else InvalidArgument(argument, error.message)) from None
         resolved = validation.resolve(
             params,
             prompt_len=len(token_ids),
             context_tokens=info.context_tokens,
             seed_source=lambda: self._seeds.getrandbits(63),
         )
-        return OfflineRequest(place, text, token_ids, resolved, lambda: self._new_stream(resolved))
+        return OfflineRequest(argument, text, token_ids, resolved, lambda: self._new_stream(resolved))
 
     def _new_stream(self, params: SamplingParams) -> TextStream:
         detokenizer = self._tokenizer.detokenizer(params.skip_special_tokens)
@@ -128,10 +130,10 @@ def _all_ids(value: object) -> bool:
     return all(isinstance(item, Integral) for item in value)
 
 
-def _utf8(text: object, place: str) -> bytes:
+def _utf8(text: object, argument: str) -> bytes:
     if not isinstance(text, str):
-        raise InvalidArgument(place, f"a {type(text).__name__} is neither text nor a list of token ids")
+        raise InvalidArgument(argument, f"a {type(text).__name__} is neither text nor a list of token ids")
     try:
         return text.encode()
     except UnicodeEncodeError as error:
-        raise InvalidArgument(place, f"has no UTF-8 form at character {error.start}") from None
+        raise InvalidArgument(argument, f"has no UTF-8 form at character {error.start}") from None

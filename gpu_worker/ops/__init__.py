@@ -1,4 +1,4 @@
-"""What models compute with: one `Ops` object per device; the reference in plain torch defines each op."""
+"""The ops that models compute with: one `Ops` object per device. `reference.py` defines each op in plain torch."""
 
 import logging
 from collections.abc import Sequence
@@ -18,60 +18,66 @@ __all__ = ["AttentionOptions", "BlockSparsePattern", "Ops", "SwapTicket", "Token
 
 @dataclass(frozen=True, slots=True)
 class BlockSparsePattern:
-    """Which keys a query sees, as vLLM defines it: those of the last blocks, its own included, and those of each
-    `vert_stride`-th block, the first of which depends on the head."""
+    """Which keys a query sees in block-sparse attention, as vLLM defines it.
+
+    A query sees the keys of the last `local_blocks` blocks, its own included, and of every `vert_stride`-th block.
+    Which block is the first of those depends on the head.
+    """
 
     local_blocks: int
     vert_stride: int  # more than 1
     block_size: int = 64  # keys
-    head_step: int = 0  # blocks from head to head; negative: from key-value head to key-value head
+    head_step: int = 0  # blocks by which the pattern shifts from head to head; negative: between key-value heads
 
     @property
     def extension_arguments(self) -> tuple[int, int, int, int, int]:
-        """As the extension takes them: the last is the rank among workers that share the heads."""
+        """The numbers that the extension takes. The last one is the rank among workers that share the heads."""
         return self.local_blocks, self.vert_stride, self.block_size, self.head_step, 0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class AttentionOptions:
-    """How scores are made. One object per kind of layer, kept from step to step."""
+    """How attention scores keys. One object per kind of layer, kept from step to step."""
 
     scale: float
-    window: int = 0  # keys a query sees, its own included; 0: all before it
+    window: int = 0  # how many keys a query sees, its own included; 0: all keys before it
     soft_cap: float = 0.0  # scores become cap * tanh(score / cap); 0: they stay
     alibi: Tensor | None = None  # float32 [num_heads]: slope * (key position - query position) is added
-    sinks: Tensor | None = None  # float32 [num_heads]: a score without a value, that takes part in the softmax
+    sinks: Tensor | None = None  # float32 [num_heads]: a score without a value that takes part in the softmax
     sparse: BlockSparsePattern | None = None  # None: a query sees all keys that the window lets it see
 
 
 class SwapTicket(Protocol):
-    """Copies under way between two arenas, in the order they were asked for. Neither arena goes before them."""
+    """Stands for copies of blocks that are under way between two arenas.
+
+    Copies are made in the order of the calls that began them. Both arenas live until the copies are done.
+    """
 
     def is_done(self) -> bool:
-        """Whether they are, without waiting."""
+        """Whether the copies are done. Does not wait."""
         ...
 
     def wait(self) -> None:
-        """Until they are done."""
+        """Waits until the copies are done."""
         ...
 
     def let_device_wait(self) -> None:
-        """The same for what is queued on the device from now on, not for who calls."""
+        """Makes work queued on the device after this call wait for the copies. The calling thread does not wait."""
         ...
 
 
 class Ops(Protocol):
-    """Shapes: `kv` is one layer of the arena, [num_blocks, num_kv_heads, 2, block_size, width], keys before values;
-    kv_format.py says what its elements are.
+    """The computations of a model on one device.
 
-    Activations keep the dtype they come in; sums are made in float32. Nothing an op is not told to read is read: a
-    block no table names, or a slot past a sequence's end, may hold NaN.
+    `kv` is one layer of the arena: [num_blocks, num_kv_heads, 2, block_size, width], keys before values; kv_format.py
+    says what its elements are. Activations keep the dtype they come in, and sums are made in float32. An op reads only
+    what its arguments name: a block that no table names, or a slot past a sequence's end, may hold NaN.
     """
 
     name: str
 
     def batch_invariant(self, kv: Tensor, head_dim: int) -> bool:
-        """Whether a sequence gets the same bits whoever else is in the batch, with layers like `kv`."""
+        """Whether, on layers like `kv`, a sequence gets the same bits whichever sequences share the batch."""
         ...
 
     def cache_write(self, kv: Tensor, keys: Tensor, values: Tensor, batch: TokenBatch) -> None:
@@ -100,7 +106,7 @@ class Ops(Protocol):
         ...
 
     def add_rms_norm(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-        """rms_norm of x + residual, and the sum [rows, size]. What was given may be overwritten."""
+        """rms_norm of x + residual, and that sum [rows, size]. `x` and `residual` may be overwritten."""
         ...
 
     def silu_and_mul(self, x: Tensor) -> Tensor:
@@ -112,25 +118,28 @@ class Ops(Protocol):
         ...
 
     def copy_blocks(self, arena: Tensor, pairs: Sequence[tuple[int, int]]) -> None:
-        """Copies blocks (from, to) in all layers of `arena` [num_layers, num_blocks, ...]; reads all, then writes."""
+        """Copies blocks (from, to) in all layers of `arena` [num_layers, num_blocks, ...].
+
+        All blocks are read before one is written.
+        """
         ...
 
     def swap_blocks(self, source: Tensor, target: Tensor, pairs: Sequence[tuple[int, int]]) -> SwapTicket | None:
-        """As copy_blocks, from one arena to another, which may be on another device. None: done when it returns.
+        """Copies blocks (from, to) in all layers from one arena to another, which may be on another device.
 
-        Else it begins when all is done that was queued before, and no block is written twice, or both read and written
-        if the arenas are one."""
+        None: the copies are done. A ticket: the copies begin when all work that was queued on the device is done. The
+        caller makes sure that no block is written twice, and, within one arena, that none is both read and written.
+        """
         ...
 
 
 def choose_ops(device: torch.device, threads: int = 0, batch_invariant: bool = False) -> Ops:
-    """The fastest ops for `device`, on `threads` threads (0: one per core it may use); the runner logs their name.
+    """The fastest ops for `device`, on `threads` threads (0: one per core that the process may use).
 
-    `batch_invariant`: that are so, where there are any; see Ops.
-
-    With native ops torch itself gets one thread: two teams of threads would fight for the cores.
+    `batch_invariant` asks for ops that are batch invariant, where the device has any (see Ops.batch_invariant). With
+    native ops torch itself gets one thread, because two teams of threads would fight for the cores.
     """
-    from gpu_worker.ops import native  # these import this package's types
+    from gpu_worker.ops import native  # these modules import types of this one
     from gpu_worker.ops.native_cpu import NativeCpuOps
     from gpu_worker.ops.native_cuda import NativeCudaOps
     from gpu_worker.ops.reference import ReferenceOps

@@ -1,4 +1,4 @@
-"""One step as tensors: flat tokens and, per sequence, where its keys and values lie."""
+"""The tokens of a step, laid out flat as tensors, and the blocks where each sequence keeps its keys and values."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -14,25 +14,23 @@ from gpu_worker.ops.upload import upload
 
 @dataclass(slots=True, eq=False)
 class TokenBatch:
-    """`sequences` here are rows of the step's chunks; their tokens follow each other without padding.
+    """The tokens of a step. A sequence is here one chunk of the plan; its tokens follow each other without padding.
 
-    Query j of sequence i is token cu_q[i] + j; its position is kv_lens[i] - q_lens[i] + j, and it sees the keys of
-    positions up to its own. The keys and values of position p lie in block block_tables[i, p // block_size]; entries
+    Query j of sequence i is token cu_q[i] + j. Its position is kv_lens[i] - q_lens[i] + j, and it sees the keys of
+    positions up to its own. The keys and values of position p lie in block block_tables[i, p // block_size]. Entries
     past the last block in use are garbage and never followed.
     """
 
     token_ids: Tensor  # int64 [num_tokens]
     positions: Tensor  # int64 [num_tokens]
-    slots: (
-        Tensor  # int64 [num_tokens]: block * block_size + place in the block; -1: keep no key and value of this token
-    )
+    slots: Tensor  # int64 [num_tokens]: block * block_size + place in the block; -1: key and value are not kept
     rows: Tensor  # int64: the tokens that logits are made for
     cu_q: Tensor  # int32 [num_sequences + 1]
-    seq_lens: Tensor  # int32 [num_sequences]: keys, those of this step included
+    seq_lens: Tensor  # int32 [num_sequences]: how many keys there are, those of this step included
     block_tables: Tensor  # int32 [num_sequences, >= blocks of the longest]
     q_lens: list[int]  # the differences of cu_q, on the host
     kv_lens: list[int]  # seq_lens on the host
-    # What ops work out once per step and use in every layer. Theirs alone.
+    # Values that ops work out once per step and use in every layer. No other code reads them.
     scratch: dict[Any, Any] = field(default_factory=dict)
 
     @property
@@ -50,7 +48,7 @@ def make_batch(
     device: torch.device,
     rows: Sequence[int] = (),
 ) -> TokenBatch:
-    """A TokenBatch on `device`; tables may be of different lengths."""
+    """A TokenBatch on `device`. The block tables may be of different lengths."""
     tables = np.zeros((len(block_tables), max(map(len, block_tables), default=0)), dtype=np.int32)
     for row, table in zip(tables, block_tables, strict=True):
         row[: len(table)] = table

@@ -1,7 +1,8 @@
-"""Which thread block does which part of a step's attention: memory of fixed addresses that is filled anew each step.
+"""Plans of attention kernels: which thread block does which part of a step, in memory whose address never changes.
 
-A captured CUDA graph knows addresses and grids, not contents. So a plan has room for every batch of its size from the
-start, its grid is the number of thread blocks the device runs at once, and `refill` changes contents alone.
+A captured CUDA graph fixes addresses and grids, but not what the memory contains. So a plan has room for every batch of
+its size from the start, its grid is the number of thread blocks that the device runs at once, and `refill` writes
+contents alone.
 """
 
 from collections.abc import Sequence
@@ -13,35 +14,35 @@ from typing import Any
 import torch
 from torch import Tensor
 
-ITEM = 8  # int32 numbers of an item
-FEW_ROWS = 16  # that one tile of decode_mma has at most
-FIXED_PIECE = 1024  # keys, where results may not depend on the batch
-EVEN_ENOUGH = 1.15  # for prompts: cutting a tile of many rows costs more than this much idleness
+ITEM = 8  # int32 numbers per item of a plan
+FEW_ROWS = 16  # the most rows that one tile of decode_mma has
+FIXED_PIECE = 1024  # keys of each piece, where results may not depend on the batch
+EVEN_ENOUGH = 1.15  # of the mean load, for prompts: cutting a tile of many rows costs more than this much idleness
 
 
 @dataclass(frozen=True, slots=True)
 class PlanShape:
-    """What a plan depends on beside the lengths."""
+    """All that a plan depends on, apart from the lengths of the sequences."""
 
-    dtype: int  # as octavo::DType counts
+    dtype: int  # the number of the type in octavo::DType
     kv_type: str
     kv_heads: int
     group: int  # query heads that share a key-value head
     head_dim: int
     window: int
     tensor_cores: bool
-    fixed_piece: int = 0  # keys of each piece, whatever else is in the batch; 0: what makes the load even
+    fixed_piece: int = 0  # keys of each piece, whatever the batch holds; 0: pieces that make the load even
 
 
 @cache
 def _kernel(extension: ModuleType, device: int, name: str, shape: PlanShape, rows: int) -> tuple[int, int]:
-    """Rows of a tile, and how many thread blocks run at once."""
+    """How many rows a tile has, and how many thread blocks run at once."""
     found: tuple[int, int] = extension.attention_kernel(name, shape.dtype, shape.kv_type, shape.head_dim, rows)
     return found
 
 
 class KernelLaunch:
-    """One kernel's share of a batch: sequences with at most `rows` rows (queries times heads of a group)."""
+    """One kernel's share of a batch: sequences with at most `rows` rows, which are queries times heads of a group."""
 
     def __init__(
         self,
@@ -49,11 +50,11 @@ class KernelLaunch:
         device: torch.device,
         kernel: str,
         shape: PlanShape,
-        sizes: tuple[int, int, int],  # the most sequences, queries, and rows of one sequence
+        sizes: tuple[int, int, int],  # at most so many sequences, queries, and rows of one sequence
         most_keys: int,
     ) -> None:
         sequences, queries, rows = sizes
-        if shape.fixed_piece:  # the tile's width, too, is the same for all batches
+        if shape.fixed_piece:  # then the width of a tile is the same for all batches, too
             rows = max(FEW_ROWS, shape.group)
         self.kernel = kernel
         self.rows, num_slots = _kernel(extension, device.index or 0, kernel, shape, rows)
@@ -79,7 +80,7 @@ class KernelLaunch:
 
 
 class AttentionPlan:
-    """The launches of a batch. Sequences with few rows go to the kernel that is made for decodes."""
+    """The kernel launches of a batch. Sequences with few rows go to the kernel that is made for decodes."""
 
     def __init__(
         self,
@@ -90,7 +91,7 @@ class AttentionPlan:
         kv_lens: Sequence[int],
         most_keys: int,
     ) -> None:
-        """`most_keys`: of the longest sequence there will be."""
+        """`most_keys`: how many keys the longest sequence will ever have."""
         self._group = shape.group
         self._few: KernelLaunch | None = None
         self._many: KernelLaunch | None = None
@@ -107,9 +108,9 @@ class AttentionPlan:
         self.refill(q_lens, kv_lens)
 
     def refill(self, q_lens: Sequence[int], kv_lens: Sequence[int]) -> None:
-        """Plans for these lengths (0 keys: nobody is there); queued on the current stream, not waited for.
+        """Plans for these lengths; a sequence of 0 keys is left out. The copy to the device is queued, not waited for.
 
-        The sequences are at most as many, and have at most as many queries, as those the plan was made for.
+        There are at most as many sequences, with at most as many queries, as the plan was made for.
         """
         if self._many is None or self._few is None:
             for launch in self.launches:
@@ -123,7 +124,7 @@ class AttentionPlan:
 
 
 class RefillableArray:
-    """int32 numbers on a device that are written from the host again and again. `device` keeps its address."""
+    """int32 numbers on a device that the host writes again and again. The tensor `device` keeps its address."""
 
     def __init__(self, size: int, device: torch.device) -> None:
         self._cuda = device.type == "cuda"

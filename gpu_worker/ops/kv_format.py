@@ -1,9 +1,9 @@
-"""What keys and values are stored as, and how numbers become that and numbers again.
+"""The types that keys and values are stored in, and the conversions to and from them.
 
-A layer of an arena is [num_blocks, num_kv_heads, 2, block_size, width]. Floats, fp8 among them, are stored as they are:
-width is head_dim. In int8 every slot of every head has a scale of its own, made when it is written, so what is stored
-depends on nothing but the key or value itself: width is head_dim + 2, and of a page (the last two dimensions) first
-come its block_size * head_dim numbers, then block_size scales in float16.
+A layer of an arena is [num_blocks, num_kv_heads, 2, block_size, width]. Floats, fp8 among them, are stored as they are,
+and width is head_dim. In int8 every slot of every head has a scale of its own, made when the slot is written, so what
+is stored depends on nothing but the key or value itself. Then width is head_dim + 2, and a page (the last two
+dimensions) holds first its block_size * head_dim numbers, then block_size scales in float16.
 """
 
 import torch
@@ -18,29 +18,29 @@ DTYPES = {
     "int8": torch.int8,
 }
 NAMES = {dtype: name for name, dtype in DTYPES.items()}
-LARGEST = {torch.float8_e4m3fn: 448.0, torch.float8_e5m2: 57344.0}  # what is larger becomes this
+LARGEST = {torch.float8_e4m3fn: 448.0, torch.float8_e5m2: 57344.0}  # larger numbers become this one
 SCALE_BYTES = 2
 LARGEST_INT = 127
 LARGEST_SCALE = torch.finfo(torch.float16).max
 
 
 def width(dtype: torch.dtype, head_dim: int) -> int:
-    """Elements of a slot of one head, keys or values alone."""
+    """How many elements the key, or the value, of one slot and head takes."""
     return head_dim + SCALE_BYTES if dtype == torch.int8 else head_dim
 
 
 def raw(stored: Tensor) -> Tensor:
-    """The same memory as a type that torch can index: 8-bit floats as bytes."""
+    """The same memory as a type that torch can index. Numbers of 8 bits become bytes."""
     return stored.view(torch.uint8) if stored.dtype.itemsize == 1 else stored
 
 
 def poison(stored: Tensor) -> tuple[Tensor, float]:
-    """Memory as something to fill, and with what, so that it holds NaN."""
+    """A view of the memory, and the value to fill it with so that it holds NaN."""
     return (raw(stored), 255) if stored.dtype.itemsize == 1 else (stored, float("nan"))
 
 
 def split(kv: Tensor, head_dim: int) -> tuple[Tensor, Tensor]:
-    """Of int8 pages: numbers [..., block_size, head_dim] and scales [..., block_size], as views."""
+    """The numbers [..., block_size, head_dim] and the scales [..., block_size] of int8 pages, as views."""
     block_size = kv.shape[-2]
     pages = kv.flatten(-2)
     numbers, scales = pages.split((block_size * head_dim, block_size * SCALE_BYTES), dim=-1)
@@ -48,9 +48,9 @@ def split(kv: Tensor, head_dim: int) -> tuple[Tensor, Tensor]:
 
 
 def quantize(rows: Tensor) -> tuple[Tensor, Tensor]:
-    """Rows [..., head_dim] as int8 and their scales [...], float16: the largest of a row becomes 127.
+    """Rows [..., head_dim] as int8, and their scales [...] in float16. The largest number of a row becomes 127.
 
-    As far as float16 goes: what is larger than 127 of its largest becomes that. NaN where a number is not finite.
+    A scale is at most the largest float16, so larger rows saturate. The scale is NaN where a number is not finite.
     """
     wide = rows.float()
     tops = wide.abs().amax(-1)
@@ -60,14 +60,14 @@ def quantize(rows: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def encode(rows: Tensor, dtype: torch.dtype) -> Tensor:
-    """Rows in any type but int8: rounded to nearest, saturated where that type is of 8 bits."""
+    """Rows in any type but int8. Numbers are rounded to nearest; types of 8 bits saturate."""
     if dtype in LARGEST:
         return rows.float().clamp(-LARGEST[dtype], LARGEST[dtype]).to(dtype)
     return rows.to(dtype)
 
 
 def decode(pages: Tensor, head_dim: int, dtype: torch.dtype) -> Tensor:
-    """Stored pages [..., block_size, width] as numbers [..., block_size, head_dim]."""
+    """The numbers [..., block_size, head_dim] that stored pages [..., block_size, width] mean."""
     if pages.dtype != torch.int8:
         return pages.to(dtype)
     numbers, scales = split(pages, head_dim)

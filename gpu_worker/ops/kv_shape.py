@@ -1,8 +1,8 @@
 """The form of a KV block, and memory for blocks of that form.
 
-Layout `hnd`, layer by layer: [num_layers, num_blocks, num_kv_heads, 2, block_size, width] (kv_format.py). A page of one
-head is one run of memory, scales included, and device and host agree byte for byte, so swapping and migrating never
-rearrange.
+Layout `hnd`, layer by layer: [num_layers, num_blocks, num_kv_heads, 2, block_size, width] (kv_format.py). The page of
+one head is one run of memory, scales included. A block has the same bytes on a device and on the host, so neither a
+swap nor a migration rearranges it.
 """
 
 from dataclasses import dataclass
@@ -37,11 +37,11 @@ class KvShape:
 
     @property
     def layout(self) -> str:
-        """Equal for two arenas exactly if a block's bytes mean the same in both."""
+        """A text that is equal for two arenas exactly if the bytes of a block mean the same in both."""
         return f"hnd.{self.dtype_name}.l{self.num_layers}.h{self.num_kv_heads}.b{self.block_size}.d{self.head_dim}"
 
     def allocate_arena(self, num_blocks: int, device: torch.device, pinned: bool = False) -> Tensor:
-        """Zeroed memory of `num_blocks` blocks. On a CPU it costs nothing until it is written."""
+        """Memory of zeros for `num_blocks` blocks. On a CPU it takes no memory until it is written."""
         page = self.block_size, kv_format.width(self.dtype, self.head_dim)
         shape = self.num_layers, num_blocks, self.num_kv_heads, 2, *page
         if device.type == "cpu" and not pinned:
@@ -50,7 +50,7 @@ class KvShape:
 
 
 def _untouched(num_bytes: int) -> Tensor:
-    """Zeros that no page has been taken for yet (torch.zeros writes them all), aligned for vector loads."""
+    """Zeros, aligned for vector loads, that take no memory until they are written (torch.zeros writes them all)."""
     memory = np.zeros(num_bytes + ALIGNMENT, dtype=np.uint8)
     start = -memory.ctypes.data % ALIGNMENT
     return torch.from_numpy(memory[start : start + num_bytes])

@@ -1,4 +1,4 @@
-"""The one place that imports the compiled extension; without it everything runs on the reference ops."""
+"""The one place that imports the compiled extension. Without the extension everything runs on the reference ops."""
 
 import importlib
 from functools import cache
@@ -8,14 +8,14 @@ from types import ModuleType
 def load() -> ModuleType | None:
     """The extension `gpu_worker._C_cpu` (see csrc/), or None where it was not built.
 
-    One that was built but cannot be loaded (for another Python, say) raises ImportError: running slower without a word
-    would be worse.
+    ImportError if it was built but cannot be loaded, for example because it is for another Python: running slower
+    without a word would be worse.
     """
     return _load("gpu_worker._C_cpu")
 
 
 def load_cuda() -> ModuleType | None:
-    """The same of `gpu_worker._C_cuda`. It loads without a GPU, and then counts no devices."""
+    """The extension `gpu_worker._C_cuda`, or None where it was not built. Without a GPU it counts 0 devices."""
     return _load("gpu_worker._C_cuda")
 
 

@@ -1,4 +1,4 @@
-"""The ops in C++ for CPUs (csrc/). What they do not support goes to the reference ops, op by op."""
+"""The ops of the C++ extension on a CPU (csrc/). Calls they do not support go to the reference ops, op by op."""
 
 from collections.abc import Sequence
 from types import ModuleType
@@ -14,7 +14,7 @@ MAX_HEAD_DIM = 256
 
 
 class NativeCpuOps:
-    """Ops over the extension. All of a process share its threads."""
+    """Ops over the extension. All objects of this class in a process share the extension's threads."""
 
     def __init__(self, extension: ModuleType) -> None:
         self.extension = extension

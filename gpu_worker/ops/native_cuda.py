@@ -1,8 +1,8 @@
-"""The ops in CUDA (csrc/cuda). What they do not support goes to the reference ops, op by op.
+"""The ops of the CUDA extension (csrc/cuda). Calls they do not support go to the reference ops, op by op.
 
-No op waits for the device. What lies on the device cannot be checked before a launch: kernels check it, follow nothing
-that leads nowhere, and tell the host. raise_faults says what was told; the ops look themselves when they plan a batch
-and when they have waited for a swap.
+No op waits for the device, so numbers on the device cannot be checked before a launch. The kernels check them, follow
+nothing that leads nowhere, and tell the host what was wrong. `raise_faults` raises what they told. The ops call it when
+they plan a batch and when they have waited for a swap.
 """
 
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ from gpu_worker.ops.reference import ReferenceOps
 
 Ref = tuple[int, int, tuple[int, ...], tuple[int, ...]]
 
-DTYPES = {  # as octavo::DType counts them
+DTYPES = {  # the numbers of octavo::DType
     torch.float32: 0,
     torch.float16: 1,
     torch.bfloat16: 2,
@@ -28,18 +28,18 @@ DTYPES = {  # as octavo::DType counts them
     torch.int8: 4,
     torch.int32: 5,
     torch.int64: 6,
-    torch.float8_e4m3fn: 3,  # bytes: ops are told what they mean
+    torch.float8_e4m3fn: 3,  # bytes; an argument of the op says what they mean
     torch.float8_e5m2: 3,
 }
 FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 FP8 = (torch.float8_e4m3fn, torch.float8_e5m2)
 MAX_MMA_DIM, MAX_SIMT_DIM = 256, 1024
-TILE_ROWS = 64  # of matrix products that may not depend on the batch
-SMALL_RUN = 28 * 1024  # bytes; below, copy engines are slower than a kernel that reads pinned memory
+TILE_ROWS = 64  # rows of each matrix product, where results may not depend on the batch
+SMALL_RUN = 28 * 1024  # bytes of a copy; for smaller ones a kernel that reads pinned memory is faster than the engines
 
 
 def ref(tensor: Tensor) -> Ref:
-    """What the extension takes for a tensor."""
+    """The description of a tensor that the extension takes."""
     dtype = DTYPES.get(tensor.dtype)
     if dtype is None:
         raise TypeError(f"no CUDA op takes a tensor of {tensor.dtype}")
@@ -49,7 +49,7 @@ def ref(tensor: Tensor) -> Ref:
 class NativeCudaOps:
     """Ops over the extension, on one device. `extension` may be the simulator that tests run on a CPU.
 
-    `batch_invariant`: what a sequence gets does not depend on who else is in the batch, where the kernels compute it.
+    `batch_invariant`: results that the kernels compute for a sequence do not depend on the other sequences of a batch.
     """
 
     def __init__(self, extension: ModuleType, device: torch.device, batch_invariant: bool = False) -> None:
@@ -107,17 +107,19 @@ class NativeCudaOps:
         return out
 
     def captures(self, kv: Tensor) -> bool:
-        """Whether layers like this one are the kernels': the reference ops look at numbers on the device."""
+        """Whether the kernels compute on layers like `kv`. A step with reference ops cannot be captured: they look at
+        numbers on the device."""
         return kv.dtype in (*FLOATS, *FP8, torch.int8) and kv.shape[4] <= MAX_SIMT_DIM
 
     def batch_invariant(self, kv: Tensor, head_dim: int) -> bool:
         return bool(self._fixed_piece) and self.captures(kv)
 
     def refill(self, batch: TokenBatch) -> None:
-        """Plans the attention of `batch` again, for what its q_lens and kv_lens are now, into the same memory.
+        """Plans the attention of `batch` again, for the q_lens and kv_lens it has now, into the same memory.
 
-        For batches that are used again (CUDA graphs). The plans were made by the first paged_attention of each kind,
-        for at least as many queries as now. Queued on the current stream; launches after it see the new plan.
+        For batches that are used again (CUDA graphs). The first paged_attention of each kind made the plans, for at
+        least as many queries as there are now. The copy is queued on the current stream, so later launches see the new
+        plan.
         """
         self.raise_faults()
         for key, found in batch.scratch.items():
@@ -125,9 +127,9 @@ class NativeCudaOps:
                 found[0].refill(batch.q_lens, batch.kv_lens)
 
     def raise_faults(self) -> None:
-        """Raises the extension's ArgumentError for what a kernel found wrong in tables, lengths or ids on the device.
+        """Raises the extension's ArgumentError if a kernel found tables, lengths or ids on the device to be wrong.
 
-        Does not wait: it says all there is to say of work the host has waited for, and may of later work.
+        Does not wait. Faults of work that the host has waited for are raised; faults of later work may be.
         """
         fault = self.extension.take_fault()
         if fault is not None:
@@ -194,7 +196,7 @@ class NativeCudaOps:
         self.extension.scatter_blocks(ref(arena), ref(staging), ref(targets), 0, self._stream())
 
     def _reachable(self, arena: Tensor) -> bool:
-        """Whether copy engines and kernels can read and write it without the host's help."""
+        """Whether copy engines and kernels can read and write the arena without the host's help."""
         return arena.device == self._device or arena.is_pinned()
 
     def _stream(self) -> int:
@@ -222,7 +224,7 @@ class NativeCudaOps:
         )
 
     def _plan(self, queries: Tensor, kv: KvLayer, batch: TokenBatch, window: int) -> tuple[AttentionPlan, list[Any]]:
-        """The plan of the batch for layers of this form, and per launch the extension's handle of it."""
+        """The plan of the batch for layers of this form, and the extension's handle of it for each kernel launch."""
         form = kv.kind, kv.num_heads, kv.block_size, kv.head_dim
         key = ("native_cuda", window, queries.dtype, queries.shape[1], *form)
         found: tuple[AttentionPlan, list[Any]] | None = batch.scratch.get(key)
@@ -241,7 +243,7 @@ class NativeCudaOps:
 
 
 class _CudaSwapTicket:
-    """A SwapTicket: a ticket of the extension's."""
+    """A SwapTicket over a ticket of the extension."""
 
     def __init__(self, ops: NativeCudaOps, ticket: int) -> None:
         self._ops = ops
@@ -265,7 +267,7 @@ def _for_tensor_cores(dtype: torch.dtype, kv: KvLayer) -> bool:
 
 
 def _check_batch(batch: TokenBatch, tokens: int, block_size: int) -> int:
-    """What the host knows of a batch fits together; returns how many keys a row of its tables has room for."""
+    """ValueError unless the host's values of a batch fit together. Returns how many keys a block table has room for."""
     room = batch.block_tables.shape[1] * block_size
     if not len(batch.q_lens) == len(batch.kv_lens) == batch.block_tables.shape[0]:
         raise ValueError("q_lens: are not as many as sequences have lengths and tables")
@@ -277,7 +279,7 @@ def _check_batch(batch: TokenBatch, tokens: int, block_size: int) -> int:
 
 
 def _linear_by_tiles(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """A matrix product is rounded as its shape has it: so every one here has the same."""
+    """The product in tiles of one shape, because the shape of a matrix product decides how it is rounded."""
     rows = x.reshape(-1, x.shape[-1])
     padded = functional.pad(rows, (0, 0, 0, -rows.shape[0] % TILE_ROWS))
     tiles = [functional.linear(tile, weight, bias) for tile in padded.split(TILE_ROWS)]

@@ -11,7 +11,7 @@ from gpu_worker.ops.reference_attention import paged_attention
 
 
 class ReferenceOps:
-    """Correct first; no loop over tokens."""
+    """The definition of each op. Written to be read; there is no loop over tokens."""
 
     name = "reference"
 
@@ -74,7 +74,7 @@ def _rotated(heads: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 class _WriteSlots:
-    """Where a step's keys and values go: the same in every layer."""
+    """Where the keys and values of a step are written, which is the same in every layer."""
 
     def __init__(self, slots: Tensor, block_size: int) -> None:
         kept = slots >= 0

@@ -1,8 +1,8 @@
-"""Paged attention in plain torch: pages are gathered into dense keys and values, then it is ordinary attention.
+"""Paged attention in plain torch: pages are gathered into dense keys and values, and the rest is ordinary attention.
 
-Sequences with one query (decodes) of similar length are gathered together; one with more queries (a chunk of a prompt)
-is taken alone, in tiles of queries, so that masks stay small. What is gathered depends on the step, not on the layer:
-it is worked out once and kept in batch.scratch.
+Sequences with one query (decodes) of similar length are gathered together. A sequence with more queries (a chunk of a
+prompt) is computed alone, in tiles of queries, so that masks stay small. The indices to gather depend on the step, not
+on the layer, so they are worked out once and kept in TokenBatch.scratch.
 """
 
 from dataclasses import dataclass
@@ -23,13 +23,11 @@ class _SequenceGroup:
     tokens: Tensor  # int64 [num_sequences * num_queries]: their rows in the batch
     num_sequences: int
     num_queries: int
-    num_keys: int  # of the longest
-    pages: (
-        Tensor  # int64 [num_sequences * num_kv_heads * num_blocks]: rows of keys when kv is seen as pages of one head
-    )
-    positions: Tensor  # int64 [num_sequences, num_queries]: of queries
+    num_keys: int  # of the longest sequence
+    pages: Tensor  # int64 [num_sequences * num_kv_heads * num_blocks]: the pages of keys, when kv is pages of one head
+    positions: Tensor  # int64 [num_sequences, num_queries]: positions of the queries
     distance: Tensor  # int64 [num_sequences, num_queries, num_keys]: query position - key position
-    stale: tuple[Tensor, Tensor] | None  # (sequence, key) that were gathered and belong to nobody
+    stale: tuple[Tensor, Tensor] | None  # indices (sequence, key) of gathered slots that hold no key of the sequence
     causal: bool  # query i sees exactly the keys 0 … i
 
 
@@ -48,7 +46,7 @@ def paged_attention(queries: Tensor, kv: Tensor, batch: TokenBatch, options: Att
 
 
 def _make_groups(batch: TokenBatch, kv: Tensor, window: int) -> list[_SequenceGroup]:
-    """Groups in batch order where possible; a sequence without queries is in none."""
+    """Groups of sequences, in batch order where possible. A sequence without queries is in no group."""
     alike: dict[tuple[int, int], list[int]] = {}
     for index, (num_queries, num_keys) in enumerate(zip(batch.q_lens, batch.kv_lens, strict=True)):
         if num_queries == 1:
@@ -75,8 +73,8 @@ def _make_group(batch: TokenBatch, kv: Tensor, window: int, indices: list[int]) 
     num_blocks = (num_keys - 1) // block_size + 1 - first_block
     longest = int(num_blocks.max())
     places = torch.arange(longest, device=device)
-    # Groups of several have num_blocks in [2^k, 2^(k+1)): padding repeats the first block, which is full unless all
-    # have one.
+    # The sequences of a group have num_blocks in [2^k, 2^(k+1)). Padding repeats the first block, which is full unless
+    # every sequence has one block.
     places = torch.where(places < num_blocks[:, None], places, 0) + first_block[:, None]
     blocks = batch.block_tables[rows].long().gather(1, places)
 
@@ -114,7 +112,7 @@ def _gather(kv: Tensor, pages: Tensor, group: _SequenceGroup, queries: Tensor) -
     num_kv_heads, head_dim = kv.shape[1], queries.shape[-1]
     stored = _as_pages(kv).index_select(0, pages).view(kv.dtype)
     dense = kv_format.decode(stored, head_dim, queries.dtype).view(group.num_sequences, num_kv_heads, -1, head_dim)
-    if group.stale is not None:  # whatever is there, 0 * NaN included, must not reach the sum
+    if group.stale is not None:  # garbage must not reach the sum: 0 * NaN is NaN
         sequence, key = group.stale
         dense[sequence, :, key] = 0
     return dense[:, :, : group.num_keys]
@@ -151,7 +149,7 @@ def _visible(distance: Tensor, window: int) -> Tensor:
 def _sparsely_visible(
     sparse: BlockSparsePattern, positions: Tensor, distance: Tensor, heads: int, kv_heads: int
 ) -> Tensor:
-    """The same, for each head: bool [num_sequences, heads, num_queries, num_keys]."""
+    """Which keys a query of each head sees: bool [num_sequences, heads, num_queries, num_keys]."""
     head = torch.arange(heads, device=distance.device)
     offset = head * sparse.head_step if sparse.head_step >= 0 else head // (heads // kv_heads) * -sparse.head_step
     own = positions[:, :, None] // sparse.block_size
@@ -161,7 +159,7 @@ def _sparsely_visible(
 
 
 def _attend_plain(queries: Tensor, keys: Tensor, values: Tensor, distance: Tensor, options: AttentionOptions) -> Tensor:
-    """Attention of queries [n, num_heads, q, d] to keys [n, num_kv_heads, k, d], masked only."""
+    """Attention of queries [n, num_heads, q, d] to keys [n, num_kv_heads, k, d], with nothing but a mask."""
     num_sequences, num_heads, num_queries, head_dim = queries.shape
     mask = None
     if num_queries > 1 or num_sequences > 1 or options.window:
@@ -171,7 +169,7 @@ def _attend_plain(queries: Tensor, keys: Tensor, values: Tensor, distance: Tenso
         return functional.scaled_dot_product_attention(
             queries, keys, values, attn_mask=mask, scale=options.scale, enable_gqa=gqa
         )
-    # One query each: those that share keys stand in for the query dimension, so that keys are read once.
+    # One query for each sequence: heads that share keys take the place of queries, so that keys are read once.
     grouped = queries.reshape(num_sequences, keys.shape[1], -1, head_dim)
     result = functional.scaled_dot_product_attention(grouped, keys, values, attn_mask=mask, scale=options.scale)
     return result.reshape(queries.shape)
@@ -180,7 +178,7 @@ def _attend_plain(queries: Tensor, keys: Tensor, values: Tensor, distance: Tenso
 def _attend_scores(
     queries: Tensor, keys: Tensor, values: Tensor, distance: Tensor, options: AttentionOptions, positions: Tensor
 ) -> Tensor:
-    """The same with everything that changes scores; in float32. positions: of queries."""
+    """Attention with all options that change scores, in float32. `positions` are those of the queries."""
     num_sequences, num_heads, num_queries, head_dim = queries.shape
     num_kv_heads = keys.shape[1]
     grouped = queries.reshape(num_sequences, num_kv_heads, -1, num_queries, head_dim).float()

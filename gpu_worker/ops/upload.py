@@ -1,4 +1,4 @@
-"""Several small arrays in one piece of memory, so that they reach a device by one copy, which nobody waits for."""
+"""Brings several small arrays to a device by one copy, which the calling thread does not wait for."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -8,11 +8,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-ALIGNMENT = 16  # bytes, of each array
+ALIGNMENT = 16  # bytes; each array begins at a multiple of it
 
 
 class ArrayLayout:
-    """Where each array lies in the piece of memory."""
+    """Where each of several arrays lies in one piece of memory."""
 
     def __init__(self, forms: Sequence[tuple[tuple[int, ...], torch.dtype]]) -> None:
         self._forms = forms
@@ -24,7 +24,7 @@ class ArrayLayout:
         self.num_bytes = end
 
     def views(self, memory: Tensor) -> list[Tensor]:
-        """The arrays in `memory`, uint8 [num_bytes]."""
+        """The arrays as views of `memory`, uint8 [num_bytes]."""
         return [
             memory[start : start + int(np.prod(shape)) * dtype.itemsize].view(dtype).view(shape)
             for start, (shape, dtype) in zip(self.starts, self._forms, strict=True)
@@ -32,7 +32,7 @@ class ArrayLayout:
 
 
 def staging(num_bytes: int, device: torch.device) -> Tensor:
-    """Host memory that `device` can copy from by itself."""
+    """Host memory of zeros that `device` can copy from by itself."""
     return torch.zeros(num_bytes, dtype=torch.uint8, pin_memory=device.type == "cuda")
 
 
@@ -43,7 +43,10 @@ def upload(arrays: Sequence[NDArray[Any]], device: torch.device) -> list[Tensor]
 
 
 def packed(tensors: Sequence[Tensor], device: torch.device) -> list[Tensor]:
-    """The same, always through one piece of memory. It may be given back at once: torch waits for the copy first."""
+    """The tensors on `device`, by one copy from one piece of host memory.
+
+    The host memory may be dropped at once: torch keeps it until the copy is done.
+    """
     layout = ArrayLayout([(tuple(tensor.shape), tensor.dtype) for tensor in tensors])
     host = staging(layout.num_bytes, device)
     for view, tensor in zip(layout.views(host), tensors, strict=True):

@@ -1,4 +1,4 @@
-"""The memory that blocks live in: one tensor on the device, one of the same form on the host for swapped blocks."""
+"""The memory that blocks lie in: one tensor on the device, and one of the same form on the host for swapped blocks."""
 
 from collections.abc import Sequence
 
@@ -10,7 +10,7 @@ from gpu_worker.ops.kv_shape import KvShape
 
 
 class KvArena:
-    """Blocks on the device and on the host. BlockMover them; who uses which is the block manager's business."""
+    """The blocks on the device and on the host. The arena copies blocks; the block manager knows who uses which."""
 
     def __init__(self, shape: KvShape, num_blocks: int, num_host_blocks: int, device: torch.device, ops: Ops) -> None:
         self.shape = shape
@@ -23,19 +23,19 @@ class KvArena:
         self.layers: list[Tensor] = list(self._device.unbind(0))
 
     def swap_out(self, pairs: Sequence[tuple[int, int]]) -> SwapTicket | None:
-        """Device blocks to host blocks; None: done when it returns."""
+        """Copies device blocks to host blocks. None: the copies are done."""
         return self._ops.swap_blocks(self._device, self._host, pairs)
 
     def swap_in(self, pairs: Sequence[tuple[int, int]]) -> SwapTicket | None:
-        """Host blocks to device blocks, in the same way."""
+        """Copies host blocks to device blocks. None: the copies are done."""
         return self._ops.swap_blocks(self._host, self._device, pairs)
 
     def copy(self, pairs: Sequence[tuple[int, int]]) -> None:
-        """Device blocks to device blocks; all are read before one is written."""
+        """Copies device blocks to device blocks. All are read before one is written."""
         self._ops.copy_blocks(self._device, pairs)
 
     def poison(self, block_ids: Sequence[int]) -> None:
-        """Fills blocks with NaN: whoever reads them before writing them shows it."""
+        """Fills blocks with NaN, so that a read before the next write shows."""
         if block_ids:
             index = torch.tensor(block_ids, dtype=torch.int64, device=self._device.device)
             memory, value = kv_format.poison(self._device)

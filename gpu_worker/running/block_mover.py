@@ -1,7 +1,7 @@
-"""The blocks a plan moves, in its order. Copies between device and host go on beside steps that do not need them.
+"""Moves the blocks that a plan names, in the plan's order. Copies between device and host run beside later steps.
 
-Such a copy is waited for by the device, not by the host, before the first step that has to do with one of its blocks.
-What is swapped goes in the order it was asked for, so host blocks need no such care.
+A step that uses a block of an unfinished copy makes the device wait for that copy; the host does not wait. Swaps run in
+the order in which they were begun, so no step has to wait for a host block.
 """
 
 import time
@@ -13,17 +13,17 @@ from gpu_worker.running.arena import KvArena
 from gpu_worker.scheduling.step import StepPlan
 from octavo.ids import BlockId
 
-MEASURE_EVERY = 32  # steps with swaps: one is waited for, and says how long it took
+MEASURE_EVERY = 32  # one step of this many with swaps waits for its copies and measures how long they take
 
 
 @dataclass(slots=True)
 class _PendingSwap:
     swap: SwapTicket
-    blocks: frozenset[BlockId]  # on the device
+    blocks: frozenset[BlockId]  # device blocks that the copies read or write
 
 
 class BlockMover:
-    """Not thread-safe."""
+    """Carries out the block moves of plans on one arena. Not thread-safe."""
 
     def __init__(self, arena: KvArena) -> None:
         self._arena = arena
@@ -31,12 +31,14 @@ class BlockMover:
         self._num_swaps = 0
 
     def move_blocks(self, plan: StepPlan) -> float:
-        """Begins what `plan` moves; whatever is queued after may use its blocks. How long its swaps took, where they
-        were waited for; else 0."""
+        """Begins the moves of `plan`. Work queued on the device after this call may use the blocks.
+
+        Returns how many seconds the swaps took if this call waited for them, else 0.
+        """
         self._pending = [pending for pending in self._pending if not pending.swap.is_done()]
-        measured = self._num_swaps % MEASURE_EVERY == 1  # not the first, which sets up what copies need
+        measured = self._num_swaps % MEASURE_EVERY == 1  # not the first swap, which sets up the copy engines
         if measured and (plan.swap_out or plan.swap_in):
-            self.wait_for_copies()  # earlier copies are not this step's
+            self.wait_for_copies()  # so that earlier copies are not measured
         began = time.perf_counter()
         out = self._keep(self._arena.swap_out(plan.swap_out), [block for block, _ in plan.swap_out])
         self._settle(plan.poison)
@@ -47,7 +49,7 @@ class BlockMover:
             if measured:
                 self.wait_for_copies()
         else:
-            measured = bool(plan.swap_out or plan.swap_in)  # over already
+            measured = bool(plan.swap_out or plan.swap_in)  # the copies are done already
         swapped = time.perf_counter()
         if self._pending:
             self._settle(_used(plan))
@@ -55,19 +57,19 @@ class BlockMover:
         return swapped - began if measured else 0.0
 
     def wait_for_copies(self) -> None:
-        """Waits for all that is on its way."""
+        """Waits for all copies that are under way."""
         for pending in self._pending:
             pending.swap.wait()
         self._pending.clear()
 
     def _keep(self, swap: SwapTicket | None, blocks: Iterable[BlockId]) -> bool:
-        """Whether it is under way."""
+        """Remembers a swap that is under way. Returns whether it is."""
         if swap is not None:
             self._pending.append(_PendingSwap(swap, frozenset(blocks)))
         return swap is not None
 
     def _settle(self, used: Collection[BlockId]) -> None:
-        """What is queued from now on may use these blocks."""
+        """Makes the device wait for the copies of `used`, so that later work may use these blocks."""
         left = []
         for pending in self._pending:
             if pending.blocks.isdisjoint(used):
@@ -78,7 +80,7 @@ class BlockMover:
 
 
 def _used(plan: StepPlan) -> set[BlockId]:
-    """The device's blocks that a step has to do with after its swaps."""
+    """The device blocks that a step uses after its swaps."""
     used: set[BlockId] = set()
     for pair in plan.copies:
         used.update(pair)

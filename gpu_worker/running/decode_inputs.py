@@ -1,4 +1,4 @@
-"""What a step of decodes reads, at addresses that never change: captured graphs find each step's numbers there."""
+"""The inputs of a step of decodes, at addresses that never change, so that captured graphs read each step's numbers."""
 
 from collections.abc import Sequence
 
@@ -13,7 +13,7 @@ from octavo.ids import BlockId
 class DecodeInputs:
     """Rows for up to `max_rows` sequences of up to `table_width` blocks, on the host and, after `fill`, on the device.
 
-    Rows without a sequence have no keys and keep none, so they touch no block.
+    A row without a sequence has no keys and stores none, so it touches no block.
     """
 
     def __init__(self, max_rows: int, table_width: int, block_size: int, device: torch.device) -> None:
@@ -31,12 +31,12 @@ class DecodeInputs:
         self._ids, self._positions, self._slots, self._lens, self._tables = ids, positions, slots, lens, table_rows
         self._rows = torch.arange(max_rows, dtype=torch.int64, device=device)
         self._cu_q = torch.arange(max_rows + 1, dtype=torch.int32, device=device)
-        self._kept: dict[int, list[BlockId]] = {}  # what each row of the tables on the device holds
+        self._kept: dict[int, list[BlockId]] = {}  # the blocks in each row of the tables on the device
         self._copied = torch.cuda.Event() if device.type == "cuda" else None
         self.fill([])
 
     def batch(self, num_rows: int) -> TokenBatch:
-        """The first rows. All batches made here are of the same memory: filling changes each of them."""
+        """The first `num_rows` rows. All batches made here share their memory, so `fill` changes each of them."""
         ids, positions, slots, lens, tables = self._layout.views(self._there)
         return TokenBatch(
             token_ids=ids[:num_rows],
@@ -51,14 +51,17 @@ class DecodeInputs:
         )
 
     def holds(self, chunks: Sequence[Chunk]) -> bool:
-        """Whether they are decodes that fit."""
+        """Whether the chunks are decodes that fit into the rows and tables."""
         most = self.table_width * self._block_size
         return len(chunks) <= self.max_rows and all(chunk.length == 1 and chunk.start < most for chunk in chunks)
 
     def fill(self, chunks: Sequence[Chunk]) -> list[int]:
-        """Row i becomes chunk i, the others empty; the keys of each row. Queues one copy."""
+        """Makes row i the inputs of chunk i and empties the other rows. Returns how many keys each row has.
+
+        Queues one copy to the device.
+        """
         if self._copied is not None:
-            self._copied.synchronize()  # of the last step's copy, which has long been done
+            self._copied.synchronize()  # waits for the last step's copy, which has ended long ago
         used, size = len(chunks), self._block_size
         self._ids[used:], self._positions[used:], self._slots[used:], self._lens[used:] = 0, 0, -1, 0
         changed: dict[int, list[BlockId]] = {}
@@ -79,7 +82,7 @@ class DecodeInputs:
         return lens
 
     def _copy(self, num_tables: int) -> None:
-        """To the device: everything before the tables, and as many of these."""
+        """Copies everything before the tables, and the first `num_tables` tables, to the device."""
         end = self._layout.starts[-1] + 4 * num_tables * self.table_width
         self._there[:end].copy_(self._host[:end], non_blocking=True)
         if self._copied is not None:

@@ -24,22 +24,22 @@ Capturer = Callable[[StepFunction], StepFunction]  # runs a step once; the funct
 
 @runtime_checkable
 class CapturableOps(Ops, Protocol):
-    """Ops whose launches depend on a batch's lengths through memory alone."""
+    """Ops whose kernel launches depend on the lengths of a batch only through memory."""
 
     def captures(self, kv: Tensor) -> bool:
-        """Whether that holds of layers like `kv`."""
+        """Whether a step on layers like `kv` can be captured."""
         ...
 
     def refill(self, batch: TokenBatch) -> None:
-        """Works out again, in the same memory, what is kept in batch.scratch, from q_lens and kv_lens as they are now.
+        """Works out batch.scratch again, in the same memory, from the q_lens and kv_lens that the batch has now.
 
-        None of the lengths exceeds what block_tables has room for.
+        No length exceeds what block_tables has room for.
         """
         ...
 
 
 def padded_sizes(max_sequences: int) -> tuple[int, ...]:
-    """1, 2, 4, 8, … and the largest batch there can be."""
+    """The batch sizes to capture: 1, 2, 4, 8, … and `max_sequences`."""
     sizes = [1]
     while sizes[-1] * 2 < max_sequences:
         sizes.append(sizes[-1] * 2)
@@ -47,7 +47,7 @@ def padded_sizes(max_sequences: int) -> tuple[int, ...]:
 
 
 class CudaGraphCapturer:
-    """CUDA graphs of one device, which share their memory: they are never replayed at the same time."""
+    """Captures CUDA graphs on one device. They share their memory, because no two are replayed at the same time."""
 
     def __init__(self, device: torch.device) -> None:
         self._stream = torch.cuda.Stream(device)
@@ -55,7 +55,7 @@ class CudaGraphCapturer:
 
     def __call__(self, step: StepFunction) -> StepFunction:
         self._stream.wait_stream(torch.cuda.current_stream(self._stream.device))
-        with torch.cuda.stream(self._stream):  # what libraries set up at first use must not be part of the graph
+        with torch.cuda.stream(self._stream):  # setting up libraries at first use must not be part of the graph
             step()
         self._stream.synchronize()
         graph = torch.cuda.CUDAGraph()
@@ -81,7 +81,10 @@ class DecodeGraphs:
         sizes: Sequence[int],
         capture: Capturer,
     ) -> None:
-        """Captures, the largest first, so that the others find room in its memory. No block is written."""
+        """Captures a graph for each size, the largest first, so that the others fit into its memory.
+
+        Capturing writes no block.
+        """
         self.sizes = tuple(sorted(sizes))
         self._ops = ops
         self._inputs = inputs
@@ -98,8 +101,10 @@ class DecodeGraphs:
 
     @torch.inference_mode()
     def run(self, plan: StepPlan) -> Tensor | None:
-        """The logits of a step of decodes, a row for each chunk, good until the next step; None if it is another step,
-        or they are too many or too long."""
+        """The logits of a step of decodes, one row for each chunk, valid until the next step.
+
+        None if the plan is not a step of decodes alone, or has too many or too long sequences.
+        """
         num_rows = len(plan.chunks)
         if not 0 < num_rows == plan.num_decodes <= self.sizes[-1] or not self._inputs.holds(plan.chunks):
             return None
@@ -121,7 +126,7 @@ def capture_decodes(
     device: torch.device,
     capture: Capturer | None = None,
 ) -> DecodeGraphs | None:
-    """Graphs for up to `max_sequences` decodes; None, with a line in the log, where they cannot be had."""
+    """Graphs for up to `max_sequences` decodes. None, with a line in the log, where a step cannot be captured."""
     if not isinstance(ops, CapturableOps) or not decoder.capturable or not ops.captures(layers[0]):
         what = decoder.name, ops.name, layers[0].dtype
         log.info("no CUDA graphs: %s and %s ops cannot be captured together, with a cache of %s", *what)
@@ -132,6 +137,6 @@ def capture_decodes(
     try:
         with torch.inference_mode():
             return DecodeGraphs(decoder, layers, ops, inputs, sizes, capture or CudaGraphCapturer(device))
-    except RuntimeError as error:  # CUDA's own errors are such
+    except RuntimeError as error:  # CUDA's own errors are of this class
         log.warning("no CUDA graphs, which makes small batches slower: capturing failed: %s", error)
         return None

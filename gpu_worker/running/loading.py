@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from gpu_worker.models.decoder import Decoder
-from gpu_worker.models.loader import LoadedModel, ProgressCallback, load_model
+from gpu_worker.models.loader import LoadedModel, load_model
+from gpu_worker.models.weights import ProgressCallback
 from gpu_worker.ops import Ops, choose_ops, kv_format
 from gpu_worker.ops.kv_shape import KvShape
 from gpu_worker.running.arena import KvArena
@@ -45,13 +46,14 @@ def load_runner(
     name: str | None = None,
     on_progress: ProgressCallback | None = None,
 ) -> ModelRunner:
-    """A runner for `model` (`smollm2`, a .gguf file, a directory, owner/name on the hub) with its blocks allocated.
+    """A runner for `model`, with its blocks allocated.
 
-    `device` is cpu, cuda, cuda:N or auto. `kv_cache_bytes` None: what is left on a GPU after the largest step, up to 1
-    GiB on a CPU. `kv_cache_dtype`: auto (the model's) or one of kv_format.DTYPES. `quantization`: see
-    models/packing.py. `cuda_graphs`: auto (where device, ops and decoder allow it) or off. `batch_invariant`: a
-    sequence's bits must not depend on the batch (InvalidArgument where they would). `cache_dir` None: ~/.cache/octavo.
-    `name` is what requests call the model.
+    `model` is `smollm2`, a .gguf file, a directory, or owner/name on the hub; `name` is what requests call it.
+    `device` is cpu, cuda, cuda:N or auto. `kv_cache_bytes` None means the memory that the largest step leaves on a GPU,
+    and up to 1 GiB on a CPU. `kv_cache_dtype` is auto (the model's) or one of kv_format.DTYPES. models/packing.py
+    explains `quantization`. `cuda_graphs` is auto (where device, ops and decoder allow it) or off. `batch_invariant`
+    demands that the bits of a sequence do not depend on the batch (InvalidArgument where they would). `cache_dir` None
+    means ~/.cache/octavo.
     """
     if dtype not in DTYPES:
         raise InvalidArgument("dtype", f"{dtype!r} is not one of {', '.join(DTYPES)}")

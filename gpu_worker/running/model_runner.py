@@ -1,7 +1,7 @@
-"""Runs plans on a model: moves blocks, lays the step out as tensors, computes it, and samples.
+"""Runs plans on a model: moves blocks, lays the tokens of the step out as tensors, computes logits, and samples.
 
-Logits are made only for rows that are sampled or scored. Everything a sequence needs is in its branch and its blocks,
-so a runner keeps nothing from step to step.
+Logits are made only for rows that are sampled or scored. All that a sequence needs is in its branches and blocks, so a
+runner keeps nothing from step to step.
 """
 
 import logging
@@ -25,16 +25,16 @@ from octavo.sampling import TokenScore
 log = logging.getLogger(__name__)
 
 
-ROWS_SCORED_AT_ONCE = 256  # bounds the logits of a long prompt's log probabilities
+ROWS_SCORED_AT_ONCE = 256  # bounds the memory of logits while a long prompt is scored
 
 
 @dataclass(slots=True)
 class _LogitRows:
-    """Which of the step's tokens need logits: first those that are sampled, then those that are scored."""
+    """The tokens of a step that need logits: first those that are sampled, then those that are scored."""
 
     rows: list[int] = field(default_factory=list)
     num_sampled: int = 0
-    sampled: list[int] = field(default_factory=list)  # per branch: its place in `rows`
+    sampled: list[int] = field(default_factory=list)  # for each branch: its place in `rows`
     branches: list[Branch] = field(default_factory=list)
     scored: list[tuple[int, Chunk]] = field(default_factory=list)  # (position in plan.chunks, the chunk)
 
@@ -113,7 +113,7 @@ class ModelRunner:
 
 
 def lay_out(chunks: Sequence[Chunk], block_size: int, device: torch.device, rows: Sequence[int] = ()) -> TokenBatch:
-    """The chunks as one flat batch; token i of the plan is row i. Logits are wanted for `rows`."""
+    """The chunks as one batch, in which token i of the plan is row i. Logits are wanted for `rows`."""
     token_ids: list[int] = []
     positions: list[int] = []
     slots: list[int] = []

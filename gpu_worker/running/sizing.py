@@ -1,4 +1,4 @@
-"""Which device there is, and how much of its memory blocks may take."""
+"""Chooses the device, and how much of its memory blocks may take."""
 
 import gc
 import os
@@ -12,12 +12,15 @@ from gpu_worker.ops import make_batch
 from gpu_worker.ops.kv_shape import KvShape
 from octavo.errors import InvalidArgument
 
-CPU_KV_BYTES = 1 << 30  # unless said otherwise, at most this and a quarter of what is free
+CPU_KV_BYTES = 1 << 30  # the default is at most this, and at most a quarter of the free memory
 GPU_MEMORY_SHARE = 0.9
 
 
 def choose_device(name: str) -> torch.device:
-    """The device; `auto` takes a GPU if there is one. Which GPU is always said: a tensor's device says it, too."""
+    """The device of that name; `auto` is a GPU if there is one.
+
+    The device of a GPU always has a number, so that it equals the device of a tensor there.
+    """
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     try:
@@ -34,7 +37,7 @@ def choose_device(name: str) -> torch.device:
 
 
 def host_bytes() -> int:
-    """Memory of this machine that nobody uses."""
+    """How many bytes of this machine's memory are free."""
     return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
@@ -46,8 +49,11 @@ def kv_bytes(
     max_batch_sequences: int,
     capture: Callable[[Sequence[Tensor]], object],
 ) -> int:
-    """What blocks may take: on a GPU its share less weights, the largest step and what `capture` makes of the arena's
-    layers. Both are measured by running them."""
+    """How many bytes the blocks may take.
+
+    On a GPU, blocks may take GPU_MEMORY_SHARE of the memory, less what weights, the largest step and graphs take. To
+    measure that, the step is run, and `capture` makes graphs of the layers of an arena.
+    """
     if device.type == "cpu":
         return max(shape.bytes_per_block, min(CPU_KV_BYTES, host_bytes() // 4))
     torch.cuda.reset_peak_memory_stats(device)
@@ -60,7 +66,7 @@ def kv_bytes(
 
 
 def _bytes_captured(device: torch.device, shape: KvShape, capture: Callable[[Sequence[Tensor]], object]) -> int:
-    """What graphs take, by the driver's count: torch's own knows nothing of the graphs beside their tensors."""
+    """How many bytes captured graphs take, by the driver's count: torch counts their tensors, not the graphs."""
     layers = list(shape.allocate_arena(1, device).unbind(0))
     torch.cuda.empty_cache()
     before = torch.cuda.mem_get_info(device)[0]
@@ -77,7 +83,7 @@ def _bytes_captured(device: torch.device, shape: KvShape, capture: Callable[[Seq
 def _run_largest_step(
     device: torch.device, decoder: Decoder, shape: KvShape, max_batch_tokens: int, max_batch_sequences: int
 ) -> None:
-    """One sequence with most of the budget, the others with one token each, and logits for all of them."""
+    """Runs a step in which one sequence has most of the budget and the others one token each, with logits for all."""
     others = min(max_batch_sequences, max_batch_tokens) - 1
     lengths = [1] * others + [min(max_batch_tokens - others, decoder.context_tokens)]
     num_tokens = sum(lengths)

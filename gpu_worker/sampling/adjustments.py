@@ -1,10 +1,10 @@
-"""What a request changes about its logits before anything is drawn: penalties, bias, masks, in this order.
+"""The changes that a request makes to its logits before a token is drawn: penalties, bias and masks, in this order.
 
 1. `repetition_penalty` divides positive and multiplies negative logits of tokens seen in prompt or output.
-2. `frequency_penalty` per occurrence in the output and `presence_penalty` once are subtracted.
+2. For each token in the output, `frequency_penalty` per occurrence and `presence_penalty` once are subtracted.
 3. `logit_bias` is added.
-4. `allowed_token_ids`: all others become -inf. `banned_token_ids` become -inf, and so do those that would end the
-   branch (the model's end tokens unless `ignore_eos`, `stop_token_ids`) while it has fewer than `min_tokens`
+4. All tokens but `allowed_token_ids` become -inf. `banned_token_ids` become -inf. So do tokens that would end the
+   branch (`stop_token_ids`, and the model's end tokens unless `ignore_eos`) while it has fewer than `min_tokens`
    output tokens.
 """
 
@@ -33,7 +33,7 @@ def is_penalized(params: SamplingParams) -> bool:
 
 
 def is_adjusted(branch: Branch) -> bool:
-    """Whether anything here applies to the branch's next token."""
+    """Whether the branch's parameters change the logits of its next token."""
     params = branch.sequence.params
     return (
         is_penalized(params)
@@ -43,7 +43,7 @@ def is_adjusted(branch: Branch) -> bool:
 
 
 class _FixedParameters:
-    """The parameters of one sequence that never change, as arrays. Ids beyond the vocabulary are left out."""
+    """The parameters of one sequence, which never change, as arrays. Ids beyond the vocabulary are left out."""
 
     def __init__(self, sequence: SequenceState, vocab_size: int, eos_token_ids: tuple[int, ...]) -> None:
         params = sequence.params
@@ -51,28 +51,31 @@ class _FixedParameters:
         ends = params.stop_token_ids + (() if params.ignore_eos else eos_token_ids)
         banned = _known(params.banned_token_ids, vocab_size)
         not_yet = _known(params.banned_token_ids + ends, vocab_size)
-        self.sequence = sequence  # held, so that its id() stays its own while this is cached
+        self.sequence = sequence  # so that no other object gets its id() while this one is cached
         self.allowed = _known(params.allowed_token_ids, vocab_size) if params.allowed_token_ids else None
         self.bias = _with_banned(bias, banned)
-        self.bias_at_first = _with_banned(bias, not_yet)  # before min_tokens
+        self.bias_at_first = _with_banned(bias, not_yet)  # until there are min_tokens output tokens
 
 
 @dataclass(slots=True)
 class LogitEdit:
-    """What is done to one row of logits, in this order. Ids are those of the vocabulary."""
+    """The changes of one row of logits, in the order of the fields. All ids are in the vocabulary."""
 
-    seen: Ids  # distinct; what is left of a penalized token's logit is (/ or * repetition) - cost
+    seen: (
+        Ids  # distinct; the logit of a seen token is divided (or multiplied) by `repetition`, then its cost subtracted
+    )
     costs: Floats
     repetition: float
-    bias_ids: Ids  # distinct; what is banned comes with -inf
+    bias_ids: Ids  # distinct; banned tokens have a bias of -inf
     bias: Floats
-    allowed: Ids | None  # all others become -inf; None: all are
+    allowed: Ids | None  # all other tokens become -inf; None: all tokens are allowed
 
 
 class LogitAdjuster:
-    """What the parameters above come to. What it keeps between calls is a cache: a pure function of each branch.
+    """Works out and applies the changes of the logits of a batch.
 
-    It holds the branches of the latest call alone, so what is preempted or finished is forgotten.
+    All that an adjuster keeps between calls is a cache: a pure function of each branch. It has entries only for the
+    branches of the latest call, so it forgets branches that are preempted or finished.
     """
 
     def __init__(self, vocab_size: int, device: torch.device, eos_token_ids: tuple[int, ...]) -> None:
@@ -83,7 +86,7 @@ class LogitAdjuster:
         self._fixed: dict[int, _FixedParameters] = {}
 
     def adjust_logits(self, logits: Tensor, rows: Sequence[int], branches: Sequence[Branch]) -> None:
-        """Changes logits[rows[i]] in place for branches[i]; the rows differ. `logits` is contiguous float32."""
+        """Changes logits[rows[i]] in place for branches[i]. No row occurs twice. `logits` is contiguous float32."""
         flat = logits.view(-1)
         edits = list(zip(rows, self.edits(branches), strict=True))
         starts = [(row * self.vocab_size, edit) for row, edit in edits]
@@ -104,7 +107,7 @@ class LogitAdjuster:
             flat.scatter_(0, index, kept)
 
     def edits(self, branches: Sequence[Branch]) -> list[LogitEdit]:
-        """What is done for each branch; arrays belong to the cache and are not changed later."""
+        """The edit of each branch's logits. Its arrays belong to the cache and never change."""
         histories, fixed = self._histories, self._fixed
         self._histories, self._fixed = {}, {}
         return [self._edit(branch, histories, fixed) for branch in branches]

@@ -1,4 +1,4 @@
-"""The parameters of a batch's branches, column by column, as the extensions take them."""
+"""The sampling parameters of a batch as the extension takes them: one tensor per parameter."""
 
 import struct
 from collections.abc import Sequence
@@ -9,11 +9,14 @@ from gpu_worker.sampling.adjustments import is_adjusted
 from gpu_worker.sampling.sampler import is_drawn, is_scored, num_top
 from gpu_worker.scheduling.sequence import Branch
 
-_LEAST_TEMPERATURE = 1e-30  # that draws; a smaller one could be 0 in float32, which is greedy (draw.py has the same)
+_LEAST_TEMPERATURE = 1e-30  # the least of a draw (as in draw.py): less could be 0 in float32, which means greedy
 
 
 class SamplingColumns:
-    """Of some branches. Where the same branches come again, only `index` is written anew."""
+    """The sampling parameters of a batch, one tensor per parameter.
+
+    When the next step has the same branches, only `index` changes.
+    """
 
     def __init__(self, rows: Sequence[int], branches: Sequence[Branch], vocab_size: int) -> None:
         params = [branch.sequence.params for branch in branches]
@@ -39,7 +42,8 @@ class SamplingColumns:
         self.counts = [num_top(p) if is_scored(p) else -1 for p in params]
 
     def matches(self, rows: Sequence[int], branches: Sequence[Branch]) -> bool:
-        return self.branches == branches and self.rows == rows  # branches compare by identity
+        """Whether these are the columns of this batch. Branches compare by identity."""
+        return self.branches == branches and self.rows == rows
 
     def update_index(self) -> None:
         if self.random:

@@ -1,7 +1,7 @@
 """The sampler over the CUDA kernels: a whole batch in a few launches, and one wait for the device.
 
-`Sampler` is its definition; tokens are the same, bit for bit: a draw counts in whole numbers (octavo/draw.h in csrc),
-and what happens to logits before it are the same float32 operations in the same order.
+`Sampler` is its definition, and tokens are the same, bit for bit: a draw counts in whole numbers
+(csrc/include/octavo/draw.h), and logits go through the same float32 operations in the same order before it.
 """
 
 import itertools
@@ -21,12 +21,12 @@ from gpu_worker.sampling.sampler import Sampler, is_ranked_raw
 from gpu_worker.scheduling.sequence import Branch
 from octavo.sampling import TokenScore
 
-_DRAWS = ("temperature", "top_k", "top_p", "min_p", "seed", "branch", "index")  # as the kernel takes them
-_IN_THE_PROMPT, _NOWHERE = 0, -1  # what the kernel calls a token's count
+_DRAWS = ("temperature", "top_k", "top_p", "min_p", "seed", "branch", "index")  # in the kernel's order
+_IN_THE_PROMPT, _NOWHERE = 0, -1  # counts that tell the kernel: only in the prompt; never used
 
 
 class CudaSampler(Sampler):
-    """For logits on `device`. `extension` may be the simulator that tests run on a CPU."""
+    """Samples logits on `device`. `extension` may be the simulator that tests run on a CPU."""
 
     def __init__(
         self, extension: ModuleType, vocab_size: int, device: torch.device, eos_token_ids: tuple[int, ...] = ()
@@ -35,7 +35,7 @@ class CudaSampler(Sampler):
         self._extension = extension
         self._device = device
         self._columns: SamplingColumns | None = None
-        self._draws: dict[str, Tensor] = {}  # of these columns, on the device
+        self._draws: dict[str, Tensor] = {}  # the columns' tensors on the device
 
     @torch.inference_mode()
     def sample(
@@ -75,7 +75,7 @@ class CudaSampler(Sampler):
         return results.fetch(range(len(targets)), [num_top] * len(targets))[1]
 
     def _upload(self, rows: Sequence[int], branches: Sequence[Branch]) -> SamplingColumns:
-        """The branches' parameters, on the device as well; those that came last time are there already."""
+        """The parameters of the branches. Those that the device does not have since the last step are copied to it."""
         columns = self._columns
         known = columns is not None and columns.matches(rows, branches)
         if columns is None or not known:
@@ -98,9 +98,9 @@ class CudaSampler(Sampler):
         return x
 
     def _penalize(self, x: Tensor, ids: list[Ids], added: list[Floats], repetition: list[float] | None) -> None:
-        """Divides what was seen by `repetition` (None: nothing is), then adds, entry by entry.
+        """Divides the logits of seen tokens by `repetition` (None: no logits), then adds `added`, entry by entry.
 
-        What presence and frequency cost is among what is added: computed once, for every device alike.
+        The costs of presence and frequency are in `added`: they are computed once, in the same way for every device.
         """
         ends = np.cumsum([0, *map(len, ids)], dtype=np.int32)
         if not ends[-1]:
@@ -120,7 +120,7 @@ class CudaSampler(Sampler):
         self._extension.penalize(*map(ref, (x, offsets, entries, counts, bias, divisors, zeros, zeros)), self._stream())
 
     def _confine(self, x: Tensor, raw: Tensor, confined: Sequence[tuple[int, Ids]]) -> None:
-        """All but the allowed tokens become -inf; NaN in a row whose raw logits are bad, so that it stays so."""
+        """Sets all but the allowed tokens to -inf; in a row whose raw logits are bad, to NaN, so that it stays bad."""
         starts = [torch.from_numpy(allowed + row * self.vocab_size) for row, allowed in confined]
         rows, places = packed([torch.tensor([row for row, _ in confined]), torch.cat(starts)], self._device)
         kept = x.view(-1).take(places)
@@ -133,7 +133,7 @@ class CudaSampler(Sampler):
         self._extension.logprobs(*map(ref, results), ref(logits), ref(ids), self._stream())
 
     def _rows(self, x: Tensor, rows: Sequence[int]) -> Tensor:
-        """Those rows; x itself where they are its first ones in order."""
+        """The given rows of `x`: a view if they are its first rows in order."""
         if all(i == row for i, row in enumerate(rows)):
             return x[: len(rows)]
         return x.index_select(0, packed([torch.tensor(rows, dtype=torch.int64)], self._device)[0])
@@ -146,7 +146,7 @@ class CudaSampler(Sampler):
 
 
 class _ResultBuffer:
-    """What the kernels write for a batch, in one piece of memory, so that it comes back by one copy."""
+    """The results of a batch in one piece of device memory, so that they come back by one copy."""
 
     def __init__(self, num_tokens: int, num_scores: int, num_top: int, competing: Sequence[int]) -> None:
         chosen, top = (num_scores,), (num_scores, num_top)
@@ -162,14 +162,20 @@ class _ResultBuffer:
         self.raw: list[float] = []  # after `fetch`
 
     def on(self, device: torch.device) -> tuple[Tensor, tuple[Tensor, Tensor, Tensor], tuple[Tensor, Tensor, Tensor]]:
-        """Tokens; log probabilities of tokens, the likeliest ones' and their ids; the same by raw logits, without."""
+        """Device memory for the ids of the tokens, and twice for log probabilities: by adjusted and by raw logits.
+
+        Each of the latter is (log probabilities of the tokens, those of the likeliest tokens, the likeliest tokens).
+        By raw logits, no likeliest tokens are listed.
+        """
         self._memory = torch.empty(self._layout.num_bytes, dtype=torch.uint8, device=device)
         ids, a, b, c, d, e, f = self._layout.views(self._memory)
         return ids, (a, b, c), (d, e, f)
 
     def fetch(self, scored: Sequence[int], counts: Sequence[int]) -> tuple[list[int], list[TokenScore]]:
-        """Waits. The tokens, and the scores of those at `scored`, with the counts[i] likeliest of each that have a
-        probability."""
+        """Waits for the device. Returns the tokens, and the scores of the tokens at `scored`.
+
+        A score lists the counts[i] likeliest tokens, without those of probability 0.
+        """
         tokens, chosen, values, ids, self.raw, _, _ = (x.tolist() for x in self._layout.views(self._memory.cpu()))
         scores = []
         for i, logprob, count, *top in zip(scored, chosen, counts, ids, values, strict=True):

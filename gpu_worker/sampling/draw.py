@@ -1,10 +1,10 @@
-"""One token of each row by inverse transform: temperature, top-k, top-p, min-p, then a random number picks.
+"""Draws one token of each row by inverse transform: temperature, top-k, top-p and min-p, then a random number.
 
 A token's weight is 2^40 e^((logit - highest) / temperature) as a whole number, made of float32 operations that are each
-rounded on their own. So sums do not depend on their order, and what comes out for a row depends on that row, its
-parameters and its number alone, bit for bit, here, in C++ and in CUDA (csrc/include/octavo/draw.h).
+rounded on their own. So sums do not depend on their order, and the token of a row depends on that row, its parameters
+and its random number alone, bit for bit the same here, in C++ and in CUDA (csrc/include/octavo/draw.h).
 
-Filters keep a prefix of the tokens ordered by falling logit, then rising id. The draw is by id among what is kept.
+Filters keep a prefix of the tokens, ordered by falling logit, then rising id. The draw goes by id among those kept.
 """
 
 from collections.abc import Sequence
@@ -23,22 +23,22 @@ Ids = NDArray[np.int64]
 Bits = NDArray[np.uint64]
 
 _WEIGHT_BITS = 40
-_LOWEST_POWER = -64.0  # of two; all below -41 weigh nothing
-_LEAST_TEMPERATURE = np.float32(1e-30)  # below, float32 would multiply 0 by infinity
+_LOWEST_POWER = -64.0  # an exponent of two; below -41 a token weighs nothing
+_LEAST_TEMPERATURE = np.float32(1e-30)  # with less, float32 would multiply 0 by infinity
 _LOG_TWO_OF_E = np.float32(1.44269504)
-# 2^x for x in [-0.5, 0.5] (Cephes), but for the 1 at the end
+# 2^x for x in [-0.5, 0.5] (Cephes), without its last coefficient, which is 1
 _POLYNOMIAL = (1.535336188e-4, 1.339887440e-3, 9.618437357e-3, 5.550332471e-2, 2.402264791e-1, 6.931472028e-1)
 _NUM_CANDIDATES = 256
-_SLAB = 1 << 26  # weights held at once: bounds what a step needs beside the logits
-_CPU_SLAB = 1 << 20  # less, so that they stay in the cache
+_SLAB = 1 << 26  # how many weights are held at once: bounds the memory that a step needs beside the logits
+_CPU_SLAB = 1 << 20  # fewer on a CPU, so that they stay in the processor's cache
 
 
 @dataclass(slots=True)
 class DrawParameters:
-    """The parameters of some rows as columns."""
+    """The parameters of the draws of some rows, one array per parameter."""
 
     temperature: Floats
-    top_k: Ids  # the vocabulary's size if off
+    top_k: Ids  # the vocabulary's size if the filter is off
     top_p: Floats
     min_p: Floats
 
@@ -56,9 +56,9 @@ class DrawParameters:
 
 
 def draw(logits: Tensor, filters: DrawParameters, numbers: Bits) -> Ids:
-    """The token of each row; `numbers` have 53 random bits (philox.py).
+    """The token of each row. Each of `numbers` has 53 random bits (philox.py).
 
-    No row has NaN or +inf, each has a finite logit; `logits` is float32 and is not changed.
+    `logits` is float32 and is not changed. No row has NaN or +inf, and each has a finite logit.
     """
     at_once = max(1, (_CPU_SLAB if logits.device.type == "cpu" else _SLAB) // logits.shape[1])
     tokens = np.empty(len(logits), dtype=np.int64)
@@ -71,7 +71,7 @@ def draw(logits: Tensor, filters: DrawParameters, numbers: Bits) -> Ids:
 
 
 def weights(logits: Tensor, temperature: Floats) -> Tensor:
-    """int64, like logits."""
+    """The weights of all tokens: int64, of the shape of `logits`."""
     factor = _LOG_TWO_OF_E / np.maximum(temperature, _LEAST_TEMPERATURE)
     power = logits - logits.amax(dim=-1, keepdim=True)  # first, so that nothing overflows
     power = (power * torch.from_numpy(factor).to(logits.device).unsqueeze(1)).clamp_(min=_LOWEST_POWER)
@@ -88,7 +88,7 @@ def cut(weights: Tensor, logits: Tensor, filters: DrawParameters) -> None:
     """Sets the weights of tokens that the filters drop to zero, in place."""
     vocab_size = logits.shape[1]
     filtered = np.flatnonzero((filters.top_k < vocab_size) | (filters.top_p < 1.0))
-    for num in (_NUM_CANDIDATES, vocab_size):  # sorting all is slow, and the likeliest few hundred are mostly enough
+    for num in (_NUM_CANDIDATES, vocab_size):  # mostly a few hundred are enough, and sorting all tokens is slow
         if len(filtered):
             filtered = filtered[~_cut_prefix(weights, logits, filters, filtered, min(num, vocab_size))]
     if (filters.min_p > 0.0).any():
@@ -97,7 +97,10 @@ def cut(weights: Tensor, logits: Tensor, filters: DrawParameters) -> None:
 
 
 def _cut_prefix(weights: Tensor, logits: Tensor, filters: DrawParameters, rows: Ids, num: int) -> NDArray[np.bool_]:
-    """Cuts those of `rows` whose prefix ends among the `num` likeliest tokens by top-k and top-p; which ones it was."""
+    """Cuts the weights of those `rows` whose top-k and top-p prefix ends among the `num` likeliest tokens.
+
+    Returns which of `rows` were cut.
+    """
     at = torch.from_numpy(rows).to(weights.device)
     some = logits[at]
     values, ids = top(some, num)
@@ -108,7 +111,7 @@ def _cut_prefix(weights: Tensor, logits: Tensor, filters: DrawParameters, rows: 
     places = np.arange(len(rows))
     totals = np.where(by_count, sums[places, np.minimum(top_k, num) - 1], chosen.sum(dim=-1).cpu().numpy())
     targets = np.maximum((top_p * totals).astype(np.int64), 1)
-    reached = np.where(top_p < 1.0, (sums < targets[:, None]).sum(axis=1), num)  # how many are kept, less one
+    reached = np.where(top_p < 1.0, (sums < targets[:, None]).sum(axis=1), num)  # place of the last token that is kept
     last = np.minimum(np.where(by_count, top_k - 1, num), reached)
     found = (last < num) & (~by_count | (top_k <= num))
     last = np.minimum(last, num - 1)
@@ -120,7 +123,7 @@ def _cut_prefix(weights: Tensor, logits: Tensor, filters: DrawParameters, rows: 
 
 
 def _draw_by_id(weights: Tensor, numbers: Bits) -> Ids:
-    """The first token where the sum of the weights so far exceeds the number's share of it all."""
+    """The first token at which the sum of the weights exceeds the number's share of their total."""
     sums = weights.cumsum(dim=-1)
     totals = sums[:, -1].tolist()
     places = [int(number) * total >> 53 for number, total in zip(numbers, totals, strict=True)]

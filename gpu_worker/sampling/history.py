@@ -1,4 +1,4 @@
-"""How often a branch has used each token: what the penalties need, kept up to date instead of recounted."""
+"""Counts how often a branch has used each token, for penalties, without counting all tokens at each step."""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -9,8 +9,8 @@ from gpu_worker.scheduling.sequence import Branch
 class TokenHistory:
     """The distinct tokens of one branch and how often each occurs in its output.
 
-    A pure function of the branch's tokens: `update` compares all it has counted with the branch and counts anew when
-    they differ, so forks, replays and rollbacks need no notice.
+    The counts are a pure function of the branch's tokens. `update` compares the tokens it has counted with the branch's
+    and counts all of them again where they differ, so forks, replays and rollbacks need no call of their own.
     """
 
     def __init__(self, branch: Branch, vocab_size: int, *, with_prompt: bool) -> None:
@@ -26,11 +26,11 @@ class TokenHistory:
 
     @property
     def counts(self) -> NDArray[np.int64]:
-        """Occurrences in the output; 0 for tokens of the prompt alone."""
+        """How often each token occurs in the output; 0 for a token that only the prompt has."""
         return self._counts[: len(self._places)]
 
     def update(self) -> None:
-        """Counts what the branch has got since, or all of it if what was counted is no longer its beginning."""
+        """Counts the tokens that are new since the last call, or all tokens if the counted ones have changed."""
         tokens = self.branch.tokens[self._start :]
         known = len(self._counted)
         if tokens[:known] != self._counted:

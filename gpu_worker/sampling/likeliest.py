@@ -9,11 +9,11 @@ Values = NDArray[np.float32]
 Ids = NDArray[np.int64]
 
 _GROUP = 8  # elements that share one maximum in the first pass
-_SLACK = 32  # more than asked for, so that ties at the end rarely reach past what was fetched
+_SLACK = 32  # how many more are fetched than asked for, so that ties at the end rarely reach past them
 
 
 def peaks(x: Tensor) -> tuple[Values, Ids]:
-    """The maximum of each row and its id, the lowest one on ties. A row that contains NaN has the maximum NaN."""
+    """The maximum of each row and its id: the lowest id on ties. The maximum of a row that contains NaN is NaN."""
     if x.device.type == "cpu":  # numpy's argmax is vectorized, torch's is not (3 against 40 microseconds for 49152)
         array = x.detach().numpy()
         ids = array.argmax(axis=1)
@@ -28,21 +28,21 @@ def top(x: Tensor, k: int) -> tuple[Values, Ids]:
     values, ids = fetch(x, k + _SLACK)
     if values.shape[1] < x.shape[1]:
         cut = (values[:, k - 1] == values[:, -1]) & np.isfinite(values[:, -1])
-        for row in np.flatnonzero(cut):  # equals may be missing: rare, so plainly
+        for row in np.flatnonzero(cut):  # equal values may be missing: rare, so the row is simply sorted
             order = torch.sort(x[int(row)], stable=True, descending=True)
             values[row, :k], ids[row, :k] = order.values[:k].cpu().numpy(), order.indices[:k].cpu().numpy()
     return values[:, :k], ids[:, :k]
 
 
 def fetch(x: Tensor, k: int) -> tuple[Values, Ids]:
-    """Like `top`, but of several ids equal to the last value, any may be the ones that are there."""
+    """Like `top`, but where several ids have the last value, any of them may be in the result."""
     k = min(k, x.shape[1])
     values, ids = _grouped(x, k) if 2 * k * _GROUP <= x.shape[1] else x.topk(k, dim=-1)
     return _ordered(values.cpu().numpy(), ids.cpu().numpy())
 
 
 def _grouped(x: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """The top k by way of groups: each is among the k groups with the highest maxima, or equals one that is."""
+    """The k highest by way of groups: each is in one of the k groups with the highest maxima, or equals one there."""
     num_groups = x.shape[1] // _GROUP
     main = num_groups * _GROUP
     groups = x[:, :main].unflatten(1, (_GROUP, num_groups))  # strided: the maxima are then taken elementwise

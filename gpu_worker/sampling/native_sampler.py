@@ -1,6 +1,6 @@
-"""The sampler over the extension: a whole batch in one call, its rows side by side on the pool's threads.
+"""The sampler over the extension on a CPU: one call for a whole batch, whose rows are shared by the pool's threads.
 
-`Sampler` is its definition; tokens are the same, bit for bit.
+`Sampler` is its definition, and tokens are the same, bit for bit.
 """
 
 import itertools
@@ -20,11 +20,11 @@ from gpu_worker.sampling.sampler import Sampler, is_ranked_raw
 from gpu_worker.scheduling.sequence import Branch
 from octavo.sampling import TokenScore
 
-_ROWS_AT_ONCE = 64  # converted to float32 at once
+_ROWS_AT_ONCE = 64  # how many rows are converted to float32 at once
 
 
 class NativeSampler(Sampler):
-    """For logits on the CPU."""
+    """Samples logits on the CPU."""
 
     def __init__(self, extension: ModuleType, vocab_size: int, eos_token_ids: tuple[int, ...] = ()) -> None:
         super().__init__(vocab_size, "cpu", eos_token_ids)
@@ -41,7 +41,7 @@ class NativeSampler(Sampler):
         columns = self._columns
         if columns is None or not columns.matches(rows, branches):
             columns = self._columns = SamplingColumns(rows, branches, self.vocab_size)
-        if columns.plain:  # numpy's argmax is the faster one
+        if columns.plain:  # numpy's argmax is faster than the extension
             return super().sample(logits, rows, branches)
         columns.update_index()
         ids = torch.empty(len(branches), dtype=torch.int64)
@@ -88,7 +88,7 @@ class NativeSampler(Sampler):
 
 
 def choose_sampler(vocab_size: int, device: torch.device, eos_token_ids: tuple[int, ...]) -> Sampler:
-    """The fastest there is for logits on `device`."""
+    """The fastest sampler for logits on `device`."""
     extension = native.load() if device.type == "cpu" else None
     if extension is not None:
         return NativeSampler(extension, vocab_size, eos_token_ids)
@@ -99,7 +99,7 @@ def choose_sampler(vocab_size: int, device: torch.device, eos_token_ids: tuple[i
 
 
 class _ScoreBuffers:
-    """Where the extension puts scores."""
+    """Memory that the extension writes scores to."""
 
     def __init__(self, counts: list[int]) -> None:
         self.tensors: dict[str, Tensor] = {}

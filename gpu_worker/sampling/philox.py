@@ -1,7 +1,7 @@
 """Random numbers without state: Philox4x32-10 (Salmon, Moraes, Dror, Shaw, 2011).
 
-A number is a pure function of its key and counter, so a draw needs no generator to keep, journal or migrate. Here the
-key is a request's seed and the counter is (branch, index of the output token, 0, 0).
+A number is a pure function of a key and a counter, so there is no generator to keep, journal or migrate. Here the key
+is the seed of a request, and the counter is (branch, index of the output token, 0, 0).
 """
 
 from collections.abc import Sequence
@@ -17,9 +17,9 @@ _KEY_STEPS = np.array([[0x9E3779B9], [0xBB67AE85]], dtype=np.uint64)
 
 
 def philox(counters: NDArray[np.uint64], keys: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """Four random 32-bit words for each column: `counters` is [4, n], `keys` is [2, n], the result [4, n].
+    """Four random 32-bit words for each column. `counters` is [4, n], `keys` is [2, n], and the result is [4, n].
 
-    All hold 32-bit words in 64 bits, so that the products of a round are exact.
+    All arrays hold 32-bit words in 64 bits, so that the products of a round are exact.
     """
     even, odd, key = counters[0::2], counters[1::2], keys
     for _ in range(_ROUNDS):

@@ -1,9 +1,10 @@
-"""From logits to tokens and their log probabilities, for a whole batch at once.
+"""Samples tokens from logits, with their log probabilities, for a whole batch at once.
 
-For each branch, in this order: penalties, bias and masks (`adjustments`) · log probabilities are the log-softmax of
-the result · temperature, top-k, top-p, min-p and the draw (`draw`), or the highest logit if the temperature is 0 or the
-sequence searches beams. best_of alone goes by the log-softmax of the logits as they came, which a replay finds again.
-Random numbers come from (seed, branch, index), so a branch's token depends on nothing else in the batch.
+For each branch, in this order: penalties, bias and masks change the logits (`adjustments`). Log probabilities are the
+log-softmax of the result. Then temperature, top-k, top-p, min-p and a draw choose the token (`draw`), or the highest
+logit does if the temperature is 0 or the sequence searches beams. Only best_of ranks branches by the log-softmax of the
+model's unchanged logits, because a replay can compute it again. Random numbers come from (seed, branch, index), so a
+branch's token depends on nothing else in the batch.
 """
 
 from collections.abc import Sequence
@@ -21,7 +22,7 @@ from gpu_worker.scheduling.sequence import Branch
 from gpu_worker.scheduling.step import BAD_LOGITS
 from octavo.sampling import SamplingParams, TokenScore
 
-_SCORED_ROWS = 64  # scored at once: bounds the memory of a long prompt's log probabilities
+_SCORED_ROWS = 64  # rows scored at once: bounds the memory of a long prompt's log probabilities
 
 
 def is_drawn(params: SamplingParams) -> bool:
@@ -30,22 +31,26 @@ def is_drawn(params: SamplingParams) -> bool:
 
 
 def is_scored(params: SamplingParams) -> bool:
+    """Whether each token of a branch gets a score."""
     return params.logprobs is not None or params.ranked
 
 
 def is_ranked_raw(branch: Branch) -> bool:
-    """Whether it is ranked by another log probability than it reports. Beams are ranked by what they search."""
+    """Whether the branch is ranked by raw log probabilities that differ from those it reports.
+
+    Beams are ranked by the log probabilities they search by.
+    """
     params = branch.sequence.params
     return params.ranked and not params.beam_width and is_adjusted(branch)
 
 
 def num_top(params: SamplingParams) -> int:
-    """How many of the likeliest tokens a score lists."""
+    """How many of the likeliest tokens each score lists."""
     return max(params.logprobs or 0, 2 * params.beam_width)
 
 
 class Sampler:
-    """Not thread-safe. Keeps nothing that matters: any branch can go on in any other sampler."""
+    """The definition of sampling. Not thread-safe. Any branch can continue in any other sampler."""
 
     def __init__(self, vocab_size: int, device: torch.device | str, eos_token_ids: tuple[int, ...] = ()) -> None:
         self.vocab_size = vocab_size
@@ -55,10 +60,11 @@ class Sampler:
     def sample(
         self, logits: Tensor, rows: Sequence[int], branches: Sequence[Branch]
     ) -> tuple[list[int], dict[int, TokenScore]]:
-        """The next token of each branch, branches[i] from logits[rows[i]], and the scores that are asked for, by i.
+        """The next token of each branch, and by i the scores of those branches[i] that ask for scores.
 
-        Several branches may share a row. A branch's row decides alone whether it gets BAD_LOGITS: NaN or +inf anywhere,
-        or nothing finite left after masks. `logits` is [rows, vocab_size] of any float type and is not changed.
+        branches[i] is sampled from logits[rows[i]]; several branches may share a row. The token is BAD_LOGITS if the
+        row has NaN or +inf, or no finite logit after masks. `logits` is [rows, vocab_size] of any float type and is
+        not changed.
         """
         if not branches:
             return [], {}
@@ -79,7 +85,7 @@ class Sampler:
         wide: list[int],
         tokens: Ids,
     ) -> dict[int, TokenScore]:
-        """Samples the branches `wide` of the batch, which need more than the maximum, into `tokens`."""
+        """Samples tokens[i] for each i in `wide`, whose branches need more than the highest logit. Returns scores."""
         x = _select(logits, [rows[i] for i in wide])
         changed = [place for place, i in enumerate(wide) if is_adjusted(branches[i])]
         if changed:
@@ -116,9 +122,9 @@ class Sampler:
 
     @torch.inference_mode()
     def score(self, logits: Tensor, targets: Sequence[int], num_top: int) -> list[TokenScore]:
-        """The log probability of targets[i] and the `num_top` likeliest tokens by logits[i] as they are.
+        """The log probability of targets[i] and the `num_top` likeliest tokens by the unchanged logits[i].
 
-        A row that contains NaN or +inf, or nothing finite, scores NaN and lists nothing.
+        A row that has NaN or +inf, or no finite logit, scores NaN and lists no tokens.
         """
         scores: list[TokenScore] = []
         for start in range(0, len(targets), _SCORED_ROWS):
@@ -136,20 +142,20 @@ class Sampler:
 
 
 def _plain(branch: Branch) -> bool:
-    """Whether the highest logit is all there is to know."""
+    """Whether the branch needs only the highest logit."""
     params = branch.sequence.params
     return not (is_drawn(params) or is_scored(params) or is_adjusted(branch))
 
 
 def _select(x: Tensor, rows: list[int]) -> Tensor:
-    """Those rows; x itself when they are all of x in order."""
+    """The given rows of `x`: `x` itself if they are all its rows in order."""
     if len(rows) == len(x) and rows == list(range(len(rows))):
         return x
     return x.index_select(0, torch.tensor(rows, device=x.device))
 
 
 def _scores(x: Tensor, tokens: Sequence[int], counts: Sequence[int]) -> list[TokenScore]:
-    """The score of tokens[i] by x[i] with the counts[i] likeliest tokens; those of probability 0 are left out."""
+    """The score of tokens[i] by x[i], with the counts[i] likeliest tokens, without those of probability 0."""
     logprobs = torch.log_softmax(x, dim=-1)
     chosen = logprobs.gather(1, torch.tensor(tokens, device=x.device).unsqueeze(1)).squeeze(1).tolist()
     listed: list[tuple[tuple[int, float], ...]] = [()] * len(tokens)

@@ -1,4 +1,4 @@
-"""Whether this worker takes a sequence, what is kept on its branches from then on, and its place in line."""
+"""Answers whether this worker takes a sequence, prepares its branches, and puts it into the waiting queue."""
 
 from gpu_worker.scheduling.beam import BeamSearch
 from gpu_worker.scheduling.deltas import branch_delta
@@ -17,7 +17,7 @@ class Admitter:
         self._workload = workload
 
     def admit(self, sequence: Sequence) -> AdmissionAnswer:
-        """ADMITTED: it is in line. NEVER: it can never fit this worker. LATER: the queue is full."""
+        """ADMITTED: the sequence waits. NEVER: it can never fit this worker. LATER: the queue is full."""
         work = self._workload
         prepare_branches(sequence, work.info)
         if reason := self._too_large(sequence):
@@ -48,32 +48,32 @@ class Admitter:
         """Queues the sequence. A branch that a replay shows to have ended ends at once."""
         work = self._workload
         if len(sequence.branches) > work.config.max_batch_sequences:
-            sequence.fan_out = False
+            sequence.fan_out = False  # no step holds all its branches, so each starts by itself
         work.add(sequence)
         for branch in sequence.branches:
             reason = reason_to_end(branch) if branch.state is WAITING else FinishReason.NONE
             if reason:
                 work.report([branch_delta(branch, (), reason)])
                 work.finish(branch)
-        if sequence.finished or (sequence.beams is not None and all(sequence.beams.done)):
+        if sequence.finished or (sequence.search is not None and all(sequence.search.done)):
             work.drop(sequence)
         else:
             work.enqueue(sequence)
 
 
 def prepare_branches(sequence: Sequence, info: RunnerInfo) -> None:
-    """Fills in what the scheduler keeps on branches: where they stop, what is to be scored, how they start."""
+    """Sets on a sequence and its branches where they stop, which positions are scored, and how they start."""
     params, num_prompt = sequence.params, len(sequence.prompt)
     eos = () if params.ignore_eos else info.eos_token_ids
     stops = frozenset((*params.stop_token_ids, *eos))
     room = info.context_tokens - num_prompt
     last = num_prompt + (room if params.max_tokens is None else min(params.max_tokens, room)) - 1
     if params.beam_width:
-        sequence.beams = BeamSearch(
+        sequence.search = BeamSearch(
             params.beam_width, params.n, params.length_penalty, last + 1 - num_prompt, params.min_tokens, stops
         )
-        sequence.beams.starts = [branch.num_journalled_at_start for branch in sequence.branches]
-        sequence.beams.done = [branch.state is FINISHED for branch in sequence.branches]
+        sequence.search.starts = [branch.num_journalled_at_start for branch in sequence.branches]
+        sequence.search.done = [branch.state is FINISHED for branch in sequence.branches]
         sequence.branches = [Branch(sequence, 0, list(sequence.prompt), num_prompt)]
         if params.logprobs is not None:
             sequence.branches[0].scores = []
@@ -81,9 +81,9 @@ def prepare_branches(sequence: Sequence, info: RunnerInfo) -> None:
         branch.stops = stops | {BAD_LOGITS}
         branch.last = last
         if params.prompt_logprobs is not None and branch.index == 0 and not branch.num_output and num_prompt > 1:
-            branch.num_scored = 1
+            branch.first_unscored = 1
         elif params.ranked and branch.num_output:
-            branch.num_scored = num_prompt
+            branch.first_unscored = num_prompt
     fresh = all(branch.state is WAITING and not branch.num_output for branch in sequence.branches)
     sequence.fan_out = fresh and len(sequence.branches) > 1
 

@@ -67,14 +67,14 @@ class BeamSearch:
     stops: frozenset[int]
     complete: list[Hypothesis] = field(default_factory=list)  # the best first, at most num_best
     starts: list[int] = field(default_factory=list)  # per branch of the record: outputs journalled before a replay
-    done: list[bool] = field(default_factory=list)  # and whether it was finished then
+    done: list[bool] = field(default_factory=list)  # per branch of the record: whether it had finished before a replay
 
     def normalize(self, total: float, length: int) -> float:
         """The score of an output of `length` tokens with this sum of log probabilities."""
         return total / math.pow(max(1, length), self.length_penalty)
 
     def select(self, candidates: Sequence[BeamCandidate], length: int) -> BeamSelection:
-        """Chooses among all candidates of a step, the best first. With the new token, outputs are `length` long."""
+        """Chooses from the candidates of a step, sorted best first. `length` is that of outputs with the new token."""
         going: list[BeamCandidate] = []
         ended: list[BeamCandidate] = []
         for place, candidate in enumerate(candidates):
@@ -88,7 +88,7 @@ class BeamSearch:
         return BeamSelection(going, ended)
 
     def keep_live(self, token_ids: tuple[int, ...], total: float, scores: tuple[TokenScore, ...]) -> None:
-        """Keeps a live beam as a hypothesis of what it has, because the search has to end."""
+        """Keeps a live beam's output as a hypothesis, because the search ends early."""
         score = self.normalize(total, len(token_ids))
         self.keep(Hypothesis(token_ids, total, score, FinishReason.LENGTH, scores))
 
@@ -99,7 +99,7 @@ class BeamSearch:
         del self.complete[self.num_best :]
 
     def decided(self, totals: Sequence[float], length: int) -> bool:
-        """Whether no live beam can become one of the best any more: a sum only falls, so it is its own upper bound."""
+        """Whether no live beam can become one of the best any more. A sum only falls, so today's sum is the bound."""
         if not totals:
             return True
         if len(self.complete) < self.num_best:

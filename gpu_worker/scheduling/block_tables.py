@@ -1,10 +1,12 @@
 """The block tables of all branches, on the device and in the host pool, and what the step being planned does to them.
 
-A branch's `blocks`, `host_blocks`, `hashes`, `num_sealed` and `slots_end` change only here. The sequences whose blocks
-the step being planned moves are remembered until that step is over:
+A branch's `blocks`, `host_blocks`, `hashes`, `num_sealed` and `slots_end` change only here. Two sets of sequences
+are kept until the step being planned is over:
 
-    written       copies of the step write blocks of theirs: they may not be moved out in the same plan
-    moving_out    the step moves their blocks to the host pool: they may not be moved back in the same plan
+    written       The step copies something into their blocks. The plan may not move these out, because a step copies
+                  to the host pool before it makes any other copy.
+    moving_out    The step copies their blocks to the host pool. The plan may not move these back, because a host block
+                  that is given back before the step is not written.
 """
 
 from collections.abc import Collection, Iterable
@@ -54,7 +56,7 @@ class BlockTables:
         child.slots_end = parent.slots_end = 0
 
     def release(self, branch: Branch) -> None:
-        """Takes back all blocks of the branch, on the device and in the host pool: nothing of it is computed then."""
+        """Takes back all blocks of the branch, on device and host. Afterwards none of its tokens counts as computed."""
         if branch.blocks:
             self.host.cancel_copies_in(branch.blocks)
             self.device.release(branch.blocks)
@@ -86,7 +88,7 @@ class BlockTables:
         return self.cache.match(self.hashes_of(branch, num_blocks)) if self.cache.enabled else []
 
     def share_prefix(self, branch: Branch, blocks: list[BlockId]) -> None:
-        """Begins the branch's table with blocks that hold its first tokens already."""
+        """Begins the branch's table with blocks in which its first tokens are computed."""
         branch.blocks = self.device.share(blocks)
         branch.num_sealed = len(blocks)
         branch.num_computed = len(blocks) * self._block_size
@@ -129,7 +131,7 @@ class BlockTables:
     def move_in(
         self, sequence: Sequence, branches: Iterable[Branch], places: dict[HostBlockId, BlockId | None]
     ) -> None:
-        """Moves the branches to the device blocks that `places_for` found, and to new ones, for which there is room."""
+        """Moves branches to the device: to blocks that `places_for` found, and to new ones. There must be room."""
         device, host_pool = self.device, self.host
         held = device.share(block for block in places.values() if block is not None)
         targets: dict[HostBlockId, BlockId] = {}
@@ -152,12 +154,12 @@ class BlockTables:
 
     @property
     def written(self) -> AbstractSet[Sequence]:
-        """The sequences of which copies of the step being planned write blocks."""
+        """The sequences into whose blocks the step being planned copies something."""
         return self._written
 
     @property
     def moving_out(self) -> AbstractSet[Sequence]:
-        """The sequences of which the step being planned moves blocks to the host pool."""
+        """The sequences whose blocks the step being planned copies to the host pool."""
         return self._moving_out
 
     def add_moves(self, plan: StepPlan) -> None:
@@ -169,14 +171,14 @@ class BlockTables:
             plan.poison = self.device.take_freed_blocks()
 
     def end_step(self) -> None:
-        """The planned step has run, or never will."""
+        """Forgets the moves of the planned step, which has run or never will."""
         self.device.end_step()
         self.host.end_step()
         self._written.clear()
         self._moving_out.clear()
 
     def forget(self, sequence: Sequence) -> None:
-        """The sequence is on this worker no more."""
+        """Forgets a sequence that has left this worker."""
         self._written.discard(sequence)
         self._moving_out.discard(sequence)
 

@@ -1,8 +1,9 @@
-"""The branches with blocks on the device, by what they need next. Each of them is on one list exactly:
+"""The branches with blocks on the device, by what they need next.
 
-    decodes      it needs one more token; the list holds a chunk of it, which each plan uses again
-    prefilling   some of its known tokens are still to be computed
-    beams        (whole sequences) a beam search, whose beams go on in lockstep once all of them are computed
+    decodes      branches that need one more token: a chunk for each, which every plan uses again
+    prefilling   branches with known tokens that are still to be computed
+    searches     sequences with a beam search. A beam is on `prefilling` until its known tokens are computed; when all
+                 beams have got there, they go on in lockstep
 
 Lists change through the methods of this class only. What its properties return is to be read, and to be copied by a
 caller that moves a branch while it reads.
@@ -16,13 +17,13 @@ from gpu_worker.scheduling.step import Chunk
 
 
 class BranchLists:
-    """What the next step can be planned from."""
+    """The lists of branches from which the next step is planned."""
 
     def __init__(self) -> None:
         self._decodes: list[Chunk] = []
         self._needy: list[Branch] = []
         self._prefilling: list[Branch] = []
-        self._beams: list[Sequence] = []
+        self._searches: list[Sequence] = []
 
     @property
     def decodes(self) -> SequenceOf[Chunk]:
@@ -40,21 +41,21 @@ class BranchLists:
         return self._prefilling
 
     @property
-    def beams(self) -> SequenceOf[Sequence]:
+    def searches(self) -> SequenceOf[Sequence]:
         """The beam searches with a beam on the device."""
-        return self._beams
+        return self._searches
 
     def add(self, branch: Branch) -> None:
         """Puts a branch that has got its blocks on the list from which its next step is planned."""
         sequence = branch.sequence
         computed = branch.num_computed == len(branch.tokens) - 1
-        if computed and branch.num_output and sequence.reported and sequence.beams is None:
+        if computed and branch.num_output and sequence.reported and sequence.search is None:
             self.add_decode(branch)
         elif branch.num_computed < branch.prefill_end:
             self._prefilling.append(branch)
             self._prefilling.sort(key=lambda branch: branch.rank)
-        if sequence.beams is not None and sequence not in self._beams:
-            self._beams.append(sequence)
+        if sequence.search is not None and sequence not in self._searches:
+            self._searches.append(sequence)
 
     def add_decode(self, branch: Branch) -> None:
         """All but the last token of the branch is computed: from now on it needs one token in each step."""
@@ -63,12 +64,12 @@ class BranchLists:
             self._needy.append(branch)
 
     def end_prefill(self, branch: Branch) -> None:
-        """All known tokens of the branch are computed. A decode may be told so, too."""
+        """Takes a branch whose known tokens are all computed off `prefilling`, if it is there."""
         if branch in self._prefilling:
             self._prefilling.remove(branch)
 
     def need_slot(self, branch: Branch) -> None:
-        """A decode has used its last slot."""
+        """Adds a decode that has used its last slot to `needy`."""
         self._needy.append(branch)
 
     def take_needy(self) -> list[Branch]:
@@ -77,7 +78,7 @@ class BranchLists:
         return needy
 
     def hand_back_needy(self, branches: Iterable[Branch]) -> None:
-        """These decodes have got no slot; they need one before they can run."""
+        """Takes back, from those that `take_needy` handed over, the branches that have got no slot."""
         self._needy = [branch for branch in branches if branch.state is RUNNING]
 
     def tidy(self) -> None:
@@ -85,12 +86,12 @@ class BranchLists:
         self._decodes = [chunk for chunk in self._decodes if chunk.branch.state is RUNNING]
         self._needy = [branch for branch in self._needy if branch.state is RUNNING]
         self._prefilling = [branch for branch in self._prefilling if branch.state is RUNNING]
-        self._beams = [s for s in self._beams if any(branch.state is RUNNING for branch in s.branches)]
+        self._searches = [s for s in self._searches if any(branch.state is RUNNING for branch in s.branches)]
 
     def check_lists(self, running: set[Branch]) -> None:
         """Compares the lists with the branches that run; raises AssertionError with what is wrong."""
         listed = {chunk.branch for chunk in self._decodes} | set(self._prefilling)
-        lockstep = {b for s in self._beams for b in s.branches if b.num_computed == b.prefill_end}
+        lockstep = {b for s in self._searches for b in s.branches if b.num_computed == b.prefill_end}
         if running != listed | lockstep:
             raise AssertionError("a running branch is on no list, or one on a list does not run")
         if any(c.start != c.branch.num_computed or c.start != len(c.branch.tokens) - 1 for c in self._decodes):

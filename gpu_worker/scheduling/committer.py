@@ -5,7 +5,7 @@ import sys
 from gpu_worker.scheduling.beam import BeamCandidate, Hypothesis, expand
 from gpu_worker.scheduling.deltas import beam_deltas, branch_delta
 from gpu_worker.scheduling.sequence import FINISHED, RUNNING, Branch, Sequence
-from gpu_worker.scheduling.step import BAD_LOGITS, Chunk, Delta, StepOutput, StepPlan, StepResult
+from gpu_worker.scheduling.step import BAD_LOGITS, Chunk, Delta, StepDeltas, StepOutput, StepPlan
 from gpu_worker.scheduling.workload import Workload
 from octavo.errors import BadLogits
 from octavo.sampling import FinishReason, TokenScore
@@ -22,7 +22,7 @@ class Committer:
         self._lists = workload.lists
         self._tables = workload.tables
 
-    def apply(self, plan: StepPlan, output: StepOutput, result: StepResult) -> None:
+    def apply(self, plan: StepPlan, output: StepOutput, result: StepDeltas) -> None:
         """Takes in the output of a plan. A sequence that has ended since it was planned is left alone."""
         ended = self._decodes(plan, output, result.deltas)
         place = plan.num_decodes
@@ -34,7 +34,7 @@ class Committer:
                 self._computed(chunk, output.scored.get(number, []))
                 tokens = output.token_ids[place : place + len(chunk.samples)]
                 scores = [output.scores.get(place + i) for i in range(len(chunk.samples))]
-                if branch.sequence.beams is None:
+                if branch.sequence.search is None:
                     ended |= self._sampled(chunk, tokens, scores, result.deltas)
                 elif tokens:
                     score = scores[0] or TokenScore(tokens[0], 0.0)
@@ -46,7 +46,7 @@ class Committer:
             self._lists.tidy()
 
     def _decodes(self, plan: StepPlan, output: StepOutput, deltas: list[Delta]) -> bool:
-        """One token for each branch that decodes: the steady state, kept lean. True if a branch has ended."""
+        """Appends a token to each branch that decodes: the steady state, kept lean. True: a branch has ended."""
         lists, tables = self._lists, self._tables
         mask = tables.device.block_size - 1
         append, scores = deltas.append, output.scores
@@ -115,7 +115,7 @@ class Committer:
     # Prompts
 
     def _computed(self, chunk: Chunk, scored: list[TokenScore]) -> None:
-        """The keys and values of a chunk are written."""
+        """Takes in that the keys and values of a chunk are written, and adds up the scores of its known tokens."""
         branch = chunk.branch
         branch.num_computed = chunk.start + chunk.length
         self._tables.seal_blocks(branch)
@@ -125,13 +125,13 @@ class Committer:
             else:
                 branch.cumulative_logprob += score.logprob
         if scored:
-            known = len(branch.tokens)  # from here on, sampling scores what it adds
-            branch.num_scored = chunk.score_end if chunk.score_end < known else sys.maxsize
+            known = len(branch.tokens)  # sampling scores the tokens that it adds after these
+            branch.first_unscored = chunk.score_end if chunk.score_end < known else sys.maxsize
         if branch.num_computed == branch.prefill_end:
             self._lists.end_prefill(branch)
 
     def _sampled(self, chunk: Chunk, tokens: list[int], scores: list[TokenScore | None], deltas: list[Delta]) -> bool:
-        """A prompt is complete: its branches get their tokens, and decode from now on. True if a branch has ended."""
+        """Gives the branches of a complete prompt their tokens; they decode from now on. True: a branch has ended."""
         if not tokens:
             return False
         first, work = chunk.branch, self._workload
@@ -164,8 +164,8 @@ class Committer:
     def _advance_beams(
         self, sequence: Sequence, offers: list[tuple[Branch, int, TokenScore]], deltas: list[Delta]
     ) -> bool:
-        """All beams of a search have their offers: some candidates go on, some are complete. True if lists changed."""
-        work, search = self._workload, sequence.beams
+        """Takes the offers of a search's beams: some candidates go on, some are complete. True if lists changed."""
+        work, search = self._workload, sequence.search
         if search is None:
             return False
         for branch, token, score in offers:
@@ -193,7 +193,7 @@ class Committer:
         return True
 
     def _fork_beams(self, sequence: Sequence, beams: list[Branch], going: list[BeamCandidate]) -> None:
-        """The beams of the next step: the first child of a beam is that beam, the others fork from it."""
+        """Makes the beams of the next step: a beam's first candidate goes on in its branch, the others fork from it."""
         work = self._workload
         heirs: set[int] = set()
         chosen: list[Branch] = []

@@ -1,4 +1,4 @@
-"""What is told of a sequence: the deltas of its branches, and what goes with the first of them."""
+"""Makes deltas: of new tokens of a branch, of the end of a beam search, and of what is known of the prompt."""
 
 import sys
 
@@ -13,15 +13,18 @@ def branch_delta(
     """The delta of a branch to which `token_ids` have just been appended."""
     sequence = branch.sequence
     delta = Delta(sequence, branch.index, branch.num_output - len(token_ids), token_ids, finish, failure)
-    if sequence.params.ranked and branch.num_scored == sys.maxsize:  # else a replay has not scored it all yet
+    if sequence.params.ranked and branch.first_unscored == sys.maxsize:  # else a replay has not scored all tokens yet
         delta.cumulative_logprob = branch.cumulative_logprob
     _add_prompt_facts(delta)
     return delta
 
 
 def beam_deltas(sequence: Sequence, reason: FinishReason, failure: str = "") -> list[Delta]:
-    """The last deltas of a beam search: its best hypotheses. With a `reason` to end early, live beams count, too."""
-    search = sequence.beams
+    """The last deltas of a beam search: its best hypotheses.
+
+    A `reason` other than NONE ends the search early: its live beams are hypotheses, too. A `failure` leaves it none.
+    """
+    search = sequence.search
     if search is None:
         return []
     if failure:
@@ -45,7 +48,7 @@ def beam_deltas(sequence: Sequence, reason: FinishReason, failure: str = "") -> 
 
 
 def _add_prompt_facts(delta: Delta) -> None:
-    """Adds what is told once of a prompt: its cached tokens with the first delta, its scores with branch 0's first."""
+    """Adds to the sequence's first delta its cached tokens, and to branch 0's first delta the scores of the prompt."""
     sequence = delta.sequence
     if not sequence.reported:
         sequence.reported = True

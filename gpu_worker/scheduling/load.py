@@ -1,4 +1,4 @@
-"""How busy this worker is: what it reports to routers, by which they place sequences."""
+"""How busy this worker is. Routers place sequences by this report."""
 
 from dataclasses import dataclass
 from typing import Self
@@ -25,7 +25,7 @@ class Load:
 
     @classmethod
     def of(cls, workload: Workload) -> Self:
-        """The load now. To be called on the engine's thread, as everything that reads a workload."""
+        """The load now. Only the engine's thread may call this, because it alone may read the workload."""
         blocks = workload.tables.device
         starting = (b for s in workload.waiting for b in s.branches[: 1 if s.fan_out else None] if b.state is WAITING)
         to_compute = [*starting, *workload.lists.prefilling]

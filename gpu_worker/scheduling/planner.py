@@ -1,7 +1,8 @@
 """What a step holds: decodes first, then prompts under way, then swapped-in sequences, then new prompts.
 
-One budget of tokens covers all of them. A long prompt gets a share of it while others compete, and what is left over at
-the end, so it neither starves short ones nor is starved. No sequence comes in while another is being put out.
+One budget of tokens covers all of them. A long prompt gets a share of the budget while others compete, and at the end
+what is left over. So it neither starves short prompts nor is starved. A plan that had to preempt a sequence for a
+branch that runs brings no sequence in.
 """
 
 from gpu_worker.scheduling.preemption import Preemption
@@ -44,7 +45,7 @@ class Planner:
         self._workload.tables.add_moves(plan)
 
     def _turns(self) -> list[Sequence | None]:
-        """Which step it may be: the one that sequences share (None), or that of a sequence which must run alone."""
+        """For whom the step may be, in the order to try: those that share steps (None), or one that runs alone."""
         loners = self._workload.loners
         if not loners:
             return [None]
@@ -53,6 +54,7 @@ class Planner:
         return turns[self._turn :] + turns[: self._turn]
 
     def _compose(self, plan: StepPlan, only: Sequence | None, now: float) -> None:
+        """Fills the plan with chunks of `only`, or, if that is None, of the sequences that share steps."""
         work, config = self._workload, self._workload.config
         stalled: list[Branch] = []
         prefills: list[Chunk] = []
@@ -80,7 +82,7 @@ class Planner:
     def _secure(self, only: Sequence | None, now: float) -> list[Branch]:
         """Gets every decode and every beam a slot for its next token; the branches that have to wait for one."""
         work, lists, slots = self._workload, self._lists, self._slots
-        if not (lists.needy or lists.beams):
+        if not (lists.needy or lists.searches):
             return []
         needy = lists.take_needy()
         if len(needy) > work.tables.device.num_available:
@@ -94,7 +96,7 @@ class Planner:
                 others.append(branch)
             elif not slots.secure(branch, now):
                 stalled.append(branch)
-        for sequence in list(lists.beams):
+        for sequence in list(lists.searches):
             if not (runs_in(sequence, only) and in_lockstep(sequence)):
                 continue
             if slots.secure_beams(sequence, now):
@@ -102,10 +104,11 @@ class Planner:
             else:
                 stalled.append(sequence.branches[0])
         stalled = [branch for branch in stalled if branch.state is RUNNING]
-        lists.hand_back_needy(others + [branch for branch in stalled if branch.sequence.beams is None])
+        lists.hand_back_needy(others + [branch for branch in stalled if branch.sequence.search is None])
         return stalled
 
     def _num_rows(self, only: Sequence | None) -> int:
+        """How many decodes and beams the step can have."""
         decodes = self._lists.decodes
         num_rows = len(decodes)
         if self._workload.loners:
@@ -124,7 +127,7 @@ class Planner:
         else:
             plan.chunks = list(lists.decodes)
         plan.num_decodes = len(plan.chunks)
-        for sequence in lists.beams:
+        for sequence in lists.searches:
             if sequence in self._secured:
                 plan.chunks += [Chunk(branch, branch.num_computed, 1, (branch,)) for branch in sequence.branches]
 
@@ -163,28 +166,28 @@ class Planner:
             if end == len(branch.tokens):
                 sequence = branch.sequence
                 chunk.samples = tuple(sequence.branches) if sequence.fan_out else (branch,)
-            if chunk.score_end > (first := max(branch.num_scored, chunk.start + 1)):
+            if chunk.score_end > (first := max(branch.first_unscored, chunk.start + 1)):
                 chunk.score_from = first
             plan.chunks.append(chunk)
 
-    # Where nothing could go on
+    # When no branch could advance
 
     def _stuck_beams(self, only: Sequence | None) -> list[Branch]:
-        """Beams that wait for others of their search to be computed again."""
-        searches = (s for s in self._lists.beams if s.queued and runs_in(s, only))
+        """A beam on the device of each search that has other beams to start again."""
+        searches = (s for s in self._lists.searches if s.queued and runs_in(s, only))
         return [next(branch for branch in s.branches if branch.state is RUNNING) for s in searches]
 
     def _force(self, plan: StepPlan, only: Sequence | None, stalled: list[Branch], now: float) -> None:
-        """The branch of the lowest rank among those that wait takes what it needs from any other."""
+        """Lets the branch of the lowest rank among the stalled ones advance, at the cost of all sequences after it."""
         lists = self._lists
         first = min(stalled, key=lambda branch: branch.rank)
         others = [branch for branch in stalled if branch is not first]
         if first in lists.prefilling:
             chunk = self._slots.prefill(first, 1, now, forced=True)
             self._add_prefills(plan, [chunk] if chunk else [])
-        elif first.sequence.queued and first.sequence.beams is not None:
+        elif first.sequence.queued and first.sequence.search is not None:
             self._preemption.unstick(first, now)
-        elif first.sequence.beams is not None:
+        elif first.sequence.search is not None:
             if self._slots.secure_beams(first.sequence, now, forced=True):
                 self._secured.add(first.sequence)
                 self._add_decodes(plan, only, others)
@@ -195,7 +198,7 @@ class Planner:
 
 def runs_in(sequence: Sequence, only: Sequence | None) -> bool:
     """Whether the sequence may be in a step that is for `only`, or, if that is None, for all that share steps."""
-    return sequence is only if only is not None else not sequence.lonely
+    return sequence is only if only is not None else not sequence.runs_alone
 
 
 def in_lockstep(sequence: Sequence) -> bool:

@@ -1,9 +1,9 @@
 """Which sequence gives up its blocks when blocks are short, and whether by swap or by recompute.
 
-Some sequence always advances. The sequence of the lowest rank is never preempted for another, and may, when nothing
-else helps, take blocks even from sequences that were preempted a moment ago, then from its own later branches. If it is
-alone and its blocks still do not suffice, this worker's memory is where its context ends: it finishes with LENGTH and
-the tokens it has.
+Some sequence always advances, because the sequence of the lowest rank is never preempted for another. When no branch
+could advance, the planner *forces* the one of the lowest rank: it may take blocks even from sequences that were
+preempted a moment ago, then from later branches of its own sequence. If no other sequence has blocks and its own do not
+suffice, the branch finishes with LENGTH and the tokens it has, or with ERROR if it has no output.
 """
 
 from collections.abc import Collection, Iterable
@@ -24,7 +24,7 @@ class Preemption:
         self._tables = workload.tables
         self._costs = costs
         self._happened = False
-        self._stuck: Sequence | None = None  # what the last plan could not advance, with no other sequence in the way
+        self._stuck: Sequence | None = None  # a search that the last plan could not advance
 
     @property
     def happened(self) -> bool:
@@ -35,11 +35,11 @@ class Preemption:
         self._happened = False
 
     def note_progress(self) -> None:
-        """The plan runs something: no search is stuck."""
+        """Notes that the plan runs something, so no search is stuck."""
         self._stuck = None
 
     def make_room(self, requester: Branch, num_blocks: int, now: float, *, forced: bool = False) -> bool:
-        """Whether `num_blocks` are available now. If not, the requester waits, or has been preempted or finished."""
+        """Preempts sequences until `num_blocks` are available. False: the requester waits, or no longer runs."""
         work, blocks = self._workload, self._tables.device
         since = now - work.config.min_preempt_interval_s
         while blocks.num_available < num_blocks:
@@ -53,7 +53,7 @@ class Preemption:
         return True
 
     def preempt(self, sequence: Sequence, now: float) -> None:
-        """Frees all device blocks of a sequence, the cheaper way."""
+        """Takes all device blocks of a sequence, by swap or by recompute."""
         swapped = self._prefers_swap(sequence) and self.swap_out(sequence)
         if not swapped:
             self._workload.send_back(sequence)
@@ -62,7 +62,7 @@ class Preemption:
         self._happened = True
 
     def recompute(self, sequence: Sequence) -> int:
-        """Takes a sequence's blocks and keeps its tokens; the number of blocks it had."""
+        """Takes a sequence's blocks and keeps its tokens. Returns how many blocks it had."""
         branches = [branch for branch in sequence.branches if branch.state in (RUNNING, SWAPPED)]
         num_blocks = len({block for branch in branches for block in branch.blocks})
         num_blocks += len({block for branch in branches for block in branch.host_blocks})
@@ -70,7 +70,11 @@ class Preemption:
         return num_blocks
 
     def swap_out(self, sequence: Sequence) -> bool:
-        """Moves the computed blocks to the host pool; False if they do not fit there or some branch has none."""
+        """Moves the computed blocks of a sequence to the host pool.
+
+        False: they do not fit there, the step being planned writes some of them, some branch waits to be started, or
+        nothing is computed.
+        """
         started = all(branch.state in (RUNNING, FINISHED) for branch in sequence.branches) or sequence.fan_out
         computed = any(branch.num_computed for branch in sequence.branches if branch.state is RUNNING)
         if not (started and computed) or sequence in self._tables.written:
@@ -82,7 +86,7 @@ class Preemption:
         return True
 
     def send_away(self, sequence: Sequence, until: float) -> int:
-        """Moves a running sequence out on request, and keeps it out until then; how many blocks went."""
+        """Moves a running sequence out on request, and keeps it out until `until`. Returns how many blocks went."""
         used = {block for branch in sequence.branches for block in self._tables.computed_blocks(branch)}
         if not self.swap_out(sequence):
             raise OutOfBlocks(
@@ -93,13 +97,16 @@ class Preemption:
         return len(used)
 
     def unstick(self, beam: Branch, now: float) -> None:
-        """A search has some of its beams computed again and no room for the others: makes room, gives way, or ends."""
+        """Helps a search that has computed some beams again after a preemption, and has no room to start the others.
+
+        Another sequence is preempted for it; or it gives its blocks to a sequence that waits before it; or it ends.
+        """
         work, sequence = self._workload, beam.sequence
         victim = choose_victim(work.active, sequence, self._tables.written, now, forced=True)
         if victim is not None:
             self.preempt(victim, now)
         elif self._others_hold_blocks():
-            return  # these blocks come back
+            return  # the search waits until these blocks are given back
         elif any(work.queue_key(s) < work.queue_key(sequence) for queue in (work.waiting, work.swapped) for s in queue):
             work.send_back(sequence)  # sequences ahead of it may wait for its blocks
         elif self._stuck is not sequence:
@@ -114,7 +121,7 @@ class Preemption:
         branches = [branch for branch in sequence.branches if branch.state is RUNNING]
         blocks = {block for branch in branches for block in self._tables.computed_blocks(branch)}
         num_tokens = sum(branch.num_computed for branch in branches)
-        if config.prefix_caching:  # what branches share is computed once
+        if config.prefix_caching:  # branches compute shared blocks once
             num_tokens = min(num_tokens, len(blocks) * info.block_size)
         return self._costs.swap_is_cheaper(len(blocks) * info.bytes_per_block, num_tokens)
 
@@ -122,12 +129,15 @@ class Preemption:
         return len(self._workload.active) > 1 or bool(self._tables.device.num_reserved)
 
     def _last_resort(self, requester: Branch, now: float) -> bool:
-        """No other sequence can give way: later branches of this one do (True), or the requester ends (False)."""
+        """What is left when no other sequence can be preempted.
+
+        True: a later branch of the requester's sequence has given up its blocks. False: the requester waits or ended.
+        """
         work, sequence = self._workload, requester.sequence
         if self._others_hold_blocks():
-            return False  # these blocks come back
+            return False  # the requester waits until these blocks are given back
         later = [b for b in sequence.branches if b.state is RUNNING and b.index > requester.index]
-        if later and sequence.beams is None:
+        if later and sequence.search is None:
             work.send_branch_back(later[-1])
             work.count_preemption(swapped=False)
             sequence.last_shed = now
@@ -138,7 +148,7 @@ class Preemption:
                 f"{len(requester.blocks)} of {work.info.num_blocks} and no other sequence has any"
             ).failure()
             work.report(work.end(sequence, FinishReason.ERROR, failure.to_json()))
-        elif sequence.beams is not None:
+        elif sequence.search is not None:
             work.report(work.end(sequence, FinishReason.LENGTH))
         else:
             work.report([branch_delta(requester, (), FinishReason.LENGTH)])
@@ -157,8 +167,8 @@ def choose_victim(
 ) -> Sequence | None:
     """The sequence that gives its blocks to `requester`: the lowest class, newest first, perhaps the requester itself.
 
-    Never one ranked before the requester, never a `protected` one, and none that was preempted after `since` unless
-    `forced`. None if there is no such sequence, or no other than the requester.
+    A sequence ranked before the requester or a `protected` one is never chosen. One that was preempted after `since` is
+    chosen only if `forced`, and then the requester is not. None: there is no such sequence, or only the requester runs.
     """
     candidates = [sequence for sequence in running if sequence.rank >= requester.rank and sequence not in protected]
     others = any(sequence is not requester for sequence in running)

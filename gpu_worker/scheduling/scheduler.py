@@ -1,11 +1,11 @@
-"""Which sequences run: they are admitted, planned into steps, and what steps bring is committed.
+"""The scheduler admits sequences, plans the steps in which they run, and commits what those steps brought.
 
     admit ─▶ waiting ─▶ running ◀─▶ swapped        plan() moves sequences along these arrows
                 ▲          │
                 └──────────┘ recompute              commit() appends, finishes, frees
 
-Pure Python, one thread. `plan` and `commit` (or `abort_step`) alternate; everything else may be called at any time
-between two calls of this thread. While a step is in flight, cancel, drop and end_branch take effect when it is over.
+Pure Python, one thread. `plan` and `commit` (or `abort_step`) alternate. The same thread may call all other methods
+between two of these calls. While a step is in flight, cancel, drop and end_branch take effect when it is over.
 """
 
 import heapq
@@ -21,7 +21,7 @@ from gpu_worker.scheduling.preemption import Preemption
 from gpu_worker.scheduling.sequence import FINISHED, WAITING, Branch, Sequence
 from gpu_worker.scheduling.slot_allocator import SlotAllocator
 from gpu_worker.scheduling.starter import Starter
-from gpu_worker.scheduling.step import StepOutput, StepPlan, StepResult
+from gpu_worker.scheduling.step import StepDeltas, StepOutput, StepPlan
 from gpu_worker.scheduling.step_budget import StepBudget
 from gpu_worker.scheduling.workload import Workload
 from octavo.errors import NotFound, StaleEpoch
@@ -33,7 +33,7 @@ MAX_STALE_DEADLINES = 64
 
 
 class Scheduler:
-    """Moves the sequences of a workload; see the module. It reads `costs` and `budget`, which the engine measures."""
+    """Runs the sequences of a workload. It reads `costs` and `budget`, into which the engine puts its measurements."""
 
     def __init__(
         self,
@@ -54,8 +54,8 @@ class Scheduler:
         self._deadlines: list[tuple[float, int, Sequence]] = []
         self._num_steps = 0
         self._in_flight: StepPlan | None = None
-        self._ending: dict[Sequence, FinishReason] = {}  # when the step in flight is over; NONE: without a delta
-        self._ending_branches: list[Branch] = []  # when the step in flight is over
+        self._ending: dict[Sequence, FinishReason] = {}  # after the step in flight; NONE: dropped
+        self._ending_branches: list[Branch] = []  # after the step in flight
 
     @property
     def has_work(self) -> bool:
@@ -72,8 +72,9 @@ class Scheduler:
     def admit(self, sequence: Sequence) -> AdmissionAnswer:
         """Puts a sequence into the waiting queue, or says why not.
 
-        A sequence that is here at the same epoch is ADMITTED and goes on as it is. A newer one here is STALE_EPOCH. An
-        older one here is dropped whatever the answer is, because the store has given it to a new owner.
+        If the sequence is here at the same epoch, the answer is ADMITTED, and it goes on as it is. If it is here at a
+        newer epoch, the answer is STALE_EPOCH. If it is here at an older epoch, that old one is dropped, whatever the
+        answer is, because the store has moved the sequence to the new epoch.
         """
         known = self._workload.sequences.get(sequence.seq_id)
         if known is not None and known.epoch == sequence.epoch:
@@ -99,7 +100,7 @@ class Scheduler:
         return True
 
     def drop(self, sequence: Sequence) -> None:
-        """Forgets a sequence that has another owner: at once, without a delta. Does nothing if it is not here."""
+        """Forgets a sequence that has another owner, without a delta. Does nothing if it is not here."""
         if not self._is_here(sequence):
             return
         self._workload.discard_pending(sequence.seq_id)
@@ -110,11 +111,11 @@ class Scheduler:
             self._workload.drop(sequence)
 
     def end_branch(self, sequence: Sequence, branch_index: int) -> bool:
-        """Runs one branch no further, without a delta: its reader has found its end. The other branches go on.
+        """Ends one branch without a delta: its end is known already (a stop string). The other branches go on.
 
         False if there is nothing to end. Beams compete until their search ends, so none of them can be ended alone.
         """
-        if not self._is_here(sequence) or sequence.beams is not None or sequence.fan_out:
+        if not self._is_here(sequence) or sequence.search is not None or sequence.fan_out:
             return False
         branch = next((b for b in sequence.branches if b.index == branch_index and b.state is not FINISHED), None)
         if branch is None:
@@ -139,7 +140,7 @@ class Scheduler:
         return self._workload.sequences.get(sequence.seq_id) is sequence
 
     def _watch_deadline(self, sequence: Sequence, deadline: float) -> None:
-        """Deadlines of sequences that have ended are forgotten in time, however far off they are."""
+        """Remembers a deadline. Deadlines of ended sequences are forgotten now and then, so they do not pile up."""
         if len(self._deadlines) > MAX_STALE_DEADLINES + 2 * len(self._workload.sequences):
             self._deadlines = [entry for entry in self._deadlines if self._is_here(entry[2])]
             heapq.heapify(self._deadlines)
@@ -148,7 +149,7 @@ class Scheduler:
     # Steps
 
     def plan(self) -> StepPlan:
-        """What the next step runs, with the blocks for it taken."""
+        """Decides what the next step runs, and takes the blocks for it."""
         if self._in_flight is not None:
             raise RuntimeError(f"step {self._in_flight.step_id} has not been committed")
         now = self._clock()
@@ -165,23 +166,23 @@ class Scheduler:
         self._in_flight = plan
         return plan
 
-    def commit(self, plan: StepPlan, output: StepOutput) -> StepResult:
+    def commit(self, plan: StepPlan, output: StepOutput) -> StepDeltas:
         """Takes in what the step brought."""
         work = self._workload
         result = self._settle(plan)
         self._committer.apply(plan, output, result)
-        for sequence in [loner for loner in work.loners if loner.suspect]:
+        for sequence in [loner for loner in work.loners if loner.isolated]:
             if any(chunk.branch.sequence is sequence for chunk in plan.chunks):
                 work.rejoin(sequence)
         if work.config.debug:
             work.check_places()
         return result
 
-    def abort_step(self, plan: StepPlan, failure: str) -> StepResult:
-        """The runner raised: nothing of the step counts, and what it was to write is computed again.
+    def abort_step(self, plan: StepPlan, failure: str) -> StepDeltas:
+        """Undoes a step in which the runner raised an error: its sequences lose their blocks and are computed again.
 
-        Each sequence of the step then runs alone once, so only one that fails by itself ends with `failure`
-        (JSON of octavo.errors.Failure), and no other is lost with it.
+        Each of them then runs alone until a step with it has not failed. A sequence that fails in such a step ends
+        with `failure` (JSON of octavo.errors.Failure). So no other sequence is lost with it.
         """
         work = self._workload
         moved = work.tables.written | work.tables.moving_out
@@ -190,7 +191,7 @@ class Scheduler:
         for sequence in [*ran, *moved]:
             if not self._is_here(sequence):
                 continue
-            if sequence.suspect and len(ran) == 1 and sequence in ran:
+            if sequence.isolated and len(ran) == 1 and sequence in ran:
                 result.deltas += work.end(sequence, FinishReason.ERROR, failure)
                 continue
             work.send_back(sequence)
@@ -200,14 +201,14 @@ class Scheduler:
             work.check_places()
         return result
 
-    def _settle(self, plan: StepPlan) -> StepResult:
-        """The step is over: what waited for that happens."""
+    def _settle(self, plan: StepPlan) -> StepDeltas:
+        """Ends the step in flight, then the branches and sequences whose end has waited for that."""
         if self._in_flight is not plan:
             raise RuntimeError(f"step {plan.step_id} is not the one in flight")
         self._in_flight = None
         work = self._workload
         work.tables.end_step()
-        result = StepResult(plan.step_id, work.take_pending(), plan.num_branches, plan.num_tokens)
+        result = StepDeltas(plan.step_id, work.take_pending(), plan.num_branches, plan.num_tokens)
         branches, self._ending_branches = self._ending_branches, []
         for branch in branches:
             self._end_branch(branch)
@@ -222,10 +223,10 @@ class Scheduler:
     # Blocks
 
     def swap(self, seq_id: SequenceId, epoch: int, operation: Literal["out", "in", "drop"]) -> int:
-        """Moves a sequence's blocks between steps; how many moved or were freed, 0 if it was so already.
+        """Moves a sequence's blocks to the host pool or back, or drops them. Returns how many; 0 if none had to move.
 
         A sequence moved out stays there for `min_preempt_interval_s`, or until it is moved in. Raises NotFound,
-        StaleEpoch, or OutOfBlocks when the other side has no room for it now.
+        StaleEpoch, or OutOfBlocks if its blocks cannot move now.
         """
         if self._in_flight is not None:
             raise RuntimeError("blocks move between steps only")
@@ -250,5 +251,5 @@ class Scheduler:
 
 
 def stale_epoch(sequence: Sequence, epoch: int) -> StaleEpoch:
-    """The sequence is here, at another epoch than the one asked for."""
+    """The error for a sequence that is here at another epoch than `epoch`."""
     return StaleEpoch(f"sequence {sequence.seq_id} runs here at epoch {sequence.epoch}, not {epoch}")

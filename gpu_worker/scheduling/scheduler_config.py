@@ -10,17 +10,17 @@ class SchedulerConfig:
 
     max_batch_tokens: int = 2048
     step_s: float = 0.0  # how long a step with prompts should take; 0: as long as max_batch_tokens take
-    max_batch_sequences: int = 256  # rows that sample
-    max_partial_prefills: int = 4  # prompts under way at a time
-    max_long_partial_prefills: int = 1  # long ones among them
+    max_batch_sequences: int = 256  # the most rows that sample in a step
+    max_partial_prefills: int = 4  # the most prompts that are part-computed at a time
+    max_long_partial_prefills: int = 1  # the most long prompts among these
     long_prefill_threshold: int = 0  # tokens from which a prompt is long; 0: what a step may run
     chunked_prefill: bool = True  # False: prompts go first, whole where they fit a step, and never beside decodes
     prefix_caching: bool = True
-    watermark: float = 0.01  # part of the blocks that new sequences leave to those already running
-    policy: Literal["fcfs", "priority"] = "fcfs"
-    max_waiting: int = 1024
+    watermark: float = 0.01  # share of the blocks that new sequences leave to those already running
+    policy: Literal["fcfs", "priority"] = "fcfs"  # the order of the queues: by arrival, or by class and then arrival
+    max_waiting: int = 1024  # the longest waiting queue; the answer to further admissions is LATER
     preemption: Literal["auto", "swap", "recompute"] = "auto"
-    min_preempt_interval_s: float = 2.0
+    min_preempt_interval_s: float = 2.0  # how long a preempted sequence is spared, unless a branch is forced
     debug: bool = False  # recount everything at every step, poison freed blocks
 
     def __post_init__(self) -> None:

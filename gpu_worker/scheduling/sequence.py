@@ -3,7 +3,7 @@
 A branch's tokens are the prompt and then its output. For each branch, half-open intervals over token positions:
 
     [0, num_sealed blocks)      full blocks that were offered to the prefix cache: perhaps shared, never written again
-    [.., num_computed)          keys and values written by earlier steps
+    [sealed, num_computed)      keys and values written by earlier steps
     [num_computed, end)         written by the step in flight, whose chunk ends there; lost if that step fails
     [end, len(tokens))          known, still to be run
 
@@ -35,21 +35,21 @@ class Branch:
     """One stream of tokens of a sequence."""
 
     sequence: "Sequence"
-    index: int
+    index: int  # in the record; of a beam, its place among the live beams
     tokens: list[int]  # prompt, then output
     num_prompt: int
-    num_journalled_at_start: int = 0  # outputs that came with the admission: never sent again
+    num_journalled_at_start: int = 0  # output tokens that came with the admission: the journal has them
     state: BranchState = BranchState.WAITING
     num_computed: int = 0
     blocks: list[BlockId] = field(default_factory=list)
     host_blocks: list[HostBlockId] = field(default_factory=list)
-    hashes: list[BlockHash] = field(default_factory=list)  # of full blocks of `tokens`, from the first on, where known
+    hashes: list[BlockHash] = field(default_factory=list)  # of the leading full blocks, as far as computed
     cumulative_logprob: float = 0.0
     num_sealed: int = 0  # leading blocks that have been offered to the prefix cache
-    num_scored: int = sys.maxsize  # the first position whose score is still wanted of a prefill
+    first_unscored: int = sys.maxsize  # the first position that a prefill has still to score; maxsize: none
     stops: frozenset[int] = frozenset()  # tokens that need a second look: stop tokens and BAD_LOGITS
     last: int = sys.maxsize  # position of the last token it may have: max_tokens or the end of the context
-    slots_end: int = 0  # while num_computed is below, the next token has a slot that is this branch's alone
+    slots_end: int = 0  # while num_computed is below it, the next token has a slot in a block that no other has
     scores: list[TokenScore] | None = None  # beams only, when log probabilities are asked for
 
     @property
@@ -62,13 +62,13 @@ class Branch:
 
     @property
     def prefill_end(self) -> int:
-        """Where its prefill ends: a beam under way leaves its last token to the step that all beams take together."""
+        """Where its prefill ends. The last token of a beam is left to the next step of the search, with all beams."""
         num_tokens = len(self.tokens)
-        return num_tokens - (self.sequence.beams is not None and num_tokens > self.num_prompt)
+        return num_tokens - (self.sequence.search is not None and num_tokens > self.num_prompt)
 
     @property
     def rank(self) -> tuple[int, int, int]:
-        """Which branch keeps its blocks when blocks are short: the lower rank."""
+        """Its order when blocks are short: of two branches, the one of the lower rank keeps its blocks."""
         return (*self.sequence.rank, self.index)
 
 
@@ -83,19 +83,19 @@ class Sequence:
     root: bytes  # key of its block hashes: model, layout, tenant salt
     priority: int = 3  # 1 system, 2 interactive, 3 default, 4 bulk: lower first
     deadline: float | None = None  # of the worker's monotonic clock
-    alone: bool = False
+    alone: bool = False  # admitted to run alone, because its owners have crashed
     branches: list[Branch] = field(default_factory=list)  # with beam search: the live beams
     last_preempted: float = float("-inf")
-    # The scheduler's own:
+    # What the scheduler keeps of it:
     order: int = 0  # counts admissions
     queued: bool = False  # in the waiting queue: some branch is WAITING and to be started
-    swapped: bool = False  # in the queue of those whose blocks are in the host pool
-    fan_out: bool = False  # branch 0 computes the prompt for all; the others start by forking from it
-    beams: BeamSearch | None = None
-    starved: bool = False  # must run alone and has found no room: no other sequence starts before it
-    last_shed: float = float("-inf")  # when a branch last had to give way to an earlier one
-    hold_until: float = float("-inf")  # swapped out on request: not brought back before
-    suspect: bool = False  # was in a step that failed: runs alone until it has had a step that did not
+    swapped: bool = False  # in the queue of sequences whose blocks are in the host pool
+    fan_out: bool = False  # until branch 0 has computed the prompt: then the other branches fork from it
+    search: BeamSearch | None = None  # with beam search: its rules and complete outputs
+    starved: bool = False  # runs alone and has found no room: no other sequence starts before it
+    last_shed: float = float("-inf")  # when one of its branches last gave its blocks to an earlier branch
+    hold_until: float = float("-inf")  # it was swapped out on request, and stays out until then
+    isolated: bool = False  # was in a step that failed: runs alone until a step with it has not failed
     cached_tokens: int | None = None  # prompt tokens found in the prefix cache when it first started
     reported: bool = False  # its first delta has been sent
     prompt_scores: list[TokenScore] = field(default_factory=list)
@@ -106,13 +106,13 @@ class Sequence:
 
     @property
     def rank(self) -> tuple[int, int]:
-        """Which sequence keeps its blocks when blocks are short: the lower rank. A rank never changes."""
+        """Its order when blocks are short: the sequence of the lower rank keeps its blocks. A rank never changes."""
         return (self.priority, self.order)
 
     @property
-    def lonely(self) -> bool:
+    def runs_alone(self) -> bool:
         """Whether no other sequence may be in its steps."""
-        return self.alone or self.suspect
+        return self.alone or self.isolated
 
     @classmethod
     def from_admission(cls, admission: Admission, *, root: bytes, now: float) -> "Sequence":

@@ -9,14 +9,17 @@ from gpu_worker.scheduling.step import Chunk
 
 
 class SlotAllocator:
-    """Gets branches the slots they need for a step, by preempting sequences where it has to."""
+    """Gives branches the slots they need for a step, and has sequences preempted where blocks are short.
+
+    `forced` is for the one branch that has to advance when no branch could: see preemption.
+    """
 
     def __init__(self, tables: BlockTables, preemption: Preemption) -> None:
         self._tables = tables
         self._preemption = preemption
 
     def secure(self, branch: Branch, now: float, *, forced: bool = False) -> bool:
-        """Gives a decode a slot for its next token. False: it has to wait, or does not run any more."""
+        """Gives a decode a slot for its next token. False: it has to wait, or no longer runs."""
         tables, blocks = self._tables, self._tables.device
         num_slots = branch.num_computed + 1
         index = branch.num_computed // blocks.block_size
@@ -32,7 +35,7 @@ class SlotAllocator:
         return True
 
     def secure_beams(self, sequence: Sequence, now: float, *, forced: bool = False) -> bool:
-        """Gives every beam of a search a slot for its next token. False: the search has to wait, or runs no more."""
+        """Gives every beam of a search a slot for its next token. False: the search waits, or no longer runs."""
         tables, blocks = self._tables, self._tables.device
         beams = sequence.branches
         index = beams[0].num_computed // blocks.block_size
@@ -49,7 +52,7 @@ class SlotAllocator:
         return True
 
     def prefill(self, branch: Branch, length: int, now: float, *, forced: bool = False) -> Chunk | None:
-        """A chunk of up to `length` tokens, shorter if blocks are short. None: it has to wait, or runs no more."""
+        """A chunk of up to `length` tokens, shorter if blocks are short. None: it waits, or no longer runs."""
         length = self._fit(branch, length)
         if not length:
             if not self._preemption.make_room(branch, 1, now, forced=forced):
@@ -59,7 +62,7 @@ class SlotAllocator:
         return Chunk(branch, branch.num_computed, length)
 
     def extend(self, chunk: Chunk, budget: int) -> int:
-        """Lengthens a chunk by up to `budget` tokens if there are blocks left; by how many."""
+        """Lengthens a chunk by up to `budget` tokens, as far as there are blocks. Returns by how many."""
         branch = chunk.branch
         wanted = min(branch.prefill_end - branch.num_computed, chunk.length + budget)
         length = max(chunk.length, self._fit(branch, wanted))

@@ -1,4 +1,4 @@
-"""Which sequences come onto the device: swapped ones back from the host pool, waiting ones through the prefix cache."""
+"""Which sequences come onto the device: swapped ones from the host pool, waiting ones with blocks of their prefix."""
 
 from enum import Enum
 from typing import NamedTuple
@@ -12,7 +12,7 @@ from gpu_worker.scheduling.workload import Workload
 from octavo.errors import OutOfBlocks
 from octavo.ids import BlockId
 
-MAX_SKIPPED = 64  # sequences passed over in one step because they cannot start just now
+MAX_SKIPPED = 64  # how many sequences that cannot start just now a step passes over
 
 
 class StartOutcome(Enum):
@@ -22,7 +22,7 @@ class StartOutcome(Enum):
 
 
 class BranchStart(NamedTuple):
-    """What became of an attempt to start a branch, and its first chunk if it has one."""
+    """How the attempt to start a branch ended, and the first chunk of the branch if it has one."""
 
     outcome: StartOutcome
     chunk: Chunk | None = None
@@ -45,10 +45,10 @@ class Starter:
     def swap_in(self, only: Sequence | None, now: float) -> None:
         """Brings swapped sequences back, the first in the queue first, as long as there is room."""
         for sequence in list(self._workload.swapped):
-            if sequence.hold_until > now or (sequence is not only if only is not None else sequence.lonely):
+            if sequence.hold_until > now or (sequence is not only if only is not None else sequence.runs_alone):
                 continue
             fits = self.bring_in(sequence)
-            sequence.starved = sequence.lonely and not fits
+            sequence.starved = sequence.runs_alone and not fits
             if not fits:
                 break
 
@@ -71,7 +71,7 @@ class Starter:
         return True
 
     def bring_back(self, sequence: Sequence) -> int:
-        """Brings a sequence in on request, however long it was to stay out; how many blocks come."""
+        """Brings a sequence in on request, also before its time to stay out is over. Returns how many blocks come."""
         if not sequence.swapped:
             return 0
         num_blocks = len({block for branch in sequence.branches for block in branch.host_blocks})
@@ -90,18 +90,18 @@ class Starter:
     def start(self, only: Sequence | None, budget: int, share: int, under_way: list[Chunk], now: float) -> list[Chunk]:
         """Starts waiting branches in order, and gives each its first chunk.
 
-        `only` is the sequence that the step is for, or None if sequences share it. `share` is what a long prompt may
-        have of the `budget`. `under_way` are the chunks the step has already.
+        `only` is the one sequence that the step is for, or None for all that share steps. `share` is how many tokens of
+        the `budget` a long prompt may have. `under_way` are the chunks that the step has already.
         """
         work = self._workload
         if only is None and any(sequence.starved for sequence in work.loners):
             return []
-        swapped = (other for other in work.swapped if other.hold_until <= now and not other.lonely)
+        swapped = (other for other in work.swapped if other.hold_until <= now and not other.runs_alone)
         first_swapped = next(swapped, None) if only is None else None
         chunks: list[Chunk] = []
         num_skipped = 0
         for sequence in list(work.waiting):
-            if sequence is not only if only is not None else sequence.lonely:
+            if sequence is not only if only is not None else sequence.runs_alone:
                 continue
             if first_swapped is not None and work.queue_key(first_swapped) < work.queue_key(sequence):
                 break
@@ -111,7 +111,7 @@ class Starter:
                 if chunk is not None:
                     chunks.append(chunk)
                     budget -= chunk.length
-            sequence.starved = outcome is StartOutcome.FULL and sequence.lonely
+            sequence.starved = outcome is StartOutcome.FULL and sequence.runs_alone
             num_skipped += outcome is StartOutcome.SKIP
             if outcome is StartOutcome.FULL or budget <= 0 or num_skipped > MAX_SKIPPED:
                 break
@@ -120,6 +120,7 @@ class Starter:
     def _start_branch(
         self, sequence: Sequence, budget: int, share: int, chunks: list[Chunk], now: float
     ) -> BranchStart:
+        """Starts the next branch of a sequence, with the cached blocks of its prefix, if room and limits allow."""
         work, tables = self._workload, self._tables
         branch = self._next_branch(sequence, now)
         if branch is None:
@@ -148,12 +149,12 @@ class Starter:
         return BranchStart(StartOutcome.STARTED if chunk else StartOutcome.FULL, chunk)
 
     def _next_branch(self, sequence: Sequence, now: float) -> Branch | None:
-        """The first branch that waits; None if it had better wait for the prompt that another branch computes."""
+        """The first waiting branch. None while another branch computes the prompt, and soon after a branch gave way."""
         work = self._workload
         branch = next(branch for branch in sequence.branches if branch.state is WAITING)
         if sequence not in work.active:
             return branch
-        if sequence.beams is None and now - sequence.last_shed < work.config.min_preempt_interval_s:
+        if sequence.search is None and now - sequence.last_shed < work.config.min_preempt_interval_s:
             return None
         full = branch.num_prompt - branch.num_prompt % self._block_size
         if any(other.state is RUNNING and other.num_computed < full for other in sequence.branches):
@@ -161,24 +162,24 @@ class Starter:
         return branch
 
     def _hits(self, branch: Branch) -> list[BlockId]:
-        """Computed blocks of its tokens that it can use."""
+        """The longest run of computed blocks that the branch can begin its table with."""
         num_blocks = self._num_shareable(branch)
         hits = self._tables.cached_blocks(branch, num_blocks)
-        for other in branch.sequence.branches:  # the prompt that another branch has, whatever became of the cache
+        for other in branch.sequence.branches:  # their prompt blocks, also if the cache has evicted them
             if other.state is RUNNING:
                 shared = min(num_blocks, min(other.num_computed, branch.num_prompt) // self._block_size)
                 hits = max(hits, other.blocks[:shared], key=len)
         return hits
 
     def _num_shareable(self, branch: Branch) -> int:
-        """Blocks it may share: at least one token, and every token that is to be scored, is left to be computed."""
-        num_tokens = min(branch.prefill_end, len(branch.tokens) - 1, branch.num_scored - 1)
+        """How many blocks it may share. Its last token and every row that a score needs are left to compute."""
+        num_tokens = min(branch.prefill_end, len(branch.tokens) - 1, branch.first_unscored - 1)
         return num_tokens // self._block_size
 
     def _is_being_computed(self, branch: Branch, index: int) -> bool:
-        """Whether a prompt under way computes the block that the branch needs next: once is enough for both.
+        """Whether a prompt under way will compute the next block of the branch, so that the branch waits for it.
 
-        A branch waits for no lower class, and for no sequence that runs alone.
+        A branch does not wait for a sequence of a lower class, or for one that runs alone.
         """
         work = self._workload
         if not work.config.prefix_caching or index >= self._num_shareable(branch):
@@ -189,21 +190,22 @@ class Starter:
             and other.hashes[index] == wanted
             and (index + 1) * self._block_size <= other.prefill_end
             and other.sequence.priority <= priority
-            and not other.sequence.lonely
+            and not other.sequence.runs_alone
             for other in self._lists.prefilling
         )
 
     def _first_length(self, left: int, budget: int, share: int) -> int:
+        """How many of the `left` tokens of a prompt its first chunk has."""
         crowded = len(self._lists.prefilling) + len(self._workload.waiting) > 1
         return min(left, budget, share if crowded and left > self._budget.long_prefill else left)
 
     def _limit_prompts(self, left: int, length: int, chunks: list[Chunk]) -> StartOutcome:
-        """Whether one more prompt may be under way, if its first chunk of `length` does not complete it."""
+        """Whether a prompt of `left` tokens may start with a chunk of `length`, as far as the limits on prompts go."""
         config, budget = self._workload.config, self._budget
         if length == left:
             return StartOutcome.STARTED
         if not config.chunked_prefill and chunks and left <= budget.tokens:
-            return StartOutcome.FULL  # it fits a step of its own
+            return StartOutcome.FULL  # it waits for a step that holds it whole
         ending = {chunk.branch for chunk in chunks if chunk.start + chunk.length == chunk.branch.prefill_end}
         partial = [branch for branch in self._lists.prefilling if branch not in ending]
         if len(partial) >= config.max_partial_prefills:
@@ -214,6 +216,7 @@ class Starter:
         return StartOutcome.STARTED
 
     def _has_room(self, branch: Branch, hits: list[BlockId]) -> bool:
+        """Whether there are rows and blocks for the branch beside those that run; `hits` are the blocks it shares."""
         work, sequence, blocks = self._workload, branch.sequence, self._tables.device
         num_waiting = 1 if not sequence.fan_out else len(sequence.branches)
         if work.active and self._num_rows() + self._rows_of(sequence, num_waiting) > work.config.max_batch_sequences:
@@ -225,7 +228,7 @@ class Starter:
         return blocks.has_room_for(needed - len(hits), hits, spare=spare)
 
     def _displace(self, sequence: Sequence, now: float) -> bool:
-        """With the priority policy, the newest sequence of a lower class gives way to one that waits."""
+        """With the priority policy, preempts the newest sequence of the lowest class for a waiting higher one."""
         work = self._workload
         if work.config.policy != "priority":
             return False
@@ -246,24 +249,25 @@ class Starter:
     def _num_rows(self) -> int:
         """Rows that the branches on the device sample, now or when their prompts are complete."""
         lists = self._lists
-        beams = sum(sequence.params.beam_width for sequence in lists.beams)
-        prompts = (branch.sequence for branch in lists.prefilling if branch.sequence.beams is None)
+        beams = sum(sequence.params.beam_width for sequence in lists.searches)
+        prompts = (branch.sequence for branch in lists.prefilling if branch.sequence.search is None)
         return len(lists.decodes) + beams + sum(self._rows_of(sequence, 1) for sequence in prompts)
 
     def _rows_of(self, sequence: Sequence, num_branches: int) -> int:
-        if sequence.beams is not None:
-            return 0 if sequence in self._lists.beams else sequence.params.beam_width
+        """Rows that `num_branches` more branches of the sequence sample: all its branches if they are to fork."""
+        if sequence.search is not None:
+            return 0 if sequence in self._lists.searches else sequence.params.beam_width
         return len(sequence.branches) if sequence.fan_out else num_branches
 
     def _blocks_of(self, branch: Branch) -> int:
-        """Blocks it needs until its next token, and those its forks write then."""
+        """Blocks that the branch needs until its next token, and one for each branch that will fork from it."""
         sequence = branch.sequence
         forks = len(sequence.branches) - 1 if sequence.fan_out else 0
-        if sequence.beams is not None and not branch.num_output:
+        if sequence.search is not None and not branch.num_output:
             forks = sequence.params.beam_width - 1
         return self._tables.device.blocks_for(len(branch.tokens)) + forks
 
     def _spare(self) -> int:
-        """Blocks that are not to be given away: the watermark, and what prompts under way still need."""
+        """Blocks that a new branch must leave: the watermark, and what prompts under way still need."""
         promised = sum(max(0, self._blocks_of(branch) - len(branch.blocks)) for branch in self._lists.prefilling)
         return self._tables.device.num_watermark + promised

@@ -1,4 +1,4 @@
-"""What a step runs (`StepPlan`), what it brings (`StepOutput`, `StepResult`), and what a runner is (`Runner`).
+"""What a step runs (`StepPlan`), what it brings (`StepOutput`, `StepDeltas`), and what a runner is (`Runner`).
 
 ModelRunner, FakeRunner and WitnessRunner run plans; nothing else touches the device.
 """
@@ -16,7 +16,7 @@ class Chunk:
     """Tokens [start, start + length) of a branch, which this step runs; their slots are in branch.blocks.
 
     `samples` are the branches that get a next token from the chunk's last row: none for a part of a prompt, usually the
-    branch itself, and all branches of a sequence when their shared prompt is complete (they fork after the step).
+    branch itself, and all branches of a sequence when their common prompt is complete (they fork after the step).
     """
 
     branch: Branch
@@ -36,9 +36,9 @@ class Chunk:
 
 @dataclass(slots=True, eq=False)
 class StepPlan:
-    """What a runner does, in this order: swap out, poison, swap in, copy, run the chunks. Decodes come first of these.
+    """What a runner does, in this order: swap out, poison, swap in, copy, run the chunks, of which decodes come first.
 
-    The chunks of decodes are used again: after the step's commit they belong to the next plan.
+    The next plan uses the chunk objects of decodes again, so they are valid until the step's commit.
     """
 
     step_id: int
@@ -61,7 +61,7 @@ BAD_LOGITS = -1
 
 @dataclass(slots=True, eq=False)
 class StepOutput:
-    """What running a plan brought.
+    """What the runner returns for a plan.
 
     `token_ids` has an entry per sampled branch, in the order of plan.chunks and chunk.samples. BAD_LOGITS marks one
     whose logits were not finite. `scores` (by place in token_ids) has an entry for each branch whose parameters ask for
@@ -95,8 +95,8 @@ SubscriptionId = NewType("SubscriptionId", int)  # of one open Step stream, with
 
 
 @dataclass(slots=True, eq=False)
-class StepResult:
-    """What a step brought, in the order it happened."""
+class StepDeltas:
+    """What a step that is over added to branches, in the order it happened. It is not the wire's `StepResult`."""
 
     step_id: int
     deltas: list[Delta] = field(default_factory=list)
@@ -107,7 +107,7 @@ class StepResult:
 
 @dataclass(slots=True, frozen=True, kw_only=True)
 class RunnerInfo:
-    """What the rest of the worker needs to know of a model and its memory."""
+    """What the rest of the worker needs to know about a runner's model and memory."""
 
     model: str  # name that requests use
     fingerprint: str  # of weights, tokenizer, configuration

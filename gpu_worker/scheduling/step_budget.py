@@ -1,4 +1,4 @@
-"""How many tokens a step may run: a fixed number, or as many as take the time that a step is wanted to take.
+"""How many tokens a step may run: a fixed number, or as many as a step of the wanted length can run.
 
 A step with a piece of a prompt delays all branches that decode, and the lease is renewed between steps. The time that a
 token takes differs a thousandfold between models and machines, so no constant suits all of them.
@@ -7,12 +7,12 @@ token takes differs a thousandfold between models and machines, so no constant s
 from gpu_worker.scheduling.scheduler_config import SchedulerConfig
 
 START_TOKENS = 256
-MAX_CHANGE = 2.0  # a factor per step: one disturbed step says little
-ROOM = 0.8  # of the wanted time: after a full step that took less, the budget grows by a block
+MAX_CHANGE = 2.0  # the most that one step changes the budget, as a factor: one disturbed step says little
+ROOM = 0.8  # share of the wanted time: a full step that took less lets the budget grow by a block
 
 
 class StepBudget:
-    """`max_batch_tokens`, or, if the configuration names a time, between one block and `max_batch_tokens`."""
+    """Always `max_batch_tokens` without `step_s`; with it, from one block to `max_batch_tokens`, by measured steps."""
 
     def __init__(self, config: SchedulerConfig, block_size: int) -> None:
         self._step_s = config.step_s

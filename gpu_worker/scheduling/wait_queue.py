@@ -18,7 +18,7 @@ class WaitQueue:
 
     @property
     def sequences(self) -> SequenceOf[Sequence]:
-        """The first to go first; to be read only, and to be copied by a caller that adds or removes meanwhile."""
+        """The sequences in order, for reading only. A caller that adds or removes while it reads copies them first."""
         return self._sequences
 
     def add(self, sequence: Sequence) -> None:
@@ -33,7 +33,7 @@ class WaitQueue:
 
 
 def queue_key(policy: str) -> QueueKey:
-    """fcfs goes by arrival alone, priority by class and then arrival. A preempted sequence keeps its place."""
+    """The key of a policy: fcfs orders by arrival, priority by class and then arrival. Preemption changes no key."""
     if policy == "fcfs":
         return lambda sequence: (0, sequence.order)
     return lambda sequence: sequence.rank

@@ -1,8 +1,8 @@
 """Every sequence on this worker, and where it is.
 
 A sequence is in `waiting` while it has branches to start, in `active` while one of its branches has blocks on the
-device, in `swapped` while its blocks are in the host pool. Its branches on the device are on `BranchLists`, their
-blocks in `BlockTables`.
+device (it may be in both), and in `swapped` while its blocks are in the host pool. Its branches on the device are on
+`BranchLists`, their blocks in `BlockTables`.
 
 Queues change through the methods of this class only. What its properties return is to be read, and to be copied by a
 caller that moves a sequence while it reads.
@@ -23,7 +23,7 @@ from octavo.sampling import FinishReason
 
 
 class Workload:
-    """The queues, and the moves that keep them, the lists of branches and the block tables whole together."""
+    """Moves sequences and branches, so that queues, branch lists and block tables always agree."""
 
     def __init__(self, config: SchedulerConfig, info: RunnerInfo) -> None:
         self.config = config
@@ -65,12 +65,12 @@ class Workload:
 
     @property
     def loners(self) -> SequenceOf[Sequence]:
-        """The sequences that share a step with no other sequence."""
+        """The sequences that run alone: no other sequence is in a step of theirs."""
         return self._loners
 
     @property
     def pending(self) -> SequenceOf[Delta]:
-        """The deltas of what happened between steps; the next step's result has them."""
+        """The deltas of what happened between steps. The result of the next step has them."""
         return self._pending
 
     @property
@@ -84,19 +84,19 @@ class Workload:
     # Sequences come and go
 
     def add(self, sequence: Sequence) -> None:
-        """The sequence is on this worker from now on, behind those that came before. It still has to be queued."""
+        """Takes in a sequence, in order after all that came before. `enqueue` still has to put it into the queue."""
         sequence.order = self._num_added
         self._num_added += 1
         self._sequences[sequence.seq_id] = sequence
-        if sequence.lonely:
+        if sequence.runs_alone:
             self._loners.append(sequence)
 
     def disown(self, sequence: Sequence) -> None:
-        """The sequence is not one of `sequences` any more. It keeps its blocks until `drop`."""
+        """Takes the sequence out of `sequences`. It keeps its blocks until `drop`."""
         del self._sequences[sequence.seq_id]
 
     def drop(self, sequence: Sequence) -> None:
-        """Forgets a sequence at once, with its blocks, and tells nothing of it."""
+        """Takes a sequence and its blocks out of everything, without a delta."""
         for branch in sequence.branches:
             if branch.state is not FINISHED:
                 self.stop(branch, FINISHED)
@@ -104,8 +104,8 @@ class Workload:
         self.lists.tidy()
 
     def end(self, sequence: Sequence, reason: FinishReason, failure: str = "") -> list[Delta]:
-        """Ends all branches that have not finished, with the tokens they have; the last deltas of the sequence."""
-        if sequence.beams is not None:
+        """Ends all branches that have not finished, with the tokens they have. Returns the sequence's last deltas."""
+        if sequence.search is not None:
             deltas = beam_deltas(sequence, reason, failure)
         else:
             going = [branch for branch in sequence.branches if branch.state is not FINISHED]
@@ -117,19 +117,19 @@ class Workload:
         return deltas
 
     def isolate(self, sequence: Sequence) -> None:
-        """The sequence was in a step that failed: it runs alone until a step of its own has not failed."""
-        sequence.suspect = True
+        """Has a sequence of a failed step run alone, until a step with it has not failed."""
+        sequence.isolated = True
         if sequence not in self._loners:
             self._loners.append(sequence)
 
     def rejoin(self, sequence: Sequence) -> None:
-        """A suspect sequence has had a step that did not fail: it shares steps again, if it was not admitted alone."""
-        sequence.suspect = False
+        """Lets an isolated sequence share steps again after one that did not fail, unless it was admitted alone."""
+        sequence.isolated = False
         if not sequence.alone:
             self._loners.remove(sequence)
 
     def _forget(self, sequence: Sequence) -> None:
-        """Takes a sequence without blocks out of everything."""
+        """Takes a sequence whose branches have all ended out of every queue and table."""
         self.dequeue(sequence)
         if self._sequences.get(sequence.seq_id) is sequence:
             del self._sequences[sequence.seq_id]
@@ -142,13 +142,13 @@ class Workload:
     # Sequences change places
 
     def enqueue(self, sequence: Sequence) -> None:
-        """Some branch of the sequence is to be started."""
+        """Puts a sequence that has branches to start into the waiting queue."""
         if not sequence.queued:
             sequence.queued = True
             self._waiting.add(sequence)
 
     def dequeue(self, sequence: Sequence) -> None:
-        """No branch of the sequence is left to be started."""
+        """Takes a sequence that has no more branches to start out of the waiting queue."""
         if sequence.queued:
             sequence.queued = False
             self._waiting.remove(sequence)
@@ -165,7 +165,7 @@ class Workload:
         self.lists.tidy()
 
     def move_in(self, sequence: Sequence, places: dict[HostBlockId, BlockId | None]) -> None:
-        """Moves its swapped branches to the device: to `places` and to new blocks, for which there is room."""
+        """Moves its swapped branches to the device: to `places` and to new blocks. There must be room."""
         branches = [branch for branch in sequence.branches if branch.state is SWAPPED]
         self.tables.move_in(sequence, branches, places)
         for branch in branches:
@@ -201,18 +201,18 @@ class Workload:
     # Branches
 
     def run(self, branch: Branch) -> None:
-        """The branch has got its blocks: its next step can be planned."""
+        """Makes a branch that has its blocks RUNNING, and puts it on the list from which its next step is planned."""
         branch.state = RUNNING
         self._active[branch.sequence] = None
         self.lists.add(branch)
 
     def fork(self, parent: Branch, child: Branch) -> None:
-        """Gives the child the parent's computed blocks. The caller says what it runs next."""
+        """Gives the child the parent's computed blocks. The caller puts the child on a branch list."""
         child.state = RUNNING
         self.tables.fork_table(parent, child)
 
     def stop(self, branch: Branch, state: BranchState) -> None:
-        """Takes all blocks from the branch. The caller tidies the lists afterwards."""
+        """Takes all blocks from the branch and sets its state. The caller tidies the branch lists afterwards."""
         self.tables.release(branch)
         branch.state = state
         if not any(other.state is RUNNING for other in branch.sequence.branches):
@@ -236,7 +236,7 @@ class Workload:
         return pending
 
     def discard_pending(self, seq_id: SequenceId) -> None:
-        """Nothing more is to be told of a sequence that has another owner."""
+        """Forgets the pending deltas of a sequence that has another owner."""
         self._pending = [delta for delta in self._pending if delta.sequence.seq_id != seq_id]
 
     def check_places(self) -> None:

@@ -1,1 +1,1 @@
-"""The worker process: the step loop, the journal, the Worker service, the lease."""
+"""The worker process: the journal, the Worker service, the lease, and health."""

@@ -7,7 +7,7 @@ EVERYWHERE = ("", "0.0.0.0", "[::]", "::", "*")  # hosts that mean every address
 
 
 class NoAddress(RuntimeError):
-    """This worker has no address that other machines could call. The message says which setting helps."""
+    """No address to advertise can be found, or `--advertise` is malformed. The message says which setting helps."""
 
 
 def advertised_host(listen: str, advertise: str) -> str:

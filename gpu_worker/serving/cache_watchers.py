@@ -1,6 +1,6 @@
-"""Which router learns of which change of the prefix cache: numbered cache events for every open Watch stream.
+"""Changes of the prefix cache as numbered cache events. Every open Watch stream is told of every change.
 
-Lives on the event loop.
+CacheWatchers live on the event loop.
 """
 
 import asyncio
@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from octavo.ids import BlockHash
 
-MAX_PENDING_BYTES = 8 << 20  # of hashes; a watcher this far behind has a gap in its numbers and starts over
+MAX_PENDING_BYTES = 8 << 20  # of hashes; a watcher with more drops its events, and its reader starts over
 
 
 class CacheEvent(NamedTuple):
@@ -61,7 +61,7 @@ class CacheWatcher:
         self.event_seq, self.digest = event_seq, digest
         self.num_bytes += sum(len(event.hashes) + 1 for event in events)
         if self.num_bytes > MAX_PENDING_BYTES:
-            self.events = []  # their numbers are missing: the reader notices, and asks for a snapshot
+            self.events = []  # event_seq rises by more than the events that come: the reader then calls Watch again
         else:
             self.events.extend(events)
         self.wake.set()

@@ -1,7 +1,8 @@
-"""What RPC handlers and the journal ask of the engine, and what of it comes back to the event loop, in which order.
+"""What RPC handlers and the journal writer ask of the engine, and in which order its decisions reach the event loop.
 
-Lives on the event loop; whatever touches the scheduler is posted to the engine and runs between two steps. What the
-engine decided comes back in the order it decided it: a log begins before the first result it is for.
+An EngineClient lives on the event loop. Whatever touches the scheduler is a command: it is posted to the engine, which
+runs it between two steps. The engine's decisions arrive on the event loop in the order in which it made them, so a log
+is opened before the first deltas for it arrive.
 """
 
 import asyncio
@@ -21,7 +22,7 @@ from gpu_worker.scheduling.step_budget import StepBudget
 from gpu_worker.scheduling.workload import Workload
 from gpu_worker.serving.cache_watchers import CacheEvent, CacheEventBatch, CacheWatcher, CacheWatchers, join_events
 from gpu_worker.serving.step_publisher import StepPublisher
-from gpu_worker.serving.step_subscription import MAX_PENDING_STEPS, StepSubscription
+from gpu_worker.serving.step_subscription import MAX_PENDING_MESSAGES, StepSubscription
 from octavo import hashing, validation
 from octavo.errors import InvalidArgument, ServingError, StaleEpoch
 from octavo.ids import SequenceId
@@ -30,7 +31,7 @@ from octavo.record import Admission, AdmissionAnswer, AdmissionOutcome
 SwapOperation = Literal["out", "in", "drop"]
 log = logging.getLogger(__name__)
 
-MAX_GRANT_STEPS = MAX_PENDING_STEPS // 2  # finite steps that a Step stream may wait for at once
+MAX_GRANT_STEPS = MAX_PENDING_MESSAGES // 2  # steps of finite grants that a Step stream may await at once
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,10 +45,10 @@ class LoadReport:
 
 
 class EngineClient:
-    """Everything the Worker service and the journal ask of the engine."""
+    """What the Worker service and the journal writer ask of the engine. It is the journal writer's EngineControl."""
 
     def __init__(self, engine: Engine, workload: Workload, budget: StepBudget, publisher: StepPublisher) -> None:
-        """Reads the workload in commands and in `refresh` only: on the engine's thread, between steps."""
+        """After construction the workload is read in commands and in `refresh` only: by the engine's thread."""
         self.engine = engine
         self.info = workload.info
         self.max_batch_sequences = workload.config.max_batch_sequences
@@ -63,9 +64,10 @@ class EngineClient:
     # Admission
 
     async def admit(self, admission: Admission, router_id: str) -> AdmissionAnswer:
-        """The worker's answer; a repeated admission gets the answer of the first one, decided or not yet.
+        """The worker's answer.
 
-        Raises Draining if the engine has ended.
+        An admission that is being decided, or was admitted, is not decided again: a repetition gets the same answer.
+        After a refusal it is decided anew. Raises Draining if the engine has ended.
         """
         key = (admission.seq_id, admission.epoch)
         deciding = self._deciding.get(key)
@@ -90,13 +92,16 @@ class EngineClient:
             sequence = self._sequence(admission)
         except InvalidArgument as error:
             return AdmissionAnswer(AdmissionOutcome.REJECTED, error.failure())
-        command = self._admission(sequence, admission, router_id)
-        return await asyncio.wrap_future(self.engine.post(command))
+        command = self._admission_command(sequence, admission, router_id)
+        return await asyncio.wrap_future(self.engine.post_command(command))
 
-    def _admission(
+    def _admission_command(
         self, sequence: Sequence, admission: Admission, router_id: str
     ) -> Callable[[Scheduler], AdmissionAnswer]:
-        """Admits the sequence and opens its log. The log of an older epoch ends with the older sequence."""
+        """The command that admits the sequence and opens its log.
+
+        A log of an older epoch is forgotten even if the sequence is refused: the newer epoch fences the older owner.
+        """
         outputs = admission.outputs or [[] for _ in range(sequence.params.num_branches)]
         chain = hashing.prompt_chain(sequence.prompt)
         publisher, soon = self.publisher, self._loop.call_soon_threadsafe
@@ -137,13 +142,21 @@ class EngineClient:
         self._post(command)
 
     async def swap(self, seq_id: SequenceId, epoch: int, operation: SwapOperation) -> int:
-        """Moves a sequence's blocks between two steps; how many moved. Raises what Scheduler.swap raises."""
-        return await asyncio.wrap_future(self.engine.post(lambda scheduler: scheduler.swap(seq_id, epoch, operation)))
+        """Moves a sequence's blocks, or frees them with "drop"; how many. Raises what Scheduler.swap raises.
+
+        The move is decided between two steps. The blocks are copied when the next step runs.
+        """
+        return await asyncio.wrap_future(
+            self.engine.post_command(lambda scheduler: scheduler.swap(seq_id, epoch, operation))
+        )
 
     # What routers ask of the loop
 
-    def grant(self, subscription: StepSubscription, steps: int) -> None:
-        """Lets the engine run `steps` steps, which this stream is told of; 0 lets it run until `pause`."""
+    def grant_steps(self, subscription: StepSubscription, steps: int) -> None:
+        """Lets the engine run `steps` steps, of each of which this stream is told. 0 is the unlimited grant.
+
+        Raises InvalidArgument if the stream would await more than MAX_GRANT_STEPS.
+        """
         if not steps <= MAX_GRANT_STEPS - subscription.num_awaited:
             raise InvalidArgument(
                 "grant.steps",
@@ -151,10 +164,10 @@ class EngineClient:
                 "grant 0 to let the worker run until Pause",
             )
         subscription.num_awaited += steps
-        self.engine.grant(steps, subscription.subscription_id)
+        self.engine.grant_steps(steps, subscription.subscription_id)
 
     def pause(self) -> None:
-        """Takes back all grants, and tells streams not to wait for steps that will not come."""
+        """Takes back all grants, and tells each stream not to await the steps that will not run."""
 
         def revoke(future: "Future[list[Grant]]") -> None:
             for grant in future.result() if not future.exception() else ():
@@ -163,26 +176,26 @@ class EngineClient:
 
         self.engine.pause().add_done_callback(revoke)
 
-    # What the journal tells the engine of one sequence, and not of another admission that has replaced it
+    # What the journal writer asks of one sequence. An admission that has replaced the sequence is left alone.
 
     def cancel_one(self, sequence: Sequence) -> None:
         """Ends the sequence with CANCELLED."""
         self._post(lambda scheduler: scheduler.cancel(sequence))
 
     def drop(self, sequence: Sequence) -> None:
-        """Forgets the sequence, and nothing more is told of it: it has another owner, or its record has ended."""
+        """Forgets the sequence without a delta: it has another owner, its record is gone, or its history is lost."""
         self._post(lambda scheduler: scheduler.drop(sequence))
 
     def end_branch(self, sequence: Sequence, branch: int) -> None:
-        """Runs one branch no further: a router has found its end."""
+        """Runs one branch no further: the record says that the branch, or the whole sequence, has ended."""
         self._post(lambda scheduler: scheduler.end_branch(sequence, branch))
 
-    def hold(self, held: bool) -> None:
-        """Keeps steps from beginning while the journal is too far behind."""
-        self.engine.hold(held)
+    def hold_steps(self, held: bool) -> None:
+        """Keeps steps from beginning while `held` is true."""
+        self.engine.hold_steps(held)
 
     def _post(self, command: Callable[[Scheduler], object]) -> None:
-        self.engine.post(command).add_done_callback(log_failure)
+        self.engine.post_command(command).add_done_callback(log_failure)
 
     # Cache events and load
 
@@ -192,7 +205,10 @@ class EngineClient:
         return self._budget.tokens
 
     def refresh(self) -> None:
-        """Tells watchers what the last steps changed. To be called on the engine's thread, between steps."""
+        """Brings the load, and what the last steps changed in the prefix cache, to the event loop.
+
+        Only the engine's thread may call this, between steps.
+        """
         events = join_events(self._cache.take_events())
         self._loop.call_soon_threadsafe(self._publish, self._measure_load(), events, self._cache.digest)
 
@@ -217,12 +233,12 @@ class EngineClient:
             self.refresh()  # so that no event from before the snapshot comes after it
             self._loop.call_soon_threadsafe(begin, b"".join(self._cache.block_hashes()))
 
-        await asyncio.wrap_future(self.engine.post(command))
+        await asyncio.wrap_future(self.engine.post_command(command))
         return await begun
 
 
 def log_failure(future: Future[Any]) -> None:
     if future.cancelled() or not (error := future.exception()):
         return
-    if not isinstance(error, ServingError):  # Draining: the engine has ended, and what it ran with it
+    if not isinstance(error, ServingError):  # e.g. Draining: the engine has ended, and so have its sequences
         log.error("a command to the engine failed", exc_info=error)

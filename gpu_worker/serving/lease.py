@@ -46,7 +46,7 @@ class Lease:
             self.begun = True
 
     async def end(self) -> None:
-        """Gives the lease back, once a renewal under way is done: a later one would make the worker look alive."""
+        """Ends the lease after a renewal under way, which would otherwise make the worker look alive again."""
         self._ended = True
         if self._renewing is not None:
             await self._renewing

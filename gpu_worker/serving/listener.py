@@ -14,12 +14,12 @@ log = logging.getLogger(__name__)
 class Listener:
     """The name, the address and the gRPC server of one worker process.
 
-    Until the model is loaded, health says NOT_SERVING and the services answer Loading. So a probe can tell a process
-    that loads from one that is dead.
+    Until the worker serves, health says NOT_SERVING, and calls that need the engine are answered Loading. So a probe
+    can tell a process that loads from one that is dead.
     """
 
     def __init__(self, settings: WorkerSettings) -> None:
-        """Raises NoAddress if other machines could not call this worker."""
+        """Raises NoAddress if no address to advertise can be found, or `--advertise` is malformed."""
         self._listen = settings.listen
         self._host = advertised_host(settings.listen, settings.advertise)
         self._port = advertised_port(settings.advertise)

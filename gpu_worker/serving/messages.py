@@ -50,7 +50,7 @@ def step_to_wire(message: StepMessage, incarnation: Incarnation) -> worker_pb2.S
 
 
 def watch_to_wire(
-    incarnation: Incarnation, report: LoadReport, batch: CacheEventBatch, *, draining: bool
+    incarnation: Incarnation, report: LoadReport, batch: CacheEventBatch, *, stopping: bool
 ) -> worker_pb2.WatchResponse:
     return worker_pb2.WatchResponse(
         incarnation=incarnation,
@@ -58,7 +58,7 @@ def watch_to_wire(
         digest=batch.digest,
         snapshot=None if batch.snapshot is None else worker_pb2.KvSnapshot(device_hashes=batch.snapshot),
         events=[event_to_wire(event) for event in batch.events],
-        load=load_to_wire(report, draining=draining),
+        load=load_to_wire(report, stopping=stopping),
     )
 
 
@@ -68,7 +68,7 @@ def event_to_wire(event: CacheEvent) -> worker_pb2.KvEvent:
     return worker_pb2.KvEvent(removed=event.hashes)
 
 
-def load_to_wire(report: LoadReport, *, draining: bool) -> worker_pb2.Load:
+def load_to_wire(report: LoadReport, *, stopping: bool) -> worker_pb2.Load:
     load = report.load
     return worker_pb2.Load(
         num_running=load.num_running,
@@ -80,7 +80,7 @@ def load_to_wire(report: LoadReport, *, draining: bool) -> worker_pb2.Load:
         num_prefill_tokens=load.num_prefill_tokens,
         step_ms=report.step_s * 1000,
         num_steps=report.num_steps,
-        draining=draining,
+        draining=stopping,
         num_sequences=load.num_sequences,
         prefill_tokens_per_s=report.prefill_tokens_per_s,
         num_free_host_blocks=load.num_free_host_blocks,

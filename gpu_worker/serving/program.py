@@ -8,6 +8,7 @@ import time
 
 from gpu_worker.engine.configuration import build_runner
 from gpu_worker.scheduling.step import Runner
+from gpu_worker.serving import progress_monitor
 from gpu_worker.serving.listener import Listener
 from gpu_worker.serving.worker import Worker
 from octavo.errors import ServingError
@@ -15,6 +16,7 @@ from octavo.loop import Stopped, before, stop_event
 from octavo.retry import until_answered
 from octavo.settings import WorkerSettings
 from octavo.store import open_store
+from octavo.store.base import Store
 
 log = logging.getLogger(__name__)
 
@@ -22,7 +24,11 @@ STORE_PAUSE_S = 0.5
 
 
 async def serve(settings: WorkerSettings) -> int:
-    """Runs a worker until SIGTERM or SIGINT. Returns the exit status of the process."""
+    """Runs a worker until SIGTERM or SIGINT. Returns the exit status of the process.
+
+    It does not return where a thread is still at work: the process then ends at once, with status 0 while the model
+    loads, and with that of `give_up` when a step hangs.
+    """
     stop = stop_event()
     try:
         listener = Listener(settings)
@@ -32,7 +38,7 @@ async def serve(settings: WorkerSettings) -> int:
         return 1
     store = open_store(settings.store)
     try:
-        runner = await before(stop, load_runner(settings))
+        runner = await before(stop, build_runner_in_thread(settings))
         await before(stop, until_answered(store.open, pause_s=STORE_PAUSE_S, what="start"))
     except ServingError as error:
         log.error("cannot start: %s", error)
@@ -49,13 +55,21 @@ async def serve(settings: WorkerSettings) -> int:
         worker.start()
         await stop.wait()
     finally:
-        await worker.stop()
-        await store.close()
-        runner.close()
+        await end_worker(worker, store, runner)
     return 0
 
 
-async def load_runner(settings: WorkerSettings) -> Runner:
+async def end_worker(worker: Worker, store: Store, runner: Runner) -> None:
+    """Stops the worker and closes what it used. A runner whose step still runs is not closed: the process gives up."""
+    loop_ended = await worker.stop()
+    await store.close()
+    if loop_ended:
+        runner.close()
+    else:
+        progress_monitor.give_up("the step in flight does not end")
+
+
+async def build_runner_in_thread(settings: WorkerSettings) -> Runner:
     """Loads the model in a thread, so that the listener answers calls meanwhile. Raises what loading raises."""
     started = time.monotonic()
     log.info("loading %s", settings.model if settings.runner == "model" else f"the {settings.runner} runner")

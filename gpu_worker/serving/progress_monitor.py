@@ -16,7 +16,10 @@ HANG_STATUS = 70
 
 
 class ProgressMonitor:
-    """Compares the step loop's last progress with the lease time, for as long as the worker lives."""
+    """Compares the time of the step loop's last progress with the lease time, for as long as the worker lives.
+
+    An idle loop, and one that the journal writer holds, make progress too, so health stays SERVING.
+    """
 
     def __init__(self, engine: Engine, lease: Lease, health: Health, lease_s: float) -> None:
         self._engine = engine

@@ -1,4 +1,4 @@
-"""What the journal holds of a sequence that runs here, as far as the store has answered this worker."""
+"""What the journals hold of a sequence that runs here, as far as the store has answered this worker."""
 
 from collections.abc import Iterable
 from collections.abc import Sequence as Seq
@@ -22,10 +22,10 @@ class BranchLog:
     chain: int  # hash over prompt and tokens
     finish: FinishReason = FinishReason.NONE
     failure: Failure | None = None
-    ended: bool = False  # also where the branch had ended before this worker took the sequence: `finish` is NONE then
-    # Every item that followers were sent, if branches are ranked: a stop string may end the branch at any token, and
-    # the branch's score is the one at that token. Else empty.
-    sent: list[StepItem] = field(default_factory=list)
+    ended: bool = False  # also true of a branch that had ended before the sequence was admitted; `finish` is NONE then
+    # Every item published so far, whether or not a subscription followed, if branches are ranked: a stop string may end
+    # the branch at any token, and the branch's score is the one at that token. Empty if branches are not ranked.
+    published: list[StepItem] = field(default_factory=list)
 
 
 class SequenceLog:
@@ -39,13 +39,13 @@ class SequenceLog:
         """`outputs` are the journals of a replayed sequence, one per branch."""
         self.sequence = sequence
         self.followers: set[StepSubscription] = set()
-        self.gone = False  # forgotten: nothing may be appended or sent any more
+        self.gone = False  # forgotten: nothing may be appended to it or published of it any more
         self.branches = [BranchLog(list(tokens), extend_chain(prompt_chain, tokens)) for tokens in outputs]
         for branch in ended_branches:
             self.branches[branch].ended = True
         if sequence.params.ranked:
             for branch, log in enumerate(self.branches):
-                log.sent.append(self._item(branch, 0))
+                log.published.append(self._item(branch, 0))
 
     @property
     def seq_id(self) -> SequenceId:
@@ -62,7 +62,7 @@ class SequenceLog:
     def append_delta(self, delta: Delta) -> StepItem:
         """Records tokens that the journal has accepted, and returns the item that followers are to get.
 
-        Tokens of the delta that are in the log already are not appended twice.
+        Tokens of the delta that the log has already are not appended twice, as the store does not append them twice.
         """
         log = self.branches[delta.branch_index]
         new = delta.token_ids[max(0, len(log.tokens) - delta.first_index) :]
@@ -84,8 +84,8 @@ class SequenceLog:
             delta.cumulative_logprob,
             delta.cached_tokens,
         )
-        if log.sent:
-            log.sent.append(item)
+        if log.published:
+            log.published.append(item)
         return item
 
     def items_from(self, next_indexes: Seq[int]) -> list[StepItem]:
@@ -93,14 +93,14 @@ class SequenceLog:
         items: list[StepItem] = []
         for branch, log in enumerate(self.branches):
             start = next_indexes[branch] if branch < len(next_indexes) else 0
-            if log.sent:
-                items += [item for item in log.sent if item.end > start or item.finish]
+            if log.published:
+                items += [item for item in log.published if item.end > start or item.finish]
             elif start < len(log.tokens) or log.finish:
                 items.append(self._item(branch, start))
         return items
 
     def failure_items(self, failure: Failure) -> list[StepItem]:
-        """The items that end each running branch with `failure`, which the journal knows nothing of."""
+        """The items that end each running branch with `failure`, which no append has brought."""
         return [
             StepItem(self.seq_id, self.epoch, branch, len(log.tokens), (), log.chain, FinishReason.ERROR, failure)
             for branch, log in enumerate(self.branches)

@@ -28,23 +28,24 @@ NO_TRANSFER = "Transfer comes with live migration; until then a sequence moves b
 
 
 class WorkerService(worker_pb2_grpc.WorkerServicer):
-    """What routers call. Every call is answered Loading until `serve_engine` has been called."""
+    """What routers call. Calls that need the engine are answered Loading until `serve_engine` has been called."""
 
     def __init__(self, worker_id: str, incarnation: Incarnation) -> None:
         self._worker_id = worker_id
         self._incarnation = incarnation
         self._served: EngineClient | None = None
-        self.draining = False
+        self.stopping = False
 
     def serve_engine(self, engine_client: EngineClient) -> None:
-        """From now on calls are answered by this engine: its model is loaded."""
+        """Lets this engine answer calls from now on: its model is loaded, and the store has answered."""
         self._served = engine_client
 
     @property
     def _engine_client(self) -> EngineClient:
         """Raises Loading while there is no engine."""
         if self._served is None:
-            raise Loading(f"worker {self._worker_id} is still loading its model", retry_after_ms=LOADING_RETRY_MS)
+            starting = f"worker {self._worker_id} has not started yet: it loads its model or waits for the store"
+            raise Loading(starting, retry_after_ms=LOADING_RETRY_MS)
         return self._served
 
     async def Hello(self, request: worker_pb2.HelloRequest, context: "Context") -> worker_pb2.HelloResponse:
@@ -52,8 +53,8 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
 
     async def Schedule(self, request: worker_pb2.ScheduleRequest, context: "Context") -> worker_pb2.ScheduleResponse:
         check_batch_size("admissions", len(request.admissions))
-        if self.draining:
-            raise Draining(f"worker {self._worker_id} is draining: place elsewhere")
+        if self.stopping:
+            raise Draining(f"worker {self._worker_id} is stopping: place elsewhere")
         engine_client, router_id = self._engine_client, request.router_id
         results = await asyncio.gather(
             *(admission_result(engine_client, item, router_id) for item in request.admissions)
@@ -93,7 +94,7 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
             engine_client.watchers.close_watcher(watcher)
 
     def _watch_response(self, batch: CacheEventBatch) -> worker_pb2.WatchResponse:
-        return watch_to_wire(self._incarnation, self._engine_client.report, batch, draining=self.draining)
+        return watch_to_wire(self._incarnation, self._engine_client.report, batch, stopping=self.stopping)
 
     async def Drain(self, request: worker_pb2.DrainRequest, context: "Context") -> NoReturn:
         raise Unimplemented(

@@ -1,4 +1,4 @@
-"""One call of Step: the commands that its reader sends, and the messages that the reader gets."""
+"""One call of Step: the requests that its reader sends, and the messages that the reader gets."""
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator
@@ -15,7 +15,11 @@ MAX_STREAMS = 256
 
 
 class StepHandler:
-    """Serves one Step stream from its first command to its end."""
+    """Serves one Step stream from its first request to its end.
+
+    A reader whose first request is Open is a router: it gets the sequences that it schedules or follows. Any other
+    first request makes the reader an observer, which gets every sequence, until it sends Open.
+    """
 
     def __init__(self, engine_client: EngineClient, incarnation: Incarnation) -> None:
         """Raises TooManyStreams if this worker has as many open streams as it serves."""
@@ -27,16 +31,17 @@ class StepHandler:
         self._subscription = StepSubscription()
 
     async def messages(
-        self, commands: AsyncIterator[worker_pb2.StepRequest]
+        self, requests: AsyncIterator[worker_pb2.StepRequest]
     ) -> AsyncGenerator[worker_pb2.StepResult, None]:
         """The messages of the stream, in order.
 
-        The stream ends when its reader sends no more commands and every finite step it granted has been reported. A
-        bad command, or a reader that is too slow, ends the stream with an error.
+        The stream ends when its reader sends no more requests and has been told of every step of its finite grants,
+        when this worker stops, or when the same router opens another stream. A bad request, or a reader that is too
+        slow, ends the stream with an error.
         """
         subscription = self._subscription
-        self._publisher.attach(subscription)
-        obeying = asyncio.create_task(self._obey(commands))
+        self._publisher.add_subscription(subscription)
+        obeying = asyncio.create_task(self._obey(requests))
         try:
             while True:
                 while subscription.ready:
@@ -44,33 +49,33 @@ class StepHandler:
                 if subscription.overflowed:
                     raise TooManyStreams("this stream reads too slowly: read the journal and follow again")
                 if obeying.done():
-                    obeying.result()  # raises the error of a bad command
+                    obeying.result()  # raises the error of a bad request
                 if (subscription.closing or obeying.done()) and not subscription.num_awaited:
                     return
                 await subscription.wake.wait()
                 subscription.wake.clear()
         finally:
-            self._publisher.detach(subscription)
+            self._publisher.remove_subscription(subscription)
             obeying.cancel()
             await asyncio.gather(obeying, return_exceptions=True)
 
-    async def _obey(self, commands: AsyncIterator[worker_pb2.StepRequest]) -> None:
+    async def _obey(self, requests: AsyncIterator[worker_pb2.StepRequest]) -> None:
         try:
-            async for command in commands:
-                self._obey_command(command)
+            async for request in requests:
+                self._obey_request(request)
         finally:
             self._subscription.wake.set()
 
-    def _obey_command(self, request: worker_pb2.StepRequest) -> None:
+    def _obey_request(self, request: worker_pb2.StepRequest) -> None:
         subscription, publisher = self._subscription, self._publisher
-        if not request.HasField("open"):  # a router sends Open first, and observes nothing
+        if not request.HasField("open"):
             publisher.add_observer(subscription)
         match request.WhichOneof("command"):
             case "open":
                 self._check_router_id(request.open.router_id)
                 publisher.assign_router(subscription, request.open.router_id)
             case "grant":
-                self._engine_client.grant(subscription, request.grant.steps)
+                self._engine_client.grant_steps(subscription, request.grant.steps)
             case "pause":
                 self._engine_client.pause()
             case "follow":

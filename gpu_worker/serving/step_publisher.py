@@ -1,6 +1,6 @@
-"""Which reader is sent what: the logs of the sequences that run here, and the subscriptions that follow them.
+"""Which reader is sent which items: the logs of the sequences that run here, and the subscriptions that follow them.
 
-Lives on the event loop.
+A StepPublisher lives on the event loop.
 """
 
 import asyncio
@@ -9,14 +9,14 @@ from collections.abc import Iterable
 from collections.abc import Sequence as Seq
 
 from gpu_worker.scheduling.sequence import Sequence
-from gpu_worker.scheduling.step import Delta, StepResult, SubscriptionId
+from gpu_worker.scheduling.step import Delta, StepDeltas, SubscriptionId
 from gpu_worker.serving.sequence_log import SequenceLog
 from gpu_worker.serving.step_subscription import StepMessage, StepSubscription
 from octavo.errors import Failure
 from octavo.ids import SequenceId
 from octavo.step_item import StepItem
 
-MAX_STEP_ITEMS = 256  # of a message to a late follower: a reader takes a message in without doing anything else
+MAX_STEP_ITEMS = 256  # most items of one catch-up message: a router handles a message without letting other tasks run
 MAX_REMEMBERED = 4096  # sequences that have ended here, so that a late repetition does not run them again
 MAX_WITHHELD_S = 0.1  # how long tokens wait for the tokens of further steps
 
@@ -39,11 +39,11 @@ class StepPublisher:
 
     # Subscriptions
 
-    def attach(self, subscription: StepSubscription) -> None:
+    def add_subscription(self, subscription: StepSubscription) -> None:
         """Adds a subscription, which gets nothing before it observes, follows, or has a router id."""
         self.subscriptions[subscription.subscription_id] = subscription
 
-    def detach(self, subscription: StepSubscription) -> None:
+    def remove_subscription(self, subscription: StepSubscription) -> None:
         """Removes a subscription from everything that it followed."""
         self.subscriptions.pop(subscription.subscription_id, None)
         self._observers.discard(subscription)
@@ -58,7 +58,10 @@ class StepPublisher:
             self._observers.add(subscription)
 
     def assign_router(self, subscription: StepSubscription, router_id: str) -> None:
-        """Makes the subscription the one of this router; an older subscription of the same router ends."""
+        """Makes the subscription the one of this router. An older subscription of the same router ends.
+
+        What the older one followed is not carried over.
+        """
         older = self._routers.get(router_id)
         if older is not None and older is not subscription:
             older.end()
@@ -67,7 +70,10 @@ class StepPublisher:
         self._observers.discard(subscription)
 
     def follow(self, subscription: StepSubscription, seq_id: SequenceId, next_indexes: Seq[int]) -> None:
-        """Sends what is journalled from the given indexes on, then every new token."""
+        """Sends what is journalled from the given indexes on, and from now on each item of the sequence.
+
+        If the sequence has no log here, the subscription is told that it is unknown.
+        """
         sequence_log = self.logs.get(seq_id)
         if sequence_log is None:
             subscription.queue_message(StepMessage(0, unknown=[seq_id]))
@@ -78,7 +84,7 @@ class StepPublisher:
             subscription.queue_message(StepMessage(0, items[first : first + MAX_STEP_ITEMS]))
 
     def unfollow(self, subscription: StepSubscription, seq_id: SequenceId) -> None:
-        """Sends nothing more of the sequence."""
+        """Sends the subscription no new item of the sequence."""
         sequence_log = self.logs.get(seq_id)
         if sequence_log is not None:
             sequence_log.followers.discard(subscription)
@@ -104,7 +110,11 @@ class StepPublisher:
         ended_branches: Iterable[int],
         router_id: str,
     ) -> None:
-        """Opens the log of an admitted sequence, which the given router follows; an older log is forgotten."""
+        """Opens the log of an admitted sequence, which the given router follows.
+
+        Another log of this sequence, of the same or an older epoch, is forgotten. (EngineClient admits a sequence
+        anew at the same epoch only after the older log is gone.)
+        """
         self.forget_before(sequence.seq_id, sequence.epoch + 1)
         sequence_log = SequenceLog(sequence, prompt_chain, outputs, ended_branches)
         self.logs[sequence.seq_id] = sequence_log
@@ -130,12 +140,13 @@ class StepPublisher:
         return sequence_log.epoch if sequence_log is not None else self._ended_epochs.get(seq_id)
 
     def forget_log(self, sequence_log: SequenceLog) -> None:
+        """Publishes nothing more of this log. Its followers are told nothing: they learn the reason from the store."""
         sequence_log.gone = True
         if self.logs.get(sequence_log.seq_id) is sequence_log:
             del self.logs[sequence_log.seq_id]
 
     def forget_before(self, seq_id: SequenceId, epoch: int) -> None:
-        """Forgets the sequence's log if its epoch is below `epoch`: a newer owner has taken the sequence over."""
+        """Forgets the log of the sequence if the log is of an epoch below `epoch`."""
         sequence_log = self.logs.get(seq_id)
         if sequence_log is not None and sequence_log.epoch < epoch:
             self.forget_log(sequence_log)
@@ -157,13 +168,19 @@ class StepPublisher:
             self._forget_if_ended(sequence_log)
 
     def publish_failure(self, sequence_log: SequenceLog, failure: Failure) -> None:
-        """Ends every running branch for its followers, with a failure that is not journalled, and forgets the log."""
+        """Ends every running branch for its followers, and forgets the log.
+
+        The failure is in the record, but is not the answer to an append.
+        """
         for item in sequence_log.failure_items(failure):
             self._add_item(sequence_log, item)
         self.forget_log(sequence_log)
 
     def end_branch(self, sequence_log: SequenceLog, branch: int) -> None:
-        """Takes note that a router has ended the branch: followers get nothing more of it."""
+        """Publishes nothing more of a branch: the record says that the branch, or the whole sequence, has ended.
+
+        Followers are told nothing. They learn it from the store: by a notice, or by reading the record.
+        """
         sequence_log.branches[branch].ended = True
         self._forget_if_ended(sequence_log)
 
@@ -176,8 +193,8 @@ class StepPublisher:
 
     # Steps
 
-    def flush(self, result: StepResult) -> None:
-        """Ends a step: each subscription that has enough to send, or granted this step, gets one message."""
+    def flush(self, result: StepDeltas) -> None:
+        """Ends the items of a step: each subscription that has enough to send, or granted the step, gets a message."""
         self._last_step = result.step_id
         withheld = False
         for subscription in self.subscriptions.values():
@@ -192,12 +209,12 @@ class StepPublisher:
             else:
                 withheld = True
         for subscription in [each for each in self.subscriptions.values() if each.overflowed]:
-            self.detach(subscription)
+            self.remove_subscription(subscription)
         if withheld and self._late_flush is None:
             self._late_flush = asyncio.get_running_loop().call_later(MAX_WITHHELD_S, self._flush_late)
 
     def _flush_late(self) -> None:
-        """Sends what is withheld: no further step has come to be sent together with."""
+        """Sends what is withheld: no further step came in time to be sent with it."""
         self._late_flush = None
         for subscription in self.subscriptions.values():
             if subscription.num_withheld:

@@ -1,4 +1,4 @@
-"""One open Step stream: the items its reader is to get, gathered into messages. Plain values, no wire types."""
+"""One open Step stream: the items that its reader is to get, gathered into messages, as plain values."""
 
 import asyncio
 from collections import deque
@@ -10,7 +10,7 @@ from gpu_worker.scheduling.step import SubscriptionId
 from octavo.ids import SequenceId
 from octavo.step_item import StepItem
 
-MAX_PENDING_STEPS = 4096  # a reader this far behind is cut off; it reads the journal and follows again
+MAX_PENDING_MESSAGES = 4096  # a reader that is so many behind is cut off; it reads the journal and follows again
 
 _numbers = count(1)
 
@@ -19,11 +19,13 @@ _numbers = count(1)
 class StepMessage:
     """One message of a Step stream. On the wire: octavo.v1.StepResult."""
 
-    step_id: int  # 0: the message repeats what earlier steps brought
+    step_id: (
+        int  # of the last step in the message; 0: an answer to Follow, with what earlier steps brought or `unknown`
+    )
     items: list[StepItem] = field(default_factory=list)
-    unknown: list[SequenceId] = field(default_factory=list)  # sequences the reader asked for and this worker has not
-    num_branches: int = 0
-    num_tokens: int = 0
+    unknown: list[SequenceId] = field(default_factory=list)  # sequences that the reader asked for and that have no log
+    num_branches: int = 0  # of the last step alone; 0 in a message that was withheld until no further step came
+    num_tokens: int = 0  # like num_branches
 
 
 @dataclass(slots=True, eq=False)
@@ -31,20 +33,20 @@ class StepSubscription:
     """The worker's side of one open Step stream. Several subscriptions may hold the same StepItem."""
 
     subscription_id: SubscriptionId = field(default_factory=lambda: SubscriptionId(next(_numbers)))
-    router_id: str = ""  # of the router that reads; empty: the reader observes every sequence
+    router_id: str = ""  # of the router that reads; empty: the reader has not sent Open
     buffer: list[StepItem] = field(default_factory=list)  # items that are in no message yet
-    num_withheld: int = 0  # steps whose items are in the buffer
+    num_withheld: int = 0  # steps since the oldest item in the buffer
     urgent: bool = False  # the buffer holds an item that must not be withheld: a first token, or an end
     ready: deque[StepMessage] = field(default_factory=deque)  # messages that the server has not sent yet
     wake: asyncio.Event = field(default_factory=asyncio.Event)  # set at each change that the server must look at
-    num_awaited: int = 0  # steps of this subscription's finite grants that have not been reported yet
+    num_awaited: int = 0  # steps of this subscription's finite grants that it has not been told of yet
     closing: bool = False  # the stream ends once `ready` is empty
     overflowed: bool = False  # the reader is cut off: it gets an error, and nothing is kept for it
 
     def add_item(self, item: StepItem) -> None:
         """Puts an item in the buffer, for the next message."""
         self.buffer.append(item)
-        if item.finish or item.cached_tokens is not None:
+        if item.finish or item.cached_tokens is not None:  # an end, or the first token of a sequence
             self.urgent = True
 
     def send_buffer(self, step_id: int, num_branches: int = 0, num_tokens: int = 0) -> None:
@@ -54,8 +56,8 @@ class StepSubscription:
         self.queue_message(StepMessage(step_id, items, [], num_branches, num_tokens))
 
     def queue_message(self, message: StepMessage) -> None:
-        """Queues a message for the server to send. A reader that is MAX_PENDING_STEPS messages behind is cut off."""
-        if len(self.ready) >= MAX_PENDING_STEPS:
+        """Queues a message for the server to send. A reader that is MAX_PENDING_MESSAGES messages behind is cut off."""
+        if len(self.ready) >= MAX_PENDING_MESSAGES:
             self.overflowed = True
             self.ready.clear()
         elif not self.overflowed:
@@ -63,7 +65,7 @@ class StepSubscription:
         self.wake.set()
 
     def forget_steps(self, num_steps: int) -> None:
-        """Waits for so many granted steps less: they have been reported, or the grant was taken back."""
+        """Awaits so many granted steps less: the subscription has been told of them, or the grant was taken back."""
         self.num_awaited = max(0, self.num_awaited - num_steps)
         self.wake.set()
 

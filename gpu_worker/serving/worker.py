@@ -5,18 +5,19 @@ import json
 import logging
 import os
 import time
+from functools import partial
 
 from gpu_worker.blocks.cost_model import CostModel
 from gpu_worker.engine.configuration import scheduler_config
 from gpu_worker.engine.engine import IDLE_ROUND_S, Engine
 from gpu_worker.engine.step_times import StepTimes
 from gpu_worker.scheduling.scheduler import Scheduler
-from gpu_worker.scheduling.step import Runner, StepResult
+from gpu_worker.scheduling.step import Runner, StepDeltas
 from gpu_worker.scheduling.step_budget import StepBudget
 from gpu_worker.scheduling.workload import Workload
 from gpu_worker.serving import progress_monitor
 from gpu_worker.serving.engine_client import EngineClient
-from gpu_worker.serving.journal import Journal
+from gpu_worker.serving.journal_writer import JournalWriter
 from gpu_worker.serving.lease import Lease
 from gpu_worker.serving.listener import Listener
 from gpu_worker.serving.progress_monitor import ProgressMonitor
@@ -27,8 +28,8 @@ from octavo.store.calls import Member
 
 log = logging.getLogger(__name__)
 
-REFRESH_EVERY_S = 0.05
-STOP_GRACE_S = 3.0
+REFRESH_EVERY_S = 0.05  # how often load and cache events are brought from a busy engine to the event loop
+FLUSH_TIMEOUT_S = 3.0  # how long a worker that stops waits for the store to accept what has been computed
 
 
 class Worker:
@@ -42,10 +43,12 @@ class Worker:
         costs, budget = CostModel(), StepBudget(self.workload.config, runner.info.block_size)
         self.scheduler = Scheduler(self.workload, costs, budget)
         times = StepTimes(costs, budget, runner.info.bytes_per_block)
-        self.engine = Engine(self.scheduler, runner, times, self._on_result, self._on_progress, idle_round_s)
+        self.engine = Engine(self.scheduler, runner, times, self._on_deltas, self._on_progress, idle_round_s)
         self.publisher = StepPublisher(settings.stream_interval)
         self.engine_client = EngineClient(self.engine, self.workload, budget, self.publisher)
-        self.journal = Journal(store if settings.journal == "strict" else None, self.publisher, self.engine_client)
+        self.journal_writer = JournalWriter(
+            store if settings.journal == "strict" else None, self.publisher, self.engine_client
+        )
         self.lease = Lease(store, member_of(listener), settings.lease_ms)
         self.monitor = ProgressMonitor(self.engine, self.lease, listener.health, lease_s)
         self._journalling: asyncio.Task[None] | None = None
@@ -55,32 +58,37 @@ class Worker:
         self._busy = False
 
     def start(self) -> None:
-        """Begins to take calls. Health says SERVING once the step loop goes round and the store knows the worker."""
-        self._journalling = asyncio.create_task(self.journal.run())
-        self._journalling.add_done_callback(self._on_journal_end)
+        """Begins to run and to answer. Health says SERVING once the loop goes round and the store knows the worker."""
+        self._journalling = asyncio.create_task(self.journal_writer.run())
+        self._journalling.add_done_callback(partial(give_up_at_end, "the journal writer"))
         self._monitoring = asyncio.create_task(self.monitor.run())
+        self._monitoring.add_done_callback(partial(give_up_at_end, "the watch over progress"))
         self.engine.start()
         self.listener.service.serve_engine(self.engine_client)
 
-    async def stop(self) -> None:
-        """Takes no more calls, journals what has been computed, and leaves the sequences to other workers."""
-        self.listener.service.draining = True
+    async def stop(self) -> bool:
+        """Admits no more sequences, journals what has been computed, and leaves the sequences to other workers.
+
+        False if the step in flight still runs: its runner must not be closed then.
+        """
+        self.listener.service.stopping = True
         self.listener.health.shut_down()
         cancel_task(self._monitoring)  # before the engine ends: its silence is no hang from here on
-        await asyncio.to_thread(self.engine.stop)
+        loop_ended = await asyncio.to_thread(self.engine.stop)
         try:
-            await asyncio.wait_for(self.journal.flushed(), STOP_GRACE_S)
+            await asyncio.wait_for(self.journal_writer.wait_until_flushed(), FLUSH_TIMEOUT_S)
         except TimeoutError:
             log.warning("the store is away: the last tokens were not journalled, and will be computed again elsewhere")
         cancel_task(self._journalling)
         self.publisher.end_subscriptions()
         await self.lease.end()
         await self.listener.close()
+        return loop_ended
 
     # On the engine's thread
 
-    def _on_result(self, result: StepResult) -> None:
-        self._loop.call_soon_threadsafe(self.journal.submit, result)
+    def _on_deltas(self, result: StepDeltas) -> None:
+        self._loop.call_soon_threadsafe(self.journal_writer.submit_deltas, result)
 
     def _on_progress(self) -> None:
         """Renews the lease and refreshes load and cache events now and then, and at once when the engine gets idle."""
@@ -91,11 +99,11 @@ class Worker:
             self.engine_client.refresh()
         self._busy = busy
 
-    # On the event loop
 
-    def _on_journal_end(self, journalling: "asyncio.Task[None]") -> None:
-        if not journalling.cancelled():
-            progress_monitor.give_up(f"the journal has ended: {journalling.exception()!r}")
+def give_up_at_end(what: str, task: "asyncio.Task[None]") -> None:
+    """Ends the process when a task that must run as long as the worker has ended by itself."""
+    if not task.cancelled():
+        progress_monitor.give_up(f"{what} has ended: {task.exception()!r}")
 
 
 def cancel_task(task: "asyncio.Task[None] | None") -> None:

@@ -137,14 +137,14 @@ class Chooser:
 
 
 def mix(*words: int) -> int:
-    """64 bits of a few small numbers."""
+    """A 64-bit hash of a few numbers of at most 64 bits."""
     return int.from_bytes(
         blake2b(struct.pack(f"<{len(words)}Q", *(word & MASK for word in words)), digest_size=8).digest(), "little"
     )
 
 
 def fold(token_ids: Sequence[int]) -> int:
-    """64 bits of a context."""
+    """A 64-bit hash of the tokens of a context."""
     return int.from_bytes(blake2b(struct.pack(f"<{len(token_ids)}I", *token_ids), digest_size=8).digest(), "little")
 
 

@@ -43,7 +43,7 @@ class WitnessRunner:
         self._offsets: Indexes = np.arange(self.info.block_size, dtype=np.int64)
 
     def run(self, plan: StepPlan) -> StepOutput:
-        """BlockMover blocks, writes the slots of the chunks, and reads whole contexts back for the next tokens."""
+        """Moves blocks, writes the slots of the chunks, and reads whole contexts back for the next tokens."""
         if self.step_s:
             time.sleep(self.step_s)
         self._move(plan)

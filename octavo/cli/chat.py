@@ -18,7 +18,7 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     parser = commands.add_parser("chat", help="talk to the model", description=__doc__)
     deployment.add_arguments(parser)
     parser.add_argument("--system", metavar="TEXT", help="a system message to begin with")
-    parser.add_argument("--model", metavar="NAME", help="which model, where there are several")
+    parser.add_argument("--model", metavar="NAME", help="the model to use, if several are served")
     sampling.add_arguments(parser)
     parser.add_argument("--json", action="store_true", help="print one object per answer")
     parser.set_defaults(run=run)
@@ -41,7 +41,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _answer(client: Client, turns: Turns, args: argparse.Namespace) -> Turns:
-    """The turns with the answer. If the answer failed, its question is left out, too; one that was cut short stays."""
+    """The turns with the answer, which may be cut short. If the answer failed: the turns without its question."""
     try:
         params = sampling.from_args(args)
         text = (

@@ -93,7 +93,7 @@ class Cluster:
             router_id=name,
         )
         state = RouterState(name, None, settings.listen, settings.admin_listen)
-        # Without own workers, a router says SERVING only when workers from elsewhere come: that is not waited for.
+        # A router says SERVING once it has a worker. A cluster without workers does not wait for those of others.
         ready = serving(settings.listen) if self._settings.up.workers else answering(settings.listen)
         return self._supervised(name, "router", settings, ready, {}), state
 

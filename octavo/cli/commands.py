@@ -1,6 +1,6 @@
 """The command line: `octavo up | generate | chat | status | doctor | completion`.
 
-Exit codes: 0 done; 1 failed; 2 wrong arguments, also by the router's judgement (INVALID_ARGUMENT); 130 interrupted.
+Exit codes: 0 done; 1 failed; 2 wrong arguments, or a request refused with INVALID_ARGUMENT; 130 interrupted.
 """
 
 import argparse

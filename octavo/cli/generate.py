@@ -16,16 +16,18 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     source.add_argument("--prompt", metavar="TEXT", help="the text to continue; - reads it from stdin")
     source.add_argument("--token-ids", type=_ids, metavar="ID[,...]", help="the prompt as token ids")
     parser.add_argument("--chat", action="store_true", help="the prompt is a user's message to answer")
-    parser.add_argument("--system", metavar="TEXT", help="a system message before it; means --chat")
+    parser.add_argument("--system", metavar="TEXT", help="a system message before the prompt; implies --chat")
     sampling.add_arguments(parser)
     parser.add_argument("--n", type=int, default=None, metavar="N", help="branches to return")
     parser.add_argument(
         "--logprobs", type=int, default=None, metavar="N", help="likeliest tokens to report at each token"
     )
-    parser.add_argument("--model", metavar="NAME", help="which model, where there are several")
+    parser.add_argument("--model", metavar="NAME", help="the model to use, if several are served")
     parser.add_argument("--request-id", metavar="ID", help="makes a repeated command join the same request")
-    parser.add_argument("--priority", choices=[name for name in PRIORITIES if name], default="", help="queueing class")
-    parser.add_argument("--deadline", type=float, metavar="SECONDS", help="stop then, with what there is")
+    parser.add_argument(
+        "--priority", choices=[name for name in PRIORITIES if name], default="", help="class in the queue"
+    )
+    parser.add_argument("--deadline", type=float, metavar="SECONDS", help="print the tokens generated until then")
     parser.add_argument("--json", action="store_true", help="print one object at the end")
     parser.set_defaults(run=run)
 

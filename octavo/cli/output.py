@@ -18,7 +18,7 @@ def print_error(command: str, message: str) -> None:
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
-    """A table whose columns are as wide as their longest cell. Numbers stand to the right."""
+    """A table whose columns are as wide as their longest cell. Numbers are aligned to the right."""
     cells = [[str(cell) for cell in row] for row in rows]
     widths = [max(len(row[column]) for row in [list(header), *cells]) for column in range(len(header))]
     numeric = [all(isinstance(row[column], int | float) for row in rows) for column in range(len(header))]

@@ -13,7 +13,7 @@ class PortInUseError(Exception):
 
 
 def is_free(host: str, port: int) -> bool:
-    """Whether a server could listen there now."""
+    """Whether a server could listen on the port now."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -32,7 +32,7 @@ def require_free(host: str, port: int, option: str) -> None:
 
 
 def pick(count: int, host: str = "127.0.0.1") -> list[int]:
-    """`count` different free ports. Raises PortInUseError if there are not so many."""
+    """`count` different free ports. Raises PortInUseError if there are fewer."""
     ports: list[int] = []
     for port in random.sample(RANGE, len(RANGE)):
         if len(ports) == count:

@@ -21,7 +21,7 @@ TIMEOUT_S = 2.0
 def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     parser = commands.add_parser("status", help="show routers, workers and store", description=__doc__)
     deployment.add_state_dir(parser)
-    parser.add_argument("--admin-endpoint", metavar="HOST:PORT[,...]", help="routers' admin listeners to ask instead")
+    parser.add_argument("--admin-endpoint", metavar="HOST:PORT[,...]", help="admin listeners of the routers to ask")
     parser.add_argument("--json", action="store_true", help="print one object")
     parser.set_defaults(run=run)
 
@@ -41,7 +41,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 async def collect(routers: list[RouterState], state: ClusterState | None) -> dict[str, Any]:
-    """The status of all routers, their workers and the store. What does not answer is shown as not serving."""
+    """The status of all routers, their workers and the store. Those that do not answer are shown as not serving."""
     answers = await asyncio.gather(*(_list_workers(router.admin_endpoint) for router in routers))
     store = await _store(state) if state else None
     return {
@@ -95,7 +95,7 @@ def _router(known: RouterState, answer: admin_pb2.ListWorkersResponse | None) ->
 def _workers(state: ClusterState | None, answers: list[admin_pb2.ListWorkersResponse]) -> list[dict[str, Any]]:
     """The status of each worker, by worker_id: what the router with the freshest load report says.
 
-    Workers that no router has met are there, too.
+    It includes workers that no router has met.
     """
     found: dict[str, admin_pb2.WorkerStatus] = {}
     for answer in answers:

@@ -15,11 +15,11 @@ MAX_DELAY_S = 10.0
 STABLE_S = 30.0  # after a life of this length the next restart is quick again
 TRIM_INTERVAL_S = 5.0
 POLL_S = 0.1
-WORD_S = 10.0  # how often it says that a process is still starting
+WORD_S = 10.0  # how often `say` is told that a process is still starting
 
 
 class StartError(Exception):
-    """A process did not begin to serve. The message has the end of its log."""
+    """A process did not begin to serve. The message has the end of the log."""
 
 
 class RestartableProcess(Protocol):
@@ -37,7 +37,7 @@ class RestartableProcess(Protocol):
         ...
 
     async def stop(self, grace_s: float) -> None:
-        """Ends the process in order, or by force after the grace time. Safe to call at any time, and again."""
+        """Asks the process to end, and kills it after the grace time. May be called at any time, and again."""
         ...
 
 

@@ -58,7 +58,7 @@ def _settings(args: argparse.Namespace) -> ClusterSettings:
 
 
 def _require_model(wanted: ClusterSettings) -> None:
-    """Raises StartError if the workers cannot find their model. They would say so only seconds later."""
+    """Raises StartError if the workers cannot find their model. The workers would notice only seconds later."""
     if wanted.up.workers and wanted.worker.runner == "model":
         found = checks.model(wanted.up.model)
         if found.result == "bad":
@@ -66,7 +66,7 @@ def _require_model(wanted: ClusterSettings) -> None:
 
 
 class _UpProcess:
-    """This process, as `octavo up`: starts the cluster, shows it, keeps it alive, and ends it."""
+    """The process of `octavo up`: starts the cluster, shows it, keeps it alive, and ends it."""
 
     def __init__(self, wanted: ClusterSettings, as_json: bool) -> None:
         self._settings = wanted

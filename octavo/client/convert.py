@@ -27,7 +27,7 @@ PRIORITIES = {
 def generate_request(
     prompt: Prompt, sampling: SamplingParams, *, request_id: str, model: str | None, priority: str, keep: bool
 ) -> inference_pb2.GenerateRequest:
-    """The request. Raises errors.InvalidArgument for a value that no message can hold; the router checks all others."""
+    """The message. Raises errors.InvalidArgument for a value that no message can hold; the router checks all others."""
     if priority not in PRIORITIES:
         raise errors.InvalidArgument("priority", f"{priority!r} is none of {', '.join(filter(None, PRIORITIES))}")
     request = inference_pb2.GenerateRequest(request_id=request_id, model=model, priority=PRIORITIES[priority])

@@ -14,7 +14,7 @@ STRANGE = (
     grpc.StatusCode.INTERNAL,
     grpc.StatusCode.UNKNOWN,
 )
-AVOID_S = 2.0  # for so long an endpoint that failed comes after the others
+AVOID_S = 2.0  # how long an endpoint that failed comes after the others
 
 
 class EndpointPool:
@@ -62,8 +62,8 @@ class EndpointPool:
 def typed(error: grpc.RpcError) -> errors.ServingError:
     """The error of a failed call.
 
-    Each status of octavo is a rich one. One without details comes from a dying process, a transport or a proxy: it is
-    Unreachable, whichever of the codes in STRANGE they chose for it.
+    Every status that octavo sends has details. A status without them comes from a dying process, a transport or a
+    proxy: if its code is in STRANGE, the error is Unreachable.
     """
     strange = isinstance(error, grpc.aio.AioRpcError) and error.code() in STRANGE
     if strange and rpc.status_in(error) is None:

@@ -34,7 +34,7 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class StreamEnd:
-    """The last event of a stream says this: what the request used, and why it failed, if it did."""
+    """The end of a stream, in its last event: what the request used, and the failure, if it failed."""
 
     usage: Usage = Usage()
     failure: Failure | None = None

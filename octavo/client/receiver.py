@@ -1,10 +1,10 @@
-"""Passes each event on once: knows what has been delivered, and what of an arriving event is new.
+"""Passes each event on once: knows what has been delivered, and what is new in an arriving event.
 
 The receiver keeps two places per branch: how far this connection has come (received), and how far the caller has come
 over all connections (delivered). An event must begin at the received place. One that begins earlier is a duplicate and
 is dropped with its text; one that begins later shows a gap. A connection may begin further back than the delivered
-place. What lies between is cut away: tokens by index, text by counting characters, because the text of a branch is a
-function of its journal, and so is equal on every connection that begins at the same place.
+place. The part between the two is cut away: tokens by index, text by counting characters, because the text of a branch
+is a function of its journal, and so is equal on every connection that begins at the same place.
 """
 
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ from octavo.sampling import FinishReason
 
 
 class BrokenStreamError(Exception):
-    """A connection contradicts itself: it left something out, or repeats half an event. Attach again."""
+    """The events of a connection have a gap, or repeat an event with more tokens. Attach again."""
 
 
 # In every branch: received.index <= delivered.index, and received.chars <= delivered.chars.

@@ -51,8 +51,8 @@ class RetryBudget:
 class Recovery:
     """Decides about one call, stream or unary: `delay_s` takes each error, and says how long to wait before a retry.
 
-    A refusal (a router said no, and a later call may succeed) spends a retry of the client's budget, unless the request
-    has been accepted already. A broken connection puts no load on a router: it is tried again until
+    A refusal (a router refused the call, and a later one may succeed) spends a retry of the client's budget, unless the
+    request has been accepted already. A broken connection puts no load on a router: it is tried again until
     `progress_timeout_s` has passed.
     """
 

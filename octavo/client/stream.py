@@ -115,7 +115,7 @@ class AsyncStream(AsyncIterator[Event]):
         return None if deadline is None else max(deadline - time.monotonic(), 0.001)
 
     async def _recover(self, error: errors.ServingError | BrokenStreamError) -> None:
-        """Sleeps until the next connection is due. Raises the error if there shall be none."""
+        """Sleeps until the next connection is due. Raises the error if the stream is given up."""
         if isinstance(error, errors.DeadlineExceeded):
             self._fetch_the_rest(error)
             return

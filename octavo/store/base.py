@@ -56,16 +56,16 @@ class Store(Protocol):
     async def requeue(self, seq_id: SequenceId, epoch: int) -> bool:
         """Puts a popped or running sequence back at its old place in the queue, without an owner.
 
-        A running sequence moves to epoch + 1, so that its owner is fenced; a cancelled one ends instead. True if the
-        sequence waits now.
+        A running sequence moves to epoch + 1, so that its owner is fenced. If it was cancelled, it ends instead.
+        Returns whether the sequence waits now.
         """
         ...
 
     async def take_ownership(self, request: TakeRequest) -> TakeReply:
         """Makes a worker the owner at epoch + 1.
 
-        With the reason QUEUED the sequence must wait, with every other reason it must run. LEASE and CONNECTION count a
-        crash of the old owner, unless it is the new owner too. A sequence that was cancelled or is past its deadline
+        The reason QUEUED is for a sequence that waits, the others are for one that runs. LEASE and CONNECTION count a
+        crash of the old owner, unless it is the new owner, too. A sequence that was cancelled or is past its deadline
         ends instead: CLOSED.
         """
         ...
@@ -79,16 +79,23 @@ class Store(Protocol):
         ...
 
     async def finish(self, finish: Finish) -> bool:
-        """Ends a branch, by a decision that depends on the journal alone, or that was made before the branch began.
+        """Ends one branch, or every branch that still runs.
 
-        A `length` also counts if the worker has gone past it and ended the branch further on (STOP or LENGTH), whether
-        the sequence has ended or not. True if one of the branches in question ends for this reason, now or before.
+        A router may decide this only where every router decides alike, or before the branch begins. With STOP and a
+        `length`, the end of a branch that its worker has ended further on (STOP or LENGTH) moves back to `length`, even
+        if the sequence has ended. Returns whether one of the branches has this reason.
         """
         ...
 
     async def read(
         self, seq_id: SequenceId, *, prompt: bool = False, from_indexes: Sequence[int] | None = None
-    ) -> Snapshot | None: ...
+    ) -> Snapshot | None:
+        """The record of a sequence; with `prompt`, its prompt, too; with `from_indexes`, its journals from there on.
+
+        `from_indexes` has one index per branch. None if there is no such record.
+        """
+        ...
+
     async def cancel(self, seq_id: SequenceId) -> Record | None:
         """Ends a waiting sequence; tells the owner of a running one at its next append.
 
@@ -108,11 +115,19 @@ class Store(Protocol):
         ...
 
     # Migration
-    async def mig_begin(self, seq_id: SequenceId, epoch: int, mig_id: str, target: Incarnation) -> MigrateReply: ...
+    async def mig_begin(self, seq_id: SequenceId, epoch: int, mig_id: str, target: Incarnation) -> MigrateReply:
+        """Notes in the record that the sequence moves to `target`. The owner goes on."""
+        ...
+
     async def mig_commit(
         self, seq_id: SequenceId, epoch: int, mig_id: str, target: Incarnation, num_tokens: Sequence[int]
-    ) -> MigrateReply: ...
-    async def mig_abort(self, seq_id: SequenceId, epoch: int, mig_id: str) -> MigrateReply: ...
+    ) -> MigrateReply:
+        """Makes the target the owner at epoch + 1, if each journal is as long as `num_tokens` says."""
+        ...
+
+    async def mig_abort(self, seq_id: SequenceId, epoch: int, mig_id: str) -> MigrateReply:
+        """Ends a migration without a new owner. Of commit and abort, only the first one takes effect."""
+        ...
 
     # Members and housekeeping
     async def heartbeat(self, member: Member, lease_ms: int) -> None:
@@ -141,7 +156,7 @@ class Store(Protocol):
         ...
 
     async def queue_depth(self) -> QueueDepth:
-        """How much waits, over all shards."""
+        """How much waits in the queue."""
         ...
 
     async def secret(self, name: str) -> bytes:
@@ -151,7 +166,7 @@ class Store(Protocol):
     def notices(self, router: Incarnation) -> AsyncIterator[Notice]:
         """Notices of what happens to sequences attached to this router, and "queued" for every sequence that waits.
 
-        What this router does itself is noticed, too. A notice is a hint: it is lost if the connection is down, so a
-        router also polls.
+        The router gets notices of its own calls, too. A notice is a hint: it is lost while the connection is down, so
+        a router also polls.
         """
         ...

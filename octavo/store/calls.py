@@ -9,6 +9,8 @@ from octavo.sampling import FinishReason
 
 
 class AcceptStatus(StrEnum):
+    """Whether the store has accepted a request."""
+
     OK = "OK"
     EXISTS = "EXISTS"  # this request was accepted before
     MISMATCH = "MISMATCH"  # the request id was used with another body
@@ -17,6 +19,8 @@ class AcceptStatus(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class AcceptReply:
+    """Whether the store has accepted a request, and what waits now."""
+
     status: AcceptStatus
     num_queued: int = 0
     queued_tokens: int = 0
@@ -40,6 +44,8 @@ class TakeReason(StrEnum):
 
 
 class TakeStatus(StrEnum):
+    """Whether a worker is the owner, or why not."""
+
     OK = "OK"
     SAME = "SAME"  # this take was done before
     FENCED = "FENCED"  # the record is at another epoch, or in another state than the reason says
@@ -69,21 +75,25 @@ def poison_failure(seq_id: SequenceId) -> str:
 
 @dataclass(frozen=True, slots=True)
 class TakeReply:
+    """The answer to a take. `epoch` and `crashes` are those of the record after the take."""
+
     status: TakeStatus
     epoch: int = 0
     crashes: int = 0
-    retry_ms: int = 0
+    retry_ms: int = 0  # with FROZEN: when to ask again
 
 
 class AppendStatus(StrEnum):
+    """Whether the journal has the tokens of an item, or why not."""
+
     OK = "OK"
     OK_CANCEL = "OK_CANCEL"  # written; the worker must stop, because the client has cancelled
     DUP = "DUP"  # written before
-    FENCED = "FENCED"
-    CLOSED = "CLOSED"
+    FENCED = "FENCED"  # the sequence has another epoch, or waits
+    CLOSED = "CLOSED"  # the branch has ended
     GAP = "GAP"  # the journal is shorter: append from `length` on
     CONFLICT = "CONFLICT"  # other tokens stand there; an error in the program
-    GONE = "GONE"
+    GONE = "GONE"  # there is no such record
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +112,8 @@ class AppendItem:
 
 @dataclass(frozen=True, slots=True)
 class AppendReply:
+    """The answer to one item. `length` is the number of tokens in the journal."""
+
     status: AppendStatus
     length: int = 0
 
@@ -122,34 +134,38 @@ class Finish:
     score: float | None = None  # where branches are ranked
 
     def branches(self, num_branches: int) -> range:
-        """The branches in question, of a sequence with `num_branches`; none if it has no such branch."""
+        """The numbers of the branches that are to end, of `num_branches`; none if there is no such branch."""
         if self.branch is None:
             return range(num_branches)
         return range(self.branch, min(self.branch + 1, num_branches))
 
 
 class MigrateStatus(StrEnum):
+    """What a call of a migration has done, or why it has done nothing."""
+
     OK = "OK"
-    SAME = "SAME"
-    BUSY = "BUSY"
-    FENCED = "FENCED"
-    CLOSED = "CLOSED"
-    GONE = "GONE"
-    NO_MIGRATION = "NO_MIGRATION"
-    GAP = "GAP"
-    ABORTED = "ABORTED"
-    COMMITTED = "COMMITTED"
+    SAME = "SAME"  # this call was made before
+    BUSY = "BUSY"  # another migration of the sequence has begun
+    FENCED = "FENCED"  # the sequence has another epoch, or waits
+    CLOSED = "CLOSED"  # the sequence has ended
+    GONE = "GONE"  # there is no such record
+    NO_MIGRATION = "NO_MIGRATION"  # this migration has not begun, or has ended
+    GAP = "GAP"  # the target has other numbers of tokens than the journals
+    ABORTED = "ABORTED"  # the migration has ended, and the owner goes on
+    COMMITTED = "COMMITTED"  # too late to abort: the target is the owner
 
 
 @dataclass(frozen=True, slots=True)
 class MigrateReply:
+    """The answer to a call of a migration. `epoch` is that of the record after the call."""
+
     status: MigrateStatus
     epoch: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class QueueLimits:
-    """How much may wait in the queue. A request past either limit is answered FULL."""
+    """How much may wait in the queue. A request that exceeds a limit is answered FULL."""
 
     max_requests: int = 4096
     max_tokens: int = 8_000_000

@@ -2,7 +2,7 @@
 
 The server writes its append-only file before it sends a reply, so that a kill of the server loses nothing. It leaves
 fsync to the kernel: with `everysec` the server would hold *answered* writes back in memory while an fsync runs, and a
-kill would lose those. A power failure may cost the last half minute, of processes that are gone as well.
+kill would lose those. A power failure may lose the writes of the last half minute, and ends routers and workers, too.
 """
 
 import asyncio
@@ -42,7 +42,7 @@ def find_server() -> Path:
 class EmbeddedStore:
     """Starts, stops and restarts the server; its data stays in `directory`.
 
-    The server dies with the *thread* that started it: start it from a thread that lives as long (the main one).
+    Start it in the main thread: the server dies with the *thread* that starts it.
     """
 
     name = "store"
@@ -70,7 +70,7 @@ class EmbeddedStore:
         return None if self._process is None else self._process.pid
 
     async def start(self) -> None:
-        """Returns when the server has loaded its data and answers. Raises StoreUnavailable if it does not get there."""
+        """Returns when the server has loaded its data and answers. Raises StoreUnavailable if it fails to."""
         self._directory.mkdir(parents=True, exist_ok=True, mode=0o700)
         self._place_socket()
         with contextlib.suppress(FileNotFoundError):
@@ -86,7 +86,7 @@ class EmbeddedStore:
             raise StoreUnavailable(f"the store did not answer within {START_TIMEOUT_S:.0f} s; see {self.log}") from None
 
     async def stop(self, grace_s: float = STOP_TIMEOUT_S) -> None:
-        """Ends the server in order, or by force after the grace time. Safe to call at any time, and again."""
+        """Asks the server to end, and kills it after the grace time. May be called at any time, and again."""
         if self._process is not None:
             await self._process.stop(grace_s)
         if self._socket_directory is not None:

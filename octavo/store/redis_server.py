@@ -20,9 +20,8 @@ MAX_GENERATIONS_PER_CALL = 4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RedisOptions:
-    """Time limits, and the number of shards that records are spread over, which must be equal in all processes."""
+    """Time limits of calls and of what the store keeps, and how many connections a process may have."""
 
-    num_shards: int = 1
     connect_timeout_s: float = 1.0
     call_timeout_s: float = 2.0
     freeze_ms: int = 3000
@@ -40,10 +39,8 @@ class RedisServer:
         on_generation: Callable[[int], None] | None = None,
         source: str | None = None,
     ) -> None:
-        if not 1 <= options.num_shards <= keys.MAX_SHARDS:
-            raise ValueError(f"num_shards: {options.num_shards} is not within 1..{keys.MAX_SHARDS}")
         self.source = source or library.source()
-        self.generations = [0] * options.num_shards
+        self.generation = 0  # the newest that this process knows; 0 before the first call
         self._url = url
         self._options = options
         self._on_generation = on_generation
@@ -63,13 +60,9 @@ class RedisServer:
         )
         return client.Redis.from_pool(pool)
 
-    @property
-    def generation(self) -> int:
-        return sum(self.generations)
-
     async def open(self) -> None:
         await self.guard(self._load_library)
-        await self.each_shard("depth")
+        await self.call("depth")
 
     async def close(self) -> None:
         await self.client.aclose()
@@ -97,36 +90,33 @@ class RedisServer:
         except ResponseError as error:
             if "Function not found" not in str(error):
                 raise
-            await self._load_library()  # the server has lost it: FUNCTION FLUSH, or an empty server in its place
+            await self._load_library()  # the server has lost the library: FUNCTION FLUSH, or an empty server
             return await self.client.fcall(name, len(names), *names, *args)
 
-    async def call(self, shard: int, name: str, *args: Any, records: Sequence[str] = ()) -> list[Any]:
+    async def call(self, name: str, *args: Any, records: Sequence[str] = ()) -> list[Any]:
         """The reply of one function. If the store is in a new generation, the call is repeated with it."""
         options = self._options
-        names = [keys.generation(shard), *records]
+        names = [keys.GENERATION, *records]
         for _ in range(MAX_GENERATIONS_PER_CALL):
-            header = (self.generations[shard], options.freeze_ms, options.retain_ms)
+            header = (self.generation, options.freeze_ms, options.retain_ms)
             reply: list[Any] = await self.guard(self._fcall, f"octavo1_{name}", names, [*header, *args])
             if reply[0] != b"STALE_GENERATION":
                 return reply
-            self._learn_generation(shard, int(reply[1]))
+            self._learn_generation(int(reply[1]))
         raise StoreUnavailable("the store restarts again and again")
 
-    def _learn_generation(self, shard: int, generation: int) -> None:
-        first = self.generations[shard] == 0
-        if generation <= self.generations[shard]:  # another call has learnt it before
+    def _learn_generation(self, generation: int) -> None:
+        first = self.generation == 0
+        if generation <= self.generation:  # another call has learnt it before
             return
-        self.generations[shard] = generation
+        self.generation = generation
         if self._on_generation is not None and not first:
-            self._on_generation(self.generation)
-
-    async def each_shard(self, name: str, *args: Any) -> list[list[Any]]:
-        return await asyncio.gather(*(self.call(shard, name, *args) for shard in range(self._options.num_shards)))
+            self._on_generation(generation)
 
     async def listen(self, *channels: str) -> AsyncGenerator[bytes, None]:
-        """What is published on the channels, until the caller stops iterating. It has a connection of its own.
+        """The messages on the channels, until the caller stops iterating. The iteration has a connection of its own.
 
-        An outage does not end it: it connects again. What is published during an outage is lost.
+        After an outage it connects again. Messages that are published during an outage are lost.
         """
         pause_s = 0.05
         while True:

@@ -39,7 +39,7 @@ class ChatTemplate:
         self._variables = dict(variables)
 
     def render(self, messages: Sequence[Message], add_generation_prompt: bool) -> str:
-        """The conversation as the model was trained to see it. Raises InvalidArgument if it refuses them."""
+        """The conversation as the model was trained to see it. Raises InvalidArgument if the template refuses it."""
         turns = [{"role": role, "content": content} for role, content in messages]
         try:
             return self._template.render(
@@ -82,14 +82,17 @@ class SpecialTokenGuard:
         self._spelled = re.compile(f"(?={spelled})") if spelled else None  # so that overlaps are found
 
     def disarm_all(self, messages: Sequence[Message]) -> list[Message]:
-        """The messages. A content is changed only where it spells a special token."""
+        """The messages, changed only where they spell special tokens.
+
+        Raises InvalidArgument if a message is changed and one has stand-ins of its own.
+        """
         disarmed = [(role, self.disarm(content)) for role, content in messages]
         if disarmed != list(messages) and not all(self._marks.isdisjoint(content) for _, content in messages):
             raise InvalidArgument(FIELD, "a special token and a Unicode noncharacter in one conversation")
         return disarmed
 
     def disarm(self, content: str) -> str:
-        """One content. If it or another one of its conversation is changed, it must have had no stand-ins before."""
+        """The content of one message, disarmed. A content that has stand-ins already needs `disarm_all`."""
         if self._spelled is None:
             return content
         starts = {found.start() for found in self._spelled.finditer(content)} | self._begun(content)
@@ -103,7 +106,7 @@ class SpecialTokenGuard:
     def _begun(self, content: str) -> set[int]:
         """The places near the end from which the content, as it is or trimmed, begins a special token.
 
-        The text that the template puts after it might complete that token.
+        The text that the template puts after the content might complete that token.
         """
         starts = set()
         for text in {content, content.rstrip()}:

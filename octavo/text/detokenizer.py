@@ -1,8 +1,7 @@
 """Turns tokens into text as they come: in whole characters, and into the same text however the tokens are divided.
 
-Every supported vocabulary comes down to bytes per token, which are worked out once. For a stream, the detokenizer looks
-up the bytes, joins them, and feeds an incremental UTF-8 decoder, which keeps an unfinished character until a later
-token finishes it.
+In every supported vocabulary a token stands for some bytes, which a ByteTable has. A detokenizer looks up the bytes,
+joins them, and feeds an incremental UTF-8 decoder, which keeps an unfinished character until a later token finishes it.
 """
 
 import codecs

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 
 def rank(scores: Sequence[float | None], n: int) -> list[int]:
-    """The n best branches, best first. Of equal scores the lower index comes first; branches without one come last."""
+    """The n best branches, best first. Equal scores keep their order; branches without a score come last."""
     worst = float("-inf")
     order = sorted(range(len(scores)), key=lambda b: (-(worst if (score := scores[b]) is None else score), b))
     return order[:n]

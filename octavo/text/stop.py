@@ -186,7 +186,7 @@ class TextStream:
         return self._matcher.matched
 
     def push(self, ids: Sequence[int]) -> TextDelta:
-        """The text that has become certain. After a stop string there is none."""
+        """The text that has become certain. No text comes after a stop string."""
         if self._has_stops:
             return self._delta(self._push_singly(ids))
         self._num_tokens += len(ids)

@@ -62,7 +62,7 @@ def _tokens(backend: tokenizers.Tokenizer) -> list[str | None]:
 
 
 def _eos_token_ids(path: Path, backend: tokenizers.Tokenizer, variables: Mapping[str, str]) -> tuple[int, ...]:
-    """The tokens that end a generation, by generation_config.json or else config.json, and the tokenizer's own one."""
+    """The end tokens in generation_config.json, or else in config.json, and the tokenizer's own end token."""
     ids: list[int] = []
     for name in ("generation_config.json", "config.json"):
         named = _read_json(path / name).get("eos_token_id")
@@ -89,7 +89,7 @@ def _promote(backend: tokenizers.Tokenizer, variables: Mapping[str, str], eos_to
 
 
 def _prefix_ids(backend: tokenizers.Tokenizer) -> tuple[int, ...]:
-    """The ids that tokenizer.json puts before a text. It counts, whatever the configuration says in add_bos_token."""
+    """The ids that tokenizer.json puts before a text. add_bos_token of the configuration does not count."""
     bare = backend.encode("a", add_special_tokens=False).ids
     framed = backend.encode("a", add_special_tokens=True).ids
     for length in range(len(framed) - len(bare) + 1):

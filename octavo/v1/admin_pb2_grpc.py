@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class AdminStub(object):
-    """Admin is the operators' service of a router.
+    """Admin shows operators a router's workers, the sequences in the store, and how workers are chosen.
     """
 
     def __init__(self, channel):
@@ -68,20 +68,23 @@ class AdminStub(object):
 
 
 class AdminServicer(object):
-    """Admin is the operators' service of a router.
+    """Admin shows operators a router's workers, the sequences in the store, and how workers are chosen.
     """
 
     def ListWorkers(self, request, context):
-        """Lists the workers this router knows, with their load. Reads only. No errors of its own.
+        """Lists the workers that this router knows, with their load, and the depth of the queue. Changes nothing.
+
+        * UNAVAILABLE: the store does not answer. Retry.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ListSequences(self, request, context):
-        """Lists sequences that have not finished, from the store. Reads only.
+        """Lists sequences that have not ended, from the store. Changes nothing.
 
-        * UNAVAILABLE: no store. Retry.
+        * INVALID_ARGUMENT: the limit is above 10000.
+        * UNAVAILABLE: the store does not answer. Retry.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -106,11 +109,12 @@ class AdminServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def ExplainPlacement(self, request, context):
-        """Says what placement would cost on each worker, term by term, for a hypothetical request, or what it did cost for one
-        that this router placed. Reads only.
+        """Lists the candidates of a placement, with each term of their costs: of a request that this router placed, or of a
+        hypothetical request. Changes nothing.
 
-        * NOT_FOUND: this router did not place that request, or has forgotten it.
-        * INVALID_ARGUMENT: neither a request nor an input.
+        * NOT_FOUND: this router did not place that request, or has forgotten it; or there is no such model.
+        * INVALID_ARGUMENT: neither a request id nor a hypothetical request, or one that Generate would refuse.
+        * UNAVAILABLE: no worker serves the model. Retry.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -167,7 +171,7 @@ def add_AdminServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class Admin(object):
-    """Admin is the operators' service of a router.
+    """Admin shows operators a router's workers, the sequences in the store, and how workers are chosen.
     """
 
     @staticmethod

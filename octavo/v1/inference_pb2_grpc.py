@@ -29,9 +29,10 @@ class InferenceStub(object):
     """Inference is the public service of a router.
 
     Errors before a request is accepted are statuses, each with google.rpc.ErrorInfo (and RetryInfo where waiting helps).
-    After acceptance a stream ends with exactly one terminal event (GenerateEvent.finished) and status OK.
-    The deadline of a call is the deadline of its request: work that cannot start in time is never started, work that is
-    running stops within two steps and delivers what it has, with FINISH_REASON_DEADLINE.
+    After acceptance, an error that ends the request comes in the one terminal event (GenerateEvent.finished), with status
+    OK. An error that ends only a stream is a status: UNAVAILABLE (call Attach), DATA_LOSS, NOT_FOUND (the record is gone).
+    The deadline of a call is the deadline of its request: a sequence that cannot start in time never starts, and a
+    sequence that runs stops within two steps and delivers the tokens it has, with FINISH_REASON_DEADLINE.
     """
 
     def __init__(self, channel):
@@ -86,9 +87,10 @@ class InferenceServicer(object):
     """Inference is the public service of a router.
 
     Errors before a request is accepted are statuses, each with google.rpc.ErrorInfo (and RetryInfo where waiting helps).
-    After acceptance a stream ends with exactly one terminal event (GenerateEvent.finished) and status OK.
-    The deadline of a call is the deadline of its request: work that cannot start in time is never started, work that is
-    running stops within two steps and delivers what it has, with FINISH_REASON_DEADLINE.
+    After acceptance, an error that ends the request comes in the one terminal event (GenerateEvent.finished), with status
+    OK. An error that ends only a stream is a status: UNAVAILABLE (call Attach), DATA_LOSS, NOT_FOUND (the record is gone).
+    The deadline of a call is the deadline of its request: a sequence that cannot start in time never starts, and a
+    sequence that runs stops within two steps and delivers the tokens it has, with FINISH_REASON_DEADLINE.
     """
 
     def Generate(self, request, context):
@@ -96,13 +98,15 @@ class InferenceServicer(object):
 
         Every event carries the index of its first token; an index never comes twice and none is left out, whichever
         processes die. When the connection is lost, call Attach on any router with the last resume_token.
-        Idempotent on request_id: the same body again joins the running stream from index 0.
+        Idempotent on request_id: a second call with the same body gets the stream of the first one, from index 0.
 
         * INVALID_ARGUMENT: a field is out of its limits; the message and ErrorInfo.metadata["field"] name it. Correct it.
-        * NOT_FOUND: no such model. ListModels names those there are.
+        * NOT_FOUND: there is no such model. ListModels names the models.
         * ALREADY_EXISTS: request_id was used with a different body. Choose another id.
-        * RESOURCE_EXHAUSTED: the queue is full. Retry after RetryInfo.retry_delay.
-        * UNAVAILABLE: no worker or no store. Retry after RetryInfo.retry_delay, on any router.
+        * RESOURCE_EXHAUSTED: the queue is full, or this router has as many streams as it accepts. Retry after
+        RetryInfo.retry_delay.
+        * UNAVAILABLE: no worker serves the model, the store does not answer, or this router is about to end. Retry after
+        RetryInfo.retry_delay, on any router. A retry of an accepted request can get this, too; the request goes on.
         * DEADLINE_EXCEEDED: the deadline passed before acceptance.
         * DATA_LOSS: the history of this stream cannot be trusted. Start again with a new request_id.
         """
@@ -113,7 +117,7 @@ class InferenceServicer(object):
     def Complete(self, request, context):
         """Generates tokens and returns them all at once: the unary twin of Generate, for grpcurl and simple clients.
 
-        Idempotent on request_id as Generate is. Statuses as Generate; a failure after acceptance is a status here too.
+        Idempotent on request_id, as Generate is. Statuses as Generate; a failure after acceptance is a status, too.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -122,64 +126,67 @@ class InferenceServicer(object):
     def Attach(self, request, context):
         """Joins the stream of an accepted request, running or finished, from any index, on any router.
 
-        Idempotent; attaching changes nothing about the request except that it counts as attended. Two attached clients
-        both receive everything.
+        Idempotent. The request then has a client, so on_disconnect does not end it; nothing else of it changes. Two
+        attached clients both receive all events.
 
-        * INVALID_ARGUMENT: the resume token is not one of ours, or next_indexes does not fit the request. Correct it.
-        * NOT_FOUND: never accepted, of somebody else, or finished longer ago than records are kept. Do not retry.
+        * INVALID_ARGUMENT: no octavo router made the resume token, or next_indexes does not fit the request. Correct it.
+        * NOT_FOUND: the request was never accepted, has another tenant, or ended longer ago than records are kept. Do not
+        retry.
+        * RESOURCE_EXHAUSTED: this router has as many streams as it accepts. Retry on another one.
         * DATA_LOSS: the history differs from what this client has seen, or is shorter. Start again.
-        * UNAVAILABLE: no store. Retry after RetryInfo.retry_delay, on any router.
+        * UNAVAILABLE: the store does not answer, this router knows no worker with the model, or this router is about to
+        end. Retry after RetryInfo.retry_delay, on any router.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Cancel(self, request, context):
-        """Stops a request and frees what it holds within two steps. A request that has already finished is success.
+        """Stops a request; its blocks are free within two steps. The call also succeeds for a request that has ended.
 
         Idempotent. Attached streams end with FINISH_REASON_CANCELLED.
 
-        * NOT_FOUND: never accepted, of somebody else, or long finished. Do not retry.
-        * UNAVAILABLE: no store. Retry.
+        * NOT_FOUND: the request was never accepted, has another tenant, or ended long ago. Do not retry.
+        * UNAVAILABLE: the store does not answer. Retry.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Get(self, request, context):
-        """Returns the state of a request: where it runs, how far it is, when each thing happened. Reads only.
+        """Returns the record of a request: its owner, its numbers of tokens, its timeline. Changes nothing.
 
-        * NOT_FOUND: never accepted, of somebody else, or long finished. Do not retry.
-        * UNAVAILABLE: no store. Retry.
+        * NOT_FOUND: the request was never accepted, has another tenant, or ended long ago. Do not retry.
+        * UNAVAILABLE: the store does not answer. Retry.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Tokenize(self, request, context):
-        """Turns text or chat messages into token ids with the model's tokenizer and chat template. Reads only.
+        """Turns text or chat messages into token ids with the model's tokenizer and chat template. Changes nothing.
 
         * INVALID_ARGUMENT: invalid UTF-8, or a text longer than the limit. Correct it.
-        * NOT_FOUND: no such model.
+        * NOT_FOUND: there is no such model.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Detokenize(self, request, context):
-        """Turns token ids into text. Reads only.
+        """Turns token ids into text. Changes nothing.
 
         * INVALID_ARGUMENT: an id is not in the vocabulary. Correct it.
-        * NOT_FOUND: no such model.
+        * NOT_FOUND: there is no such model.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ListModels(self, request, context):
-        """Lists the models served, with their limits and defaults and the revision of this schema. Reads only.
+        """Lists the models that are served, with their limits and defaults, and the revision of this schema. Changes nothing.
 
-        * UNAVAILABLE: no worker has been met yet. Retry.
+        * UNAVAILABLE: this router has met no worker yet. Retry.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -240,9 +247,10 @@ class Inference(object):
     """Inference is the public service of a router.
 
     Errors before a request is accepted are statuses, each with google.rpc.ErrorInfo (and RetryInfo where waiting helps).
-    After acceptance a stream ends with exactly one terminal event (GenerateEvent.finished) and status OK.
-    The deadline of a call is the deadline of its request: work that cannot start in time is never started, work that is
-    running stops within two steps and delivers what it has, with FINISH_REASON_DEADLINE.
+    After acceptance, an error that ends the request comes in the one terminal event (GenerateEvent.finished), with status
+    OK. An error that ends only a stream is a status: UNAVAILABLE (call Attach), DATA_LOSS, NOT_FOUND (the record is gone).
+    The deadline of a call is the deadline of its request: a sequence that cannot start in time never starts, and a
+    sequence that runs stops within two steps and delivers the tokens it has, with FINISH_REASON_DEADLINE.
     """
 
     @staticmethod

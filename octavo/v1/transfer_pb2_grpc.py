@@ -26,10 +26,11 @@ if _version_not_supported:
 
 
 class TransferStub(object):
-    """Transfer is the internal service of the worker a sequence moves to. The protocol is in docs/protocol.md, "Migration".
+    """Transfer is the internal service of the worker that a sequence moves to: the target. docs/protocol.md says under
+    "Migration" how the calls belong together.
 
-    Every call is idempotent on the ticket (and, for chunks, the block). A ticket that is not used expires and frees what
-    it reserved.
+    Every call is idempotent on the ticket; Push on the ticket and the block. A ticket that is not used expires, and its
+    blocks are free again.
     """
 
     def __init__(self, channel):
@@ -61,14 +62,15 @@ class TransferStub(object):
 
 
 class TransferServicer(object):
-    """Transfer is the internal service of the worker a sequence moves to. The protocol is in docs/protocol.md, "Migration".
+    """Transfer is the internal service of the worker that a sequence moves to: the target. docs/protocol.md says under
+    "Migration" how the calls belong together.
 
-    Every call is idempotent on the ticket (and, for chunks, the block). A ticket that is not used expires and frees what
-    it reserved.
+    Every call is idempotent on the ticket; Push on the ticket and the block. A ticket that is not used expires, and its
+    blocks are free again.
     """
 
     def Prepare(self, request, context):
-        """Reserves room for a sequence and says which of its blocks are not in the prefix cache here.
+        """Reserves blocks for a sequence, and says which of its blocks are not in the prefix cache of the target.
 
         * UNIMPLEMENTED: comes with live migration. A router moves a sequence by take and replay until then.
         """
@@ -77,7 +79,7 @@ class TransferServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def Push(self, request_iterator, context):
-        """Carries blocks, each with its checksum.
+        """Sends blocks, each with its checksum.
 
         * UNIMPLEMENTED: comes with live migration.
         """
@@ -86,7 +88,7 @@ class TransferServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def Finish(self, request, context):
-        """Ends the copy: the target verifies, commits in the store and begins to run.
+        """Ends the copy: the target verifies the blocks, becomes the owner in the store, and begins to run the sequence.
 
         * UNIMPLEMENTED: comes with live migration.
         """
@@ -95,7 +97,7 @@ class TransferServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def Abort(self, request, context):
-        """Gives a reservation back. An unknown ticket is success.
+        """Frees a reservation. The call also succeeds for an unknown ticket.
 
         * UNIMPLEMENTED: comes with live migration.
         """
@@ -135,10 +137,11 @@ def add_TransferServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class Transfer(object):
-    """Transfer is the internal service of the worker a sequence moves to. The protocol is in docs/protocol.md, "Migration".
+    """Transfer is the internal service of the worker that a sequence moves to: the target. docs/protocol.md says under
+    "Migration" how the calls belong together.
 
-    Every call is idempotent on the ticket (and, for chunks, the block). A ticket that is not used expires and frees what
-    it reserved.
+    Every call is idempotent on the ticket; Push on the ticket and the block. A ticket that is not used expires, and its
+    blocks are free again.
     """
 
     @staticmethod

@@ -26,10 +26,11 @@ if _version_not_supported:
 
 
 class WorkerStub(object):
-    """Worker is the internal service of one worker process: it owns blocks and the step loop, and never decides ownership.
+    """Worker is the internal service of one worker process, which owns blocks and the step loop. The store decides which
+    worker owns a sequence.
 
-    Every message about a sequence carries its epoch. Every call is idempotent on (seq_id, epoch).
-    When the store answers that an epoch is stale, the worker drops the sequence, whoever asked for it.
+    Every message that changes a sequence carries its epoch. Every call is idempotent on (seq_id, epoch).
+    When the store answers that an epoch is stale, the worker drops the sequence, whichever router scheduled it.
     """
 
     def __init__(self, channel):
@@ -76,16 +77,18 @@ class WorkerStub(object):
 
 
 class WorkerServicer(object):
-    """Worker is the internal service of one worker process: it owns blocks and the step loop, and never decides ownership.
+    """Worker is the internal service of one worker process, which owns blocks and the step loop. The store decides which
+    worker owns a sequence.
 
-    Every message about a sequence carries its epoch. Every call is idempotent on (seq_id, epoch).
-    When the store answers that an epoch is stale, the worker drops the sequence, whoever asked for it.
+    Every message that changes a sequence carries its epoch. Every call is idempotent on (seq_id, epoch).
+    When the store answers that an epoch is stale, the worker drops the sequence, whichever router scheduled it.
     """
 
     def Hello(self, request, context):
-        """Says who this is, what it serves and how much it can hold. Reads only.
+        """Describes the worker: its ids, its model, and how much it can hold. Changes nothing.
 
-        A router compares fingerprint, block size and schema revision with what it expects and refuses a mismatch by name.
+        A router does not use a worker with another schema revision, or whose model has another fingerprint or layout than
+        the model that the router knows by that name. Admin.ListWorkers then has the reason.
 
         * UNAVAILABLE: the model is still loading. Retry.
         """
@@ -94,14 +97,14 @@ class WorkerServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def Schedule(self, request, context):
-        """Admits sequences, or says per item why not. Blocks are taken as steps need them, never for max_tokens in advance.
+        """Admits sequences, or says of each one why not. Blocks are taken as steps need them, not for max_tokens in advance.
 
-        Idempotent: a sequence this worker already runs at the same epoch is answered ADMITTED again and gains a follower.
-        A newer epoch replaces an older one. Nothing runs until a Step stream has granted it.
-        The router must have written this worker into the record (store function take) before.
+        Idempotent: a sequence that this worker runs at the same epoch is answered ADMITTED again, and the calling router
+        follows it, too. A newer epoch replaces an older one. No sequence runs before a Step stream has granted steps.
+        The router must have written this worker into the record (store function take) before the call.
 
-        * INVALID_ARGUMENT: the batch itself is malformed (over 1024 items). One bad item is that item's outcome.
-        * UNAVAILABLE: draining. Place elsewhere.
+        * INVALID_ARGUMENT: the batch itself is malformed (over 1024 items). A bad item is REJECTED alone.
+        * UNAVAILABLE: the worker drains, or its model is still loading. Choose another worker.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -110,17 +113,18 @@ class WorkerServicer(object):
     def Step(self, request_iterator, context):
         """Carries grants down and the results of steps up, for as long as the router lives.
 
-        One StepResult per step, with the items of all sequences this stream follows; without Open, of all sequences there
-        are. Items are sent after the journal has accepted them, never before. A grant outlives the stream: a worker whose
-        router died goes on and journals. When the caller half-closes, the stream ends after the finite grants it gave have
-        been used or taken back (an idle step uses one too and reports zero items), so
+        A StepResult has the items of all sequences that this stream follows; without Open, of all sequences of the worker.
+        The worker sends an item after the journal has accepted it, never before. It may send the items of several steps
+        together (setting stream_interval). A grant outlives the stream: a worker whose router died goes on and journals.
+        When the caller half-closes, the stream ends after its finite grants have been used or taken back. An idle step
+        uses one, too, and reports zero items. So
         grpcurl -d '{"grant":{"steps":1}}' ... octavo.v1.Worker/Step
-        runs one step and prints it. A finite grant's steps are reported to the stream that gave it, whoever else lets the
-        worker run. Pause takes back what is left of everybody's grants.
+        runs one step and prints it. Each step of a finite grant is reported to the stream that granted it, whatever other
+        streams grant. Pause takes back what is left of the grants of all streams.
 
-        * INVALID_ARGUMENT: a command that is none, a bad router id, or a finite grant that is too large.
-        * RESOURCE_EXHAUSTED: more than 256 open streams, or this one reads too slowly: read the journal and follow again.
-        * UNAVAILABLE: the model is still loading.
+        * INVALID_ARGUMENT: an empty or unknown command, a bad router id, or a finite grant that is too large.
+        * RESOURCE_EXHAUSTED: 256 streams are open, or this one reads too slowly: read the journal and follow again.
+        * UNAVAILABLE: the model is still loading. Retry.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -129,36 +133,41 @@ class WorkerServicer(object):
     def Swap(self, request, context):
         """Moves the blocks of sequences between device and host memory, or drops them and keeps the tokens.
 
-        Idempotent. Takes effect at the next step boundary; the answer says what has happened. A sequence moved OUT runs
-        again after IN, or when the scheduler finds room.
+        Idempotent. Blocks move between two steps, before the answer. A sequence that was moved OUT runs again after IN, or
+        when the scheduler finds room.
 
-        * INVALID_ARGUMENT: over 1024 items. One bad item is that item's outcome.
+        * INVALID_ARGUMENT: over 1024 items. A bad item has a failure of its own.
+        * UNAVAILABLE: the model is still loading. Retry.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Cancel(self, request, context):
-        """Stops sequences; their blocks are free within two steps. An unknown sequence is success.
+        """Stops sequences; their blocks are free within two steps. The call also succeeds for an unknown sequence.
 
-        Idempotent. A sequence at a newer epoch than the one named is left alone. No errors of its own.
+        Idempotent. A sequence at a newer epoch than the named one goes on.
+
+        * UNAVAILABLE: the model is still loading. Retry.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Watch(self, request, context):
-        """Streams load, and which prefix blocks the cache gains and loses.
+        """Streams the load of the worker, and which blocks its prefix cache gains and loses.
 
-        The first message is a snapshot with its sequence number; each later one continues it. A gap in the numbers, or a
-        digest that does not match, means the caller should call again. Load comes at least every interval. No errors of its own.
+        The first message has a snapshot, and each later one the events after the message before it. After a gap in
+        event_seq, or when the digest does not match, call again. A message with the load comes at least once per interval.
+
+        * UNAVAILABLE: the model is still loading. Retry.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Drain(self, request, context):
-        """Takes no more sequences, moves those it has elsewhere and reports progress until it is empty.
+        """Makes the worker refuse new sequences and move those it has to other workers; reports progress until it is empty.
 
         * UNIMPLEMENTED: comes with live migration. Until then SIGTERM lets running sequences be taken over by replay.
         """
@@ -213,10 +222,11 @@ def add_WorkerServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class Worker(object):
-    """Worker is the internal service of one worker process: it owns blocks and the step loop, and never decides ownership.
+    """Worker is the internal service of one worker process, which owns blocks and the step loop. The store decides which
+    worker owns a sequence.
 
-    Every message about a sequence carries its epoch. Every call is idempotent on (seq_id, epoch).
-    When the store answers that an epoch is stale, the worker drops the sequence, whoever asked for it.
+    Every message that changes a sequence carries its epoch. Every call is idempotent on (seq_id, epoch).
+    When the store answers that an epoch is stale, the worker drops the sequence, whichever router scheduled it.
     """
 
     @staticmethod

@@ -3,7 +3,7 @@
 import time
 from typing import TYPE_CHECKING, NoReturn, cast
 
-from octavo import validation
+from octavo import validation, wire
 from octavo.errors import InvalidArgument, NotFound, Unimplemented
 from octavo.ids import Incarnation, sequence_id
 from octavo.record import Record
@@ -14,7 +14,6 @@ from router.fleet.worker_pool import WorkerPool
 from router.placing.assigner import Assigner
 from router.placing.placement import PlacementCandidate, PlacementDecision
 from router.streaming.request_preparer import TENANT, RequestPreparer
-from router.streaming.server import STATES
 
 if TYPE_CHECKING:
     import grpc
@@ -59,8 +58,9 @@ class AdminService(admin_pb2_grpc.AdminServicer):
             Incarnation(request.owner) if request.owner else None, request.limit or DEFAULT_SEQUENCES
         )
         records.sort(key=lambda record: record.accepted_ms)
-        newest = await self._store.read(records[-1].seq_id) if records else None
-        now_ms = newest.now_ms if newest else 0  # by the store's clock, like all times in records
+        # Any read brings the time of the store's clock, by which all times in records are.
+        snapshot = await self._store.read(records[-1].seq_id) if records else None
+        now_ms = snapshot.now_ms if snapshot else 0
         return admin_pb2.ListSequencesResponse(sequences=[sequence_to_wire(record, now_ms) for record in records])
 
     async def ExplainPlacement(
@@ -107,7 +107,7 @@ def sequence_to_wire(record: Record, now_ms: int) -> admin_pb2.SequenceStatus:
     return admin_pb2.SequenceStatus(
         seq_id=record.seq_id,
         request_id=record.request_id,
-        state=STATES[record.state],
+        state=wire.state_to_wire(record.state),
         epoch=record.epoch,
         owner=record.owner,
         prompt_tokens=record.prompt_len,

@@ -2,8 +2,8 @@
 
 One dictionary from block hash to a bit mask of workers answers a lookup for all workers at once: the workers that
 still have the whole prefix are the `and` of the masks so far, and each worker leaves that set once. A second
-dictionary, nearly always much smaller, holds the blocks in host pools. One set of blocks per worker makes it cheap to
-forget a worker.
+dictionary, nearly always much smaller, holds the blocks in host pools. Two sets of blocks per worker (device and host
+pool) make it cheap to forget a worker.
 
 A wrong entry costs a prefill and never a wrong token, because the worker matches the prompt with its own cache again.
 """
@@ -25,9 +25,9 @@ HitCounts = tuple[int, int]  # of a prefix: how much is on a worker's device, an
 class KvChange(Enum):
     """The kinds of octavo.v1.KvEvent."""
 
-    STORED = auto()
-    REMOVED = auto()
-    CLEARED = auto()
+    STORED = auto()  # on the device
+    REMOVED = auto()  # from device and host pool
+    CLEARED = auto()  # all of it
 
 
 class KvEvent(NamedTuple):
@@ -41,7 +41,7 @@ class ApplyOutcome(Enum):
     """What `KvIndex.apply_events` did with a batch of events."""
 
     OK = auto()
-    NEEDS_SNAPSHOT = auto()  # the worker has no entries any more; its events are refused before its next snapshot
+    NEEDS_SNAPSHOT = auto()  # the worker has no entries any more; its events are ignored until its next snapshot
 
 
 @dataclass(slots=True)
@@ -58,7 +58,7 @@ class KvIndex:
 
     def __init__(self) -> None:
         self._workers: dict[Incarnation, _WorkerEntry] = {}
-        self._names: list[Incarnation] = []  # by number of the bit; an old name where no worker has the bit
+        self._names: list[Incarnation] = []  # _names[n] is the worker that has bit n; stale if the bit is free
         self._device: dict[bytes, int] = {}
         self._host: dict[bytes, int] = {}
 
@@ -115,8 +115,9 @@ class KvIndex:
         return runs
 
     def _runs(self, alive: list[int], unit: int) -> dict[Incarnation, HitCounts]:
-        """The position at which each worker leaves the masks, times `unit`. A worker that has left never comes back.
+        """The position at which each worker leaves the masks, times `unit`.
 
+        `alive[i]` holds the workers that have all of the blocks 0 to i, so a worker that has left never comes back.
         The comparison of the masks runs in C. Python sees only the positions at which workers leave.
         """
         alive.append(0)

@@ -37,7 +37,11 @@ class WorkerFacts:
 
 @dataclass(slots=True, eq=False)
 class ServedModel:
-    """A model name. All workers that serve it have the same fingerprint and layout."""
+    """The description of one served model, taken from its first worker.
+
+    A later worker must agree in the fields that `find_difference` compares. When no worker is left, a worker that
+    differs brings a new description.
+    """
 
     name: str
     fingerprint: str
@@ -55,14 +59,14 @@ class ServedModel:
 
 
 class ModelRegistry:
-    """The known models by name. A worker is refused if another model is known under its model's name."""
+    """The served models by name, with the workers that serve them."""
 
     def __init__(self) -> None:
         self._models: dict[str, ServedModel] = {}
         self._loading = asyncio.Lock()
 
     async def add_worker(self, facts: WorkerFacts) -> str:
-        """Counts the worker among those of its model. Returns why the worker is refused, or an empty string."""
+        """Counts the worker among those of its model. Returns why that cannot be, or an empty string."""
         async with self._loading:
             model = self._models.get(facts.model)
             if model is None or (not model.workers and find_difference(model, facts)):
@@ -92,7 +96,10 @@ class ModelRegistry:
             model.workers.discard(incarnation)
 
     def find_by_name(self, name: str | None) -> ServedModel:
-        """The model of that name, or the only model if no name is given. Raises what is wrong with the request."""
+        """The model of that name, or the only model if no name is given.
+
+        Raises NoWorkers if this router has not met any worker, otherwise what is wrong with the request.
+        """
         if not self._models:
             raise NoWorkers("no worker has been met yet: retry, or start one", retry_after_ms=500)
         if name is None:

@@ -1,9 +1,11 @@
-"""What this router has sent to one worker, and what no load report of that worker contains yet.
+"""What this router has sent to one worker and no load report of that worker contains yet.
 
 A dispatch counts from the moment at which the worker is chosen. Otherwise ten requests at once would all see the same
 idle worker. A dispatch stops counting at the first load report that is received after the worker has answered
-ADMITTED. Answers and reports of one worker share a connection, so that report was written after the admission.
-Between the admission and that report a dispatch may count twice, for one reporting interval. It never goes uncounted.
+ADMITTED. Nearly always that report was measured after the admission. A worker measures its load some times per
+reporting interval, and answers and reports are separate streams of one connection, so a report that was measured just
+before an admission can come just after its answer: then the dispatch goes uncounted until the next report. Where a
+report that contains the sequence comes before the answer, the dispatch counts twice until the next report.
 """
 
 import time
@@ -44,7 +46,7 @@ class PendingDispatches:
         self.num_tokens += num_tokens
 
     def mark_admitted(self, key: Hashable) -> None:
-        """The worker has admitted the sequence: the next report contains it."""
+        """The worker has admitted the sequence: the next report counts as containing it."""
         if key in self._num_tokens_by_key:
             self._admitted.add(key)
 
@@ -54,6 +56,6 @@ class PendingDispatches:
         self._admitted.discard(key)
 
     def remove_reported(self) -> None:
-        """A load report has come, which contains every admitted sequence."""
+        """A load report has come, which counts as containing every admitted sequence."""
         for key in list(self._admitted):
             self.remove(key)

@@ -34,9 +34,9 @@ Reply = TypeVar("Reply")
 HELLO_S = 5.0
 PROBE_S = 0.5
 CANCEL_S = 1.0
-SCHEDULE_S = 2.5  # longer than any step; a worker that hangs delays its new sequences by this much
+SCHEDULE_S = 2.5  # longer than a usual step; a slower worker counts as one that gave no answer
 RECONNECT_S = 0.2
-REFUSED_S = 5.0  # pause before a worker that was refused is asked again
+UNUSABLE_S = 5.0  # pause before Hello is sent again to a worker that this router cannot use
 SILENT_S = 2.0  # a worker that sends no report for this long gets no new sequences
 
 
@@ -45,10 +45,14 @@ class LinkError(Exception):
 
 
 class ProbeResult(Enum):
-    """What a probe found out about a worker process."""
+    """What a probe found out about a worker process.
+
+    UNAVAILABLE counts as GONE also where a process sends it: a worker that has had a lease has loaded its model, and
+    answers Hello until it has left the store. Only a process that took its place can still be LOADING.
+    """
 
     ALIVE = auto()  # it answers
-    GONE = auto()  # nothing listens at its endpoint, or another process does
+    GONE = auto()  # it cannot be connected to, or another process answers
     UNKNOWN = auto()  # no answer came in time
 
 
@@ -73,11 +77,12 @@ class WorkerLink:
         self.facts: WorkerFacts | None = None
         self.load = worker_pb2.Load()
         self.load_at = 0.0
-        self.refusal = "not met yet"  # why the worker gets no sequences, as far as its streams tell; else empty
+        # Why this router does not use the worker, as Hello and Watch told. Empty: it does.
+        self.unusable_reason = "not met yet"
         self.lost = False
         self.has_lease = True
         self.pending_dispatches = PendingDispatches()
-        self._declined = False  # the worker had no room, and has not reported since
+        self._declined = False  # the last Schedule was answered LATER or not at all, and no report has come since
         self._replaced = False  # another process listens at the worker's endpoint
         self._router_id = router_id
         self._models = models
@@ -184,15 +189,15 @@ class WorkerLink:
 
     def _reason_unavailable(self) -> str:
         """Why the worker gets no new sequences. Empty if it does. A worker process may live while its engine hangs."""
-        if self.lost or self.refusal or self.facts is None:
-            return self.refusal or ("lost" if self.lost else "not met yet")
+        if self.lost or self.unusable_reason or self.facts is None:
+            return self.unusable_reason or ("lost" if self.lost else "not met yet")
         if not self.step_stream.connected:
             return "its streams are not open"
         if not self.has_lease:
-            return "its lease has ended: its engine makes no progress"
+            return "its lease has ended: it hangs, has stopped, or cannot reach the store"
         if (silent_s := time.monotonic() - self.load_at) > SILENT_S:
             return f"silent for {silent_s:.0f} s"
-        return "had no room; until its next report" if self._declined else ""
+        return "had no room or did not answer its last Schedule; until its next report" if self._declined else ""
 
     # Life
 
@@ -203,13 +208,13 @@ class WorkerLink:
                 met = await self._say_hello()
                 if met:
                     await self._read_streams()
-                    self.refusal = "its streams broke"
+                    self.unusable_reason = "its streams broke"
                 if self.facts or self._replaced:
                     await on_broken(self)
-                await asyncio.sleep(RECONNECT_S if met or not self.hello else REFUSED_S)
+                await asyncio.sleep(RECONNECT_S if met or not self.hello else UNUSABLE_S)
             except Exception:
                 log.exception("worker %s: its link failed", self.worker_id)
-                await asyncio.sleep(REFUSED_S)
+                await asyncio.sleep(UNUSABLE_S)
 
     def mark_lost(self) -> None:
         """The worker process has died: this link is not opened again, and the worker's cache is forgotten."""
@@ -226,25 +231,28 @@ class WorkerLink:
         return worker_pb2.HelloRequest(router_id=self._router_id, schema_revision=wire.SCHEMA_REVISION)
 
     async def _say_hello(self) -> bool:
-        """Whether the worker is the process that this link belongs to, and fits. If not, `refusal` says why."""
+        """Says Hello to the worker, and keeps the answer.
+
+        Returns whether the worker is the process that this link belongs to, and fits; otherwise sets `unusable_reason`.
+        """
         try:
             hello = await self._stub.Hello(self._hello_request(), timeout=HELLO_S)
         except grpc.aio.AioRpcError as error:
-            self.refusal = f"does not answer: {error.code().name}"
+            self.unusable_reason = f"does not answer: {error.code().name}"
             return False
         self._replaced = hello.incarnation != self.incarnation
         if self._replaced:
-            self.refusal = "another process listens at its endpoint"
+            self.unusable_reason = "another process listens at its endpoint"
             return False
         self.hello = hello
         if hello.schema_revision != wire.SCHEMA_REVISION:
-            self.refusal = f"speaks schema {hello.schema_revision}, this router {wire.SCHEMA_REVISION}"
+            self.unusable_reason = f"speaks schema {hello.schema_revision}, this router {wire.SCHEMA_REVISION}"
             return False
         facts = facts_of(hello)
         if mismatch := await self._models.add_worker(facts):
-            if mismatch != self.refusal:
+            if mismatch != self.unusable_reason:
                 log.error("worker %s is not used: %s", self.worker_id, mismatch)
-            self.refusal = mismatch
+            self.unusable_reason = mismatch
             return False
         self.facts = facts
         return True
@@ -264,7 +272,7 @@ class WorkerLink:
     def _note_load(self, load: worker_pb2.Load) -> None:
         self.load, self.load_at = load, time.monotonic()
         self.pending_dispatches.remove_reported()
-        self.refusal = "draining" if load.draining else ""
+        self.unusable_reason = "draining" if load.draining else ""
         self._declined = False
         self._on_report()
 

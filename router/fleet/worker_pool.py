@@ -22,7 +22,10 @@ REMEMBER_LOST_S = 15.0  # a lost worker that still renews its lease after this t
 
 
 class WorkerPool:
-    """One link for each worker that has a lease in the store."""
+    """One link for each worker that has a lease in the store, or whose Step stream is open.
+
+    The link of a lost worker stays for up to REMEMBER_LOST_S while the worker's lease lasts.
+    """
 
     def __init__(
         self,
@@ -33,7 +36,7 @@ class WorkerPool:
         on_lost: Callable[[Incarnation], Awaitable[None]],
         on_report: Callable[[], None],
     ) -> None:
-        self.index = KvIndex()
+        self.kv_index = KvIndex()
         self.links: dict[Incarnation, WorkerLink] = {}
         self._store = store
         self._router_id = router_id
@@ -51,7 +54,7 @@ class WorkerPool:
         except StoreUnavailable:
             members = None
         if members is not None:
-            await self._remove_gone({member.id for member in members})
+            await self._update_links({member.id for member in members})
             self._link_new(members)
         await asyncio.sleep(DISCOVER_S)
 
@@ -77,7 +80,7 @@ class WorkerPool:
             if member.id in self.links or member.id in self._lost_at:
                 continue
             try:
-                link = WorkerLink(member, self._router_id, self._sessions, self._models, self.index, self._on_report)
+                link = WorkerLink(member, self._router_id, self._sessions, self._models, self.kv_index, self._on_report)
             except (KeyError, TypeError, ValueError) as error:
                 log.error("worker %s describes itself in a way that this router cannot read: %r", member.id, error)
                 continue
@@ -85,7 +88,8 @@ class WorkerPool:
             self.links[member.id] = link
             self._tasks[member.id] = asyncio.create_task(link.keep_open(self._examine_broken))
 
-    async def _remove_gone(self, present: set[Incarnation]) -> None:
+    async def _update_links(self, present: set[Incarnation]) -> None:
+        """Notes which linked workers have a lease, and removes the links of those that are gone for good."""
         for link in self.links.values():
             link.has_lease = link.incarnation in present
         forgotten = [id for id, when in self._lost_at.items() if time.monotonic() - when > REMEMBER_LOST_S]
@@ -96,7 +100,7 @@ class WorkerPool:
             await self._remove(incarnation)
 
     async def _examine_broken(self, link: WorkerLink) -> None:
-        """A stream of the link broke. One probe tells whether the worker is lost."""
+        """Probes a worker with a broken stream once. If the worker is lost, its sequences are recovered."""
         if await link.probe() is ProbeResult.GONE:
             log.warning("worker %s (%s) is lost", link.worker_id, link.incarnation)
             link.mark_lost()

@@ -18,7 +18,10 @@ KV_CHANGES = {"stored": KvChange.STORED, "removed": KvChange.REMOVED, "cleared":
 
 
 class StepStream:
-    """Gives the worker's items to the session registry. `connected` is true while the stream is open."""
+    """Gives the worker's items to the session registry.
+
+    `connected` is true from the moment at which the request to open the stream is written until the stream has ended.
+    """
 
     def __init__(
         self, stub: worker_pb2_grpc.WorkerStub, incarnation: Incarnation, router_id: str, sessions: SessionRegistry
@@ -46,7 +49,7 @@ class StepStream:
         """Opens the stream and reads it. Returns when the worker ended the stream; raises when the stream broke."""
         call = self._stub.Step()
         await call.write(worker_pb2.StepRequest(open=worker_pb2.Open(router_id=self._router_id)))
-        await call.write(worker_pb2.StepRequest(grant=worker_pb2.Grant(steps=0)))
+        await call.write(worker_pb2.StepRequest(grant=worker_pb2.Grant(steps=0)))  # the worker steps without limit
         self._commands = asyncio.Queue()  # commands for an older stream are void
         writer = asyncio.create_task(self._write_commands(call))
         writer.add_done_callback(lambda _: call.cancel())
@@ -109,6 +112,7 @@ class WatchStream:
             await asyncio.sleep(RESYNC_S)
 
     def _update_index(self, message: worker_pb2.WatchResponse) -> bool:
+        """Brings the index up to the message. Returns whether it is: if not, the next snapshot will do that."""
         if message.HasField("snapshot"):
             snapshot = message.snapshot
             self._index.apply_snapshot(

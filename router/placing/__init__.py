@@ -1,1 +1,1 @@
-"""Takes requests from the queue and assigns each sequence to a worker."""
+"""Pops sequences from the queue and assigns each to a worker."""

@@ -34,7 +34,8 @@ REQUEUE_DELAY_S = 0.5  # after which a sequence that no worker can take now goes
 STORE_PATIENCE_S = 20.0
 ALL_JOURNALS = [0] * limits.MAX_N  # from index 0 on; no record has more branches
 
-# The answer for a sequence that cannot be assigned here any more: another router has assigned it, or it has ended.
+# The answer where the store did not give the sequence: its owner lives, another router was faster, or the sequence has
+# ended or is gone.
 NOT_ASSIGNABLE = AdmissionAnswer(
     AdmissionOutcome.STALE_EPOCH, StaleEpoch("the sequence has ended, or has a newer owner").failure()
 )
@@ -49,8 +50,8 @@ class AssignmentAttempt:
     reason: TakeReason
     excluded: set[Incarnation]  # workers that are not asked (again)
     num_to_compute: int = 0  # tokens of the sequence that the chosen worker has not cached
-    never: Failure | None = None  # of a worker that can never hold the sequence
-    later: bool = False  # whether a worker cannot take the sequence now, but may be able to later
+    never_failure: Failure | None = None  # what a worker said that can never hold the sequence
+    retry_later: bool = False  # whether a worker that was asked may be able to run the sequence later
 
     @property
     def record(self) -> Record:
@@ -68,7 +69,7 @@ class AssignmentAttempt:
 
     @property
     def tokens(self) -> list[int]:
-        """What a worker needs in its cache before it can compute the next token."""
+        """Prompt and first branch: what placement expects a worker to compute, an estimate where there are branches."""
         return [*self.snapshot.prompt, *(self.snapshot.outputs[0] if self.snapshot.outputs else ())]
 
 
@@ -85,7 +86,12 @@ class Assigner:
     _in_progress: set[SequenceId] = field(default_factory=set)
 
     def is_assigning(self, seq_id: SequenceId) -> bool:
-        """Whether an attempt is in progress here. The sessions of the sequence are told how it ends."""
+        """Whether an attempt is in progress here.
+
+        The attempt tells the sessions of the sequence if it has assigned or ended the sequence, if it has put the
+        sequence back into the queue after a worker did not admit it, and if the store did not give the sequence.
+        Otherwise the sessions find out by reading the record.
+        """
         return seq_id in self._in_progress
 
     async def assign_sequence(self, seq_id: SequenceId, expected_epoch: int, reason: TakeReason) -> None:
@@ -108,7 +114,7 @@ class Assigner:
     ) -> PlacementDecision:
         """Which worker a sequence with these tokens would be assigned to now. Changes nothing."""
         root = hashing.root_key(model.fingerprint, model.layout, salt=salt)
-        hits = self.pool.index.find_hits(hashing.block_hashes(root, tokens, model.block_size), model.block_size)
+        hits = self.pool.kv_index.find_hits(hashing.block_hashes(root, tokens, model.block_size), model.block_size)
         views = [view for view in self.pool.views(model) if view.incarnation not in excluded]
         return choose_worker(len(tokens), hits, views)
 
@@ -128,13 +134,16 @@ class Assigner:
                     await self._fail(seq_id, answer.failure)
                     return
                 case AdmissionOutcome.NEVER:
-                    attempt.never = answer.failure
+                    attempt.never_failure = answer.failure
                 case AdmissionOutcome.LATER:
-                    attempt.later = True
+                    attempt.retry_later = True
         await self._give_up(attempt)
 
     async def _ask(self, attempt: AssignmentAttempt, link: WorkerLink) -> AdmissionAnswer:
-        """Returns the worker's answer. Its load includes the sequence from now on, unless it does not admit it."""
+        """Returns the worker's answer.
+
+        Counts the sequence as dispatched to the worker while the worker is asked, and longer only if it is admitted.
+        """
         dispatches, seq_id = link.pending_dispatches, attempt.record.seq_id
         dispatches.add(seq_id, attempt.num_to_compute)
         try:
@@ -152,7 +161,7 @@ class Assigner:
         taken = await self._take_ownership(attempt, link)
         if taken.status is TakeStatus.FROZEN:
             attempt.excluded.add(link.incarnation)
-            return not_now("the worker was lost while the store waited for the end of its restart")
+            return not_now("the worker was lost while the store did not allow a take yet")
         if taken.status not in (TakeStatus.OK, TakeStatus.SAME):
             return NOT_ASSIGNABLE
         is_new, attempt.epoch = attempt.reason is TakeReason.QUEUED, taken.epoch
@@ -171,7 +180,9 @@ class Assigner:
             return not_now(str(error))
 
     async def _take_ownership(self, attempt: AssignmentAttempt, link: WorkerLink) -> TakeReply:
-        """The store's reply. It is FROZEN only if the worker was lost while the store was frozen."""
+        """The store's reply. While it is FROZEN (the store has just restarted, or the worker runs another suspect), the
+        take is repeated; FROZEN is returned only if the worker was lost meanwhile.
+        """
         seq_id, epoch, take_id = attempt.record.seq_id, attempt.epoch, new_operation_id()
         request = TakeRequest(seq_id, epoch, link.incarnation, take_id, attempt.reason)
         while True:
@@ -193,7 +204,10 @@ class Assigner:
         return replace(snapshot, outputs=snapshot.outputs[: snapshot.record.num_branches])
 
     async def _reread_journals(self, attempt: AssignmentAttempt) -> bool:
-        """Whether the sequence is still to be assigned. The old owner may have journalled tokens until the take."""
+        """Reads the journals again: the old owner may have added tokens until the take.
+
+        Returns whether the sequence is still to be assigned.
+        """
         snapshot = await self._read(attempt.record.seq_id, prompt=False)
         if snapshot is None or snapshot.record.state.ended or snapshot.record.epoch != attempt.epoch:
             return False
@@ -222,19 +236,23 @@ class Assigner:
             self.decisions.popitem(last=False)
 
     async def _give_up(self, attempt: AssignmentAttempt) -> None:
-        """No worker has admitted the sequence. It fails if none ever can, and waits otherwise."""
+        """Ends an attempt in which no worker has admitted the sequence.
+
+        The sequence fails if a worker said NEVER and no other worker that was asked may run it later, or if it is too
+        large for every worker. A worker that was not available meanwhile has not been asked, and is not waited for.
+        """
         record, epoch = attempt.record, attempt.epoch
-        if not attempt.later and (failure := attempt.never or self._too_large(attempt)):
+        if not attempt.retry_later and (failure := attempt.never_failure or self._too_large(attempt)):
             await self._fail(record.seq_id, failure)
         elif attempt.reason is TakeReason.REFUSED:
             await self._requeue(record.seq_id, epoch)
             self.sessions.poll_records([record.seq_id])
         elif attempt.reason is TakeReason.QUEUED:
             self.background.spawn(self._requeue_later(record.seq_id, epoch))
-        # A sequence without a living owner stays as it is: the next sweep finds it again.
+        # A sequence without a living owner stays as it is: a sweep after the end of the owner's lease finds it again.
 
     async def _requeue_later(self, seq_id: SequenceId, epoch: int) -> None:
-        """Waits first, because the sequence would be popped again at once."""
+        """Puts the sequence back into the queue after a pause: without the pause it would be popped again at once."""
         await asyncio.sleep(REQUEUE_DELAY_S * random.uniform(0.5, 1.5))
         await self._requeue(seq_id, epoch)
 
@@ -247,7 +265,7 @@ class Assigner:
         if not views or any(num_tokens < view.prompt_limit for view in views):
             return None
         limit = max(view.prompt_limit for view in views)
-        return TooLarge(f"prompt of {num_tokens} tokens: the largest worker holds fewer than {limit}").failure()
+        return TooLarge(f"{num_tokens} tokens so far: the largest worker holds fewer than {limit}").failure()
 
     async def _fail(self, seq_id: SequenceId, failure: Failure | None) -> None:
         failure = failure or TooLarge("no worker can hold this request").failure()

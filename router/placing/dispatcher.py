@@ -1,4 +1,4 @@
-"""Takes sequences out of the shared queue while a worker has room, and recovers sequences that lost their owner.
+"""Pops sequences from the shared queue while a worker has room, and recovers sequences that lost their owner.
 
 The queue itself, its order and its limits are in the store, so that a router that dies loses no accepted request.
 """
@@ -53,7 +53,7 @@ class Dispatcher:
         self._background = background
         self._grace_ms = grace_ms
         self._wake = asyncio.Event()
-        self._backlog = False  # whether more sequences waited than the workers had room for, at the last pop
+        self._backlog = False  # whether the last pop stopped for lack of room, so that more sequences may wait
         self._num_assigning = 0
         self._recoveries = asyncio.Semaphore(RECOVERIES_AT_ONCE)
 
@@ -69,13 +69,16 @@ class Dispatcher:
         """A sequence may be in the queue."""
         self._wake.set()
 
-    def note_report(self) -> None:
-        """A worker has sent a load report: there may be room again."""
+    def note_room(self) -> None:
+        """A worker may have room again: it has reported its load, or an assignment has ended."""
         if self._backlog:
             self._wake.set()
 
     def recover_sequence(self, seq_id: SequenceId, epoch: int, reason: TakeReason) -> None:
-        """Assigns a sequence whose owner is gone to another worker. It does no harm that several routers try."""
+        """Starts assigning a running sequence anew: its owner is gone, or never got it.
+
+        It does no harm that several routers try.
+        """
         if not self._assigner.is_assigning(seq_id):
             self._background.spawn(self._recover(seq_id, epoch, reason))
 
@@ -89,7 +92,10 @@ class Dispatcher:
             self.recover_sequence(record.seq_id, record.epoch, TakeReason.CONNECTION)
 
     async def cancel_sequence(self, seq_id: SequenceId) -> Record | None:
-        """Returns the record, or None if there is none. A running sequence ends soon, whatever its owner does."""
+        """Cancels a sequence. Returns its record, or None if there is none.
+
+        A running sequence ends soon, whatever its owner does.
+        """
         record = await self._store.cancel(seq_id)
         if record is not None and record.state is SequenceState.RUNNING:
             await self._stop_running(record)
@@ -123,7 +129,8 @@ class Dispatcher:
             pass
         self._wake.clear()
         while (num_wanted := self._room_left() - self._num_assigning) > 0:
-            count = min(num_wanted, POP_AT_ONCE)  # a popped sequence loses its rank to one that is queued later
+            # Few at once: a more urgent newcomer cannot overtake sequences that are being assigned.
+            count = min(num_wanted, POP_AT_ONCE)
             popped = await self._store.pop(self._router_id, count, CLAIM_MS)
             for item in popped:
                 self._num_assigning += 1
@@ -143,7 +150,7 @@ class Dispatcher:
             await self._assigner.assign_sequence(popped.seq_id, popped.epoch, TakeReason.QUEUED)
         finally:
             self._num_assigning -= 1
-            self.note_report()
+            self.note_room()
 
     # Notices and sweeps
 
@@ -154,7 +161,9 @@ class Dispatcher:
     def _handle_notice(self, notice: Notice) -> None:
         if notice.what == "queued":
             self.note_queued()
-        if not self._assigner.is_assigning(notice.seq_id):  # otherwise the notice is of what the assigner does here
+        # While an attempt is in progress, a notice is probably an echo of this router's own take. A foreign notice that
+        # is lost here is made up for by the sessions, which read the record now and then.
+        if not self._assigner.is_assigning(notice.seq_id):
             self._sessions.announce_notice(notice)
 
     async def _sweep(self) -> None:

@@ -18,7 +18,7 @@ from router.fleet.worker_view import WorkerView
 
 HOST_CREDIT = 0.75  # of a token that is computed already: a block in the host pool has to be copied
 EVICTED_SHARE = 0.25  # of evicted prefix tokens that a later request will need again
-PREEMPTED_SHARE = 2.0  # tokens computed again per token of room that is missing
+PREEMPTION_FACTOR = 2.0  # tokens that are computed again per token of room that is missing
 SLOW_RATIO = 2.0  # how much slower than the fastest worker a worker must be before its speed counts
 FREE_SHARE = 0.02  # of a worker's blocks that must be free or evictable before it gets another sequence
 
@@ -50,9 +50,9 @@ class PlacementCandidate:
 
 @dataclass(frozen=True)
 class PlacementDecision:
-    """The best worker for a prompt, and how every other worker compares."""
+    """The best worker for a prompt, and how every other worker compares. A replayed output counts as prompt."""
 
-    prompt_tokens: int
+    num_tokens: int
     hits: Mapping[Incarnation, HitCounts]
     workers: Sequence[WorkerView]
     worker: WorkerView | None  # None: no worker can take the prompt
@@ -61,12 +61,12 @@ class PlacementDecision:
     def candidates(self) -> list[PlacementCandidate]:
         """All workers: the cheapest first, those that are not eligible last. Computed when it is first read."""
         slow = _fastest(self.workers) / SLOW_RATIO
-        candidates = [_candidate(view, self.prompt_tokens, self.hits, slow) for view in self.workers]
+        candidates = [_candidate(view, self.num_tokens, self.hits, slow) for view in self.workers]
         return sorted(candidates, key=lambda c: (not c.eligible, c.total_cost, c.recent_picks, c.worker_id))
 
 
 def choose_worker(
-    prompt_tokens: int, hits: Mapping[Incarnation, HitCounts], workers: Sequence[WorkerView]
+    num_tokens: int, hits: Mapping[Incarnation, HitCounts], workers: Sequence[WorkerView]
 ) -> PlacementDecision:
     """Picks the eligible worker of the lowest cost. Of equal ones: the one with the fewest recent picks, then by name.
 
@@ -76,15 +76,15 @@ def choose_worker(
     best: WorkerView | None = None
     lowest = inf
     for view in workers:
-        if not view.available or prompt_tokens >= view.prompt_limit:
+        if not view.available or num_tokens >= view.prompt_limit:
             continue
         if view.load_cost > lowest:
             continue  # this load alone is more than the total cost of the best worker so far
         on_device, in_host = hits.get(view.incarnation, NO_HITS)
-        total = sum(_costs(view, prompt_tokens, on_device, in_host, slow))
+        total = sum(_costs(view, num_tokens, on_device, in_host, slow))
         if total < lowest or (total == lowest and best is not None and _order(view) < _order(best)):
             best, lowest = view, total
-    return PlacementDecision(prompt_tokens, hits, workers, best)
+    return PlacementDecision(num_tokens, hits, workers, best)
 
 
 def _order(view: WorkerView) -> tuple[int, str]:
@@ -112,31 +112,29 @@ def max_coming(view: WorkerView) -> int:
     return max(2, view.max_batch_sequences // 4)
 
 
-def _refusal(view: WorkerView, prompt_tokens: int) -> str:
-    """Why the worker can never take the prompt. Empty if it can."""
-    if prompt_tokens < view.prompt_limit:
+def _misfit(view: WorkerView, num_tokens: int) -> str:
+    """Why the worker can never run a prompt of so many tokens. Empty if it can."""
+    if num_tokens < view.prompt_limit:
         return ""
-    if prompt_tokens >= view.context_tokens:
-        return f"prompt of {prompt_tokens} tokens leaves no room in its context of {view.context_tokens}"
-    return f"prompt of {prompt_tokens} tokens does not fit its {view.num_blocks} blocks of {view.block_size}"
+    if num_tokens >= view.context_tokens:
+        return f"{num_tokens} tokens leave no room in its context of {view.context_tokens}"
+    return f"{num_tokens} tokens do not fit its {view.num_blocks} blocks of {view.block_size}"
 
 
 def _fastest(workers: Sequence[WorkerView]) -> float:
     return max([view.prefill_tokens_per_s for view in workers if view.available], default=0.0)
 
 
-def _costs(
-    view: WorkerView, prompt_tokens: int, on_device: int, in_host: int, slow: float
-) -> tuple[float, float, float]:
+def _costs(view: WorkerView, num_tokens: int, on_device: int, in_host: int, slow: float) -> tuple[float, float, float]:
     """The costs of prefill, load and pressure. A worker slower than `slow` pays the first two in proportion."""
-    prefill = prompt_tokens - on_device - HOST_CREDIT * in_host
+    prefill = num_tokens - on_device - HOST_CREDIT * in_host
     if prefill < 1.0:
         prefill = 1.0  # one token is always computed
     load = view.load_cost
     if 0.0 < view.prefill_tokens_per_s < slow:
         factor = slow * SLOW_RATIO / view.prefill_tokens_per_s
         prefill, load = prefill * factor, load * factor
-    num_needed = (prompt_tokens - on_device) // view.block_size + 1  # the last one is for the output
+    num_needed = (num_tokens - on_device) // view.block_size + 1  # the last one is for the output
     if num_needed <= view.num_free_blocks:
         return prefill, load, 0.0
     return prefill, load, _pressure(view, num_needed, on_device // view.block_size)
@@ -147,13 +145,13 @@ def _pressure(view: WorkerView, num_needed: int, num_hit: int) -> float:
     evictable = max(0, view.num_cached_blocks - num_hit)
     missing = num_needed - view.num_free_blocks
     evicted = min(missing, evictable)
-    return view.block_size * (EVICTED_SHARE * evicted + PREEMPTED_SHARE * (missing - evicted))
+    return view.block_size * (EVICTED_SHARE * evicted + PREEMPTION_FACTOR * (missing - evicted))
 
 
 def _candidate(
-    view: WorkerView, prompt_tokens: int, hits: Mapping[Incarnation, HitCounts], slow: float
+    view: WorkerView, num_tokens: int, hits: Mapping[Incarnation, HitCounts], slow: float
 ) -> PlacementCandidate:
     on_device, in_host = hits.get(view.incarnation, NO_HITS)
-    costs = _costs(view, prompt_tokens, on_device, in_host, slow)
-    reason = _refusal(view, prompt_tokens) if view.available else view.reason_unavailable or "unavailable"
+    costs = _costs(view, num_tokens, on_device, in_host, slow)
+    reason = _misfit(view, num_tokens) if view.available else view.reason_unavailable or "unavailable"
     return PlacementCandidate(view, not reason, reason, on_device, in_host, *costs, total_cost=sum(costs))

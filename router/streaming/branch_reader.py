@@ -20,7 +20,7 @@ class BranchPiece:
     text: str
     finish: FinishReason  # not NONE: this is the last piece of the branch
     place: StreamPlace
-    scores: Sequence[TokenScore] = ()  # one per token, or none at all
+    token_scores: Sequence[TokenScore] = ()  # one per token, or none at all
 
 
 class BranchReader:
@@ -35,6 +35,8 @@ class BranchReader:
         self.text_bytes = 0
         self.finish = FinishReason.NONE
         self._text = text
+        # Whether the text up to the client's place already ends the branch. The next run then ends it, even without new
+        # tokens.
         self._text_stopped = False
 
     @property
@@ -44,8 +46,8 @@ class BranchReader:
     def go_to_place(self, place: StreamPlace, output: Sequence[int]) -> None:
         """Goes to where a client has been before, by the branch's output, which reaches at least that far.
 
-        Raises HistoryLost if it does not, or if the client has received other tokens. Where the place has no text, the
-        text begins with the text of the next token.
+        Raises HistoryLost if it does not, or if the client has received other tokens. If the client named an index
+        only, the text of earlier tokens is not sent.
         """
         tokens = output[: place.index_within(len(output))]
         self.chain = extend_chain(self.chain, tokens)
@@ -63,7 +65,7 @@ class BranchReader:
     def read_run(
         self, first_index: int, token_ids: Sequence[int], chain: int | None, finish: FinishReason
     ) -> BranchPiece | None:
-        """What is new in a run of tokens that begins at or before the next index. None if nothing is.
+        """Reads a run of tokens that begins at or before the next index. Returns what is new in it, None if nothing is.
 
         `chain` is the chain after the run, None if it is not known. `finish` is how the branch ends after the run.
         """

@@ -42,7 +42,7 @@ class Delivery:
             return BranchReader(branch, record.prompt_chain, new_text())
 
         self.readers = [new_reader(branch) for branch in range(record.num_branches)]
-        self.scores: list[float | None] = [None] * record.num_branches
+        self.branch_scores: list[float | None] = [None] * record.num_branches
         self.failure: Failure | None = None  # why the request failed
         self.unsettled = False  # whether there is an end that the store has to be told of
         # Ranked branches that have a stop string before their end. Their score is known only for more tokens than the
@@ -63,8 +63,11 @@ class Delivery:
         return self._num_running == 0
 
     @property
-    def ranked(self) -> bool:
-        """Whether branches compete, so that the client gets nothing before all have ended."""
+    def selects_best(self) -> bool:
+        """Whether the best of all branches are returned, so that the client gets nothing before all have ended.
+
+        `SamplingParams.ranked` is also true of a beam search, whose worker selects the branches itself.
+        """
         return self._ranked is not None
 
     @property
@@ -109,33 +112,34 @@ class Delivery:
         reader, score = self.readers[item.branch], item.cumulative_logprob
         if reader.finish:
             if item.branch in self._without_score and score is not None and item.end == reader.next_index:
-                self.scores[item.branch], self.unsettled = score, True
+                self.branch_scores[item.branch], self.unsettled = score, True
                 self._without_score.discard(item.branch)
             return True
         num_known = reader.next_index - item.first_index
         if num_known < 0:
             return False
         if score is not None:
-            self.scores[item.branch] = score
+            self.branch_scores[item.branch] = score
         piece = reader.read_run(item.first_index, item.token_ids, item.chain, item.finish)
         if piece is not None:
             self.unsettled |= bool(piece.finish) and not (item.finish and reader.next_index == item.end)
             if item.scores:
-                piece.scores = item.scores[num_known : num_known + len(piece.token_ids)]
+                piece.token_scores = item.scores[num_known : num_known + len(piece.token_ids)]
             self._add_piece(piece)
         return True
 
     def add_journals(self, snapshot: Snapshot, first_indexes: Sequence[int]) -> None:
         """Adds what the journals have from those indexes on.
 
-        Of ranked branches, only those that have ended are added: the others come from the worker, with their scores.
+        Where the best of all branches are returned, only branches that have ended are added: the others come from the
+        worker, with their scores.
         """
         record = snapshot.record
         for branch, score in enumerate(record.scores):
             # The score that is known already may be that of a stop string, which the record does not know.
-            is_known = self.readers[branch].finish and self.scores[branch] is not None
+            is_known = self.readers[branch].finish and self.branch_scores[branch] is not None
             if score is not None and not is_known:
-                self.scores[branch] = score
+                self.branch_scores[branch] = score
         for reader, first, tokens in zip(self.readers, first_indexes, snapshot.outputs, strict=True):
             finish = record.finishes[reader.branch]
             if self._ranked is not None and not (finish or record.state.ended):
@@ -171,7 +175,7 @@ class Delivery:
         elif self._pieces and can_join(self._pieces[-1], piece):
             last = self._pieces[-1]
             last.token_ids = [*last.token_ids, *piece.token_ids]
-            last.scores = [*last.scores, *piece.scores]
+            last.token_scores = [*last.token_scores, *piece.token_scores]
             last.text += piece.text
             last.finish, last.place = piece.finish, piece.place
         else:
@@ -183,7 +187,7 @@ class Delivery:
         """The next piece for the client, None if there is none yet. `places` moves with it."""
         if self._ranked is not None and self.ended and not self._ranking_done:
             self._ranking_done = True
-            best = self._ranked.best_branches(self.scores, self._start)
+            best = self._ranked.best_branches(self.branch_scores, self._start)
             self._places = [branch.place for branch in best]
             self._pieces.extend(branch.rest for branch in best)
         if not self._pieces:
@@ -195,7 +199,7 @@ class Delivery:
     def stopped_branches(self) -> list[StoppedBranch]:
         """The branches that a stop string has ended and whose score there is known, if they need one."""
         return [
-            StoppedBranch(reader.branch, reader.next_index, self.scores[reader.branch])
+            StoppedBranch(reader.branch, reader.next_index, self.branch_scores[reader.branch])
             for reader in self.readers
             if reader.finish is FinishReason.STOP and reader.branch not in self._without_score
         ]
@@ -206,10 +210,10 @@ class Delivery:
 
     def returned_scores(self) -> list[float | None] | None:
         """The scores of the returned branches, once all have ended. None if branches do not compete."""
-        return [self.scores[branch] for branch in self._returned_branches()] if self._params.ranked else None
+        return [self.branch_scores[branch] for branch in self._returned_branches()] if self._params.ranked else None
 
     def _returned_branches(self) -> Sequence[int]:
-        return range(self._params.n) if self._ranked is None else rank(self.scores, self._params.n)
+        return range(self._params.n) if self._ranked is None else rank(self.branch_scores, self._params.n)
 
 
 def can_join(last: BranchPiece, piece: BranchPiece) -> bool:
@@ -217,5 +221,5 @@ def can_join(last: BranchPiece, piece: BranchPiece) -> bool:
     return (
         last.branch == piece.branch
         and len(last.token_ids) + len(piece.token_ids) <= MAX_JOINED
-        and (bool(piece.scores) == bool(last.scores) or not piece.token_ids)
+        and (bool(piece.token_scores) == bool(last.token_scores) or not piece.token_ids)
     )

@@ -17,12 +17,12 @@ Event = inference_pb2.GenerateEvent
 class EventEncoder:
     """Encodes what one delivery gives out."""
 
-    def __init__(self, record: Record, delivery: Delivery, tokens: ResumeTokens) -> None:
+    def __init__(self, record: Record, delivery: Delivery, resume_tokens: ResumeTokens) -> None:
         self._request_id = record.request_id
         self._id_bytes = record.request_id.encode()
         self._prompt_len = record.prompt_len
         self._delivery = delivery
-        self._tokens = tokens
+        self._resume_tokens = resume_tokens
         self._prompt_scores: Sequence[TokenScore] = ()
         self._cached_tokens = 0
 
@@ -49,10 +49,10 @@ class EventEncoder:
             first_index=piece.first_index,
             token_ids=piece.token_ids,
             text=piece.text,
-            resume_token=self._tokens.make_token(self._id_bytes, self._delivery.places),
+            resume_token=self._resume_tokens.make_token(self._id_bytes, self._delivery.places),
         )
-        if piece.scores:
-            event.logprobs.extend(wire.score_to_wire(score) for score in piece.scores)
+        if piece.token_scores:
+            event.logprobs.extend(wire.score_to_wire(score) for score in piece.token_scores)
         if self._prompt_scores and piece.branch == 0:
             event.prompt_logprobs.extend(wire.score_to_wire(score) for score in self._prompt_scores)
             self._prompt_scores = ()

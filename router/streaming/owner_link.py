@@ -14,7 +14,11 @@ UNKNOWN_FOR_S = 4.0  # longer than a Schedule may take: an owner that does not k
 
 
 class OwnerLink:
-    """One session's view of the owner. The record decides; notices and workers may know of a newer owner before."""
+    """One session's view of the owner.
+
+    The record decides. A notice, or this router's own assignment, may name a newer owner before the record is read
+    again.
+    """
 
     def __init__(self, record: Record, pool: WorkerPool) -> None:
         self.record = record
@@ -26,7 +30,7 @@ class OwnerLink:
         self._pause_s = UNKNOWN_S
 
     @property
-    def worker(self) -> WorkerLink | None:
+    def worker_link(self) -> WorkerLink | None:
         """This router's link to the owner, if there is an owner and this router has found it."""
         return self._pool.find_link(self.record.owner)
 
@@ -38,7 +42,7 @@ class OwnerLink:
     @property
     def is_streaming(self) -> bool:
         """Whether the owner sends the sequence's items to this router."""
-        worker = self.worker
+        worker = self.worker_link
         is_connected = worker is not None and worker.step_stream.connected
         return is_connected and self._stream == (self.record.owner, self.record.epoch)
 
@@ -49,14 +53,14 @@ class OwnerLink:
 
     def follow_items(self, next_indexes: Sequence[int]) -> None:
         """Asks the owner for the items from those indexes on, if this router is connected to the owner."""
-        record, worker = self.record, self.worker
+        record, worker = self.record, self.worker_link
         if record.state is SequenceState.RUNNING and worker is not None and worker.step_stream.connected:
             worker.step_stream.follow(record.seq_id, next_indexes)
             self._stream = (record.owner, record.epoch)
         else:
             self._stream = None
 
-    def note_unknown(self) -> float | None:
+    def unknown_delay(self) -> float | None:
         """The owner says that it does not know the sequence. Returns the seconds to wait before it is asked again.
 
         Either the Schedule is on its way, or the sequence has ended there, or the router that was to send the Schedule

@@ -27,20 +27,20 @@ class RankedBranches:
     def add_piece(self, piece: BranchPiece) -> None:
         self._pieces[piece.branch].append(piece)
 
-    def best_branches(self, scores: Sequence[float | None], start: StreamStart) -> list[ReturnedBranch]:
-        """The branches that are returned, the best first. All branches must have ended; `scores` has one per branch."""
-        best = rank(scores, self._num_returned)
+    def best_branches(self, branch_scores: Sequence[float | None], start: StreamStart) -> list[ReturnedBranch]:
+        """The branches that are returned, the best first. All branches must have ended."""
+        best = rank(branch_scores, self._num_returned)
         return [self._returned(returned, self._pieces[branch], start) for returned, branch in enumerate(best)]
 
     def _returned(self, returned: int, pieces: Sequence[BranchPiece], start: StreamStart) -> ReturnedBranch:
         tokens = [token for piece in pieces for token in piece.token_ids]
-        scores = [score for piece in pieces for score in piece.scores]
+        token_scores = [score for piece in pieces for score in piece.token_scores]
         reader = self._new_reader(returned)
         reader.go_to_place(start.place_of(returned), tokens)
         place = reader.place
         rest = reader.read_run(place.next_index, tokens[place.next_index :], None, pieces[-1].finish)
         if rest is None:
             raise RuntimeError("a branch that has ended has no last piece")
-        if len(scores) == len(tokens):
-            rest.scores = scores[place.next_index :]
+        if len(token_scores) == len(tokens):
+            rest.token_scores = token_scores[place.next_index :]
         return ReturnedBranch(place, rest)

@@ -30,11 +30,11 @@ class RecordPoller:
         self._last_item = now
 
     def note_attached(self, now: float) -> None:
-        """The store knew at that time that the client is attached."""
+        """The session has just made sure, or tried to, that the store knows of the client."""
         self._last_attached = now
 
-    def note_time(self, now: float) -> bool:
-        """Whether a poll is due at that time."""
+    def update(self, now: float) -> bool:
+        """Compares the time with what was asked for and with the silence. Returns whether a poll is due."""
         if now >= self._poll_at:
             self.is_due = True
         elif now - self._last_item > SILENCE_S or now - self._last_attached > self._attachment_interval_s:

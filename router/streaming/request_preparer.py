@@ -38,14 +38,17 @@ class Prompt:
 
 
 class RequestPreparer:
-    """Checks requests and tokenizes them. Every method raises what is wrong with the request."""
+    """Checks requests and tokenizes them.
+
+    Every method raises what is wrong with the request, or NoWorkers if no worker serves the model.
+    """
 
     def __init__(self, models: ModelRegistry, router_id: Incarnation) -> None:
         self._models = models
         self._router_id = router_id
 
     async def prepare(self, request: inference_pb2.GenerateRequest, deadline_in_ms: int = 0) -> PreparedRequest:
-        """The sequence that the request asks for. 0: no deadline."""
+        """The sequence that the request asks for. A `deadline_in_ms` of 0 means that there is no deadline."""
         model = self.find_model(request)
         if not model.workers:
             raise NoWorkers(f"no worker serves {model.name} now: retry, or start one", retry_after_ms=500)
@@ -66,7 +69,7 @@ class RequestPreparer:
             request_id=request_id,
             body_hash=wire.request_hash(request),
             tenant=TENANT,
-            salt=TENANT,
+            salt=TENANT,  # empty while there is one tenant
             model=model.fingerprint,
             layout=model.layout,
             sampling=wire.sampling_bytes(params),

@@ -38,7 +38,7 @@ class StreamStart:
     """Where a stream begins: one place per returned branch. A branch without a place begins at index 0."""
 
     places: Sequence[StreamPlace] = ()
-    fresh: bool = False  # the request has just been accepted: no journal can have any token
+    fresh: bool = False  # this client has nothing yet, so no journal has to be read to go to its place
 
     def place_of(self, branch: int) -> StreamPlace:
         return self.places[branch] if branch < len(self.places) else StreamPlace(0)
@@ -51,10 +51,10 @@ class StreamStart:
 
 @dataclass(frozen=True, slots=True)
 class ResumePoint:
-    """What a resume token says."""
+    """The request that a client attaches to, and its places. Branches beyond the last place begin at index 0."""
 
     request_id: RequestId
-    places: Sequence[StreamPlace]  # one per returned branch
+    places: Sequence[StreamPlace]  # at most one per returned branch
 
 
 class ResumeTokens:
@@ -71,7 +71,7 @@ class ResumeTokens:
         return body + self._mac(body)
 
     def _mac(self, body: bytes) -> bytes:
-        """Keyed BLAKE2b is a MAC by itself, at a third of the cost of HMAC. One is computed per token."""
+        """Keyed BLAKE2b is a MAC by itself, at a third of the cost of HMAC. One MAC is computed per event."""
         return hashlib.blake2b(body, digest_size=MAC_BYTES, key=self._key).digest()
 
     def read_token(self, token: bytes) -> ResumePoint:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 from octavo import limits, validation, wire
 from octavo.errors import DeadlineExceeded, Failure, NoWorkers
 from octavo.ids import sequence_id
-from octavo.record import Record, SequenceState
+from octavo.record import Record
 from octavo.store.base import Store
 from octavo.text.ranking import rank
 from octavo.v1 import inference_pb2, inference_pb2_grpc
@@ -21,14 +21,6 @@ if TYPE_CHECKING:
     Context = grpc.aio.ServicerContext[object, object]
 
 DEADLINE_MARGIN_MS = 100  # before the client's own deadline, so that the client still gets what was generated
-
-STATES = {
-    SequenceState.QUEUED: inference_pb2.REQUEST_STATE_QUEUED,
-    SequenceState.RUNNING: inference_pb2.REQUEST_STATE_RUNNING,
-    SequenceState.DONE: inference_pb2.REQUEST_STATE_DONE,
-    SequenceState.FAILED: inference_pb2.REQUEST_STATE_FAILED,
-    SequenceState.CANCELLED: inference_pb2.REQUEST_STATE_CANCELLED,
-}
 
 
 class InferenceService(inference_pb2_grpc.InferenceServicer):
@@ -106,7 +98,7 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
         output_tokens = sum(record.final_lengths[branch] for branch in returned_branches(record))
         response = inference_pb2.GetResponse(
             request_id=record.request_id,
-            state=STATES[record.state],
+            state=wire.state_to_wire(record.state),
             epoch=record.epoch,
             owner=record.owner,
             num_tokens=record.num_tokens,
@@ -156,7 +148,7 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
 
 
 def deadline_of(context: "Context") -> int:
-    """The milliseconds that the request may take. 0: no limit."""
+    """The milliseconds that the request may take; 0 if the call has no deadline."""
     remaining = context.time_remaining()
     if remaining is None or remaining * 1000 > limits.MAX_DEADLINE_MS:
         return 0

@@ -39,8 +39,8 @@ MAX_INBOX = 512
 class Session:
     """Delivers one sequence to one client: `async with session: while events := await session.next_events(): …`.
 
-    The request ends with a terminal event. An exception ends this stream and not the request: StoreUnavailable after
-    long patience and Draining (the client attaches elsewhere), HistoryLost, NotFound.
+    The request ends with a terminal event. An exception ends this stream, and not the request until its grace period
+    has ended: StoreUnavailable after long patience and Draining (the client attaches elsewhere), HistoryLost, NotFound.
     """
 
     def __init__(
@@ -53,14 +53,14 @@ class Session:
         self._dispatcher = context.dispatcher
         self._owner_link = OwnerLink(record, context.pool)
         self._delivery = Delivery(record, params, partial(model.text_stream, params), start)
-        self._encoder = EventEncoder(record, self._delivery, context.tokens)
+        self._encoder = EventEncoder(record, self._delivery, context.resume_tokens)
         self._deadline = RequestDeadline()
         self._journals = JournalReader(self._store, self._owner_link, self._delivery, self._deadline)
         self._poller = RecordPoller(self._sessions.now, context.attachment_interval_s)
         self._at_start = start.fresh  # whether the delivery is where the client is
         self._inbox: deque[StepItem] = deque()
         self._wake = asyncio.Event()
-        self._error: ServingError | None = None
+        self._error: ServingError | None = None  # Draining: this router ends
 
     # What the rest of the router tells a session: router.session_registry.RegisteredSession
 
@@ -70,7 +70,7 @@ class Session:
 
     def deliver_item(self, item: StepItem) -> None:
         self._poller.note_item(self._sessions.now)
-        if len(self._inbox) >= MAX_INBOX and not self._delivery.ranked:
+        if len(self._inbox) >= MAX_INBOX and not self._delivery.selects_best:
             self._inbox.clear()
             self.poll_record()
         else:
@@ -94,7 +94,7 @@ class Session:
         record = self._owner_link.record
         if owner != record.owner or record.state is not SequenceState.RUNNING:
             return
-        delay_s = self._owner_link.note_unknown()
+        delay_s = self._owner_link.unknown_delay()
         if delay_s is None:
             self._dispatcher.recover_sequence(self.seq_id, record.epoch, TakeReason.REFUSED)
         else:
@@ -106,7 +106,7 @@ class Session:
         self._wake.set()
 
     def note_time(self, now: float) -> None:
-        if self._poller.note_time(now) or self._deadline.is_past(now):
+        if self._poller.update(now) or self._deadline.is_past(now):
             self._wake.set()
 
     def end_stream(self, error: ServingError) -> None:
@@ -120,14 +120,14 @@ class Session:
         return self
 
     async def __aexit__(self, *exc_info: object) -> None:
-        delivery, worker = self._delivery, self._owner_link.worker
+        delivery, worker = self._delivery, self._owner_link.worker_link
         if delivery.ended and worker is not None:
             worker.pending_dispatches.remove(self.seq_id)  # an ended sequence is no load, whatever the next report says
         if not self._sessions.remove(self) or (delivery.ended and not delivery.unsettled):
             return
         if worker is not None:
             worker.step_stream.unfollow(self.seq_id)
-        if self._error is None:  # with an error the router ends, and the end of its lease detaches its clients
+        if self._error is None:  # otherwise this router ends, and the end of its lease detaches its clients
             try:
                 await asyncio.shield(self._detach())
             except StoreUnavailable:
@@ -139,7 +139,7 @@ class Session:
             await self._store.attach(self.seq_id, self._router_id)
 
     def set_deadline(self, deadline_in_ms: int) -> None:
-        """The request ends after that time, even if no worker has begun it. 0: no deadline."""
+        """The request ends after that time, even if no worker has begun it. A time of 0 means: there is no deadline."""
         if deadline_in_ms:
             self._deadline.set_remaining(deadline_in_ms / 1000)
 
@@ -148,7 +148,7 @@ class Session:
         return self._delivery.returned_scores()
 
     async def next_events(self) -> list[Event]:
-        """The next events, as soon as there are any. Empty after the terminal event."""
+        """Waits for the next events. Returns an empty list after the terminal event."""
         while not self._delivery.ended:
             if self._error is not None:
                 raise self._error
@@ -231,7 +231,10 @@ class Session:
         self.poll_record()
 
     async def _settle(self) -> None:
-        """Tells the store of an end that only this client's text has: a stop string, or a history that is lost."""
+        """Tells the store of an end that it may not know.
+
+        The end is a stop string that the text has, or a failure that came with a worker's item.
+        """
         delivery = self._delivery
         try:
             for stopped in delivery.stopped_branches():
@@ -243,6 +246,6 @@ class Session:
             delivery.unsettled = False
         except StoreUnavailable:
             return  # any router that reads the journals finds the same end
-        worker = self._owner_link.worker
+        worker = self._owner_link.worker_link
         if worker is not None and delivery.ended:
             await worker.cancel_sequence(self.seq_id, self._owner_link.record.epoch)

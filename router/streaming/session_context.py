@@ -12,12 +12,15 @@ from router.streaming.resume_tokens import ResumeTokens
 
 @dataclass(frozen=True, slots=True)
 class SessionContext:
-    """The parts of the router that a session needs. `router.program` builds one, and its users take it apart."""
+    """The parts of the router that a session needs.
+
+    `router.program` builds one. The opener and each session copy what they need from it.
+    """
 
     store: Store
     router_id: Incarnation
     sessions: SessionRegistry
     pool: WorkerPool
     dispatcher: Dispatcher
-    tokens: ResumeTokens
+    resume_tokens: ResumeTokens
     attachment_interval_s: float  # how often a session makes sure that the store knows that its client is attached

@@ -25,7 +25,10 @@ from router.streaming.resume_tokens import ResumePoint, StreamPlace, StreamStart
 from router.streaming.session import Session
 from router.streaming.session_context import SessionContext
 
-DRAIN_TOKENS_PER_S = 200.0  # a guess for the retry delay while the speed of no worker is known
+ASSUMED_TOKENS_PER_S = 200.0  # a guess for the retry delay while the speed of no worker is known
+# The retry delay of a full queue, as a share of the time in which the workers compute all that waits: a full queue has
+# a place again long before it is empty.
+RETRY_SHARE = 1 / 8
 
 
 class SessionOpener:
@@ -45,7 +48,7 @@ class SessionOpener:
         self._sessions = context.sessions
         self._pool = context.pool
         self._dispatcher = context.dispatcher
-        self._tokens = context.tokens
+        self._resume_tokens = context.resume_tokens
         self._models = models
         self._preparer = preparer
         self._queue_limits = queue_limits
@@ -55,7 +58,10 @@ class SessionOpener:
 
     @asynccontextmanager
     async def open_new(self, request: inference_pb2.GenerateRequest, deadline_in_ms: int) -> AsyncIterator[Session]:
-        """A session of the request, which is in the queue from now on or was accepted before. 0: no deadline."""
+        """A session of the request, which is in the queue from now on or was accepted before.
+
+        A `deadline_in_ms` of 0 means that the request has no deadline.
+        """
         with self._counted():
             prepared = await self._preparer.prepare(request, deadline_in_ms)
             new = prepared.new
@@ -83,14 +89,14 @@ class SessionOpener:
                 yield session
 
     def close(self) -> None:
-        """Opens no session any more, and ends the streams of those that are open: their clients attach elsewhere."""
+        """Refuses new sessions, and ends the streams of those that are open: their clients attach elsewhere."""
         self._draining = True
         self._sessions.end_streams(Draining("this router stops: attach again, on another one"))
 
     def _resume_point(self, request: inference_pb2.AttachRequest) -> ResumePoint:
         match request.WhichOneof("at"):
             case "resume_token":
-                return self._tokens.read_token(request.resume_token)
+                return self._resume_tokens.read_token(request.resume_token)
             case "request_id":
                 places = [StreamPlace(next_index) for next_index in request.next_indexes]
                 return ResumePoint(validation.validate_request_id(request.request_id), places)
@@ -109,7 +115,7 @@ class SessionOpener:
             return Session(self._context, model, record, params, StreamStart(point.places))
         except ServingError:
             if seq_id not in self._sessions:
-                with suppress(StoreUnavailable):  # the client is told of the refusal, and not of the store
+                with suppress(StoreUnavailable):  # the client is told of the first error, and not of the store
                     await self._store.detach(seq_id, self._router_id)
             raise
 
@@ -129,8 +135,8 @@ class SessionOpener:
 
     def _queue_full(self, accepted: AcceptReply) -> QueueFull:
         workers = self._pool.links.values()
-        rate = sum(link.load.prefill_tokens_per_s for link in workers) or DRAIN_TOKENS_PER_S
-        retry_ms = int(min(30_000.0, max(100.0, 1000 * accepted.queued_tokens / rate / 8)))
+        rate = sum(link.load.prefill_tokens_per_s for link in workers) or ASSUMED_TOKENS_PER_S
+        retry_ms = int(min(30_000.0, max(100.0, 1000 * accepted.queued_tokens / rate * RETRY_SHARE)))
         return QueueFull(
             f"{accepted.num_queued} requests with {accepted.queued_tokens} tokens are waiting: retry later",
             retry_after_ms=retry_ms,

@@ -75,18 +75,18 @@ def main() -> None:
         "parts in host pools": lambda number: (number * blocks // options.workers, number % 40),
         "one has all in its host pool": lambda number: (0, blocks if number == 3 else 0),
     }
-    prompt_tokens = blocks * BLOCK_SIZE
-    print(f"{options.workers} workers, {prompt_tokens} prompt tokens, load average {os.getloadavg()[0]:.2f}")
+    num_tokens = blocks * BLOCK_SIZE
+    print(f"{options.workers} workers, {num_tokens} prompt tokens, load average {os.getloadavg()[0]:.2f}")
     print(f"{'microseconds, median (p99)':32} {'lookup':>16} {'place':>16} {'both':>16}")
     for name, runs in shapes.items():
         index = build(options.workers, hashes, runs)
 
         def decide(index: KvIndex = index) -> object:
-            return choose_worker(prompt_tokens, index.find_hits(hashes, BLOCK_SIZE), workers)
+            return choose_worker(num_tokens, index.find_hits(hashes, BLOCK_SIZE), workers)
 
         found = index.find_hits(hashes, BLOCK_SIZE)
         lookup = time_it(lambda index=index: index.find_hits(hashes, BLOCK_SIZE))  # type: ignore[misc]
-        placing = time_it(lambda found=found: choose_worker(prompt_tokens, found, workers))  # type: ignore[misc]
+        placing = time_it(lambda found=found: choose_worker(num_tokens, found, workers))  # type: ignore[misc]
         both = time_it(decide)
         cells = (f"{median:6.0f} ({p99:5.0f})" for median, p99 in (lookup, placing, both))
         print(f"{name:32} " + " ".join(f"{cell:>16}" for cell in cells))

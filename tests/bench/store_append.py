@@ -2,7 +2,7 @@
 
     python tests/bench/store_append.py [--store redis://host:port] [--items 20000]
 
-Without --store, on a private Valkey. One client, one connection, one token per item, one shard.
+Without --store, on a private Valkey. One client, one connection, one token per item.
 """
 
 import argparse

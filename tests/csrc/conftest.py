@@ -1,4 +1,4 @@
-"""The extension, and the instruction sets it can be told to use here."""
+"""Fixtures: the extension, and the instruction sets that this machine has."""
 
 import os
 from collections.abc import Iterator
@@ -17,7 +17,7 @@ ISAS = ("generic", "avx2", "avx512")
 
 
 class Reference:
-    """The definitions in csrc/ref, and of the extension what is no op: weights, threads."""
+    """The definitions in csrc/ref, and those parts of the extension that are no ops: weights, threads."""
 
     def __init__(self, extension: ModuleType) -> None:
         self._extension = extension
@@ -50,5 +50,5 @@ def kernels(extension: ModuleType, request: pytest.FixtureRequest) -> Iterator[M
 
 @pytest.fixture(params=("ref", "kernels"))
 def either(extension: ModuleType, request: pytest.FixtureRequest) -> ModuleType | Reference:
-    """The definitions, and the extension as it is: for what no instruction set changes."""
+    """The definitions, and the extension as it is: for results that no instruction set changes."""
     return Reference(extension) if request.param == "ref" else extension

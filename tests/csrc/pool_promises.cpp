@@ -1,6 +1,6 @@
 // What pool.h promises, put to the test: each promise is a function here, and main runs the one it is told. Ordinary
 // variables carry what one lane tells another, so that ThreadSanitizer sees a missing order even where the values are
-// right by luck. Where a broken promise shows only if somebody is slow, somebody is.
+// right by luck. Where a broken promise shows only if a thread is slow, a thread is.
 #include <sys/wait.h>
 #include <unistd.h>
 

@@ -1,4 +1,4 @@
-"""Attention over pages against float64 written out, with traps where nobody may look."""
+"""Attention over pages against float64 written out, with traps where no kernel may look."""
 
 import random
 
@@ -54,7 +54,7 @@ class Case:
         self.garbage = [rng.choice([-(2**31), 2**31 - 1, 10**6]) for _ in range(3)]
 
     def _take_dense(self) -> None:
-        """What each sequence has stored, [2, length, heads, dim]."""
+        """The keys and values that each sequence has stored, [2, length, heads, dim]."""
         stored = self.kv.read()
         self.dense = [
             stored[table].permute(2, 0, 3, 1, 4).flatten(1, 2)[:, :length]
@@ -62,7 +62,7 @@ class Case:
         ]
 
     def run(self, kernels, kv=None, tables=None, only=None) -> torch.Tensor:
-        """Of all sequences, or of one."""
+        """Runs the op for all sequences, or for one."""
         chosen = range(len(self.q_lens)) if only is None else [only]
         tables = tables or self.tables
         width = max((len(tables[i]) for i in chosen), default=0) + 3

@@ -45,7 +45,7 @@ def make(plan, sizes, form, window, dim=64):
 @settings(deadline=None)
 @given(sizes=sequences, form=heads, window=windows)
 def test_every_key_once(plan, sizes, form, window):
-    """Of each query and head: the keys from its window's first to its own, in items that follow each other."""
+    """Each query and head has the keys from the first of its window to its own, in items that follow each other."""
     num_heads, _ = form
     parts = {}
     for item in make(plan, sizes, form, window):
@@ -67,7 +67,7 @@ def test_every_key_once(plan, sizes, form, window):
 @settings(deadline=None)
 @given(sizes=sequences, form=heads, window=windows, dim=st.sampled_from([32, 64, 256]))
 def test_partial_results_have_a_place_each(plan, sizes, form, window, dim):
-    """Those of an item side by side in the order of their keys, and of nothing that is in one piece."""
+    """The parts of an item lie side by side in the order of their keys; an item in one piece has no partial result."""
     size = form[1] * (dim + 2)
     parts = {}
     for item in make(plan, sizes, form, window, dim):
@@ -87,7 +87,7 @@ def test_partial_results_have_a_place_each(plan, sizes, form, window, dim):
 @settings(deadline=None)
 @given(sizes=sequences, form=heads, window=windows, threads=st.integers(1, 16))
 def test_threads_end_together(plan, sizes, form, window, threads):
-    """Whoever is free takes the next item: the last one to end is late by no more than what no item exceeds."""
+    """A free thread takes the next item, so the last thread to end is late by at most one largest item."""
     group = form[1]
     items = make(plan, sizes, form, window)
     work = [item.queries * group * (item.end - item.first) for item in items]

@@ -81,7 +81,7 @@ def a_cache(rng: random.Random, layout: str = "", kind: str = "") -> Cache:
 
 
 def assert_stored(given: Cache, expected: Cache) -> None:
-    """To the bit; where each slot has a scale, which may become the one beside it, to a unit of the last place."""
+    """Equal to the bit, or, where each slot has a scale, to a unit of the last place: the scale may be rounded away."""
     if given.kind != "int8_paged":
         assert all(map(torch.equal, given.bytes(), expected.bytes()))
         return
@@ -167,7 +167,7 @@ def test_a_key_that_is_broken_stays_broken(kernels):
 
 @pytest.mark.parametrize("kind", ["fp8_e4m3", "fp8_e5m2", "int8", "int8_paged"])
 def test_what_is_too_large_saturates(kernels, kind):
-    """With a scale of its own as well, which ends where float16 does."""
+    """Also with a scale for each slot, which ends where float16 does."""
     cache = Cache(random.Random(0), "hnd", kind, 1, 2, 8, 16)
     cache.scales = None
     expected = cache.moved(ids(0))

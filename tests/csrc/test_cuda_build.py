@@ -76,7 +76,7 @@ def disassembler() -> str | None:
 
 @pytest.fixture(scope="module", params=ARCHITECTURES)
 def machine_code(request: pytest.FixtureRequest) -> dict[str, str]:
-    """Of each kernel, by its mangled name."""
+    """The machine code of each kernel, by its mangled name."""
     tool = disassembler()
     if tool is None:
         pytest.skip("no cuobjdump (the wheel nvidia-cuda-cuobjdump, or the CUDA toolkit)")

@@ -1,4 +1,4 @@
-"""Offsets past 2^31 elements: the same as near by, to the bit. Memory that nobody touches costs nothing.
+"""Offsets past 2^31 elements give the bits that near ones give. Memory that is never touched takes none.
 
 Not for a build with sanitizers, which touches it.
 """

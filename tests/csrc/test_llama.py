@@ -16,7 +16,7 @@ BLOCKS, BLOCK_SIZE = 24, 8
 
 
 class Weights:
-    """Of a decoder with one layer, whose tensors nobody else holds."""
+    """The weights of a decoder with one layer; only the decoder holds their tensors."""
 
     def __init__(self, extension: ModuleType) -> None:
         self.extension = extension

@@ -55,7 +55,7 @@ def test_without_the_extension_there_is_none_and_no_error(tmp_path: Path) -> Non
 
 
 def test_each_module_raises_its_own_errors(extension: ModuleType) -> None:
-    """Also where both are loaded: whoever catches one by its name must not see the other's."""
+    """Also where both modules are loaded: code that catches the error of one does not catch the other's."""
     cuda = native.load_cuda()
     if cuda is None:
         pytest.skip("the CUDA kernels were not built")

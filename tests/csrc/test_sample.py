@@ -10,7 +10,7 @@ from draws import Draws
 
 class Case(Draws):
     def run(self, kernels, order: torch.Tensor | None = None) -> list[int]:
-        """Of the branches `order`, from rows that stay where they are."""
+        """The tokens of the branches `order`, from rows that stay where they are."""
         order = torch.arange(len(self.logits)) if order is None else order
         names = ("temperature", "top_k", "top_p", "min_p", "seed", "branch", "index")
         ids = torch.full((len(order),), -7)

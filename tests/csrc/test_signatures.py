@@ -44,7 +44,7 @@ def cpu_ops(module) -> dict[str, list[str]]:
 
 
 def cuda_ops() -> dict[str, list[str]]:
-    """The same of CUDA's, which have none by name: as the module's source says them."""
+    """The arguments of each CUDA op. pybind11 has no names for them, so they are read from the module's source."""
     source = Path(__file__).parents[2] / "csrc" / "bind" / "cuda_module.cpp"
     named = re.findall(r'OCTAVO_(?:OP|ORDERED)\((\w+),\s*"\(([^)]*)\)"\)', source.read_text())
     return {name: arguments.replace("\n", " ").split(", ") for name, arguments in named}

@@ -23,7 +23,7 @@ print(ops.choose_ops(torch.device("cpu")).name, "|", native_checks.cpu_extension
 
 
 def build(hook: str, directory: Path, **settings: str) -> Path:
-    """As pip calls scikit-build-core, with the tools that are here."""
+    """Builds as pip calls scikit-build-core, with the tools that are here."""
     code = f"from scikit_build_core.build import {hook}; print('made', {hook}({str(directory)!r}, {settings!r}))"
     command = [sys.executable, "-c", code]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)

@@ -30,7 +30,7 @@ def nvcc() -> str:
 
 
 def architecture() -> str:
-    """Of the GPU that is here. From 9.0 on, kernels are for that chip alone (a)."""
+    """The architecture of the GPU that is here. From 9.0 on, kernels are for that chip alone (a)."""
     import torch
 
     if not torch.cuda.is_available():
@@ -78,7 +78,7 @@ def compile_binding(source: Path, target: Path) -> list[str]:
 
 
 def run(command: list[str]) -> str:
-    """What it says; SystemExit if it fails."""
+    """Runs a command and returns what it prints; SystemExit if it fails."""
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:
         raise SystemExit(f"{' '.join(command)}\n{done.stdout}{done.stderr}"[-6000:])

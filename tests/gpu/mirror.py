@@ -110,7 +110,7 @@ def spans(values: Any) -> Iterator[Range]:
 
 
 def merged(found: Iterator[Range]) -> list[Range]:
-    """Those that overlap are one."""
+    """The ranges, in which those that overlap have become one."""
     result: list[Range] = []
     for begin, end in sorted(found):
         if result and begin < result[-1][1]:

@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 @dataclass(slots=True)
 class Target:
-    """The device and the extension. In a rehearsal: the CPU, and the kernels' simulator."""
+    """The device and the extension. In a rehearsal: the CPU and the simulator."""
 
     device: torch.device
     extension: Any
@@ -30,7 +30,7 @@ class Target:
     lines: list[str] = field(default_factory=list)
 
     def pick(self, full: T, tiny: T) -> T:
-        """What a GPU is given, or what is enough to see that the script runs."""
+        """The value for a GPU, or a tiny one that is enough to see that the script runs."""
         return tiny if self.rehearsal else full
 
     @property
@@ -42,7 +42,7 @@ class Target:
             torch.cuda.synchronize(self.device)
 
     def say(self, line: str = "") -> None:
-        """To the report, and to whoever watches."""
+        """Prints a line and adds it to the report."""
         self.lines.append(line)
         print(line, flush=True)
 
@@ -60,7 +60,7 @@ class Target:
 
 
 def target(**extra: dict[str, Any]) -> Target:
-    """From the command line: --rehearse, --out FILE, and what a stage has of its own."""
+    """Reads the command line: --rehearse, --out FILE, and the options of the stage."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--rehearse", action="store_true")
     parser.add_argument("--out", type=Path)

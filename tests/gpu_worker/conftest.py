@@ -12,7 +12,7 @@ from sequences import new_sequence
 from gpu_worker.ops import native
 from gpu_worker.scheduling.scheduler_config import SchedulerConfig
 from gpu_worker.scheduling.sequence import Sequence
-from gpu_worker.scheduling.step import StepOutput, StepResult
+from gpu_worker.scheduling.step import StepDeltas, StepOutput
 from gpu_worker.testing.fake_runner import Chooser
 from gpu_worker.testing.witness_runner import MASK, WitnessRunner, contribution, salt_of, settle
 from octavo.errors import NotFound, OutOfBlocks
@@ -214,7 +214,7 @@ class World:
 
     # Time
 
-    def step(self, fail: bool = False) -> StepResult:
+    def step(self, fail: bool = False) -> StepDeltas:
         plan = self.scheduler.plan()
         assert plan.num_tokens <= self.config.max_batch_tokens
         assert plan.num_tokens == sum(chunk.length for chunk in plan.chunks)

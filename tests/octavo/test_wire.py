@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from octavo import errors, limits, wire
 from octavo.errors import Failure
+from octavo.record import SequenceState
 from octavo.sampling import FinishReason, SamplingParams, TokenScore
 from octavo.v1 import inference_pb2, types_pb2
 
@@ -169,6 +170,11 @@ def test_finish_reasons_have_the_numbers_and_names_of_the_wire():
         assert name == f"FINISH_REASON_{'UNSPECIFIED' if reason is FinishReason.NONE else reason.name}"
     assert len(FinishReason) == len(types_pb2.FinishReason.items())
     assert wire.finish_from_wire(99) is FinishReason.ERROR
+
+
+def test_every_state_has_its_name_on_the_wire():
+    states = {inference_pb2.RequestState.Name(wire.state_to_wire(state)) for state in SequenceState}
+    assert states == {f"REQUEST_STATE_{state.name}" for state in SequenceState}
 
 
 logprobs = st.floats(max_value=0, width=32) | st.just(-math.inf)

@@ -1,4 +1,4 @@
-"""`python -m router` waits for the store, and says why it cannot start."""
+"""A router waits for the store, which knows it before clients can call it, and says why it cannot start."""
 
 import signal
 import socket
@@ -8,6 +8,17 @@ from pathlib import Path
 
 import pytest
 from waiting import until
+
+from octavo.errors import StoreUnavailable
+from octavo.store.memory import MemoryStore
+
+
+class HesitantStore(MemoryStore):
+    """Does not answer the first heartbeat."""
+
+    async def heartbeat(self, member, lease_ms):
+        self.heartbeat = super().heartbeat
+        raise StoreUnavailable("not yet")
 
 
 def start(root: Path, log: Path, store: str, listen: str, admin_listen: str = "127.0.0.1:0") -> subprocess.Popen:
@@ -26,6 +37,11 @@ async def test_a_router_that_waits_for_its_store_ends_when_it_is_asked_to(root, 
     finally:
         process.kill()
     assert process.wait() == 0, log.read_text()
+
+
+async def test_the_store_knows_a_router_that_has_started(world):
+    router = await world.router(store=HesitantStore(world.state))
+    assert [member.id for member in await MemoryStore(world.state).members("router")] == [router.incarnation]
 
 
 @pytest.mark.parametrize("option", ["--listen", "--admin-listen"])

@@ -179,7 +179,7 @@ async def test_a_model_without_a_worker_keeps_no_other_waiting(world, oracle):
     await asyncio.sleep(0)
     link = next(link for link in world.routers[0].pool.links.values() if link.hello.model == "other")
     link.has_lease = False
-    world.routers[0].pool._remove_gone = lambda present: asyncio.sleep(0)
+    world.routers[0].pool._update_links = lambda present: asyncio.sleep(0)
     completion = await client.complete([*PROMPT, 1], GREEDY, model="fake")
     assert oracle.returned(completion) == oracle.outputs([*PROMPT, 1], GREEDY)
     link.has_lease = True
@@ -262,7 +262,7 @@ async def test_one_fingerprint_under_two_names_is_two_models(world, oracle):
 
 async def test_a_request_goes_on_when_its_model_comes_back_with_another_layout(world, oracle, monkeypatch):
     monkeypatch.setattr("router.fleet.worker_pool.REMEMBER_LOST_S", 0.2)
-    monkeypatch.setattr("router.fleet.worker_link.REFUSED_S", 0.1)
+    monkeypatch.setattr("router.fleet.worker_link.UNUSABLE_S", 0.1)
     await world.worker(FakeRunner(step_s=0.01))
     await world.router()
     await world.ready()

@@ -96,7 +96,7 @@ async def test_cached_prefixes_attract_and_are_reported(world):
     prompt = list(range(5, 5 + 16 * 8))
     first = await client.complete(prompt, replace(GREEDY, max_tokens=4))
     assert first.usage.cached_tokens == 0
-    index, root = router.pool.index, root_key("fake-1000-False", "fake-16")
+    index, root = router.pool.kv_index, root_key("fake-1000-False", "fake-16")
     warm = world.entry(first.request_id).record.owner
     await world.until(lambda: warm in index.find_hits(block_hashes(root, prompt, 16)))
     links = router.pool.links.values()

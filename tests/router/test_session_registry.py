@@ -15,15 +15,19 @@ class FakeSession:
     broken: bool = False
 
     def deliver_item(self, item):
+        self._break()
         self.heard.append(item)
 
     def poll_record(self):
-        if self.broken:
-            raise ValueError("a defect")
+        self._break()
         self.heard.append("poll")
 
     def note_assignment(self, assignment):
         self.heard.append(assignment)
+
+    def _break(self):
+        if self.broken:
+            raise ValueError("a defect")
 
 
 def item_of(seq_id: SequenceId) -> StepItem:
@@ -41,7 +45,8 @@ def test_the_sessions_concerned_are_told_and_a_defect_in_one_does_not_reach_anot
     registry.poll_records([a])
     registry.poll_records_of_owner(Incarnation("v"))
     registry.announce_assignment(a, assignment)
-    assert broken.heard == [item, assignment]
+    assert broken.heard == [assignment]
+    assert caplog.text.count("a session failed") == 2
     assert whole.heard == [item, "poll", assignment]
     assert other.heard == ["poll"]
     assert not registry.remove(broken)

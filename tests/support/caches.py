@@ -20,7 +20,7 @@ def to_eight_bits(values: Tensor, kind: str) -> Tensor:
 
 
 class Cache:
-    """[num_blocks, heads, 2, block_size, dim] in some form, full of what nobody may read."""
+    """[num_blocks, heads, 2, block_size, dim] in some form, full of values that no op may read."""
 
     def __init__(self, rng: random.Random, layout: str, kind: str, blocks: int, heads: int, size: int, dim: int):
         self.layout, self.kind, self.size, self.dim = layout, kind, size, dim
@@ -44,7 +44,7 @@ class Cache:
             part.view(torch.uint8).fill_(255)  # NaN, but for int8
 
     def handle(self, extension: ModuleType) -> object:
-        """What ops take."""
+        """The argument that ops take for this cache."""
         if self.scales is None and self.layout in ("hnd", "nhd"):
             return self._given()[0]
         return extension.KvCache(*self._typed(extension))
@@ -107,7 +107,7 @@ class Cache:
         return torch.stack(sides, dim=2)
 
     def moved(self, order: Tensor) -> "Cache":
-        """The same with block i at order[i]."""
+        """A copy with block i at order[i]."""
         other = object.__new__(Cache)
         other.__dict__.update(self.__dict__)
         other.parts = [torch.empty_like(part) for part in self.parts]

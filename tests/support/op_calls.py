@@ -1,4 +1,4 @@
-"""One good call of everything the extension offers, with memory around every tensor that nobody may touch."""
+"""One good call of everything the extension offers, with memory around every tensor that no op may touch."""
 
 import re
 from collections.abc import Callable

@@ -12,7 +12,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 class CannotBuild(Exception):
-    """What this machine lacks."""
+    """This machine lacks a tool or library; the message says which."""
 
 
 @functools.cache
@@ -72,7 +72,7 @@ def cpu_extension() -> Path:
 
 
 def environment(*folders: Path) -> dict[str, str]:
-    """For a process that imports what was built, from `folders`. torch and NumPy leak at their end: not looked at."""
+    """The environment of a process that imports a build from `folders`. Leaks are ignored: torch and NumPy leak."""
     path = [*map(str, folders), str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
     return os.environ | {
         "LD_PRELOAD": f"{library('libasan.so')} {library('libstdc++.so')}",

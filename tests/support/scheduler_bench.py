@@ -5,7 +5,7 @@ from sequences import new_sequence
 
 from gpu_worker.scheduling.scheduler_config import SchedulerConfig
 from gpu_worker.scheduling.sequence import Sequence
-from gpu_worker.scheduling.step import StepPlan, StepResult
+from gpu_worker.scheduling.step import StepDeltas, StepPlan
 from gpu_worker.testing.fake_runner import FakeRunner
 from octavo.sampling import FinishReason, SamplingParams
 
@@ -40,7 +40,7 @@ class Bench(SchedulerParts):
     def drop(self, name: str) -> None:
         self.scheduler.drop(self.sequence(name))
 
-    def step(self) -> tuple[StepPlan, StepResult]:
+    def step(self) -> tuple[StepPlan, StepDeltas]:
         plan = self.scheduler.plan()
         lengths = {c.branch.sequence.seq_id: c.length for c in plan.chunks}
         result = self.scheduler.commit(plan, self.runner.run(plan))

@@ -10,7 +10,7 @@ from gpu_worker.scheduling.load import Load
 from gpu_worker.scheduling.scheduler import Scheduler
 from gpu_worker.scheduling.scheduler_config import SchedulerConfig
 from gpu_worker.scheduling.sequence import Sequence
-from gpu_worker.scheduling.step import Runner, RunnerInfo, StepResult
+from gpu_worker.scheduling.step import Runner, RunnerInfo, StepDeltas
 from gpu_worker.scheduling.step_budget import StepBudget
 from gpu_worker.scheduling.workload import Workload
 from octavo.ids import SequenceId
@@ -31,6 +31,6 @@ class SchedulerParts:
     def sequence(self, name: str) -> Sequence:
         return self.workload.sequences[SequenceId(name)]
 
-    def engine(self, runner: Runner, on_result: Callable[[StepResult], None], **options: object) -> Engine:
+    def engine(self, runner: Runner, on_deltas: Callable[[StepDeltas], None], **options: object) -> Engine:
         """An engine that drives the scheduler; it has not started."""
-        return Engine(self.scheduler, runner, self.times, on_result, **options)  # type: ignore[arg-type]
+        return Engine(self.scheduler, runner, self.times, on_deltas, **options)  # type: ignore[arg-type]

@@ -36,7 +36,7 @@ NOT_CAPTURABLE = {
 
 
 class Recording(TorchDispatchMode):
-    """The operations between its beginning and its end."""
+    """The operations between the beginning and the end of a capture."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -138,7 +138,7 @@ class RecordedExtension:
 
 
 def _garbage(dtype: torch.dtype) -> float | int | bool:
-    """As an index or a length it leads out of everything."""
+    """A value that, as an index or a length, leads out of every array."""
     if dtype.is_floating_point:
         return float("nan")
     return dtype == torch.bool or torch.iinfo(dtype).max

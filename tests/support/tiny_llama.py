@@ -30,7 +30,7 @@ PROMPTS = [[(i * 37 + j * 11) % 96 for j in range(length)] for i, length in enum
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Form:
-    """Of the model and its blocks."""
+    """The sizes of the model and its blocks."""
 
     layers: int = 2
     heads: int = 4
@@ -112,7 +112,7 @@ def tiny_llama(
     num_host_blocks: int | None = None,
     weights: dict[str, Tensor] | None = None,
 ) -> Tiny:
-    """With graphs, if there is something to capture with. As many host blocks as blocks, unless said otherwise."""
+    """A runner with a tiny model, with graphs if `capture` is given. As many host blocks as blocks, unless told."""
     num_host_blocks = num_blocks if num_host_blocks is None else num_host_blocks
     decoder = LlamaDecoder(form.config, form.weights() if weights is None else weights, ops, device)
     arena = KvArena(form.blocks, num_blocks, num_host_blocks, device, ops)
@@ -190,7 +190,7 @@ def decodes(lens: list[int], rng: np.random.Generator, block_size: int, num_bloc
 
 
 def logits_of(tiny: Tiny, plan: StepPlan) -> Tensor:
-    """Of a step: what the sampler is given."""
+    """The logits of a step that the sampler is given."""
     seen = []
     sample = tiny.runner._sampler.sample
 

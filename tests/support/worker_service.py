@@ -8,9 +8,9 @@ import pytest
 from scheduler_parts import SchedulerParts
 
 from gpu_worker.scheduling.scheduler_config import SchedulerConfig
-from gpu_worker.scheduling.step import StepResult
+from gpu_worker.scheduling.step import StepDeltas
 from gpu_worker.serving.engine_client import EngineClient
-from gpu_worker.serving.journal import Journal
+from gpu_worker.serving.journal_writer import JournalWriter
 from gpu_worker.serving.server import WorkerService
 from gpu_worker.serving.step_publisher import StepPublisher
 from gpu_worker.testing.fake_runner import FakeRunner
@@ -29,22 +29,22 @@ class Service:
         self.runner = FakeRunner(block_size=4, num_blocks=4096, num_host_blocks=16, context_tokens=4096)
         loop = asyncio.get_running_loop()
 
-        def on_result(result: StepResult) -> None:
-            loop.call_soon_threadsafe(self.journal.submit, result)
+        def on_deltas(result: StepDeltas) -> None:
+            loop.call_soon_threadsafe(self.journal_writer.submit_deltas, result)
 
         def on_progress() -> None:
             self.engine_client.refresh()
 
         config = SchedulerConfig(max_batch_tokens=64, max_batch_sequences=16)
         parts = SchedulerParts(config, self.runner.info)
-        self.engine = parts.engine(self.runner, on_result, on_progress=on_progress, idle_round_s=0.02)
+        self.engine = parts.engine(self.runner, on_deltas, on_progress=on_progress, idle_round_s=0.02)
         self.publisher = StepPublisher()
         self.engine_client = EngineClient(self.engine, parts.workload, parts.budget, self.publisher)
-        self.journal = Journal(None, self.publisher, self.engine_client)
+        self.journal_writer = JournalWriter(None, self.publisher, self.engine_client)
         self.service = WorkerService("w", Incarnation("me"))
 
     async def start(self) -> None:
-        self.task = asyncio.create_task(self.journal.run())
+        self.task = asyncio.create_task(self.journal_writer.run())
         self.server = rpc.server(internal=True)
         worker_pb2_grpc.add_WorkerServicer_to_server(self.service, self.server)
         port = self.server.add_insecure_port("127.0.0.1:0")

@@ -1,4 +1,4 @@
-// An item: its rows over its tiles.
+// Computes one item of a plan: its rows against its tiles of keys.
 
 inline void begin_rows(const AttentionJob& job, const AttentionItem& item, std::int64_t count, const Scratch& s) {
     const std::int64_t dim = job.kv.head_dim;

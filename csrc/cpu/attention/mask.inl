@@ -1,4 +1,4 @@
-// Which keys of a tile each row looks at, and the rows that look at the same ones.
+// Says which keys of a tile each row sees, and which rows see the same keys.
 
 // Whether sparse attention lets a row see the block of `key`.
 inline bool sees(const AttentionJob& job, const Row& row, std::int64_t kv_head, std::int64_t key) {

@@ -1,4 +1,4 @@
-// From sums and weights to results; parts of an item put together.
+// Turns sums and weights into results, and merges the parts of an item.
 
 inline float value_factor(const KvPages& pages, std::int64_t head) {
     return static_scale(pages.values, head) * (pages.dtype == DType::kE4M3 ? kE4M3Factor : 1.0F);

@@ -1,4 +1,4 @@
-// Keys and values of a tile, out of pages of any layout and type.
+// Reads the keys and values of a tile from pages of any layout and type.
 
 template <DType kType>
 inline void widen_rows(const KvPages& pages, const KvSide& side, const char* from, float* to) {

@@ -1,4 +1,4 @@
-// From queries and keys to weights.
+// Computes weights from queries and keys.
 
 // Products of `kCount` rows with eight keys: products[row], one per lane.
 template <DType kType, int kCount>

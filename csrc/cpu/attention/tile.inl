@@ -1,4 +1,4 @@
-// What a tile of keys is worked on with: elements of the cache's type, rows, and where keys and values lie.
+// The parts of a tile of keys: elements of the cache's type, rows of queries, and where keys and values lie.
 
 constexpr std::int64_t kKeyTile = 32;
 constexpr std::int64_t kGroups = kKeyTile / 8;

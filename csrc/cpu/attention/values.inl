@@ -1,4 +1,4 @@
-// Weights times values.
+// Multiplies weights with values.
 
 // 8 kWide dimensions of sums += weight * value.
 template <DType kType, bool kAhead, int kCount, int kWide>

@@ -1,4 +1,4 @@
-// Packed blocks of weights, and a digit of 32 inputs, with AVX2.
+// Packed blocks of weights, and one digit of 32 inputs, with AVX2.
 
 // A 4-bit block of eight of a group's sixteen rows, as eight pieces of unsigned bytes.
 struct Nibbles {

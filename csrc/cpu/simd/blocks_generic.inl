@@ -1,4 +1,4 @@
-// Packed blocks of weights, and a digit of 32 inputs, as plain C++.
+// Packed blocks of weights, and one digit of 32 inputs, in plain C++.
 
 struct Nibbles {
     const std::uint8_t* p;

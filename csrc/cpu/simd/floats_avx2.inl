@@ -1,4 +1,4 @@
-// Eight floats in a register of AVX2.
+// Eight floats in one register of AVX2.
 
 using F8 = __m256;
 

@@ -1,4 +1,4 @@
-// Eight floats as plain C++: what runs everywhere, and says what the others do.
+// Eight floats in plain C++, for every processor. This file defines what the other versions do.
 
 struct F8 {
     float v[8];

@@ -1,4 +1,4 @@
-// Launching, and what a launch needs to know about the device.
+// Launches kernels, and says what a launch needs to know about the device.
 #pragma once
 
 #include <cuda_runtime_api.h>

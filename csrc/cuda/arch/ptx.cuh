@@ -1,5 +1,5 @@
-// Every instruction that C++ has no name for, and nothing else. tests/csrc/simt/instructions.h has the same names for a
-// CPU.
+// Every instruction that C++ has no name for, and nothing else. tests/csrc/simt/instructions.h has the same functions
+// for a CPU.
 #pragma once
 
 #include <cstdint>
@@ -145,7 +145,8 @@ __device__ __forceinline__ void multiply_add<BFloat>(float (&c)[4], const std::u
 
 // ---- between blocks ------------------------------------------------------------------------------------------------
 
-// Adds and returns what was there. Everything this block's barrier ordered before is seen by whoever reads the sum.
+// Adds and returns the number before. A thread block that reads the sum sees all that this block's barrier ordered
+// before.
 __device__ __forceinline__ std::int32_t add_acquire_release(std::int32_t* p, std::int32_t x) {
     std::int32_t old;
     asm volatile("atom.add.acq_rel.gpu.global.s32 %0, [%1], %2;" : "=r"(old) : "l"(p), "r"(x) : "memory");

@@ -1,5 +1,5 @@
-// What kernels are written in: CUDA C++, or its twin that runs the same sources on a CPU, where they are tested under
-// AddressSanitizer without a GPU (tests/csrc/simt, OCTAVO_SIMT).
+// The language that kernels are written in: CUDA C++, or, with OCTAVO_SIMT, the simulator's version of it, which runs
+// the same sources on a CPU under AddressSanitizer (tests/csrc/simt).
 #pragma once
 
 #ifdef OCTAVO_SIMT

@@ -1,4 +1,4 @@
-// The angles that heads are rotated by, checked.
+// Checks the angles that heads are rotated by.
 #pragma once
 
 #include "octavo/tensor.h"

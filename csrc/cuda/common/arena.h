@@ -1,4 +1,4 @@
-// Blocks of an arena [layers, blocks, ...] as runs of bytes.
+// The blocks of an arena [layers, blocks, ...] as runs of bytes.
 #pragma once
 
 #include "octavo/tensor.h"

@@ -1,4 +1,4 @@
-// From a type that is known at run time to one that templates take.
+// Calls a function template with the type that a tensor has at run time.
 #pragma once
 
 #include <algorithm>
@@ -19,8 +19,8 @@ constexpr std::size_t kMostShared = 227 * 1024;  // bytes of shared memory that 
 
 inline Stream as_stream(StreamHandle stream) { return static_cast<Stream>(stream); }
 
-// Whether eights of elements, counted from the start of any row, lie at multiples of 16 bytes (of 8, for bytes).
-// Dimensions before `last` are rows. Nothing lies anywhere.
+// Whether groups of eight elements, counted from the start of any row, lie at multiples of 16 bytes (of 8, for bytes).
+// Dimensions before `last` are rows. A tensor without data counts as aligned.
 inline bool whole_rows(std::initializer_list<const TensorRef*> tensors, int last) {
     for (const TensorRef* tensor : tensors) {
         const std::int64_t size = size_of(tensor->dtype), piece = size == 1 ? 8 : 16;

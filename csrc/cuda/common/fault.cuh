@@ -1,4 +1,5 @@
-// What kernels find wrong with numbers that lie on the device, where nobody can look before a launch.
+// How a kernel tells the host that a number on the device is wrong. The host cannot look at such numbers before a
+// launch.
 #pragma once
 
 #include <cstdint>
@@ -20,12 +21,12 @@ enum class Fault : std::int32_t {
     kOffsets
 };
 
-// Where kernels say so: pinned host memory, for take_fault (device.h). Whoever comes last is heard.
+// Where kernels tell faults: a word of pinned host memory, for take_fault (device.h). The fault told last counts.
 using FaultWord = std::int32_t*;
 
 __device__ __forceinline__ void tell(FaultWord word, Fault fault) { *word = static_cast<std::int32_t>(fault); }
 
-// Whether `id` is one of `count`; if not, it is told.
+// Whether 0 <= `id` < `count`; if not, the host is told.
 __device__ __forceinline__ bool is_one_of(std::int64_t id, std::int64_t count, FaultWord word, Fault fault) {
     const bool good = id >= 0 && id < count;
     if (!good) {

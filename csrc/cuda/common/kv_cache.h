@@ -1,4 +1,4 @@
-// From what callers pass to what kernels read.
+// Makes the description of a cache that kernels read (KvPages, KvScales) from the cache that a caller passes (KvCache).
 #pragma once
 
 #include "api.h"
@@ -20,7 +20,7 @@ constexpr std::int64_t kMostInInt = INT32_MAX;  // kernels count within a block 
 KvLayer make_kv_layer(const KvCache& kv, DType activations);
 KvType kv_type_named(const std::string& name);
 
-// Of a cache that is written: that none of `others` lies in it. (Keys and values may take turns in one piece of
+// For a cache that is written: throws if one of `others` lies in it. (Keys and values may take turns in one piece of
 // memory.)
 void expect_writable(const KvCache& kv, std::initializer_list<const TensorRef*> others);
 

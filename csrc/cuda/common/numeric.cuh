@@ -1,4 +1,4 @@
-// Elements and their conversions: float, Half, BFloat (arch/), and what keys and values may also be stored as.
+// The types of elements and their conversions: float, Half and BFloat (arch/), and the types of stored keys and values.
 #pragma once
 
 #include <cstdint>
@@ -63,8 +63,8 @@ __device__ __forceinline__ void from_float(float x, E5M2& y) {
     y.bits = to_eight_bits<2, 15, 0x7bU>(x, 57344.0F, 6.103515625e-05F);
 }
 
-// Eight neighbours, moved as one or two pieces where their place allows (`whole`: it is a multiple of their size, or of
-// 16 bytes), else one by one. Whoever launches knows which: `whole` is the same for all threads.
+// Eight neighbours, moved as one or two pieces where their place is a multiple of their size or of 16 bytes (`whole`),
+// else one by one. The host decides it: `whole` is the same for all threads.
 template <typename T>
 struct Eight {
     T at[8];

@@ -11,7 +11,7 @@
 
 namespace octavo::cuda {
 
-// What the elements of blocks are. kSame: as the queries, keys and values that are worked with.
+// The type of the elements of blocks. kSame: the type of the activations.
 enum class KvType : std::uint8_t { kSame, kE4M3, kE5M2, kInt8 };
 
 struct Pages {
@@ -45,7 +45,8 @@ struct SlotScales {
     }
 };
 
-// Times what is stored is what was given; one, or one for each kv head (null: 1), or one for each slot of each head.
+// A stored number times its scale is the number that was written. There is one scale, or one for each kv head (null:
+// 1), or one for each slot of each head.
 struct KvScales {
     const float* keys;
     const float* values;

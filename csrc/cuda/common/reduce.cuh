@@ -1,4 +1,4 @@
-// Sums and maxima over a warp and a block, in fixed order.
+// Sums and maxima over a warp and over a thread block, in fixed order.
 #pragma once
 
 #include "arch/simt.h"

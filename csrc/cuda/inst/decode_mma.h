@@ -1,4 +1,4 @@
-// One file in this folder instantiates one type and one head size: they compile side by side.
+// Each file of this folder instantiates one type and one head size, so that they compile at the same time.
 #pragma once
 
 #include "attention.h"

@@ -1,4 +1,4 @@
-// For functions that are the same on the host and on a GPU.
+// Marks functions that are the same on the host and on a GPU.
 #pragma once
 
 #if defined(__CUDACC__)

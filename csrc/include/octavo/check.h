@@ -1,6 +1,6 @@
-// What each op of api.h demands of its arguments, apart from doing it: the kernels and their definition (ref/) refuse
-// the same things with the same words. Each throws ArgumentError and touches no memory but that of ids, lengths
-// and scales.
+// Checks the arguments of the ops of api.h without computing anything: the kernels and their definitions (ref/) refuse
+// the same arguments with the same words. A check throws ArgumentError and reads no memory but that of ids, lengths and
+// scales.
 #pragma once
 
 #include "octavo/api.h"

@@ -1,7 +1,7 @@
-// What names a block by its bytes, the same on every device: the sum, modulo 2^64, of `mixed` of its words.
+// The checksum of a block's bytes, which is equal on every device: the sum, modulo 2^64, of `mixed` of its words.
 //
 // A layer's bytes are words of eight, the least significant byte first; the last is filled up with zeros. Places count
-// the words of all layers of the block. Sums do not depend on their order, so threads share the work as they like.
+// the words of all layers of the block. A sum does not depend on the order, so threads can share the work in any way.
 #pragma once
 
 #include <cstdint>

@@ -1,8 +1,8 @@
-// The arithmetic of a draw: the same bits on every machine, on a GPU, and in gpu_worker/sampling/draw.py.
+// The arithmetic of a draw: the same bits on every processor, on a GPU, and in gpu_worker/sampling/draw.py.
 //
 // A token's weight is 2^40 e^((logit - highest) / temperature) as a whole number, so that sums do not depend on their
-// order. It is made of float32 operations that are each rounded on their own: whoever compiles this must not fuse a
-// product with a sum, which is why the files that loop over it are compiled without FMA.
+// order. It is made of float32 operations that are each rounded on their own. A compiler must not fuse a product with a
+// sum here, so the files that loop over these functions are compiled without FMA.
 #pragma once
 
 #include <cstdint>

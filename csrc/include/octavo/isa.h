@@ -1,4 +1,4 @@
-// Which instruction sets this CPU and its operating system offer, asked once through cpuid.
+// Which instruction sets this processor and its operating system offer; asked once, through cpuid.
 #pragma once
 
 #include <string>

@@ -1,4 +1,4 @@
-// A decoder of the Llama family, a whole step of it in one call: gpu_worker/models/llama.py is its definition.
+// A decoder of the Llama family that computes a whole step in one call. gpu_worker/models/llama.py is its definition.
 #pragma once
 
 #include <memory>
@@ -16,7 +16,7 @@ struct LlamaSizes {
     float eps = 0, scale = 0;
 };
 
-// Vectors are f32; no data: not there.
+// The tensors of a layer. Vectors are f32; a vector without data is not there.
 struct LlamaLayer {
     TensorRef input_norm, mlp_norm;  // [hidden]
     Weight qkv;                      // [(heads + 2 kv_heads) head_dim, hidden]
@@ -36,7 +36,7 @@ struct LlamaStep {
     TensorRef rows;  // i64 [r]: tokens whose hidden state is wanted
 };
 
-// Not for two threads at once. Refers to the memory of its tensors, which must outlive it.
+// Only one thread may use it at a time. It refers to the memory of its tensors, which must outlive it.
 class Llama {
   public:
     // cos, sin f32 [positions, rotated dimensions].
@@ -44,7 +44,7 @@ class Llama {
           const TensorRef& cos, const TensorRef& sin, std::vector<LlamaLayer> layers);
     ~Llama();
 
-    // kv: per layer. hidden f32 [r, hidden]: normed, what `logits` takes.
+    // kv: one cache per layer. hidden f32 [r, hidden]: normed hidden states, which `logits` takes.
     void forward(const TensorRef& hidden, const LlamaStep& step, const std::vector<KvCache>& kv);
 
     // out f32 [r, vocab] of hidden f32 [r, hidden].

@@ -1,8 +1,8 @@
-// The threads ops run on: one team per process, kept between calls.
+// The threads that ops run on: one team per process, kept between calls.
 //
-// A phase (`each`) is over when its parts are done, not when all lanes have come: a lane whose thread is not running,
-// because others need the core, holds nobody up unless it is within a part. It catches up by passing over what is over.
-// Between phases lanes spin, because the next one is microseconds away; after a run they soon sleep.
+// A phase (`each`) ends when its parts are done, not when all lanes have come. A lane whose thread is not running,
+// because others need the core, delays the phase only while it is within a part. It catches up by passing over phases
+// that have ended. Between phases lanes spin, because the next one is microseconds away; after a run they soon sleep.
 #pragma once
 
 #include <atomic>
@@ -20,7 +20,7 @@ class Lane {
     template <typename Body>
     void each(std::int64_t count, const Body& body);
 
-    // Memory of this lane's own, 64-byte aligned, overwritten by the next call.
+    // Memory that belongs to this lane, 64-byte aligned. The next call overwrites it.
     float* scratch(std::int64_t floats);
 
   private:
@@ -35,8 +35,8 @@ class Pool {
   public:
     static Pool& instance();
 
-    // How many lanes a run has, this thread's included. 0: one per core this process may use. Waits for a run's end, so
-    // not from within one.
+    // Sets how many lanes a run has, this thread's included; 0: one per core that the process may use. It waits for the
+    // end of a run, so a body must not call it.
     void resize(int threads);
     int size() const;
 
@@ -61,10 +61,10 @@ class Pool {
     void wait(std::uint64_t phase);
 
     State* state_;  // changes in a forked process alone, before it has a second thread
-    // The next part to be taken: kPhase times the phase that is on, plus the part. Phases wrap around; within a run
-    // only their order matters.
+    // The next part to be taken: kPhase times the current phase, plus the part. Phases wrap around; within a run only
+    // their order matters.
     alignas(64) std::atomic<std::uint64_t> claim_{0};
-    alignas(64) std::atomic<std::int64_t> done_{0};  // parts of it that are
+    alignas(64) std::atomic<std::int64_t> done_{0};  // parts of the phase that are done
 };
 
 template <typename Body>
@@ -86,8 +86,8 @@ void Lane::each(std::int64_t count, const Body& body) {
             continue;
         }
         body(static_cast<std::int64_t>(claim - phase));
-        // Releases what this part wrote; whoever does the last part acquires that of all, and releases it to the next
-        // phase's lanes with the claim.
+        // Releases what this part wrote. The lane that does the last part acquires what all parts wrote, and releases
+        // it to the lanes of the next phase with the claim.
         if (pool_.done_.fetch_add(1, std::memory_order_acq_rel) + 1 == count) {
             pool_.done_.store(0, std::memory_order_relaxed);
             pool_.claim_.store(phase + Pool::kPhase, std::memory_order_release);

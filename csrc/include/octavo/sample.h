@@ -1,7 +1,8 @@
-// From logits to tokens, for a whole batch at once: what gpu_worker/sampling/sampler.py defines, in this order. Logits
-// are adjusted; log probabilities are the log-softmax of the result; temperature, top-k, top-p and min-p, then a draw.
+// Samples tokens from logits for a whole batch at once, as gpu_worker/sampling/sampler.py defines it. In this order:
+// logits are adjusted; log probabilities are the log-softmax of the result; temperature, top-k, top-p and min-p leave
+// out tokens; a draw chooses one.
 //
-// Filters keep a prefix of the tokens, ordered by falling logit, then rising id; the draw is by id among what is kept
+// Filters keep a prefix of the tokens, ordered by falling logit, then rising id. The draw goes by id among those kept
 // (draw.h). A branch's token depends on its own row and parameters alone.
 #pragma once
 
@@ -9,7 +10,7 @@
 
 namespace octavo {
 
-constexpr std::int64_t kBadLogits = -1;  // instead of a token: NaN or +inf in the row, or nothing finite left
+constexpr std::int64_t kBadLogits = -1;  // instead of a token, if the row has NaN or +inf, or no finite logit
 
 // How each of r branches draws.
 struct Draws {
@@ -20,7 +21,8 @@ struct Draws {
     TensorRef seed, branch, index;  // i64 [r], the seed as 64 bits: what the random number comes from
 };
 
-// What changes the logits of each branch. Lists have an end per branch: i's are [ends[i], ends[i + 1]). No data: none.
+// The changes of the logits of each branch. Branch i has the entries [ends[i], ends[i + 1]) of a list. No data: no
+// change.
 struct Adjustments {
     TensorRef repetition;                       // f32 [r]: divides positive, multiplies negative logits of `seen`
     TensorRef seen_ends, seen_ids, seen_costs;  // i64 [r + 1], i64 [m], f32 [m]: subtracted then
@@ -28,10 +30,10 @@ struct Adjustments {
     TensorRef allowed_ends, allowed_ids;        // i64 [r + 1], i64 [m]: where there are some, all others are banned
 };
 
-// Log probabilities, where they are asked for. No data: nowhere.
+// Memory for log probabilities. No data: none are asked for.
 struct Scores {
     TensorRef counts;        // i32 [r]: how many of the likeliest are listed, at most n; -1: no score at all
-    TensorRef logprobs;      // f32 [r]: of the chosen token; NaN where the logits are bad
+    TensorRef logprobs;      // f32 [r]: that of the chosen token; NaN where the logits are bad
     TensorRef top_ids;       // i64 [r, n]: likeliest first, lowest id first among equals; -1: no more that are possible
     TensorRef top_logprobs;  // f32 [r, n]
 };
@@ -40,7 +42,7 @@ struct Scores {
 void sample(const TensorRef& ids, const TensorRef& logits, const Draws& draws, const Adjustments& adjustments,
             const Scores& scores);
 
-// The log probabilities of targets i64 [r], by logits f32 [r, vocabulary] as they are.
+// The log probabilities of targets i64 [r], by the unchanged logits f32 [r, vocabulary].
 void score(const TensorRef& logits, const TensorRef& targets, const Scores& scores);
 
 namespace check {

@@ -1,4 +1,4 @@
-// What an op is given: where a tensor lies and how. Nothing here owns memory.
+// The tensors that ops are given: where a tensor lies, its type, shape and strides. Nothing here owns memory.
 #pragma once
 
 #include <cstdint>
@@ -14,9 +14,10 @@ std::int64_t size_of(DType dtype);
 const char* name_of(DType dtype);
 
 constexpr int kMaxDims = 6;
-constexpr std::int64_t kMostElements = std::int64_t{1} << 48;  // more no memory has: products of sizes stay in 64 bits
+constexpr std::int64_t kMostElements = std::int64_t{1}
+                                       << 48;  // no memory has more; so products of sizes fit into 64 bits
 
-// The product of sizes, none of them negative; kMostElements where it is more.
+// The product of sizes, which are not negative; at most kMostElements.
 std::int64_t volume(std::initializer_list<std::int64_t> sizes);
 
 // Strides are counted in elements.
@@ -26,7 +27,7 @@ struct TensorRef {
     std::int64_t stride[kMaxDims] = {};
     int ndim = 0;
     DType dtype = DType::kF32;
-    const char* problem = nullptr;  // why it is no tensor an op can read, for the op to say with the argument's name
+    const char* problem = nullptr;  // why no op can read it; the op adds the argument's name
 
     std::int64_t size() const;  // at most kMostElements
     bool given() const { return data != nullptr || problem != nullptr; }
@@ -37,7 +38,7 @@ struct TensorRef {
     }
 };
 
-// An argument an op cannot work with. Thrown before any of its memory is touched.
+// Thrown for an argument that an op cannot work with, before any of its memory is touched.
 class ArgumentError : public std::invalid_argument {
   public:
     ArgumentError(const std::string& name, const std::string& problem) : std::invalid_argument(name + ": " + problem) {}
@@ -49,7 +50,7 @@ inline void require(bool good, const char* name, const char* problem) {
     }
 }
 
-// That an op can read it at all.
+// Throws unless an op can read the tensor at all.
 inline void usable(const TensorRef& tensor, const char* name) {
     require(tensor.problem == nullptr, name, tensor.problem);
     require(tensor.data != nullptr || tensor.size() == 0, name, "is missing");
@@ -59,18 +60,18 @@ inline void usable(const TensorRef& tensor, const char* name) {
 // A dimension of any size, in `expect`.
 constexpr std::int64_t kAny = -1;
 
-// The shape (kAny matches all), the type, and that the last dimension is contiguous.
+// Throws unless the tensor has this shape (kAny matches every size) and type, and its last dimension is contiguous.
 void expect(const TensorRef& tensor, const char* name, std::initializer_list<std::int64_t> shape);
 void expect(const TensorRef& tensor, const char* name, std::initializer_list<std::int64_t> shape, DType dtype);
 
-// That the elements lie without gaps, in order.
+// Throws unless the elements lie without gaps, in order.
 void expect_dense(const TensorRef& tensor, const char* name);
 
-// Of what is written: that no two elements lie in one place, and none where one of `others` has any. Interleaved rows
-// may be taken for overlapping ones if their strides differ.
+// For a tensor that is written: throws unless its elements lie apart, from each other and from those of `others`.
+// Interleaved rows may count as overlapping if their strides differ.
 void expect_apart(const TensorRef& out, const char* name, std::initializer_list<const TensorRef*> others);
 
-// The same, for what may also be written in place: where one of `others` begins, with its type and strides.
+// Like expect_apart, but the tensor may also be one of `others`: begin where it begins, with its type and strides.
 void expect_apart_or_same(const TensorRef& out, const char* name, std::initializer_list<const TensorRef*> others);
 
 }  // namespace octavo

@@ -1,7 +1,7 @@
 // A matrix [rows, cols] that inputs are multiplied with: plain, or packed in blocks of 16 rows x 32 columns.
 //
-// A packed matrix is a run of row groups (16 rows; the last one padded with zeros), and a group a run of blocks, so
-// that whoever multiplies reads one stream. A block is its numbers, then 16 scales, then 16 minimums where the format
+// A packed matrix is a run of row groups (16 rows; the last one padded with zeros), and a group is a run of blocks, so
+// that a product reads one stream. A block is its numbers, then 16 scales, then 16 minimums where the format
 // has them (float16 both). Numbers come in pieces of 64 bytes: bytes 4r … 4r + 3 of a piece are four neighbouring
 // columns of row r, so that rows fill registers and no sum is ever taken across one.
 //   kQ8: 8 pieces, byte = number + 128; value = scale * number
@@ -43,14 +43,14 @@ static constexpr std::int64_t numbers_bytes(Format format) {
 static constexpr std::int64_t block_bytes(Format format) {
     return numbers_bytes(format) + kGroupRows * 2 * (format == Format::kQ4Mins ? 2 : 1);
 }
-// Of a row; packed ones share blocks.
+// How many bytes a row takes; packed rows share blocks.
 static inline std::int64_t row_bytes(const Weight& weight) {
     return weight.packed() ? block_bytes(weight.format) * weight.cols / (kGroupRows * kBlock)
                            : weight.cols * (weight.format == Format::kF32 ? 4 : 2);
 }
 std::int64_t packed_bytes(Format format, std::int64_t rows, std::int64_t cols);
 
-// The bytes it refers to.
+// How many bytes the weight refers to.
 TensorRef memory_of(const Weight& weight);
 
 // The weight in `data` (uint8, packed_bytes long) or, for plain formats, in `data` [rows, cols].

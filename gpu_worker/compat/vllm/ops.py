@@ -1,8 +1,8 @@
-"""vLLM's paged attention ops by their names, argument order and meaning, for code written against them.
+"""vLLM's paged attention ops by vLLM's names, argument order and meaning, for code that was written against them.
 
-They compute on the tensors' device and current stream. For new code: gpu_worker.ops, which is many times faster. Scales
-are positive numbers or tensors of one or kv_heads (what those hold is not looked at); without v_scale, k_scale (older
-vLLM's kv_scale) is that of both.
+The ops compute on the tensors' device and current stream. New code should use gpu_worker.ops, which is many times
+faster. A scale is a positive number, or a tensor of 1 or kv_heads numbers, whose values are not checked. Without
+v_scale, k_scale (kv_scale in older versions of vLLM) is the scale of keys and values.
 """
 
 import functools
@@ -34,15 +34,15 @@ def extension() -> ModuleType:
 def paged_attention_v1(out: Tensor, query: Tensor, *args: Any, **kwargs: Any) -> None:
     """(out, query, key_cache, value_cache, num_kv_heads, scale, ...): see _paged_attention.
 
-    All scores of a head must fit into shared memory: about 50000 keys."""
+    All scores of a head must fit into shared memory, which has room for about 50000 keys."""
     _paged_attention(out, (None, None, None), query, *args, **kwargs)
 
 
 def paged_attention_v2(
     out: Tensor, exp_sums: Tensor, max_logits: Tensor, tmp_out: Tensor, query: Tensor, *args: Any, **kwargs: Any
 ) -> None:
-    """As v1, in partitions of 512 keys: exp_sums, max_logits float32 [sequences, heads, partitions], tmp_out
-    [sequences, heads, partitions, head_dim]."""
+    """Computes what paged_attention_v1 does, in partitions of 512 keys. exp_sums, max_logits float32 [sequences, heads,
+    partitions]; tmp_out [sequences, heads, partitions, head_dim]."""
     _paged_attention(out, (ref(exp_sums), ref(max_logits), ref(tmp_out)), query, *args, **kwargs)
 
 
@@ -110,13 +110,13 @@ def reshape_and_cache(
 def reshape_and_cache_flash(
     key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor, slot_mapping: Tensor, *args: Any, **kwargs: Any
 ) -> None:
-    """The same into caches [blocks, block_size, kv_heads, head_dim]."""
+    """reshape_and_cache for caches [blocks, block_size, kv_heads, head_dim]."""
     caches = key_cache.transpose(1, 2), value_cache.transpose(1, 2)
     reshape_and_cache(key, value, *caches, slot_mapping, *args, **kwargs)
 
 
 def copy_blocks(key_caches: Sequence[Tensor], value_caches: Sequence[Tensor], block_mapping: Tensor) -> None:
-    """Copies blocks (from, to) of int64 [n, 2] within each cache. No block is both, and none is written twice."""
+    """Copies blocks (from, to) of int64 [n, 2] within each cache. No block is read and written, or written twice."""
     for cache in (*key_caches, *value_caches):
         with _device_of(cache) as stream:
             pairs = block_mapping.to(cache.device, torch.int64)
@@ -125,7 +125,7 @@ def copy_blocks(key_caches: Sequence[Tensor], value_caches: Sequence[Tensor], bl
 
 
 def swap_blocks(src: Tensor, dst: Tensor, block_mapping: Tensor) -> None:
-    """Copies blocks (from, to) of int64 [n, 2], on the host, between two caches. The current stream waits for it."""
+    """Copies blocks (from, to) of int64 [n, 2], on the host, between two caches. The current stream waits for them."""
     where = dst if dst.is_cuda else src
     with _device_of(where) as stream:
         swapper = _swapper(where.device)
@@ -135,20 +135,20 @@ def swap_blocks(src: Tensor, dst: Tensor, block_mapping: Tensor) -> None:
 
 
 def convert_fp8(output: Tensor, input: Tensor, scale: float = 1.0, kv_dtype: str = "fp8") -> None:
-    """uint8 output: input / scale; else input * scale, of uint8 input."""
+    """output = input / scale if output is uint8; else output = input * scale, where input is uint8."""
     with _device_of(output) as stream:
         extension().convert_fp8(ref(output), ref(input), scale, kv_dtype, stream)
 
 
 @functools.cache
 def _swapper(device: torch.device) -> Any:
-    """One for each device: its stream belongs to the device that is current when it is made."""
+    """The swapper of a device. Its stream belongs to the device that is current when it is made."""
     return extension().Swapper()
 
 
 @contextmanager
 def _device_of(tensor: Tensor) -> Iterator[int]:
-    """Makes a tensor's device the current one, which the extension works on, and gives its stream."""
+    """Makes a tensor's device the current one, on which the extension works, and yields its current stream."""
     if tensor.is_cuda:
         with torch.cuda.device(tensor.device):
             yield torch.cuda.current_stream(tensor.device).cuda_stream

@@ -1,27 +1,27 @@
 -- How a sequence ends: branch by branch, and with its last branch as a whole, for good.
 
-local function clear_quarantine(shard, rec)
-  local key = shard.prefix .. 'quarantine:' .. rec.owner
+local function clear_quarantine(store, rec)
+  local key = store.prefix .. 'quarantine:' .. rec.owner
   local mark = redis.call('GET', key)
   if mark and string.match(mark, '^(%S+)') == rec.id then redis.call('DEL', key) end
 end
 
-local function close(shard, rec, now)
+local function close(store, rec, now)
   local state = 'DONE'
   if string.find(rec.finishes, STOPPED.ERROR, 1, true) then state = 'FAILED'
   elseif string.find(rec.finishes, STOPPED.CANCELLED, 1, true) then state = 'CANCELLED' end
   update(rec, { state = state, mig_id = '', mig_to = '' })
   note(rec, now, 'ended', state)
-  leave_queue(shard, rec)
-  redis.call('ZREM', shard.prefix .. 'live', rec.id)
-  if rec.crashes ~= '0' then clear_quarantine(shard, rec) end
-  expire_all(rec, shard.retain_ms)
+  leave_queue(store, rec)
+  redis.call('ZREM', store.prefix .. 'live', rec.id)
+  if rec.crashes ~= '0' then clear_quarantine(store, rec) end
+  expire_all(rec, store.retain_ms)
   notify(rec, 'ended')
 end
 
 -- Ends a branch, or with -1 all branches that run, with a digit of FinishReason. `length` and `score` may be nil. The
 -- sequence ends with its last branch.
-local function finish(shard, rec, branch, reason, length, failure, score)
+local function finish(store, rec, branch, reason, length, failure, score)
   local first, last = branch, branch
   if branch == -1 then first, last = 0, #rec.finishes - 1 end
   local finishes = rec.finishes
@@ -36,7 +36,7 @@ local function finish(shard, rec, branch, reason, length, failure, score)
   fields.finishes = finishes
   if failure ~= '' and rec.failure == '' then fields.failure = failure end
   update(rec, fields)
-  if not string.find(finishes, '0', 1, true) then close(shard, rec, now_ms()) end
+  if not string.find(finishes, '0', 1, true) then close(store, rec, now_ms()) end
 end
 
 -- Moves the end of a branch back to `length`, if the worker has gone past a stop string.
@@ -52,12 +52,12 @@ end
 
 -- KEYS: generation, record.  a: branch or -1, reason digit, delivered length or '', failure JSON or '', score or ''
 -- Reply: {'OK', 1} if the branch (with -1: a branch) ends for this reason, now or before; else {'OK', 0}.
-define('finish', function(shard, keys, branch, reason, length, failure, score)
+define('finish', function(store, keys, branch, reason, length, failure, score)
   local rec = fetch(keys[2])
   branch, length, score = tonumber(branch), tonumber(length), tonumber(score)
   if not rec or branch >= #rec.finishes then return { 'OK', 0 } end
   if length and length > journal_length(rec, branch) then return { 'OK', 0 } end
-  if not ended(rec) then finish(shard, rec, branch, reason, length, failure, score) end
+  if not ended(rec) then finish(store, rec, branch, reason, length, failure, score) end
   if reason == CUT.STOP and length and branch >= 0 then cut(rec, branch, length, score) end
   local finishes = branch == -1 and rec.finishes or string.sub(rec.finishes, branch + 1, branch + 1)
   return { 'OK', string.find(finishes, reason, 1, true) and 1 or 0 }

@@ -3,21 +3,21 @@
 local OK, OK_CANCEL, DUP, FENCED, CLOSED, GAP, CONFLICT, GONE = 0, 1, 2, 3, 4, 5, 6, 7
 
 -- Clears the crashes of a sequence that has journalled enough tokens: it does not kill its owner.
-local function count_proof(shard, key, tokens)
+local function count_proof(store, key, tokens)
   if redis.call('HINCRBY', key, 'proof', tokens) < PROOF_TOKENS then return end
   local rec = fetch(key)
-  clear_quarantine(shard, rec)
+  clear_quarantine(store, rec)
   update(rec, { crashes = 0, suspects = '' })
   note(rec, now_ms(), 'proved', rec.owner)
 end
 
-local function finish_appended(shard, key, branch, reason, failure, score)
-  finish(shard, fetch(key), branch, tostring(reason), nil, failure, score == score and score or nil)
+local function finish_appended(store, key, branch, reason, failure, score)
+  finish(store, fetch(key), branch, tostring(reason), nil, failure, score == score and score or nil)
 end
 
 -- Appends one item; returns the status and the journal's length. Only the owner at the record's epoch may write, and only
 -- at the end. It may send again what it has sent before.
-local function append(shard, key, epoch, branch, first, count, reason, tokens, failure, score)
+local function append(store, key, epoch, branch, first, count, reason, tokens, failure, score)
   local rec = redis.call('HMGET', key, 'epoch', 'state', 'finishes', 'cancel', 'crashes', 'max_tokens')
   if not rec[1] then return GONE, 0 end
   local state, finishes = rec[2], rec[3]
@@ -43,9 +43,9 @@ local function append(shard, key, epoch, branch, first, count, reason, tokens, f
   if stop > tonumber(rec[6]) or (fresh < 0 and reason ~= 0) then return CONFLICT, length end
   if fresh > 0 then
     length = redis.call('APPEND', journal, fresh == count and tokens or string.sub(tokens, -4 * fresh)) / 4
-    if rec[5] ~= '0' then count_proof(shard, key, fresh) end
+    if rec[5] ~= '0' then count_proof(store, key, fresh) end
   end
-  if reason ~= 0 then finish_appended(shard, key, branch, reason, failure, score) end
+  if reason ~= 0 then finish_appended(store, key, branch, reason, failure, score) end
   return rec[4] == '1' and OK_CANCEL or OK, length
 end
 
@@ -53,7 +53,7 @@ end
 -- a: per item <u64 epoch><u16 branch><u32 first><u32 count><u8 reason><u32 failure bytes><f64 score, NaN: none><tokens>
 -- <failure>, packed.
 -- Reply: {'OK', then per item: status + 8 * journal length}.
-define('append_batch', function(shard, keys, blob)
+define('append_batch', function(store, keys, blob)
   local unpack_head, sub = struct.unpack, string.sub
   local reply, at = { 'OK' }, 1
   for i = 2, #keys do
@@ -62,7 +62,7 @@ define('append_batch', function(shard, keys, blob)
     local tokens_end = at + 4 * count
     local failure = size > 0 and sub(blob, tokens_end, tokens_end + size - 1) or ''
     local tokens = sub(blob, at, tokens_end - 1)
-    local status, length = append(shard, keys[i], epoch, branch, first, count, reason, tokens, failure, score)
+    local status, length = append(store, keys[i], epoch, branch, first, count, reason, tokens, failure, score)
     reply[i] = status + 8 * length
     at = tokens_end + size
   end

@@ -1,29 +1,29 @@
 -- How a sequence gets an owner: by a take, or by a migration.
 
 -- Gives the sequence to a new owner at the next epoch.
-local function hand_over(shard, rec, owner, fields)
+local function hand_over(store, rec, owner, fields)
   fields.state, fields.owner, fields.epoch = 'RUNNING', owner, tonumber(rec.epoch) + 1
   fields.mig_id, fields.mig_to = '', ''
   update(rec, fields)
   expire_all(rec, ALIVE_MS)
   if tonumber(rec.crashes) >= POISON_CRASHES - 1 then
     local mark = string.format('%s %.0f', rec.id, now_ms() + QUARANTINE_MS)
-    redis.call('SET', shard.prefix .. 'quarantine:' .. owner, mark, 'PX', QUARANTINE_MS + LEASE_LINGER_MS)
+    redis.call('SET', store.prefix .. 'quarantine:' .. owner, mark, 'PX', QUARANTINE_MS + LEASE_LINGER_MS)
   end
   notify(rec, 'taken')
 end
 
 -- Whether this worker runs another suspect alone. If the worker dies, that suspect is blamed.
-local function runs_another_suspect(shard, owner, rec, now)
-  local mark = redis.call('GET', shard.prefix .. 'quarantine:' .. owner)
+local function runs_another_suspect(store, owner, rec, now)
+  local mark = redis.call('GET', store.prefix .. 'quarantine:' .. owner)
   if not mark then return false end
   local id, stop = string.match(mark, '^(%S+) (%d+)$')
   return id ~= rec.id and tonumber(stop) > now
 end
 
 -- Counts a crash of the owner. True for one too many.
-local function count_crash(shard, rec, now)
-  if runs_another_suspect(shard, rec.owner, rec, now) then return false end
+local function count_crash(store, rec, now)
+  if runs_another_suspect(store, rec.owner, rec, now) then return false end
   local suspects = {}
   for suspect in string.gmatch(rec.suspects, '[^,]+') do suspects[#suspects + 1] = suspect end
   suspects[#suspects + 1] = rec.owner
@@ -33,10 +33,10 @@ local function count_crash(shard, rec, now)
 end
 
 -- Whether the sequence must wait for another suspect on this worker: a crash of both would blame neither.
-local function must_wait(shard, rec, owner, lost, now)
+local function must_wait(store, rec, owner, lost, now)
   local crashes = tonumber(rec.crashes)
-  if lost and rec.owner ~= owner and not runs_another_suspect(shard, rec.owner, rec, now) then crashes = crashes + 1 end
-  return crashes == POISON_CRASHES - 1 and runs_another_suspect(shard, owner, rec, now)
+  if lost and rec.owner ~= owner and not runs_another_suspect(store, rec.owner, rec, now) then crashes = crashes + 1 end
+  return crashes == POISON_CRASHES - 1 and runs_another_suspect(store, owner, rec, now)
 end
 
 -- The reply of this take if it was done before; else nil.
@@ -48,17 +48,17 @@ local function answered(rec, expected, take_id)
 end
 
 -- The status that refuses a take for this reason; nil if nothing refuses it.
-local function refusal(shard, rec, why, now)
+local function refusal(store, rec, why, now)
   if (rec.state == 'QUEUED') ~= (why == 'queued') then return { 'FENCED', rec.epoch, rec.crashes, 0 } end
   if why ~= 'lease' and why ~= 'connection' then return nil end
-  if shard.frozen_until > now then return { 'FROZEN', rec.epoch, rec.crashes, shard.frozen_until - now } end
-  if why == 'lease' and lease_alive(shard, rec.owner, now) then return { 'ALIVE', rec.epoch, rec.crashes, 0 } end
+  if store.frozen_until > now then return { 'FROZEN', rec.epoch, rec.crashes, store.frozen_until - now } end
+  if why == 'lease' and lease_alive(store, rec.owner, now) then return { 'ALIVE', rec.epoch, rec.crashes, 0 } end
   return nil
 end
 
 -- KEYS: generation, record.  a: expected epoch, new owner, take id, why, failure JSON for poison
 -- Reply: {status, epoch, crashes, retry ms}
-define('take', function(shard, keys, expected, owner, take_id, why, poison)
+define('take', function(store, keys, expected, owner, take_id, why, poison)
   local rec = fetch(keys[2])
   if not rec then return { 'GONE', 0, 0, 0 } end
   expected = tonumber(expected)
@@ -67,37 +67,29 @@ define('take', function(shard, keys, expected, owner, take_id, why, poison)
   if ended(rec) then return { 'CLOSED', rec.epoch, rec.crashes, 0 } end
   if tonumber(rec.epoch) ~= expected then return { 'FENCED', rec.epoch, rec.crashes, 0 } end
   local now = now_ms()
-  local refused = refusal(shard, rec, why, now)
+  local refused = refusal(store, rec, why, now)
   if refused then return refused end
 
   local deadline = tonumber(rec.deadline_ms)
   if rec.cancel == '1' or (deadline > 0 and deadline <= now) then
-    finish(shard, rec, -1, rec.cancel == '1' and STOPPED.CANCELLED or STOPPED.DEADLINE, nil, '')
+    finish(store, rec, -1, rec.cancel == '1' and STOPPED.CANCELLED or STOPPED.DEADLINE, nil, '')
     return { 'CLOSED', rec.epoch, rec.crashes, 0 }
   end
   local lost = why == 'lease' or why == 'connection'
-  if must_wait(shard, rec, owner, lost, now) then return { 'FROZEN', rec.epoch, rec.crashes, SUSPECT_RETRY_MS } end
-  if lost and rec.owner ~= owner and count_crash(shard, rec, now) then
+  if must_wait(store, rec, owner, lost, now) then return { 'FROZEN', rec.epoch, rec.crashes, SUSPECT_RETRY_MS } end
+  if lost and rec.owner ~= owner and count_crash(store, rec, now) then
     update(rec, { take_id = take_id })
-    finish(shard, rec, -1, STOPPED.ERROR, nil, poison)
+    finish(store, rec, -1, STOPPED.ERROR, nil, poison)
     return { 'POISON', rec.epoch, rec.crashes, 0 }
   end
-  leave_queue(shard, rec)
+  leave_queue(store, rec)
   note(rec, now, 'taken', owner .. ' ' .. why)
-  hand_over(shard, rec, owner, { take_id = take_id, proof = 0 })
+  hand_over(store, rec, owner, { take_id = take_id, proof = 0 })
   return { 'OK', rec.epoch, rec.crashes, 0 }
 end, true)
 
--- Notes that a worker runs a sequence of another shard alone.
--- KEYS: generation.  a: owner, sequence id.  Reply: {'OK'}
-define('quarantine', function(shard, keys, owner, id)
-  local mark = string.format('%s %.0f', id, now_ms() + QUARANTINE_MS)
-  redis.call('SET', shard.prefix .. 'quarantine:' .. owner, mark, 'PX', QUARANTINE_MS + LEASE_LINGER_MS)
-  return { 'OK' }
-end, true)
-
 -- KEYS: generation, record.  a: epoch, migration id, target.  Reply: {status, epoch}
-define('mig_begin', function(shard, keys, epoch, mig_id, target)
+define('mig_begin', function(store, keys, epoch, mig_id, target)
   local rec = fetch(keys[2])
   if not rec then return { 'GONE', 0 } end
   if rec.epoch ~= epoch or rec.state == 'QUEUED' then return { 'FENCED', rec.epoch } end
@@ -110,7 +102,7 @@ end)
 
 -- The target calls it when it holds all blocks and tokens.
 -- KEYS: generation, record.  a: epoch, migration id, target, journal length of each branch.  Reply: {status, epoch}
-define('mig_commit', function(shard, keys, epoch, mig_id, target, ...)
+define('mig_commit', function(store, keys, epoch, mig_id, target, ...)
   local rec = fetch(keys[2])
   if not rec then return { 'GONE', 0 } end
   if tonumber(rec.epoch) == tonumber(epoch) + 1 and rec.last_mig == mig_id then return { 'SAME', rec.epoch } end
@@ -123,13 +115,13 @@ define('mig_commit', function(shard, keys, epoch, mig_id, target, ...)
     if journal_length(rec, i - 1) ~= tonumber(length) then return { 'GAP', rec.epoch } end
   end
   note(rec, now_ms(), 'migrated', target)
-  hand_over(shard, rec, target, { take_id = '', last_mig = mig_id })
+  hand_over(store, rec, target, { take_id = '', last_mig = mig_id })
   return { 'OK', rec.epoch }
 end)
 
 -- The source calls it. Exactly one of commit and abort wins.
 -- KEYS: generation, record.  a: epoch, migration id.  Reply: {status, epoch}
-define('mig_abort', function(shard, keys, epoch, mig_id)
+define('mig_abort', function(store, keys, epoch, mig_id)
   local rec = fetch(keys[2])
   if not rec then return { 'GONE', 0 } end
   if rec.last_mig == mig_id then return { 'COMMITTED', rec.epoch } end

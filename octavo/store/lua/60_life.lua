@@ -4,11 +4,11 @@
 -- a: cost, max requests, max tokens, deadline in ms or 0, branches, prompt (packed u32), then the record's fixed fields
 -- and values, pairwise.
 -- Reply: {OK | EXISTS | MISMATCH | FULL, number waiting, their tokens}
-define('accept', function(shard, keys, cost, max_requests, max_tokens, deadline_in, branches, prompt, ...)
+define('accept', function(store, keys, cost, max_requests, max_tokens, deadline_in, branches, prompt, ...)
   local rec = { key = keys[2], id = id_of(keys[2]), cost = cost, state = 'QUEUED', epoch = '0', owner = '' }
   local fixed = { ... }
   for i = 1, #fixed, 2 do rec[fixed[i]] = fixed[i + 1] end
-  local count, tokens = depth(shard)
+  local count, tokens = depth(store)
   local known = redis.call('HGET', rec.key, 'body_hash')
   if known then return { known == rec.body_hash and 'EXISTS' or 'MISMATCH', count, tokens } end
   if count >= tonumber(max_requests) or (count > 0 and tokens + tonumber(cost) > tonumber(max_tokens)) then
@@ -23,30 +23,30 @@ define('accept', function(shard, keys, cost, max_requests, max_tokens, deadline_
     state = 'QUEUED', epoch = 0, owner = '', take_id = '', mig_id = '', mig_to = '', last_mig = '',
     deadline_ms = deadline, detached_since_ms = 0, accepted_ms = now, crashes = 0, suspects = '', cancel = 0,
     finishes = string.rep('0', tonumber(branches)), failure = '', timeline = '0 queued ' .. rec.router, proof = 0,
-    cost = cost, place = place_of(shard, rec),
+    cost = cost, place = place_of(store, rec),
   })
   redis.call('SET', rec.key .. ':prompt', prompt)
   for branch = 0, tonumber(branches) - 1 do redis.call('SET', rec.key .. ':' .. branch, '') end
   expire_all(rec, ALIVE_MS)
-  enter_queue(shard, rec)
-  redis.call('ZADD', shard.prefix .. 'live', now + CHECK_MS, rec.id)
-  redis.call('PEXPIRE', shard.prefix .. 'live', ALIVE_MS)
-  return { 'OK', depth(shard) }
+  enter_queue(store, rec)
+  redis.call('ZADD', store.prefix .. 'live', now + CHECK_MS, rec.id)
+  redis.call('PEXPIRE', store.prefix .. 'live', ALIVE_MS)
+  return { 'OK', depth(store) }
 end)
 
 -- KEYS: generation.  a: count, claim ms.  Reply: {'OK', id, epoch, id, epoch, ...}
-define('pop', function(shard, keys, count, claim_ms)
+define('pop', function(store, keys, count, claim_ms)
   local reply, now = { 'OK' }, now_ms()
-  local queue, claims = shard.prefix .. 'queue', shard.prefix .. 'claims'
+  local queue, claims = store.prefix .. 'queue', store.prefix .. 'claims'
   for _ = 1, tonumber(count) + MAX_EXPIRED_PER_POP do
     local id = redis.call('ZRANGE', queue, 0, 0)[1]
     if not id or #reply > 2 * tonumber(count) then break end
-    local rec = fetch(record_key(shard, id))
+    local rec = fetch(record_key(store, id))
     if not rec then
       redis.call('ZREM', queue, id)
-      settle_tokens(shard)
+      settle_tokens(store)
     elseif rec.deadline_ms ~= '0' and tonumber(rec.deadline_ms) <= now then
-      finish(shard, rec, -1, STOPPED.DEADLINE, nil, '')
+      finish(store, rec, -1, STOPPED.DEADLINE, nil, '')
     else
       redis.call('ZREM', queue, id)
       redis.call('ZADD', claims, now + tonumber(claim_ms), id)
@@ -60,24 +60,24 @@ end, true)
 -- Puts a sequence back at its old place in the queue. A running one leaves its owner behind at the old epoch; a cancelled
 -- one ends instead.
 -- KEYS: generation, record.  a: epoch.  Reply: {'OK', 1 if it waits now, else 0}
-define('requeue', function(shard, keys, epoch)
+define('requeue', function(store, keys, epoch)
   local rec = fetch(keys[2])
   if not rec or ended(rec) then return { 'OK', 0 } end
   local ahead = tonumber(rec.epoch) - tonumber(epoch)
   if rec.state == 'QUEUED' and (ahead == 0 or ahead == 1) then
-    if redis.call('ZREM', shard.prefix .. 'claims', rec.id) == 1 then put_in_queue(shard, rec) end
+    if redis.call('ZREM', store.prefix .. 'claims', rec.id) == 1 then put_in_queue(store, rec) end
     return { 'OK', 1 }
   end
   if ahead ~= 0 then return { 'OK', 0 } end
   if rec.cancel == '1' then
-    finish(shard, rec, -1, STOPPED.CANCELLED, nil, '')
+    finish(store, rec, -1, STOPPED.CANCELLED, nil, '')
     return { 'OK', 0 }
   end
   local now, left = now_ms(), rec.owner
-  if rec.crashes ~= '0' then clear_quarantine(shard, rec) end
+  if rec.crashes ~= '0' then clear_quarantine(store, rec) end
   update(rec, { state = 'QUEUED', epoch = tonumber(rec.epoch) + 1, owner = '', take_id = '', mig_id = '', mig_to = '' })
   note(rec, now, 'requeued', left)
-  enter_queue(shard, rec)
+  enter_queue(store, rec)
   expire_all(rec, ALIVE_MS)
   return { 'OK', 1 }
 end, true)
@@ -91,7 +91,7 @@ end
 
 -- KEYS: generation, record.  a: 1 for the prompt, then the first index wanted of each branch (none: no journals)
 -- Reply: {'GONE'} or {'OK', fields, lengths, now, prompt, journal, journal, ...}
-define('read', function(shard, keys, want_prompt, ...)
+define('read', function(store, keys, want_prompt, ...)
   local rec = fetch(keys[2])
   if not rec then return { 'GONE' } end
   local reply = described(rec)
@@ -104,9 +104,9 @@ define('read', function(shard, keys, want_prompt, ...)
 end, true)
 
 -- Ends a waiting sequence. The owner of a running one is told at its next append.
-local function cancel(shard, rec)
+local function cancel(store, rec)
   if rec.state == 'QUEUED' then
-    finish(shard, rec, -1, STOPPED.CANCELLED, nil, '')
+    finish(store, rec, -1, STOPPED.CANCELLED, nil, '')
   elseif rec.state == 'RUNNING' and rec.cancel == '0' then
     update(rec, { cancel = 1 })
     note(rec, now_ms(), 'cancelled', rec.owner)
@@ -115,15 +115,15 @@ local function cancel(shard, rec)
 end
 
 -- KEYS: generation, record.  Reply: {'GONE'} or {'OK', fields, lengths}
-define('cancel', function(shard, keys)
+define('cancel', function(store, keys)
   local rec = fetch(keys[2])
   if not rec then return { 'GONE' } end
-  cancel(shard, rec)
+  cancel(store, rec)
   return described(rec)
 end, true)
 
 -- KEYS: generation, record.  a: router.  Reply: {'GONE'} or {'OK', fields, lengths}
-define('attach', function(shard, keys, router)
+define('attach', function(store, keys, router)
   local rec = fetch(keys[2])
   if not rec then return { 'GONE' } end
   update(rec, { router = router, detached_since_ms = 0 })
@@ -132,7 +132,7 @@ end, true)
 
 -- Does nothing if another router is attached.
 -- KEYS: generation, record.  a: router.  Reply: {'OK'}
-define('detach', function(shard, keys, router)
+define('detach', function(store, keys, router)
   local rec = fetch(keys[2])
   if rec and rec.router == router and router ~= '' then
     update(rec, { router = '', detached_since_ms = now_ms() })

@@ -1,6 +1,6 @@
 """What may be written into the journal of a branch.
 
-Only the owner at the record's epoch may write, and only at the end. It may send again what it has sent before.
+Only the owner at the record's epoch may write, and only at the end. The owner may send the same tokens again.
 """
 
 from octavo.record import SequenceState

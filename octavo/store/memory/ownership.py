@@ -63,7 +63,7 @@ def take_ownership(state: MemoryState, request: TakeRequest) -> TakeReply:
 
 
 def _count_crash(state: MemoryState, record: Record) -> bool:
-    """Counts a crash of the owner, unless the owner died while it ran another suspect alone. True for one too many."""
+    """Counts a crash of the owner, unless the owner ran another suspect alone. Returns whether there are too many."""
     if _runs_another_suspect(state, record.owner, record):
         return False
     record.crashes += 1
@@ -111,7 +111,7 @@ def mig_begin(state: MemoryState, seq_id: SequenceId, epoch: int, mig_id: str, t
 def mig_commit(
     state: MemoryState, seq_id: SequenceId, epoch: int, mig_id: str, target: Incarnation, num_tokens: Sequence[int]
 ) -> MigrateReply:
-    """The target calls it when it holds all blocks and tokens."""
+    """Makes the target the owner. The target calls this when it holds all blocks and tokens."""
     stored = state.get(seq_id)
     if stored is None:
         return MigrateReply(MigrateStatus.GONE)
@@ -131,7 +131,7 @@ def mig_commit(
 
 
 def mig_abort(state: MemoryState, seq_id: SequenceId, epoch: int, mig_id: str) -> MigrateReply:
-    """The source calls it. Exactly one of commit and abort wins."""
+    """Ends a migration without a new owner. The source calls this; after a commit it has no effect."""
     stored = state.get(seq_id)
     if stored is None:
         return MigrateReply(MigrateStatus.GONE)
@@ -149,7 +149,7 @@ def mig_abort(state: MemoryState, seq_id: SequenceId, epoch: int, mig_id: str) -
 
 
 def _not_running(record: Record, epoch: int) -> MigrateReply | None:
-    """The reply that ends a migration, if this owner does not run the sequence at this epoch; else None."""
+    """The reply that refuses a call, unless the sequence runs at this epoch; else None."""
     if record.epoch != epoch or record.state is SequenceState.QUEUED:
         return MigrateReply(MigrateStatus.FENCED, record.epoch)
     return MigrateReply(MigrateStatus.CLOSED, record.epoch) if record.state.ended else None

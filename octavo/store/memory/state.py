@@ -55,14 +55,14 @@ class MemoryState:
         self.claims: dict[SequenceId, int] = {}  # popped sequences, and when their claims end
         self.checks: dict[SequenceId, int] = {}  # live sequences, and when a sweep looks at them next
         self.leases: dict[Incarnation, int] = {}
-        self.quarantine: dict[Incarnation, tuple[SequenceId, int]] = {}  # what it runs alone, until when
+        self.quarantine: dict[Incarnation, tuple[SequenceId, int]] = {}  # by worker: a suspect, until when
         self.members: dict[str, dict[Incarnation, tuple[bytes, int]]] = {}
         self.secrets: dict[str, bytes] = {}
         self.subscribers: dict[asyncio.Queue[Notice], Incarnation] = {}
         self._entries: dict[SequenceId, StoredSequence] = {}
 
     def restart(self) -> None:
-        """Does what a crash and a restart of the server look like to its clients, if no data is lost."""
+        """Begins a new generation, as after a crash and restart of the server in which no data was lost."""
         self.generation = max(self.generation + 1, self.now_ms() // 1000)
         self.frozen_until = self.now_ms() + self.freeze_ms
 
@@ -138,7 +138,7 @@ class MemoryState:
     # Ends
 
     def finish(self, stored: StoredSequence, finish: Finish) -> None:
-        """Ends the branches in question that still run. The sequence ends with its last branch."""
+        """Ends the branches that `finish` names and that still run. The sequence ends with its last branch."""
         record = stored.record
         finishes, scores = list(record.finishes), list(record.scores)
         for branch in finish.branches(record.num_branches):

@@ -57,9 +57,9 @@ def _next_check(record: Record, now: int, grace_ms: int) -> int:
 
 
 def _abandoned(state: MemoryState, record: Record, grace_ms: int) -> bool:
-    """Whether no client was attached for the grace.
+    """Whether the client has been away for the grace time.
 
-    A router without a lease counts as gone from this moment on. If its lease comes back, so does the attachment.
+    If the router has no lease, the client counts as away from this moment on, and as attached again when it has one.
     """
     if record.router and not state.frozen:
         if state.lease_alive(record.router):

@@ -42,7 +42,7 @@ def copy_with(mutant: Mutant, folder: Path) -> Iterator[Path]:
 
 
 class Sources:
-    """For tests that compile by themselves what is in some folder's csrc/."""
+    """The sources, for tests that compile the csrc/ of a folder by themselves."""
 
     folder = ROOT
 

@@ -87,7 +87,7 @@ def ints(values: Any, dtype: int = I64) -> Array:
 
 
 def int8_cache(rng: Any) -> Arguments:
-    """With a scale for each head, so that every part of a cache is there."""
+    """A cache in int8 with a scale for each head, so that every part of a cache is there."""
     keys, values = (Array.of(rng.integers(-99, 99, (BLOCKS, HEADS, SIZE, DIM)), I8) for _ in range(2))
     scales = {name: Array.of(rng.uniform(0.1, 0.2, HEADS), F32) for name in ("k_scale", "v_scale")}
     return {"key_cache": keys, "value_cache": values, "kv_cache_dtype": "int8", **scales}

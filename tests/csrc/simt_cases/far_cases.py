@@ -1,4 +1,4 @@
-"""Caches and arenas with more elements than 32 bits can count. Memory that nobody touches costs nothing."""
+"""Caches and arenas with more elements than 32 bits can count. Memory that is never touched takes none."""
 
 import functools
 import mmap

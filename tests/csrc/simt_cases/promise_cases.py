@@ -49,7 +49,7 @@ def same_bits_case(rng: Any) -> None:
 
 
 def not_a_number(step: Step) -> list[int]:
-    """What of a cache's numbers is NaN, as it is stored."""
+    """The stored codes of NaN in a cache of this kind."""
     return {
         "fp8_e4m3": [0x7F, 0xFF],
         "fp8_e5m2": [0x7D, 0x7E, 0x7F, 0xFD],

@@ -58,7 +58,7 @@ def swap_case(rng: Any) -> None:
 
 
 def copied_case(rng: Any) -> None:
-    """What was asked for is there once the ticket is done, in as few copies as can be, by the one who should."""
+    """The copies are there once the ticket is done. They are as few as possible, and made by engines or a kernel."""
     arenas = Arenas(rng)
     swapper = native.Swapper()
     lived = native.runtime.live()
@@ -82,7 +82,7 @@ def copied_case(rng: Any) -> None:
     unasked = [swapper.start(*arenas.refs(), [(2, 3)], 0, 0) for _ in range(40)]
     swapper.wait(unasked[-1])
     swapper.start(*arenas.refs(), [(2, 3)], 0, 0)
-    assert native.runtime.live() <= lived + 2, "tickets that nobody asks for pile up"
+    assert native.runtime.live() <= lived + 2, "tickets whose callers never ask pile up"
     del swapper
 
 

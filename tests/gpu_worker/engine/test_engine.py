@@ -10,7 +10,7 @@ from sequences import new_sequence
 from gpu_worker.engine.engine import Engine
 from gpu_worker.scheduling.scheduler_config import SchedulerConfig
 from gpu_worker.scheduling.sequence import Sequence
-from gpu_worker.scheduling.step import StepOutput, StepPlan, StepResult, SubscriptionId
+from gpu_worker.scheduling.step import StepDeltas, StepOutput, StepPlan, SubscriptionId
 from gpu_worker.testing.fake_runner import FakeRunner, fake_oracle
 from octavo.errors import Draining
 from octavo.sampling import FinishReason, SamplingParams
@@ -49,8 +49,8 @@ def new_parts(runner: FakeRunner) -> SchedulerParts:
 def make():
     engines = []
 
-    def build(runner: FakeRunner | None = None, parts: SchedulerParts | None = None) -> tuple[Engine, list[StepResult]]:
-        results: list[StepResult] = []
+    def build(runner: FakeRunner | None = None, parts: SchedulerParts | None = None) -> tuple[Engine, list[StepDeltas]]:
+        results: list[StepDeltas] = []
         runner = runner or FakeRunner()
         engine = (parts or new_parts(runner)).engine(runner, results.append)
         engines.append(engine)
@@ -62,7 +62,7 @@ def make():
         engine.stop()
 
 
-def outputs(results: list[StepResult]) -> dict[str, list[int]]:
+def outputs(results: list[StepDeltas]) -> dict[str, list[int]]:
     found: dict[str, list[int]] = {}
     for result in list(results):
         for delta in result.deltas:
@@ -72,17 +72,17 @@ def outputs(results: list[StepResult]) -> dict[str, list[int]]:
     return found
 
 
-def finishes(results: list[StepResult]) -> dict[str, FinishReason]:
+def finishes(results: list[StepDeltas]) -> dict[str, FinishReason]:
     return {d.sequence.seq_id: d.finish for r in list(results) for d in r.deltas if d.finish}
 
 
 def test_nothing_runs_without_a_grant_and_each_finite_grant_is_one_step(make):
     engine, results = make()
-    engine.post(lambda s: s.admit(sequence("a", [1, 2, 3]))).result(5)
+    engine.post_command(lambda s: s.admit(sequence("a", [1, 2, 3]))).result(5)
     time.sleep(0.05)
     assert results == []
     for count in (1, 2, 3):
-        engine.grant(1)
+        engine.grant_steps(1)
         until(lambda wanted=count: len(results) == wanted)
     time.sleep(0.05)
     assert len(results) == 3
@@ -91,86 +91,86 @@ def test_nothing_runs_without_a_grant_and_each_finite_grant_is_one_step(make):
 
 def test_a_finite_grant_is_used_up_by_an_idle_step_too(make):
     engine, results = make()
-    engine.grant(2)
+    engine.grant_steps(2)
     until(lambda: len(results) == 2)
     assert all(not result.deltas and not result.num_tokens for result in results)
 
 
 def test_runs_until_paused_and_goes_on_when_granted_again(make):
     engine, results = make(FakeRunner(step_s=0.001))
-    engine.grant(0)
-    engine.post(lambda s: s.admit(sequence("a", [4], max_tokens=400))).result(5)
+    engine.grant_steps(0)
+    engine.post_command(lambda s: s.admit(sequence("a", [4], max_tokens=400))).result(5)
     until(lambda: len(results) > 5)
     engine.pause()
-    engine.post(lambda s: None).result(5)  # the step in flight has ended
+    engine.post_command(lambda s: None).result(5)  # the step in flight has ended
     count = len(results)
     time.sleep(0.05)
     assert len(results) == count
-    engine.grant(0)
+    engine.grant_steps(0)
     until(lambda: "a" in finishes(results))
     assert outputs(results)["a"] == fake_oracle([4], 400, info=INFO)
 
 
 def test_commands_never_run_during_a_step(make):
     engine, _ = make(FakeRunner(step_s=0.005))
-    engine.grant(0)
-    engine.post(lambda s: s.admit(sequence("a", [4], max_tokens=50))).result(5)
-    threads = {engine.post(lambda s: threading.current_thread().name).result(5) for _ in range(20)}
+    engine.grant_steps(0)
+    engine.post_command(lambda s: s.admit(sequence("a", [4], max_tokens=50))).result(5)
+    threads = {engine.post_command(lambda s: threading.current_thread().name).result(5) for _ in range(20)}
     assert threads == {"engine"}
-    engine.post(lambda s: s.check_state()).result(5)
+    engine.post_command(lambda s: s.check_state()).result(5)
 
 
 def test_a_command_that_raises_gives_its_error_to_the_caller_alone(make):
     engine, _ = make()
     with pytest.raises(ZeroDivisionError):
-        engine.post(lambda s: 1 // 0).result(5)
-    assert engine.post(lambda s: 7).result(5) == 7
+        engine.post_command(lambda s: 1 // 0).result(5)
+    assert engine.post_command(lambda s: 7).result(5) == 7
 
 
 def test_a_prompt_the_model_cannot_run_fails_alone(make):
     engine, results = make(Failing())
     good = {f"g{i}": [20 + i, 2, 3] for i in range(5)}
     for name, prompt in [*good.items(), ("bad", [13, 1])]:
-        engine.post(lambda s, n=name, p=prompt: s.admit(sequence(n, p))).result(5)
-    engine.grant(0)
+        engine.post_command(lambda s, n=name, p=prompt: s.admit(sequence(n, p))).result(5)
+    engine.grant_steps(0)
     until(lambda: len(finishes(results)) == 6)
     assert finishes(results)["bad"] is FinishReason.ERROR
     failure = next(d.failure for r in results for d in r.deltas if d.finish is FinishReason.ERROR)
     assert "unlucky" not in failure or "RuntimeError" in failure
     for name, prompt in good.items():
         assert outputs(results)[name] == fake_oracle(prompt, 8, info=INFO)
-    engine.post(lambda s: s.check_state()).result(5)
+    engine.post_command(lambda s: s.check_state()).result(5)
 
 
 def test_holding_back_stops_steps_and_progress_goes_on(make):
     engine, results = make(FakeRunner(step_s=0.001))
-    engine.grant(0)
-    engine.post(lambda s: s.admit(sequence("a", [4], max_tokens=3000))).result(5)
+    engine.grant_steps(0)
+    engine.post_command(lambda s: s.admit(sequence("a", [4], max_tokens=3000))).result(5)
     until(lambda: len(results) > 3)
-    engine.hold(True)
-    engine.post(lambda s: None).result(5)
+    engine.hold_steps(True)
+    engine.post_command(lambda s: None).result(5)
     count, progress = len(results), engine.last_progress
     until(lambda: engine.last_progress > progress + 0.3)
     assert len(results) <= count + 1
-    engine.hold(False)
+    engine.hold_steps(False)
     until(lambda: len(results) > count + 5)
 
 
 def test_each_result_says_whose_finite_grant_it_used(make):
     engine, results = make()
-    engine.grant(2, ONE)
-    engine.grant(1, OTHER)
-    engine.grant(1, ONE)
+    engine.grant_steps(2, ONE)
+    engine.grant_steps(1, OTHER)
+    engine.grant_steps(1, ONE)
     until(lambda: len(results) == 4)
     assert [result.granted_by for result in results] == [ONE, ONE, OTHER, ONE]
 
 
 def test_a_finite_grant_is_exact_while_the_worker_runs_freely(make):
     engine, results = make(FakeRunner(step_s=0.001))
-    engine.grant(0)
-    engine.post(lambda s: s.admit(sequence("a", [4], max_tokens=2000))).result(5)
+    engine.grant_steps(0)
+    engine.post_command(lambda s: s.admit(sequence("a", [4], max_tokens=2000))).result(5)
     until(lambda: len(results) > 3)
-    engine.grant(5, ONE)
+    engine.grant_steps(5, ONE)
     until(lambda: sum(result.granted_by == ONE for result in results) == 5)
     count = len(results)
     until(lambda: len(results) > count + 3)
@@ -179,10 +179,10 @@ def test_a_finite_grant_is_exact_while_the_worker_runs_freely(make):
 
 def test_pause_says_what_it_took_back(make):
     engine, results = make(FakeRunner(step_s=0.05))
-    engine.post(lambda s: s.admit(sequence("a", [4], max_tokens=100))).result(5)
-    engine.grant(0)
-    engine.grant(50, ONE)
-    engine.grant(7, OTHER)
+    engine.post_command(lambda s: s.admit(sequence("a", [4], max_tokens=100))).result(5)
+    engine.grant_steps(0)
+    engine.grant_steps(50, ONE)
+    engine.grant_steps(7, OTHER)
     until(lambda: len(results) >= 2)
     left = {grant.subscription_id: grant.steps for grant in engine.pause().result(5)}
     count = len(results)
@@ -193,8 +193,8 @@ def test_pause_says_what_it_took_back(make):
 
 def test_grants_from_many_threads_are_all_counted(make):
     engine, _ = make()
-    engine.hold(True)
-    threads = [threading.Thread(target=lambda: [engine.grant(1, ONE) for _ in range(200)]) for _ in range(4)]
+    engine.hold_steps(True)
+    threads = [threading.Thread(target=lambda: [engine.grant_steps(1, ONE) for _ in range(200)]) for _ in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -205,12 +205,12 @@ def test_grants_from_many_threads_are_all_counted(make):
 def test_work_that_can_only_wait_neither_spins_nor_reports(make):
     """A sequence that was moved out on request stays out for a while; the loop must not burn a core over it."""
     engine, results = make()
-    engine.post(lambda s: s.admit(sequence("a", [4] * 40, max_tokens=100))).result(5)
-    engine.grant(3)
+    engine.post_command(lambda s: s.admit(sequence("a", [4] * 40, max_tokens=100))).result(5)
+    engine.grant_steps(3)
     until(lambda: len(results) == 3)
-    assert engine.post(lambda s: s.swap("a", 1, "out")).result(5) > 0
-    engine.grant(0)
-    engine.post(lambda s: None).result(5)
+    assert engine.post_command(lambda s: s.swap("a", 1, "out")).result(5) > 0
+    engine.grant_steps(0)
+    engine.post_command(lambda s: None).result(5)
     before, steps = len(results), engine.times.num_steps
     time.sleep(0.3)
     assert engine.times.num_steps - steps < 100
@@ -222,7 +222,7 @@ def test_a_command_wakes_an_idle_loop_at_once(make):
     time.sleep(0.02)
     began = time.monotonic()
     for _ in range(20):  # each would wait a quarter of a second for the next round
-        engine.post(lambda s: None).result(5)
+        engine.post_command(lambda s: None).result(5)
     assert time.monotonic() - began < 4
 
 
@@ -231,7 +231,24 @@ def test_nobody_waits_for_a_loop_that_has_ended(make):
     engine.stop()
     for _ in range(3):
         with pytest.raises(Draining):
-            engine.post(lambda s: None).result(1)
+            engine.post_command(lambda s: None).result(1)
+
+
+def test_a_loop_says_whether_it_ended_in_time(make):
+    class Slow(FakeRunner):
+        def run(self, plan: StepPlan) -> StepOutput:
+            running.set()
+            gate.wait(10)
+            return super().run(plan)
+
+    running, gate = threading.Event(), threading.Event()
+    engine, _ = make(Slow())
+    engine.post_command(lambda s: s.admit(sequence("a", [1, 2, 3]))).result(5)
+    engine.grant_steps(1)
+    assert running.wait(5)
+    assert not engine.stop(timeout_s=0.05)
+    gate.set()
+    assert engine.stop()
 
 
 def test_a_scheduler_that_fails_ends_the_loop_and_says_so(make):
@@ -242,10 +259,10 @@ def test_a_scheduler_that_fails_ends_the_loop_and_says_so(make):
         raise AssertionError("a block is free twice")
 
     parts.scheduler.plan = broken
-    engine.grant(1)
+    engine.grant_steps(1)
     until(lambda: engine.crashed)
     with pytest.raises(Draining):
-        engine.post(lambda s: None).result(1)
+        engine.post_command(lambda s: None).result(1)
 
 
 def test_prefill_and_copies_are_measured_for_the_cost_model(make):
@@ -261,15 +278,15 @@ def test_prefill_and_copies_are_measured_for_the_cost_model(make):
     engine, results = make(runner, parts)
     copy, prefill = parts.costs.copy_bytes_per_s, parts.costs.prefill_tokens_per_s
     for number in range(4):
-        engine.post(lambda s, n=number: s.admit(sequence(f"s{n}", [5 + n] * 200, max_tokens=4))).result(5)
-    engine.grant(0)
+        engine.post_command(lambda s, n=number: s.admit(sequence(f"s{n}", [5 + n] * 200, max_tokens=4))).result(5)
+    engine.grant_steps(0)
     until(lambda: len(finishes(results)) == 4)
     assert 0 < engine.times.prefill_tokens_per_s <= 64 / 0.01
     assert parts.costs.prefill_tokens_per_s != prefill
     engine.pause().result(5)
-    engine.post(lambda s: s.admit(sequence("out", [5] * 60, max_tokens=30))).result(5)
-    engine.grant(3)
+    engine.post_command(lambda s: s.admit(sequence("out", [5] * 60, max_tokens=30))).result(5)
+    engine.grant_steps(3)
     until(lambda: "out" in outputs(results))
-    engine.post(lambda s: s.swap("out", 1, "out")).result(5)
-    engine.grant(1)
+    engine.post_command(lambda s: s.swap("out", 1, "out")).result(5)
+    engine.grant_steps(1)
     until(lambda: parts.costs.copy_bytes_per_s != copy)

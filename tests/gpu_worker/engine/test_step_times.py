@@ -30,7 +30,7 @@ class Bench(SchedulerParts):
         plan = self.scheduler.plan()
         sizes = plan.num_decodes, plan.num_tokens - plan.num_decodes
         output = self.runner.run(plan)
-        self.times.observe(plan, output, fixed_s + plan.num_tokens / TOKENS_PER_S)
+        self.times.observe_costs(plan, output, fixed_s + plan.num_tokens / TOKENS_PER_S)
         self.scheduler.commit(plan, output)
         return sizes
 
@@ -76,5 +76,5 @@ def test_a_step_that_waited_for_copies_nobody_timed_says_nothing_of_prompts(copy
     plan.swap_in.append((0, 4000))
     output = bench.runner.run(plan)
     output.copy_s = copy_s
-    bench.times.observe(plan, output, 0.6)
+    bench.times.observe_costs(plan, output, 0.6)
     assert bool(bench.times.prefill_tokens_per_s) == learns

@@ -1,4 +1,4 @@
-"""Tiny random models, saved as anybody would save them, and a way to run them."""
+"""Tiny random models, saved as Transformers saves them, and a way to run them."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -131,7 +131,7 @@ class Tiny:
 
     @torch.inference_mode()
     def logits(self, tokens: list[int]) -> torch.Tensor:
-        """Of Transformers, for every position."""
+        """The logits that Transformers computes, for every position."""
         return self.model(torch.tensor([tokens]), use_cache=False).logits[0]
 
 

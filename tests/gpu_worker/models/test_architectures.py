@@ -53,7 +53,7 @@ def test_greedy_tokens_are_those_of_transformers(name, tiny, load, greedy):
 
 
 def all_logits(runner: ModelRunner, tokens: list[int]) -> torch.Tensor:
-    """Of a prompt in one step, in shuffled blocks."""
+    """The logits of a prompt in one step, in shuffled blocks."""
     length = len(tokens)
     table = list(range(10))[::-1]
     slots = [table[p // 8] * 8 + p % 8 for p in range(length)]
@@ -65,7 +65,7 @@ def all_logits(runner: ModelRunner, tokens: list[int]) -> torch.Tensor:
 
 @pytest.mark.parametrize("name", OURS)
 def test_logits_are_within_1e4_of_transformers(name, tiny, load):
-    """Of all positions of a prompt; largest difference over largest logit."""
+    """For all positions of a prompt: the largest difference over the largest logit."""
     model, runner = tiny(name), load(tiny(name).directory)
     tokens = [(7 * i + 3) % 128 for i in range(50)]
     logits = all_logits(runner, tokens)

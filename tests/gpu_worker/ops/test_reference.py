@@ -1,5 +1,5 @@
 """The reference ops, and those chosen for a CPU, against float64 arithmetic written out, over random shapes, with traps
-where nobody may look."""
+where no op may look."""
 
 import random
 
@@ -17,7 +17,7 @@ each_ops = pytest.mark.parametrize("ops", [ReferenceOps(), choose_ops(CPU)], ids
 
 
 class Pages:
-    """Random sequences in shuffled blocks; every slot that is nobody's holds NaN, every table ends in garbage."""
+    """Random sequences in shuffled blocks; every slot without a key holds NaN, every table ends in garbage."""
 
     def __init__(self, seed: int) -> None:
         rng = random.Random(seed)

@@ -1,4 +1,4 @@
-"""`--batch-invariant`: a sequence gets the same tokens and log probabilities, to the bit, whoever is beside it."""
+"""`--batch-invariant`: a sequence gets the same tokens and log probabilities, to the bit, in any batch."""
 
 import pytest
 import torch

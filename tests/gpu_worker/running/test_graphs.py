@@ -205,7 +205,7 @@ class Forgets(TorchKernels):
         pass
 
 
-class BlockMover(TorchKernels):
+class Moves(TorchKernels):
     """Plans again, elsewhere."""
 
     def refill(self, batch: TokenBatch) -> None:
@@ -219,7 +219,7 @@ class Freezes(TorchKernels):
         launch(self._write, kv, keys, values, batch.slots if max(batch.kv_lens) else batch.slots.clone().fill_(-1))
 
 
-@pytest.mark.parametrize("ops", [Forgets, BlockMover, Freezes])
+@pytest.mark.parametrize("ops", [Forgets, Moves, Freezes])
 def test_the_fake_sees_what_a_device_would_trip_over(ops):
     tiny, _ = make(ops(), num_blocks=16)
     eager = tiny_llama.tiny_llama(FORM, TorchKernels(), num_blocks=16)

@@ -110,7 +110,7 @@ def requests(**params) -> list[Sequence]:
 
 @pytest.fixture
 def alone(make: Callable[..., ModelRunner]) -> list[list[int]]:
-    """What each prompt yields with nobody beside it, nothing cached, nothing cut."""
+    """The tokens of each prompt run alone, with nothing cached and nothing cut."""
     return drive(make(), requests(), at_once=False, prefix_caching=False)[0]
 
 
@@ -153,7 +153,7 @@ def test_preemption_changes_nothing(make, alone, how):
     outputs, load = drive(make(num_blocks=16), requests(), preemption=how)
     assert outputs == alone
     preempted = load.num_preempted_swap if how == "swap" else load.num_preempted_recompute
-    assert preempted > 0, "a test of preemption in which nobody is preempted tests nothing"
+    assert preempted > 0, "a test of preemption without a preemption tests nothing"
 
 
 def test_branches_share_and_part(make):

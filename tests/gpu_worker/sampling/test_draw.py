@@ -1,4 +1,4 @@
-"""DrawParameters and draws against a slow float64 reference."""
+"""Filters and draws against a slow float64 reference."""
 
 import numpy as np
 import pytest

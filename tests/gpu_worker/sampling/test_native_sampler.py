@@ -1,4 +1,4 @@
-"""The extension's sampler takes whatever the definition takes, and says the same."""
+"""The extension's sampler takes all that the definition takes, and gives the same tokens."""
 
 import dataclasses
 import math
@@ -26,7 +26,7 @@ def branch_of(params):
 
 
 def both(logits, branches):
-    """What the two say of a whole batch; scores apart, as these need not be the same bit for bit."""
+    """The tokens that the two give for a whole batch, and their scores, which need not be equal bit for bit."""
     rows = list(range(len(branches)))
     expected, expected_scores = Sampler(VOCABULARY, "cpu", (2,)).sample(logits, rows, branches)
     tokens, scores = NativeSampler(native.load(), VOCABULARY, (2,)).sample(logits, rows, branches)

@@ -6,7 +6,7 @@ import pytest
 from scheduler_bench import GREEDY, Bench
 
 from gpu_worker.scheduling.scheduler_config import SchedulerConfig
-from gpu_worker.scheduling.step import BAD_LOGITS, StepOutput, StepResult
+from gpu_worker.scheduling.step import BAD_LOGITS, StepDeltas, StepOutput
 from octavo.errors import Failure, NotFound, OutOfBlocks, StaleEpoch
 from octavo.ids import SequenceId
 from octavo.sampling import FinishReason, SamplingParams
@@ -25,7 +25,7 @@ def test_stop_tokens_eos_and_min_tokens(ignore_eos: bool, min_tokens: int, expec
     params = SamplingParams(temperature=0.0, max_tokens=9, ignore_eos=ignore_eos, min_tokens=min_tokens)
     sequence = bench.admit("a", 5, params)
     script = iter([5, 6, 2, 5, 6, 2, 7, 7, 7])
-    result = StepResult(0)
+    result = StepDeltas(0)
     while bench.scheduler.has_work:
         plan = bench.scheduler.plan()
         result = bench.scheduler.commit(plan, StepOutput([next(script)]))

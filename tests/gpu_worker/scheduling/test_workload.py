@@ -26,7 +26,7 @@ def busy() -> Bench:
     work = bench.workload
     assert [chunk.branch.sequence.seq_id for chunk in work.lists.decodes] == ["decodes"]
     assert [branch.sequence.seq_id for branch in work.lists.prefilling] == ["prefills"]
-    assert [sequence.seq_id for sequence in work.lists.beams] == ["searches"]
+    assert [sequence.seq_id for sequence in work.lists.searches] == ["searches"]
     assert [sequence.seq_id for sequence in work.swapped] == ["swapped"]
     assert [sequence.seq_id for sequence in work.waiting] == ["waits"]
     bench.scheduler.check_state()
@@ -58,7 +58,7 @@ def share_slot(work: Workload) -> None:
     [
         (lambda work: work.lists._decodes.clear(), "on no list"),
         (lambda work: work.lists._prefilling.clear(), "on no list"),
-        (lambda work: work.lists._beams.clear(), "on no list"),
+        (lambda work: work.lists._searches.clear(), "on no list"),
         (lambda work: work._active.popitem(), "active is not"),
         (lambda work: setattr(work.waiting[0], "queued", False), "not queued"),
         (lambda work: work.lists.decodes[0].branch.blocks.pop(), "references"),
@@ -83,7 +83,12 @@ def test_ending_everything_leaves_no_block_and_no_list() -> None:
         assert bench.scheduler.cancel(sequence)
         bench.scheduler.check_state()
     assert not (
-        work.active or work.waiting or work.swapped or work.lists.decodes or work.lists.prefilling or work.lists.beams
+        work.active
+        or work.waiting
+        or work.swapped
+        or work.lists.decodes
+        or work.lists.prefilling
+        or work.lists.searches
     )
     assert {delta.finish for delta in work.pending} == {FinishReason.CANCELLED}
     load = bench.load()

@@ -120,7 +120,7 @@ async def test_every_message_describes_the_cache_while_steps_run(seed):
     engine_client = EngineClient(engine, parts.workload, parts.budget, StepPublisher())
     refill()
     engine.start()
-    engine.grant(0)
+    engine.grant_steps(0)
     num_events = 0
 
     async def watch() -> None:

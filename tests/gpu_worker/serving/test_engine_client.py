@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from scheduler_parts import SchedulerParts
 
 from gpu_worker.scheduling.scheduler_config import SchedulerConfig
-from gpu_worker.scheduling.step import StepResult
+from gpu_worker.scheduling.step import StepDeltas
 from gpu_worker.serving.engine_client import MAX_GRANT_STEPS, EngineClient
-from gpu_worker.serving.journal import Journal
+from gpu_worker.serving.journal_writer import JournalWriter
 from gpu_worker.serving.step_publisher import StepPublisher
 from gpu_worker.serving.step_subscription import StepSubscription
 from gpu_worker.testing.fake_runner import FakeRunner, fake_oracle
@@ -42,17 +42,17 @@ class World:
         config = SchedulerConfig(max_batch_tokens=32, max_batch_sequences=8, max_waiting=max_waiting, watermark=0.0)
         loop = asyncio.get_running_loop()
 
-        def on_result(result: StepResult) -> None:
-            loop.call_soon_threadsafe(self.journal.submit, result)
+        def on_deltas(result: StepDeltas) -> None:
+            loop.call_soon_threadsafe(self.journal_writer.submit_deltas, result)
 
         self.parts = SchedulerParts(config, self.runner.info)
-        self.engine = self.parts.engine(self.runner, on_result)
+        self.engine = self.parts.engine(self.runner, on_deltas)
         self.publisher = StepPublisher()
         self.engine_client = EngineClient(self.engine, self.parts.workload, self.parts.budget, self.publisher)
-        self.journal = Journal(None, self.publisher, self.engine_client)
-        self.task = asyncio.create_task(self.journal.run())
+        self.journal_writer = JournalWriter(None, self.publisher, self.engine_client)
+        self.task = asyncio.create_task(self.journal_writer.run())
         self.observer = StepSubscription()
-        self.publisher.attach(self.observer)
+        self.publisher.add_subscription(self.observer)
         self.publisher.add_observer(self.observer)
         self.engine.start()
 
@@ -63,9 +63,9 @@ class World:
     async def settle(self) -> None:
         """Returns when everything posted has been done and its consequences are here."""
         for _ in range(3):
-            await asyncio.wrap_future(self.engine.post(lambda scheduler: scheduler.check_state()))
+            await asyncio.wrap_future(self.engine.post_command(lambda scheduler: scheduler.check_state()))
             await asyncio.sleep(0)
-            await self.journal.flushed()
+            await self.journal_writer.wait_until_flushed()
             await asyncio.sleep(0)
 
     async def until(self, condition: Callable[[], bool]) -> None:
@@ -97,7 +97,7 @@ async def world() -> AsyncIterator[World]:
 
 
 async def test_an_admitted_sequence_has_a_log_before_its_first_token(world):
-    world.engine.grant(0)
+    world.engine.grant_steps(0)
     calls = (world.engine_client.admit(request(number, max_tokens=1), "") for number in range(40))
     assert all(answer.admitted for answer in await asyncio.gather(*calls))
     await world.until(lambda: len(world.told()) == 40)
@@ -108,7 +108,7 @@ async def test_an_admitted_sequence_has_a_log_before_its_first_token(world):
 
 async def test_a_repeated_admission_is_answered_alike_also_while_the_first_is_decided(world):
     router = StepSubscription()
-    world.publisher.attach(router)
+    world.publisher.add_subscription(router)
     world.publisher.assign_router(router, "r2")
     answers = await asyncio.gather(*(world.engine_client.admit(request(1), name) for name in ("r1", "r2", "r1")))
     assert all(answer.admitted for answer in answers)
@@ -118,7 +118,7 @@ async def test_a_repeated_admission_is_answered_alike_also_while_the_first_is_de
 
 
 async def test_a_repeated_admission_after_the_end_runs_nothing(world):
-    world.engine.grant(0)
+    world.engine.grant_steps(0)
     await world.engine_client.admit(request(1), "")
     await world.until(lambda: world.told() and not world.publisher.logs)
     steps = world.engine.times.num_steps
@@ -152,7 +152,7 @@ async def test_a_refusal_is_told_to_everybody_who_asked_and_leaves_nothing():
 async def test_a_call_that_is_given_up_leaves_no_log_without_a_sequence(world):
     """A router's deadline ends the call while the engine is busy: what it asked for is decided all the same."""
     gate = asyncio.Event()
-    blocked = world.engine.post(lambda _: asyncio.run_coroutine_threadsafe(gate.wait(), loop).result())
+    blocked = world.engine.post_command(lambda _: asyncio.run_coroutine_threadsafe(gate.wait(), loop).result())
     loop = asyncio.get_running_loop()
     call, other = (asyncio.create_task(world.engine_client.admit(request(1), name)) for name in ("a", "b"))
     await turns(3)
@@ -200,7 +200,7 @@ async def test_what_concerns_a_replaced_sequence_does_not_touch_the_new_one(worl
 
 
 async def test_cancelled_ones_are_told_as_cancelled_and_forgotten(world):
-    world.engine.grant(0)
+    world.engine.grant_steps(0)
     for number in (1, 2):
         await world.engine_client.admit(request(number, max_tokens=100), "")
     world.engine_client.cancel([(request(1).seq_id, 1), (request(2).seq_id, 1), (request(3).seq_id, 1)])
@@ -210,12 +210,12 @@ async def test_cancelled_ones_are_told_as_cancelled_and_forgotten(world):
 
 async def test_one_branch_ends_and_the_other_goes_on(world):
     await world.engine_client.admit(request(1, n=2, max_tokens=20), "")
-    world.engine.grant(5)
+    world.engine.grant_steps(5)
     await world.until(lambda: len(world.told()) == 2)
     sequence = world.sequences[request(1).seq_id]
     world.engine_client.end_branch(sequence, 0)
     world.publisher.end_branch(world.publisher.logs[sequence.seq_id], 0)
-    world.engine.grant(0)
+    world.engine.grant_steps(0)
     await world.until(lambda: not world.publisher.logs)
     assert len(world.told()[sequence.seq_id, 1, 0]) < 20
     assert len(world.told()[sequence.seq_id, 1, 1]) == 20
@@ -223,7 +223,7 @@ async def test_one_branch_ends_and_the_other_goes_on(world):
 
 async def test_swaps_answer_for_each_sequence(world):
     await world.engine_client.admit(request(1, prompt_tokens=9), "")
-    world.engine.grant(2)
+    world.engine.grant_steps(2)
     await world.until(lambda: bool(world.told()))
     assert await world.engine_client.swap(request(1).seq_id, 1, "out") > 0
     with pytest.raises(StaleEpoch):
@@ -234,12 +234,12 @@ async def test_swaps_answer_for_each_sequence(world):
 
 async def test_too_many_finite_steps_are_refused(world):
     subscription = StepSubscription()
-    world.publisher.attach(subscription)
-    world.engine_client.grant(subscription, MAX_GRANT_STEPS - 1)
-    world.engine_client.grant(subscription, 0)
+    world.publisher.add_subscription(subscription)
+    world.engine_client.grant_steps(subscription, MAX_GRANT_STEPS - 1)
+    world.engine_client.grant_steps(subscription, 0)
     for steps in (2, 2**32 - 1):
         with pytest.raises(InvalidArgument, match=r"grant\.steps"):
-            world.engine_client.grant(subscription, steps)
+            world.engine_client.grant_steps(subscription, steps)
     world.engine_client.pause()
     await world.until(lambda: not subscription.num_awaited)
 
@@ -272,7 +272,7 @@ def test_in_any_order_the_logs_and_the_scheduler_agree(operations, max_waiting, 
     async def scenario() -> None:
         world = World(max_waiting)
         if running:
-            world.engine.grant(0)
+            world.engine.grant_steps(0)
         calls: list[asyncio.Task] = []
         for operation in operations:
             match operation:
@@ -289,7 +289,7 @@ def test_in_any_order_the_logs_and_the_scheduler_agree(operations, max_waiting, 
                 case ("turns", count):
                     await turns(count)
                 case ("engine",):
-                    await asyncio.wrap_future(world.engine.post(lambda _: None))
+                    await asyncio.wrap_future(world.engine.post_command(lambda _: None))
         await asyncio.gather(*calls, return_exceptions=True)
         assert all(call.cancelling() or call.result() for call in calls)  # one that gives up takes nobody with it
         while world.engine_client._deciding:
@@ -325,8 +325,8 @@ async def test_nothing_is_left_of_many_sequences(world):
             if answer.admitted and round_ % 3 == 0:
                 world.engine_client.cancel([(request(number % 900).seq_id, round_ + 1)])
 
-    world.publisher.detach(world.observer)
-    world.engine.grant(0)
+    world.publisher.remove_subscription(world.observer)
+    world.engine.grant_steps(0)
     await asyncio.gather(*(client(name) for name in range(20)))
     await world.until(lambda: not world.sequences and not world.publisher.logs)
     await world.settle()

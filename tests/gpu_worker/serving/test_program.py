@@ -9,7 +9,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from gpu_worker.serving import program
 from gpu_worker.serving.listener import Listener
-from gpu_worker.serving.program import load_runner
+from gpu_worker.serving.program import build_runner_in_thread
 from gpu_worker.testing.fake_runner import FakeRunner
 from octavo import errors, rpc
 from octavo.errors import NotFound
@@ -28,7 +28,7 @@ async def test_it_listens_and_says_so_while_the_model_loads(monkeypatch):
     settings = WorkerSettings(listen="127.0.0.1:0", runner="fake")
     listener = Listener(settings)
     await listener.open()
-    loading = asyncio.create_task(load_runner(settings))
+    loading = asyncio.create_task(build_runner_in_thread(settings))
     async with rpc.channel(listener.endpoint, internal=True) as channel:
         with pytest.raises(grpc.aio.AioRpcError) as raised:
             await worker_pb2_grpc.WorkerStub(channel).Hello(worker_pb2.HelloRequest())
@@ -46,4 +46,4 @@ async def test_what_goes_wrong_while_loading_is_raised_here(monkeypatch):
 
     monkeypatch.setattr(program, "build_runner", fails)
     with pytest.raises(NotFound, match="no such model"):
-        await load_runner(WorkerSettings())
+        await build_runner_in_thread(WorkerSettings())

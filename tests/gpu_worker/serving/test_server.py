@@ -49,7 +49,7 @@ async def test_a_worker_that_still_loads_says_so_to_every_call():
 
 
 async def test_a_draining_worker_takes_nothing_and_goes_on(service):
-    service.service.draining = True
+    service.service.stopping = True
     with pytest.raises(grpc.aio.AioRpcError) as raised:
         await service.schedule(admission())
     assert isinstance(rpc.error_from(raised.value), errors.Draining)
@@ -92,14 +92,14 @@ async def test_a_half_close_without_finite_grants_ends_at_once(service):
 
 
 async def test_pause_ends_streams_that_wait_for_steps_which_will_not_come(service):
-    service.engine.hold(True)  # as while the store is away
+    service.engine.hold_steps(True)  # as while the store is away
     waiting = await (await service.step().open("r1")).grant(100)
     end = asyncio.create_task(waiting.rest())
     await service.until(lambda: any(stream.num_awaited == 100 for stream in service.publisher.subscriptions.values()))
     assert not end.done()
     await service.step().send(pause=worker_pb2.Pause())
     assert await end == []
-    service.engine.hold(False)
+    service.engine.hold_steps(False)
     await service.schedule(admission())
     await asyncio.sleep(0.05)
     assert service.engine.times.num_steps == 0
@@ -107,12 +107,12 @@ async def test_pause_ends_streams_that_wait_for_steps_which_will_not_come(servic
 
 async def test_a_grant_outlives_its_stream(service):
     assert await service.schedule(admission(max_tokens=5)) == [ADMITTED]
-    service.engine.hold(True)
+    service.engine.hold_steps(True)
     dying = await service.step().grant(6)
     await service.until(lambda: any(stream.num_awaited for stream in service.publisher.subscriptions.values()))
     dying.call.cancel()
     await service.until(lambda: not service.publisher.subscriptions)
-    service.engine.hold(False)
+    service.engine.hold_steps(False)
     await service.until(lambda: service.engine.times.num_steps == 6)
     assert not service.publisher.logs
     assert len(await (await service.step().grant(1)).rest()) == 1  # and its steps are not taken for another's
@@ -208,7 +208,7 @@ async def test_a_router_that_comes_again_replaces_its_old_stream(service):
 
 async def test_a_stream_that_is_not_read_is_cut_off_and_others_are_not(service, monkeypatch):
     """The slow one's messages fill its connection's window first, then its bounded queue."""
-    monkeypatch.setattr(step_subscription, "MAX_PENDING_STEPS", 50)
+    monkeypatch.setattr(step_subscription, "MAX_PENDING_MESSAGES", 50)
     service.runner.step_s = 0.003
     apart = grpc.aio.insecure_channel(
         service.endpoint, options=[("grpc.http2.bdp_probe", 0), ("grpc.use_local_subchannel_pool", 1)]

@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sequences import new_sequence
 
-from gpu_worker.scheduling.step import Delta, StepResult
+from gpu_worker.scheduling.step import Delta, StepDeltas
 from gpu_worker.serving.step_publisher import MAX_STEP_ITEMS, StepPublisher
-from gpu_worker.serving.step_subscription import MAX_PENDING_STEPS, StepSubscription, join_items
+from gpu_worker.serving.step_subscription import MAX_PENDING_MESSAGES, StepSubscription, join_items
 from octavo.errors import HistoryLost
 from octavo.hashing import extend_chain, prompt_chain
 from octavo.ids import SequenceId
@@ -35,7 +35,7 @@ def accept(publisher: StepPublisher, first: int, tokens: list[int], step_id: int
     entry = publisher.logs[SEQ]
     delta = Delta(entry.sequence, 0, first, tuple(tokens))
     publisher.publish_delta(entry, delta)
-    publisher.flush(StepResult(step_id, [delta], 1, 1))
+    publisher.flush(StepDeltas(step_id, [delta], 1, 1))
 
 
 def drain(subscription: StepSubscription) -> list[int]:
@@ -52,7 +52,7 @@ def drain(subscription: StepSubscription) -> list[int]:
 @given(st.lists(st.integers(1, 9), min_size=1, max_size=12), st.integers(0, 12), st.integers(0, 12))
 def test_following_at_any_time_from_any_index_loses_nothing(tokens, when, start):
     publisher, subscription = StepPublisher(), StepSubscription()
-    publisher.attach(subscription)
+    publisher.add_subscription(subscription)
     publisher.assign_router(subscription, "late")
     begin(publisher)
     start = min(start, when, len(tokens))
@@ -72,13 +72,13 @@ def test_following_at_any_time_from_any_index_loses_nothing(tokens, when, start)
 
 def test_where_branches_compete_a_late_follower_learns_the_score_at_every_token():
     publisher, subscription = StepPublisher(), StepSubscription()
-    publisher.attach(subscription)
+    publisher.add_subscription(subscription)
     publisher.assign_router(subscription, "late")
     entry = begin(publisher, outputs=[[7, 8], [7]], params=SamplingParams(max_tokens=99, seed=1, best_of=2))
     for index, total in ((2, -1.5), (3, -2.0), (4, -4.0)):
         delta = Delta(entry.sequence, 0, index, (index,), cumulative_logprob=total)
         publisher.publish_delta(entry, delta)
-        publisher.flush(StepResult(index, [delta], 1, 1))
+        publisher.flush(StepDeltas(index, [delta], 1, 1))
     publisher.follow(subscription, SEQ, [3, 0])
     (step,) = subscription.ready
     told = [(item.branch, item.first_index, list(item.token_ids), item.cumulative_logprob) for item in step.items]
@@ -88,7 +88,7 @@ def test_where_branches_compete_a_late_follower_learns_the_score_at_every_token(
 
 def test_what_a_late_follower_has_missed_comes_in_pieces():
     publisher, subscription, count = StepPublisher(), StepSubscription(), 2 * MAX_STEP_ITEMS + 1
-    publisher.attach(subscription)
+    publisher.add_subscription(subscription)
     entry = begin(publisher, params=SamplingParams(max_tokens=9999, seed=1, best_of=2), outputs=[[], []])
     for index in range(count):
         publisher.publish_delta(entry, Delta(entry.sequence, 0, index, (index,), cumulative_logprob=-1.0 * index))
@@ -100,7 +100,7 @@ def test_what_a_late_follower_has_missed_comes_in_pieces():
 def test_an_observer_sees_everything_and_a_router_only_what_it_follows():
     publisher, observer, router = StepPublisher(), StepSubscription(), StepSubscription()
     for subscription in (observer, router):
-        publisher.attach(subscription)
+        publisher.add_subscription(subscription)
         publisher.add_observer(subscription)
     publisher.assign_router(router, "r1")
     begin(publisher, router="other")
@@ -111,7 +111,7 @@ def test_an_observer_sees_everything_and_a_router_only_what_it_follows():
 
 def test_an_unknown_sequence_is_said_to_be_unknown():
     publisher, subscription = StepPublisher(), StepSubscription()
-    publisher.attach(subscription)
+    publisher.add_subscription(subscription)
     publisher.follow(subscription, SequenceId("nobody"), [])
     assert subscription.ready[0].unknown == ["nobody"]
 
@@ -119,9 +119,9 @@ def test_an_unknown_sequence_is_said_to_be_unknown():
 def test_counted_steps_are_reported_one_by_one_even_when_idle():
     publisher, subscription, other = StepPublisher(), StepSubscription(num_awaited=2), StepSubscription(num_awaited=1)
     for each in (subscription, other):
-        publisher.attach(each)
+        publisher.add_subscription(each)
     for step_id, whose in enumerate((None, subscription, other, subscription, None), 1):
-        publisher.flush(StepResult(step_id, granted_by=whose and whose.subscription_id))
+        publisher.flush(StepDeltas(step_id, granted_by=whose and whose.subscription_id))
     assert [step.step_id for step in subscription.ready] == [2, 4]
     assert [step.step_id for step in other.ready] == [3]
     assert subscription.num_awaited == other.num_awaited == 0
@@ -130,10 +130,10 @@ def test_counted_steps_are_reported_one_by_one_even_when_idle():
 def test_a_second_stream_of_a_router_replaces_the_first():
     publisher, first, second = StepPublisher(), StepSubscription(), StepSubscription()
     for subscription in (first, second):
-        publisher.attach(subscription)
+        publisher.add_subscription(subscription)
         publisher.assign_router(subscription, "r1")
     assert first.closing
-    publisher.detach(first)
+    publisher.remove_subscription(first)
     begin(publisher, router="r1")
     accept(publisher, 0, [8])
     assert drain(second) == [8]
@@ -141,10 +141,10 @@ def test_a_second_stream_of_a_router_replaces_the_first():
 
 def test_a_reader_that_does_not_read_is_cut_off_and_bounded():
     publisher, subscription = StepPublisher(), StepSubscription()
-    publisher.attach(subscription)
+    publisher.add_subscription(subscription)
     publisher.add_observer(subscription)
     begin(publisher)
-    for index in range(MAX_PENDING_STEPS + 5):
+    for index in range(MAX_PENDING_MESSAGES + 5):
         accept(publisher, index, [1], index)
     assert subscription.overflowed
     assert not subscription.ready
@@ -154,7 +154,7 @@ def test_a_reader_that_does_not_read_is_cut_off_and_bounded():
 @pytest.mark.parametrize("outputs", [[[]], [[7, 8]], [[7], [9]]])
 def test_a_replayed_sequence_begins_where_its_journal_ends(outputs):
     publisher, subscription = StepPublisher(), StepSubscription()
-    publisher.attach(subscription)
+    publisher.add_subscription(subscription)
     publisher.assign_router(subscription, "r1")
     entry = begin(publisher, "r1", outputs)
     assert [branch.chain for branch in entry.branches] == [extend_chain(prompt_chain([1]), out) for out in outputs]
@@ -164,7 +164,7 @@ def test_a_replayed_sequence_begins_where_its_journal_ends(outputs):
 
 def test_a_stream_is_told_of_nothing_before_its_first_command():
     publisher, subscription = StepPublisher(), StepSubscription()
-    publisher.attach(subscription)
+    publisher.add_subscription(subscription)
     begin(publisher)
     accept(publisher, 0, [4])
     publisher.assign_router(subscription, "r1")
@@ -180,7 +180,7 @@ def finish(publisher: StepPublisher, first: int, step_id: int) -> None:
     entry = publisher.logs[SEQ]
     delta = Delta(entry.sequence, 0, first, (9,), FinishReason.LENGTH)
     publisher.publish_delta(entry, delta)
-    publisher.flush(StepResult(step_id, [delta], 1, 1))
+    publisher.flush(StepDeltas(step_id, [delta], 1, 1))
 
 
 def messages(subscription: StepSubscription) -> list[list[int]]:
@@ -189,7 +189,7 @@ def messages(subscription: StepSubscription) -> list[list[int]]:
 
 async def test_an_interval_sends_the_tokens_of_several_steps_as_one_item():
     publisher, subscription = StepPublisher(interval=3), StepSubscription()
-    publisher.attach(subscription)
+    publisher.add_subscription(subscription)
     publisher.add_observer(subscription)
     begin(publisher)
     for index in range(6):
@@ -201,12 +201,12 @@ async def test_an_interval_sends_the_tokens_of_several_steps_as_one_item():
 
 async def test_an_interval_delays_neither_first_tokens_nor_ends():
     publisher, subscription = StepPublisher(interval=100), StepSubscription()
-    publisher.attach(subscription)
+    publisher.add_subscription(subscription)
     publisher.add_observer(subscription)
     entry = begin(publisher)
     first = Delta(entry.sequence, 0, 0, (5,), cached_tokens=0)
     publisher.publish_delta(entry, first)
-    publisher.flush(StepResult(1, [first], 1, 1))
+    publisher.flush(StepDeltas(1, [first], 1, 1))
     assert messages(subscription) == [[5]]
     accept(publisher, 1, [6], 2)
     accept(publisher, 2, [7], 3)
@@ -219,7 +219,7 @@ async def test_an_interval_delays_neither_first_tokens_nor_ends():
 
 async def test_withheld_tokens_go_when_no_further_step_comes():
     publisher, subscription = StepPublisher(interval=100), StepSubscription()
-    publisher.attach(subscription)
+    publisher.add_subscription(subscription)
     publisher.add_observer(subscription)
     begin(publisher)
     accept(publisher, 0, [5], 1)
@@ -231,14 +231,14 @@ async def test_withheld_tokens_go_when_no_further_step_comes():
 
 async def test_a_counted_step_is_sent_at_once_whatever_the_interval():
     publisher, subscription = StepPublisher(interval=100), StepSubscription(num_awaited=1)
-    publisher.attach(subscription)
+    publisher.add_subscription(subscription)
     publisher.add_observer(subscription)
     begin(publisher)
     accept(publisher, 0, [5], 1)
     entry = publisher.logs[SEQ]
     delta = Delta(entry.sequence, 0, 1, (6,))
     publisher.publish_delta(entry, delta)
-    publisher.flush(StepResult(2, [delta], 1, 1, granted_by=subscription.subscription_id))
+    publisher.flush(StepDeltas(2, [delta], 1, 1, granted_by=subscription.subscription_id))
     assert messages(subscription) == [[5, 6]]
 
 
@@ -248,7 +248,7 @@ def test_joined_items_say_the_same_as_those_they_are_made_of(interval, runs):
 
     async def scenario() -> None:
         publisher, subscription = StepPublisher(interval), StepSubscription()
-        publisher.attach(subscription)
+        publisher.add_subscription(subscription)
         publisher.add_observer(subscription)
         entry = begin(publisher, outputs=[[], [], []])
         told: list[list[int]] = [[], [], []]
@@ -256,7 +256,7 @@ def test_joined_items_say_the_same_as_those_they_are_made_of(interval, runs):
             tokens = tuple(range(len(told[branch]), len(told[branch]) + count))
             delta = Delta(entry.sequence, branch, len(told[branch]), tokens)
             publisher.publish_delta(entry, delta)
-            publisher.flush(StepResult(step_id, [delta], 1, 1))
+            publisher.flush(StepDeltas(step_id, [delta], 1, 1))
             told[branch] += tokens
         publisher._flush_late()
         got: list[list[int]] = [[], [], []]
@@ -274,9 +274,9 @@ def test_joined_items_say_the_same_as_those_they_are_made_of(interval, runs):
 
 def test_nothing_is_left_of_ten_thousand_sequences():
     publisher, observer, router = StepPublisher(), StepSubscription(), StepSubscription()
-    publisher.attach(observer)
+    publisher.add_subscription(observer)
     publisher.add_observer(observer)
-    publisher.attach(router)
+    publisher.add_subscription(router)
     publisher.assign_router(router, "r1")
     for number in range(10_000):
         begin(publisher, "r1")
@@ -287,7 +287,7 @@ def test_nothing_is_left_of_ten_thousand_sequences():
                 publisher.end_branch(publisher.logs[SEQ], 0)
             case 2:
                 publisher.publish_failure(publisher.logs[SEQ], HistoryLost("lost").failure())
-                publisher.flush(StepResult(number))
+                publisher.flush(StepDeltas(number))
             case 3:
                 publisher.forget_log(publisher.logs[SEQ])
         for subscription in (observer, router):
@@ -296,7 +296,7 @@ def test_nothing_is_left_of_ten_thousand_sequences():
     assert not observer.buffer
     assert not router.buffer
     for subscription in (observer, router):
-        publisher.detach(subscription)
+        publisher.remove_subscription(subscription)
     assert not (publisher.subscriptions or publisher._observers or publisher._routers)
 
 
@@ -311,23 +311,23 @@ def test_a_sequence_that_had_ended_before_it_came_leaves_no_log():
 def test_a_slow_follower_is_cut_off_and_others_miss_nothing():
     publisher, slow, fast = StepPublisher(), StepSubscription(), StepSubscription()
     for subscription, router in ((slow, "slow"), (fast, "fast")):
-        publisher.attach(subscription)
+        publisher.add_subscription(subscription)
         publisher.assign_router(subscription, router)
     begin(publisher, "slow")
     publisher.follow(fast, SEQ, [0])
     seen: list[int] = []
-    for index in range(MAX_PENDING_STEPS + 100):
+    for index in range(MAX_PENDING_MESSAGES + 100):
         accept(publisher, index, [index], index)
         seen += [token for item in fast.ready.popleft().items for token in item.token_ids]
     assert slow.overflowed
     assert not fast.overflowed
-    assert seen == list(range(MAX_PENDING_STEPS + 100))
+    assert seen == list(range(MAX_PENDING_MESSAGES + 100))
 
 
 def test_a_stream_that_is_replaced_ends_though_it_awaits_steps():
     publisher, first, second = StepPublisher(), StepSubscription(num_awaited=5), StepSubscription()
     for subscription in (first, second):
-        publisher.attach(subscription)
+        publisher.add_subscription(subscription)
         publisher.assign_router(subscription, "r1")
     assert first.closing
     assert not first.num_awaited

@@ -4,13 +4,14 @@ import asyncio
 import threading
 import time
 from collections.abc import AsyncIterator
+from functools import partial
 
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from waiting import until
 
 from gpu_worker.scheduling.step import StepOutput, StepPlan
-from gpu_worker.serving import progress_monitor, worker
+from gpu_worker.serving import program, progress_monitor, worker
 from gpu_worker.serving.listener import Listener
 from gpu_worker.serving.worker import Worker
 from gpu_worker.testing.fake_runner import FakeRunner
@@ -35,8 +36,15 @@ class Stubborn(FakeRunner):
         super().__init__(step_s=0.001)
         self.go = threading.Event()
         self.go.set()
+        self.hangs = threading.Event()
+        self.closed = False
+
+    def close(self) -> None:
+        self.closed = True
 
     def run(self, plan: StepPlan) -> StepOutput:
+        if not self.go.is_set():
+            self.hangs.set()
         self.go.wait(30)
         return super().run(plan)
 
@@ -84,11 +92,14 @@ class Life:
         item = worker_pb2.Admission(seq_id=SEQ, epoch=taken.epoch, priority=3, sampling=wire.sampling_to_wire(params))
         item.prompt.ids.extend([1, 2, 3])
         await self.stub.Schedule(worker_pb2.ScheduleRequest(admissions=[item]))
-        self.worker.engine.grant(0)
+        self.worker.engine.grant_steps(0)
 
     async def tokens(self) -> int:
         snapshot = await self.store.read(SEQ, from_indexes=[0])
         return len(snapshot.outputs[0])
+
+    async def has_journalled(self, num_tokens: int) -> bool:
+        return await self.tokens() > num_tokens
 
 
 @pytest.fixture
@@ -96,7 +107,7 @@ async def life(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Life]:
     made = Life()
     monkeypatch.setattr(progress_monitor, "give_up", made.ended.append)
     monkeypatch.setattr(progress_monitor, "HANG_LEASES", 4)
-    monkeypatch.setattr(worker, "STOP_GRACE_S", 0.5)
+    monkeypatch.setattr(worker, "FLUSH_TIMEOUT_S", 0.5)
     await made.begin()
     yield made
     await made.end()
@@ -110,16 +121,15 @@ async def test_it_serves_once_the_store_knows_it_and_leaves_at_the_end(life):
     await until(life.serving)
     assert await life.known()
     await life.run_something()
-    await until(lambda: life.worker.journal.num_appended > 5)
-    await life.worker.stop()
+    await until(lambda: life.has_journalled(5))
+    assert await life.worker.stop()
     assert not await life.known()
-    assert life.worker.journal.idle
     assert not life.ended
 
 
 async def test_what_was_generated_is_journalled_before_it_ends(life):
     await life.run_something()
-    await until(lambda: life.worker.journal.num_appended > 20)
+    await until(lambda: life.has_journalled(20))
     await life.worker.stop()
     sequence = life.worker.workload.sequences[SEQ]
     assert await life.tokens() == sequence.branches[0].num_output > 20
@@ -131,7 +141,7 @@ async def test_what_was_generated_is_journalled_before_it_ends(life):
 async def test_a_loop_that_hangs_loses_lease_and_health_and_in_the_end_the_process(life):
     await until(life.serving)
     await life.run_something()
-    await until(lambda: life.worker.journal.num_appended > 5)
+    await until(lambda: life.has_journalled(5))
     life.runner.go.clear()
     began = time.monotonic()
     await until(lambda: not_(life.known))
@@ -174,10 +184,40 @@ async def test_a_loop_that_ends_or_a_journal_that_ends_ends_the_process(life):
     assert "nobody understands" in life.ended[0]
 
 
+async def test_a_watch_over_progress_that_ends_ends_the_process(life, monkeypatch):
+    await until(life.serving)
+
+    def broken(serving: bool) -> None:
+        raise ValueError("health has ended")
+
+    await life.run_something()
+    with monkeypatch.context() as patch:
+        patch.setattr(life.listener.health, "set_all", broken)
+        life.runner.go.clear()  # so that health changes
+        await until(lambda: life.ended)
+    assert "health has ended" in life.ended[0]
+
+
+async def test_a_runner_is_closed_after_its_last_step_only(life):
+    await life.run_something()
+    await until(lambda: life.has_journalled(5))
+    life.runner.go.clear()
+    await until(life.runner.hangs.is_set)
+    life.worker.engine.stop = partial(life.worker.engine.stop, timeout_s=0.05)
+    await program.end_worker(life.worker, life.store, life.runner)
+    assert not life.runner.closed
+    assert "step in flight" in life.ended[0]
+    life.runner.go.set()
+    life.worker.engine.stop = partial(life.worker.engine.stop, timeout_s=10.0)
+    await program.end_worker(life.worker, life.store, life.runner)
+    assert life.runner.closed
+    assert len(life.ended) == 1
+
+
 async def test_a_scheduler_that_fails_ends_the_process(life):
     await until(life.serving)
     life.worker.scheduler.plan = lambda: 1 // 0
-    life.worker.engine.grant(1)
+    life.worker.engine.grant_steps(1)
     await until(lambda: life.ended)
     assert "loop" in life.ended[0]
 
@@ -185,7 +225,7 @@ async def test_a_scheduler_that_fails_ends_the_process(life):
 async def test_a_store_that_is_away_costs_the_lease_and_nothing_else(life):
     await until(life.serving)
     await life.run_something()
-    await until(lambda: life.worker.journal.num_appended > 5)
+    await until(lambda: life.has_journalled(5))
     heartbeat, append = life.store.heartbeat, life.store.append_batch
 
     async def away(*_):

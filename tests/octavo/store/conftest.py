@@ -18,13 +18,12 @@ from octavo.store.calls import QueueLimits, TakeReason, TakeReply, TakeRequest, 
 from octavo.store.embedded import EmbeddedStore
 from octavo.store.memory import MemoryState, MemoryStore
 from octavo.store.redis import RedisStore
-from octavo.store.redis_server import RedisOptions
 
-CLOCK_KEY = "octavo:{s0}:test-clock"
+CLOCK_KEY = "octavo:test-clock"
 CLOCK = f"local function now_ms() return tonumber(redis.call('GET', '{CLOCK_KEY}')) end"
 START_MS = 1_000_000_000_000
 
-# With hand-set time: every shard reads the one key, which a real cluster would refuse and a single server allows.
+# With hand-set time
 TEST_SOURCE = library.join({**library.parts(), "00_clock.lua": CLOCK})
 
 
@@ -122,7 +121,7 @@ class Bench:
         if isinstance(self.store, MemoryStore):
             self.store.shared.restart()
             return
-        for key in await self.store.server.client.keys("octavo:*:gen"):
+        for key in await self.store.server.client.keys("octavo:gen"):
             generation, _, frozen = (await self.store.server.client.get(key)).split()
             await self.store.server.client.set(key, b"%s %s %s" % (generation, b"0" * 40, frozen), ex=3600)
 
@@ -133,10 +132,10 @@ def memory_bench() -> Bench:
     return Bench(clock, MemoryStore(state), partial(MemoryStore, state))
 
 
-async def redis_bench(url: str, num_shards: int = 1) -> Bench:
+async def redis_bench(url: str) -> Bench:
     """An empty store with hand-set time."""
 
-    another = partial(RedisStore, url, RedisOptions(num_shards=num_shards), source=TEST_SOURCE)
+    another = partial(RedisStore, url, source=TEST_SOURCE)
     store = another()
     await store.server.client.flushall()
     bench = Bench(Clock(), store, another)
@@ -155,20 +154,15 @@ def make_redis_bench() -> Callable[..., Any]:
     return redis_bench
 
 
-KINDS = {"memory": ("", 0), "valkey": ("valkey", 1), "valkey-3-shards": ("valkey", 3), "redis": ("redis", 1)}
-
-
-@pytest.fixture(params=list(KINDS))
-def place(request: pytest.FixtureRequest, servers: Callable[[str], EmbeddedStore]) -> tuple[str, int]:
-    """The URL and the number of shards; no URL for memory. (Not async: a server is started outside the test's loop.)"""
-    kind, num_shards = KINDS[request.param]
-    return (servers(kind).url if kind else "", num_shards)
+@pytest.fixture(params=["memory", "valkey", "redis"])
+def store_url(request: pytest.FixtureRequest, servers: Callable[[str], EmbeddedStore]) -> str:
+    """The URL of the server; empty for memory. (Not async: a server is started outside the test's loop.)"""
+    return "" if request.param == "memory" else servers(request.param).url
 
 
 @pytest.fixture
-async def bench(place: tuple[str, int]) -> AsyncIterator[Bench]:
-    url, num_shards = place
-    bench = await redis_bench(url, num_shards) if url else memory_bench()
+async def bench(store_url: str) -> AsyncIterator[Bench]:
+    bench = await redis_bench(store_url) if store_url else memory_bench()
     yield bench
     await bench.close()
 

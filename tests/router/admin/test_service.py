@@ -37,7 +37,7 @@ async def test_placement_is_explained_for_past_and_hypothetical_requests(world):
         assert candidate.total_cost == pytest.approx(parts)
     link = router.pool.links[owner]
     link._watch._on_load = lambda load: None
-    link.refusal = "away"
+    link.unusable_reason = "away"
     request = inference_pb2.GenerateRequest(
         token_ids=types_pb2.TokenIds(ids=PROMPT), sampling=wire.sampling_to_wire(GREEDY)
     )

@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
+from gpu_worker.serving.server import WorkerService
 from octavo import rpc
 from octavo.ids import Incarnation, SequenceId
 from octavo.record import Admission, AdmissionOutcome
@@ -119,6 +120,12 @@ async def test_a_caller_that_is_cancelled_while_it_waits_is_cancelled(silent):
 async def test_a_probe_tells_a_worker_from_another_one_at_its_address(incarnation, found):
     async with linked(Answering(incarnation)) as link:
         assert await link.probe() is found
+
+
+async def test_a_process_that_still_loads_has_taken_the_place_of_a_worker_that_is_gone():
+    """A worker that has had a lease has loaded its model."""
+    async with linked(WorkerService("w", Incarnation("j"))) as link:
+        assert await link.probe() is ProbeResult.GONE
 
 
 async def test_a_probe_of_an_address_without_a_listener_finds_the_worker_gone():

@@ -75,7 +75,7 @@ class FakeLink:
 
 class FakePool:
     def __init__(self, links: list[FakeLink]) -> None:
-        self.index, self.links = KvIndex(), {link.incarnation: link for link in links}
+        self.kv_index, self.links = KvIndex(), {link.incarnation: link for link in links}
 
     def find_link(self, incarnation):
         return self.links.get(incarnation)

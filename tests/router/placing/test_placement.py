@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from octavo.ids import Incarnation
 from router.fleet.pending_dispatches import PendingDispatches
 from router.fleet.worker_view import WorkerView
-from router.placing.placement import EVICTED_SHARE, HOST_CREDIT, PREEMPTED_SHARE, choose_worker, room_left
+from router.placing.placement import EVICTED_SHARE, HOST_CREDIT, PREEMPTION_FACTOR, choose_worker, room_left
 
 BLOCK_SIZE = 16
 IDLE = WorkerView(
@@ -60,19 +60,19 @@ Hits = dict[Incarnation, tuple[int, int]]
 
 
 @st.composite
-def some_hits(draw: st.DrawFn, views: Sequence[WorkerView], prompt_tokens: int) -> Hits:
+def some_hits(draw: st.DrawFn, views: Sequence[WorkerView], num_tokens: int) -> Hits:
     hits: Hits = {}
     for view in draw(st.lists(st.sampled_from(views), unique_by=lambda view: view.worker_id)) if views else ():
-        device = draw(st.integers(0, prompt_tokens // BLOCK_SIZE))
-        host = draw(st.integers(0, prompt_tokens // BLOCK_SIZE - device))
+        device = draw(st.integers(0, num_tokens // BLOCK_SIZE))
+        host = draw(st.integers(0, num_tokens // BLOCK_SIZE - device))
         hits[view.incarnation] = (device * BLOCK_SIZE, host * BLOCK_SIZE)
     return hits
 
 
 @given(SOME_VIEWS, st.integers(1, 9000), st.data())
-def test_picks_the_first_of_its_own_ranking(views: list[WorkerView], prompt_tokens: int, data: st.DataObject) -> None:
-    hits = data.draw(some_hits(views, prompt_tokens))
-    decision = choose_worker(prompt_tokens, hits, views)
+def test_picks_the_first_of_its_own_ranking(views: list[WorkerView], num_tokens: int, data: st.DataObject) -> None:
+    hits = data.draw(some_hits(views, num_tokens))
+    decision = choose_worker(num_tokens, hits, views)
     candidates = decision.candidates
     assert Counter(c.worker_id for c in candidates) == Counter(view.worker_id for view in views)
     eligible = [c for c in candidates if c.eligible]
@@ -87,18 +87,18 @@ def test_picks_the_first_of_its_own_ranking(views: list[WorkerView], prompt_toke
 
 
 @given(SOME_VIEWS, st.integers(1, 9000), st.data())
-def test_order_of_workers_does_not_matter(views: list[WorkerView], prompt_tokens: int, data: st.DataObject) -> None:
-    hits = data.draw(some_hits(views, prompt_tokens))
+def test_order_of_workers_does_not_matter(views: list[WorkerView], num_tokens: int, data: st.DataObject) -> None:
+    hits = data.draw(some_hits(views, num_tokens))
     shuffled = data.draw(st.permutations(views))
-    assert choose_worker(prompt_tokens, hits, views).worker == choose_worker(prompt_tokens, hits, shuffled).worker
+    assert choose_worker(num_tokens, hits, views).worker == choose_worker(num_tokens, hits, shuffled).worker
 
 
 @given(SOME_VIEWS, st.integers(1, 9000))
-def test_never_picks_the_unavailable_for_their_cache(views: list[WorkerView], prompt_tokens: int) -> None:
-    whole = prompt_tokens // BLOCK_SIZE * BLOCK_SIZE
+def test_never_picks_the_unavailable_for_their_cache(views: list[WorkerView], num_tokens: int) -> None:
+    whole = num_tokens // BLOCK_SIZE * BLOCK_SIZE
     hits = {view.incarnation: (whole, 0) for view in views if not view.available}
-    worker = choose_worker(prompt_tokens, hits, views).worker
-    assert worker is None or (worker.available and prompt_tokens < worker.context_tokens)
+    worker = choose_worker(num_tokens, hits, views).worker
+    assert worker is None or (worker.available and num_tokens < worker.context_tokens)
 
 
 def test_credits_the_device_in_full_and_the_host_pool_in_part() -> None:
@@ -149,8 +149,8 @@ def test_a_block_that_is_hit_makes_no_room() -> None:
     hits = {Incarnation("i-a"): (10 * BLOCK_SIZE, 0)}
     hit, other = choose_worker(15 * BLOCK_SIZE, hits, [idle("a", **full), idle("b", **full)]).candidates
     # Six blocks are needed and two are free: four are missing, and the ten cached ones are those that were hit.
-    assert (hit.worker_id, hit.pressure_cost) == ("a", 4 * BLOCK_SIZE * PREEMPTED_SHARE)
-    assert other.pressure_cost == BLOCK_SIZE * (10 * EVICTED_SHARE + 4 * PREEMPTED_SHARE)
+    assert (hit.worker_id, hit.pressure_cost) == ("a", 4 * BLOCK_SIZE * PREEMPTION_FACTOR)
+    assert other.pressure_cost == BLOCK_SIZE * (10 * EVICTED_SHARE + 4 * PREEMPTION_FACTOR)
 
 
 def test_speeds_count_only_when_they_differ_a_lot() -> None:

@@ -137,7 +137,7 @@ def test_what_a_slow_client_has_not_taken_is_one_piece(scored: bool):
         assert delivery.add_item(made)
     (piece,) = pieces_of(delivery)
     assert (bytes(piece.token_ids), piece.text, piece.place.next_index) == (b"abcd", "abcd", 4)
-    assert [score.logprob for score in piece.scores] == ([0.0, -1.0, -2.0, -3.0] if scored else [])
+    assert [score.logprob for score in piece.token_scores] == ([0.0, -1.0, -2.0, -3.0] if scored else [])
 
 
 def test_a_failed_item_is_a_failure_to_settle():

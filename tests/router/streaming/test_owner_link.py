@@ -60,7 +60,7 @@ def test_nothing_streams_from_an_owner_without_connection(link, pool):
 def test_a_lost_owner_is_known(link):
     link.set_owner(Incarnation("dead"), 1, is_streaming=False)
     assert link.is_lost
-    assert link.worker is None
+    assert link.worker_link is None
 
 
 def test_an_owner_that_does_not_know_the_sequence_is_asked_ever_less_often_and_then_given_up(link, monkeypatch):
@@ -68,7 +68,7 @@ def test_an_owner_that_does_not_know_the_sequence_is_asked_ever_less_often_and_t
     monkeypatch.setattr(owner_link_module, "time", SimpleNamespace(monotonic=lambda: clock[0]))
     link.set_owner(WORKER, 1, is_streaming=True)
     pauses = []
-    while (pause := link.note_unknown()) is not None:
+    while (pause := link.unknown_delay()) is not None:
         assert not link.is_streaming
         pauses.append(pause)
         clock[0] += pause
@@ -82,7 +82,7 @@ def test_a_new_epoch_begins_the_patience_anew(link, monkeypatch):
     clock = [100.0]
     monkeypatch.setattr(owner_link_module, "time", SimpleNamespace(monotonic=lambda: clock[0]))
     link.set_owner(WORKER, 1, is_streaming=True)
-    first = link.note_unknown()
+    first = link.unknown_delay()
     clock[0] += 60.0
     link.set_owner(WORKER, 2, is_streaming=True)
-    assert link.note_unknown() == first
+    assert link.unknown_delay() == first

@@ -31,7 +31,7 @@ def on(device: int, *shape: int, dtype: torch.dtype = torch.float16) -> torch.Te
 
 
 class Devices:
-    """The current device, and where the extension was asked for what."""
+    """The current device, and on which device the extension was called for what."""
 
     def __init__(self) -> None:
         self.current = 0

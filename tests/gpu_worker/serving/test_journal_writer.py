@@ -7,8 +7,8 @@ import pytest
 from sequences import new_sequence
 
 from gpu_worker.scheduling.sequence import Sequence
-from gpu_worker.scheduling.step import Delta, StepResult
-from gpu_worker.serving.journal import Journal
+from gpu_worker.scheduling.step import Delta, StepDeltas
+from gpu_worker.serving.journal_writer import JournalWriter
 from gpu_worker.serving.step_publisher import StepPublisher
 from gpu_worker.serving.step_subscription import StepSubscription
 from octavo.errors import StoreUnavailable
@@ -55,7 +55,7 @@ class Control:
     def __init__(self) -> None:
         self.calls: list[tuple[object, ...]] = []
 
-    def hold(self, held: bool) -> None:
+    def hold_steps(self, held: bool) -> None:
         self.calls.append(("hold", held))
 
     def drop(self, sequence: Sequence) -> None:
@@ -73,9 +73,9 @@ class World:
 
     def __init__(self) -> None:
         self.store, self.control, self.publisher = ScriptedStore(), Control(), StepPublisher()
-        self.journal = Journal(self.store, self.publisher, self.control, window_steps=4)
+        self.journal_writer = JournalWriter(self.store, self.publisher, self.control, window_steps=4)
         self.subscription = StepSubscription()
-        self.publisher.attach(self.subscription)
+        self.publisher.add_subscription(self.subscription)
         self.publisher.assign_router(self.subscription, "r1")
         params = SamplingParams(n=2, max_tokens=100, seed=1)
         self.sequence = new_sequence("s", PROMPT, params, epoch=3)
@@ -85,7 +85,7 @@ class World:
     def step(self, *deltas: tuple[int, int, list[int]], finish: FinishReason = FinishReason.NONE) -> None:
         self.num_steps += 1
         made = [Delta(self.sequence, branch, first, tuple(tokens), finish) for branch, first, tokens in deltas]
-        self.journal.submit(StepResult(self.num_steps, made, 1, 1))
+        self.journal_writer.submit_deltas(StepDeltas(self.num_steps, made, 1, 1))
 
     def told(self) -> list[tuple[int, int, tuple[int, ...]]]:
         return [
@@ -98,17 +98,14 @@ class World:
 @pytest.fixture
 async def world():
     made = World()
-    task = asyncio.create_task(made.journal.run())
+    task = asyncio.create_task(made.journal_writer.run())
     yield made
     task.cancel()
 
 
 async def settle(world: World) -> None:
-    for _ in range(500):
-        await asyncio.sleep(0.001)
-        if world.journal.idle:
-            return
-    raise AssertionError("the journal did not settle")
+    async with asyncio.timeout(5):
+        await world.journal_writer.wait_until_flushed()
 
 
 async def test_items_carry_index_and_chain_and_come_once_per_step(world):
@@ -150,7 +147,6 @@ async def test_a_fenced_sequence_is_dropped_and_never_told_of_again(world):
     await settle(world)
     assert world.told() == [(0, 0, (10,))]
     assert ("drop", "s", 3) in world.control.calls
-    assert world.journal.num_fenced == 1
     assert world.publisher.logs == {}
 
 
@@ -217,17 +213,17 @@ async def test_what_an_earlier_life_at_the_same_epoch_computed_is_not_journalled
     late = Delta(world.sequence, 0, 0, (10,))
     again = new_sequence("s", PROMPT, world.sequence.params, epoch=3)
     world.publisher.open_log(again, prompt_chain(PROMPT), [[], []], (), "r1")
-    world.journal.submit(StepResult(1, [late], 1, 1))
+    world.journal_writer.submit_deltas(StepDeltas(1, [late], 1, 1))
     await settle(world)
     assert world.told() == []
     assert world.store.batches == []
 
 
 async def test_flushed_waits_for_everything_submitted(world):
-    await world.journal.flushed()
+    await world.journal_writer.wait_until_flushed()
     world.store.script.append(StoreUnavailable("away"))
     world.step((0, 0, [10]))
-    await world.journal.flushed()
+    await world.journal_writer.wait_until_flushed()
     assert world.told() == [(0, 0, (10,))]
 
 

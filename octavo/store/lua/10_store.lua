@@ -1,8 +1,8 @@
 -- What every function begins with, and the helpers that several functions share.
 --
 -- Calling convention of all functions:
---   KEYS[1]  the shard's generation key, octavo:{s<k>}:gen; the shard's other keys are derived from it
---   KEYS[2]  the sequence's record, octavo:{s<k>}:seq:<id>, if the function is about one sequence
+--   KEYS[1]  the generation key, octavo:gen; the functions derive all other keys from it
+--   KEYS[2]  the sequence's record, octavo:seq:<id>, if the function is about one sequence
 --   ARGV[1]  the generation that the caller knows
 --   ARGV[2]  how long take-overs freeze after a restart, in ms
 --   ARGV[3]  how long ended sequences are kept, in ms
@@ -24,9 +24,9 @@ local MAX_EXPIRED_PER_POP = 64
 local CUT = { STOP = '1', LENGTH = '2' }
 local STOPPED = { CANCELLED = '3', DEADLINE = '4', ERROR = '5' }  -- digits of FinishReason; '0' means that the branch runs
 
--- The run id of the server process, and the shards that it has served. Both are empty after every restart.
+-- The run id of the server process, and the generation that it serves. Both are empty after every restart.
 local run_id
-local served = {}
+local served
 
 -- Begins a generation above `floor`. It starts from the clock, so that it grows even when all data is lost.
 local function begin_generation(generation_key, floor, frozen)
@@ -36,13 +36,13 @@ local function begin_generation(generation_key, floor, frozen)
   return generation, raw
 end
 
--- The shard, with its generation. The first call begins a new generation after the server's process has changed (by a
--- restart, or by the promotion of a replica). So does a call that knows a newer generation than the data do: then the
+-- The generation that the server serves, with the prefix of its keys. The first call begins a new generation after the
+-- server's process has changed (by a restart, or by the promotion of a replica). So does a call that knows a newer generation than the data do: then the
 -- data are older than the caller, as those of a replica that lagged behind.
 local function enter(generation_key, args)
   local raw = redis.call('GET', generation_key)
-  local shard, told = served[generation_key], tonumber(args[1])
-  if not shard or shard.raw ~= raw or told > shard.generation then
+  local store, told = served, tonumber(args[1])
+  if not store or store.raw ~= raw or told > store.generation then
     run_id = run_id or string.match(redis.call('INFO', 'server'), 'run_id:(%x+)')
     local generation, writer, frozen = string.match(raw or '', '^(%d+) (%x+) (%d+)$')
     generation, frozen = tonumber(generation or 0), tonumber(frozen or 0)
@@ -50,30 +50,30 @@ local function enter(generation_key, args)
       frozen = generation > 0 and now_ms() + tonumber(args[2]) or 0
       generation, raw = begin_generation(generation_key, math.max(generation, told), frozen)
     end
-    shard = {
+    store = {
       raw = raw, generation = generation, frozen_until = frozen,
       prefix = string.sub(generation_key, 1, -4),
     }
-    served[generation_key] = shard
+    served = store
   end
-  shard.retain_ms = tonumber(args[3])
-  return shard
+  store.retain_ms = tonumber(args[3])
+  return store
 end
 
--- Registers body(shard, keys, a1, a2, ...). Functions that free memory still run when memory is short.
+-- Registers body(store, keys, a1, a2, ...). Functions that free memory still run when memory is short.
 local function define(name, body, frees)
   redis.register_function{
     function_name = 'octavo1_' .. name,
     flags = frees and { 'allow-oom' } or {},
     callback = function(keys, args)
-      local shard = enter(keys[1], args)
-      if shard.generation ~= tonumber(args[1]) then return { 'STALE_GENERATION', shard.generation } end
-      return body(shard, keys, unpack(args, 4))
+      local store = enter(keys[1], args)
+      if store.generation ~= tonumber(args[1]) then return { 'STALE_GENERATION', store.generation } end
+      return body(store, keys, unpack(args, 4))
     end,
   }
 end
 
-local function record_key(shard, id) return shard.prefix .. 'seq:' .. id end
+local function record_key(store, id) return store.prefix .. 'seq:' .. id end
 local function id_of(key) return string.match(key, '([^:]+)$') end
 
 -- The record as a table of strings, or nil.
@@ -120,6 +120,6 @@ local function notify(rec, what)
   redis.call('PUBLISH', 'octavo:notice:' .. rec.router, table.concat({ rec.id, what, rec.epoch, rec.owner }, ' '))
 end
 
-local function lease_alive(shard, member, now)
-  return (tonumber(redis.call('GET', shard.prefix .. 'lease:' .. member) or 0)) > now
+local function lease_alive(store, member, now)
+  return (tonumber(redis.call('GET', store.prefix .. 'lease:' .. member) or 0)) > now
 end

@@ -1,8 +1,9 @@
-"""The journal: tokens go to the store first, and readers get only what the store has accepted.
+"""Appends tokens to the journals in the store, and publishes only those that the store has accepted.
 
-The step loop does not wait for the store. The engine submits the result of each step, and one task appends all results
-that have gathered in one call, then publishes what was accepted. While the store is away results gather; at
-WINDOW_STEPS of them the engine is held until the store answers, so nothing is lost.
+The step loop does not wait for the store. The engine submits the deltas of each step that has any, and of each step of
+a finite grant, which its stream awaits. One task appends everything that has gathered in one call, then publishes what
+was accepted. While the store is away StepDeltas gather. At WINDOW_STEPS of them the engine is held until the store
+answers, so that a worker that dies costs at most about that many computed steps.
 """
 
 import asyncio
@@ -12,7 +13,7 @@ from dataclasses import replace
 from typing import Protocol
 
 from gpu_worker.scheduling.sequence import Sequence
-from gpu_worker.scheduling.step import Delta, StepResult
+from gpu_worker.scheduling.step import Delta, StepDeltas
 from gpu_worker.serving.sequence_log import SequenceLog
 from gpu_worker.serving.step_publisher import StepPublisher
 from octavo.errors import HistoryLost
@@ -23,21 +24,22 @@ from octavo.store.calls import AppendItem, AppendReply, AppendStatus, Finish
 
 log = logging.getLogger(__name__)
 
-WINDOW_STEPS = 32
+WINDOW_STEPS = 32  # StepDeltas that wait for the store; steps that brought nothing are not among them
 ACCEPTED = (AppendStatus.OK, AppendStatus.OK_CANCEL, AppendStatus.DUP)
-BROKEN = (AppendStatus.CONFLICT, AppendStatus.GAP)  # after a gap has been mended: neither ever happens
+# The reply to a mended gap may be GAP again. After that, either status means that the record cannot be trusted.
+BROKEN = (AppendStatus.CONFLICT, AppendStatus.GAP)
 
 
 class EngineControl(Protocol):
-    """What the journal asks of the engine. A sequence that has been replaced meanwhile is left alone."""
+    """What the journal writer asks of the engine, by its client. A sequence that was replaced is left alone."""
 
-    def hold(self, held: bool) -> None: ...
+    def hold_steps(self, held: bool) -> None: ...
     def drop(self, sequence: Sequence) -> None: ...
     def cancel_one(self, sequence: Sequence) -> None: ...
     def end_branch(self, sequence: Sequence, branch: int) -> None: ...
 
 
-class Journal:
+class JournalWriter:
     """Appends the tokens of each step to the store, in order, and publishes those that the store has accepted."""
 
     def __init__(
@@ -48,27 +50,21 @@ class Journal:
         self._publisher = publisher
         self._control = control
         self._window = window_steps
-        self._pending: deque[StepResult] = deque()
+        self._pending: deque[StepDeltas] = deque()
         self._wake = asyncio.Event()
         self._empty = asyncio.Event()
         self._empty.set()
         self._held = False
-        self.num_fenced = 0
-        self.num_appended = 0
 
-    def submit(self, result: StepResult) -> None:
-        """Adds a step's result to those that wait for the store. Only the event loop may call this."""
+    def submit_deltas(self, result: StepDeltas) -> None:
+        """Adds the deltas of a step to those that wait for the store. Only the event loop may call this."""
         self._pending.append(result)
         self._empty.clear()
         if len(self._pending) >= self._window and not self._held:
             self._hold(True)
         self._wake.set()
 
-    @property
-    def idle(self) -> bool:
-        return not self._pending
-
-    async def flushed(self) -> None:
+    async def wait_until_flushed(self) -> None:
         """Returns when everything that was submitted has been accepted or refused."""
         await self._empty.wait()
 
@@ -88,16 +84,17 @@ class Journal:
 
     def _hold(self, held: bool) -> None:
         self._held = held
-        self._control.hold(held)
+        self._control.hold_steps(held)
 
-    async def _append(self, results: list[StepResult]) -> None:
+    async def _append(self, results: list[StepDeltas]) -> None:
         find_log = self._publisher.find_log
         steps = [[(delta, found) for delta in r.deltas if (found := find_log(delta))] for r in results]
         replies = iter(await self._send([append_item(delta) for step in steps for delta, _ in step]))
         for result, step in zip(results, steps, strict=True):
             for delta, sequence_log in step:
                 reply = next(replies)
-                # An earlier reply, or the engine, may have ended the sequence or the branch meanwhile.
+                # While the store was awaited, an earlier reply of this batch may have ended the sequence or the
+                # branch, or a newer admission may have replaced the log.
                 if not sequence_log.gone and not sequence_log.branches[delta.branch_index].ended:
                     await self._settle(sequence_log, delta, reply)
             self._publisher.flush(result)
@@ -106,7 +103,6 @@ class Journal:
         store = self._store
         if store is None or not items:
             return [AppendReply(AppendStatus.OK, item.first_index + len(item.token_ids)) for item in items]
-        self.num_appended += len(items)
         return await until_answered(lambda: store.append_batch(items), what="the journal")
 
     async def _settle(self, sequence_log: SequenceLog, delta: Delta, reply: AppendReply) -> None:
@@ -124,14 +120,13 @@ class Journal:
             await self._give_up(sequence_log, reply.status)
         else:
             fenced = reply.status == AppendStatus.FENCED
-            self.num_fenced += fenced
-            why = "another worker owns it now" if fenced else "its record is gone"
+            why = "another worker owns it now, or it waits" if fenced else "its record is gone"
             log.warning("sequence %s: refused at epoch %d: %s", sequence_log.seq_id, sequence_log.epoch, why)
             self._control.drop(sequence_log.sequence)
             self._publisher.forget_log(sequence_log)
 
     async def _mend(self, sequence_log: SequenceLog, delta: Delta, length: int) -> AppendReply:
-        """Appends again what the store has lost of the journal's end: this worker still has every token."""
+        """Appends again what the store has lost of the journal's end. The log still has every token of it."""
         tokens = sequence_log.branches[delta.branch_index].tokens[length:] + list(delta.token_ids)
         log.warning("journal of %s fell back to %d tokens; appending %d", sequence_log.seq_id, length, len(tokens))
         item = replace(append_item(delta), first_index=length, token_ids=tokens)
