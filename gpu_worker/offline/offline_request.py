@@ -20,7 +20,9 @@ class CompletionOutput:
     finish_reason: FinishReason
     stop_reason: str | int | None = None  # the stop string or stop token id; None with an end-of-sequence token
     logprobs: tuple[TokenScore, ...] | None = None  # one per token, if asked for
-    cumulative_logprob: float | None = None  # of all tokens generated, with logprobs, best_of or beam_width
+    cumulative_logprob: float | None = (
+        None  # with best_of or beam_width the branch's score; with logprobs alone the sum over token_ids
+    )
 
 
 @dataclass(frozen=True, slots=True)
