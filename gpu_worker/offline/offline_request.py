@@ -20,9 +20,7 @@ class CompletionOutput:
     finish_reason: FinishReason
     stop_reason: str | int | None = None  # the stop string or stop token id; None with an end-of-sequence token
     logprobs: tuple[TokenScore, ...] | None = None  # one per token, if asked for
-    cumulative_logprob: float | None = (
-        None  # with best_of or beam_width the branch's score; with logprobs alone the sum over token_ids
-    )
+    cumulative_logprob: float | None = None  # the branch's score if branches are ranked, else the sum of logprobs
 
 
 @dataclass(frozen=True, slots=True)
