@@ -1,4 +1,4 @@
-"""Ctrl-C between steps instead of within a step, so that the scheduler is never left half done."""
+"""Lets Ctrl-C take effect between steps instead of within a step, so that the scheduler is never left half done."""
 
 import signal
 import threading
@@ -10,10 +10,11 @@ Handler = Callable[[int, FrameType | None], object]
 
 
 class InterruptGuard:
-    """A context in which SIGINT waits for the next `deliver_interrupt`, which calls the handler from before.
+    """A context in which SIGINT waits for `deliver_interrupt`, which calls the handler installed before the guard.
 
-    A second SIGINT is delivered at once. The guard changes nothing outside the main thread, and nothing where SIGINT
-    is ignored or ends the process.
+    A second SIGINT is delivered at once. A SIGINT that still waits when the block ends is delivered there, but is lost
+    if the block ends with another exception. The guard changes nothing outside the main thread, and nothing where
+    SIGINT is ignored or ends the process.
     """
 
     def __init__(self) -> None:
@@ -34,7 +35,7 @@ class InterruptGuard:
             self.deliver_interrupt()
 
     def deliver_interrupt(self) -> None:
-        """Calls the handler from before if a SIGINT has come. Call it where nothing is half done."""
+        """Calls the handler installed before the guard if a SIGINT waits. Call it where nothing is half done."""
         if self._noted is not None and self._previous is not None:
             noted, self._noted = self._noted, None
             self._previous(*noted)

@@ -133,7 +133,10 @@ class LLM:
         return self._complete(self._builder.from_conversations(conversations, sampling_params), use_tqdm)
 
     def _complete(self, requests: Sequence[OfflineRequest], use_tqdm: bool) -> list[RequestOutput]:
-        """Runs all requests to their ends. An exception replaces the engine, and whatever it was doing with it."""
+        """Runs all requests to their ends.
+
+        After an exception the scheduler and the engine are replaced, and requests that had not ended are dropped.
+        """
         with (
             self._lock,
             tqdm(total=len(requests), unit="prompt", dynamic_ncols=True, disable=not use_tqdm) as bar,
@@ -148,7 +151,7 @@ class LLM:
         return [request.output() for request in requests]
 
     def _check_size(self, requests: Sequence[OfflineRequest]) -> None:
-        """Raises TooLarge if a request can never run here. The scheduler's queue is empty, so it has room for each."""
+        """Raises TooLarge if a request can never run here, by admitting each to the empty queue and dropping it."""
         for request in requests:
             sequence = self._new_sequence(request)
             _expect_admitted(request, self.scheduler.admit(sequence))
@@ -224,5 +227,6 @@ class ProgressBar:
 
 
 def _expect_admitted(request: OfflineRequest, answer: AdmissionAnswer) -> None:
+    """Raises TooLarge after a refusal. It can only be NEVER: the queue has room, and every sequence id is new."""
     if answer.failure is not None:
         raise TooLarge(f"{request.argument}: {answer.failure.message}")

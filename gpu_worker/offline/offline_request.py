@@ -20,7 +20,7 @@ class CompletionOutput:
     finish_reason: FinishReason
     stop_reason: str | int | None = None  # the stop string or stop token id; None with an end-of-sequence token
     logprobs: tuple[TokenScore, ...] | None = None  # one per token, if asked for
-    cumulative_logprob: float | None = None  # of all tokens generated, with logprobs, best_of or beam_width
+    cumulative_logprob: float | None = None  # the branch's score if branches are ranked, else the sum of logprobs
 
 
 @dataclass(frozen=True, slots=True)
