@@ -75,6 +75,18 @@ class Streams:
         begun = lambda: self.num_tokens >= quarter or any(task.done() for task in self._tasks)  # noqa: E731
         await asyncio.to_thread(wait_until, begun, STREAM_S, "the streams do not get going")
 
+    async def at_rest(self):
+        """No token has come for a while: the workers stand still, and nothing of theirs is on its way."""
+        num_tokens = -1
+        while num_tokens != self.num_tokens:
+            num_tokens = self.num_tokens
+            await asyncio.sleep(0.3)
+
+    def go_on_through(self, endpoint):
+        """Whether one of those that have not ended is read from that router."""
+        both = zip(self.streams, self.histories, strict=True)
+        return any(stream._endpoint == endpoint for stream, history in both if not history.ended)
+
     async def end(self):
         try:
             async with asyncio.timeout(STREAM_S):
@@ -137,9 +149,12 @@ async def interrupted(cluster, client, victim):
         await streams.under_way()
         for worker in ("w0", "w1"):
             cluster.pause(worker)
+        await streams.at_rest()
         lost = await asyncio.to_thread(running_on, cluster, victim)
         some_left = 0 < streams.num_tokens < len(PROMPTS) * NUM_TOKENS and streams.num_ended < len(PROMPTS)
         hit = some_left and bool(lost) == victim.startswith("w")
+        if victim.startswith("r"):
+            hit = hit and streams.go_on_through(cluster.endpoints[int(victim[1:])])
         if hit:
             await asyncio.to_thread(cluster.kill, victim)
         for worker in {"w0", "w1"} - ({victim} if hit else set()):
