@@ -36,7 +36,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Selects by --long, marks tests by their folder, runs cheap tiers first, skips gpu tests without a device."""
+    """Selects by --long, marks tests by their folder, sorts them by cost, skips gpu tests without a device."""
     _select(config, items)
     for item in items:
         tier = item.path.relative_to(ROOT / "tests").parts[0]
@@ -44,9 +44,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(tier)
         if item.get_closest_marker("gpu") and not _has_gpu():
             item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
-    items.sort(key=_cost)
-    if os.environ.get("PYTEST_XDIST_WORKER"):
-        items.sort(key=lambda item: not _is_live(item.nodeid))
+    items.sort(key=_cost, reverse="PYTEST_XDIST_WORKER" in os.environ)
 
 
 def _select(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -61,12 +59,17 @@ def _select(config: pytest.Config, items: list[pytest.Item]) -> None:
 
 def _cost(item: pytest.Item) -> int:
     tier = item.path.relative_to(ROOT / "tests").parts[0]
-    return 2 + TIERS.index(tier) if tier in TIERS else int(item.get_closest_marker("slow") is not None)
+    if tier in TIERS:
+        return 2 + TIERS.index(tier)
+    return int(any(item.get_closest_marker(name) for name in ("slow", "long")))
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """With `-n 2`: one process runs the live tests, one after the other; the other process runs the rest, by file."""
+    """With `-n 2`: one process runs the live tests, one after the other; the other process runs the rest, by file.
+
+    What takes longest begins first, so that both processes end at the same time.
+    """
     from xdist.scheduler import LoadScopeScheduling
 
     class Scheduling(LoadScopeScheduling):

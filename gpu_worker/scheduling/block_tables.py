@@ -58,7 +58,7 @@ class BlockTables:
     def release(self, branch: Branch) -> None:
         """Takes back all blocks of the branch, on device and host. Afterwards none of its tokens counts as computed."""
         if branch.blocks:
-            self.host.cancel_copies_in(branch.blocks)
+            self.host.cancel_copies_in(block for block in branch.blocks if self.device.is_writable(block))
             self.device.release(branch.blocks)
         if branch.host_blocks:
             self.host.release(branch.host_blocks)

@@ -7,6 +7,7 @@ from sequences import new_sequence
 
 from gpu_worker.scheduling.scheduler_config import SchedulerConfig
 from gpu_worker.testing.fake_runner import FakeRunner, fake_oracle
+from gpu_worker.testing.witness_runner import WitnessRunner
 from octavo.sampling import SamplingParams
 
 
@@ -100,3 +101,26 @@ def test_the_last_branch_takes_the_sequence_with_it():
     assert not small.parts.workload.sequences
     assert not small.scheduler.has_work
     assert small.parts.load().num_used_blocks == 0
+
+
+def test_a_sibling_keeps_the_blocks_that_the_next_step_brings_back():
+    """Both branches share blocks, and one ends between the swap in and the step that makes its copies."""
+    runner = WitnessRunner(vocab_size=50, block_size=4, num_blocks=32, num_host_blocks=16, context_tokens=64)
+    config = SchedulerConfig(max_batch_tokens=16, max_batch_sequences=8, prefix_caching=False, debug=True)
+    scheduler = SchedulerParts(config, runner.info).scheduler
+    sequence = new_sequence("a", [1, 2, 3, 4, 5, 6, 7, 8, 9], SamplingParams(n=2, best_of=2, max_tokens=30, seed=1))
+    scheduler.admit(sequence)
+
+    def step():
+        plan = scheduler.plan()
+        scheduler.commit(plan, runner.run(plan))
+
+    for _ in range(4):
+        step()
+    assert scheduler.swap("a", sequence.epoch, "out")
+    step()
+    assert scheduler.swap("a", sequence.epoch, "in")
+    assert scheduler.end_branch(sequence, 1)
+    step()
+    step()
+    assert not runner.mismatches, runner.first_mismatch

@@ -51,7 +51,7 @@ class Watchdog:
         self._process.stdin.flush()
 
 
-class Beside:
+class WatchdogProcess:
     """The watchdog's side. It ends when pytest closes the pipe, or is gone."""
 
     def __init__(self, pytest_pid: int, end_after_s: float) -> None:
@@ -120,4 +120,4 @@ def say(message: str) -> None:
 
 if __name__ == "__main__":
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for pytest, which closes the pipe when it ends
-    Beside(int(sys.argv[1]), float(sys.argv[2])).run()
+    WatchdogProcess(int(sys.argv[1]), float(sys.argv[2])).run()
