@@ -16,7 +16,7 @@ from octavo.step_item import StepItem
 
 @dataclass(slots=True)
 class BranchLog:
-    """What the journal holds of one branch."""
+    """What the journal of one branch holds, and how the branch ended."""
 
     tokens: list[int]
     chain: int  # hash over prompt and tokens

@@ -48,7 +48,7 @@ async def test_a_worker_that_still_loads_says_so_to_every_call():
     await made.stop()
 
 
-async def test_a_draining_worker_takes_nothing_and_goes_on(service):
+async def test_a_stopping_worker_takes_nothing_and_goes_on(service):
     service.service.stopping = True
     with pytest.raises(grpc.aio.AioRpcError) as raised:
         await service.schedule(admission())
