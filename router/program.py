@@ -17,7 +17,7 @@ from octavo.store import open_store
 from octavo.store.base import Store
 from octavo.store.calls import Member, QueueLimits
 from router.admin.service import AdminService
-from router.background_tasks import BackgroundTasks, repeat_forever
+from router.background_tasks import BackgroundTasks, end_tasks, repeat_forever
 from router.fleet.model_registry import ModelRegistry
 from router.fleet.worker_pool import WorkerPool
 from router.placing.assigner import Assigner
@@ -118,9 +118,7 @@ class Router:
         self.inference.close()
         await self._public_server.stop(STOP_GRACE_S)
         await self._admin_server.stop(0)
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await end_tasks(self._tasks)
         await self._background.close()
         await self.pool.close()
         try:

@@ -9,6 +9,7 @@ from octavo.errors import StoreUnavailable
 from octavo.ids import Incarnation
 from octavo.store.base import Store
 from octavo.store.calls import Member
+from router.background_tasks import end_tasks
 from router.fleet.kv_index import KvIndex
 from router.fleet.model_registry import ModelRegistry, ServedModel
 from router.fleet.worker_link import ProbeResult, WorkerLink
@@ -111,6 +112,5 @@ class WorkerPool:
     async def _remove(self, incarnation: Incarnation) -> None:
         task = self._tasks.pop(incarnation, None)
         if task is not None:
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
+            await end_tasks([task])
         await self.links.pop(incarnation).close()

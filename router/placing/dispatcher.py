@@ -124,7 +124,8 @@ class Dispatcher:
 
     async def _pop_queue(self) -> None:
         try:
-            await asyncio.wait_for(self._wake.wait(), IDLE_POLL_S)
+            async with asyncio.timeout(IDLE_POLL_S):  # not wait_for, which loses a cancellation in Python 3.11
+                await self._wake.wait()
         except TimeoutError:
             pass
         self._wake.clear()
