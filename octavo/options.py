@@ -130,7 +130,7 @@ class Option:
 
 
 def option(default: Any, help: str, **more: Any) -> Any:
-    """A field of a settings class. `more` are further fields of Option: low, high, choices, size, secret, hidden, check."""
+    """A field of a settings class. `more` are further fields of Option, such as low, high, choices and check."""
     return field(default=default, metadata={"option": Option(default=default, help=help, **more)})
 
 
