@@ -41,7 +41,7 @@ def run(args: argparse.Namespace) -> int:
     except SettingsError as error:
         output.print_error(args.command, str(error))
         return 2
-    _become(program_command(module, args.arguments))
+    return _become(program_command(module, args.arguments))
 
 
 def _become(command: list[str]) -> NoReturn:
