@@ -13,13 +13,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, TypeVar
 
-from octavo import telemetry
+from octavo import listen_address, telemetry
 from octavo.model_aliases import parse_aliases
 from octavo.options import Settings, SettingsError, closest, option
 from octavo.setting_sources import add_arguments, describe, effective_values, load
 
 CONFIG_VARIABLE = "OCTAVO_CONFIG"
 _STORE_HELP = "URL of the store: redis://, rediss:// or unix://, or memory:// within one process"
+_HOST_HELP = "host to listen on, in place of that in --listen; 0.0.0.0: every interface"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,6 +30,7 @@ class RouterSettings:
     program: ClassVar[str] = "router"
 
     listen: str = option("127.0.0.1:50051", "where clients call")
+    host: str = option("", _HOST_HELP)
     admin_listen: str = option("127.0.0.1:51051", "where operators call; empty: nowhere")
     store: str = option("redis://127.0.0.1:6379/0", _STORE_HELP, secret=True)
     router_id: str = option("", "name of this router in logs and status; empty: made from host and port")
@@ -47,6 +49,11 @@ class RouterSettings:
     log_format: str = option("human", "one line for people, or JSON", choices=telemetry.FORMATS)
     log_level: str = option("info", "what to log", choices=telemetry.LEVELS)
 
+    @property
+    def address(self) -> str:
+        """HOST:PORT to listen on: `listen`, with the host of `host` if that is given."""
+        return listen_address.with_host(self.listen, self.host)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerSettings:
@@ -55,6 +62,7 @@ class WorkerSettings:
     program: ClassVar[str] = "worker"
 
     listen: str = option("127.0.0.1:50061", "where routers call")
+    host: str = option("", _HOST_HELP)
     advertise: str = option(
         "", "host, or host:port, that routers are told to call; empty: where it listens, or what the host's name means"
     )
@@ -117,6 +125,11 @@ class WorkerSettings:
     step_delay_ms: float = option(0.0, "how much longer a step takes", low=0, high=60_000, hidden=True)
     die_on_token: int = option(-1, "a token at which the fake runner kills its process", low=-1, hidden=True)
 
+    @property
+    def address(self) -> str:
+        """HOST:PORT to listen on: `listen`, with the host of `host` if that is given."""
+        return listen_address.with_host(self.listen, self.host)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UpSettings:
@@ -131,6 +144,7 @@ class UpSettings:
     workers: int = option(2, "worker processes", low=0, high=1024)
     routers: int = option(1, "router processes, on consecutive ports", low=1, high=1024)
     grpc_port: int = option(50051, "port of the first router; 0: any free ones", low=0, high=65535)
+    host: str = option("127.0.0.1", "host on which routers listen for clients; 0.0.0.0: every interface")
     state_dir: str = option("", "directory of state, logs and the store's file; empty: ~/.local/state/octavo")
     device: str = option("auto", "auto, cpu, cuda or cuda:N")
     store: str = option("", "URL of a store; empty: a private one is started", secret=True)

@@ -94,8 +94,8 @@ class Router:
         self._public_server = rpc.server(max_connection_age_ms=settings.max_connection_age_ms or None)
         self._public_health = rpc.add_standard_services(self._public_server, [INFERENCE])
         self.inference.serve_on(self._public_server)
-        port = listen(self._public_server, settings.listen)
-        self.endpoint = f"{settings.listen.rsplit(':', 1)[0]}:{port}"
+        port = listen(self._public_server, settings.address)
+        self.endpoint = f"{settings.address.rsplit(':', 1)[0]}:{port}"
         self._admin_server = rpc.server()
         self._admin_health = rpc.add_standard_services(self._admin_server, [ADMIN])
         self.admin.serve_on(self._admin_server)
