@@ -82,7 +82,7 @@ class ModelRegistry:
                     tokens = f"{self._tokenizer.vocab_size} tokens, model {facts.model} has {facts.vocab_size}"
                     return f"the tokenizer of --tokenizer has {tokens}: give the model's own"
                 try:
-                    tokenizer = self._tokenizer or await asyncio.to_thread(tokenizer_from, facts.tokenizer)
+                    tokenizer = await asyncio.to_thread(self._find_tokenizer, facts)
                 except Exception as error:  # an unreadable tokenizer must not take the router down
                     log.error("worker %s: tokenizer %s: %s", facts.worker_id, facts.tokenizer, error)
                     return f"its tokenizer cannot be loaded here: {error}"
@@ -100,6 +100,9 @@ class ModelRegistry:
             return difference
         model.workers.add(facts.incarnation)
         return ""
+
+    def _find_tokenizer(self, facts: WorkerFacts) -> Tokenizer | ByteTokenizer:
+        return tokenizer_from(facts.tokenizer) if self._tokenizer is None else self._tokenizer
 
     def remove_worker(self, incarnation: Incarnation) -> None:
         """The worker serves no model any more. An unknown worker changes nothing."""
