@@ -167,7 +167,7 @@ def resolve(
 ) -> SamplingParams:
     """`params`, validated as their prompt is, with concrete values for max_tokens, best_of and seed.
 
-    A branch that fills the context ends with LENGTH. So neither max_tokens nor min_tokens is more than the prompt leaves.
+    A branch that fills the context ends with LENGTH. So max_tokens and min_tokens are at most what the prompt leaves.
     """
     asked = limits.DEFAULT_MAX_TOKENS if params.max_tokens is None else params.max_tokens
     max_tokens = min(asked, context_tokens - prompt_len)

@@ -86,6 +86,13 @@ def test_each_prompt_gets_its_own_answer_in_order(requests):
     assert idle(llm)
 
 
+def test_max_tokens_beyond_the_context_ends_with_length():
+    llm = make(context_tokens=32, block_size=8)
+    (answer,) = llm.generate([[1] * 20], replace(GREEDY, max_tokens=10**9), use_tqdm=False)
+    assert answer.outputs[0].token_ids == tuple(fake_oracle([1] * 20, 12, info=llm.info))
+    assert answer.outputs[0].finish_reason == FinishReason.LENGTH
+
+
 def test_more_prompts_than_the_queue_takes():
     llm = make(vocab_size=50)
     bound = llm.workload.config.max_waiting
