@@ -51,7 +51,8 @@ def test_every_field_has_a_flag_a_variable_and_a_key(cls, config):
         if item.choices:
             value = next(choice for choice in item.choices if choice != default)
         else:
-            value = {bool: not default, int: 777, float: 7.5, str: "x", tuple: ("a", "b")}[type(default)]
+            word = "redis://x" if item.name == "store" else "x"
+            value = {bool: not default, int: 777, float: 7.5, str: word, tuple: ("a", "b")}[type(default)]
         text = ",".join(value) if isinstance(value, tuple) else str(value).lower()
         argv = [f"--{'no-' if value is False else ''}{item.name.replace('_', '-')}"]
         argv = argv if isinstance(value, bool) else [f"{argv[0]}={text}"]
