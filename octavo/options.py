@@ -49,7 +49,7 @@ class Option:
     size: bool = False  # a number of bytes, which may be written as 512MiB
     secret: bool = False  # masked when printed, and never in argv
     hidden: bool = False  # for tests: not in the help, and printed only if it was given
-    form: Callable[[Any], None] | None = None  # raises ValueError for a value that is not empty and of no use
+    check: Callable[[Any], object] | None = None  # raises a ValueError that says what would be right
     # What `options_of` fills in from the field and its class.
     program: str = ""
     name: str = ""
@@ -96,7 +96,7 @@ class Option:
         return value
 
     def check_value(self, value: Any) -> None:
-        """Raises ValueError if the value is not one of the choices, not within the bounds, or of no known form."""
+        """Raises ValueError if the value is not one of the choices, not within the bounds, or refused by `check`."""
         if self.choices and value not in self.choices:
             names = [str(choice) for choice in self.choices]
             raise ValueError(f"must be one of {', '.join(names)}{closest(str(value), names)}")
@@ -106,8 +106,8 @@ class Option:
             raise ValueError(f"must be at most {self.high}")
         if isinstance(value, float) and self.low is None and self.high is None and not abs(value) < float("inf"):
             raise ValueError("must be finite")
-        if self.form and value:
-            self.form(value)
+        if self.check is not None:
+            self.check(value)
 
     def to_text(self, value: Any) -> str:
         """The value as people read it: sizes in units, secrets masked."""
@@ -130,7 +130,7 @@ class Option:
 
 
 def option(default: Any, help: str, **more: Any) -> Any:
-    """A field of a settings class. `more` are further fields of Option, such as low, choices or secret."""
+    """A field of a settings class. `more` are further fields of Option, such as low, high, choices and check."""
     return field(default=default, metadata={"option": Option(default=default, help=help, **more)})
 
 
