@@ -17,6 +17,7 @@ from octavo import listen_address, telemetry
 from octavo.model_aliases import parse_aliases
 from octavo.options import Settings, SettingsError, closest, option
 from octavo.setting_sources import add_arguments, describe, effective_values, load
+from octavo.store_url import require_store_url, require_store_url_or_none
 
 CONFIG_VARIABLE = "OCTAVO_CONFIG"
 _STORE_HELP = "URL of the store: redis://, rediss:// or unix://, or memory:// within one process"
@@ -32,7 +33,7 @@ class RouterSettings:
     listen: str = option("127.0.0.1:50051", "where clients call")
     host: str = option("", _HOST_HELP)
     admin_listen: str = option("127.0.0.1:51051", "where operators call; empty: nowhere")
-    store: str = option("redis://127.0.0.1:6379/0", _STORE_HELP, secret=True)
+    store: str = option("redis://127.0.0.1:6379/0", _STORE_HELP, secret=True, check=require_store_url)
     router_id: str = option("", "name of this router in logs and status; empty: made from host and port")
     model_aliases: tuple[str, ...] = option(
         (), "further names that clients may use, as alias=model, separated by commas", check=parse_aliases
@@ -67,7 +68,7 @@ class WorkerSettings:
         "", "host, or host:port, that routers are told to call; empty: where it listens, or what the host's name means"
     )
     worker_id: str = option("", "stable name of this worker, such as its pod's; empty: made from host and port")
-    store: str = option("redis://127.0.0.1:6379/0", _STORE_HELP, secret=True)
+    store: str = option("redis://127.0.0.1:6379/0", _STORE_HELP, secret=True, check=require_store_url)
     model: str = option("smollm2", "a directory, a GGUF file, a hub name, or smollm2, the demo model")
     model_name: str = option("", "name that requests use for the model; empty: made from `model`")
     device: str = option("auto", "auto, cpu, cuda or cuda:N")
@@ -147,7 +148,9 @@ class UpSettings:
     host: str = option("127.0.0.1", "host on which routers listen for clients; 0.0.0.0: every interface")
     state_dir: str = option("", "directory of state, logs and the store's file; empty: ~/.local/state/octavo")
     device: str = option("auto", "auto, cpu, cuda or cuda:N")
-    store: str = option("", "URL of a store; empty: a private one is started", secret=True)
+    store: str = option(
+        "", "URL of a store; empty: a private one is started", secret=True, check=require_store_url_or_none
+    )
     restart: bool = option(True, "starts a process again when it has ended")
 
 
