@@ -1,4 +1,4 @@
-"""The examples, built and run against live processes: `make test-clients` collects this folder, `make test` does not."""
+"""The examples, built and run against live processes. `make test` does not collect this folder."""
 
 import subprocess
 import time
