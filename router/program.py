@@ -11,11 +11,13 @@ from octavo import rpc
 from octavo.errors import StoreUnavailable
 from octavo.ids import Incarnation, new_incarnation
 from octavo.loop import Stopped, before, stop_event
+from octavo.model_aliases import parse_aliases
 from octavo.retry import until_answered
 from octavo.settings import RouterSettings
 from octavo.store import open_store
 from octavo.store.base import Store
 from octavo.store.calls import Member, QueueLimits
+from octavo.text.tokenizer import Tokenizer, load_tokenizer
 from router.admin.service import AdminService
 from router.background_tasks import BackgroundTasks, end_tasks, repeat_forever
 from router.fleet.model_registry import ModelRegistry
@@ -41,12 +43,19 @@ HEALTH_INTERVAL_S = 0.25
 class Router:
     """One life of a router process. All that a request depends on can be built again from the store and the workers."""
 
-    def __init__(self, settings: RouterSettings, store: Store, secret: bytes, incarnation: Incarnation) -> None:
+    def __init__(
+        self,
+        settings: RouterSettings,
+        store: Store,
+        secret: bytes,
+        incarnation: Incarnation,
+        tokenizer: Tokenizer | None = None,
+    ) -> None:
         self._settings = settings
         self._store = store
         self.incarnation = incarnation
         self.sessions = SessionRegistry()
-        self.models = ModelRegistry()
+        self.models = ModelRegistry(parse_aliases(settings.model_aliases), tokenizer)
         self.pool = WorkerPool(
             store,
             incarnation,
@@ -85,8 +94,8 @@ class Router:
         self._public_server = rpc.server(max_connection_age_ms=settings.max_connection_age_ms or None)
         self._public_health = rpc.add_standard_services(self._public_server, [INFERENCE])
         self.inference.serve_on(self._public_server)
-        port = listen(self._public_server, settings.listen)
-        self.endpoint = f"{settings.listen.rsplit(':', 1)[0]}:{port}"
+        port = listen(self._public_server, settings.address)
+        self.endpoint = f"{settings.address.rsplit(':', 1)[0]}:{port}"
         self._admin_server = rpc.server()
         self._admin_health = rpc.add_standard_services(self._admin_server, [ADMIN])
         self.admin.serve_on(self._admin_server)
@@ -157,6 +166,18 @@ class ListenError(Exception):
     """The address is taken, or is not an address of this machine."""
 
 
+class TokenizerError(Exception):
+    """The tokenizer that the settings name cannot be loaded. The message says why."""
+
+
+def given_tokenizer(path: str) -> Tokenizer | None:
+    """The tokenizer at that path; None without a path. Raises TokenizerError."""
+    try:
+        return load_tokenizer(path) if path else None
+    except Exception as error:  # a file may be broken in any way
+        raise TokenizerError(f"--tokenizer {path} cannot be loaded: {error}") from error
+
+
 def listen(server: grpc.aio.Server, address: str) -> int:
     """Returns the port. Raises ListenError."""
     try:
@@ -170,14 +191,15 @@ async def serve(settings: RouterSettings) -> int:
     stop = stop_event()
     store = open_store(settings.store)
     try:
+        tokenizer = await before(stop, asyncio.to_thread(given_tokenizer, settings.tokenizer))
         secret = await before(stop, until_answered(lambda: open_with_secret(store), pause_s=0.5, what="start"))
-        router = Router(settings, store, secret, new_incarnation())
+        router = Router(settings, store, secret, new_incarnation(), tokenizer)
         await before(stop, router.start())
     except Stopped:
         log.info("asked to end while starting")
         await store.close()
         return 0
-    except ListenError as error:
+    except (ListenError, TokenizerError) as error:
         log.error("%s", error)
         await store.close()
         return 1

@@ -20,10 +20,10 @@ class Listener:
 
     def __init__(self, settings: WorkerSettings) -> None:
         """Raises NoAddress if no address to advertise can be found, or `--advertise` is malformed."""
-        self._listen = settings.listen
-        self._host = advertised_host(settings.listen, settings.advertise)
+        self._listen = settings.address
+        self._host = advertised_host(settings.address, settings.advertise)
         self._port = advertised_port(settings.advertise)
-        self.worker_id = settings.worker_id or f"worker-{self._host}-{settings.listen.rpartition(':')[2]}"
+        self.worker_id = settings.worker_id or f"worker-{self._host}-{settings.address.rpartition(':')[2]}"
         self.incarnation: Incarnation = new_incarnation()
         self.endpoint = ""  # where routers call; known once the listener is open
         self.service = WorkerService(self.worker_id, self.incarnation)
