@@ -18,6 +18,7 @@ from octavo.endpoint import parse_advertised, parse_host, parse_listener
 from octavo.model_aliases import parse_aliases
 from octavo.options import Settings, SettingsError, closest, option
 from octavo.setting_sources import add_arguments, describe, effective_values, load
+from octavo.store_url import require_store_url, require_store_url_or_none
 
 CONFIG_VARIABLE = "OCTAVO_CONFIG"
 _STORE_HELP = "URL of the store: redis://, rediss:// or unix://, or memory:// within one process"
@@ -39,7 +40,7 @@ class RouterSettings:
     admin_listen: str = option(
         "127.0.0.1:51051", "where operators call; empty: nowhere", check=_unless_empty(parse_listener)
     )
-    store: str = option("redis://127.0.0.1:6379/0", _STORE_HELP, secret=True)
+    store: str = option("redis://127.0.0.1:6379/0", _STORE_HELP, secret=True, check=require_store_url)
     router_id: str = option("", "name of this router in logs and status; empty: made from host and port")
     model_aliases: tuple[str, ...] = option(
         (), "further names that clients may use, as alias=model, separated by commas", check=parse_aliases
@@ -76,7 +77,7 @@ class WorkerSettings:
         check=_unless_empty(parse_advertised),
     )
     worker_id: str = option("", "stable name of this worker, such as its pod's; empty: made from host and port")
-    store: str = option("redis://127.0.0.1:6379/0", _STORE_HELP, secret=True)
+    store: str = option("redis://127.0.0.1:6379/0", _STORE_HELP, secret=True, check=require_store_url)
     model: str = option("smollm2", "a directory, a GGUF file, a hub name, or smollm2, the demo model")
     model_name: str = option("", "name that requests use for the model; empty: made from `model`")
     device: str = option("auto", "auto, cpu, cuda or cuda:N")
@@ -158,7 +159,9 @@ class UpSettings:
     )
     state_dir: str = option("", "directory of state, logs and the store's file; empty: ~/.local/state/octavo")
     device: str = option("auto", "auto, cpu, cuda or cuda:N")
-    store: str = option("", "URL of a store; empty: a private one is started", secret=True)
+    store: str = option(
+        "", "URL of a store; empty: a private one is started", secret=True, check=require_store_url_or_none
+    )
     restart: bool = option(True, "starts a process again when it has ended")
 
 
