@@ -16,6 +16,7 @@ from octavo.cli.ports import PortInUseError
 from octavo.cli.supervisor import StartError, Supervisor
 from octavo.client import AsyncClient, Completion
 from octavo.errors import ServingError
+from octavo.listen_address import exposure_warning
 from octavo.options import SettingsError
 from octavo.setting_sources import add_arguments
 
@@ -99,6 +100,8 @@ class _UpProcess:
     async def _serve(self) -> None:
         up = self._settings.up
         self._say(f"state and logs are in {self._settings.state_dir}")
+        if warning := exposure_warning(self._cluster.public_addresses):
+            self._say(f"warning: {warning}")
         await self._supervisor.start(self._cluster.store_processes, START_TIMEOUT_S)
         self._say(f"starting {up.routers} router(s), and {up.workers} worker(s) that load {up.model}")
         await self._supervisor.start(self._cluster.processes, START_TIMEOUT_S)
