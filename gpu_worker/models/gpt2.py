@@ -57,7 +57,6 @@ def is_gpt2(config: Mapping[str, Any]) -> bool:
         config.get("model_type") == "gpt2"
         and config.get("activation_function", "gelu_new") in ("gelu_new", "gelu_pytorch_tanh")
         and not config.get("add_cross_attention")
-        and "quantization_config" not in config
     )
 
 
@@ -90,7 +89,7 @@ def prepare(
         for name, norm in {"input_norm": "ln_1", "mlp_norm": "ln_2"}.items():
             tensors[f"{layer}.{name}"] = checkpoint.read_tensor(f"{prefix}{norm}.weight", (hidden,))
             tensors[f"{layer}.{name}_bias"] = checkpoint.read_tensor(f"{prefix}{norm}.bias", (hidden,))
-    if not config.tied:
+    if not config.tied or checkpoint.differs("lm_head.weight", f"{root}wte.weight"):
         tensors["head"] = checkpoint.read_tensor("lm_head.weight", (config.vocab_size, hidden))
     checkpoint.check_all_read(
         lambda name: name.endswith((".attn.bias", ".attn.masked_bias")) or name == "lm_head.weight"

@@ -1,6 +1,7 @@
 """Where weights come from: a source knows tensors by the names of Transformers checkpoints and reads them lazily."""
 
 import json
+import shlex
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Protocol
@@ -9,8 +10,10 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from gpu_worker.models.pickled_weights import COMMAND, pickled_files
 from octavo.errors import BadModel
 
+PLAIN = (torch.float32, torch.float16, torch.bfloat16, torch.float64)  # what a number in a checkpoint means by itself
 ProgressCallback = Callable[[int, int], None]  # (tensors read, tensors in all)
 
 
@@ -71,13 +74,25 @@ def _shards(directory: Path) -> Iterator[tuple[str, str]]:
 def _whole(directory: Path) -> Iterator[tuple[str, str]]:
     path = directory / "model.safetensors"
     if not path.exists():
-        raise BadModel(f"{directory.name} has no model.safetensors (other formats of weights are not read)")
+        raise BadModel(_explain_absence(directory))
     try:
         with safe_open(path, framework="pt") as file:
             for name in file.keys():  # noqa: SIM118 - not a mapping
                 yield name, path.name
     except (SafetensorError, OSError) as error:
         raise BadModel(f"{path.name}: {error}") from error
+
+
+def _explain_absence(directory: Path) -> str:
+    """Why there are no safetensors, and what helps."""
+    pickled = pickled_files(directory)
+    if not pickled:
+        return f"{directory.name} has no model.safetensors (other formats of weights are not read)"
+    names = pickled[0].name if len(pickled) == 1 else f"{len(pickled)} files like {pickled[0].name}"
+    return (
+        f"{directory.name} has no model.safetensors but {names}, a pickle, which may contain code and is not read. "
+        f"Convert it once: {COMMAND} {shlex.quote(str(directory))}"
+    )
 
 
 class CheckpointReader:
@@ -101,10 +116,14 @@ class CheckpointReader:
         """The tensor in the type it is stored in, or in float32 if it is quantized."""
         tensor = self._source.get(name)
         self.check_shape(name, tuple(tensor.shape), shape)
-        if not tensor.dtype.is_floating_point:
+        if tensor.dtype not in PLAIN:
             raise BadModel(f"tensor {name!r} is {tensor.dtype}: quantized checkpoints of this kind are not read")
         self.mark_read(name)
         return tensor
+
+    def differs(self, name: str, other: str) -> bool:
+        """Whether the checkpoint has the tensor `name`, and it is not equal to the tensor `other`."""
+        return name in self._names and not torch.equal(self._source.get(name), self._source.get(other))
 
     def check_shape(self, name: str, found: tuple[int, ...], shape: tuple[int, ...]) -> None:
         """BadModel unless the tensor's shape `found` is `shape`."""
@@ -124,4 +143,5 @@ class CheckpointReader:
         """BadModel if a tensor is left that is not `ignored`: then the model is not what its configuration says."""
         left = sorted(name for name in self._left if not ignored(name))
         if left:
-            raise BadModel(f"{len(left)} tensors of the checkpoint have no place in the model: {', '.join(left[:5])} …")
+            some = f"{', '.join(left[:5])}{' …' if len(left) > 5 else ''}"
+            raise BadModel(f"{len(left)} tensors of the checkpoint have no place in the model: {some}")

@@ -75,7 +75,7 @@ def test_logits_are_within_1e4_of_transformers(name, tiny, load):
 
 @pytest.mark.parametrize(
     ("name", "reason"),
-    [("bloom", "takes no positions"), ("falcon", "cannot be replaced"), ("mamba", "takes no positions")],
+    [("bloom", "takes no positions"), ("falcon", "cannot be replaced"), ("mamba", "recurrent state")],
 )
 def test_a_model_that_cannot_be_paged_is_refused(name, reason, tiny, load):
     with pytest.raises(BadModel, match=reason):
