@@ -10,10 +10,16 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from gpu_worker.models.pickled_weights import COMMAND, pickled_files
 from octavo.errors import BadModel
 
 PLAIN = (torch.float32, torch.float16, torch.bfloat16, torch.float64)  # what a number in a checkpoint means by itself
+# A command that makes model.safetensors of all pytorch_model*.bin in the current directory. Each tensor gets memory of
+# its own, because safetensors stores none under two names.
+CONVERSION = (
+    'python -c "import glob, torch, safetensors.torch as s; s.save_file({n: t.contiguous().clone() '
+    "for f in glob.glob('pytorch_model*.bin') for n, t in torch.load(f, map_location='cpu', weights_only=True).items()}"
+    ", 'model.safetensors')\""
+)
 ProgressCallback = Callable[[int, int], None]  # (tensors read, tensors in all)
 
 
@@ -85,13 +91,12 @@ def _whole(directory: Path) -> Iterator[tuple[str, str]]:
 
 def _explain_absence(directory: Path) -> str:
     """Why there are no safetensors, and what helps."""
-    pickled = pickled_files(directory)
+    pickled = sorted(directory.glob("pytorch_model*.bin"))
     if not pickled:
         return f"{directory.name} has no model.safetensors (other formats of weights are not read)"
-    names = pickled[0].name if len(pickled) == 1 else f"{len(pickled)} files like {pickled[0].name}"
     return (
-        f"{directory.name} has no model.safetensors but {names}, a pickle, which may contain code and is not read. "
-        f"Convert it once: {COMMAND} {shlex.quote(str(directory))}"
+        f"{directory.name} has no model.safetensors but {pickled[0].name}, a pickle, which may contain code. "
+        f" Convert it once (torch runs no code with weights_only): cd {shlex.quote(str(directory))} && {CONVERSION}"
     )
 
 

@@ -1,8 +1,11 @@
 """From names to models: what is found, what is kept, what is refused and how that is said."""
 
 import json
+import os
 import re
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -98,6 +101,28 @@ def test_damaged_files_are_refused(copied, load):
         load(copied)
 
 
+def convert(refused: BadModel) -> None:
+    """Runs the command that the message ends with."""
+    command = str(refused).partition("weights_only): ")[2]
+    environment = os.environ | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    subprocess.run(command, shell=True, check=True, timeout=60, env=environment)
+
+
+@pytest.mark.parametrize("num_files", [1, 2])
+def test_pickled_weights_are_refused_with_the_command_that_converts_them(num_files, tiny, tmp_path, load, greedy):
+    directory = Path(shutil.copytree(tiny("llama").directory, tmp_path / "my model's files"))
+    weights = load_file(directory / "model.safetensors")
+    (directory / "model.safetensors").unlink()
+    weights["model.layers.0.self_attn.rotary_emb.inv_freq"] = weights["model.norm.weight"]  # one tensor, two names
+    for part in range(num_files):
+        file = f"pytorch_model-0000{part + 1}-of-00002.bin" if num_files > 1 else "pytorch_model.bin"
+        torch.save({name: weights[name] for name in sorted(weights)[part::num_files]}, directory / file)
+    with pytest.raises(BadModel, match=r"has no model\.safetensors but pytorch_model.*\.bin, a pickle") as refused:
+        load(directory)
+    convert(refused.value)
+    assert greedy(load(directory), PROMPTS, 16) == greedy(load(tiny("llama").directory), PROMPTS, 16)
+
+
 def rewrite(directory: Path, change: Callable[[dict[str, torch.Tensor]], object]) -> None:
     """Changes the tensors of a checkpoint."""
     weights = load_file(directory / "model.safetensors")
@@ -120,9 +145,7 @@ def test_through_transformers_each_tensor_counts(name, tiny, load, tmp_path):
         load(copied)
     shutil.copy(tiny(name).directory / "model.safetensors", copied)
     rewrite(copied, lambda weights: weights.update({victim: torch.zeros(3, 5)}))
-    with pytest.raises(
-        BadModel, match=r"1 weights of another shape than config\.json says: .* is \[3, 5\] and should"
-    ):
+    with pytest.raises(BadModel, match=r"1 weights of another shape than config\.json says: .* is \[3, 5\] and should"):
         load(copied)
 
 
