@@ -1,5 +1,6 @@
 # octavo: `make run` serves a model, `make test` tests everything; both set up what they need in .venv, without root.
-# Variables: PYTHON (which to use), TORCH and TORCH_ARGS (see `install`), ARGS (for run, test and bench), CMAKE_ARGS.
+# Variables: PYTHON (which to use), TORCH and TORCH_ARGS (see `install`), ARGS (for run, test and bench), CLIENTS (languages, for test-clients),
+# CMAKE_ARGS.
 
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
@@ -12,6 +13,7 @@ BIN := .venv/bin
 TORCH ?= torch==2.13.0
 TORCH_ARGS ?=
 ARGS ?=
+CLIENTS ?=
 CMAKE_BUILD_PARALLEL_LEVEL ?= 2
 export CMAKE_BUILD_PARALLEL_LEVEL
 export CMAKE_ARGS
@@ -75,6 +77,10 @@ test: install  ## tests of every tier in two processes, in minutes (ARGS='-k nam
 .PHONY: test-long
 test-long: install  ## the rest: tests that take long, and more draws where `make test` draws few
 	@$(BIN)/python -m pytest --long $(TWO_PROCESSES) $(ARGS)
+
+.PHONY: test-clients
+test-clients: install  ## examples/, built and run against live processes; installs Debian packages if it may (CLIENTS='node cpp')
+	@OCTAVO_TEST_CLIENTS='$(CLIENTS)' $(BIN)/python -m pytest tests/clients $(ARGS)
 
 .PHONY: mutants
 mutants: install  ## seed classic bugs into the extension; each must be seen (ARGS='pool', 'cpu' or 'cuda', and names)

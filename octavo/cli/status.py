@@ -28,7 +28,7 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
 
 def run(args: argparse.Namespace) -> int:
     if args.admin_endpoint:
-        names = [part.strip() for part in args.admin_endpoint.split(",") if part.strip()]
+        names = deployment.split_endpoints("--admin-endpoint", args.admin_endpoint)
         status = asyncio.run(collect([RouterState("", None, "", name) for name in names], None))
     else:
         state = deployment.running(args)

@@ -15,6 +15,7 @@ from typing import TypeVar
 import grpc
 
 from octavo import rpc, wire
+from octavo.endpoint import parse_endpoint
 from octavo.ids import Incarnation, SequenceId
 from octavo.record import Admission, AdmissionAnswer, AdmissionOutcome
 from octavo.store.calls import Member
@@ -71,7 +72,7 @@ class WorkerLink:
         described = json.loads(member.info)
         self.incarnation = member.id
         self.worker_id: str = described["worker_id"]
-        self.endpoint: str = described["endpoint"]
+        self.endpoint = str(parse_endpoint(described["endpoint"]))
         self.pid: int = described.get("pid", 0)
         self.hello: worker_pb2.HelloResponse | None = None
         self.facts: WorkerFacts | None = None

@@ -57,10 +57,10 @@ class RequestPreparer:
         )
         params = wire.sampling_from_wire(request.sampling)
         context, vocab, eos = model.context_tokens, model.vocab_size, model.eos_token_ids
-        validation.validate_sampling(params, vocab_size=vocab, context_tokens=context, eos_token_ids=eos)
+        validation.validate_sampling(params, vocab_size=vocab, eos_token_ids=eos)
         prompt = await self.read_prompt(request, model)
         token_ids = prompt.token_ids
-        validation.validate_prompt(token_ids, params, vocab_size=vocab, context_tokens=context, field=prompt.field)
+        validation.validate_prompt(token_ids, vocab_size=vocab, context_tokens=context, field=prompt.field)
         params = validation.resolve(
             params, prompt_len=len(token_ids), context_tokens=context, seed_source=lambda: secrets.randbits(63)
         )

@@ -48,8 +48,15 @@ def numbers():
         yield "length_penalty", value
     yield from [("top_p", 0), ("repetition_penalty", 0), ("temperature", 10.01), ("min_p", 1.01)]
     yield from [("n", 0), ("n", 17), ("n", U32), ("best_of", 17), ("best_of", U32), ("max_tokens", 0)]
-    yield from [("max_tokens", U32), ("max_tokens", CONTEXT + 1), ("min_tokens", U32), ("logprobs", 21)]
-    yield from [("logprobs", U32), ("prompt_logprobs", 21), ("beam_width", 1), ("beam_width", 17), ("beam_width", U32)]
+    yield from [
+        ("min_tokens", U32),
+        ("logprobs", 21),
+        ("logprobs", U32),
+        ("prompt_logprobs", 21),
+        ("beam_width", 1),
+        ("beam_width", 17),
+        ("beam_width", U32),
+    ]
 
 
 def lists():
@@ -79,7 +86,6 @@ def prompts():
     yield "text", request(text=b"ab\xff")
     yield "text", request(text=b"x" * (16 * CONTEXT + 1))
     yield "text", request(text=b"x" * CONTEXT)
-    yield "max_tokens", request({"max_tokens": CONTEXT}, text=b"ab")
     yield "chat.messages", request(chat=[])
     yield "chat.messages", request(chat=[("user", b"x")] * 1025)
     yield "chat.messages[1].role", request(chat=[("user", b"x"), ("", b"x")])
@@ -94,6 +100,8 @@ def prompts():
 
 def together():
     yield "best_of", {"n": 3, "best_of": 2}
+    yield "n", {"n": 2, "temperature": 0}
+    yield "best_of", {"best_of": 2, "temperature": 0}
     yield "min_tokens", {"max_tokens": 5, "min_tokens": 6}
     yield "beam_width", {"beam_width": 2, "n": 3}
     yield "temperature", {"beam_width": 2, "temperature": 0.5}

@@ -275,7 +275,8 @@ async def test_a_request_goes_on_when_its_model_comes_back_with_another_layout(w
 
 async def test_a_member_that_describes_itself_badly_disturbs_no_other(world):
     await world.router()
-    for info in (b"{}", b"\xff", b"[]", b"7"):
+    nowhere = b'{"worker_id": "w", "endpoint": "127.0.0.1:99999"}'
+    for info in (b"{}", b"\xff", b"[]", b"7", nowhere):
         await MemoryStore(world.state).heartbeat(Member("worker", Incarnation(f"0{info.hex()}"), info), 60_000)
     await world.worker()
     await world.ready()

@@ -182,6 +182,15 @@ async def test_the_deadline_ends_what_waits_and_what_runs(world):
     assert [event.finish_reason for event in waiting] == [FinishReason.DEADLINE]
 
 
+async def test_a_request_may_name_its_model_by_an_alias(world, oracle):
+    await world.worker()
+    name = world.workers[0].engine_client.info.model
+    await world.router(model_aliases=(f"chat={name}",))
+    await world.ready()
+    completion = await world.client().complete(PROMPT, GREEDY, model="chat")
+    assert oracle.returned(completion) == oracle.outputs(PROMPT, GREEDY)
+
+
 async def test_a_full_queue_says_when_to_come_back(world):
     await world.worker()
     router = await world.router(max_queued_requests=2)

@@ -81,6 +81,16 @@ def test_generate_says_what_is_wrong(endpoint, capsys, arguments, code, message)
     assert message in captured.err
 
 
+@pytest.mark.parametrize(
+    ("command", "flag"),
+    [(["generate", "--prompt", "hi"], "--endpoint"), (["chat"], "--endpoint"), (["status"], "--admin-endpoint")],
+)
+def test_an_endpoint_that_is_none_is_refused_in_one_line(capsys, command, flag):
+    assert main([*command, flag, "127.0.0.1:1,127.0.0.1:99999"]) == 2
+    err = capsys.readouterr().err
+    assert err == f"octavo {command[0]}: {flag}: 127.0.0.1:99999: port must be 1 to 65535\n"
+
+
 def test_without_an_endpoint_the_running_up_is_asked(router, endpoint, capsys, tmp_path):
     assert main(["generate", "--prompt", "hi", "--state-dir", str(tmp_path)]) == 1
     assert "--endpoint" in capsys.readouterr().err
