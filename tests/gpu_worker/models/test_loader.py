@@ -130,7 +130,7 @@ def rewrite(directory: Path, change: Callable[[dict[str, torch.Tensor]], object]
     save_file(weights, directory / "model.safetensors", metadata={"format": "pt"})
 
 
-@pytest.mark.parametrize("name", ["opt", "phi", "gpt2-relu", "gemma2"])
+@pytest.mark.parametrize("name", ["opt", "phi", "gpt-neox", "gemma2"])
 def test_through_transformers_each_tensor_counts(name, tiny, load, tmp_path):
     """Transformers would fill what is missing with random numbers, and leave out what has no place."""
     copied = Path(shutil.copytree(tiny(name).directory, tmp_path / "copied"))
