@@ -237,7 +237,7 @@ async def test_a_worker_of_another_layout_is_refused_by_name(world):
     async with rpc.channel(router._member.info.decode().split('"admin_endpoint": "')[1].split('"')[0]) as channel:
         admin = admin_pb2_grpc.AdminStub(channel)
         reply = await admin.ListWorkers(admin_pb2.ListWorkersRequest())
-    reasons = {status.hello.incarnation: status.reason for status in reply.workers}
+    reasons = {status.incarnation: status.reason for status in reply.workers}
     assert "block_size 32" in reasons[bad.listener.incarnation] or "layout" in reasons[bad.listener.incarnation]
     assert reasons[world.workers[0].listener.incarnation] == ""
     for _ in range(4):
