@@ -15,7 +15,7 @@ ALWAYS_WINDOWED = ("mistral", "phi3", "gemma2")  # a window in the configuration
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LlamaConfig:
-    """Sizes and variations. A decoder has biases, query norms and key norms if the checkpoint has them."""
+    """Sizes and variations, as LlamaDecoder computes them."""
 
     vocab_size: int
     hidden_size: int
@@ -30,7 +30,9 @@ class LlamaConfig:
     windows: tuple[int, ...]  # per layer: how many keys a query sees; 0: all
     sparse: tuple[BlockSparsePattern | None, ...]  # per layer
     rotated: tuple[bool, ...]  # per layer: whether positions are encoded at all
-    tied: bool  # the output projection is the embedding
+    tied: bool  # the output projection is the embedding, unless the checkpoint has another one
+    biased: frozenset[str] = frozenset()  # which matrices of a layer have biases: qkv, out, gate_up, down
+    head_norms: bool = False  # whether queries and keys are normed head by head
     activation: str = "silu"  # of the gate; or "gelu_tanh"
     query_scalar: float = 0.0  # scores are divided by its square root; 0: by that of head_dim
     attention_cap: float = 0.0  # soft caps of scores and logits, as in AttentionOptions; 0: none
@@ -79,6 +81,8 @@ class LlamaConfig:
             rotated=tuple(bool(no_rope[layer]) for layer in range(num_layers)),
             tied=bool(config.get("tie_word_embeddings", False)),
             **(_gemma2(config) if config.get("model_type") == "gemma2" else {}),
+            biased=_biased(config),
+            head_norms=config.get("model_type") == "qwen3",
         )
 
 
@@ -88,7 +92,6 @@ def is_llama_like(config: Mapping[str, Any]) -> bool:
         config.get("model_type") in LLAMA_LIKE
         and config.get("hidden_act", "silu") in ("silu", "swish")
         and rope.kind(config) in rope.KINDS
-        and "quantization_config" not in config
     )
 
 
@@ -102,6 +105,16 @@ def _gemma2(config: Mapping[str, Any]) -> dict[str, Any]:
         "embedding_scale": float(int(config["hidden_size"]) ** 0.5),
         "post_norms": True,
     }
+
+
+def _biased(config: Mapping[str, Any]) -> frozenset[str]:
+    """The matrices of a layer that have biases. Each family of models has its own rule for it."""
+    family = config.get("model_type")
+    if family == "qwen2":
+        return frozenset({"qkv"})
+    attention = {"qkv", "out"} if family not in ("mistral", "phi3") and config.get("attention_bias") else set()
+    mlp = {"gate_up", "down"} if family in ("llama", "smollm3") and config.get("mlp_bias") else set()
+    return frozenset(attention | mlp)
 
 
 def _sparse(config: Mapping[str, Any], layer: int, num_heads: int) -> BlockSparsePattern | None:

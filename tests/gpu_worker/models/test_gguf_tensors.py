@@ -14,7 +14,7 @@ from gguf_models import finish, write_gguf, write_values
 from gpu_worker.models import dequantize as formats
 from gpu_worker.models.dequantize import PIECE_VALUES, dequantize
 from gpu_worker.models.gguf_tensors import ARCHITECTURES, ROPE_FACTORS, ROPE_LONG, read_config
-from gpu_worker.ops import make_batch, native
+from gpu_worker.ops import native
 from octavo.errors import BadModel, InvalidArgument
 from octavo.gguf import BLOCK_SIZES, GgufFile, TensorType
 
@@ -46,16 +46,7 @@ def test_every_type_has_the_number_and_the_size_that_the_format_gives_it():
 PROMPTS = [[(i * 5 + 3) % 128 for i in range(length)] for length in (30, 2)]
 
 
-def logits_of(runner, length: int = 50) -> torch.Tensor:
-    """The logits of a prompt in one step."""
-    table, places = list(range(-(-length // 8))), list(range(length))
-    batch = make_batch(prompt_of(length), places, places, [length], [length], [table], torch.device("cpu"))
-    with torch.inference_mode():
-        return runner._decoder.logits(runner._decoder.forward(batch, runner._arena.layers, torch.arange(length)))
-
-
-def prompt_of(length: int) -> list[int]:
-    return [(7 * i + 3) % 128 for i in range(length)]
+PROMPT = [(7 * i + 3) % 128 for i in range(50)]
 
 
 def difference(found: torch.Tensor, expected: torch.Tensor) -> float:
@@ -72,12 +63,12 @@ STORED = [
 
 @pytest.mark.parametrize("name", STORED)
 @pytest.mark.usefixtures("on_ops")
-def test_a_gguf_file_says_what_transformers_says(name, tiny, load, greedy, tmp_path):
+def test_a_gguf_file_says_what_transformers_says(name, tiny, load, all_logits, greedy, tmp_path):
     """The model that was stored, not read again: nothing of it may be lost on the way into the file and back."""
     model, path = tiny(name), tmp_path / "model.gguf"
     write_gguf(model.directory, path)
     runner = load(path, quantization="none")
-    assert difference(logits_of(runner), model.logits(prompt_of(50))) < 1e-4
+    assert difference(all_logits(runner, PROMPT), model.logits(PROMPT)) < 1e-4
     for prompt, output in zip(PROMPTS, greedy(runner, PROMPTS, 48), strict=True):
         assert output == model.logits(prompt + output)[len(prompt) - 1 : -1].argmax(-1).tolist()
         assert len(set(output)) > 4 or name == "gemma2-tied", "a model that repeats itself tests little"
@@ -151,7 +142,7 @@ def test_a_file_with_another_type_is_refused_by_name(name, load, tmp_path):
 
 @pytest.mark.skipif(native.load() is None, reason="the extension was not built")
 @pytest.mark.parametrize("kind", ["F16", "BF16", *PACKED])
-def test_a_file_of_each_type_in_each_scheme(kind, tiny, load, greedy, tmp_path):
+def test_a_file_of_each_type_in_each_scheme(kind, tiny, load, all_logits, greedy, tmp_path):
     """`none` computes what Transformers does of the same numbers; the other schemes round as they round those."""
     path = tmp_path / "model.gguf"
     values = write_gguf(tiny("llama-wide").directory, path, kind)
@@ -159,20 +150,20 @@ def test_a_file_of_each_type_in_each_scheme(kind, tiny, load, greedy, tmp_path):
     exact = load(path, quantization="none")
     model = transformers.AutoModelForCausalLM.from_pretrained(plain).eval()
     with torch.inference_mode():
-        expected = model(torch.tensor([prompt_of(50)]), use_cache=False).logits[0]
-    assert difference(logits_of(exact), expected) < 1e-4
+        expected = model(torch.tensor([PROMPT]), use_cache=False).logits[0]
+    assert difference(all_logits(exact, PROMPT), expected) < 1e-4
     (prompt,), (output,) = PROMPTS[:1], greedy(exact, PROMPTS[:1], 24)
     with torch.inference_mode():
         rows = model(torch.tensor([prompt + output]), use_cache=False).logits[0, len(prompt) - 1 : -1]
     assert output == rows.argmax(-1).tolist()
     for scheme in ("q8", "q4"):
-        rounded = logits_of(load(plain, quantization=scheme))
-        assert torch.equal(logits_of(load(path, quantization=scheme)), rounded)
-    automatic = logits_of(load(path, quantization="auto"))
+        rounded = all_logits(load(plain, quantization=scheme), PROMPT)
+        assert torch.equal(all_logits(load(path, quantization=scheme), PROMPT), rounded)
+    automatic = all_logits(load(path, quantization="auto"), PROMPT)
     if kind in ("F16", "BF16", "Q4_0", "Q4_1", "Q8_0"):
         assert difference(automatic, expected) < 0.05
     else:  # there is no kernel for this type: 8 bits
-        assert torch.equal(automatic, logits_of(load(plain, quantization="q8")))
+        assert torch.equal(automatic, all_logits(load(plain, quantization="q8"), PROMPT))
 
 
 MIXED = {  # as K mixtures do, and further: no two matrices that lie side by side are of one type
@@ -192,30 +183,30 @@ MIXED = {  # as K mixtures do, and further: no two matrices that lie side by sid
 
 @pytest.mark.parametrize("quantization", ["auto", "none", "q8", "q4"])
 @pytest.mark.parametrize("name", ["llama-wide", "phi3-wide"])
-def test_a_file_may_mix_types(name, quantization, tiny, load, tmp_path):
+def test_a_file_may_mix_types(name, quantization, tiny, load, all_logits, tmp_path):
     path = tmp_path / "model.gguf"
     values = write_gguf(tiny(name).directory, path, lambda tensor: MIXED[tensor.split(".")[-2]])
     plain = write_values(tiny(name).directory, tmp_path / "plain", values)
     if native.load() is None and quantization in ("q8", "q4"):
         pytest.skip("the extension was not built")
-    found = logits_of(load(path, quantization=quantization))
-    expected = logits_of(load(plain, quantization="none" if quantization == "auto" else quantization))
+    found = all_logits(load(path, quantization=quantization), PROMPT)
+    expected = all_logits(load(plain, quantization="none" if quantization == "auto" else quantization), PROMPT)
     assert difference(found, expected) < (0.05 if quantization == "auto" else 1e-5)
 
 
 @pytest.mark.parametrize("name", ["llama-wide", "phi3-wide", "gemma2-wide"])
-def test_types_that_the_extension_does_not_multiply_with(name, tiny, load, tmp_path, monkeypatch):
+def test_types_that_the_extension_does_not_multiply_with(name, tiny, load, all_logits, tmp_path, monkeypatch):
     """On the ops of torch, and for Gemma 2 everywhere, all types become the model's dtype."""
     path = tmp_path / "model.gguf"
     values = write_gguf(tiny(name).directory, path, lambda tensor: MIXED[tensor.split(".")[-2]])
     plain = write_values(tiny(name).directory, tmp_path / "plain", values)
     model = transformers.AutoModelForCausalLM.from_pretrained(plain).eval()
     with torch.inference_mode():
-        expected = model(torch.tensor([prompt_of(50)]), use_cache=False).logits[0]
+        expected = model(torch.tensor([PROMPT]), use_cache=False).logits[0]
     if name != "gemma2-wide":
         monkeypatch.setattr(native, "load", lambda: None)
     for _ in range(2):  # decoded, and then mapped from the cache
-        assert difference(logits_of(load(path)), expected) < 1e-4
+        assert difference(all_logits(load(path), PROMPT), expected) < 1e-4
 
 
 def test_a_scheme_that_gemma2_does_not_have_is_refused(tiny, load, tmp_path):
