@@ -80,8 +80,8 @@ class Failure:
         return cls(**json.loads(text))
 
 
-class InvalidArgument(ServingError):
-    """The request is wrong; `field` says where."""
+class InvalidArgument(ServingError, ValueError):
+    """The request is wrong; `field` says where. Python callers may catch it as ValueError."""
 
     code = Code.INVALID_ARGUMENT
     reason = "INVALID_ARGUMENT"
