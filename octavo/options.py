@@ -11,7 +11,7 @@ One declaration gives the flag (--threads), the environment variable (OCTAVO_WOR
 
 import difflib
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import Field, dataclass, field, fields, replace
 from functools import cache
 from typing import Any, ClassVar, Protocol, get_origin, get_type_hints
@@ -49,6 +49,7 @@ class Option:
     size: bool = False  # a number of bytes, which may be written as 512MiB
     secret: bool = False  # masked when printed, and never in argv
     hidden: bool = False  # for tests: not in the help, and printed only if it was given
+    check: Callable[[Any], object] | None = None  # raises a ValueError that says what would be right
     # What `options_of` fills in from the field and its class.
     program: str = ""
     name: str = ""
@@ -95,7 +96,7 @@ class Option:
         return value
 
     def check_value(self, value: Any) -> None:
-        """Raises ValueError if the value is not one of the choices, or not within the bounds."""
+        """Raises ValueError if the value is not one of the choices, not within the bounds, or refused by `check`."""
         if self.choices and value not in self.choices:
             names = [str(choice) for choice in self.choices]
             raise ValueError(f"must be one of {', '.join(names)}{closest(str(value), names)}")
@@ -105,6 +106,8 @@ class Option:
             raise ValueError(f"must be at most {self.high}")
         if isinstance(value, float) and self.low is None and self.high is None and not abs(value) < float("inf"):
             raise ValueError("must be finite")
+        if self.check is not None:
+            self.check(value)
 
     def to_text(self, value: Any) -> str:
         """The value as people read it: sizes in units, secrets masked."""
@@ -127,7 +130,7 @@ class Option:
 
 
 def option(default: Any, help: str, **more: Any) -> Any:
-    """A field of a settings class. `more` are further fields of Option: low, high, choices, size, secret, hidden."""
+    """A field of a settings class. `more` are further fields of Option, such as low, high, choices and check."""
     return field(default=default, metadata={"option": Option(default=default, help=help, **more)})
 
 

@@ -8,18 +8,25 @@
 import argparse
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, TypeVar
 
-from octavo import telemetry
+from octavo import listen_address, telemetry
+from octavo.endpoint import parse_advertised, parse_host, parse_listener
+from octavo.model_aliases import parse_aliases
 from octavo.options import Settings, SettingsError, closest, option
 from octavo.setting_sources import add_arguments, describe, effective_values, load
+from octavo.store_url import require_store_url, require_store_url_or_none
 
 CONFIG_VARIABLE = "OCTAVO_CONFIG"
 _STORE_HELP = "URL of the store: redis://, rediss:// or unix://, or memory:// within one process"
-_JOURNAL_HELP = "strict: a token is delivered once the journal has it; off: at once, for benchmarks only"
+_HOST_HELP = "host to listen on, in place of that in --listen; 0.0.0.0: every interface"
+
+
+def _unless_empty(check: Callable[[str], object]) -> Callable[[str], object]:
+    return lambda text: check(text) if text else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,22 +35,32 @@ class RouterSettings:
 
     program: ClassVar[str] = "router"
 
-    listen: str = option("127.0.0.1:50051", "where clients call")
-    admin_listen: str = option("127.0.0.1:51051", "where operators call; empty: nowhere")
-    store: str = option("redis://127.0.0.1:6379/0", _STORE_HELP, secret=True)
+    listen: str = option("127.0.0.1:50051", "where clients call", check=parse_listener)
+    host: str = option("", _HOST_HELP, check=_unless_empty(parse_host))
+    admin_listen: str = option(
+        "127.0.0.1:51051", "where operators call; empty: nowhere", check=_unless_empty(parse_listener)
+    )
+    store: str = option("redis://127.0.0.1:6379/0", _STORE_HELP, secret=True, check=require_store_url)
     router_id: str = option("", "name of this router in logs and status; empty: made from host and port")
-    model: str = option("", "the model to serve; empty: those the workers have")
-    model_aliases: tuple[str, ...] = option((), "further names clients may use, as alias=model, separated by commas")
-    tokenizer: str = option("", "path or name of the tokenizer; empty: what the workers say")
+    model_aliases: tuple[str, ...] = option(
+        (), "further names that clients may use, as alias=model, separated by commas", check=parse_aliases
+    )
+    tokenizer: str = option(
+        "", "folder or GGUF file of the tokenizer, the same for all routers; empty: the path that a worker names"
+    )
     max_queued_requests: int = option(4096, "requests that may wait, over all routers", low=1)
     max_queued_tokens: int = option(8_000_000, "tokens that may wait, over all routers", low=1)
     max_streams: int = option(1024, "calls this router carries at once", low=1)
     lease_ms: int = option(3000, "a router or worker silent for this long is taken for dead", low=100)
     grace_ms: int = option(10_000, "how long a request outlives its last client", low=0)
-    journal: str = option("strict", _JOURNAL_HELP, choices=("strict", "off"))
     max_connection_age_ms: int = option(0, "ends connections of this age, so that load spreads; 0: never", low=0)
     log_format: str = option("human", "one line for people, or JSON", choices=telemetry.FORMATS)
     log_level: str = option("info", "what to log", choices=telemetry.LEVELS)
+
+    @property
+    def address(self) -> str:
+        """HOST:PORT to listen on: `listen`, with the host of `host` if that is given."""
+        return listen_address.with_host(self.listen, self.host)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,12 +69,15 @@ class WorkerSettings:
 
     program: ClassVar[str] = "worker"
 
-    listen: str = option("127.0.0.1:50061", "where routers call")
+    listen: str = option("127.0.0.1:50061", "where routers call", check=parse_listener)
+    host: str = option("", _HOST_HELP, check=_unless_empty(parse_host))
     advertise: str = option(
-        "", "host, or host:port, that routers are told to call; empty: where it listens, or what the host's name means"
+        "",
+        "host, or host:port, that routers are told to call; empty: where it listens, or what the host's name means",
+        check=_unless_empty(parse_advertised),
     )
     worker_id: str = option("", "stable name of this worker, such as its pod's; empty: made from host and port")
-    store: str = option("redis://127.0.0.1:6379/0", _STORE_HELP, secret=True)
+    store: str = option("redis://127.0.0.1:6379/0", _STORE_HELP, secret=True, check=require_store_url)
     model: str = option("smollm2", "a directory, a GGUF file, a hub name, or smollm2, the demo model")
     model_name: str = option("", "name that requests use for the model; empty: made from `model`")
     device: str = option("auto", "auto, cpu, cuda or cuda:N")
@@ -101,7 +121,11 @@ class WorkerSettings:
     )
     policy: str = option("fcfs", "which sequence runs first", choices=("fcfs", "priority"))
     stream_interval: int = option(1, "steps whose tokens are sent together; first ones and ends go at once", low=1)
-    journal: str = option("strict", _JOURNAL_HELP, choices=("strict", "off"))
+    journal: str = option(
+        "strict",
+        "strict: a token is delivered once the journal has it; off: at once, for benchmarks only",
+        choices=("strict", "off"),
+    )
     lease_ms: int = option(3000, "how long the store believes this worker alive after its last step", low=100)
     log_format: str = option("human", "one line for people, or JSON", choices=telemetry.FORMATS)
     log_level: str = option("info", "what to log", choices=telemetry.LEVELS)
@@ -110,6 +134,11 @@ class WorkerSettings:
     runner: str = option("model", "what computes tokens", choices=("model", "fake", "witness"), hidden=True)
     step_delay_ms: float = option(0.0, "how much longer a step takes", low=0, high=60_000, hidden=True)
     die_on_token: int = option(-1, "a token at which the fake runner kills its process", low=-1, hidden=True)
+
+    @property
+    def address(self) -> str:
+        """HOST:PORT to listen on: `listen`, with the host of `host` if that is given."""
+        return listen_address.with_host(self.listen, self.host)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,12 +154,15 @@ class UpSettings:
     workers: int = option(2, "worker processes", low=0, high=1024)
     routers: int = option(1, "router processes, on consecutive ports", low=1, high=1024)
     grpc_port: int = option(50051, "port of the first router; 0: any free ones", low=0, high=65535)
+    host: str = option(
+        "127.0.0.1", "host on which routers listen for clients; 0.0.0.0: every interface", check=parse_host
+    )
     state_dir: str = option("", "directory of state, logs and the store's file; empty: ~/.local/state/octavo")
     device: str = option("auto", "auto, cpu, cuda or cuda:N")
-    store: str = option("", "URL of a store; empty: a private one is started", secret=True)
+    store: str = option(
+        "", "URL of a store; empty: a private one is started", secret=True, check=require_store_url_or_none
+    )
     restart: bool = option(True, "starts a process again when it has ended")
-    log_format: str = option("human", "one line for people, or JSON", choices=telemetry.FORMATS)
-    log_level: str = option("info", "what to log", choices=telemetry.LEVELS)
 
 
 # Settings that `octavo up` chooses for each process, and offers no flag for.

@@ -4,18 +4,22 @@ import asyncio
 import json
 import logging
 import os
+from dataclasses import replace
 
 import grpc.aio
 
 from octavo import rpc
+from octavo.endpoint import parse_listener
 from octavo.errors import StoreUnavailable
 from octavo.ids import Incarnation, new_incarnation
 from octavo.loop import Stopped, before, stop_event
+from octavo.model_aliases import parse_aliases
 from octavo.retry import until_answered
 from octavo.settings import RouterSettings
 from octavo.store import open_store
 from octavo.store.base import Store
 from octavo.store.calls import Member, QueueLimits
+from octavo.text.tokenizer import Tokenizer, load_tokenizer
 from router.admin.service import AdminService
 from router.background_tasks import BackgroundTasks, end_tasks, repeat_forever
 from router.fleet.model_registry import ModelRegistry
@@ -41,12 +45,19 @@ HEALTH_INTERVAL_S = 0.25
 class Router:
     """One life of a router process. All that a request depends on can be built again from the store and the workers."""
 
-    def __init__(self, settings: RouterSettings, store: Store, secret: bytes, incarnation: Incarnation) -> None:
+    def __init__(
+        self,
+        settings: RouterSettings,
+        store: Store,
+        secret: bytes,
+        incarnation: Incarnation,
+        tokenizer: Tokenizer | None = None,
+    ) -> None:
         self._settings = settings
         self._store = store
         self.incarnation = incarnation
         self.sessions = SessionRegistry()
-        self.models = ModelRegistry()
+        self.models = ModelRegistry(parse_aliases(settings.model_aliases), tokenizer)
         self.pool = WorkerPool(
             store,
             incarnation,
@@ -85,16 +96,15 @@ class Router:
         self._public_server = rpc.server(max_connection_age_ms=settings.max_connection_age_ms or None)
         self._public_health = rpc.add_standard_services(self._public_server, [INFERENCE])
         self.inference.serve_on(self._public_server)
-        port = listen(self._public_server, settings.listen)
-        self.endpoint = f"{settings.listen.rsplit(':', 1)[0]}:{port}"
+        self.endpoint = listen(self._public_server, settings.address)
         self._admin_server = rpc.server()
         self._admin_health = rpc.add_standard_services(self._admin_server, [ADMIN])
         self.admin.serve_on(self._admin_server)
-        admin_port = listen(self._admin_server, settings.admin_listen) if settings.admin_listen else 0
+        admin_endpoint = listen(self._admin_server, settings.admin_listen) if settings.admin_listen else ""
         info = {
             "router_id": settings.router_id or f"router-{self.endpoint.replace(':', '-')}",
             "endpoint": self.endpoint,
-            "admin_endpoint": f"{settings.admin_listen.rsplit(':', 1)[0]}:{admin_port}" if admin_port else "",
+            "admin_endpoint": admin_endpoint,
             "pid": os.getpid(),
         }
         self._member = Member("router", self.incarnation, json.dumps(info).encode())
@@ -157,10 +167,22 @@ class ListenError(Exception):
     """The address is taken, or is not an address of this machine."""
 
 
-def listen(server: grpc.aio.Server, address: str) -> int:
-    """Returns the port. Raises ListenError."""
+class TokenizerError(Exception):
+    """The tokenizer that the settings name cannot be loaded. The message says why."""
+
+
+def given_tokenizer(path: str) -> Tokenizer | None:
+    """The tokenizer at that path; None without a path. Raises TokenizerError."""
     try:
-        return server.add_insecure_port(address)
+        return load_tokenizer(path) if path else None
+    except Exception as error:  # a file may be broken in any way
+        raise TokenizerError(f"--tokenizer {path} cannot be loaded: {error}") from error
+
+
+def listen(server: grpc.aio.Server, address: str) -> str:
+    """Listens on HOST:PORT. Returns this address with the port that was chosen for port 0. Raises ListenError."""
+    try:
+        return str(replace(parse_listener(address), port=server.add_insecure_port(address)))
     except RuntimeError as error:
         raise ListenError(f"cannot listen on {address}: {error}") from None
 
@@ -170,14 +192,15 @@ async def serve(settings: RouterSettings) -> int:
     stop = stop_event()
     store = open_store(settings.store)
     try:
+        tokenizer = await before(stop, asyncio.to_thread(given_tokenizer, settings.tokenizer))
         secret = await before(stop, until_answered(lambda: open_with_secret(store), pause_s=0.5, what="start"))
-        router = Router(settings, store, secret, new_incarnation())
+        router = Router(settings, store, secret, new_incarnation(), tokenizer)
         await before(stop, router.start())
     except Stopped:
         log.info("asked to end while starting")
         await store.close()
         return 0
-    except ListenError as error:
+    except (ListenError, TokenizerError) as error:
         log.error("%s", error)
         await store.close()
         return 1

@@ -74,7 +74,7 @@ class OfflineParams:
         for i, word in enumerate(_texts("bad_words", self.bad_words)):
             if not word.strip():
                 raise InvalidArgument("bad_words", f"entry {i} must be a string that is not empty")
-        validation.validate_sampling(self.to_sampling(), vocab_size=limits.U32_MAX, context_tokens=limits.U32_MAX)
+        validation.validate_sampling(self.to_sampling(), vocab_size=limits.U32_MAX)
 
     def to_sampling(self, banned: Sequence[int] = ()) -> SamplingParams:
         """The parameters as the engine knows them. `banned` are the tokens of `bad_words`."""

@@ -100,12 +100,7 @@ class RequestBuilder:
             own = params if isinstance(params, OfflineParams) else OfflineParams.of(params)
             own.check_values()
             sampling = self._sampling(own)
-            validation.validate_sampling(
-                sampling,
-                vocab_size=info.vocab_size,
-                context_tokens=info.context_tokens,
-                eos_token_ids=info.eos_token_ids,
-            )
+            validation.validate_sampling(sampling, vocab_size=info.vocab_size, eos_token_ids=info.eos_token_ids)
         except InvalidArgument as error:
             raise InvalidArgument(f"{argument}.{error.field}", error.message.removeprefix(f"{error.field}: ")) from None
         return ModelParams(own, sampling)
@@ -131,18 +126,9 @@ class RequestBuilder:
         """A request that has passed every check."""
         info, (given, sampling) = self._info, params
         token_ids = self._truncated(token_ids, given)
-        try:
-            validation.validate_prompt(
-                token_ids,
-                sampling,
-                vocab_size=info.vocab_size,
-                context_tokens=info.context_tokens,
-                field=prompt.argument,
-            )
-        except InvalidArgument as error:
-            raise (
-                error if error.field == prompt.argument else InvalidArgument(prompt.argument, error.message)
-            ) from None
+        validation.validate_prompt(
+            token_ids, vocab_size=info.vocab_size, context_tokens=info.context_tokens, field=prompt.argument
+        )
         resolved = validation.resolve(
             sampling,
             prompt_len=len(token_ids),

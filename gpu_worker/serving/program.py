@@ -34,7 +34,7 @@ async def serve(settings: WorkerSettings) -> int:
         listener = Listener(settings)
         await listener.open()
     except RuntimeError as error:
-        log.error("cannot listen on %s: %s", settings.listen, error)
+        log.error("cannot listen on %s: %s", settings.address, error)
         return 1
     store = open_store(settings.store)
     try:

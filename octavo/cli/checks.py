@@ -10,7 +10,7 @@ from pathlib import Path
 
 from octavo.cli import native_checks, ports, state
 from octavo.cli.check_report import CheckReport
-from octavo.cli.cluster import HOST, router_ports
+from octavo.cli.cluster import router_ports
 from octavo.cores import usable_cores
 from octavo.errors import StoreUnavailable
 from octavo.options import masked
@@ -88,12 +88,12 @@ def packages() -> CheckReport:
 
 
 def port_checks(up: UpSettings, running: state.ClusterState | None) -> list[CheckReport]:
-    own = set(running.endpoints) if running else set()
+    own = {int(endpoint.rpartition(":")[2]) for endpoint in running.endpoints} if running else set()
     found = []
     for port in [] if up.grpc_port == 0 else router_ports(up):
-        if f"{HOST}:{port}" in own:
+        if port in own:
             found.append(CheckReport("port", "ok", f"{port} is that of the `octavo up` that runs here"))
-        elif ports.is_free(HOST, port):
+        elif ports.is_free(up.host, port):
             found.append(CheckReport("port", "ok", f"{port} is free"))
         else:
             found.append(

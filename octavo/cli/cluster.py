@@ -1,7 +1,6 @@
 """The processes that `octavo up` runs: their ports, their settings, and how to tell that they serve."""
 
 import os
-import sys
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -12,9 +11,11 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from octavo import rpc
 from octavo.child_process import ChildProcess
 from octavo.cli import ports
+from octavo.cli.programs import program_command
 from octavo.cli.state import ClusterState, RouterState, StoreState, WorkerState
 from octavo.cli.supervisor import SupervisedProcess
 from octavo.cores import usable_cores
+from octavo.listen_address import reachable_address, with_host
 from octavo.options import Settings
 from octavo.setting_sources import arguments_of, environment_of
 from octavo.settings import RouterSettings, UpSettings, WorkerSettings
@@ -45,12 +46,14 @@ class Cluster:
         up = wanted.up
         public = router_ports(up)
         for port in public:
-            ports.require_free(HOST, port, "--grpc-port")
+            ports.require_free(up.host, port, "--grpc-port")
+        self.public_addresses = [with_host(f"{HOST}:{port}", up.host) for port in public]
         free = ports.pick(up.routers + up.workers)
         self.store = self._store()
         self._store_url = up.store if self.store is None else (self.store.tcp_url or self.store.url)
         self._routers = [
-            self._router(index, port, admin) for index, (port, admin) in enumerate(zip(public, free, strict=False))
+            self._router(index, listen, f"{HOST}:{admin}")
+            for index, (listen, admin) in enumerate(zip(self.public_addresses, free, strict=False))
         ]
         self._workers = [self._worker(index, port) for index, port in enumerate(free[up.routers :])]
 
@@ -83,18 +86,20 @@ class Cluster:
         too_long = len(os.fsencode(directory / "store.sock")) > MAX_SOCKET_PATH
         return EmbeddedStore(directory, port=ports.pick(1)[0] if too_long else None)
 
-    def _router(self, index: int, port: int, admin_port: int) -> tuple[SupervisedProcess, RouterState]:
+    def _router(self, index: int, listen: str, admin_listen: str) -> tuple[SupervisedProcess, RouterState]:
         name = f"router-{index}"
         settings = replace(
             self._settings.router,
-            listen=f"{HOST}:{port}",
-            admin_listen=f"{HOST}:{admin_port}",
+            listen=listen,
+            host="",
+            admin_listen=admin_listen,
             store=self._store_url,
             router_id=name,
         )
-        state = RouterState(name, None, settings.listen, settings.admin_listen)
+        endpoint = reachable_address(settings.listen)
+        state = RouterState(name, None, endpoint, settings.admin_listen)
         # A router says SERVING once it has a worker. A cluster without workers does not wait for those of others.
-        ready = serving(settings.listen) if self._settings.up.workers else answering(settings.listen)
+        ready = serving(endpoint) if self._settings.up.workers else answering(endpoint)
         return self._supervised(name, "router", settings, ready, {}), state
 
     def _worker(self, index: int, port: int) -> tuple[SupervisedProcess, WorkerState]:
@@ -103,6 +108,7 @@ class Cluster:
         settings = replace(
             self._settings.worker,
             listen=f"{HOST}:{port}",
+            host="",
             store=self._store_url,
             worker_id=name,
             model=self._settings.up.model,
@@ -116,7 +122,7 @@ class Cluster:
     def _supervised(
         self, name: str, module: str, settings: Settings, ready: ReadyCheck, environment: dict[str, str]
     ) -> SupervisedProcess:
-        command = [sys.executable, "-m", module, *arguments_of(settings)]
+        command = program_command(module, arguments_of(settings))
         environment = {**environment, **environment_of(settings)}
         return SupervisedProcess(ChildProcess(name, command, self._logs / f"{name}.log", environment), ready)
 
@@ -155,5 +161,5 @@ async def _always() -> bool:
 
 def router_ports(up: UpSettings) -> list[int]:
     if up.grpc_port == 0:
-        return ports.pick(up.routers)
+        return ports.pick(up.routers, up.host)
     return [up.grpc_port + index for index in range(up.routers)]

@@ -1,4 +1,4 @@
-"""The command line: `octavo up | generate | chat | status | doctor | completion`.
+"""The command line: `octavo up | router | worker | generate | chat | status | doctor | completion`.
 
 Exit codes: 0 done; 1 failed; 2 wrong arguments, or a request refused with INVALID_ARGUMENT; 130 interrupted.
 """
@@ -8,12 +8,12 @@ import os
 import sys
 from collections.abc import Sequence
 
-from octavo.cli import chat, completion, doctor, generate, status, up
+from octavo.cli import chat, completion, doctor, generate, programs, status, up
 from octavo.cli.deployment import NoDeploymentError
 from octavo.cli.output import print_error
 from octavo.errors import InvalidArgument, ServingError
 
-COMMANDS = (up, generate, chat, status, doctor, completion)
+COMMANDS = (up, programs, generate, chat, status, doctor, completion)
 
 
 def parser() -> argparse.ArgumentParser:
@@ -27,10 +27,12 @@ def parser() -> argparse.ArgumentParser:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs a command and returns its exit code."""
+    words = list(sys.argv[1:] if argv is None else argv)
     try:
-        args = parser().parse_args(argv)
+        args = parser().parse_args(words)
     except SystemExit as error:  # argparse has printed why
         return int(error.code or 0)
+    args.arguments = words[1:]
     try:
         return int(args.run(args))
     except NoDeploymentError as error:

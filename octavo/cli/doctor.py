@@ -15,7 +15,7 @@ MARKS = {"ok": "ok  ", "note": "note", "bad": "BAD "}
 def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     parser = commands.add_parser("doctor", help="check this machine, and say what to fix", description=__doc__)
     settings.add_common_arguments(parser)
-    add_arguments(parser, settings.UpSettings, skip=("restart", "log_format", "log_level"))
+    add_arguments(parser, settings.UpSettings, skip=("restart",))
     parser.add_argument("--json", action="store_true", help="print one object")
     parser.set_defaults(run=run)
 

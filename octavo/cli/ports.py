@@ -18,7 +18,7 @@ def is_free(host: str, port: int) -> bool:
     with socket.socket(family) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            probe.bind((host, port))
+            probe.bind((host.strip("[]"), port))
         except OSError:
             return False
     return True

@@ -2,7 +2,6 @@
 
 import argparse
 import asyncio
-import base64
 import json
 import shutil
 import signal
@@ -16,6 +15,7 @@ from octavo.cli.ports import PortInUseError
 from octavo.cli.supervisor import StartError, Supervisor
 from octavo.client import AsyncClient, Completion
 from octavo.errors import ServingError
+from octavo.listen_address import exposure_warning
 from octavo.options import SettingsError
 from octavo.setting_sources import add_arguments
 
@@ -99,6 +99,8 @@ class _UpProcess:
     async def _serve(self) -> None:
         up = self._settings.up
         self._say(f"state and logs are in {self._settings.state_dir}")
+        if warning := exposure_warning(self._cluster.public_addresses):
+            self._say(f"warning: {warning}")
         await self._supervisor.start(self._cluster.store_processes, START_TIMEOUT_S)
         self._say(f"starting {up.routers} router(s), and {up.workers} worker(s) that load {up.model}")
         await self._supervisor.start(self._cluster.processes, START_TIMEOUT_S)
@@ -155,13 +157,8 @@ def _banner(current: state.ClusterState) -> str:
 
 
 def grpcurl_line(endpoint: str) -> str:
-    """A grpcurl command that can be pasted. `text` is of type bytes, which is base64 in JSON."""
-    request = {
-        "request": {
-            "text": base64.b64encode(SAMPLE_PROMPT.encode()).decode(),
-            "sampling": {"max_tokens": 16, "temperature": 0},
-        }
-    }
+    """A grpcurl command that can be pasted."""
+    request = {"text": SAMPLE_PROMPT, "sampling": {"max_tokens": 16, "temperature": 0}}
     return f"{_program('grpcurl')} -plaintext -d '{json.dumps(request)}' {endpoint} octavo.v1.Inference/Complete"
 
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from octavo.errors import InvalidArgument, NotFound, NoWorkers
@@ -59,19 +60,29 @@ class ServedModel:
 
 
 class ModelRegistry:
-    """The served models by name, with the workers that serve them."""
+    """The served models by name, with the workers that serve them.
 
-    def __init__(self) -> None:
+    `aliases` are further names of models. `tokenizer` counts instead of those that the workers name.
+    """
+
+    def __init__(self, aliases: Mapping[str, str] | None = None, tokenizer: Tokenizer | None = None) -> None:
+        self._aliases = dict(aliases or {})
+        self._tokenizer = tokenizer
         self._models: dict[str, ServedModel] = {}
         self._loading = asyncio.Lock()
 
     async def add_worker(self, facts: WorkerFacts) -> str:
         """Counts the worker among those of its model. Returns why that cannot be, or an empty string."""
+        if meant := self._aliases.get(facts.model):
+            return f"its model has the name {facts.model}, which --model-aliases gives to {meant}: rename one of them"
         async with self._loading:
             model = self._models.get(facts.model)
             if model is None or (not model.workers and find_difference(model, facts)):
+                if self._tokenizer is not None and self._tokenizer.vocab_size > facts.vocab_size:
+                    tokens = f"{self._tokenizer.vocab_size} tokens, model {facts.model} has {facts.vocab_size}"
+                    return f"the tokenizer of --tokenizer has {tokens}: give the model's own"
                 try:
-                    tokenizer = await asyncio.to_thread(tokenizer_from, facts.tokenizer)
+                    tokenizer = await asyncio.to_thread(self._find_tokenizer, facts)
                 except Exception as error:  # an unreadable tokenizer must not take the router down
                     log.error("worker %s: tokenizer %s: %s", facts.worker_id, facts.tokenizer, error)
                     return f"its tokenizer cannot be loaded here: {error}"
@@ -90,13 +101,16 @@ class ModelRegistry:
         model.workers.add(facts.incarnation)
         return ""
 
+    def _find_tokenizer(self, facts: WorkerFacts) -> Tokenizer | ByteTokenizer:
+        return tokenizer_from(facts.tokenizer) if self._tokenizer is None else self._tokenizer
+
     def remove_worker(self, incarnation: Incarnation) -> None:
         """The worker serves no model any more. An unknown worker changes nothing."""
         for model in self._models.values():
             model.workers.discard(incarnation)
 
     def find_by_name(self, name: str | None) -> ServedModel:
-        """The model of that name, or the only model if no name is given.
+        """The model of that name or alias, or the only model if no name is given.
 
         Raises NoWorkers if this router has not met any worker, otherwise what is wrong with the request.
         """
@@ -106,9 +120,15 @@ class ModelRegistry:
             if len(self._models) > 1:
                 raise InvalidArgument("model", f"name one of {', '.join(sorted(self._models))}")
             return next(iter(self._models.values()))
-        if name not in self._models:
-            raise NotFound(f"model: no model {name[:64]!r} here; there is {', '.join(sorted(self._models))}")
-        return self._models[name]
+        meant = self._aliases.get(name, name)
+        if meant not in self._models:
+            shown = repr(name[:64]) if meant == name else f"{name[:64]!r} (an alias of {meant!r})"
+            raise NotFound(f"model: no model {shown} here; there is {', '.join(sorted(self._models))}")
+        return self._models[meant]
+
+    def aliases_of(self, model: ServedModel) -> list[str]:
+        """The further names of a model, in the order of the alphabet."""
+        return sorted(alias for alias, meant in self._aliases.items() if meant == model.name)
 
     def find_for_record(self, record: Record) -> ServedModel | None:
         """The model that a request was accepted for. If none has that layout: a model with the same weights."""

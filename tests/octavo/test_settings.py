@@ -1,11 +1,16 @@
 """The settings of the programs, and what --print-config prints."""
 
 import argparse
+import ast
+import inspect
+import textwrap
 import tomllib
+from collections.abc import Iterable
 
 import pytest
 
 from octavo import setting_sources, settings
+from octavo.options import options_of
 from octavo.settings import RouterSettings, UpSettings, WorkerSettings
 
 
@@ -51,3 +56,36 @@ def test_a_command_with_several_classes_prints_one_file(config, capsys):
     tables = tomllib.loads(capsys.readouterr().out)
     assert set(tables) == {"up", "router", "worker"}
     assert tables["worker"]["threads"] == 3
+
+
+def names_read(sources: Iterable[str], of: tuple[str, ...]) -> set[str]:
+    """The names of attributes that the sources read of a variable, or of an attribute, that is called one of `of`."""
+    nodes = (node for source in sources for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Attribute))
+    return {
+        node.attr
+        for node in nodes
+        if isinstance(node.ctx, ast.Load)
+        and (node.value.id if isinstance(node.value, ast.Name) else getattr(node.value, "attr", "")) in of
+    }
+
+
+def test_what_counts_as_reading_a_setting():
+    source = "settings.a; self._settings.b; settings.c = 1; other.d; replace(settings, e=1); wanted.up.f"
+    assert names_read([source], ("settings", "_settings")) == {"a", "b"}
+    assert names_read([source], ("up",)) == {"f"}
+
+
+@pytest.mark.parametrize(
+    ("cls", "folder", "variables"),
+    [
+        (RouterSettings, "router", ("settings", "_settings")),
+        (WorkerSettings, "gpu_worker", ("settings", "_settings")),
+        (UpSettings, "octavo/cli", ("up",)),
+    ],
+)
+def test_every_setting_is_read_by_its_program(root, cls, folder, variables):
+    read = names_read((path.read_text() for path in (root / folder).rglob("*.py")), variables)
+    for name, member in vars(cls).items():
+        if isinstance(member, property) and name in read:
+            read |= names_read([textwrap.dedent(inspect.getsource(member.fget))], ("self",))
+    assert [name for name in options_of(cls) if name not in read] == []

@@ -21,8 +21,11 @@ class HesitantStore(MemoryStore):
         raise StoreUnavailable("not yet")
 
 
-def start(root: Path, log: Path, store: str, listen: str, admin_listen: str = "127.0.0.1:0") -> subprocess.Popen:
+def start(
+    root: Path, log: Path, store: str, listen: str, admin_listen: str = "127.0.0.1:0", *more: str
+) -> subprocess.Popen:
     command = [sys.executable, "-m", "router", "--listen", listen, "--admin-listen", admin_listen, "--store", store]
+    command += more
     with log.open("wb") as out:
         return subprocess.Popen(command, cwd=root, stdout=out, stderr=out)
 
@@ -56,4 +59,17 @@ async def test_a_router_says_where_it_cannot_listen(root, tmp_path, option):
             process.kill()
     assert process.wait() == 1
     assert f"cannot listen on {address}" in log.read_text()
+    assert "Traceback" not in log.read_text()
+
+
+async def test_a_router_ends_when_the_tokenizer_it_was_given_cannot_be_loaded(root, tmp_path):
+    log = tmp_path / "router.log"
+    (tmp_path / "tokenizer.json").write_text("{")
+    process = start(root, log, "memory://", "127.0.0.1:0", "127.0.0.1:0", "--tokenizer", str(tmp_path))
+    try:
+        await until(lambda: process.poll() is not None)
+    finally:
+        process.kill()
+    assert process.wait() == 1
+    assert f"--tokenizer {tmp_path} cannot be loaded: " in log.read_text()
     assert "Traceback" not in log.read_text()

@@ -1,0 +1,55 @@
+"""`octavo router` and `octavo worker`: one process each, which finds the others through the store.
+
+    octavo router --store redis://HOST:6379/0 --host 0.0.0.0
+    octavo worker --store redis://HOST:6379/0 --host 0.0.0.0 --model PATH
+
+The command becomes the program (exec): signals, exit status and logs are those of `python -m router` and
+`python -m gpu_worker`, which take the same settings.
+"""
+
+import argparse
+import os
+import sys
+from typing import NoReturn
+
+from octavo import settings
+from octavo.cli import output
+from octavo.options import SettingsError
+from octavo.setting_sources import add_arguments
+
+PROGRAMS = {
+    "router": ("router", settings.RouterSettings, "run one router, which joins a store"),
+    "worker": ("gpu_worker", settings.WorkerSettings, "run one worker, which joins a store"),
+}
+
+
+def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    for name, (_, cls, text) in PROGRAMS.items():
+        parser = commands.add_parser(
+            name, help=text, description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        )
+        settings.add_common_arguments(parser)
+        add_arguments(parser, cls)
+        parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Becomes the program. Returns only if a setting is wrong, which shows before the program imports torch."""
+    module, cls, _ = PROGRAMS[args.command]
+    try:
+        settings.from_args(cls, args)
+    except SettingsError as error:
+        output.print_error(args.command, str(error))
+        return 2
+    return _become(program_command(module, args.arguments))
+
+
+def _become(command: list[str]) -> NoReturn:
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os.execv(command[0], command)
+
+
+def program_command(module: str, arguments: list[str]) -> list[str]:
+    """The command line of a program. -P: a `router.py` in the working directory is not taken for the router."""
+    return [sys.executable, "-P", "-m", module, *arguments]

@@ -1,0 +1,38 @@
+"""Addresses on which programs listen, and whether other machines can reach them."""
+
+import ipaddress
+from collections.abc import Iterable
+
+from octavo.endpoint import parse_listener
+
+
+def with_host(address: str, host: str) -> str:
+    """The address HOST:PORT with another host. An empty host leaves it as it is; version 6 may lack its brackets."""
+    return str(parse_listener(address).with_host(host)) if host else address
+
+
+def reachable_address(address: str) -> str:
+    """The address at which this machine can call a program that listens on HOST:PORT: every interface has loopback."""
+    endpoint = parse_listener(address)
+    every = {"0.0.0.0": "127.0.0.1", "[::]": "[::1]"}
+    return str(endpoint.with_host(every.get(endpoint.host, endpoint.host)))
+
+
+def is_loopback(address: str) -> bool:
+    """Whether only programs of this machine can call HOST:PORT. A name other than localhost counts as reachable."""
+    host = parse_listener(address).host.strip("[]")
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def exposure_warning(addresses: Iterable[str]) -> str:
+    """What to log at a start on these addresses; empty where only this machine can call them."""
+    exposed = [address for address in addresses if address and not is_loopback(address)]
+    if not exposed:
+        return ""
+    return (
+        f"{' and '.join(exposed)}: no TLS and no authorization. "
+        "Whoever reaches it can use it and read what passes: let only trusted machines reach it"
+    )

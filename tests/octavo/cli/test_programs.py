@@ -1,0 +1,65 @@
+"""`octavo router` and `octavo worker` become one process of a cluster."""
+
+import os
+import signal
+import subprocess
+import sys
+
+import grpc
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from octavo.cli import main, ports
+
+OCTAVO = [sys.executable, "-m", "octavo.cli"]
+
+
+@pytest.mark.parametrize(("command", "module"), [("router", "router"), ("worker", "gpu_worker")])
+def test_the_command_becomes_the_program_with_its_arguments(monkeypatch, command, module):
+    became = []
+
+    def execv(path, command):
+        became.append((path, command))
+        raise OSError  # the real one does not return either
+
+    monkeypatch.setattr(os, "execv", execv)
+    with pytest.raises(OSError):  # noqa: PT011
+        main([command, "--host", "0.0.0.0", "--lease-ms=500"])
+    assert became == [(sys.executable, [sys.executable, "-P", "-m", module, "--host", "0.0.0.0", "--lease-ms=500"])]
+
+
+@pytest.mark.parametrize(("command", "setting"), [("router", "--max-streams"), ("worker", "--block-size")])
+def test_a_wrong_setting_is_told_before_the_program_is_loaded(capsys, monkeypatch, command, setting):
+    monkeypatch.setattr(os, "execv", None)
+    assert main([command, setting, "0"]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"octavo {command}: {setting[2:].replace('-', '_')} '0'")
+    assert main([command, "--no-such"]) == 2
+
+
+@pytest.mark.parametrize("command", ["router", "worker"])
+def test_the_help_has_every_setting(capsys, command):
+    assert main([command, "--help"]) == 0
+    helped = capsys.readouterr().out
+    for flag in ("--host", "--listen", "--store", "--config", "--print-config", "--log-level"):
+        assert f"{flag} " in helped or f"{flag}\n" in helped
+    assert "--runner" not in helped
+
+
+def test_a_router_is_one_process_that_warns_and_ends_by_signal(tmp_path):
+    (tmp_path / "router.py").write_text("raise SystemExit('the wrong router')")  # of some other project
+    (port,) = ports.pick(1)
+    command = [*OCTAVO, "router", "--host", "0.0.0.0", "--listen", f"127.0.0.1:{port}", "--admin-listen", ""]
+    command += ["--store", "memory://"]
+    with subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True) as router:
+        try:
+            with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
+                health = health_pb2_grpc.HealthStub(channel)
+                health.Check(health_pb2.HealthCheckRequest(), timeout=60, wait_for_ready=True)
+            router.send_signal(signal.SIGTERM)
+            _, said = router.communicate(timeout=60)
+        finally:
+            router.kill()
+    assert router.returncode == 0
+    (warning,) = [line for line in said.splitlines() if "no TLS" in line]
+    assert f"0.0.0.0:{port}: no TLS and no authorization" in warning
