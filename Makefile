@@ -113,11 +113,11 @@ format: install  ## rewrite Python, C++ and protos as `make lint` wants them
 	$(BIN)/buf format --write protos
 
 .PHONY: generate
-generate:  ## write octavo/v1 from protos/, with the pinned protoc
+generate:  ## write octavo/v1 and octavo/internal from protos/, with the pinned protoc
 	@tools/generate.sh
 
 .PHONY: generate-check
-generate-check:  ## fail if octavo/v1 is not what protos/ says
+generate-check:  ## fail if octavo/v1 or octavo/internal is not what protos/ says
 	@tools/generate.sh --check
 
 .PHONY: gpu-check
