@@ -126,11 +126,14 @@ func follow(ctx context.Context, request *octavo.GenerateRequest, use func(*octa
 			return went, nil
 		}
 		told := explain(err)
+		if err == io.EOF {
+			told.code = codes.OK // an end without Finished is none
+		}
 		if told.code == codes.DeadlineExceeded && token != nil && ctx.Err() != nil {
 			ctx = context.Background() // the call has ended with the request: fetch its last tokens
 		} else if err != io.EOF && (!elsewhere(err) || attempt > 20) {
 			return went, err
-		} // an end without Finished is none
+		}
 		went.status = told.code
 		bound := 50 * time.Millisecond << uint(attempt)
 		if bound > time.Second || bound <= 0 {
