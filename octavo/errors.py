@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from enum import IntEnum
 from functools import cache
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 
 class Code(IntEnum):
@@ -78,6 +78,13 @@ class Failure:
     @classmethod
     def from_json(cls, text: str) -> "Failure":
         return cls(**json.loads(text))
+
+
+class FieldViolation(NamedTuple):
+    """One field of a request that is wrong."""
+
+    field: str  # its path from the request: chat.messages[2].content
+    description: str  # what is wrong, and what would be right
 
 
 class InvalidArgument(ServingError):

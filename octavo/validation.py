@@ -26,9 +26,7 @@ _SEQUENCE_ID = re.compile(r"[0-9a-f]{32}")
 # Sampling parameters
 
 
-def validate_sampling(
-    params: SamplingParams, *, vocab_size: int, context_tokens: int, eos_token_ids: Collection[int] = ()
-) -> None:
+def validate_sampling(params: SamplingParams, *, vocab_size: int, eos_token_ids: Collection[int] = ()) -> None:
     """Checks everything about `params` that does not depend on the prompt.
 
     With `eos_token_ids` it also refuses parameters that allow no token at all before min_tokens is reached.
@@ -45,7 +43,7 @@ def validate_sampling(
             check_count(field, _listed(field, getattr(params, field)))
             check_token_ids(field, getattr(params, field), vocab_size)
     _check_logit_bias(params.logit_bias, vocab_size)
-    _check_together(params, context_tokens)
+    _check_together(params)
     if params.beam_width:
         _check_beams(params)
     _check_some_token_is_left(params, vocab_size, eos_token_ids)
@@ -94,15 +92,22 @@ def _check_logit_bias(bias: object, vocab_size: int) -> None:
             raise InvalidArgument("logit_bias", f"the value for token {token_id} must be a number, {allowed}")
 
 
-def _check_together(params: SamplingParams, context_tokens: int) -> None:
+def _check_together(params: SamplingParams) -> None:
     if params.best_of and not params.n <= params.best_of:
         raise InvalidArgument("best_of", f"{params.best_of} is less than n ({params.n}); raise it or leave it out")
-    if params.max_tokens is not None and not params.max_tokens <= context_tokens:
-        raise InvalidArgument("max_tokens", f"{params.max_tokens} exceeds this model's context of {context_tokens}")
-    if not params.min_tokens <= (context_tokens if params.max_tokens is None else params.max_tokens):
-        name = "this model's context" if params.max_tokens is None else "max_tokens"
-        bound = context_tokens if params.max_tokens is None else params.max_tokens
-        raise InvalidArgument("min_tokens", f"{params.min_tokens} exceeds {name} of {bound}")
+    if params.greedy and not params.beam_width and max(params.n, params.best_of) > 1:
+        field = "n" if params.n > 1 else "best_of"
+        raise InvalidArgument(
+            field,
+            f"{getattr(params, field)} branches at temperature 0 would all be equal; "
+            "use beam_width, or a temperature above 0",
+        )
+    if params.max_tokens is None and not params.min_tokens <= limits.DEFAULT_MAX_TOKENS:
+        raise InvalidArgument(
+            "min_tokens", f"{params.min_tokens} exceeds the default max_tokens of {limits.DEFAULT_MAX_TOKENS}; set both"
+        )
+    if params.max_tokens is not None and not params.min_tokens <= params.max_tokens:
+        raise InvalidArgument("min_tokens", f"{params.min_tokens} exceeds max_tokens of {params.max_tokens}")
 
 
 def _check_beams(params: SamplingParams) -> None:
@@ -144,14 +149,9 @@ def _check_not_all_refused(params: SamplingParams, refused: set[int], vocab_size
 
 
 def validate_prompt(
-    token_ids: Sequence[int],
-    params: SamplingParams,
-    *,
-    vocab_size: int,
-    context_tokens: int,
-    field: str = "token_ids",
+    token_ids: Sequence[int], *, vocab_size: int, context_tokens: int, field: str = "token_ids"
 ) -> None:
-    """Checks a prompt, and that the context has room for it and for the tokens that `params` (validated) ask for."""
+    """Checks a prompt, and that the context has room for it and for one more token."""
     num_prompt = len(token_ids)
     if not num_prompt:
         raise InvalidArgument(field, "the prompt is empty; at least one token is needed")
@@ -160,51 +160,44 @@ def validate_prompt(
             field, f"a prompt of {num_prompt} leaves no room in this model's context of {context_tokens}; shorten it"
         )
     check_token_ids(field, token_ids, vocab_size)
-    room = context_tokens - num_prompt
-    if params.max_tokens is not None and not params.max_tokens <= room:
-        raise InvalidArgument(
-            "max_tokens",
-            f"{params.max_tokens} + prompt {num_prompt} exceeds this model's context of {context_tokens}",
-        )
-    default = min(limits.DEFAULT_MAX_TOKENS, room)
-    if params.max_tokens is None and not params.min_tokens <= default:
-        raise InvalidArgument(
-            "min_tokens", f"{params.min_tokens} exceeds the default max_tokens of {default}; set both"
-        )
 
 
 def resolve(
     params: SamplingParams, *, prompt_len: int, context_tokens: int, seed_source: Callable[[], int]
 ) -> SamplingParams:
-    """`params`, validated with their prompt, with concrete values for max_tokens, best_of and seed."""
-    max_tokens = params.max_tokens
-    if max_tokens is None:
-        max_tokens = min(limits.DEFAULT_MAX_TOKENS, context_tokens - prompt_len)
+    """`params`, validated as their prompt is, with concrete values for max_tokens, best_of and seed.
+
+    A branch that fills the context ends with LENGTH. So max_tokens and min_tokens are at most what the prompt leaves.
+    """
+    asked = limits.DEFAULT_MAX_TOKENS if params.max_tokens is None else params.max_tokens
+    max_tokens = min(asked, context_tokens - prompt_len)
+    min_tokens = min(params.min_tokens, max_tokens)
     seed = params.seed if params.seed is not None else seed_source() & limits.U64_MAX
-    return replace(params, max_tokens=max_tokens, best_of=params.best_of or params.n, seed=seed)
+    return replace(params, max_tokens=max_tokens, min_tokens=min_tokens, best_of=params.best_of or params.n, seed=seed)
 
 
-def validate_text(data: bytes, field: str, *, context_tokens: int, allow_empty: bool = False) -> str:
-    """The text of `data`. Data that is far too long is refused before any work is spent on it."""
-    if type(data) is not bytes:
-        raise InvalidArgument(field, "must be bytes of UTF-8")
+def validate_text(data: str | bytes, field: str, *, context_tokens: int, allow_empty: bool = False) -> str:
+    """The text of `data`, which may be UTF-8. Data that is far too long is refused before any work is spent on it."""
+    if not isinstance(data, (str, bytes)):
+        raise InvalidArgument(field, "must be text, or bytes of UTF-8")
     max_bytes = limits.MAX_TEXT_BYTES_PER_CONTEXT_TOKEN * context_tokens
-    if not len(data) <= max_bytes:
-        raise InvalidArgument(field, f"{len(data)} bytes cannot fit this model's context; at most {max_bytes}")
+    num_bytes = _num_bytes(data)
+    if not num_bytes <= max_bytes:
+        raise InvalidArgument(field, f"{num_bytes} bytes cannot fit this model's context; at most {max_bytes}")
     if not (data or allow_empty):
         raise InvalidArgument(field, "is empty; give some text")
     try:
-        return data.decode()
+        return data if isinstance(data, str) else data.decode()
     except UnicodeDecodeError as error:
         raise InvalidArgument(field, f"is not UTF-8 at byte {error.start}") from None
 
 
-def validate_chat(messages: Sequence[tuple[str, bytes]], *, context_tokens: int) -> list[tuple[str, str]]:
+def validate_chat(messages: Sequence[tuple[str, str | bytes]], *, context_tokens: int) -> list[tuple[str, str]]:
     """The messages, as pairs of role and content, with each content decoded."""
     if not 1 <= len(messages) <= limits.MAX_CHAT_MESSAGES:
         raise InvalidArgument("chat.messages", f"{len(messages)} messages; allowed is 1 to {limits.MAX_CHAT_MESSAGES}")
     max_bytes = limits.MAX_TEXT_BYTES_PER_CONTEXT_TOKEN * context_tokens
-    num_bytes = sum(len(content) for _, content in messages)
+    num_bytes = sum(_num_bytes(content) for _, content in messages)
     if not num_bytes <= max_bytes:
         raise InvalidArgument(
             "chat.messages", f"{num_bytes} bytes cannot fit this model's context; at most {max_bytes}"
@@ -215,9 +208,13 @@ def validate_chat(messages: Sequence[tuple[str, bytes]], *, context_tokens: int)
             type(role) is str and 1 <= len(role) <= limits.MAX_ROLE_BYTES and role.isascii() and role.isprintable()
         ):
             raise InvalidArgument(f"chat.messages[{i}].role", "must be a short name such as system, user or assistant")
-        name = f"chat.messages[{i}].content"
+        name = f"chat.messages[{i}].{'content_bytes' if isinstance(content, bytes) else 'content'}"
         turns.append((role, validate_text(content, name, context_tokens=context_tokens, allow_empty=True)))
     return turns
+
+
+def _num_bytes(text: str | bytes) -> int:
+    return len(text.encode(errors="replace") if isinstance(text, str) else text)
 
 
 def validate_request_id(request_id: str) -> RequestId:
@@ -241,16 +238,21 @@ def validate_admission(
     salt, params = admission.salt, admission.sampling
     if not (type(salt) is str and len(salt) <= limits.MAX_SALT_BYTES and salt.isascii()):
         raise InvalidArgument("salt", f"must be ASCII, at most {limits.MAX_SALT_BYTES} bytes")
-    validate_sampling(params, vocab_size=vocab_size, context_tokens=context_tokens, eos_token_ids=eos_token_ids)
+    validate_sampling(params, vocab_size=vocab_size, eos_token_ids=eos_token_ids)
     for field in ("max_tokens", "seed"):
         if getattr(params, field) is None:
             raise InvalidArgument(f"sampling.{field}", "must be concrete in an admission; the router resolves it")
-    validate_prompt(admission.prompt, params, vocab_size=vocab_size, context_tokens=context_tokens, field="prompt")
-    _check_outputs(admission.outputs, admission.finished_branches, params, vocab_size)
+    validate_prompt(admission.prompt, vocab_size=vocab_size, context_tokens=context_tokens, field="prompt")
+    room = context_tokens - len(admission.prompt)
+    _check_outputs(admission.outputs, admission.finished_branches, params, vocab_size, room)
 
 
 def _check_outputs(
-    outputs: Sequence[Sequence[int]], finished_branches: Sequence[int], params: SamplingParams, vocab_size: int
+    outputs: Sequence[Sequence[int]],
+    finished_branches: Sequence[int],
+    params: SamplingParams,
+    vocab_size: int,
+    room: int,
 ) -> None:
     num_branches = params.num_branches
     if len(outputs) not in (0, num_branches):
@@ -260,6 +262,8 @@ def _check_outputs(
             raise InvalidArgument(
                 f"outputs[{branch}]", f"{len(token_ids)} tokens exceed max_tokens ({params.max_tokens})"
             )
+        if not len(token_ids) <= room:
+            raise InvalidArgument(f"outputs[{branch}]", f"{len(token_ids)} tokens exceed the {room} left by the prompt")
         check_token_ids(f"outputs[{branch}]", token_ids, vocab_size)
     branches = _listed("finished_branches", finished_branches)
     check_token_ids("finished_branches", branches, num_branches, what="branch")

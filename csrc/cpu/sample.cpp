@@ -230,13 +230,13 @@ bool adjusts(const Adjustments& by, std::int64_t branch) {
 
 void adjust(float* x, std::int64_t count, const Adjustments& by, std::int64_t branch) {
     const Part seen(by.seen_ends, branch), bias(by.bias_ends, branch), allowed(by.allowed_ends, branch);
+    for (std::int64_t i = bias.begin; i < bias.end; ++i) {
+        x[at<std::int64_t>(by.bias_ids, i)] += at<float>(by.biases, i);
+    }
     for (std::int64_t i = seen.begin; i < seen.end; ++i) {
         float& logit = x[at<std::int64_t>(by.seen_ids, i)];
         const float factor = at<float>(by.repetition, branch);
         logit = (logit > 0 ? logit / factor : logit * factor) - at<float>(by.seen_costs, i);
-    }
-    for (std::int64_t i = bias.begin; i < bias.end; ++i) {
-        x[at<std::int64_t>(by.bias_ids, i)] += at<float>(by.biases, i);
     }
     if (!allowed.empty()) {
         std::vector<float> values;

@@ -1,4 +1,4 @@
-// Kernels before and after a token is drawn: penalties and bias; log probabilities and the likeliest tokens.
+// Kernels before and after a token is drawn: bias and penalties; log probabilities and the likeliest tokens.
 #pragma once
 
 #include <limits>

@@ -42,13 +42,13 @@ void adjust(Logits& x, const Adjustments& by, std::int64_t branch) {
     const auto token = [&](const TensorRef& ids, std::int64_t i) -> float& {
         return x[static_cast<std::size_t>(get_int(ids, i))];
     };
+    each_of(by.bias_ends, branch,
+            [&](std::int64_t i) { token(by.bias_ids, i) += static_cast<float>(get(by.biases, i)); });
     each_of(by.seen_ends, branch, [&](std::int64_t i) {
         const auto factor = static_cast<float>(get(by.repetition, branch));
         float& logit = token(by.seen_ids, i);
         logit = (logit > 0 ? logit / factor : logit * factor) - static_cast<float>(get(by.seen_costs, i));
     });
-    each_of(by.bias_ends, branch,
-            [&](std::int64_t i) { token(by.bias_ids, i) += static_cast<float>(get(by.biases, i)); });
     Logits allowed(x.size(), kNever);
     bool confined = false;
     each_of(by.allowed_ends, branch, [&](std::int64_t i) {

@@ -11,14 +11,16 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from gpu_worker.models import gpt2, llama, native_llama
+from gpu_worker.models import gpt, llama, native_llama
 from gpu_worker.models.config import LlamaConfig, is_llama_like
 from gpu_worker.models.decoder import Decoder
 from gpu_worker.models.fingerprint import CONTENT_FILES, model_fingerprint, sample_file
 from gpu_worker.models.gguf_tensors import GgufSource, read_config
+from gpu_worker.models.gpt_families import is_gpt_like, read_gpt_config
 from gpu_worker.models.locate import locate
 from gpu_worker.models.native_llama import NativeLlamaDecoder
 from gpu_worker.models.packing import SCHEMES
+from gpu_worker.models.supported import THROUGH_TRANSFORMERS
 from gpu_worker.models.weight_cache import WeightCache
 from gpu_worker.models.weights import ProgressCallback, SafetensorsSource, WeightSource, weight_files
 from gpu_worker.ops import Ops
@@ -154,10 +156,12 @@ def _decoder(path: Path, content: Mapping[str, Any], dtype: torch.dtype, how: "_
             return _native(source, config, dtype, how)
         return llama.LlamaDecoder(config, llama.prepare(source, config, dtype, how.progress), how.ops, how.device)
     how.native(None)
-    if gpt2.is_gpt2(content):
-        sizes = gpt2.Gpt2Config.from_dict(content)
-        tensors = gpt2.prepare(SafetensorsSource(path), sizes, dtype, how.progress)
-        return gpt2.Gpt2Decoder(sizes, tensors, how.ops, how.device)
+    if is_gpt_like(content):
+        sizes = read_gpt_config(content)
+        tensors = gpt.prepare(SafetensorsSource(path), sizes, dtype, how.progress)
+        return gpt.GptDecoder(sizes, tensors, how.ops, how.device)
+    if content.get("model_type") not in THROUGH_TRANSFORMERS:
+        log.warning("model_type %r is not in the table of supported models", content.get("model_type"))
     from gpu_worker.models.transformers_any import TransformersDecoder  # seconds of imports that others do not need
 
     return TransformersDecoder.load(path, dtype, how.ops, how.device)

@@ -93,24 +93,16 @@ class RequestBuilder:
             raise InvalidArgument(argument, "must be SamplingParams")
         info = self._info
         try:
-            validation.validate_sampling(
-                params,
-                vocab_size=info.vocab_size,
-                context_tokens=info.context_tokens,
-                eos_token_ids=info.eos_token_ids,
-            )
+            validation.validate_sampling(params, vocab_size=info.vocab_size, eos_token_ids=info.eos_token_ids)
         except InvalidArgument as error:
             raise InvalidArgument(f"{argument}.{error.field}", error.message.removeprefix(f"{error.field}: ")) from None
 
     def _request(self, argument: str, text: str | None, token_ids: list[int], params: SamplingParams) -> OfflineRequest:
         """A request that has passed every check."""
         info = self._info
-        try:
-            validation.validate_prompt(
-                token_ids, params, vocab_size=info.vocab_size, context_tokens=info.context_tokens, field=argument
-            )
-        except InvalidArgument as error:
-            raise (error if error.field == argument else InvalidArgument(argument, error.message)) from None
+        validation.validate_prompt(
+            token_ids, vocab_size=info.vocab_size, context_tokens=info.context_tokens, field=argument
+        )
         resolved = validation.resolve(
             params,
             prompt_len=len(token_ids),

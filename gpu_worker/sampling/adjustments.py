@@ -1,11 +1,12 @@
-"""The changes that a request makes to its logits before a token is drawn: penalties, bias and masks, in this order.
+"""The changes that a request makes to its logits before a token is drawn: bias, penalties and masks, in vLLM's order.
 
-1. `repetition_penalty` divides positive and multiplies negative logits of tokens seen in prompt or output.
-2. For each token in the output, `frequency_penalty` per occurrence and `presence_penalty` once are subtracted.
-3. `logit_bias` is added.
-4. All tokens but `allowed_token_ids` become -inf. `banned_token_ids` become -inf. So do tokens that would end the
-   branch (`stop_token_ids`, and the model's end tokens unless `ignore_eos`) while it has fewer than `min_tokens`
-   output tokens.
+1. `logit_bias` is added. `banned_token_ids` become -inf. So do tokens that would end the branch (`stop_token_ids`, and
+   the model's end tokens unless `ignore_eos`) while it has fewer than `min_tokens` output tokens.
+2. `repetition_penalty` divides positive and multiplies negative logits of tokens seen in prompt or output.
+3. For each token in the output, `frequency_penalty` per occurrence and `presence_penalty` once are subtracted.
+4. All tokens but `allowed_token_ids` become -inf.
+
+A logit of -inf stays -inf, so masks may come before penalties or after them.
 """
 
 from collections.abc import Sequence
@@ -61,13 +62,13 @@ class _FixedParameters:
 class LogitEdit:
     """The changes of one row of logits, in the order of the fields. All ids are in the vocabulary."""
 
+    bias_ids: Ids  # distinct; banned tokens have a bias of -inf
+    bias: Floats
     seen: (
         Ids  # distinct; the logit of a seen token is divided (or multiplied) by `repetition`, then its cost subtracted
     )
     costs: Floats
     repetition: float
-    bias_ids: Ids  # distinct; banned tokens have a bias of -inf
-    bias: Floats
     allowed: Ids | None  # all other tokens become -inf; None: all tokens are allowed
 
 
@@ -90,15 +91,15 @@ class LogitAdjuster:
         flat = logits.view(-1)
         edits = list(zip(rows, self.edits(branches), strict=True))
         starts = [(row * self.vocab_size, edit) for row, edit in edits]
+        if any(len(edit.bias) for _, edit in starts):
+            index = self._tensor([edit.bias_ids + start for start, edit in starts])
+            flat.scatter_add_(0, index, self._tensor([edit.bias for _, edit in starts]))
         if any(len(edit.seen) for _, edit in starts):
             index = self._tensor([edit.seen + start for start, edit in starts])
             factors = [np.full(len(edit.seen), edit.repetition, dtype=np.float32) for _, edit in starts]
             factor, values = self._tensor(factors), flat.take(index)
             values = torch.where(values > 0, values / factor, values * factor)
             flat.scatter_(0, index, values - self._tensor([edit.costs for _, edit in starts]))
-        if any(len(edit.bias) for _, edit in starts):
-            index = self._tensor([edit.bias_ids + start for start, edit in starts])
-            flat.scatter_add_(0, index, self._tensor([edit.bias for _, edit in starts]))
         confined = [(row, edit.allowed) for row, edit in edits if edit.allowed is not None]
         if confined:
             index = self._tensor([allowed + row * self.vocab_size for row, allowed in confined])
@@ -119,7 +120,7 @@ class LogitAdjuster:
         self._fixed[key] = fixed
         bias_ids, bias = fixed.bias_at_first if branch.num_output < params.min_tokens else fixed.bias
         if not is_penalized(params):
-            return LogitEdit(_NO_IDS, _NO_FLOATS, 1.0, bias_ids, bias, fixed.allowed)
+            return LogitEdit(bias_ids, bias, _NO_IDS, _NO_FLOATS, 1.0, fixed.allowed)
         history = histories.get(id(branch))
         if history is None:
             history = TokenHistory(branch, self.vocab_size, with_prompt=params.repetition_penalty != 1.0)
@@ -127,7 +128,7 @@ class LogitAdjuster:
         self._histories[id(branch)] = history
         counts = history.counts
         costs = (params.frequency_penalty * counts + params.presence_penalty * (counts > 0)).astype(np.float32)
-        return LogitEdit(history.ids, costs, params.repetition_penalty, bias_ids, bias, fixed.allowed)
+        return LogitEdit(bias_ids, bias, history.ids, costs, params.repetition_penalty, fixed.allowed)
 
     def _tensor(self, arrays: Sequence[Ids] | Sequence[Floats]) -> Tensor:
         return torch.from_numpy(np.concatenate(arrays)).to(self.device)

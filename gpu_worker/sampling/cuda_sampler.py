@@ -90,8 +90,8 @@ class CudaSampler(Sampler):
     def _adjusted(self, raw: Tensor, edits: Sequence[LogitEdit]) -> Tensor:
         """A copy of `raw` in float32, edited."""
         x = raw.to(torch.float32, copy=True, memory_format=torch.contiguous_format)
-        self._penalize(x, [e.seen for e in edits], [-e.costs for e in edits], [e.repetition for e in edits])
         self._penalize(x, [e.bias_ids for e in edits], [e.bias for e in edits], None)
+        self._penalize(x, [e.seen for e in edits], [-e.costs for e in edits], [e.repetition for e in edits])
         confined = [(row, edit.allowed) for row, edit in enumerate(edits) if edit.allowed is not None]
         if confined:
             self._confine(x, raw, confined)

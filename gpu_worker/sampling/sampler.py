@@ -1,6 +1,6 @@
 """Samples tokens from logits, with their log probabilities, for a whole batch at once.
 
-For each branch, in this order: penalties, bias and masks change the logits (`adjustments`). Log probabilities are the
+For each branch, in this order: bias, penalties and masks change the logits (`adjustments`). Log probabilities are the
 log-softmax of the result. Then temperature, top-k, top-p, min-p and a draw choose the token (`draw`), or the highest
 logit does if the temperature is 0 or the sequence searches beams. Only best_of ranks branches by the log-softmax of the
 model's unchanged logits, because a replay can compute it again. Random numbers come from (seed, branch, index), so a

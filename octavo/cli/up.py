@@ -2,7 +2,6 @@
 
 import argparse
 import asyncio
-import base64
 import json
 import shutil
 import signal
@@ -165,13 +164,8 @@ def _banner(current: state.ClusterState) -> str:
 
 
 def grpcurl_line(endpoint: str) -> str:
-    """A grpcurl command that can be pasted. `text` is of type bytes, which is base64 in JSON."""
-    request = {
-        "request": {
-            "text": base64.b64encode(SAMPLE_PROMPT.encode()).decode(),
-            "sampling": {"max_tokens": 16, "temperature": 0},
-        }
-    }
+    """A grpcurl command that can be pasted."""
+    request = {"text": SAMPLE_PROMPT, "sampling": {"max_tokens": 16, "temperature": 0}}
     return f"{_program('grpcurl')} -plaintext -d '{json.dumps(request)}' {endpoint} octavo.v1.Inference/Complete"
 
 

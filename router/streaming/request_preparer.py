@@ -57,10 +57,10 @@ class RequestPreparer:
         )
         params = wire.sampling_from_wire(request.sampling)
         context, vocab, eos = model.context_tokens, model.vocab_size, model.eos_token_ids
-        validation.validate_sampling(params, vocab_size=vocab, context_tokens=context, eos_token_ids=eos)
+        validation.validate_sampling(params, vocab_size=vocab, eos_token_ids=eos)
         prompt = await self.read_prompt(request, model)
         token_ids = prompt.token_ids
-        validation.validate_prompt(token_ids, params, vocab_size=vocab, context_tokens=context, field=prompt.field)
+        validation.validate_prompt(token_ids, vocab_size=vocab, context_tokens=context, field=prompt.field)
         params = validation.resolve(
             params, prompt_len=len(token_ids), context_tokens=context, seed_source=lambda: secrets.randbits(63)
         )
@@ -98,16 +98,17 @@ class RequestPreparer:
         match request.WhichOneof("input"):
             case "token_ids":
                 return Prompt(list(cast("inference_pb2.GenerateRequest", request).token_ids.ids), "token_ids")
-            case "text":
-                text = validation.validate_text(request.text, "text", context_tokens=model.context_tokens)
-                return Prompt(await run_aside(len(text), lambda: model.tokenizer.encode(text)), "text")
+            case "text" | "text_bytes" as field:
+                data = request.text if field == "text" else request.text_bytes
+                text = validation.validate_text(data, field, context_tokens=model.context_tokens)
+                return Prompt(await run_aside(len(text), lambda: model.tokenizer.encode(text)), field)
             case "chat":
                 chat = wire.chat_from_wire(request.chat)
                 messages = validation.validate_chat(chat.messages, context_tokens=model.context_tokens)
                 size = sum(len(content) for _, content in messages)
                 token_ids = await run_aside(size, lambda: model.tokenizer.apply_chat(messages, chat.begin_answer))
                 return Prompt(token_ids, "chat")
-        raise InvalidArgument("input", "send text, token_ids or chat")
+        raise InvalidArgument("input", "send text, text_bytes, token_ids or chat")
 
     async def detokenize(self, request: inference_pb2.DetokenizeRequest) -> str:
         """The text of the tokens in the request."""

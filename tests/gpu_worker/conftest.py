@@ -143,10 +143,11 @@ class World:
         rng = self.rng
         beam_width = rng.choice([0, 0, 0, 0, 2, 3])
         n = rng.choice([1, 1, 1, 2, 3]) if not beam_width else rng.randint(1, beam_width)
+        best_of = 0 if beam_width else rng.choice([0, 0, 0, n + 1])
         return SamplingParams(
-            temperature=rng.choice([0.0, 1.0]),
+            temperature=rng.choice([0.0, 1.0]) if max(n, best_of) == 1 else 1.0,
             n=n,
-            best_of=0 if beam_width else rng.choice([0, 0, 0, n + 1]),
+            best_of=best_of,
             max_tokens=rng.randint(1, 16),
             min_tokens=rng.choice([0, 0, 3]),
             stop_token_ids=rng.choice([(), (5,), (6, 7)]),

@@ -13,21 +13,19 @@ from octavo.errors import InvalidArgument
 from octavo.sampling import SamplingParams
 from octavo.v1 import types_pb2
 
-VOCAB, CONTEXT, EOS = 100, 64, (2,)
+VOCAB, EOS = 100, (2,)
 NAN, INF = math.nan, math.inf
 DEFAULT = SamplingParams()
 
 
-def check(params, vocab_size=VOCAB, context_tokens=CONTEXT, eos_token_ids=EOS):
-    validation.validate_sampling(
-        params, vocab_size=vocab_size, context_tokens=context_tokens, eos_token_ids=eos_token_ids
-    )
+def check(params, vocab_size=VOCAB, eos_token_ids=EOS):
+    validation.validate_sampling(params, vocab_size=vocab_size, eos_token_ids=eos_token_ids)
 
 
-def allows(p, vocab=VOCAB, context=CONTEXT, eos=EOS):
+def allows(p, vocab=VOCAB, eos=EOS):
     """The contract, in the plainest words; for parameters whose values have the right types."""
     ids = range(vocab)
-    default_max = context if p.max_tokens is None else p.max_tokens
+    most = 256 if p.max_tokens is None else p.max_tokens
     drawable = set(p.allowed_token_ids or ids) - set(p.banned_token_ids)
     early = drawable - set(p.stop_token_ids) - (set() if p.ignore_eos else set(eos))
     beams = (
@@ -45,8 +43,9 @@ def allows(p, vocab=VOCAB, context=CONTEXT, eos=EOS):
             0 <= p.min_p <= 1,
             1 <= p.n <= 16,
             p.best_of == 0 or p.n <= p.best_of <= 16,
-            p.max_tokens is None or 1 <= p.max_tokens <= context,
-            0 <= p.min_tokens <= default_max,
+            p.temperature > 0 or p.beam_width > 0 or max(p.n, p.best_of) == 1,
+            p.max_tokens is None or 1 <= p.max_tokens < 2**32,
+            0 <= p.min_tokens <= most,
             len(p.stop) <= 16 and all(1 <= len(text.encode()) <= 256 for text in p.stop),
             len(p.stop_token_ids) <= 64 and all(token in ids for token in p.stop_token_ids),
             0 < p.repetition_penalty <= 10,
@@ -87,8 +86,8 @@ BAD = [
     *[("min_p", value) for value in (-0.1, 1.1, NAN)],
     *[("n", value) for value in (0, -1, 17, 2**31, 1.5, NAN, None, "2", True)],
     *[("best_of", value) for value in (-1, 17, NAN)],
-    *[("max_tokens", value) for value in (0, -1, CONTEXT + 1, 2**32 - 1, 1.0, NAN, "9")],
-    *[("min_tokens", value) for value in (-1, CONTEXT + 1, 1.0, None)],
+    *[("max_tokens", value) for value in (0, -1, 2**32, 1.0, NAN, "9")],
+    *[("min_tokens", value) for value in (-1, 257, 1.0, None)],
     *[
         ("stop", value)
         for value in (("",), ("x" * 257,), ("é" * 129,), ("x",) * 17, ("\ud800",), (b"x",), (None,), "ab", 3)
@@ -123,6 +122,9 @@ def test_a_bad_value_is_refused_by_name(field, value):
 
 TOGETHER = [
     ("best_of", {"n": 3, "best_of": 2}),
+    ("n", {"n": 2, "temperature": 0.0}),
+    ("n", {"n": 2, "best_of": 3, "temperature": 0.0}),
+    ("best_of", {"best_of": 2, "temperature": 0.0}),
     ("min_tokens", {"min_tokens": 5, "max_tokens": 4}),
     ("beam_width", {"n": 4, "beam_width": 3}),
     ("best_of", {"n": 2, "beam_width": 4, "best_of": 4}),
@@ -149,7 +151,9 @@ GOOD = [
     {"temperature": 10},
     {"top_k": 2**32 - 1},
     {"n": 16, "best_of": 16},
-    {"max_tokens": CONTEXT, "min_tokens": CONTEXT},
+    {"temperature": 0.0, "n": 1, "best_of": 1},
+    {"max_tokens": 2**32 - 1, "min_tokens": 2**32 - 1},
+    {"min_tokens": 256},
     {"stop": ("é" * 128,) * 16},
     {"logit_bias": {0: -100.0, VOCAB - 1: 100}},
     {"allowed_token_ids": EOS, "min_tokens": 1, "ignore_eos": True},
@@ -176,7 +180,7 @@ def test_every_field_has_a_limit():
 # All values at once
 
 FLOATS = [0.0, -0.0, 0.5, 1.0, 2.0, -2.0, 4.0, 10.0, 100.0, 1e-45, -1e-30, 1e38, NAN, INF, -INF]
-U32S = [0, 1, 2, 3, 4, 15, 16, 17, 20, 21, CONTEXT - 1, CONTEXT, CONTEXT + 1, VOCAB - 1, VOCAB, 2**31, 2**32 - 1]
+U32S = [0, 1, 2, 3, 4, 15, 16, 17, 20, 21, 255, 256, 257, VOCAB - 1, VOCAB, 2**31, 2**32 - 1]
 TEXTS = ["", "a", "stop", "é" * 128, "x" * 256, "x" * 257, "\0", "\U0001f600" * 64]
 
 

@@ -21,27 +21,23 @@ tokens = st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size=CONTEXT - 1)
 
 
 def check_sampling(params):
-    validation.validate_sampling(params, vocab_size=VOCAB, context_tokens=CONTEXT, eos_token_ids=EOS)
+    validation.validate_sampling(params, vocab_size=VOCAB, eos_token_ids=EOS)
 
 
-def check_prompt(ids, params=DEFAULT, **changed):
-    validation.validate_prompt(ids, params, **{"vocab_size": VOCAB, "context_tokens": CONTEXT, **changed})
+def check_prompt(ids, **changed):
+    validation.validate_prompt(ids, **{"vocab_size": VOCAB, "context_tokens": CONTEXT, **changed})
 
 
-@given(tokens, st.none() | st.integers(1, CONTEXT), st.integers(0, CONTEXT))
-def test_what_passes_fits_the_context_and_resolves(ids, max_tokens, min_tokens):
+@given(tokens, st.none() | st.integers(1, 2**32 - 1), st.integers(0, 300))
+def test_what_passes_resolves_to_what_fits_the_context(ids, max_tokens, min_tokens):
     params = dataclasses.replace(DEFAULT, max_tokens=max_tokens, min_tokens=min_tokens)
     if refusal(check_sampling, params):
         return
+    check_prompt(ids)
     room = CONTEXT - len(ids)
-    error = refusal(check_prompt, ids, params)
-    if error is not None:
-        assert error.field == ("min_tokens" if max_tokens is None else "max_tokens")
-        assert (min_tokens if max_tokens is None else max_tokens) > room
-        return
     resolved = validation.resolve(params, prompt_len=len(ids), context_tokens=CONTEXT, seed_source=lambda: 2**64 + 5)
-    assert 1 <= resolved.max_tokens <= room
-    assert resolved.min_tokens <= resolved.max_tokens
+    assert resolved.max_tokens == min(room, 256 if max_tokens is None else max_tokens)
+    assert resolved.min_tokens == min(min_tokens, resolved.max_tokens)
     assert (resolved.seed, resolved.best_of) == (5, 1)
     check_sampling(resolved)
     assert validation.resolve(resolved, prompt_len=len(ids), context_tokens=CONTEXT, seed_source=int) == resolved
@@ -75,9 +71,11 @@ def test_bad_prompts(ids, says):
 
 
 def test_a_prompt_that_is_too_long_says_the_numbers():
+    check_prompt([1] * 8191, context_tokens=8192)
     with pytest.raises(InvalidArgument) as caught:
-        check_prompt([1] * 120, dataclasses.replace(DEFAULT, max_tokens=9000), context_tokens=8192)
-    assert str(caught.value) == "max_tokens: 9000 + prompt 120 exceeds this model's context of 8192"
+        check_prompt([1] * 8192, context_tokens=8192)
+    told = "token_ids: a prompt of 8192 leaves no room in this model's context of 8192; shorten it"
+    assert str(caught.value) == told
 
 
 @given(st.binary(max_size=40))
@@ -178,7 +176,13 @@ def test_good_admissions():
         *[("finished_branches", {"finished_branches": value}) for value in ([2], [0, 0], [-1], None)],
         ("sampling.seed", {"sampling": dataclasses.replace(ADMISSION["sampling"], seed=None)}),
         ("sampling.max_tokens", {"sampling": dataclasses.replace(ADMISSION["sampling"], max_tokens=None)}),
-        ("max_tokens", {"sampling": dataclasses.replace(ADMISSION["sampling"], max_tokens=CONTEXT - 2)}),
+        (
+            "outputs[1]",
+            {
+                "sampling": dataclasses.replace(ADMISSION["sampling"], max_tokens=CONTEXT),
+                "outputs": [[1] * (CONTEXT - 3), [1] * (CONTEXT - 2)],
+            },
+        ),
         ("temperature", {"sampling": dataclasses.replace(ADMISSION["sampling"], temperature=NAN)}),
     ],
 )

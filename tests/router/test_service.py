@@ -200,7 +200,7 @@ async def test_a_full_queue_says_when_to_come_back(world):
     waiting = [stub.Generate(request(f"w{i}")) for i in range(2)]
     await world.until(lambda: len(world.state.queue) == 2)
     with pytest.raises(QueueFull) as caught, rpc.serving_errors():
-        await stub.Complete(inference_pb2.CompleteRequest(request=request("third")))
+        await stub.Complete(request("third"))
     assert caught.value.retry_after_ms > 0
     for call in waiting:
         call.cancel()

@@ -21,12 +21,12 @@ struct Draws {
     TensorRef seed, branch, index;  // i64 [r], the seed as 64 bits: what the random number comes from
 };
 
-// The changes of the logits of each branch. Branch i has the entries [ends[i], ends[i + 1]) of a list. No data: no
-// change.
+// The changes of the logits of each branch: the bias first, then penalties, then the mask. Branch i has the entries
+// [ends[i], ends[i + 1]) of a list. No data: no change.
 struct Adjustments {
     TensorRef repetition;                       // f32 [r]: divides positive, multiplies negative logits of `seen`
     TensorRef seen_ends, seen_ids, seen_costs;  // i64 [r + 1], i64 [m], f32 [m]: subtracted then
-    TensorRef bias_ends, bias_ids, biases;      // i64 [r + 1], i64 [m], f32 [m]: added then; -inf bans
+    TensorRef bias_ends, bias_ids, biases;      // i64 [r + 1], i64 [m], f32 [m]: added first; -inf bans
     TensorRef allowed_ends, allowed_ids;        // i64 [r + 1], i64 [m]: where there are some, all others are banned
 };
 

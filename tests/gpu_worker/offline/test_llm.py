@@ -72,18 +72,25 @@ def test_a_text_a_list_of_ids_and_lists_of_both_are_prompts(llm):
 def test_each_prompt_gets_its_own_answer_in_order(requests):
     llm = make(num_blocks=24, block_size=4, options={"max_batch_tokens": 16, "max_batch_sequences": 4})
     params = [
-        SamplingParams(temperature=temperature, max_tokens=max_tokens, n=n, seed=seed)
+        SamplingParams(temperature=temperature, max_tokens=max_tokens, n=n if temperature else 1, seed=seed)
         for _, max_tokens, n, temperature, seed in requests
     ]
     answers = llm.generate([prompt for prompt, *_ in requests], params, use_tqdm=False)
-    for (prompt, max_tokens, n, _, _), own, answer in zip(requests, params, answers, strict=True):
-        assert [output.index for output in answer.outputs] == list(range(n))
+    for (prompt, max_tokens, *_), own, answer in zip(requests, params, answers, strict=True):
+        assert [output.index for output in answer.outputs] == list(range(own.n))
         for branch, output in enumerate(answer.outputs):
             expected = fake_oracle(prompt, max_tokens, info=llm.info, params=own, branch=branch)
             assert list(output.token_ids) == expected
             assert output.text == text_of(expected)
             assert output.finish_reason == FinishReason.LENGTH
     assert idle(llm)
+
+
+def test_max_tokens_beyond_the_context_ends_with_length():
+    llm = make(context_tokens=32, block_size=8)
+    (answer,) = llm.generate([[1] * 20], replace(GREEDY, max_tokens=10**9), use_tqdm=False)
+    assert answer.outputs[0].token_ids == tuple(fake_oracle([1] * 20, 12, info=llm.info))
+    assert answer.outputs[0].finish_reason == FinishReason.LENGTH
 
 
 def test_more_prompts_than_the_queue_takes():
@@ -278,7 +285,7 @@ def test_an_interrupt_leaves_nothing_behind(act):
     before = signal.getsignal(signal.SIGINT)
     prompts = [[i] * 20 for i in range(100)]
     with pytest.raises(KeyboardInterrupt):
-        llm.generate(prompts, replace(GREEDY, max_tokens=50, n=2), use_tqdm=False)
+        llm.generate(prompts, SamplingParams(max_tokens=50, n=2, seed=1), use_tqdm=False)
     assert llm.runner.num_runs == 5
     assert signal.getsignal(signal.SIGINT) is before
     assert idle(llm)

@@ -71,7 +71,6 @@ PROMPTS = [
     (["ok", [1.5]], r"prompts\[1\]: a list"),
     (["\ud800"], r"prompts\[0\]: has no UTF-8"),
     (["ok", [1] * 8192], r"prompts\[1\]: a prompt of 8192"),
-    (["ok", [1] * 8190], r"prompts\[1\]: max_tokens: 8 \+ prompt 8190"),
     (["x" * (16 * 8192 + 1)], r"prompts\[0\]: 131073 bytes"),
 ]
 

@@ -209,11 +209,11 @@ def adjusted_logits(logits, branch):
     """What adjustments are, token by token."""
     params, x = branch.sequence.params, logits.double().numpy().copy()
     for token in range(len(x)):
+        x[token] += params.logit_bias.get(token, 0.0)
         if token in branch.tokens:
             x[token] = x[token] / params.repetition_penalty if x[token] > 0 else x[token] * params.repetition_penalty
         count = branch.output.count(token)
         x[token] -= params.frequency_penalty * count + params.presence_penalty * (count > 0)
-        x[token] += params.logit_bias.get(token, 0.0)
         ends = params.stop_token_ids + (() if params.ignore_eos else EOS)
         if (
             (params.allowed_token_ids and token not in params.allowed_token_ids)
@@ -270,6 +270,23 @@ def test_adjustments_equal_the_reference_while_branches_change(requests, seed, d
                 branches.append(Branch(branch.sequence, 1, list(branch.tokens), branch.num_prompt))
             elif change == "leave" and len(branches) > 1:
                 branches.remove(branch)
+
+
+def test_bias_comes_before_penalties():
+    """0 + 4 is divided by 2, to 2; 0 divided by 2 and biased would be 4, and above the other token's 3."""
+    logits = torch.tensor([[0.0, 3.0]])
+    params = SamplingParams(temperature=0.0, repetition_penalty=2.0, logit_bias={0: 4.0}, logprobs=2)
+    (token,), scores = sample(logits, [branch_of(params, [0])])
+    assert token == 1
+    assert scores[0].logprob - dict(scores[0].top)[0] == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize(("prompt", "output"), [([1, 0], []), ([0], [1]), ([2], [0, 1])])
+def test_the_repetition_penalty_counts_prompt_and_output(prompt, output):
+    """Also after a replay, whose first step computes tokens of the output like those of a prompt."""
+    logits = torch.tensor([[5.0, 4.0, 3.0, 2.9]])
+    branch = branch_of(SamplingParams(temperature=0.0, repetition_penalty=9.0), prompt, output)
+    assert sample(logits, [branch])[0] == [2 if 2 not in prompt else 3]
 
 
 def test_min_tokens_bans_what_would_end_the_branch():

@@ -29,7 +29,7 @@ def request(
         "seq_id": SequenceId(f"{number:032x}"),
         "epoch": epoch,
         "prompt": [number + 1] * prompt_tokens,
-        "sampling": SamplingParams(temperature=0, max_tokens=max_tokens, seed=1, n=n, best_of=n, ignore_eos=True),
+        "sampling": SamplingParams(temperature=n - 1, max_tokens=max_tokens, seed=1, n=n, best_of=n, ignore_eos=True),
     }
     return Admission(**{**fields, **more})
 
