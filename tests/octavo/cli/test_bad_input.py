@@ -12,7 +12,7 @@ from octavo.cli import checks, main, model_checks, state, store_check
 
 OCTAVO = [sys.executable, "-m", "octavo.cli"]
 UP = ["up", "--grpc-port=0", "--state-dir=state"]
-ASK = ["--prompt=hi", "--timeout=1"]
+ASK = ["--prompt=hi"]
 CONFIGS = {
     "broken.toml": "[up",
     "table.toml": "up = 3\n",
