@@ -88,7 +88,7 @@ def test_a_type_that_is_not_in_the_table_is_loaded_with_a_warning(tiny, load, mo
 
 @pytest.mark.parametrize(
     ("name", "reason"),
-    [("mamba", "takes no positions")],
+    [("mamba", "recurrent state")],
 )
 def test_a_model_that_cannot_be_paged_is_refused(name, reason, tiny, load):
     with pytest.raises(BadModel, match=reason):
