@@ -1,5 +1,6 @@
 # octavo: `make run` serves a model, `make test` tests everything; both set up what they need in .venv, without root.
-# Variables: PYTHON (which to use), TORCH and TORCH_ARGS (see `install`), ARGS (for run, test and bench), CMAKE_ARGS.
+# Variables: PYTHON (which to use), TORCH and TORCH_ARGS (see `install`), ARGS (for run, test and bench), CLIENTS (languages, for test-clients),
+# CMAKE_ARGS.
 
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
@@ -12,6 +13,7 @@ BIN := .venv/bin
 TORCH ?= torch==2.13.0
 TORCH_ARGS ?=
 ARGS ?=
+CLIENTS ?=
 CMAKE_BUILD_PARALLEL_LEVEL ?= 2
 export CMAKE_BUILD_PARALLEL_LEVEL
 export CMAKE_ARGS
@@ -76,6 +78,10 @@ test: install  ## tests of every tier in two processes, in minutes (ARGS='-k nam
 test-long: install  ## the rest: tests that take long, and more draws where `make test` draws few
 	@$(BIN)/python -m pytest --long $(TWO_PROCESSES) $(ARGS)
 
+.PHONY: test-clients
+test-clients: install  ## examples/, built and run against live processes; installs Debian packages if it may (CLIENTS='node cpp')
+	@OCTAVO_TEST_CLIENTS='$(CLIENTS)' $(BIN)/python -m pytest tests/clients $(ARGS)
+
 .PHONY: mutants
 mutants: install  ## seed classic bugs into the extension; each must be seen (ARGS='pool', 'cpu' or 'cuda', and names)
 	@PYTHONPATH=tests/support $(BIN)/python tests/csrc/mutants $(ARGS)
@@ -107,11 +113,11 @@ format: install  ## rewrite Python, C++ and protos as `make lint` wants them
 	$(BIN)/buf format --write protos
 
 .PHONY: generate
-generate:  ## write octavo/v1 from protos/, with the pinned protoc
+generate:  ## write octavo/v1 and octavo/internal from protos/, with the pinned protoc
 	@tools/generate.sh
 
 .PHONY: generate-check
-generate-check:  ## fail if octavo/v1 is not what protos/ says
+generate-check:  ## fail if octavo/v1 or octavo/internal is not what protos/ says
 	@tools/generate.sh --check
 
 .PHONY: gpu-check

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from enum import IntEnum
 from functools import cache
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 
 class Code(IntEnum):
@@ -80,8 +80,15 @@ class Failure:
         return cls(**json.loads(text))
 
 
-class InvalidArgument(ServingError):
-    """The request is wrong; `field` says where."""
+class FieldViolation(NamedTuple):
+    """One field of a request that is wrong."""
+
+    field: str  # its path from the request: chat.messages[2].content
+    description: str  # what is wrong, and what would be right
+
+
+class InvalidArgument(ServingError, ValueError):
+    """The request is wrong; `field` says where. Python callers may catch it as ValueError."""
 
     code = Code.INVALID_ARGUMENT
     reason = "INVALID_ARGUMENT"

@@ -3,25 +3,24 @@
 import ipaddress
 from collections.abc import Iterable
 
+from octavo.endpoint import parse_listener
+
 
 def with_host(address: str, host: str) -> str:
     """The address HOST:PORT with another host. An empty host leaves it as it is; version 6 may lack its brackets."""
-    if not host:
-        return address
-    bracketed = f"[{host}]" if ":" in host and not host.startswith("[") else host
-    return f"{bracketed}:{address.rpartition(':')[2]}"
+    return str(parse_listener(address).with_host(host)) if host else address
 
 
 def reachable_address(address: str) -> str:
     """The address at which this machine can call a program that listens on HOST:PORT: every interface has loopback."""
-    host, _, port = address.rpartition(":")
+    endpoint = parse_listener(address)
     every = {"0.0.0.0": "127.0.0.1", "[::]": "[::1]"}
-    return f"{every.get(host, host)}:{port}"
+    return str(endpoint.with_host(every.get(endpoint.host, endpoint.host)))
 
 
 def is_loopback(address: str) -> bool:
     """Whether only programs of this machine can call HOST:PORT. A name other than localhost counts as reachable."""
-    host = address.rpartition(":")[0].strip("[]")
+    host = parse_listener(address).host.strip("[]")
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:

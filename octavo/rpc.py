@@ -33,6 +33,7 @@ from grpc_status import rpc_status
 from octavo import errors, limits, telemetry
 from octavo.errors import ServingError
 from octavo.health import Health
+from octavo.text_fields import find_bad_text
 
 DOMAIN = "octavo"
 MAX_DETAIL_BYTES = 1024  # of a status message; metadata values have at most 256: trailers are limited to 8 KiB
@@ -195,7 +196,11 @@ def _parsed(parse: Callable[[bytes], Any] | None, request: Any) -> Any:
     try:
         return parse(request)
     except DecodeError:
-        raise errors.InvalidArgument("request", "cannot be parsed; is every string in it UTF-8?") from None
+        message_class = getattr(parse, "__self__", None)  # `parse` is FromString of a message class
+        bad = find_bad_text(message_class.DESCRIPTOR, request) if message_class else None
+    if bad is None:
+        raise errors.InvalidArgument("request", "cannot be parsed; was it made from another schema?")
+    raise errors.InvalidArgument(bad.field, bad.description)
 
 
 async def _end(context: grpc.aio.ServicerContext[Any, Any], method: str, error: Exception) -> NoReturn:

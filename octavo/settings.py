@@ -8,20 +8,25 @@
 import argparse
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, TypeVar
 
 from octavo import listen_address, telemetry
+from octavo.endpoint import parse_advertised, parse_host, parse_listener
 from octavo.model_aliases import parse_aliases
 from octavo.options import Settings, SettingsError, closest, option
 from octavo.setting_sources import add_arguments, describe, effective_values, load
-from octavo.store_url import require_store_url, require_store_url_or_none
+from octavo.store_url import require_store_url
 
 CONFIG_VARIABLE = "OCTAVO_CONFIG"
 _STORE_HELP = "URL of the store: redis://, rediss:// or unix://, or memory:// within one process"
 _HOST_HELP = "host to listen on, in place of that in --listen; 0.0.0.0: every interface"
+
+
+def _unless_empty(check: Callable[[str], object]) -> Callable[[str], object]:
+    return lambda text: check(text) if text else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,9 +35,11 @@ class RouterSettings:
 
     program: ClassVar[str] = "router"
 
-    listen: str = option("127.0.0.1:50051", "where clients call")
-    host: str = option("", _HOST_HELP)
-    admin_listen: str = option("127.0.0.1:51051", "where operators call; empty: nowhere")
+    listen: str = option("127.0.0.1:50051", "where clients call", check=parse_listener)
+    host: str = option("", _HOST_HELP, check=_unless_empty(parse_host))
+    admin_listen: str = option(
+        "127.0.0.1:51051", "where operators call; empty: nowhere", check=_unless_empty(parse_listener)
+    )
     store: str = option("redis://127.0.0.1:6379/0", _STORE_HELP, secret=True, check=require_store_url)
     router_id: str = option("", "name of this router in logs and status; empty: made from host and port")
     model_aliases: tuple[str, ...] = option(
@@ -62,10 +69,12 @@ class WorkerSettings:
 
     program: ClassVar[str] = "worker"
 
-    listen: str = option("127.0.0.1:50061", "where routers call")
-    host: str = option("", _HOST_HELP)
+    listen: str = option("127.0.0.1:50061", "where routers call", check=parse_listener)
+    host: str = option("", _HOST_HELP, check=_unless_empty(parse_host))
     advertise: str = option(
-        "", "host, or host:port, that routers are told to call; empty: where it listens, or what the host's name means"
+        "",
+        "host, or host:port, that routers are told to call; empty: where it listens, or what the host's name means",
+        check=_unless_empty(parse_advertised),
     )
     worker_id: str = option("", "stable name of this worker, such as its pod's; empty: made from host and port")
     store: str = option("redis://127.0.0.1:6379/0", _STORE_HELP, secret=True, check=require_store_url)
@@ -145,11 +154,13 @@ class UpSettings:
     workers: int = option(2, "worker processes", low=0, high=1024)
     routers: int = option(1, "router processes, on consecutive ports", low=1, high=1024)
     grpc_port: int = option(50051, "port of the first router; 0: any free ones", low=0, high=65535)
-    host: str = option("127.0.0.1", "host on which routers listen for clients; 0.0.0.0: every interface")
+    host: str = option(
+        "127.0.0.1", "host on which routers listen for clients; 0.0.0.0: every interface", check=parse_host
+    )
     state_dir: str = option("", "directory of state, logs and the store's file; empty: ~/.local/state/octavo")
     device: str = option("auto", "auto, cpu, cuda or cuda:N")
     store: str = option(
-        "", "URL of a store; empty: a private one is started", secret=True, check=require_store_url_or_none
+        "", "URL of a store; empty: a private one is started", secret=True, check=_unless_empty(require_store_url)
     )
     restart: bool = option(True, "starts a process again when it has ended")
 

@@ -1,4 +1,4 @@
-"""The items by which a worker tells routers of journalled tokens. Their wire form is octavo.v1.StepItem."""
+"""The items by which a worker tells routers of journalled tokens. Their wire form is octavo.internal.v1.StepItem."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -36,7 +36,7 @@ def validate_sampling(params: SamplingParams, *, vocab_size: int, eos_token_ids:
     for field in limits.FLAGS:
         if type(getattr(params, field)) is not bool:
             raise InvalidArgument(field, "must be true or false")
-    if params.stop:
+    if params.stop != ():
         _check_stop(params.stop)
     for field in ("stop_token_ids", "allowed_token_ids", "banned_token_ids"):
         if getattr(params, field) != ():
@@ -176,27 +176,28 @@ def resolve(
     return replace(params, max_tokens=max_tokens, min_tokens=min_tokens, best_of=params.best_of or params.n, seed=seed)
 
 
-def validate_text(data: bytes, field: str, *, context_tokens: int, allow_empty: bool = False) -> str:
-    """The text of `data`. Data that is far too long is refused before any work is spent on it."""
-    if type(data) is not bytes:
-        raise InvalidArgument(field, "must be bytes of UTF-8")
+def validate_text(data: str | bytes, field: str, *, context_tokens: int, allow_empty: bool = False) -> str:
+    """The text of `data`, which may be UTF-8. Data that is far too long is refused before any work is spent on it."""
+    if not isinstance(data, (str, bytes)):
+        raise InvalidArgument(field, "must be text, or bytes of UTF-8")
     max_bytes = limits.MAX_TEXT_BYTES_PER_CONTEXT_TOKEN * context_tokens
-    if not len(data) <= max_bytes:
-        raise InvalidArgument(field, f"{len(data)} bytes cannot fit this model's context; at most {max_bytes}")
+    num_bytes = _num_bytes(data)
+    if not num_bytes <= max_bytes:
+        raise InvalidArgument(field, f"{num_bytes} bytes cannot fit this model's context; at most {max_bytes}")
     if not (data or allow_empty):
         raise InvalidArgument(field, "is empty; give some text")
     try:
-        return data.decode()
+        return data if isinstance(data, str) else data.decode()
     except UnicodeDecodeError as error:
         raise InvalidArgument(field, f"is not UTF-8 at byte {error.start}") from None
 
 
-def validate_chat(messages: Sequence[tuple[str, bytes]], *, context_tokens: int) -> list[tuple[str, str]]:
+def validate_chat(messages: Sequence[tuple[str, str | bytes]], *, context_tokens: int) -> list[tuple[str, str]]:
     """The messages, as pairs of role and content, with each content decoded."""
     if not 1 <= len(messages) <= limits.MAX_CHAT_MESSAGES:
         raise InvalidArgument("chat.messages", f"{len(messages)} messages; allowed is 1 to {limits.MAX_CHAT_MESSAGES}")
     max_bytes = limits.MAX_TEXT_BYTES_PER_CONTEXT_TOKEN * context_tokens
-    num_bytes = sum(len(content) for _, content in messages)
+    num_bytes = sum(_num_bytes(content) for _, content in messages)
     if not num_bytes <= max_bytes:
         raise InvalidArgument(
             "chat.messages", f"{num_bytes} bytes cannot fit this model's context; at most {max_bytes}"
@@ -207,9 +208,13 @@ def validate_chat(messages: Sequence[tuple[str, bytes]], *, context_tokens: int)
             type(role) is str and 1 <= len(role) <= limits.MAX_ROLE_BYTES and role.isascii() and role.isprintable()
         ):
             raise InvalidArgument(f"chat.messages[{i}].role", "must be a short name such as system, user or assistant")
-        name = f"chat.messages[{i}].content"
+        name = f"chat.messages[{i}].{'content_bytes' if isinstance(content, bytes) else 'content'}"
         turns.append((role, validate_text(content, name, context_tokens=context_tokens, allow_empty=True)))
     return turns
+
+
+def _num_bytes(text: str | bytes) -> int:
+    return len(text.encode(errors="replace") if isinstance(text, str) else text)
 
 
 def validate_request_id(request_id: str) -> RequestId:

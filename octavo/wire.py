@@ -13,14 +13,17 @@ from google.protobuf.message import DecodeError
 from octavo import limits
 from octavo.errors import Failure, HistoryLost
 from octavo.ids import SequenceId
+from octavo.internal.v1 import worker_pb2
 from octavo.record import Admission, AdmissionAnswer, AdmissionOutcome, SequenceState
 from octavo.sampling import FinishReason, SamplingParams, TokenScore
 from octavo.step_item import StepItem
-from octavo.v1 import inference_pb2, types_pb2, worker_pb2
+from octavo.v1 import inference_pb2, types_pb2
 from octavo.validation import check_count
 
-# Grows by one with each change of protos/ that a peer could notice.
-SCHEMA_REVISION = 1
+# Grows by one with each change of protos/octavo/v1 that a client could notice.
+SCHEMA_REVISION = 2
+# Grows by one with each change of protos/octavo/internal that a router or worker of the revision before cannot follow.
+INTERNAL_REVISION = 2
 
 _DEFAULTS = SamplingParams()
 _LISTS = ("stop", "stop_token_ids", "allowed_token_ids", "banned_token_ids")
@@ -258,13 +261,14 @@ def usage_to_wire(prompt_tokens: int, output_tokens: int, cached_tokens: int) ->
 class ChatPrompt:
     """A prompt of chat messages, as a client sent it."""
 
-    messages: list[tuple[str, bytes]]  # role and content, for octavo.validation.validate_chat
+    messages: list[tuple[str, str | bytes]]  # role and content, for octavo.validation.validate_chat
     begin_answer: bool  # whether the prompt ends where the assistant begins
 
 
 def chat_from_wire(message: inference_pb2.Chat) -> ChatPrompt:
     begin_answer = message.add_generation_prompt if message.HasField("add_generation_prompt") else True
-    return ChatPrompt([(turn.role, turn.content) for turn in message.messages], begin_answer)
+    turns = [(turn.role, turn.content_bytes or turn.content) for turn in message.messages]
+    return ChatPrompt(turns, begin_answer)
 
 
 def limits_to_wire() -> inference_pb2.Limits:

@@ -4,10 +4,12 @@ import asyncio
 import json
 import logging
 import os
+from dataclasses import replace
 
 import grpc.aio
 
 from octavo import rpc
+from octavo.endpoint import parse_listener
 from octavo.errors import StoreUnavailable
 from octavo.ids import Incarnation, new_incarnation
 from octavo.loop import Stopped, before, stop_event
@@ -94,16 +96,15 @@ class Router:
         self._public_server = rpc.server(max_connection_age_ms=settings.max_connection_age_ms or None)
         self._public_health = rpc.add_standard_services(self._public_server, [INFERENCE])
         self.inference.serve_on(self._public_server)
-        port = listen(self._public_server, settings.address)
-        self.endpoint = f"{settings.address.rsplit(':', 1)[0]}:{port}"
+        self.endpoint = listen(self._public_server, settings.address)
         self._admin_server = rpc.server()
         self._admin_health = rpc.add_standard_services(self._admin_server, [ADMIN])
         self.admin.serve_on(self._admin_server)
-        admin_port = listen(self._admin_server, settings.admin_listen) if settings.admin_listen else 0
+        admin_endpoint = listen(self._admin_server, settings.admin_listen) if settings.admin_listen else ""
         info = {
             "router_id": settings.router_id or f"router-{self.endpoint.replace(':', '-')}",
             "endpoint": self.endpoint,
-            "admin_endpoint": f"{settings.admin_listen.rsplit(':', 1)[0]}:{admin_port}" if admin_port else "",
+            "admin_endpoint": admin_endpoint,
             "pid": os.getpid(),
         }
         self._member = Member("router", self.incarnation, json.dumps(info).encode())
@@ -178,10 +179,10 @@ def given_tokenizer(path: str) -> Tokenizer | None:
         raise TokenizerError(f"--tokenizer {path} cannot be loaded: {error}") from error
 
 
-def listen(server: grpc.aio.Server, address: str) -> int:
-    """Returns the port. Raises ListenError."""
+def listen(server: grpc.aio.Server, address: str) -> str:
+    """Listens on HOST:PORT. Returns this address with the port that was chosen for port 0. Raises ListenError."""
     try:
-        return server.add_insecure_port(address)
+        return str(replace(parse_listener(address), port=server.add_insecure_port(address)))
     except RuntimeError as error:
         raise ListenError(f"cannot listen on {address}: {error}") from None
 

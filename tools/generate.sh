@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# generate.sh [--check]: writes octavo/v1/*_pb2* from protos/, or with --check fails if the committed ones differ.
+# generate.sh [--check]: writes octavo/v1 and octavo/internal/v1 from protos/, or with --check fails if the committed ones
+# differ.
 #
 # protoc comes from an environment of its own, .venv-protoc, whose grpcio-tools is older than the grpcio octavo runs on:
 # stubs work with every protobuf from the one they were generated for upwards, so the oldest generator serves most users.
@@ -17,17 +18,19 @@ fi
 fresh=$(mktemp -d)
 trap 'rm -rf "$fresh"' EXIT
 "$env/bin/python" -W ignore -m grpc_tools.protoc -Iprotos \
-    --python_out="$fresh" --pyi_out="$fresh" --grpc_python_out="$fresh" protos/octavo/v1/*.proto
-cp octavo/v1/__init__.py "$fresh/octavo/v1/"
+    --python_out="$fresh" --pyi_out="$fresh" --grpc_python_out="$fresh" protos/octavo/v1/*.proto protos/octavo/internal/v1/*.proto
 
-if [ "${1:-}" = --check ]; then
-    diff -ru --exclude=__pycache__ octavo/v1 "$fresh/octavo/v1" || {
-        echo "error: octavo/v1 is not what protos/ says: run 'make generate' and commit the result" >&2
-        exit 1
-    }
-    echo "octavo/v1 matches protos/"
-else
-    rm -f octavo/v1/*_pb2.py octavo/v1/*_pb2.pyi octavo/v1/*_pb2_grpc.py
-    cp "$fresh"/octavo/v1/* octavo/v1/
-    echo "wrote $(find octavo/v1 -name '*_pb2*' -not -path '*/__pycache__/*' | wc -l) files to octavo/v1"
-fi
+for package in octavo/v1 octavo/internal/v1; do
+    cp "$package/__init__.py" "$fresh/$package/"
+    if [ "${1:-}" = --check ]; then
+        diff -ru --exclude=__pycache__ "$package" "$fresh/$package" || {
+            echo "error: $package is not what protos/ says: run 'make generate' and commit the result" >&2
+            exit 1
+        }
+        echo "$package matches protos/"
+    else
+        rm -f "$package"/*_pb2.py "$package"/*_pb2.pyi "$package"/*_pb2_grpc.py
+        cp "$fresh/$package"/* "$package/"
+        echo "wrote $(find "$package" -name '*_pb2*' -not -path '*/__pycache__/*' | wc -l) files to $package"
+    fi
+done

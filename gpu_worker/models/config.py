@@ -14,7 +14,7 @@ LLAMA_LIKE = ("llama", "mistral", "qwen2", "qwen3", "smollm3")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LlamaConfig:
-    """Sizes and variations. A decoder has biases, query norms and key norms if the checkpoint has them."""
+    """Sizes and variations, as LlamaDecoder computes them."""
 
     vocab_size: int
     hidden_size: int
@@ -29,7 +29,9 @@ class LlamaConfig:
     windows: tuple[int, ...]  # per layer: how many keys a query sees; 0: all
     sparse: tuple[BlockSparsePattern | None, ...]  # per layer
     rotated: tuple[bool, ...]  # per layer: whether positions are encoded at all
-    tied: bool  # the output projection is the embedding
+    tied: bool  # the output projection is the embedding, unless the checkpoint has another one
+    biased: frozenset[str] = frozenset()  # which matrices of a layer have biases: qkv, out, gate_up, down
+    head_norms: bool = False  # whether queries and keys are normed head by head
 
     @classmethod
     def from_dict(cls, config: Mapping[str, Any]) -> "LlamaConfig":
@@ -63,6 +65,8 @@ class LlamaConfig:
             sparse=tuple(_sparse(config, layer, num_heads) for layer in range(num_layers)),
             rotated=tuple(bool(no_rope[layer]) for layer in range(num_layers)),
             tied=bool(config.get("tie_word_embeddings", False)),
+            biased=_biased(config),
+            head_norms=config.get("model_type") == "qwen3",
         )
 
 
@@ -73,8 +77,17 @@ def is_llama_like(config: Mapping[str, Any]) -> bool:
         config.get("model_type") in LLAMA_LIKE
         and config.get("hidden_act", "silu") in ("silu", "swish")
         and (scaling.get("rope_type") or scaling.get("type") or "default") in rope.KINDS
-        and "quantization_config" not in config
     )
+
+
+def _biased(config: Mapping[str, Any]) -> frozenset[str]:
+    """The matrices of a layer that have biases. Each family of models has its own rule for it."""
+    family = config.get("model_type")
+    if family == "qwen2":
+        return frozenset({"qkv"})
+    attention = {"qkv", "out"} if family != "mistral" and config.get("attention_bias") else set()
+    mlp = {"gate_up", "down"} if family in ("llama", "smollm3") and config.get("mlp_bias") else set()
+    return frozenset(attention | mlp)
 
 
 def _sparse(config: Mapping[str, Any], layer: int, num_heads: int) -> BlockSparsePattern | None:

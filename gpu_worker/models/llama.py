@@ -7,7 +7,8 @@ and up in another. models/weight_cache.py keeps that form, so that workers can m
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 import torch
@@ -17,6 +18,12 @@ from gpu_worker.models.config import LlamaConfig
 from gpu_worker.models.weights import CheckpointReader, ProgressCallback, WeightSource
 from gpu_worker.ops import AttentionOptions, Ops, TokenBatch
 
+FIRST_SOURCES = {  # the matrices of a layer, and the first tensor that each is made of
+    "qkv": "self_attn.q_proj",
+    "out": "self_attn.o_proj",
+    "gate_up": "mlp.gate_proj",
+    "down": "mlp.down_proj",
+}
 M = TypeVar("M")
 StackTensors = Callable[[list[str], list[tuple[int, ...]]], M]  # tensors by name and shape, one below the other
 
@@ -30,7 +37,11 @@ def prepare(
 
 
 def collect(checkpoint: CheckpointReader, matrix: StackTensors[M], config: LlamaConfig) -> dict[str, Tensor | M]:
-    """The decoder's tensors by our names. `matrix` makes the embedding and each matrix of one or more tensors."""
+    """The decoder's tensors by our names. `matrix` makes the embedding and each matrix of one or more tensors.
+
+    A configuration may say that the output projection is the embedding though the checkpoint has another one. Then the
+    checkpoint is right, as it is for Transformers.
+    """
     hidden, vocab = config.hidden_size, config.vocab_size
     tensors: dict[str, Tensor | M] = {
         "embedding": matrix(["model.embed_tokens.weight"], [(vocab, hidden)]),
@@ -38,10 +49,18 @@ def collect(checkpoint: CheckpointReader, matrix: StackTensors[M], config: Llama
     }
     for layer in range(config.num_layers):
         tensors |= {f"{layer}.{name}": tensor for name, tensor in _layer(checkpoint, matrix, config, layer).items()}
-    if not config.tied:
+    if not config.tied or checkpoint.differs("lm_head.weight", "model.embed_tokens.weight"):
         tensors["head"] = matrix(["lm_head.weight"], [(vocab, hidden)])
-    checkpoint.check_all_read(lambda name: "rotary_emb" in name or name == "lm_head.weight")
+    checkpoint.check_all_read(lambda name: name.endswith("rotary_emb.inv_freq") or name == "lm_head.weight")
     return tensors
+
+
+def with_stored_parts(config: LlamaConfig, names: AbstractSet[str]) -> LlamaConfig:
+    """The configuration of a file that does not say which optional parts its layers have: those of the first layer."""
+    first = "model.layers.0."
+    biased = {part for part, source in FIRST_SOURCES.items() if f"{first}{source}.bias" in names}
+    normed = f"{first}self_attn.q_norm.weight" in names
+    return replace(config, biased=config.biased | biased, head_norms=config.head_norms or normed)
 
 
 def _layer(
@@ -59,15 +78,15 @@ def _layer(
     tensors: dict[str, Tensor | M] = {}
     for name, (sources, rows, columns) in parts.items():
         tensors[name] = matrix([f"{prefix}{s}.weight" for s in sources], [(r, columns) for r in rows])
-        if f"{prefix}{sources[0]}.bias" in checkpoint:
+        if name in config.biased:
             tensors[f"{name}_bias"] = checkpoint.read_stacked(
                 [f"{prefix}{s}.bias" for s in sources], [(r,) for r in rows]
             )
     norms = {"input_norm": "input_layernorm", "mlp_norm": "post_attention_layernorm"}
     for name, norm in norms.items():
         tensors[name] = checkpoint.read_tensor(f"{prefix}{norm}.weight", (hidden,))
-    for name in ("q_norm", "k_norm"):
-        if f"{prefix}self_attn.{name}.weight" in checkpoint:
+    if config.head_norms:
+        for name in ("q_norm", "k_norm"):
             tensors[name] = checkpoint.read_tensor(f"{prefix}self_attn.{name}.weight", (config.head_dim,))
     return tensors
 

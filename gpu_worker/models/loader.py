@@ -11,14 +11,17 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from gpu_worker.models import gpt2, llama, native_llama
+from gpu_worker.models import fp8_source, gpt, llama, native_llama
 from gpu_worker.models.config import LlamaConfig, is_llama_like
 from gpu_worker.models.decoder import Decoder
 from gpu_worker.models.fingerprint import CONTENT_FILES, model_fingerprint, sample_file
 from gpu_worker.models.gguf_tensors import GgufSource, read_config
+from gpu_worker.models.gpt_families import is_gpt_like, read_gpt_config
 from gpu_worker.models.locate import locate
+from gpu_worker.models.model_kind import refuse_unservable
 from gpu_worker.models.native_llama import NativeLlamaDecoder
 from gpu_worker.models.packing import SCHEMES
+from gpu_worker.models.supported import THROUGH_TRANSFORMERS
 from gpu_worker.models.weight_cache import WeightCache
 from gpu_worker.models.weights import ProgressCallback, SafetensorsSource, WeightSource, weight_files
 from gpu_worker.ops import Ops
@@ -91,8 +94,8 @@ def _load_gguf(name: str, path: Path, how: "_LoadOptions") -> LoadedModel:
     dtype = how.dtype or (torch.float32 if how.device.type == "cpu" else torch.bfloat16)
     with GgufFile(path) as file:
         content = read_config(file)
-        config = LlamaConfig.from_dict(content)
         source = GgufSource(file)
+        config = llama.with_stored_parts(LlamaConfig.from_dict(content), source.names())
         decoder: Decoder
         if how.native(config):
             decoder = _native(source, config, dtype, how)
@@ -132,6 +135,8 @@ def _cache_key(path: Path, dtype: torch.dtype) -> str:
 
 def _load_directory(name: str, path: Path, how: "_LoadOptions") -> LoadedModel:
     content = _read_json(path / "config.json")
+    refuse_unservable(name, content)
+    files = weight_files(path)
     dtype = how.dtype or (torch.float32 if how.device.type == "cpu" else _stored_dtype(content))
     decoder = _decoder(path, content, dtype, how)
     small = [path / file for file in CONTENT_FILES if (path / file).exists()]
@@ -139,7 +144,7 @@ def _load_directory(name: str, path: Path, how: "_LoadOptions") -> LoadedModel:
         name=name,
         decoder=decoder,
         dtype=dtype,
-        fingerprint=model_fingerprint(small, weight_files(path), how.rounding(decoder, packed=False)),
+        fingerprint=model_fingerprint(small, files, how.rounding(decoder, packed=False)),
         eos_token_ids=_end_tokens(path, content),
         tokenizer=str(path) if (path / "tokenizer.json").exists() else "",
     )
@@ -149,15 +154,17 @@ def _decoder(path: Path, content: Mapping[str, Any], dtype: torch.dtype, how: "_
     """One of our decoders if it computes what the configuration says, else the model's own code."""
     if is_llama_like(content):
         config = LlamaConfig.from_dict(content)
-        source: WeightSource = SafetensorsSource(path)
+        source = fp8_source.open_source(path, content)
         if how.native(config):
             return _native(source, config, dtype, how)
         return llama.LlamaDecoder(config, llama.prepare(source, config, dtype, how.progress), how.ops, how.device)
     how.native(None)
-    if gpt2.is_gpt2(content):
-        sizes = gpt2.Gpt2Config.from_dict(content)
-        tensors = gpt2.prepare(SafetensorsSource(path), sizes, dtype, how.progress)
-        return gpt2.Gpt2Decoder(sizes, tensors, how.ops, how.device)
+    if is_gpt_like(content):
+        sizes = read_gpt_config(content)
+        tensors = gpt.prepare(SafetensorsSource(path), sizes, dtype, how.progress)
+        return gpt.GptDecoder(sizes, tensors, how.ops, how.device)
+    if content.get("model_type") not in THROUGH_TRANSFORMERS:
+        log.warning("model_type %r is not in the table of supported models", content.get("model_type"))
     from gpu_worker.models.transformers_any import TransformersDecoder  # seconds of imports that others do not need
 
     return TransformersDecoder.load(path, dtype, how.ops, how.device)

@@ -3,29 +3,24 @@
 import ipaddress
 import socket
 
-EVERYWHERE = ("", "0.0.0.0", "[::]", "::", "*")  # hosts that mean every address of this machine
+from octavo.endpoint import parse_advertised, parse_listener
+
+EVERYWHERE = ("0.0.0.0", "[::]")  # hosts that mean every address of this machine
 
 
 class NoAddress(RuntimeError):
-    """No address to advertise can be found, or `--advertise` is malformed. The message says which setting helps."""
+    """No address to advertise can be found. The message says which setting helps."""
 
 
-def advertised_host(listen: str, advertise: str) -> str:
-    """The host in `advertise`, else the host in `listen`, else an address of this machine. Raises NoAddress."""
+def advertised_address(listen: str, advertise: str) -> tuple[str, int | None]:
+    """The host and the port in `advertise`, else the host in `listen`, else an address of this machine.
+
+    Without a port, the one that the worker listens on is to be called. Raises NoAddress.
+    """
     if advertise:
-        host, colon, port = advertise.rpartition(":")
-        host = host if colon and port.isdigit() else advertise
-        if not host or (":" in host and not (host.startswith("[") and host.endswith("]"))):
-            raise NoAddress(f"--advertise {advertise}: give HOST or HOST:PORT, version 6 in brackets: [fd00::1]")
-        return host
-    host = listen.rpartition(":")[0]
-    return own_address() if host in EVERYWHERE else host
-
-
-def advertised_port(advertise: str) -> int | None:
-    """The port in `advertise`; None if it has none, and the port that the worker listens on is to be called."""
-    port = advertise.rpartition(":")[2] if ":" in advertise else ""
-    return int(port) if port.isdigit() else None
+        return parse_advertised(advertise)
+    host = parse_listener(listen).host
+    return own_address() if host in EVERYWHERE else host, None
 
 
 def own_address() -> str:

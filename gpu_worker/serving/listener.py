@@ -2,9 +2,10 @@
 
 import logging
 
-from gpu_worker.serving.address import advertised_host, advertised_port
+from gpu_worker.serving.address import advertised_address
 from gpu_worker.serving.server import SERVICES, WorkerService, add_services
 from octavo import rpc
+from octavo.endpoint import parse_listener
 from octavo.ids import Incarnation, new_incarnation
 from octavo.settings import WorkerSettings
 
@@ -19,11 +20,10 @@ class Listener:
     """
 
     def __init__(self, settings: WorkerSettings) -> None:
-        """Raises NoAddress if no address to advertise can be found, or `--advertise` is malformed."""
+        """Raises NoAddress if no address to advertise can be found."""
         self._listen = settings.address
-        self._host = advertised_host(settings.address, settings.advertise)
-        self._port = advertised_port(settings.advertise)
-        self.worker_id = settings.worker_id or f"worker-{self._host}-{settings.address.rpartition(':')[2]}"
+        self._host, self._port = advertised_address(settings.address, settings.advertise)
+        self.worker_id = settings.worker_id or f"worker-{self._host}-{parse_listener(settings.address).port}"
         self.incarnation: Incarnation = new_incarnation()
         self.endpoint = ""  # where routers call; known once the listener is open
         self.service = WorkerService(self.worker_id, self.incarnation)

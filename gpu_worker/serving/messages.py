@@ -6,7 +6,7 @@ from gpu_worker.serving.engine_client import EngineClient, LoadReport, SwapOpera
 from gpu_worker.serving.step_subscription import StepMessage
 from octavo import wire
 from octavo.ids import Incarnation
-from octavo.v1 import worker_pb2
+from octavo.internal.v1 import worker_pb2
 
 SWAP_OPERATIONS: dict[int, SwapOperation] = {
     worker_pb2.SWAP_OPERATION_OUT: "out",
@@ -20,7 +20,7 @@ def hello_to_wire(worker_id: str, incarnation: Incarnation, engine_client: Engin
     return worker_pb2.HelloResponse(
         worker_id=worker_id,
         incarnation=incarnation,
-        schema_revision=wire.SCHEMA_REVISION,
+        internal_revision=wire.INTERNAL_REVISION,
         model=info.model,
         model_fingerprint=info.fingerprint,
         block_size=info.block_size,

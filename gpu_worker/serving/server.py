@@ -12,15 +12,15 @@ from gpu_worker.serving.step_handler import StepHandler
 from octavo import limits, wire
 from octavo.errors import Draining, InvalidArgument, Loading, ServingError, Unimplemented
 from octavo.ids import Incarnation, SequenceId
+from octavo.internal.v1 import transfer_pb2_grpc, worker_pb2, worker_pb2_grpc
 from octavo.record import AdmissionAnswer, AdmissionOutcome
-from octavo.v1 import transfer_pb2_grpc, worker_pb2, worker_pb2_grpc
 
 if TYPE_CHECKING:
     import grpc
 
     Context = grpc.aio.ServicerContext[object, object]
 
-SERVICES = ("octavo.v1.Worker", "octavo.v1.Transfer")
+SERVICES = ("octavo.internal.v1.Worker", "octavo.internal.v1.Transfer")
 DEFAULT_WATCH_MS = 500
 MIN_WATCH_MS = 10
 LOADING_RETRY_MS = 1000

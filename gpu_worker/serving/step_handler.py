@@ -9,7 +9,7 @@ from gpu_worker.serving.step_subscription import StepSubscription
 from octavo import limits
 from octavo.errors import InvalidArgument, TooManyStreams
 from octavo.ids import Incarnation, SequenceId
-from octavo.v1 import worker_pb2
+from octavo.internal.v1 import worker_pb2
 
 MAX_STREAMS = 256
 

@@ -17,7 +17,7 @@ _numbers = count(1)
 
 @dataclass(slots=True)
 class StepMessage:
-    """One message of a Step stream. On the wire: octavo.v1.StepResult."""
+    """One message of a Step stream. On the wire: octavo.internal.v1.StepResult."""
 
     step_id: (
         int  # of the last step in the message; 0: an answer to Follow, with what earlier steps brought or `unknown`

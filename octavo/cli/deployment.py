@@ -4,9 +4,12 @@ import argparse
 from pathlib import Path
 
 from octavo.cli import state
+from octavo.cli.command_error import CommandError
+from octavo.endpoint import parse_targets
+from octavo.errors import InvalidArgument
 
 
-class NoDeploymentError(Exception):
+class NoDeploymentError(CommandError):
     """There is no deployment to call. The message says what to do."""
 
 
@@ -22,7 +25,7 @@ def add_state_dir(parser: argparse.ArgumentParser) -> None:
 
 
 def directory(args: argparse.Namespace) -> Path:
-    return Path(args.state_dir).absolute() if args.state_dir else state.default_directory()
+    return state.directory_of(args.state_dir)
 
 
 def running(args: argparse.Namespace) -> state.ClusterState:
@@ -34,8 +37,16 @@ def running(args: argparse.Namespace) -> state.ClusterState:
 
 def endpoints(args: argparse.Namespace) -> list[str]:
     if args.endpoint:
-        return [part.strip() for part in str(args.endpoint).split(",") if part.strip()]
+        return split_endpoints("--endpoint", args.endpoint)
     try:
         return running(args).endpoints
     except NoDeploymentError as error:
         raise NoDeploymentError(f"{error}, or name routers with --endpoint") from None
+
+
+def split_endpoints(flag: str, text: str) -> list[str]:
+    """The endpoints that a flag names. Raises InvalidArgument, which names the flag and what would be right."""
+    try:
+        return list(parse_targets(text))
+    except ValueError as error:
+        raise InvalidArgument(flag, str(error)) from None

@@ -28,7 +28,7 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
 
 def run(args: argparse.Namespace) -> int:
     if args.admin_endpoint:
-        names = [part.strip() for part in args.admin_endpoint.split(",") if part.strip()]
+        names = deployment.split_endpoints("--admin-endpoint", args.admin_endpoint)
         status = asyncio.run(collect([RouterState("", None, "", name) for name in names], None))
     else:
         state = deployment.running(args)
@@ -100,9 +100,9 @@ def _workers(state: ClusterState | None, answers: list[admin_pb2.ListWorkersResp
     found: dict[str, admin_pb2.WorkerStatus] = {}
     for answer in answers:
         for worker in answer.workers:
-            best = found.get(worker.hello.worker_id)
+            best = found.get(worker.worker_id)
             if best is None or (worker.available, -worker.load_age_ms) > (best.available, -best.load_age_ms):
-                found[worker.hello.worker_id] = worker
+                found[worker.worker_id] = worker
     known = {worker.worker_id: worker for worker in state.workers} if state else {}
     rows = {name: _worker(status) for name, status in found.items()}
     for name, written in known.items():
@@ -127,16 +127,16 @@ _EMPTY = {
 
 
 def _worker(status: admin_pb2.WorkerStatus) -> dict[str, Any]:
-    hello, load = status.hello, status.load
+    load = status.load
     return {
-        "worker_id": hello.worker_id,
-        "incarnation": hello.incarnation,
+        "worker_id": status.worker_id,
+        "incarnation": status.incarnation,
         "pid": status.pid or None,
         "endpoint": status.endpoint,
         "available": status.available,
         "reason": status.reason,
-        "model": hello.model,
-        "device": hello.device,
+        "model": status.model,
+        "device": status.device,
         "num_sequences": load.num_sequences,
         "num_running": load.num_running,
         "num_waiting": load.num_waiting,
@@ -144,7 +144,7 @@ def _worker(status: admin_pb2.WorkerStatus) -> dict[str, Any]:
             "free": load.num_free_blocks,
             "used": load.num_used_blocks,
             "cached": load.num_cached_blocks,
-            "total": hello.num_blocks,
+            "total": status.num_blocks,
         },
     }
 

@@ -12,6 +12,7 @@ from octavo.v1 import inference_pb2, types_pb2
 
 if TYPE_CHECKING:
     from google.protobuf.internal.containers import RepeatedScalarFieldContainer
+    from google.protobuf.message import Message
 
 Messages = Sequence[tuple[str, str]]
 Prompt = str | bytes | Sequence[int] | Messages
@@ -54,10 +55,10 @@ def sampling_message(sampling: SamplingParams) -> types_pb2.SamplingParams:
 def fill_prompt(request: inference_pb2.GenerateRequest | inference_pb2.TokenizeRequest, prompt: Prompt) -> None:
     """Sets `text`, `token_ids` or `chat`, by the type of `prompt`."""
     if isinstance(prompt, str | bytes):
-        request.text = _utf8(prompt, "text")
+        set_text(request, "text", prompt)
     elif prompt and isinstance(prompt[0], tuple):
         for role, content in cast("Messages", prompt):
-            request.chat.messages.add(role=role, content=_utf8(content, "chat"))
+            set_text(request.chat.messages.add(role=role), "content", content)
     elif isinstance(request, inference_pb2.GenerateRequest):
         request.token_ids.SetInParent()
         _extend(request.token_ids.ids, cast("Sequence[int]", prompt))
@@ -80,9 +81,13 @@ def _extend(ids: "RepeatedScalarFieldContainer[int]", token_ids: Iterable[int]) 
         raise errors.InvalidArgument("token_ids", str(error)) from None
 
 
-def _utf8(text: str | bytes, field: str) -> bytes:
+def set_text(message: "Message", field: str, text: str | bytes) -> None:
+    """Sets the string field, or for bytes the bytes field beside it (`text_bytes` beside `text`)."""
+    if isinstance(text, bytes):
+        setattr(message, f"{field}_bytes", text)
+        return
     try:
-        return text if isinstance(text, bytes) else text.encode()
+        setattr(message, field, text)
     except UnicodeEncodeError as error:
         raise errors.InvalidArgument(field, f"not valid Unicode at character {error.start}") from None
 

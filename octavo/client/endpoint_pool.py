@@ -6,6 +6,7 @@ from collections.abc import Sequence
 import grpc
 
 from octavo import errors, rpc
+from octavo.endpoint import parse_targets
 from octavo.v1 import inference_pb2_grpc
 
 STRANGE = (
@@ -24,10 +25,11 @@ class EndpointPool:
     """
 
     def __init__(self, endpoints: str | Sequence[str]) -> None:
-        parts = endpoints.split(",") if isinstance(endpoints, str) else endpoints
-        self.names = tuple(part.strip() for part in parts if part.strip())
-        if not self.names:
-            raise errors.InvalidArgument("endpoints", "at least one host:port is needed")
+        """Raises InvalidArgument if one of the endpoints is none."""
+        try:
+            self.names = parse_targets(endpoints)
+        except ValueError as error:
+            raise errors.InvalidArgument("endpoints", str(error)) from None
         self._channels: dict[str, grpc.aio.Channel] = {}
         self._failed_at: dict[str, float] = {}
         self._turn = 0

@@ -24,46 +24,48 @@ _sym_db = _symbol_database.Default()
 
 from octavo.v1 import inference_pb2 as octavo_dot_v1_dot_inference__pb2
 from octavo.v1 import types_pb2 as octavo_dot_v1_dot_types__pb2
-from octavo.v1 import worker_pb2 as octavo_dot_v1_dot_worker__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x15octavo/v1/admin.proto\x12\toctavo.v1\x1a\x19octavo/v1/inference.proto\x1a\x15octavo/v1/types.proto\x1a\x16octavo/v1/worker.proto\"\x14\n\x12ListWorkersRequest\"f\n\x13ListWorkersResponse\x12(\n\x07workers\x18\x01 \x03(\x0b\x32\x17.octavo.v1.WorkerStatus\x12\x11\n\trouter_id\x18\x02 \x01(\t\x12\x12\n\nnum_queued\x18\x03 \x01(\r\"\xad\x01\n\x0cWorkerStatus\x12\'\n\x05hello\x18\x01 \x01(\x0b\x32\x18.octavo.v1.HelloResponse\x12\x10\n\x08\x65ndpoint\x18\x02 \x01(\t\x12\x1d\n\x04load\x18\x03 \x01(\x0b\x32\x0f.octavo.v1.Load\x12\x13\n\x0bload_age_ms\x18\x04 \x01(\r\x12\x11\n\tavailable\x18\x05 \x01(\x08\x12\x0e\n\x06reason\x18\x06 \x01(\t\x12\x0b\n\x03pid\x18\x07 \x01(\r\"4\n\x14ListSequencesRequest\x12\r\n\x05owner\x18\x01 \x01(\t\x12\r\n\x05limit\x18\x02 \x01(\r\"E\n\x15ListSequencesResponse\x12,\n\tsequences\x18\x01 \x03(\x0b\x32\x19.octavo.v1.SequenceStatus\"\xed\x01\n\x0eSequenceStatus\x12\x0e\n\x06seq_id\x18\x01 \x01(\t\x12\x12\n\nrequest_id\x18\x02 \x01(\t\x12&\n\x05state\x18\x03 \x01(\x0e\x32\x17.octavo.v1.RequestState\x12\r\n\x05\x65poch\x18\x04 \x01(\x04\x12\r\n\x05owner\x18\x05 \x01(\t\x12\x15\n\rprompt_tokens\x18\x06 \x01(\r\x12\x12\n\nnum_tokens\x18\x07 \x03(\r\x12\x0e\n\x06\x61ge_ms\x18\x08 \x01(\x04\x12%\n\x08priority\x18\t \x01(\x0e\x32\x13.octavo.v1.Priority\x12\x0f\n\x07\x63rashes\x18\n \x01(\r\"7\n\x0eMigrateRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x11\n\tworker_id\x18\x02 \x01(\t\" \n\x0fMigrateResponse\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\"9\n\x12\x44rainWorkerRequest\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x10\n\x08grace_ms\x18\x02 \x01(\r\"\'\n\x13\x44rainWorkerResponse\x12\x10\n\x08num_left\x18\x01 \x01(\r\"k\n\x17\x45xplainPlacementRequest\x12\x14\n\nrequest_id\x18\x01 \x01(\tH\x00\x12\x32\n\x0chypothetical\x18\x02 \x01(\x0b\x32\x1a.octavo.v1.GenerateRequestH\x00\x42\x06\n\x04what\"W\n\x18\x45xplainPlacementResponse\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12(\n\ncandidates\x18\x02 \x03(\x0b\x32\x14.octavo.v1.Candidate\"\xde\x01\n\tCandidate\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x10\n\x08\x65ligible\x18\x02 \x01(\x08\x12\x0e\n\x06reason\x18\x03 \x01(\t\x12\x19\n\x11\x64\x65vice_hit_tokens\x18\x04 \x01(\r\x12\x17\n\x0fhost_hit_tokens\x18\x05 \x01(\r\x12\x14\n\x0cprefill_cost\x18\x06 \x01(\x01\x12\x11\n\tload_cost\x18\x07 \x01(\x01\x12\x15\n\rpressure_cost\x18\x08 \x01(\x01\x12\x12\n\ntotal_cost\x18\t \x01(\x01\x12\x14\n\x0crecent_picks\x18\n \x01(\r\"*\n\x13WatchClusterRequest\x12\x13\n\x0binterval_ms\x18\x01 \x01(\r\"e\n\x14WatchClusterResponse\x12(\n\x07workers\x18\x01 \x03(\x0b\x32\x17.octavo.v1.WorkerStatus\x12#\n\x07\x66\x61ilure\x18\x02 \x01(\x0b\x32\x12.octavo.v1.Failure2\xeb\x03\n\x05\x41\x64min\x12L\n\x0bListWorkers\x12\x1d.octavo.v1.ListWorkersRequest\x1a\x1e.octavo.v1.ListWorkersResponse\x12R\n\rListSequences\x12\x1f.octavo.v1.ListSequencesRequest\x1a .octavo.v1.ListSequencesResponse\x12@\n\x07Migrate\x12\x19.octavo.v1.MigrateRequest\x1a\x1a.octavo.v1.MigrateResponse\x12N\n\x0b\x44rainWorker\x12\x1d.octavo.v1.DrainWorkerRequest\x1a\x1e.octavo.v1.DrainWorkerResponse0\x01\x12[\n\x10\x45xplainPlacement\x12\".octavo.v1.ExplainPlacementRequest\x1a#.octavo.v1.ExplainPlacementResponse\x12Q\n\x0cWatchCluster\x12\x1e.octavo.v1.WatchClusterRequest\x1a\x1f.octavo.v1.WatchClusterResponse0\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x15octavo/v1/admin.proto\x12\toctavo.v1\x1a\x19octavo/v1/inference.proto\x1a\x15octavo/v1/types.proto\"\x14\n\x12ListWorkersRequest\"f\n\x13ListWorkersResponse\x12(\n\x07workers\x18\x01 \x03(\x0b\x32\x17.octavo.v1.WorkerStatus\x12\x11\n\trouter_id\x18\x02 \x01(\t\x12\x12\n\nnum_queued\x18\x03 \x01(\r\"\xbc\x03\n\x0cWorkerStatus\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\t\x12\x10\n\x08\x65ndpoint\x18\x03 \x01(\t\x12\r\n\x05model\x18\x04 \x01(\t\x12\x19\n\x11model_fingerprint\x18\x05 \x01(\t\x12\x0e\n\x06\x64\x65vice\x18\x06 \x01(\t\x12\x12\n\nblock_size\x18\x07 \x01(\r\x12\x10\n\x08kv_dtype\x18\x08 \x01(\t\x12\x11\n\tkv_layout\x18\t \x01(\t\x12\x12\n\nnum_blocks\x18\n \x01(\r\x12\x17\n\x0fnum_host_blocks\x18\x0b \x01(\r\x12\x16\n\x0e\x63ontext_tokens\x18\x0c \x01(\r\x12\x18\n\x10max_batch_tokens\x18\r \x01(\r\x12\x1b\n\x13max_batch_sequences\x18\x0e \x01(\r\x12\x19\n\x11internal_revision\x18\x0f \x01(\r\x12#\n\x04load\x18\x10 \x01(\x0b\x32\x15.octavo.v1.WorkerLoad\x12\x13\n\x0bload_age_ms\x18\x11 \x01(\r\x12\x11\n\tavailable\x18\x12 \x01(\x08\x12\x0e\n\x06reason\x18\x13 \x01(\t\x12\x0b\n\x03pid\x18\x14 \x01(\r\"\xfa\x02\n\nWorkerLoad\x12\x13\n\x0bnum_running\x18\x01 \x01(\r\x12\x13\n\x0bnum_waiting\x18\x02 \x01(\r\x12\x13\n\x0bnum_swapped\x18\x03 \x01(\r\x12\x17\n\x0fnum_free_blocks\x18\x04 \x01(\r\x12\x19\n\x11num_cached_blocks\x18\x05 \x01(\r\x12\x17\n\x0fnum_used_blocks\x18\x06 \x01(\r\x12\x1a\n\x12num_prefill_tokens\x18\x07 \x01(\r\x12\x0f\n\x07step_ms\x18\x08 \x01(\x02\x12\x11\n\tnum_steps\x18\t \x01(\x04\x12\x10\n\x08\x64raining\x18\n \x01(\x08\x12\x15\n\rnum_sequences\x18\x0b \x01(\r\x12\x1c\n\x14prefill_tokens_per_s\x18\x0c \x01(\x02\x12\x1c\n\x14num_free_host_blocks\x18\r \x01(\r\x12\x1a\n\x12num_preempted_swap\x18\x0e \x01(\x04\x12\x1f\n\x17num_preempted_recompute\x18\x0f \x01(\x04\"4\n\x14ListSequencesRequest\x12\r\n\x05owner\x18\x01 \x01(\t\x12\r\n\x05limit\x18\x02 \x01(\r\"E\n\x15ListSequencesResponse\x12,\n\tsequences\x18\x01 \x03(\x0b\x32\x19.octavo.v1.SequenceStatus\"\xed\x01\n\x0eSequenceStatus\x12\x0e\n\x06seq_id\x18\x01 \x01(\t\x12\x12\n\nrequest_id\x18\x02 \x01(\t\x12&\n\x05state\x18\x03 \x01(\x0e\x32\x17.octavo.v1.RequestState\x12\r\n\x05\x65poch\x18\x04 \x01(\x04\x12\r\n\x05owner\x18\x05 \x01(\t\x12\x15\n\rprompt_tokens\x18\x06 \x01(\r\x12\x12\n\nnum_tokens\x18\x07 \x03(\r\x12\x0e\n\x06\x61ge_ms\x18\x08 \x01(\x04\x12%\n\x08priority\x18\t \x01(\x0e\x32\x13.octavo.v1.Priority\x12\x0f\n\x07\x63rashes\x18\n \x01(\r\"7\n\x0eMigrateRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x11\n\tworker_id\x18\x02 \x01(\t\" \n\x0fMigrateResponse\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\"9\n\x12\x44rainWorkerRequest\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x10\n\x08grace_ms\x18\x02 \x01(\r\"\'\n\x13\x44rainWorkerResponse\x12\x10\n\x08num_left\x18\x01 \x01(\r\"k\n\x17\x45xplainPlacementRequest\x12\x14\n\nrequest_id\x18\x01 \x01(\tH\x00\x12\x32\n\x0chypothetical\x18\x02 \x01(\x0b\x32\x1a.octavo.v1.GenerateRequestH\x00\x42\x06\n\x04what\"W\n\x18\x45xplainPlacementResponse\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12(\n\ncandidates\x18\x02 \x03(\x0b\x32\x14.octavo.v1.Candidate\"\xde\x01\n\tCandidate\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x10\n\x08\x65ligible\x18\x02 \x01(\x08\x12\x0e\n\x06reason\x18\x03 \x01(\t\x12\x19\n\x11\x64\x65vice_hit_tokens\x18\x04 \x01(\r\x12\x17\n\x0fhost_hit_tokens\x18\x05 \x01(\r\x12\x14\n\x0cprefill_cost\x18\x06 \x01(\x01\x12\x11\n\tload_cost\x18\x07 \x01(\x01\x12\x15\n\rpressure_cost\x18\x08 \x01(\x01\x12\x12\n\ntotal_cost\x18\t \x01(\x01\x12\x14\n\x0crecent_picks\x18\n \x01(\r\"*\n\x13WatchClusterRequest\x12\x13\n\x0binterval_ms\x18\x01 \x01(\r\"e\n\x14WatchClusterResponse\x12(\n\x07workers\x18\x01 \x03(\x0b\x32\x17.octavo.v1.WorkerStatus\x12#\n\x07\x66\x61ilure\x18\x02 \x01(\x0b\x32\x12.octavo.v1.Failure2\xeb\x03\n\x05\x41\x64min\x12L\n\x0bListWorkers\x12\x1d.octavo.v1.ListWorkersRequest\x1a\x1e.octavo.v1.ListWorkersResponse\x12R\n\rListSequences\x12\x1f.octavo.v1.ListSequencesRequest\x1a .octavo.v1.ListSequencesResponse\x12@\n\x07Migrate\x12\x19.octavo.v1.MigrateRequest\x1a\x1a.octavo.v1.MigrateResponse\x12N\n\x0b\x44rainWorker\x12\x1d.octavo.v1.DrainWorkerRequest\x1a\x1e.octavo.v1.DrainWorkerResponse0\x01\x12[\n\x10\x45xplainPlacement\x12\".octavo.v1.ExplainPlacementRequest\x1a#.octavo.v1.ExplainPlacementResponse\x12Q\n\x0cWatchCluster\x12\x1e.octavo.v1.WatchClusterRequest\x1a\x1f.octavo.v1.WatchClusterResponse0\x01\x42\\\n\rdev.octavo.v1B\nAdminProtoP\x01Z\x12octavo/v1;octavov1\xa2\x02\x03OCT\xaa\x02\tOctavo.V1\xca\x02\tOctavo\\V1\xea\x02\nOctavo::V1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'octavo.v1.admin_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
-  DESCRIPTOR._loaded_options = None
-  _globals['_LISTWORKERSREQUEST']._serialized_start=110
-  _globals['_LISTWORKERSREQUEST']._serialized_end=130
-  _globals['_LISTWORKERSRESPONSE']._serialized_start=132
-  _globals['_LISTWORKERSRESPONSE']._serialized_end=234
-  _globals['_WORKERSTATUS']._serialized_start=237
-  _globals['_WORKERSTATUS']._serialized_end=410
-  _globals['_LISTSEQUENCESREQUEST']._serialized_start=412
-  _globals['_LISTSEQUENCESREQUEST']._serialized_end=464
-  _globals['_LISTSEQUENCESRESPONSE']._serialized_start=466
-  _globals['_LISTSEQUENCESRESPONSE']._serialized_end=535
-  _globals['_SEQUENCESTATUS']._serialized_start=538
-  _globals['_SEQUENCESTATUS']._serialized_end=775
-  _globals['_MIGRATEREQUEST']._serialized_start=777
-  _globals['_MIGRATEREQUEST']._serialized_end=832
-  _globals['_MIGRATERESPONSE']._serialized_start=834
-  _globals['_MIGRATERESPONSE']._serialized_end=866
-  _globals['_DRAINWORKERREQUEST']._serialized_start=868
-  _globals['_DRAINWORKERREQUEST']._serialized_end=925
-  _globals['_DRAINWORKERRESPONSE']._serialized_start=927
-  _globals['_DRAINWORKERRESPONSE']._serialized_end=966
-  _globals['_EXPLAINPLACEMENTREQUEST']._serialized_start=968
-  _globals['_EXPLAINPLACEMENTREQUEST']._serialized_end=1075
-  _globals['_EXPLAINPLACEMENTRESPONSE']._serialized_start=1077
-  _globals['_EXPLAINPLACEMENTRESPONSE']._serialized_end=1164
-  _globals['_CANDIDATE']._serialized_start=1167
-  _globals['_CANDIDATE']._serialized_end=1389
-  _globals['_WATCHCLUSTERREQUEST']._serialized_start=1391
-  _globals['_WATCHCLUSTERREQUEST']._serialized_end=1433
-  _globals['_WATCHCLUSTERRESPONSE']._serialized_start=1435
-  _globals['_WATCHCLUSTERRESPONSE']._serialized_end=1536
-  _globals['_ADMIN']._serialized_start=1539
-  _globals['_ADMIN']._serialized_end=2030
+  _globals['DESCRIPTOR']._loaded_options = None
+  _globals['DESCRIPTOR']._serialized_options = b'\n\rdev.octavo.v1B\nAdminProtoP\001Z\022octavo/v1;octavov1\242\002\003OCT\252\002\tOctavo.V1\312\002\tOctavo\\V1\352\002\nOctavo::V1'
+  _globals['_LISTWORKERSREQUEST']._serialized_start=86
+  _globals['_LISTWORKERSREQUEST']._serialized_end=106
+  _globals['_LISTWORKERSRESPONSE']._serialized_start=108
+  _globals['_LISTWORKERSRESPONSE']._serialized_end=210
+  _globals['_WORKERSTATUS']._serialized_start=213
+  _globals['_WORKERSTATUS']._serialized_end=657
+  _globals['_WORKERLOAD']._serialized_start=660
+  _globals['_WORKERLOAD']._serialized_end=1038
+  _globals['_LISTSEQUENCESREQUEST']._serialized_start=1040
+  _globals['_LISTSEQUENCESREQUEST']._serialized_end=1092
+  _globals['_LISTSEQUENCESRESPONSE']._serialized_start=1094
+  _globals['_LISTSEQUENCESRESPONSE']._serialized_end=1163
+  _globals['_SEQUENCESTATUS']._serialized_start=1166
+  _globals['_SEQUENCESTATUS']._serialized_end=1403
+  _globals['_MIGRATEREQUEST']._serialized_start=1405
+  _globals['_MIGRATEREQUEST']._serialized_end=1460
+  _globals['_MIGRATERESPONSE']._serialized_start=1462
+  _globals['_MIGRATERESPONSE']._serialized_end=1494
+  _globals['_DRAINWORKERREQUEST']._serialized_start=1496
+  _globals['_DRAINWORKERREQUEST']._serialized_end=1553
+  _globals['_DRAINWORKERRESPONSE']._serialized_start=1555
+  _globals['_DRAINWORKERRESPONSE']._serialized_end=1594
+  _globals['_EXPLAINPLACEMENTREQUEST']._serialized_start=1596
+  _globals['_EXPLAINPLACEMENTREQUEST']._serialized_end=1703
+  _globals['_EXPLAINPLACEMENTRESPONSE']._serialized_start=1705
+  _globals['_EXPLAINPLACEMENTRESPONSE']._serialized_end=1792
+  _globals['_CANDIDATE']._serialized_start=1795
+  _globals['_CANDIDATE']._serialized_end=2017
+  _globals['_WATCHCLUSTERREQUEST']._serialized_start=2019
+  _globals['_WATCHCLUSTERREQUEST']._serialized_end=2061
+  _globals['_WATCHCLUSTERRESPONSE']._serialized_start=2063
+  _globals['_WATCHCLUSTERRESPONSE']._serialized_end=2164
+  _globals['_ADMIN']._serialized_start=2167
+  _globals['_ADMIN']._serialized_end=2658
 # @@protoc_insertion_point(module_scope)

@@ -1,6 +1,5 @@
 from octavo.v1 import inference_pb2 as _inference_pb2
 from octavo.v1 import types_pb2 as _types_pb2
-from octavo.v1 import worker_pb2 as _worker_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
@@ -24,22 +23,82 @@ class ListWorkersResponse(_message.Message):
     def __init__(self, workers: _Optional[_Iterable[_Union[WorkerStatus, _Mapping]]] = ..., router_id: _Optional[str] = ..., num_queued: _Optional[int] = ...) -> None: ...
 
 class WorkerStatus(_message.Message):
-    __slots__ = ("hello", "endpoint", "load", "load_age_ms", "available", "reason", "pid")
-    HELLO_FIELD_NUMBER: _ClassVar[int]
+    __slots__ = ("worker_id", "incarnation", "endpoint", "model", "model_fingerprint", "device", "block_size", "kv_dtype", "kv_layout", "num_blocks", "num_host_blocks", "context_tokens", "max_batch_tokens", "max_batch_sequences", "internal_revision", "load", "load_age_ms", "available", "reason", "pid")
+    WORKER_ID_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
     ENDPOINT_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
+    DEVICE_FIELD_NUMBER: _ClassVar[int]
+    BLOCK_SIZE_FIELD_NUMBER: _ClassVar[int]
+    KV_DTYPE_FIELD_NUMBER: _ClassVar[int]
+    KV_LAYOUT_FIELD_NUMBER: _ClassVar[int]
+    NUM_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    NUM_HOST_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    CONTEXT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    MAX_BATCH_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    MAX_BATCH_SEQUENCES_FIELD_NUMBER: _ClassVar[int]
+    INTERNAL_REVISION_FIELD_NUMBER: _ClassVar[int]
     LOAD_FIELD_NUMBER: _ClassVar[int]
     LOAD_AGE_MS_FIELD_NUMBER: _ClassVar[int]
     AVAILABLE_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
     PID_FIELD_NUMBER: _ClassVar[int]
-    hello: _worker_pb2.HelloResponse
+    worker_id: str
+    incarnation: str
     endpoint: str
-    load: _worker_pb2.Load
+    model: str
+    model_fingerprint: str
+    device: str
+    block_size: int
+    kv_dtype: str
+    kv_layout: str
+    num_blocks: int
+    num_host_blocks: int
+    context_tokens: int
+    max_batch_tokens: int
+    max_batch_sequences: int
+    internal_revision: int
+    load: WorkerLoad
     load_age_ms: int
     available: bool
     reason: str
     pid: int
-    def __init__(self, hello: _Optional[_Union[_worker_pb2.HelloResponse, _Mapping]] = ..., endpoint: _Optional[str] = ..., load: _Optional[_Union[_worker_pb2.Load, _Mapping]] = ..., load_age_ms: _Optional[int] = ..., available: bool = ..., reason: _Optional[str] = ..., pid: _Optional[int] = ...) -> None: ...
+    def __init__(self, worker_id: _Optional[str] = ..., incarnation: _Optional[str] = ..., endpoint: _Optional[str] = ..., model: _Optional[str] = ..., model_fingerprint: _Optional[str] = ..., device: _Optional[str] = ..., block_size: _Optional[int] = ..., kv_dtype: _Optional[str] = ..., kv_layout: _Optional[str] = ..., num_blocks: _Optional[int] = ..., num_host_blocks: _Optional[int] = ..., context_tokens: _Optional[int] = ..., max_batch_tokens: _Optional[int] = ..., max_batch_sequences: _Optional[int] = ..., internal_revision: _Optional[int] = ..., load: _Optional[_Union[WorkerLoad, _Mapping]] = ..., load_age_ms: _Optional[int] = ..., available: bool = ..., reason: _Optional[str] = ..., pid: _Optional[int] = ...) -> None: ...
+
+class WorkerLoad(_message.Message):
+    __slots__ = ("num_running", "num_waiting", "num_swapped", "num_free_blocks", "num_cached_blocks", "num_used_blocks", "num_prefill_tokens", "step_ms", "num_steps", "draining", "num_sequences", "prefill_tokens_per_s", "num_free_host_blocks", "num_preempted_swap", "num_preempted_recompute")
+    NUM_RUNNING_FIELD_NUMBER: _ClassVar[int]
+    NUM_WAITING_FIELD_NUMBER: _ClassVar[int]
+    NUM_SWAPPED_FIELD_NUMBER: _ClassVar[int]
+    NUM_FREE_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    NUM_CACHED_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    NUM_USED_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    NUM_PREFILL_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    STEP_MS_FIELD_NUMBER: _ClassVar[int]
+    NUM_STEPS_FIELD_NUMBER: _ClassVar[int]
+    DRAINING_FIELD_NUMBER: _ClassVar[int]
+    NUM_SEQUENCES_FIELD_NUMBER: _ClassVar[int]
+    PREFILL_TOKENS_PER_S_FIELD_NUMBER: _ClassVar[int]
+    NUM_FREE_HOST_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    NUM_PREEMPTED_SWAP_FIELD_NUMBER: _ClassVar[int]
+    NUM_PREEMPTED_RECOMPUTE_FIELD_NUMBER: _ClassVar[int]
+    num_running: int
+    num_waiting: int
+    num_swapped: int
+    num_free_blocks: int
+    num_cached_blocks: int
+    num_used_blocks: int
+    num_prefill_tokens: int
+    step_ms: float
+    num_steps: int
+    draining: bool
+    num_sequences: int
+    prefill_tokens_per_s: float
+    num_free_host_blocks: int
+    num_preempted_swap: int
+    num_preempted_recompute: int
+    def __init__(self, num_running: _Optional[int] = ..., num_waiting: _Optional[int] = ..., num_swapped: _Optional[int] = ..., num_free_blocks: _Optional[int] = ..., num_cached_blocks: _Optional[int] = ..., num_used_blocks: _Optional[int] = ..., num_prefill_tokens: _Optional[int] = ..., step_ms: _Optional[float] = ..., num_steps: _Optional[int] = ..., draining: bool = ..., num_sequences: _Optional[int] = ..., prefill_tokens_per_s: _Optional[float] = ..., num_free_host_blocks: _Optional[int] = ..., num_preempted_swap: _Optional[int] = ..., num_preempted_recompute: _Optional[int] = ...) -> None: ...
 
 class ListSequencesRequest(_message.Message):
     __slots__ = ("owner", "limit")

@@ -46,12 +46,14 @@ REQUEST_STATE_FAILED: RequestState
 REQUEST_STATE_CANCELLED: RequestState
 
 class ChatMessage(_message.Message):
-    __slots__ = ("role", "content")
+    __slots__ = ("role", "content", "content_bytes")
     ROLE_FIELD_NUMBER: _ClassVar[int]
     CONTENT_FIELD_NUMBER: _ClassVar[int]
+    CONTENT_BYTES_FIELD_NUMBER: _ClassVar[int]
     role: str
-    content: bytes
-    def __init__(self, role: _Optional[str] = ..., content: _Optional[bytes] = ...) -> None: ...
+    content: str
+    content_bytes: bytes
+    def __init__(self, role: _Optional[str] = ..., content: _Optional[str] = ..., content_bytes: _Optional[bytes] = ...) -> None: ...
 
 class Chat(_message.Message):
     __slots__ = ("messages", "add_generation_prompt")
@@ -62,10 +64,11 @@ class Chat(_message.Message):
     def __init__(self, messages: _Optional[_Iterable[_Union[ChatMessage, _Mapping]]] = ..., add_generation_prompt: bool = ...) -> None: ...
 
 class GenerateRequest(_message.Message):
-    __slots__ = ("request_id", "model", "text", "token_ids", "chat", "sampling", "priority", "on_disconnect")
+    __slots__ = ("request_id", "model", "text", "text_bytes", "token_ids", "chat", "sampling", "priority", "on_disconnect")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     TEXT_FIELD_NUMBER: _ClassVar[int]
+    TEXT_BYTES_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     CHAT_FIELD_NUMBER: _ClassVar[int]
     SAMPLING_FIELD_NUMBER: _ClassVar[int]
@@ -73,13 +76,14 @@ class GenerateRequest(_message.Message):
     ON_DISCONNECT_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     model: str
-    text: bytes
+    text: str
+    text_bytes: bytes
     token_ids: _types_pb2.TokenIds
     chat: Chat
     sampling: _types_pb2.SamplingParams
     priority: Priority
     on_disconnect: OnDisconnect
-    def __init__(self, request_id: _Optional[str] = ..., model: _Optional[str] = ..., text: _Optional[bytes] = ..., token_ids: _Optional[_Union[_types_pb2.TokenIds, _Mapping]] = ..., chat: _Optional[_Union[Chat, _Mapping]] = ..., sampling: _Optional[_Union[_types_pb2.SamplingParams, _Mapping]] = ..., priority: _Optional[_Union[Priority, str]] = ..., on_disconnect: _Optional[_Union[OnDisconnect, str]] = ...) -> None: ...
+    def __init__(self, request_id: _Optional[str] = ..., model: _Optional[str] = ..., text: _Optional[str] = ..., text_bytes: _Optional[bytes] = ..., token_ids: _Optional[_Union[_types_pb2.TokenIds, _Mapping]] = ..., chat: _Optional[_Union[Chat, _Mapping]] = ..., sampling: _Optional[_Union[_types_pb2.SamplingParams, _Mapping]] = ..., priority: _Optional[_Union[Priority, str]] = ..., on_disconnect: _Optional[_Union[OnDisconnect, str]] = ...) -> None: ...
 
 class GenerateEvent(_message.Message):
     __slots__ = ("request_id", "branch", "first_index", "token_ids", "text", "logprobs", "prompt_logprobs", "resume_token", "finish_reason", "finished")
@@ -112,12 +116,6 @@ class Finished(_message.Message):
     usage: _types_pb2.Usage
     failure: _types_pb2.Failure
     def __init__(self, usage: _Optional[_Union[_types_pb2.Usage, _Mapping]] = ..., failure: _Optional[_Union[_types_pb2.Failure, _Mapping]] = ...) -> None: ...
-
-class CompleteRequest(_message.Message):
-    __slots__ = ("request",)
-    REQUEST_FIELD_NUMBER: _ClassVar[int]
-    request: GenerateRequest
-    def __init__(self, request: _Optional[_Union[GenerateRequest, _Mapping]] = ...) -> None: ...
 
 class CompleteResponse(_message.Message):
     __slots__ = ("request_id", "outputs", "usage", "prompt_logprobs")
@@ -206,14 +204,16 @@ class TimelineEntry(_message.Message):
     def __init__(self, after_ms: _Optional[int] = ..., what: _Optional[str] = ..., detail: _Optional[str] = ...) -> None: ...
 
 class TokenizeRequest(_message.Message):
-    __slots__ = ("model", "text", "chat")
+    __slots__ = ("model", "text", "text_bytes", "chat")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     TEXT_FIELD_NUMBER: _ClassVar[int]
+    TEXT_BYTES_FIELD_NUMBER: _ClassVar[int]
     CHAT_FIELD_NUMBER: _ClassVar[int]
     model: str
-    text: bytes
+    text: str
+    text_bytes: bytes
     chat: Chat
-    def __init__(self, model: _Optional[str] = ..., text: _Optional[bytes] = ..., chat: _Optional[_Union[Chat, _Mapping]] = ...) -> None: ...
+    def __init__(self, model: _Optional[str] = ..., text: _Optional[str] = ..., text_bytes: _Optional[bytes] = ..., chat: _Optional[_Union[Chat, _Mapping]] = ...) -> None: ...
 
 class TokenizeResponse(_message.Message):
     __slots__ = ("token_ids",)
@@ -250,7 +250,7 @@ class ListModelsResponse(_message.Message):
     def __init__(self, models: _Optional[_Iterable[_Union[Model, _Mapping]]] = ..., schema_revision: _Optional[int] = ...) -> None: ...
 
 class Model(_message.Message):
-    __slots__ = ("name", "fingerprint", "context_tokens", "vocab_size", "defaults", "limits", "has_chat_template", "num_workers")
+    __slots__ = ("name", "fingerprint", "context_tokens", "vocab_size", "defaults", "limits", "has_chat_template", "num_workers", "aliases")
     NAME_FIELD_NUMBER: _ClassVar[int]
     FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
     CONTEXT_TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -259,6 +259,7 @@ class Model(_message.Message):
     LIMITS_FIELD_NUMBER: _ClassVar[int]
     HAS_CHAT_TEMPLATE_FIELD_NUMBER: _ClassVar[int]
     NUM_WORKERS_FIELD_NUMBER: _ClassVar[int]
+    ALIASES_FIELD_NUMBER: _ClassVar[int]
     name: str
     fingerprint: str
     context_tokens: int
@@ -267,7 +268,8 @@ class Model(_message.Message):
     limits: Limits
     has_chat_template: bool
     num_workers: int
-    def __init__(self, name: _Optional[str] = ..., fingerprint: _Optional[str] = ..., context_tokens: _Optional[int] = ..., vocab_size: _Optional[int] = ..., defaults: _Optional[_Union[_types_pb2.SamplingParams, _Mapping]] = ..., limits: _Optional[_Union[Limits, _Mapping]] = ..., has_chat_template: bool = ..., num_workers: _Optional[int] = ...) -> None: ...
+    aliases: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, name: _Optional[str] = ..., fingerprint: _Optional[str] = ..., context_tokens: _Optional[int] = ..., vocab_size: _Optional[int] = ..., defaults: _Optional[_Union[_types_pb2.SamplingParams, _Mapping]] = ..., limits: _Optional[_Union[Limits, _Mapping]] = ..., has_chat_template: bool = ..., num_workers: _Optional[int] = ..., aliases: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Limits(_message.Message):
     __slots__ = ("max_message_bytes", "max_n", "max_logprobs", "max_stop", "max_stop_bytes", "max_logit_bias")

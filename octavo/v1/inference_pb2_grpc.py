@@ -48,7 +48,7 @@ class InferenceStub(object):
                 _registered_method=True)
         self.Complete = channel.unary_unary(
                 '/octavo.v1.Inference/Complete',
-                request_serializer=octavo_dot_v1_dot_inference__pb2.CompleteRequest.SerializeToString,
+                request_serializer=octavo_dot_v1_dot_inference__pb2.GenerateRequest.SerializeToString,
                 response_deserializer=octavo_dot_v1_dot_inference__pb2.CompleteResponse.FromString,
                 _registered_method=True)
         self.Attach = channel.unary_stream(
@@ -202,7 +202,7 @@ def add_InferenceServicer_to_server(servicer, server):
             ),
             'Complete': grpc.unary_unary_rpc_method_handler(
                     servicer.Complete,
-                    request_deserializer=octavo_dot_v1_dot_inference__pb2.CompleteRequest.FromString,
+                    request_deserializer=octavo_dot_v1_dot_inference__pb2.GenerateRequest.FromString,
                     response_serializer=octavo_dot_v1_dot_inference__pb2.CompleteResponse.SerializeToString,
             ),
             'Attach': grpc.unary_stream_rpc_method_handler(
@@ -295,7 +295,7 @@ class Inference(object):
             request,
             target,
             '/octavo.v1.Inference/Complete',
-            octavo_dot_v1_dot_inference__pb2.CompleteRequest.SerializeToString,
+            octavo_dot_v1_dot_inference__pb2.GenerateRequest.SerializeToString,
             octavo_dot_v1_dot_inference__pb2.CompleteResponse.FromString,
             options,
             channel_credentials,

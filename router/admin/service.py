@@ -1,7 +1,7 @@
 """The Admin service: what this router knows of workers, sequences and placements, for operators."""
 
 import time
-from typing import TYPE_CHECKING, NoReturn, cast
+from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 from octavo import validation, wire
 from octavo.errors import InvalidArgument, NotFound, Unimplemented
@@ -17,6 +17,7 @@ from router.streaming.request_preparer import TENANT, RequestPreparer
 
 if TYPE_CHECKING:
     import grpc
+    from google.protobuf.message import Message
 
     Context = grpc.aio.ServicerContext[object, object]
 
@@ -92,15 +93,22 @@ class AdminService(admin_pb2_grpc.AdminServicer):
 
 def worker_to_wire(link: WorkerLink) -> admin_pb2.WorkerStatus:
     view = link.view()
+    hello = link.hello
     return admin_pb2.WorkerStatus(
-        hello=link.hello,
+        **(_shared_fields(hello, admin_pb2.WorkerStatus) if hello else {"worker_id": link.worker_id}),
         endpoint=link.endpoint,
-        load=link.load,
+        load=admin_pb2.WorkerLoad(**_shared_fields(link.load, admin_pb2.WorkerLoad)),
         load_age_ms=int((time.monotonic() - link.load_at) * 1000) if link.load_at else 0,
         available=view.available,
         reason=view.reason_unavailable,
         pid=link.pid,
     )
+
+
+def _shared_fields(message: "Message", into: "type[Message]") -> dict[str, Any]:
+    """The values of the fields that the internal message has in common with the public one, by name."""
+    names = set(message.DESCRIPTOR.fields_by_name) & set(into.DESCRIPTOR.fields_by_name)
+    return {name: getattr(message, name) for name in names}
 
 
 def sequence_to_wire(record: Record, now_ms: int) -> admin_pb2.SequenceStatus:

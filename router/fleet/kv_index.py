@@ -23,7 +23,7 @@ HitCounts = tuple[int, int]  # of a prefix: how much is on a worker's device, an
 
 
 class KvChange(Enum):
-    """The kinds of octavo.v1.KvEvent."""
+    """The kinds of octavo.internal.v1.KvEvent."""
 
     STORED = auto()  # on the device
     REMOVED = auto()  # from device and host pool

@@ -15,10 +15,11 @@ from typing import TypeVar
 import grpc
 
 from octavo import rpc, wire
+from octavo.endpoint import parse_endpoint
 from octavo.ids import Incarnation, SequenceId
+from octavo.internal.v1 import worker_pb2, worker_pb2_grpc
 from octavo.record import Admission, AdmissionAnswer, AdmissionOutcome
 from octavo.store.calls import Member
-from octavo.v1 import worker_pb2, worker_pb2_grpc
 from router.fleet.kv_index import KvIndex
 from router.fleet.model_registry import ModelRegistry, WorkerFacts
 from router.fleet.pending_dispatches import PendingDispatches
@@ -71,7 +72,7 @@ class WorkerLink:
         described = json.loads(member.info)
         self.incarnation = member.id
         self.worker_id: str = described["worker_id"]
-        self.endpoint: str = described["endpoint"]
+        self.endpoint = str(parse_endpoint(described["endpoint"]))
         self.pid: int = described.get("pid", 0)
         self.hello: worker_pb2.HelloResponse | None = None
         self.facts: WorkerFacts | None = None
@@ -228,7 +229,7 @@ class WorkerLink:
         await self._channel.close()
 
     def _hello_request(self) -> worker_pb2.HelloRequest:
-        return worker_pb2.HelloRequest(router_id=self._router_id, schema_revision=wire.SCHEMA_REVISION)
+        return worker_pb2.HelloRequest(router_id=self._router_id, internal_revision=wire.INTERNAL_REVISION)
 
     async def _say_hello(self) -> bool:
         """Says Hello to the worker, and keeps the answer.
@@ -245,8 +246,10 @@ class WorkerLink:
             self.unusable_reason = "another process listens at its endpoint"
             return False
         self.hello = hello
-        if hello.schema_revision != wire.SCHEMA_REVISION:
-            self.unusable_reason = f"speaks schema {hello.schema_revision}, this router {wire.SCHEMA_REVISION}"
+        if hello.internal_revision != wire.INTERNAL_REVISION:
+            self.unusable_reason = (
+                f"speaks internal revision {hello.internal_revision}, this router {wire.INTERNAL_REVISION}"
+            )
             return False
         facts = facts_of(hello)
         if mismatch := await self._models.add_worker(facts):

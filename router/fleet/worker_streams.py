@@ -8,7 +8,7 @@ import grpc
 
 from octavo import wire
 from octavo.ids import Incarnation, SequenceId
-from octavo.v1 import worker_pb2, worker_pb2_grpc
+from octavo.internal.v1 import worker_pb2, worker_pb2_grpc
 from router.fleet.kv_index import ApplyOutcome, KvChange, KvEvent, KvIndex
 from router.session_registry import SessionRegistry
 

@@ -98,16 +98,17 @@ class RequestPreparer:
         match request.WhichOneof("input"):
             case "token_ids":
                 return Prompt(list(cast("inference_pb2.GenerateRequest", request).token_ids.ids), "token_ids")
-            case "text":
-                text = validation.validate_text(request.text, "text", context_tokens=model.context_tokens)
-                return Prompt(await run_aside(len(text), lambda: model.tokenizer.encode(text)), "text")
+            case "text" | "text_bytes" as field:
+                data = request.text if field == "text" else request.text_bytes
+                text = validation.validate_text(data, field, context_tokens=model.context_tokens)
+                return Prompt(await run_aside(len(text), lambda: model.tokenizer.encode(text)), field)
             case "chat":
                 chat = wire.chat_from_wire(request.chat)
                 messages = validation.validate_chat(chat.messages, context_tokens=model.context_tokens)
                 size = sum(len(content) for _, content in messages)
                 token_ids = await run_aside(size, lambda: model.tokenizer.apply_chat(messages, chat.begin_answer))
                 return Prompt(token_ids, "chat")
-        raise InvalidArgument("input", "send text, token_ids or chat")
+        raise InvalidArgument("input", "send text, text_bytes, token_ids or chat")
 
     async def detokenize(self, request: inference_pb2.DetokenizeRequest) -> str:
         """The text of the tokens in the request."""

@@ -58,11 +58,11 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
                     yield event
 
     async def Complete(
-        self, request: inference_pb2.CompleteRequest, context: "Context"
+        self, request: inference_pb2.GenerateRequest, context: "Context"
     ) -> inference_pb2.CompleteResponse:
         response = inference_pb2.CompleteResponse()
         outputs: dict[int, inference_pb2.Output] = {}
-        async with self._opener.open_new(request.request, deadline_of(context)) as session:
+        async with self._opener.open_new(request, deadline_of(context)) as session:
             while events := await session.next_events():
                 for event in events:
                     add_event(event, outputs, response)
@@ -139,6 +139,7 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
                 limits=wire.limits_to_wire(),
                 has_chat_template=model.tokenizer.has_chat_template,
                 num_workers=len(model.workers),
+                aliases=self._models.aliases_of(model),
             )
             for model in self._models.list_models()
         ]

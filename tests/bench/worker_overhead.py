@@ -27,6 +27,7 @@ from gpu_worker.serving.worker import Worker
 from gpu_worker.testing.fake_runner import FakeRunner
 from octavo import rpc, wire
 from octavo.ids import Incarnation, SequenceId
+from octavo.internal.v1 import worker_pb2, worker_pb2_grpc
 from octavo.record import NewSequence
 from octavo.sampling import SamplingParams
 from octavo.settings import WorkerSettings
@@ -34,7 +35,6 @@ from octavo.store import open_store
 from octavo.store.calls import QueueLimits, TakeReason, TakeRequest
 from octavo.store.embedded import EmbeddedStore
 from octavo.store.memory import MemoryStore
-from octavo.v1 import worker_pb2, worker_pb2_grpc
 
 PROMPT = list(range(1, 101))
 MAX_TOKENS = 100_000

@@ -128,7 +128,7 @@ async def undisturbed(models) -> Sequence[Expected]:
 
 
 def incarnations(cluster):
-    return {name: worker.hello.incarnation for name, worker in cluster.workers().items()}
+    return {name: worker.incarnation for name, worker in cluster.workers().items()}
 
 
 def running_on(cluster, name):

@@ -9,12 +9,13 @@ import pytest
 from google.protobuf.descriptor import FieldDescriptor
 
 from octavo.errors import Code
+from octavo.internal.v1 import transfer_pb2, worker_pb2
 from octavo.sampling import SamplingParams
-from octavo.v1 import admin_pb2, inference_pb2, transfer_pb2, types_pb2, worker_pb2
+from octavo.v1 import admin_pb2, inference_pb2, types_pb2
 
 ROOT = Path(__file__).resolve().parents[2]
 PROTOS = ROOT / "protos"
-FILES = sorted(PROTOS.glob("octavo/v1/*.proto"))
+FILES = sorted(PROTOS.glob("octavo/**/*.proto"), key=lambda path: path.stem)
 MODULES = {
     "types": types_pb2,
     "inference": inference_pb2,
@@ -115,10 +116,33 @@ def test_scalars_with_another_default_than_zero_are_optional():
     assert found >= 8
 
 
-def test_text_that_clients_send_is_bytes():
+def test_text_that_clients_send_is_a_string_with_bytes_beside_it():
+    """JSON and proto-loader carry `bytes` as base64, so a field that people fill with text must be a `string`."""
     for message, name in (("GenerateRequest", "text"), ("TokenizeRequest", "text"), ("ChatMessage", "content")):
-        field = inference_pb2.DESCRIPTOR.message_types_by_name[message].fields_by_name[name]
-        assert field.type == FieldDescriptor.TYPE_BYTES
+        fields = inference_pb2.DESCRIPTOR.message_types_by_name[message].fields_by_name
+        assert fields[name].type == FieldDescriptor.TYPE_STRING
+        assert fields[f"{name}_bytes"].type == FieldDescriptor.TYPE_BYTES
+        assert fields[name].containing_oneof is fields[f"{name}_bytes"].containing_oneof
+
+
+def test_the_public_contract_does_not_depend_on_the_internal_one():
+    for path in FILES:
+        if "internal" not in path.parts:
+            assert "octavo.internal" not in path.read_text()
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_every_file_says_what_its_code_is_called_in_other_languages(path):
+    text = path.read_text()
+    package = re.search(r"^package ([\w.]+);", text, re.MULTILINE)[1]
+    dotted = ".".join(part.capitalize() for part in package.split("."))
+    assert f'option go_package = "{package.replace(".", "/")};{package.replace(".", "")}";' in text
+    assert f'option java_package = "dev.{package}";' in text
+    assert "option java_multiple_files = true;" in text
+    assert f'option csharp_namespace = "{dotted}";' in text
+    assert re.search(r'^option objc_class_prefix = "OC[A-Z]";', text, re.MULTILINE)
+    assert 'option php_namespace = "' + dotted.replace(".", "\\\\") + '";' in text
+    assert f'option ruby_package = "{dotted.replace(".", "::")}";' in text
 
 
 def test_no_message_has_a_field_that_a_status_should_be():

@@ -17,7 +17,7 @@ async def test_sequences_and_placements_of_what_runs(cluster, client):
     streams = [client.generate(range(1, 100), LONG, request_id=f"admin-{n}", priority="bulk") for n in range(3)]
     for stream in streams:
         await anext(stream)
-    owners = {worker.hello.incarnation for worker in cluster.workers().values()}
+    owners = {worker.incarnation for worker in cluster.workers().values()}
     for router in range(2):
         listed = cluster.admin(router).ListSequences(admin_pb2.ListSequencesRequest()).sequences
         assert {sequence.request_id for sequence in listed} == {"admin-0", "admin-1", "admin-2"}

@@ -24,7 +24,8 @@ def request(sampling=(), **fields):
         elif name == "chat":
             message.chat.SetInParent()
             for role, content in value:
-                message.chat.messages.add(role=role, content=content)
+                turn = message.chat.messages.add(role=role)
+                setattr(turn, "content_bytes" if isinstance(content, bytes) else "content", content)
         else:
             setattr(message, name, value)
     for name, value in dict(sampling).items():
@@ -77,25 +78,25 @@ def lists():
 
 def prompts():
     yield "token_ids", request(token_ids=[])
-    yield "text", request(text=b"")
+    yield "text", request(text="")
     yield "input", inference_pb2.GenerateRequest()
     yield "token_ids", request(token_ids=[1] * CONTEXT)
     yield "token_ids", request(token_ids=[1] * 10 * CONTEXT)
     yield "token_ids", request(token_ids=[1, VOCAB])
     yield "token_ids", request(token_ids=[U32])
-    yield "text", request(text=b"ab\xff")
-    yield "text", request(text=b"x" * (16 * CONTEXT + 1))
-    yield "text", request(text=b"x" * CONTEXT)
+    yield "text_bytes", request(text_bytes=b"ab\xff")
+    yield "text", request(text="x" * (16 * CONTEXT + 1))
+    yield "text", request(text="x" * CONTEXT)
     yield "chat.messages", request(chat=[])
     yield "chat.messages", request(chat=[("user", b"x")] * 1025)
     yield "chat.messages[1].role", request(chat=[("user", b"x"), ("", b"x")])
-    yield "chat.messages[0].content", request(chat=[("user", b"\xc3\x28")])
+    yield "chat.messages[0].content_bytes", request(chat=[("user", b"\xc3\x28")])
     yield "chat", request(chat=[("user", b"x")])  # this model has no template
-    yield "request_id", request(text=b"x", request_id="")
-    yield "request_id", request(text=b"x", request_id="a" * 129)
-    yield "request_id", request(text=b"x", request_id="ü")
-    yield "request_id", request(text=b"x", request_id="a\n")
-    yield "priority", request(text=b"x", priority=99)
+    yield "request_id", request(text="x", request_id="")
+    yield "request_id", request(text="x", request_id="a" * 129)
+    yield "request_id", request(text="x", request_id="ü")
+    yield "request_id", request(text="x", request_id="a\n")
+    yield "priority", request(text="x", priority=99)
 
 
 def together():
@@ -134,7 +135,7 @@ def test_a_bad_field_is_named_at_once_and_leaves_nothing(cluster):
     stub, times = cluster.inference(), []
     for field, bad in CASES:
         for call in (
-            lambda bad=bad: stub.Complete(inference_pb2.CompleteRequest(request=bad)),
+            lambda bad=bad: stub.Complete(bad),
             lambda bad=bad: list(stub.Generate(bad)),
         ):
             began = time.perf_counter()
@@ -154,18 +155,18 @@ def test_a_bad_field_is_named_at_once_and_leaves_nothing(cluster):
 @pytest.mark.usefixtures("untouched")
 def test_what_has_no_field(cluster):
     stub = cluster.inference()
-    big = inference_pb2.GenerateRequest(text=b"x" * 10_000_000)
+    big = inference_pb2.GenerateRequest(text="x" * 10_000_000)
     channel = grpc.insecure_channel(cluster.endpoints[0], options=[("grpc.max_send_message_length", -1)])
     cases = [
-        (errors.NotFound, lambda: stub.Complete(complete(request(text=b"x", model="gpt-17")))),
-        (errors.MessageTooLarge, lambda: inference_pb2_grpc.InferenceStub(channel).Complete(complete(big))),
+        (errors.NotFound, lambda: stub.Complete(request(text="x", model="gpt-17"))),
+        (errors.MessageTooLarge, lambda: inference_pb2_grpc.InferenceStub(channel).Complete(big)),
         (errors.NotFound, lambda: stub.Get(inference_pb2.GetRequest(request_id="nobody"))),
         (errors.NotFound, lambda: stub.Cancel(inference_pb2.CancelRequest(request_id="nobody"))),
         (errors.InvalidArgument, lambda: stub.Get(inference_pb2.GetRequest())),
         (errors.InvalidArgument, lambda: stub.Cancel(inference_pb2.CancelRequest(request_id="\x7f"))),
         (errors.InvalidArgument, lambda: stub.Tokenize(inference_pb2.TokenizeRequest())),
-        (errors.InvalidArgument, lambda: stub.Tokenize(inference_pb2.TokenizeRequest(text=b"\xff"))),
-        (errors.NotFound, lambda: stub.Tokenize(inference_pb2.TokenizeRequest(text=b"a", model="other"))),
+        (errors.InvalidArgument, lambda: stub.Tokenize(inference_pb2.TokenizeRequest(text_bytes=b"\xff"))),
+        (errors.NotFound, lambda: stub.Tokenize(inference_pb2.TokenizeRequest(text="a", model="other"))),
         (errors.InvalidArgument, lambda: stub.Detokenize(inference_pb2.DetokenizeRequest(token_ids=[VOCAB]))),
     ]
     for error, call in cases:
@@ -182,30 +183,32 @@ def test_bytes_that_are_no_message(cluster):
     """Strings that are not UTF-8, truncated and random messages."""
     channel = cluster.channel(cluster.endpoints[0])
     bad_stop = request({"stop": ["abc"]}).SerializeToString().replace(b"abc", b"a\xffc")
-    inside = b"\x0a" + bytes([len(bad_stop)]) + bad_stop
-    calls = [("Generate", bad_stop), ("Generate", bad_stop[:-1]), ("Complete", inside), ("Complete", inside[:-1])]
+    bad_content = b"\x2a\x0b\x0a\x02\x0a\x00\x0a\x05\x12\x03a\xffc"
+    calls = [
+        ("Generate", bad_stop, "sampling.stop[0]"),
+        ("Complete", bad_stop, "sampling.stop[0]"),
+        ("Generate", bad_content, "chat.messages[1].content"),
+        ("Generate", b"\x1a\x01\xff", "text"),
+        ("Generate", bad_stop[:-1], "request"),
+    ]
     for method in ("Generate", "Complete", "Attach", "Get", "Cancel", "Tokenize", "Detokenize"):
-        calls += [(method, data) for data in (b"\xff" * 20, b"\x0a\xff\xff\xff\xff\x0f")]
-    for method, data in calls:
+        calls += [(method, data, "request") for data in (b"\xff" * 20, b"\x0a\xff\xff\xff\xff\x0f")]
+    for method, data, field in calls:
         with pytest.raises(grpc.RpcError) as raised:
             list(channel.unary_stream(f"/octavo.v1.Inference/{method}")(data))
         error = rpc.error_from(raised.value)
         assert isinstance(error, errors.InvalidArgument), (method, data, error)
-        assert error.metadata == {"field": "request"}
-
-
-def complete(message):
-    return inference_pb2.CompleteRequest(request=message)
+        assert (error.field, method) == (field, method)
 
 
 def test_a_request_id_used_twice(cluster):
     stub = cluster.inference()
-    first = request({"max_tokens": 2, "temperature": 0}, text=b"x", request_id="used")
-    answer = stub.Complete(complete(first))
+    first = request({"max_tokens": 2, "temperature": 0}, text="x", request_id="used")
+    answer = stub.Complete(first)
     keys = cluster.store.num_keys()
-    assert stub.Complete(complete(first)).outputs == answer.outputs
+    assert stub.Complete(first).outputs == answer.outputs
     with pytest.raises(grpc.RpcError) as raised:
-        stub.Complete(complete(request({"max_tokens": 3}, text=b"x", request_id="used")))
+        stub.Complete(request({"max_tokens": 3}, text="x", request_id="used"))
     assert isinstance(rpc.error_from(raised.value), errors.RequestExists)
     assert raised.value.code() is grpc.StatusCode.ALREADY_EXISTS
     assert cluster.store.num_keys() == keys

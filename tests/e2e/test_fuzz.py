@@ -17,7 +17,8 @@ from effort import draws
 
 from octavo import rpc, wire
 from octavo.client import SamplingParams
-from octavo.v1 import inference_pb2, types_pb2, worker_pb2
+from octavo.internal.v1 import worker_pb2
+from octavo.v1 import inference_pb2, types_pb2
 
 NUM_REQUESTS = int(os.environ.get("OCTAVO_TEST_FUZZ", draws(3000, 30_000)))
 SEED = int(os.environ.get("OCTAVO_TEST_SEED", "20261121"))
@@ -33,7 +34,7 @@ METHODS = ("Complete", "Generate", "Attach", "Get", "Cancel", "Tokenize", "Detok
 
 def valid(rng):
     """A request that is served, with every kind of field in it; at most a few tokens long."""
-    request = inference_pb2.GenerateRequest(text=b"some text", priority=rng.randrange(5))
+    request = inference_pb2.GenerateRequest(text="some text", priority=rng.randrange(5))
     if rng.random() < 0.3:
         request.request_id = f"fuzz-{rng.randrange(50)}"
     if rng.random() < 0.3:
@@ -84,12 +85,12 @@ def inference_request(rng):
     method = rng.choice(METHODS[:2] * 4 + METHODS[2:])
     request_id = f"fuzz-{rng.randrange(50)}"
     message = {
-        "Complete": lambda: inference_pb2.CompleteRequest(request=valid(rng)),
+        "Complete": lambda: valid(rng),
         "Generate": lambda: valid(rng),
         "Attach": lambda: inference_pb2.AttachRequest(request_id=request_id, next_indexes=[rng.randrange(3)]),
         "Get": lambda: inference_pb2.GetRequest(request_id=request_id),
         "Cancel": lambda: inference_pb2.CancelRequest(request_id=request_id),
-        "Tokenize": lambda: inference_pb2.TokenizeRequest(text=b"some text"),
+        "Tokenize": lambda: inference_pb2.TokenizeRequest(text="some text"),
         "Detokenize": lambda: inference_pb2.DetokenizeRequest(token_ids=[1, 2, 300]),
     }[method]()
     return f"/octavo.v1.Inference/{method}", mutated(message.SerializeToString(), rng)
@@ -126,7 +127,7 @@ def worker_request(rng):
             for _ in range(rng.randrange(4)):
                 request.sequences.add(seq_id=seq_id(), epoch=number())
     data = request.SerializeToString()
-    return f"/octavo.v1.Worker/{method}", mutated(data, rng) if rng.random() < 0.3 else data
+    return f"/octavo.internal.v1.Worker/{method}", mutated(data, rng) if rng.random() < 0.3 else data
 
 
 def step_commands(rng):

@@ -1,6 +1,5 @@
 """Clients that know nothing of octavo: grpcurl and buf, by reflection alone."""
 
-import base64
 import json
 import re
 import shutil
@@ -51,7 +50,7 @@ def test_list_and_describe(cluster):
     listeners = [
         (cluster.endpoints[0], {"octavo.v1.Inference"}),
         (cluster.admin_endpoints[0], {"octavo.v1.Admin"}),
-        (cluster.worker_endpoints["w0"], {"octavo.v1.Worker", "octavo.v1.Transfer"}),
+        (cluster.worker_endpoints["w0"], {"octavo.internal.v1.Worker", "octavo.internal.v1.Transfer"}),
     ]
     for endpoint, own in listeners:
         assert set(grpcurl(endpoint, "list").split()) == standard | own
@@ -65,8 +64,8 @@ def test_list_and_describe(cluster):
 def test_complete_and_generate(cluster, oracle):
     prompt, params = b"Once upon", SamplingParams(temperature=0, max_tokens=8)
     expected = oracle.outputs(list(prompt), params)[0]
-    data = {"text": base64.b64encode(prompt).decode(), "sampling": {"max_tokens": 8, "temperature": 0}}
-    answer = objects(grpcurl(cluster.endpoints[0], "octavo.v1.Inference/Complete", data={"request": data}))[0]
+    data = {"text": prompt.decode(), "sampling": {"max_tokens": 8, "temperature": 0}}
+    answer = objects(grpcurl(cluster.endpoints[0], "octavo.v1.Inference/Complete", data=data))[0]
     output = answer["outputs"][0]
     assert (tuple(output["token_ids"]), output.get("text", "")) == (expected.token_ids, expected.text)
     assert output["finish_reason"] == "FINISH_REASON_LENGTH"
@@ -86,7 +85,7 @@ def test_one_step_of_a_worker(solo):
 
     def step():
         before = solo.load("w0").num_steps
-        printed = objects(grpcurl(endpoint, "octavo.v1.Worker/Step", data={"grant": {"steps": 1}}))
+        printed = objects(grpcurl(endpoint, "octavo.internal.v1.Worker/Step", data={"grant": {"steps": 1}}))
         assert solo.load("w0").num_steps == before + 1
         assert len(printed) == 1
         return printed[0]
@@ -95,15 +94,15 @@ def test_one_step_of_a_worker(solo):
     sampling = wire.sampling_to_wire(SamplingParams(temperature=0, max_tokens=5, seed=1, best_of=1))
     admission = {"seq_id": SEQ, "epoch": 1, "prompt": {"ids": [5] * 40}, "priority": 3}
     admission["sampling"] = {"temperature": 0, "max_tokens": sampling.max_tokens, "seed": 1}
-    answer = objects(grpcurl(endpoint, "octavo.v1.Worker/Schedule", data={"admissions": [admission]}))[0]
+    answer = objects(grpcurl(endpoint, "octavo.internal.v1.Worker/Schedule", data={"admissions": [admission]}))[0]
     assert answer["results"][0]["outcome"] == "ADMISSION_OUTCOME_ADMITTED", answer
     assert step()["num_tokens"] == 40
     for operation in ("OUT", "IN", "DROP"):
         item = {"seq_id": SEQ, "epoch": 1, "operation": f"SWAP_OPERATION_{operation}"}
-        assert objects(grpcurl(endpoint, "octavo.v1.Worker/Swap", data={"items": [item]}))[0]["results"]
-    grpcurl(endpoint, "octavo.v1.Worker/Cancel", data={"sequences": [{"seq_id": SEQ, "epoch": 1}]})
+        assert objects(grpcurl(endpoint, "octavo.internal.v1.Worker/Swap", data={"items": [item]}))[0]["results"]
+    grpcurl(endpoint, "octavo.internal.v1.Worker/Cancel", data={"sequences": [{"seq_id": SEQ, "epoch": 1}]})
     step()
-    hello = objects(grpcurl(endpoint, "octavo.v1.Worker/Hello", data={}))[0]
+    hello = objects(grpcurl(endpoint, "octavo.internal.v1.Worker/Hello", data={}))[0]
     assert hello["worker_id"] == "w0"
 
 

@@ -149,12 +149,8 @@ async def test_what_waits_past_its_deadline_is_never_scheduled(tight):
 
 async def test_a_deadline_that_has_passed_is_refused(tight):
     async with raw(tight) as stub:
-        error, _ = await refused(stub.Complete(complete(message(max_tokens=5)), timeout=0.0001))
+        error, _ = await refused(stub.Complete(message(max_tokens=5), timeout=0.0001))
         assert isinstance(error, errors.DeadlineExceeded)
-
-
-def complete(request):
-    return inference_pb2.CompleteRequest(request=request)
 
 
 # The queue
@@ -175,7 +171,7 @@ async def test_a_full_queue_says_when_to_come_back(tight):
         for number in range(12):  # some wait on the worker, four in the queue
             request = message(b"abcdef", max_tokens=10)
             request.request_id = f"many-{number}"
-            calls.append(asyncio.ensure_future(stub.Complete(complete(request))))
+            calls.append(asyncio.ensure_future(stub.Complete(request)))
             await until(lambda number=number: answered(client, calls[-1], f"many-{number}"))
             if calls[-1].done():
                 error, _ = await refused(calls.pop())
@@ -220,13 +216,13 @@ async def test_without_workers_requests_are_refused_until_one_is_back(tight, ora
 
         async def gone():
             try:
-                await stub.Complete(complete(message(max_tokens=1)), timeout=0.3)
+                await stub.Complete(message(max_tokens=1), timeout=0.3)
             except grpc.aio.AioRpcError as error:
                 return error.code() == grpc.StatusCode.UNAVAILABLE
             return False
 
         await until(gone)
-        error, seconds = await refused(stub.Complete(complete(message(max_tokens=1))))
+        error, seconds = await refused(stub.Complete(message(max_tokens=1)))
         assert isinstance(error, errors.NoWorkers)
         assert error.retry_after_ms > 0
         assert seconds < 10  # refused, and not kept waiting for the worker
@@ -239,7 +235,7 @@ async def test_without_a_store_admissions_are_refused_and_streams_wait(tight, or
     async with tight.client() as client, raw(tight) as stub:
         stream = await begun(client, params=SamplingParams(temperature=0, max_tokens=200))
         tight.kill("store")
-        error, seconds = await refused(stub.Complete(complete(message(max_tokens=1))))
+        error, seconds = await refused(stub.Complete(message(max_tokens=1)))
         assert isinstance(error, errors.StoreUnavailable)
         assert error.retry_after_ms > 0
         assert seconds < 20  # 2 on a quiet machine

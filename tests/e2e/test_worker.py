@@ -7,7 +7,7 @@ import pytest
 
 from octavo import errors, hashing, rpc, wire
 from octavo.client import SamplingParams
-from octavo.v1 import worker_pb2
+from octavo.internal.v1 import worker_pb2
 
 SEQ = "%032x"
 
@@ -131,7 +131,7 @@ def test_items_carry_what_the_oracle_says(cluster, oracle):
     request.token_ids.ids.extend(prompt)
     request.sampling.max_tokens, request.sampling.temperature = 40, 0
     observers = [cluster.worker(name).Step(hold_open()) for name in cluster.worker_endpoints]
-    cluster.inference().Complete(wire.inference_pb2.CompleteRequest(request=request))
+    cluster.inference().Complete(request)
     tokens, chain = [], hashing.prompt_chain(prompt)
     for observer in observers:
         try:

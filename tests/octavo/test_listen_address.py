@@ -37,7 +37,6 @@ def test_the_address_of_a_program_has_the_host_and_the_port_of_listen(cls):
         ("[::]:1", False),
         ("10.0.0.1:1", False),
         ("pod-0:1", False),
-        (":1", False),
     ],
 )
 def test_who_can_reach_an_address(address, alone):

@@ -15,7 +15,11 @@ from octavo.settings import RouterSettings, UpSettings, WorkerSettings
 
 CLASSES = [RouterSettings, WorkerSettings, UpSettings]
 NO_ARGS = argparse.Namespace()
-VALID = {"model_aliases": ("a=b", "c=d")}  # values of settings that have a form
+VALID = {  # values of settings that have a form
+    "model_aliases": ("a=b", "c=d"),
+    "listen": "localhost:7",
+    "admin_listen": "[::1]:7",
+}
 
 
 def load(cls, argv=(), environ=None, file=None):

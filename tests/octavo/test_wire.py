@@ -152,7 +152,7 @@ def test_a_retry_is_told_from_another_body():
     same = request(bias={1: 1.0, 2: 2.0})
     assert wire.request_hash(same) == wire.request_hash(request(bias={2: 2.0, 1: 1.0}))
     assert wire.request_hash(request()) == wire.request_hash(request(sampling=types_pb2.SamplingParams(temperature=1)))
-    others = [request(), request(text=b"y"), request(priority=4), request(bias={1: 1.0}), request(model="m"), same]
+    others = [request(), request(text="y"), request(priority=4), request(bias={1: 1.0}), request(model="m"), same]
     assert len({wire.request_hash(other) for other in others}) == len(others)
 
 
@@ -192,8 +192,8 @@ def test_usage():
 
 
 def test_chats():
-    chat = inference_pb2.Chat(messages=[inference_pb2.ChatMessage(role="user", content=b"hi")])
-    assert wire.chat_from_wire(chat) == wire.ChatPrompt([("user", b"hi")], True)
+    chat = inference_pb2.Chat(messages=[inference_pb2.ChatMessage(role="user", content="hi")])
+    assert wire.chat_from_wire(chat) == wire.ChatPrompt([("user", "hi")], True)
     chat.add_generation_prompt = False
     assert wire.chat_from_wire(chat).begin_answer is False
 

@@ -237,7 +237,7 @@ async def test_a_worker_of_another_layout_is_refused_by_name(world):
     async with rpc.channel(router._member.info.decode().split('"admin_endpoint": "')[1].split('"')[0]) as channel:
         admin = admin_pb2_grpc.AdminStub(channel)
         reply = await admin.ListWorkers(admin_pb2.ListWorkersRequest())
-    reasons = {status.hello.incarnation: status.reason for status in reply.workers}
+    reasons = {status.incarnation: status.reason for status in reply.workers}
     assert "block_size 32" in reasons[bad.listener.incarnation] or "layout" in reasons[bad.listener.incarnation]
     assert reasons[world.workers[0].listener.incarnation] == ""
     for _ in range(4):
@@ -275,7 +275,8 @@ async def test_a_request_goes_on_when_its_model_comes_back_with_another_layout(w
 
 async def test_a_member_that_describes_itself_badly_disturbs_no_other(world):
     await world.router()
-    for info in (b"{}", b"\xff", b"[]", b"7"):
+    nowhere = b'{"worker_id": "w", "endpoint": "127.0.0.1:99999"}'
+    for info in (b"{}", b"\xff", b"[]", b"7", nowhere):
         await MemoryStore(world.state).heartbeat(Member("worker", Incarnation(f"0{info.hex()}"), info), 60_000)
     await world.worker()
     await world.ready()

@@ -189,6 +189,8 @@ async def test_a_request_may_name_its_model_by_an_alias(world, oracle):
     await world.ready()
     completion = await world.client().complete(PROMPT, GREEDY, model="chat")
     assert oracle.returned(completion) == oracle.outputs(PROMPT, GREEDY)
+    reply = await raw(world, world.routers[0]).ListModels(inference_pb2.ListModelsRequest())
+    assert [(model.name, list(model.aliases)) for model in reply.models] == [(name, ["chat"])]
 
 
 async def test_a_full_queue_says_when_to_come_back(world):
@@ -200,7 +202,7 @@ async def test_a_full_queue_says_when_to_come_back(world):
     waiting = [stub.Generate(request(f"w{i}")) for i in range(2)]
     await world.until(lambda: len(world.state.queue) == 2)
     with pytest.raises(QueueFull) as caught, rpc.serving_errors():
-        await stub.Complete(inference_pb2.CompleteRequest(request=request("third")))
+        await stub.Complete(request("third"))
     assert caught.value.retry_after_ms > 0
     for call in waiting:
         call.cancel()

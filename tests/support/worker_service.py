@@ -16,8 +16,8 @@ from gpu_worker.serving.step_publisher import StepPublisher
 from gpu_worker.testing.fake_runner import FakeRunner
 from octavo import errors, hashing, rpc, wire
 from octavo.ids import Incarnation
+from octavo.internal.v1 import worker_pb2, worker_pb2_grpc
 from octavo.sampling import SamplingParams
-from octavo.v1 import worker_pb2, worker_pb2_grpc
 
 ADMITTED = worker_pb2.ADMISSION_OUTCOME_ADMITTED
 

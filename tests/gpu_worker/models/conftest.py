@@ -7,6 +7,7 @@ import pytest
 import torch
 import transformers
 
+from gpu_worker.ops import make_batch
 from gpu_worker.running.loading import load_runner
 from gpu_worker.running.model_runner import ModelRunner
 from gpu_worker.scheduling.sequence import Branch, Sequence
@@ -31,6 +32,15 @@ SMALL = {
 }
 GPT = {"vocab_size": 128, "n_positions": 128, "n_embd": 32, "n_layer": 3, "n_head": 4}
 ENDS = {"eos_token_id": None, "bos_token_id": None}
+FALCON = {
+    "vocab_size": 128,
+    "hidden_size": 32,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 128,
+    **ENDS,
+}
+MPT = {"vocab_size": 128, "max_seq_len": 128, "d_model": 48, "n_layers": 3, "n_heads": 6, **ENDS}
 SCALED = {"rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 32}
 
 # A model per variation that could go wrong by itself.
@@ -102,11 +112,55 @@ CONFIGS: dict[str, tuple[str, dict]] = {
         "GptOss",
         {**SMALL, "head_dim": 16, "num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 11},
     ),
-    "bloom": ("Bloom", {"vocab_size": 128, "hidden_size": 32, "n_layer": 2, "n_head": 4, **ENDS}),
-    "falcon": (
-        "Falcon",
-        {"vocab_size": 128, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, **ENDS},
+    "gptj": ("GPTJ", {**GPT, **ENDS, "rotary_dim": 4}),
+    "bloom": ("Bloom", {"vocab_size": 128, "hidden_size": 48, "n_layer": 3, "n_head": 6, **ENDS}),
+    "bloom-normed-residual": (
+        "Bloom",
+        {
+            "vocab_size": 128,
+            "hidden_size": 64,
+            "n_layer": 2,
+            "n_head": 8,
+            **ENDS,
+            "apply_residual_connection_post_layernorm": True,
+        },
     ),
+    "falcon-7b": ("Falcon", FALCON),
+    "falcon-40b": ("Falcon", {**FALCON, "new_decoder_architecture": True, "num_kv_heads": 2}),
+    "falcon-11b": (
+        "Falcon",
+        {
+            **FALCON,
+            "new_decoder_architecture": True,
+            "num_kv_heads": 2,
+            "num_ln_in_parallel_attn": 1,
+            "ffn_hidden_size": 80,
+            "tie_word_embeddings": False,
+        },
+    ),
+    "falcon-rw": (
+        "Falcon",
+        {
+            **FALCON,
+            "hidden_size": 48,
+            "num_attention_heads": 6,
+            "alibi": True,
+            "bias": True,
+            "multi_query": False,
+            "parallel_attn": False,
+        },
+    ),
+    "falcon-sequential": (
+        "Falcon",
+        {
+            **FALCON,
+            "parallel_attn": False,
+            "activation": "relu",
+            "rope_parameters": {"rope_theta": 1e4, "rope_type": "linear", "factor": 4.0},
+        },
+    ),
+    "mpt": ("Mpt", MPT),
+    "mpt-clipped": ("Mpt", {**MPT, "n_heads": 8, "attn_config": {"clip_qkv": 0.5, "softmax_scale": 0.25}}),
     "mamba": (
         "Mamba",
         {"vocab_size": 128, "hidden_size": 32, "num_hidden_layers": 2, **ENDS, "pad_token_id": None},
@@ -179,5 +233,21 @@ def greedy() -> Callable[[ModelRunner, list[list[int]], int], list[list[int]]]:
                 branch.tokens.append(token)
             chunks = [Chunk(branch, len(branch.tokens) - 1, 1, (branch,)) for branch in branches]
         return [branch.output for branch in branches]
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def all_logits() -> Callable[[ModelRunner, list[int]], torch.Tensor]:
+    """The logits of all positions of a prompt, in one step, in shuffled blocks."""
+
+    def run(runner: ModelRunner, tokens: list[int]) -> torch.Tensor:
+        length = len(tokens)
+        table = list(range(10))[::-1]
+        slots = [table[p // 8] * 8 + p % 8 for p in range(length)]
+        batch = make_batch(tokens, list(range(length)), slots, [length], [length], [table], torch.device("cpu"))
+        decoder = runner._decoder
+        with torch.inference_mode():
+            return decoder.logits(decoder.forward(batch, runner._arena.layers, torch.arange(length)))
 
     return run

@@ -1,12 +1,12 @@
 """Every supported architecture computes what Transformers computes; the others are refused with a reason."""
 
 import copy
+import json
 
 import pytest
 import torch
 
-from gpu_worker.ops import make_batch
-from gpu_worker.running.model_runner import ModelRunner
+from gpu_worker.models.supported import OWN_DECODERS, THROUGH_TRANSFORMERS
 from octavo.errors import BadModel
 
 OURS = {
@@ -20,9 +20,19 @@ OURS = {
     "qwen2": "llama",
     "qwen3": "llama",
     "smollm3": "llama",
-    "gpt2": "gpt2",
-    "gpt2-scaled-by-layer": "gpt2",
-    "gpt2-relu": "transformers:gpt2",
+    "gpt2": "gpt",
+    "gpt2-scaled-by-layer": "gpt",
+    "gpt2-relu": "gpt",
+    "gptj": "gpt",
+    "bloom": "gpt",
+    "bloom-normed-residual": "gpt",
+    "falcon-7b": "gpt",
+    "falcon-40b": "gpt",
+    "falcon-11b": "gpt",
+    "falcon-rw": "gpt",
+    "falcon-sequential": "gpt",
+    "mpt": "gpt",
+    "mpt-clipped": "gpt",
     "opt": "transformers:opt",
     "gemma2": "transformers:gemma2",
     "gemma3": "transformers:gemma3_text",
@@ -52,19 +62,8 @@ def test_greedy_tokens_are_those_of_transformers(name, tiny, load, greedy):
     assert len({token for output in outputs for token in output}) > 8, "a model that repeats itself tests little"
 
 
-def all_logits(runner: ModelRunner, tokens: list[int]) -> torch.Tensor:
-    """The logits of a prompt in one step, in shuffled blocks."""
-    length = len(tokens)
-    table = list(range(10))[::-1]
-    slots = [table[p // 8] * 8 + p % 8 for p in range(length)]
-    batch = make_batch(tokens, list(range(length)), slots, [length], [length], [table], torch.device("cpu"))
-    decoder = runner._decoder
-    with torch.inference_mode():
-        return decoder.logits(decoder.forward(batch, runner._arena.layers, torch.arange(length)))
-
-
 @pytest.mark.parametrize("name", OURS)
-def test_logits_are_within_1e4_of_transformers(name, tiny, load):
+def test_logits_are_within_1e4_of_transformers(name, tiny, load, all_logits):
     """For all positions of a prompt: the largest difference over the largest logit."""
     model, runner = tiny(name), load(tiny(name).directory)
     tokens = [(7 * i + 3) % 128 for i in range(50)]
@@ -73,9 +72,23 @@ def test_logits_are_within_1e4_of_transformers(name, tiny, load):
     assert float((logits - expected).abs().max() / expected.abs().max()) < 1e-4
 
 
+def test_the_table_of_supported_models_holds_the_types_that_are_tested(tiny):
+    tested = {}
+    for name, decoder in OURS.items():
+        content = json.loads((tiny(name).directory / "config.json").read_text())
+        tested[content["model_type"]] = decoder
+    assert tested == OWN_DECODERS | {name: f"transformers:{name}" for name in THROUGH_TRANSFORMERS}
+
+
+def test_a_type_that_is_not_in_the_table_is_loaded_with_a_warning(tiny, load, monkeypatch, caplog):
+    monkeypatch.setattr("gpu_worker.models.loader.THROUGH_TRANSFORMERS", ())
+    assert load(tiny("opt").directory)
+    assert "model_type 'opt' is not in the table of supported models" in caplog.text
+
+
 @pytest.mark.parametrize(
     ("name", "reason"),
-    [("bloom", "takes no positions"), ("falcon", "cannot be replaced"), ("mamba", "takes no positions")],
+    [("mamba", "recurrent state")],
 )
 def test_a_model_that_cannot_be_paged_is_refused(name, reason, tiny, load):
     with pytest.raises(BadModel, match=reason):
@@ -96,8 +109,8 @@ def test_a_model_that_keeps_something_between_steps_is_refused(tiny, load, monke
         load(tiny("opt").directory)
 
 
-@pytest.mark.parametrize("name", ["llama", "gpt2", "opt"])
-def test_bfloat16_errs_as_transformers_does(name, tiny, load):
+@pytest.mark.parametrize("name", ["llama", "gpt2", "gptj", "bloom", "falcon-40b", "falcon-rw", "mpt", "opt"])
+def test_bfloat16_errs_as_transformers_does(name, tiny, load, all_logits):
     """Eight bits of mantissa cost both sides something against float32; ours must not cost more."""
     model, runner = tiny(name), load(tiny(name).directory, dtype="bfloat16")
     assert runner.info.kv_dtype == "bfloat16"

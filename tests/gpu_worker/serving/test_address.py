@@ -2,7 +2,7 @@ import socket
 
 import pytest
 
-from gpu_worker.serving.address import NoAddress, advertised_host, advertised_port
+from gpu_worker.serving.address import NoAddress, advertised_address
 from gpu_worker.serving.listener import Listener
 from octavo.settings import WorkerSettings
 
@@ -26,18 +26,12 @@ def host_means(monkeypatch, *addresses):
 )
 def test_what_routers_are_told(monkeypatch, listen, advertise, host, port):
     host_means(monkeypatch, "127.0.1.1", "fe80::1%eth0", "fd00::2", "10.1.2.3")
-    assert (advertised_host(listen, advertise), advertised_port(advertise)) == (host, port)
-
-
-@pytest.mark.parametrize("advertise", ["fd00::1", "fd00::abcd", "fd00::1:80", "::", ":8080", ":", "host:", "host:a"])
-def test_what_names_no_host_is_refused(advertise):
-    with pytest.raises(NoAddress, match=f"--advertise {advertise}: give HOST"):
-        advertised_host("127.0.0.1:7", advertise)
+    assert advertised_address(listen, advertise) == (host, port)
 
 
 def test_an_address_of_version_6_where_there_is_no_other(monkeypatch):
     host_means(monkeypatch, "fd00::2")
-    assert advertised_host("0.0.0.0:7", "") == "[fd00::2]"
+    assert advertised_address("0.0.0.0:7", "") == ("[fd00::2]", None)
 
 
 async def test_a_worker_nobody_could_call_does_not_start(monkeypatch):

@@ -15,10 +15,10 @@ from gpu_worker.serving.progress_monitor import HANG_STATUS
 from octavo import wire
 from octavo.cli.ports import pick
 from octavo.ids import SequenceId
+from octavo.internal.v1 import worker_pb2, worker_pb2_grpc
 from octavo.sampling import SamplingParams
 from octavo.store import open_store
 from octavo.store.embedded import EmbeddedStore
-from octavo.v1 import worker_pb2, worker_pb2_grpc
 
 SEQ = SequenceId("a" * 32)
 

@@ -13,8 +13,8 @@ from gpu_worker.serving.program import build_runner_in_thread
 from gpu_worker.testing.fake_runner import FakeRunner
 from octavo import errors, rpc
 from octavo.errors import NotFound
+from octavo.internal.v1 import worker_pb2, worker_pb2_grpc
 from octavo.settings import WorkerSettings
-from octavo.v1 import worker_pb2, worker_pb2_grpc
 
 
 async def test_it_listens_and_says_so_while_the_model_loads(monkeypatch):

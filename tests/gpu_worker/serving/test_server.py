@@ -10,8 +10,8 @@ from worker_service import ADMITTED, Service, StepCall, admission, tokens_of
 from gpu_worker.serving import step_handler, step_subscription
 from gpu_worker.testing.fake_runner import fake_oracle
 from octavo import errors, rpc
+from octavo.internal.v1 import worker_pb2, worker_pb2_grpc
 from octavo.sampling import FinishReason
-from octavo.v1 import worker_pb2, worker_pb2_grpc
 
 
 @pytest.fixture

@@ -18,12 +18,12 @@ from gpu_worker.testing.fake_runner import FakeRunner
 from octavo import rpc, wire
 from octavo.errors import StoreUnavailable
 from octavo.ids import Incarnation, SequenceId
+from octavo.internal.v1 import worker_pb2, worker_pb2_grpc
 from octavo.record import NewSequence, SequenceState
 from octavo.sampling import FinishReason, SamplingParams
 from octavo.settings import WorkerSettings
 from octavo.store.calls import QueueLimits, TakeReason, TakeRequest
 from octavo.store.memory import MemoryStore
-from octavo.v1 import worker_pb2, worker_pb2_grpc
 
 SEQ = SequenceId("a" * 32)
 LEASE_MS = 300
@@ -74,7 +74,7 @@ class Life:
 
     async def serving(self) -> bool:
         health = health_pb2_grpc.HealthStub(self.channel)
-        answer = await health.Check(health_pb2.HealthCheckRequest(service="octavo.v1.Worker"))
+        answer = await health.Check(health_pb2.HealthCheckRequest(service="octavo.internal.v1.Worker"))
         return answer.status == health_pb2.HealthCheckResponse.SERVING
 
     async def known(self) -> bool:

@@ -64,8 +64,8 @@ class Router(inference_pb2_grpc.InferenceServicer, admin_pb2_grpc.AdminServicer)
     async def ListWorkers(self, request, context):
         reply = admin_pb2.ListWorkersResponse(router_id="router-0", num_queued=4)
         worker = reply.workers.add(endpoint="127.0.0.1:9", available=True, pid=77)
-        worker.hello.worker_id = "worker-0"
-        worker.hello.incarnation = "abc"
+        worker.worker_id = "worker-0"
+        worker.incarnation = "abc"
         worker.load.num_sequences = 3
         worker.load.num_free_blocks, worker.load.num_used_blocks, worker.load.num_cached_blocks = 10, 20, 30
         return reply

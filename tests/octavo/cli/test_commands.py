@@ -1,4 +1,3 @@
-import base64
 import io
 import json
 import os
@@ -14,7 +13,7 @@ import tomllib
 import pytest
 
 from octavo import rpc
-from octavo.cli import checks, cluster, main, native_checks, state, up
+from octavo.cli import checks, cluster, main, native_checks, state, store_check, up
 from octavo.cli.output import table
 from octavo.cli.state import ClusterState, RouterState, StoreState, WorkerState
 from octavo.settings import UpSettings
@@ -34,7 +33,7 @@ def test_generate_prints_one_object(router, endpoint, capsys):
     (request,) = router.requests
     assert answer["request_id"] == request.request_id
     sampling = request.sampling
-    assert (request.text, sampling.max_tokens, sampling.temperature, sampling.seed) == (b"hi", 9, 0.0, 7)
+    assert (request.text, sampling.max_tokens, sampling.temperature, sampling.seed) == ("hi", 9, 0.0, 7)
     assert list(sampling.stop) == ["a", "b"]
 
 
@@ -58,9 +57,9 @@ def test_generate_takes_messages_ids_and_stdin(router, endpoint, capsys, monkeyp
     assert main(["generate", "--endpoint", endpoint, "--token-ids", "1,2"]) == 0
     assert main(["generate", "--endpoint", endpoint, "--prompt", "-", "--n", "2"]) == 0
     chat, ids, stdin = router.requests
-    assert [(turn.role, turn.content) for turn in chat.chat.messages] == [("system", b"be brief"), ("user", b"hi")]
+    assert [(turn.role, turn.content) for turn in chat.chat.messages] == [("system", "be brief"), ("user", "hi")]
     assert list(ids.token_ids.ids) == [1, 2]
-    assert stdin.text == b"from stdin"
+    assert stdin.text_bytes == b"from stdin"
     assert capsys.readouterr().out.endswith(f"--- 0: STOP\n{ANSWER}\n--- 1: STOP\n{ANSWER}\n")
 
 
@@ -81,6 +80,16 @@ def test_generate_says_what_is_wrong(endpoint, capsys, arguments, code, message)
     assert message in captured.err
 
 
+@pytest.mark.parametrize(
+    ("command", "flag"),
+    [(["generate", "--prompt", "hi"], "--endpoint"), (["chat"], "--endpoint"), (["status"], "--admin-endpoint")],
+)
+def test_an_endpoint_that_is_none_is_refused_in_one_line(capsys, command, flag):
+    assert main([*command, flag, "127.0.0.1:1,127.0.0.1:99999"]) == 2
+    err = capsys.readouterr().err
+    assert err == f"octavo {command[0]}: {flag}: 127.0.0.1:99999: port must be 1 to 65535\n"
+
+
 def test_without_an_endpoint_the_running_up_is_asked(router, endpoint, capsys, tmp_path):
     assert main(["generate", "--prompt", "hi", "--state-dir", str(tmp_path)]) == 1
     assert "--endpoint" in capsys.readouterr().err
@@ -94,7 +103,7 @@ def test_chat_remembers_resets_and_ends(router, endpoint, capsys, monkeypatch):
     monkeypatch.setattr("sys.stdin", io.StringIO("one\ntwo\n/reset\nthree\n/exit\nfour\n"))
     assert main(["chat", "--endpoint", endpoint, "--system", "s"]) == 0
     assert capsys.readouterr().out == (ANSWER + "\n") * 3
-    turns = [[turn.content.decode() for turn in request.chat.messages] for request in router.requests]
+    turns = [[turn.content for turn in request.chat.messages] for request in router.requests]
     assert turns == [["s", "one"], ["s", "one", ANSWER, "two"], ["s", "three"]]
 
 
@@ -188,7 +197,7 @@ def test_up_says_at_once_that_there_is_no_such_model(capsys, tmp_path, model):
     given = str(path) if path.exists() else model
     assert main(["up", "--model", given, "--grpc-port", "0", "--state-dir", str(tmp_path / "state")]) == 1
     message = capsys.readouterr().err
-    assert message.startswith("octavo up: --model: ")
+    assert message.startswith("octavo up: model: ")
     assert given in message
     assert not (tmp_path / "state").exists()  # nothing was begun
 
@@ -210,7 +219,7 @@ def test_the_grpcurl_line_can_be_pasted():
     words = shlex.split(up.grpcurl_line("127.0.0.1:50051"))
     assert words[1:3] == ["-plaintext", "-d"]
     assert words[4:] == ["127.0.0.1:50051", "octavo.v1.Inference/Complete"]
-    assert base64.b64decode(json.loads(words[3])["request"]["text"]).decode() == up.SAMPLE_PROMPT
+    assert json.loads(words[3])["text"] == up.SAMPLE_PROMPT
 
 
 def test_doctor_says_what_to_fix(capsys, tmp_path):
@@ -239,7 +248,7 @@ def test_doctor_tells_what_was_compiled(monkeypatch):
 
 
 async def test_doctor_tells_a_store_that_does_not_answer_without_its_password(tmp_path):
-    check = await checks.store(UpSettings(store="redis://me:secret@127.0.0.1:1/0"))
+    check = await store_check.store("redis://me:secret@127.0.0.1:1/0")
     assert check.result == "bad"
     assert "secret" not in check.detail
 

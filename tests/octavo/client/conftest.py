@@ -134,7 +134,7 @@ class FakeRouter(inference_pb2_grpc.InferenceServicer):
 
     async def Tokenize(self, request, context):
         await self.unary("Tokenize", request)
-        return inference_pb2.TokenizeResponse(token_ids=request.text)
+        return inference_pb2.TokenizeResponse(token_ids=request.text.encode())
 
     async def Detokenize(self, request, context):
         await self.unary("Detokenize", request)

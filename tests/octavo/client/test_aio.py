@@ -30,7 +30,7 @@ async def test_an_undisturbed_stream_is_the_oracle(router, serve):
         assert stream.num_reattaches == 0
     method, request = router.calls[0]
     assert method == "Generate"
-    assert (request.text, request.sampling.max_tokens, list(request.sampling.stop)) == (b"hello", 24, ["x"])
+    assert (request.text, request.sampling.max_tokens, list(request.sampling.stop)) == ("hello", 24, ["x"])
     assert request.request_id == stream.request_id != ""
 
 
@@ -214,7 +214,7 @@ async def test_unary_calls_are_retried_and_converted(router, serve, script):
 
 @pytest.mark.parametrize(
     ("prompt", "kind"),
-    [("a", "text"), (b"\xff", "text"), ([1, 2], "token_ids"), ([], "token_ids"), ([("user", "é")], "chat")],
+    [("a", "text"), (b"\xff", "text_bytes"), ([1, 2], "token_ids"), ([], "token_ids"), ([("user", "é")], "chat")],
 )
 async def test_prompts_are_told_by_their_type(router, serve, prompt, kind):
     async with serve(router) as endpoint, AsyncClient(endpoint) as client:

@@ -1,10 +1,11 @@
 import asyncio
+import re
 import threading
 
 import pytest
 
 from octavo import errors
-from octavo.client import Client, FinishReason, RetryPolicy
+from octavo.client import AsyncClient, Client, FinishReason, RetryPolicy
 
 QUICK = RetryPolicy(progress_timeout_s=5.0, backoff_base_s=0.001, backoff_cap_s=0.01)
 
@@ -82,3 +83,17 @@ def test_threads_share_a_client(router, endpoint):
         for thread in threads:
             thread.join(10)
     assert texts == [router.oracle[1]] * 8
+
+
+@pytest.mark.parametrize("cls", [Client, AsyncClient])
+@pytest.mark.parametrize(
+    ("endpoints", "why"),
+    [
+        ("127.0.0.1:99999", "endpoints: 127.0.0.1:99999: port must be 1 to 65535"),
+        (["127.0.0.1:1", "router"], "endpoints: router: has no port; write HOST:PORT, such as router:50051"),
+        ("", "endpoints: at least one HOST:PORT is needed"),
+    ],
+)
+def test_a_client_of_a_wrong_endpoint_cannot_be_made(cls, endpoints, why):
+    with pytest.raises(errors.InvalidArgument, match=f"^{re.escape(why)}$"):
+        cls(endpoints)

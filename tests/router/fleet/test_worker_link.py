@@ -11,10 +11,10 @@ import pytest
 from gpu_worker.serving.server import WorkerService
 from octavo import rpc
 from octavo.ids import Incarnation, SequenceId
+from octavo.internal.v1 import worker_pb2, worker_pb2_grpc
 from octavo.record import Admission, AdmissionOutcome
 from octavo.sampling import SamplingParams
 from octavo.store.calls import Member
-from octavo.v1 import worker_pb2, worker_pb2_grpc
 from router.fleet import worker_link
 from router.fleet.kv_index import KvIndex
 from router.fleet.model_registry import ModelRegistry

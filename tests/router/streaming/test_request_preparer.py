@@ -53,7 +53,7 @@ async def test_max_tokens_beyond_the_context_is_what_the_prompt_leaves(preparer,
 async def test_a_retry_is_the_same_body_and_a_new_request_another_one(preparer):
     one, two = [(await preparer.prepare(message(request_id="r"))).new for _ in range(2)]
     assert one.body_hash == two.body_hash  # though each drew a seed
-    assert (await preparer.prepare(message(request_id="r", text=b"abd"))).new.body_hash != one.body_hash
+    assert (await preparer.prepare(message(request_id="r", text="abd"))).new.body_hash != one.body_hash
     ids = [(await preparer.prepare(message())).new.request_id for _ in range(2)]
     assert len(set(ids)) == 2
 
@@ -65,9 +65,9 @@ async def test_a_retry_is_the_same_body_and_a_new_request_another_one(preparer):
         (message(request_id="a\n"), "request_id"),
         (message(priority=77), "priority"),
         (message(sampling={"top_p": 2.0}), "top_p"),
-        (message(text=b"\xff"), "text"),
+        (message(text_bytes=b"\xff"), "text_bytes"),
         (inference_pb2.GenerateRequest(token_ids=types_pb2.TokenIds(ids=[256])), "token_ids"),
-        (message(text=b"x" * 100), "text"),
+        (message(text="x" * 100), "text"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )

@@ -18,8 +18,9 @@ from live.process import Process, wait_until
 from octavo import rpc
 from octavo.cli import ports
 from octavo.client import AsyncClient
+from octavo.internal.v1 import worker_pb2, worker_pb2_grpc
 from octavo.store.embedded import EmbeddedStore
-from octavo.v1 import admin_pb2, admin_pb2_grpc, inference_pb2_grpc, worker_pb2, worker_pb2_grpc
+from octavo.v1 import admin_pb2, admin_pb2_grpc, inference_pb2_grpc
 
 ROOT = Path(__file__).resolve().parents[3]
 START_S = 90.0
@@ -186,7 +187,7 @@ class Cluster:
         """The live processes among the workers this router knows, by name."""
         reply = self.admin(router).ListWorkers(admin_pb2.ListWorkersRequest(), timeout=10)
         pids = {name: process.pid for name, process in self.processes.items()}
-        return {w.hello.worker_id: w for w in reply.workers if pids.get(w.hello.worker_id) == w.pid}
+        return {w.worker_id: w for w in reply.workers if pids.get(w.worker_id) == w.pid}
 
     def load(self, name: str) -> worker_pb2.Load:
         """What the worker says of itself now."""

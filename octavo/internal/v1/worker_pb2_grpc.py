@@ -3,7 +3,7 @@
 import grpc
 import warnings
 
-from octavo.v1 import worker_pb2 as octavo_dot_v1_dot_worker__pb2
+from octavo.internal.v1 import worker_pb2 as octavo_dot_internal_dot_v1_dot_worker__pb2
 
 GRPC_GENERATED_VERSION = '1.76.0'
 GRPC_VERSION = grpc.__version__
@@ -18,7 +18,7 @@ except ImportError:
 if _version_not_supported:
     raise RuntimeError(
         f'The grpc package installed is at version {GRPC_VERSION},'
-        + ' but the generated code in octavo/v1/worker_pb2_grpc.py depends on'
+        + ' but the generated code in octavo/internal/v1/worker_pb2_grpc.py depends on'
         + f' grpcio>={GRPC_GENERATED_VERSION}.'
         + f' Please upgrade your grpc module to grpcio>={GRPC_GENERATED_VERSION}'
         + f' or downgrade your generated code using grpcio-tools<={GRPC_VERSION}.'
@@ -40,39 +40,39 @@ class WorkerStub(object):
             channel: A grpc.Channel.
         """
         self.Hello = channel.unary_unary(
-                '/octavo.v1.Worker/Hello',
-                request_serializer=octavo_dot_v1_dot_worker__pb2.HelloRequest.SerializeToString,
-                response_deserializer=octavo_dot_v1_dot_worker__pb2.HelloResponse.FromString,
+                '/octavo.internal.v1.Worker/Hello',
+                request_serializer=octavo_dot_internal_dot_v1_dot_worker__pb2.HelloRequest.SerializeToString,
+                response_deserializer=octavo_dot_internal_dot_v1_dot_worker__pb2.HelloResponse.FromString,
                 _registered_method=True)
         self.Schedule = channel.unary_unary(
-                '/octavo.v1.Worker/Schedule',
-                request_serializer=octavo_dot_v1_dot_worker__pb2.ScheduleRequest.SerializeToString,
-                response_deserializer=octavo_dot_v1_dot_worker__pb2.ScheduleResponse.FromString,
+                '/octavo.internal.v1.Worker/Schedule',
+                request_serializer=octavo_dot_internal_dot_v1_dot_worker__pb2.ScheduleRequest.SerializeToString,
+                response_deserializer=octavo_dot_internal_dot_v1_dot_worker__pb2.ScheduleResponse.FromString,
                 _registered_method=True)
         self.Step = channel.stream_stream(
-                '/octavo.v1.Worker/Step',
-                request_serializer=octavo_dot_v1_dot_worker__pb2.StepRequest.SerializeToString,
-                response_deserializer=octavo_dot_v1_dot_worker__pb2.StepResult.FromString,
+                '/octavo.internal.v1.Worker/Step',
+                request_serializer=octavo_dot_internal_dot_v1_dot_worker__pb2.StepRequest.SerializeToString,
+                response_deserializer=octavo_dot_internal_dot_v1_dot_worker__pb2.StepResult.FromString,
                 _registered_method=True)
         self.Swap = channel.unary_unary(
-                '/octavo.v1.Worker/Swap',
-                request_serializer=octavo_dot_v1_dot_worker__pb2.SwapRequest.SerializeToString,
-                response_deserializer=octavo_dot_v1_dot_worker__pb2.SwapResponse.FromString,
+                '/octavo.internal.v1.Worker/Swap',
+                request_serializer=octavo_dot_internal_dot_v1_dot_worker__pb2.SwapRequest.SerializeToString,
+                response_deserializer=octavo_dot_internal_dot_v1_dot_worker__pb2.SwapResponse.FromString,
                 _registered_method=True)
         self.Cancel = channel.unary_unary(
-                '/octavo.v1.Worker/Cancel',
-                request_serializer=octavo_dot_v1_dot_worker__pb2.WorkerCancelRequest.SerializeToString,
-                response_deserializer=octavo_dot_v1_dot_worker__pb2.WorkerCancelResponse.FromString,
+                '/octavo.internal.v1.Worker/Cancel',
+                request_serializer=octavo_dot_internal_dot_v1_dot_worker__pb2.WorkerCancelRequest.SerializeToString,
+                response_deserializer=octavo_dot_internal_dot_v1_dot_worker__pb2.WorkerCancelResponse.FromString,
                 _registered_method=True)
         self.Watch = channel.unary_stream(
-                '/octavo.v1.Worker/Watch',
-                request_serializer=octavo_dot_v1_dot_worker__pb2.WatchRequest.SerializeToString,
-                response_deserializer=octavo_dot_v1_dot_worker__pb2.WatchResponse.FromString,
+                '/octavo.internal.v1.Worker/Watch',
+                request_serializer=octavo_dot_internal_dot_v1_dot_worker__pb2.WatchRequest.SerializeToString,
+                response_deserializer=octavo_dot_internal_dot_v1_dot_worker__pb2.WatchResponse.FromString,
                 _registered_method=True)
         self.Drain = channel.unary_stream(
-                '/octavo.v1.Worker/Drain',
-                request_serializer=octavo_dot_v1_dot_worker__pb2.DrainRequest.SerializeToString,
-                response_deserializer=octavo_dot_v1_dot_worker__pb2.DrainResponse.FromString,
+                '/octavo.internal.v1.Worker/Drain',
+                request_serializer=octavo_dot_internal_dot_v1_dot_worker__pb2.DrainRequest.SerializeToString,
+                response_deserializer=octavo_dot_internal_dot_v1_dot_worker__pb2.DrainResponse.FromString,
                 _registered_method=True)
 
 
@@ -87,7 +87,7 @@ class WorkerServicer(object):
     def Hello(self, request, context):
         """Describes the worker: its ids, its model, and how much it can hold. Changes nothing.
 
-        A router does not use a worker with another schema revision, or whose model has another fingerprint or layout than
+        A router does not use a worker of another internal revision, or whose model has another fingerprint or layout than
         the model that the router knows by that name. Admin.ListWorkers then has the reason.
 
         * UNAVAILABLE: the model is still loading. Retry.
@@ -118,7 +118,7 @@ class WorkerServicer(object):
         together (setting stream_interval). A grant outlives the stream: a worker whose router died goes on and journals.
         When the caller half-closes, the stream ends after its finite grants have been used or taken back. An idle step
         uses one, too, and reports zero items. So
-        grpcurl -d '{"grant":{"steps":1}}' ... octavo.v1.Worker/Step
+        grpcurl -d '{"grant":{"steps":1}}' ... octavo.internal.v1.Worker/Step
         runs one step and prints it. Each step of a finite grant is reported to the stream that granted it, whatever other
         streams grant. Pause takes back what is left of the grants of all streams.
 
@@ -180,44 +180,44 @@ def add_WorkerServicer_to_server(servicer, server):
     rpc_method_handlers = {
             'Hello': grpc.unary_unary_rpc_method_handler(
                     servicer.Hello,
-                    request_deserializer=octavo_dot_v1_dot_worker__pb2.HelloRequest.FromString,
-                    response_serializer=octavo_dot_v1_dot_worker__pb2.HelloResponse.SerializeToString,
+                    request_deserializer=octavo_dot_internal_dot_v1_dot_worker__pb2.HelloRequest.FromString,
+                    response_serializer=octavo_dot_internal_dot_v1_dot_worker__pb2.HelloResponse.SerializeToString,
             ),
             'Schedule': grpc.unary_unary_rpc_method_handler(
                     servicer.Schedule,
-                    request_deserializer=octavo_dot_v1_dot_worker__pb2.ScheduleRequest.FromString,
-                    response_serializer=octavo_dot_v1_dot_worker__pb2.ScheduleResponse.SerializeToString,
+                    request_deserializer=octavo_dot_internal_dot_v1_dot_worker__pb2.ScheduleRequest.FromString,
+                    response_serializer=octavo_dot_internal_dot_v1_dot_worker__pb2.ScheduleResponse.SerializeToString,
             ),
             'Step': grpc.stream_stream_rpc_method_handler(
                     servicer.Step,
-                    request_deserializer=octavo_dot_v1_dot_worker__pb2.StepRequest.FromString,
-                    response_serializer=octavo_dot_v1_dot_worker__pb2.StepResult.SerializeToString,
+                    request_deserializer=octavo_dot_internal_dot_v1_dot_worker__pb2.StepRequest.FromString,
+                    response_serializer=octavo_dot_internal_dot_v1_dot_worker__pb2.StepResult.SerializeToString,
             ),
             'Swap': grpc.unary_unary_rpc_method_handler(
                     servicer.Swap,
-                    request_deserializer=octavo_dot_v1_dot_worker__pb2.SwapRequest.FromString,
-                    response_serializer=octavo_dot_v1_dot_worker__pb2.SwapResponse.SerializeToString,
+                    request_deserializer=octavo_dot_internal_dot_v1_dot_worker__pb2.SwapRequest.FromString,
+                    response_serializer=octavo_dot_internal_dot_v1_dot_worker__pb2.SwapResponse.SerializeToString,
             ),
             'Cancel': grpc.unary_unary_rpc_method_handler(
                     servicer.Cancel,
-                    request_deserializer=octavo_dot_v1_dot_worker__pb2.WorkerCancelRequest.FromString,
-                    response_serializer=octavo_dot_v1_dot_worker__pb2.WorkerCancelResponse.SerializeToString,
+                    request_deserializer=octavo_dot_internal_dot_v1_dot_worker__pb2.WorkerCancelRequest.FromString,
+                    response_serializer=octavo_dot_internal_dot_v1_dot_worker__pb2.WorkerCancelResponse.SerializeToString,
             ),
             'Watch': grpc.unary_stream_rpc_method_handler(
                     servicer.Watch,
-                    request_deserializer=octavo_dot_v1_dot_worker__pb2.WatchRequest.FromString,
-                    response_serializer=octavo_dot_v1_dot_worker__pb2.WatchResponse.SerializeToString,
+                    request_deserializer=octavo_dot_internal_dot_v1_dot_worker__pb2.WatchRequest.FromString,
+                    response_serializer=octavo_dot_internal_dot_v1_dot_worker__pb2.WatchResponse.SerializeToString,
             ),
             'Drain': grpc.unary_stream_rpc_method_handler(
                     servicer.Drain,
-                    request_deserializer=octavo_dot_v1_dot_worker__pb2.DrainRequest.FromString,
-                    response_serializer=octavo_dot_v1_dot_worker__pb2.DrainResponse.SerializeToString,
+                    request_deserializer=octavo_dot_internal_dot_v1_dot_worker__pb2.DrainRequest.FromString,
+                    response_serializer=octavo_dot_internal_dot_v1_dot_worker__pb2.DrainResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
-            'octavo.v1.Worker', rpc_method_handlers)
+            'octavo.internal.v1.Worker', rpc_method_handlers)
     server.add_generic_rpc_handlers((generic_handler,))
-    server.add_registered_method_handlers('octavo.v1.Worker', rpc_method_handlers)
+    server.add_registered_method_handlers('octavo.internal.v1.Worker', rpc_method_handlers)
 
 
  # This class is part of an EXPERIMENTAL API.
@@ -243,9 +243,9 @@ class Worker(object):
         return grpc.experimental.unary_unary(
             request,
             target,
-            '/octavo.v1.Worker/Hello',
-            octavo_dot_v1_dot_worker__pb2.HelloRequest.SerializeToString,
-            octavo_dot_v1_dot_worker__pb2.HelloResponse.FromString,
+            '/octavo.internal.v1.Worker/Hello',
+            octavo_dot_internal_dot_v1_dot_worker__pb2.HelloRequest.SerializeToString,
+            octavo_dot_internal_dot_v1_dot_worker__pb2.HelloResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -270,9 +270,9 @@ class Worker(object):
         return grpc.experimental.unary_unary(
             request,
             target,
-            '/octavo.v1.Worker/Schedule',
-            octavo_dot_v1_dot_worker__pb2.ScheduleRequest.SerializeToString,
-            octavo_dot_v1_dot_worker__pb2.ScheduleResponse.FromString,
+            '/octavo.internal.v1.Worker/Schedule',
+            octavo_dot_internal_dot_v1_dot_worker__pb2.ScheduleRequest.SerializeToString,
+            octavo_dot_internal_dot_v1_dot_worker__pb2.ScheduleResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -297,9 +297,9 @@ class Worker(object):
         return grpc.experimental.stream_stream(
             request_iterator,
             target,
-            '/octavo.v1.Worker/Step',
-            octavo_dot_v1_dot_worker__pb2.StepRequest.SerializeToString,
-            octavo_dot_v1_dot_worker__pb2.StepResult.FromString,
+            '/octavo.internal.v1.Worker/Step',
+            octavo_dot_internal_dot_v1_dot_worker__pb2.StepRequest.SerializeToString,
+            octavo_dot_internal_dot_v1_dot_worker__pb2.StepResult.FromString,
             options,
             channel_credentials,
             insecure,
@@ -324,9 +324,9 @@ class Worker(object):
         return grpc.experimental.unary_unary(
             request,
             target,
-            '/octavo.v1.Worker/Swap',
-            octavo_dot_v1_dot_worker__pb2.SwapRequest.SerializeToString,
-            octavo_dot_v1_dot_worker__pb2.SwapResponse.FromString,
+            '/octavo.internal.v1.Worker/Swap',
+            octavo_dot_internal_dot_v1_dot_worker__pb2.SwapRequest.SerializeToString,
+            octavo_dot_internal_dot_v1_dot_worker__pb2.SwapResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -351,9 +351,9 @@ class Worker(object):
         return grpc.experimental.unary_unary(
             request,
             target,
-            '/octavo.v1.Worker/Cancel',
-            octavo_dot_v1_dot_worker__pb2.WorkerCancelRequest.SerializeToString,
-            octavo_dot_v1_dot_worker__pb2.WorkerCancelResponse.FromString,
+            '/octavo.internal.v1.Worker/Cancel',
+            octavo_dot_internal_dot_v1_dot_worker__pb2.WorkerCancelRequest.SerializeToString,
+            octavo_dot_internal_dot_v1_dot_worker__pb2.WorkerCancelResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -378,9 +378,9 @@ class Worker(object):
         return grpc.experimental.unary_stream(
             request,
             target,
-            '/octavo.v1.Worker/Watch',
-            octavo_dot_v1_dot_worker__pb2.WatchRequest.SerializeToString,
-            octavo_dot_v1_dot_worker__pb2.WatchResponse.FromString,
+            '/octavo.internal.v1.Worker/Watch',
+            octavo_dot_internal_dot_v1_dot_worker__pb2.WatchRequest.SerializeToString,
+            octavo_dot_internal_dot_v1_dot_worker__pb2.WatchResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -405,9 +405,9 @@ class Worker(object):
         return grpc.experimental.unary_stream(
             request,
             target,
-            '/octavo.v1.Worker/Drain',
-            octavo_dot_v1_dot_worker__pb2.DrainRequest.SerializeToString,
-            octavo_dot_v1_dot_worker__pb2.DrainResponse.FromString,
+            '/octavo.internal.v1.Worker/Drain',
+            octavo_dot_internal_dot_v1_dot_worker__pb2.DrainRequest.SerializeToString,
+            octavo_dot_internal_dot_v1_dot_worker__pb2.DrainResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -3,7 +3,7 @@
 import grpc
 import warnings
 
-from octavo.v1 import transfer_pb2 as octavo_dot_v1_dot_transfer__pb2
+from octavo.internal.v1 import transfer_pb2 as octavo_dot_internal_dot_v1_dot_transfer__pb2
 
 GRPC_GENERATED_VERSION = '1.76.0'
 GRPC_VERSION = grpc.__version__
@@ -18,7 +18,7 @@ except ImportError:
 if _version_not_supported:
     raise RuntimeError(
         f'The grpc package installed is at version {GRPC_VERSION},'
-        + ' but the generated code in octavo/v1/transfer_pb2_grpc.py depends on'
+        + ' but the generated code in octavo/internal/v1/transfer_pb2_grpc.py depends on'
         + f' grpcio>={GRPC_GENERATED_VERSION}.'
         + f' Please upgrade your grpc module to grpcio>={GRPC_GENERATED_VERSION}'
         + f' or downgrade your generated code using grpcio-tools<={GRPC_VERSION}.'
@@ -40,24 +40,24 @@ class TransferStub(object):
             channel: A grpc.Channel.
         """
         self.Prepare = channel.unary_unary(
-                '/octavo.v1.Transfer/Prepare',
-                request_serializer=octavo_dot_v1_dot_transfer__pb2.PrepareRequest.SerializeToString,
-                response_deserializer=octavo_dot_v1_dot_transfer__pb2.PrepareResponse.FromString,
+                '/octavo.internal.v1.Transfer/Prepare',
+                request_serializer=octavo_dot_internal_dot_v1_dot_transfer__pb2.PrepareRequest.SerializeToString,
+                response_deserializer=octavo_dot_internal_dot_v1_dot_transfer__pb2.PrepareResponse.FromString,
                 _registered_method=True)
         self.Push = channel.stream_unary(
-                '/octavo.v1.Transfer/Push',
-                request_serializer=octavo_dot_v1_dot_transfer__pb2.PushRequest.SerializeToString,
-                response_deserializer=octavo_dot_v1_dot_transfer__pb2.PushResponse.FromString,
+                '/octavo.internal.v1.Transfer/Push',
+                request_serializer=octavo_dot_internal_dot_v1_dot_transfer__pb2.PushRequest.SerializeToString,
+                response_deserializer=octavo_dot_internal_dot_v1_dot_transfer__pb2.PushResponse.FromString,
                 _registered_method=True)
         self.Finish = channel.unary_unary(
-                '/octavo.v1.Transfer/Finish',
-                request_serializer=octavo_dot_v1_dot_transfer__pb2.FinishRequest.SerializeToString,
-                response_deserializer=octavo_dot_v1_dot_transfer__pb2.FinishResponse.FromString,
+                '/octavo.internal.v1.Transfer/Finish',
+                request_serializer=octavo_dot_internal_dot_v1_dot_transfer__pb2.FinishRequest.SerializeToString,
+                response_deserializer=octavo_dot_internal_dot_v1_dot_transfer__pb2.FinishResponse.FromString,
                 _registered_method=True)
         self.Abort = channel.unary_unary(
-                '/octavo.v1.Transfer/Abort',
-                request_serializer=octavo_dot_v1_dot_transfer__pb2.AbortRequest.SerializeToString,
-                response_deserializer=octavo_dot_v1_dot_transfer__pb2.AbortResponse.FromString,
+                '/octavo.internal.v1.Transfer/Abort',
+                request_serializer=octavo_dot_internal_dot_v1_dot_transfer__pb2.AbortRequest.SerializeToString,
+                response_deserializer=octavo_dot_internal_dot_v1_dot_transfer__pb2.AbortResponse.FromString,
                 _registered_method=True)
 
 
@@ -110,29 +110,29 @@ def add_TransferServicer_to_server(servicer, server):
     rpc_method_handlers = {
             'Prepare': grpc.unary_unary_rpc_method_handler(
                     servicer.Prepare,
-                    request_deserializer=octavo_dot_v1_dot_transfer__pb2.PrepareRequest.FromString,
-                    response_serializer=octavo_dot_v1_dot_transfer__pb2.PrepareResponse.SerializeToString,
+                    request_deserializer=octavo_dot_internal_dot_v1_dot_transfer__pb2.PrepareRequest.FromString,
+                    response_serializer=octavo_dot_internal_dot_v1_dot_transfer__pb2.PrepareResponse.SerializeToString,
             ),
             'Push': grpc.stream_unary_rpc_method_handler(
                     servicer.Push,
-                    request_deserializer=octavo_dot_v1_dot_transfer__pb2.PushRequest.FromString,
-                    response_serializer=octavo_dot_v1_dot_transfer__pb2.PushResponse.SerializeToString,
+                    request_deserializer=octavo_dot_internal_dot_v1_dot_transfer__pb2.PushRequest.FromString,
+                    response_serializer=octavo_dot_internal_dot_v1_dot_transfer__pb2.PushResponse.SerializeToString,
             ),
             'Finish': grpc.unary_unary_rpc_method_handler(
                     servicer.Finish,
-                    request_deserializer=octavo_dot_v1_dot_transfer__pb2.FinishRequest.FromString,
-                    response_serializer=octavo_dot_v1_dot_transfer__pb2.FinishResponse.SerializeToString,
+                    request_deserializer=octavo_dot_internal_dot_v1_dot_transfer__pb2.FinishRequest.FromString,
+                    response_serializer=octavo_dot_internal_dot_v1_dot_transfer__pb2.FinishResponse.SerializeToString,
             ),
             'Abort': grpc.unary_unary_rpc_method_handler(
                     servicer.Abort,
-                    request_deserializer=octavo_dot_v1_dot_transfer__pb2.AbortRequest.FromString,
-                    response_serializer=octavo_dot_v1_dot_transfer__pb2.AbortResponse.SerializeToString,
+                    request_deserializer=octavo_dot_internal_dot_v1_dot_transfer__pb2.AbortRequest.FromString,
+                    response_serializer=octavo_dot_internal_dot_v1_dot_transfer__pb2.AbortResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
-            'octavo.v1.Transfer', rpc_method_handlers)
+            'octavo.internal.v1.Transfer', rpc_method_handlers)
     server.add_generic_rpc_handlers((generic_handler,))
-    server.add_registered_method_handlers('octavo.v1.Transfer', rpc_method_handlers)
+    server.add_registered_method_handlers('octavo.internal.v1.Transfer', rpc_method_handlers)
 
 
  # This class is part of an EXPERIMENTAL API.
@@ -158,9 +158,9 @@ class Transfer(object):
         return grpc.experimental.unary_unary(
             request,
             target,
-            '/octavo.v1.Transfer/Prepare',
-            octavo_dot_v1_dot_transfer__pb2.PrepareRequest.SerializeToString,
-            octavo_dot_v1_dot_transfer__pb2.PrepareResponse.FromString,
+            '/octavo.internal.v1.Transfer/Prepare',
+            octavo_dot_internal_dot_v1_dot_transfer__pb2.PrepareRequest.SerializeToString,
+            octavo_dot_internal_dot_v1_dot_transfer__pb2.PrepareResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -185,9 +185,9 @@ class Transfer(object):
         return grpc.experimental.stream_unary(
             request_iterator,
             target,
-            '/octavo.v1.Transfer/Push',
-            octavo_dot_v1_dot_transfer__pb2.PushRequest.SerializeToString,
-            octavo_dot_v1_dot_transfer__pb2.PushResponse.FromString,
+            '/octavo.internal.v1.Transfer/Push',
+            octavo_dot_internal_dot_v1_dot_transfer__pb2.PushRequest.SerializeToString,
+            octavo_dot_internal_dot_v1_dot_transfer__pb2.PushResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -212,9 +212,9 @@ class Transfer(object):
         return grpc.experimental.unary_unary(
             request,
             target,
-            '/octavo.v1.Transfer/Finish',
-            octavo_dot_v1_dot_transfer__pb2.FinishRequest.SerializeToString,
-            octavo_dot_v1_dot_transfer__pb2.FinishResponse.FromString,
+            '/octavo.internal.v1.Transfer/Finish',
+            octavo_dot_internal_dot_v1_dot_transfer__pb2.FinishRequest.SerializeToString,
+            octavo_dot_internal_dot_v1_dot_transfer__pb2.FinishResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -239,9 +239,9 @@ class Transfer(object):
         return grpc.experimental.unary_unary(
             request,
             target,
-            '/octavo.v1.Transfer/Abort',
-            octavo_dot_v1_dot_transfer__pb2.AbortRequest.SerializeToString,
-            octavo_dot_v1_dot_transfer__pb2.AbortResponse.FromString,
+            '/octavo.internal.v1.Transfer/Abort',
+            octavo_dot_internal_dot_v1_dot_transfer__pb2.AbortRequest.SerializeToString,
+            octavo_dot_internal_dot_v1_dot_transfer__pb2.AbortResponse.FromString,
             options,
             channel_credentials,
             insecure,

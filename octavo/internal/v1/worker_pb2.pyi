@@ -35,18 +35,18 @@ SWAP_OPERATION_IN: SwapOperation
 SWAP_OPERATION_DROP: SwapOperation
 
 class HelloRequest(_message.Message):
-    __slots__ = ("router_id", "schema_revision")
+    __slots__ = ("router_id", "internal_revision")
     ROUTER_ID_FIELD_NUMBER: _ClassVar[int]
-    SCHEMA_REVISION_FIELD_NUMBER: _ClassVar[int]
+    INTERNAL_REVISION_FIELD_NUMBER: _ClassVar[int]
     router_id: str
-    schema_revision: int
-    def __init__(self, router_id: _Optional[str] = ..., schema_revision: _Optional[int] = ...) -> None: ...
+    internal_revision: int
+    def __init__(self, router_id: _Optional[str] = ..., internal_revision: _Optional[int] = ...) -> None: ...
 
 class HelloResponse(_message.Message):
-    __slots__ = ("worker_id", "incarnation", "schema_revision", "model", "model_fingerprint", "block_size", "kv_dtype", "kv_layout", "num_blocks", "num_host_blocks", "context_tokens", "vocab_size", "tokenizer", "eos_token_ids", "max_batch_tokens", "max_batch_sequences", "device")
+    __slots__ = ("worker_id", "incarnation", "internal_revision", "model", "model_fingerprint", "block_size", "kv_dtype", "kv_layout", "num_blocks", "num_host_blocks", "context_tokens", "vocab_size", "tokenizer", "eos_token_ids", "max_batch_tokens", "max_batch_sequences", "device")
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
-    SCHEMA_REVISION_FIELD_NUMBER: _ClassVar[int]
+    INTERNAL_REVISION_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     MODEL_FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
     BLOCK_SIZE_FIELD_NUMBER: _ClassVar[int]
@@ -63,7 +63,7 @@ class HelloResponse(_message.Message):
     DEVICE_FIELD_NUMBER: _ClassVar[int]
     worker_id: str
     incarnation: str
-    schema_revision: int
+    internal_revision: int
     model: str
     model_fingerprint: str
     block_size: int
@@ -78,7 +78,7 @@ class HelloResponse(_message.Message):
     max_batch_tokens: int
     max_batch_sequences: int
     device: str
-    def __init__(self, worker_id: _Optional[str] = ..., incarnation: _Optional[str] = ..., schema_revision: _Optional[int] = ..., model: _Optional[str] = ..., model_fingerprint: _Optional[str] = ..., block_size: _Optional[int] = ..., kv_dtype: _Optional[str] = ..., kv_layout: _Optional[str] = ..., num_blocks: _Optional[int] = ..., num_host_blocks: _Optional[int] = ..., context_tokens: _Optional[int] = ..., vocab_size: _Optional[int] = ..., tokenizer: _Optional[str] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., max_batch_tokens: _Optional[int] = ..., max_batch_sequences: _Optional[int] = ..., device: _Optional[str] = ...) -> None: ...
+    def __init__(self, worker_id: _Optional[str] = ..., incarnation: _Optional[str] = ..., internal_revision: _Optional[int] = ..., model: _Optional[str] = ..., model_fingerprint: _Optional[str] = ..., block_size: _Optional[int] = ..., kv_dtype: _Optional[str] = ..., kv_layout: _Optional[str] = ..., num_blocks: _Optional[int] = ..., num_host_blocks: _Optional[int] = ..., context_tokens: _Optional[int] = ..., vocab_size: _Optional[int] = ..., tokenizer: _Optional[str] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., max_batch_tokens: _Optional[int] = ..., max_batch_sequences: _Optional[int] = ..., device: _Optional[str] = ...) -> None: ...
 
 class Admission(_message.Message):
     __slots__ = ("seq_id", "epoch", "prompt", "outputs", "finished_branches", "sampling", "salt", "priority", "deadline_in_ms", "alone")

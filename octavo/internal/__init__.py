@@ -1,0 +1,1 @@
+"""The contract between routers and workers, apart from the one that clients use."""

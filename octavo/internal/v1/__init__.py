@@ -1,0 +1,1 @@
+"""Generated from protos/octavo/internal/v1 by `make generate`; do not edit."""

@@ -1,0 +1,44 @@
+"""The examples, built and run against live processes. `make test` does not collect this folder."""
+
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+from example import EXAMPLES, Example, languages
+from live.cluster import Cluster, Shape
+from live.fixtures import clusters, pytest_runtest_makereport, whole
+from live.oracle import Oracle
+
+__all__ = ["clusters", "pytest_runtest_makereport"]
+
+# Slow enough that an answer of 200 tokens is still under way when its router is killed.
+PAIR = Shape(routers=2, workers=1, runner="fake", step_delay_ms=20)
+NOT_PERMITTED = 77  # see tools/clients.sh
+
+
+@pytest.fixture(scope="session", params=languages())
+def example(request: pytest.FixtureRequest) -> Example:
+    """The example of one language, built from `protos/`."""
+    name = request.param
+    started = time.monotonic()
+    script = EXAMPLES.parent / "tools" / "clients.sh"
+    done = subprocess.run(
+        [script, name], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+    print(f"{done.stdout}built examples/{name} in {time.monotonic() - started:.0f} s")
+    if done.returncode == NOT_PERMITTED:
+        pytest.skip(done.stdout.strip().splitlines()[-1])
+    assert done.returncode == 0, done.stdout
+    return Example(name)
+
+
+@pytest.fixture
+def cluster(clusters: Callable[[Shape], Cluster]) -> Iterator[Cluster]:
+    """Two routers, one worker with the fake runner."""
+    yield from whole(clusters(PAIR))
+
+
+@pytest.fixture(scope="session")
+def oracle() -> Oracle:
+    return Oracle("fake")

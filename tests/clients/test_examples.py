@@ -1,0 +1,75 @@
+"""Every example does all of its parts, whatever language it is in, and says what a run without trouble says."""
+
+import pytest
+from live.process import wait_until
+
+from octavo.client import SamplingParams
+from octavo.v1 import inference_pb2
+
+pytestmark = pytest.mark.timeout(900)  # the first test of a language installs and builds
+
+QUIET = ("health", "stream", "complete", "cancel", "deadline", "errors")
+
+
+def expected(oracle, prompt, num_tokens):
+    params = SamplingParams(temperature=0, max_tokens=num_tokens, ignore_eos=True)
+    return oracle.outputs(list(prompt.encode()), params)[0]
+
+
+def models(cluster):
+    return cluster.inference().ListModels(inference_pb2.ListModelsRequest(), timeout=10).models
+
+
+def test_each_part(example, cluster, oracle):
+    code, parts = example.run(cluster.endpoints, *QUIET)
+    assert [(part.name, part.verdict) for part in parts] == [(name, "ok") for name in QUIET]
+    assert code == 0
+    health, stream, complete, cancel, deadline, errors = parts
+    assert health.values == {"status": "SERVING"}
+    assert stream.values == {"tokens": "24", "finish": "LENGTH"}
+    assert stream.printed.decode() == expected(oracle, "Once upon a time", 24).text + "\n"
+    prompt = "Il était une fois"
+    assert complete.values == {"prompt_tokens": str(len(prompt.encode())), "tokens": "24", "finish": "LENGTH"}
+    assert complete.printed.decode() == expected(oracle, prompt, 24).text + "\n"
+    assert cancel.values["finish"] == "CANCELLED"
+    assert 0 < int(cancel.values["tokens"]) < 1000
+    assert deadline.values["finish"] == "DEADLINE"
+    assert 0 < int(deadline.values["tokens"]) < 1000
+    assert errors.values["code"] == errors.values["reason"] == "INVALID_ARGUMENT"
+    assert errors.values["fields"].split(",") == ["sampling.temperature", "sampling.top_p"]
+
+
+@pytest.mark.parametrize("end", ["kill", "stop"])
+def test_a_stream_outlives_its_router(example, cluster, oracle, end):
+    """No token is lost and none is double: the text is that of a run in which nothing dies."""
+
+    def end_router(endpoint):
+        name = f"r{cluster.endpoints.index(endpoint)}"
+        cluster.kill(name) if end == "kill" else cluster.processes[name].stop()
+
+    code, parts = example.run(cluster.endpoints, "attach", when_reading=end_router)
+    assert [part.verdict for part in parts] == ["reading", "ok"]
+    assert code == 0
+    reading, attach = parts
+    assert reading.values == {"from": cluster.endpoints[0]}
+    assert int(attach.values["attached"]) >= 1
+    assert (attach.values["tokens"], attach.values["finish"]) == ("200", "LENGTH")
+    assert attach.printed.decode() == expected(oracle, "The story of a router:", 200).text + "\n"
+
+
+def test_a_refusal_says_why_and_when_to_come_again(example, cluster):
+    cluster.kill("w0")
+    wait_until(lambda: not any(model.num_workers for model in models(cluster)), 30, "the router still counts on w0")
+    code, [part] = example.run(cluster.endpoints, "complete")
+    assert code != 0
+    assert part.verdict == "failed"
+    assert (part.values["code"], part.values["reason"]) == ("UNAVAILABLE", "NO_WORKERS")
+    assert int(part.values["retry_ms"]) > 0
+
+
+def test_nobody_listens(example, cluster):
+    """Without details: no router said this."""
+    cluster.kill("r0")
+    code, [part] = example.run(cluster.endpoints[:1], "complete")
+    assert code != 0
+    assert (part.values["code"], part.values["reason"]) == ("UNAVAILABLE", "")
