@@ -91,8 +91,8 @@ class FieldViolation(NamedTuple):
     description: str  # what is wrong, and what would be right
 
 
-class InvalidArgument(ServingError):
-    """The request is wrong; `violations` say where, and `field` names the first of them."""
+class InvalidArgument(ServingError, ValueError):
+    """The request is wrong; `violations` say where, and `field` names the first. Python callers may catch ValueError."""
 
     code = Code.INVALID_ARGUMENT
     reason = "INVALID_ARGUMENT"

@@ -36,7 +36,7 @@ def validate_sampling(params: SamplingParams, *, vocab_size: int, eos_token_ids:
         checks.run(_check_number, field, getattr(params, field), allowed)
     for field in limits.FLAGS:
         checks.run(_check_flag, field, getattr(params, field))
-    if params.stop:
+    if params.stop != ():
         checks.run(_check_stop, params.stop)
     for field in ("stop_token_ids", "allowed_token_ids", "banned_token_ids"):
         if getattr(params, field) != ():

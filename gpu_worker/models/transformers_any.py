@@ -7,7 +7,7 @@ with those of the model's own attention.
 """
 
 import inspect
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -17,6 +17,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM
+from transformers import logging as transformers_logging
 from transformers.masking_utils import AttentionMaskInterface
 from transformers.modeling_utils import AttentionInterface
 
@@ -78,6 +79,7 @@ def _no_mask(*_: Any, **__: Any) -> None:
     """There is no mask, because pages need none."""
 
 
+transformers_logging.set_verbosity_error()  # what it warns of when it loads weights refuses the model here
 AttentionInterface.register(IMPLEMENTATION, _attend)
 AttentionMaskInterface.register(IMPLEMENTATION, _no_mask)
 
@@ -107,18 +109,21 @@ class TransformersDecoder:
     def load(cls, directory: Path, dtype: torch.dtype, ops: Ops, device: torch.device) -> "TransformersDecoder":
         """Loads safetensors from `directory`, without code from it, and verifies. BadModel says why it cannot run."""
         try:
-            model = AutoModelForCausalLM.from_pretrained(
+            model, weights = AutoModelForCausalLM.from_pretrained(
                 directory,
+                output_loading_info=True,
                 dtype=dtype,
                 attn_implementation=IMPLEMENTATION,
                 trust_remote_code=False,
                 use_safetensors=True,
                 local_files_only=True,
+                ignore_mismatched_sizes=True,  # they are refused below, by name
             )
         except KeyError as error:
             raise BadModel(f"{directory.name}: this model's attention cannot be replaced ({error})") from error
-        except (ValueError, OSError, ImportError, NotImplementedError) as error:
+        except (ValueError, OSError, ImportError, NotImplementedError, RuntimeError) as error:
             raise BadModel(f"{directory.name}: {error}") from error
+        _check_weights(directory.name, weights)
         decoder = cls(model.eval().to(device), ops, device)
         decoder.verify()
         return decoder
@@ -200,6 +205,27 @@ class TransformersDecoder:
             raise BadModel(f"{self.name}: layers have keys of different shapes: {sorted(set(step.shapes.values()))}")
         _check_windows(self.name, config, step.windows)
         return num_layers, *step.shapes[0]
+
+
+def _check_weights(name: str, weights: Mapping[str, Any]) -> None:
+    """BadModel unless each weight came from the checkpoint and each tensor of it went into the model.
+
+    Transformers fills a weight that is missing with random numbers. It does not count as missing what is tied to
+    another weight, nor as unexpected the buffers that it has given up.
+    """
+    mismatched = [
+        f"{key} is {list(stored)} and should be {list(made)}" for key, stored, made in weights["mismatched_keys"]
+    ]
+    for what, found in (
+        ("the checkpoint lacks", weights["missing_keys"]),
+        ("of another shape than config.json says", mismatched),
+        ("the model has no place for", weights["unexpected_keys"]),
+        ("not loaded", weights["error_msgs"]),
+    ):
+        if found:
+            listed = sorted(map(str, found))
+            some = f"{', '.join(listed[:5])}{' …' if len(listed) > 5 else ''}"
+            raise BadModel(f"{name}: {len(listed)} weights {what}: {some}")
 
 
 def _check_windows(name: str, config: Any, windows: dict[int, int]) -> None:

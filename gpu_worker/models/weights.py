@@ -1,6 +1,7 @@
 """Where weights come from: a source knows tensors by the names of Transformers checkpoints and reads them lazily."""
 
 import json
+import shlex
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Protocol
@@ -11,6 +12,14 @@ from torch import Tensor
 
 from octavo.errors import BadModel
 
+PLAIN = (torch.float32, torch.float16, torch.bfloat16, torch.float64)  # what a number in a checkpoint means by itself
+# A command that makes model.safetensors of all pytorch_model*.bin in the current directory. Each tensor gets memory of
+# its own, because safetensors stores none under two names.
+CONVERSION = (
+    'python -c "import glob, torch, safetensors.torch as s; s.save_file({n: t.contiguous().clone() '
+    "for f in glob.glob('pytorch_model*.bin') for n, t in torch.load(f, map_location='cpu', weights_only=True).items()}"
+    ", 'model.safetensors')\""
+)
 ProgressCallback = Callable[[int, int], None]  # (tensors read, tensors in all)
 
 
@@ -71,13 +80,24 @@ def _shards(directory: Path) -> Iterator[tuple[str, str]]:
 def _whole(directory: Path) -> Iterator[tuple[str, str]]:
     path = directory / "model.safetensors"
     if not path.exists():
-        raise BadModel(f"{directory.name} has no model.safetensors (other formats of weights are not read)")
+        raise BadModel(_explain_absence(directory))
     try:
         with safe_open(path, framework="pt") as file:
             for name in file.keys():  # noqa: SIM118 - not a mapping
                 yield name, path.name
     except (SafetensorError, OSError) as error:
         raise BadModel(f"{path.name}: {error}") from error
+
+
+def _explain_absence(directory: Path) -> str:
+    """Why there are no safetensors, and what helps."""
+    pickled = sorted(directory.glob("pytorch_model*.bin"))
+    if not pickled:
+        return f"{directory.name} has no model.safetensors (other formats of weights are not read)"
+    return (
+        f"{directory.name} has no model.safetensors but {pickled[0].name}, a pickle, which may contain code. "
+        f" Convert it once (torch runs no code with weights_only): cd {shlex.quote(str(directory))} && {CONVERSION}"
+    )
 
 
 class CheckpointReader:
@@ -101,10 +121,14 @@ class CheckpointReader:
         """The tensor in the type it is stored in, or in float32 if it is quantized."""
         tensor = self._source.get(name)
         self.check_shape(name, tuple(tensor.shape), shape)
-        if not tensor.dtype.is_floating_point:
+        if tensor.dtype not in PLAIN:
             raise BadModel(f"tensor {name!r} is {tensor.dtype}: quantized checkpoints of this kind are not read")
         self.mark_read(name)
         return tensor
+
+    def differs(self, name: str, other: str) -> bool:
+        """Whether the checkpoint has the tensor `name`, and it is not equal to the tensor `other`."""
+        return name in self._names and not torch.equal(self._source.get(name), self._source.get(other))
 
     def check_shape(self, name: str, found: tuple[int, ...], shape: tuple[int, ...]) -> None:
         """BadModel unless the tensor's shape `found` is `shape`."""
@@ -124,4 +148,5 @@ class CheckpointReader:
         """BadModel if a tensor is left that is not `ignored`: then the model is not what its configuration says."""
         left = sorted(name for name in self._left if not ignored(name))
         if left:
-            raise BadModel(f"{len(left)} tensors of the checkpoint have no place in the model: {', '.join(left[:5])} …")
+            some = f"{', '.join(left[:5])}{' …' if len(left) > 5 else ''}"
+            raise BadModel(f"{len(left)} tensors of the checkpoint have no place in the model: {some}")

@@ -139,6 +139,7 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
                 limits=wire.limits_to_wire(),
                 has_chat_template=model.tokenizer.has_chat_template,
                 num_workers=len(model.workers),
+                aliases=self._models.aliases_of(model),
             )
             for model in self._models.list_models()
         ]

@@ -189,6 +189,8 @@ async def test_a_request_may_name_its_model_by_an_alias(world, oracle):
     await world.ready()
     completion = await world.client().complete(PROMPT, GREEDY, model="chat")
     assert oracle.returned(completion) == oracle.outputs(PROMPT, GREEDY)
+    reply = await raw(world, world.routers[0]).ListModels(inference_pb2.ListModelsRequest())
+    assert [(model.name, list(model.aliases)) for model in reply.models] == [(name, ["chat"])]
 
 
 async def test_a_full_queue_says_when_to_come_back(world):

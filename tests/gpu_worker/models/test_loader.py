@@ -1,11 +1,17 @@
 """From names to models: what is found, what is kept, what is refused and how that is said."""
 
 import json
+import os
+import re
 import shutil
+import subprocess
+import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
+import transformers
 from safetensors.torch import load_file, save_file
 
 from gpu_worker.models.fingerprint import model_fingerprint, sample_file
@@ -95,11 +101,113 @@ def test_damaged_files_are_refused(copied, load):
         load(copied)
 
 
-def test_pickles_are_not_read(copied, load):
-    weights = copied / "model.safetensors"
-    weights.rename(copied / "pytorch_model.bin")
-    with pytest.raises(BadModel, match=r"has no model\.safetensors"):
+def convert(refused: BadModel) -> None:
+    """Runs the command that the message ends with."""
+    command = str(refused).partition("weights_only): ")[2]
+    environment = os.environ | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    subprocess.run(command, shell=True, check=True, timeout=60, env=environment)
+
+
+@pytest.mark.parametrize("num_files", [1, 2])
+def test_pickled_weights_are_refused_with_the_command_that_converts_them(num_files, tiny, tmp_path, load, greedy):
+    directory = Path(shutil.copytree(tiny("llama").directory, tmp_path / "my model's files"))
+    weights = load_file(directory / "model.safetensors")
+    (directory / "model.safetensors").unlink()
+    weights["model.layers.0.self_attn.rotary_emb.inv_freq"] = weights["model.norm.weight"]  # one tensor, two names
+    for part in range(num_files):
+        file = f"pytorch_model-0000{part + 1}-of-00002.bin" if num_files > 1 else "pytorch_model.bin"
+        torch.save({name: weights[name] for name in sorted(weights)[part::num_files]}, directory / file)
+    with pytest.raises(BadModel, match=r"has no model\.safetensors but pytorch_model.*\.bin, a pickle") as refused:
+        load(directory)
+    convert(refused.value)
+    assert greedy(load(directory), PROMPTS, 16) == greedy(load(tiny("llama").directory), PROMPTS, 16)
+
+
+def rewrite(directory: Path, change: Callable[[dict[str, torch.Tensor]], object]) -> None:
+    """Changes the tensors of a checkpoint."""
+    weights = load_file(directory / "model.safetensors")
+    change(weights)
+    save_file(weights, directory / "model.safetensors", metadata={"format": "pt"})
+
+
+@pytest.mark.parametrize("name", ["opt", "phi", "gpt-neox", "gemma2"])
+def test_through_transformers_each_tensor_counts(name, tiny, load, tmp_path):
+    """Transformers would fill what is missing with random numbers, and leave out what has no place."""
+    copied = Path(shutil.copytree(tiny(name).directory, tmp_path / "copied"))
+    names = sorted(load_file(copied / "model.safetensors"))
+    victim = next(n for n in names if ".1." in n and n.endswith("weight"))
+    rewrite(copied, lambda weights: weights.pop(victim))
+    with pytest.raises(BadModel, match=rf"1 weights the checkpoint lacks: .*{victim.split('.')[-2]}"):
         load(copied)
+    shutil.copy(tiny(name).directory / "model.safetensors", copied)
+    rewrite(copied, lambda weights: weights.update({"model.extra.weight": torch.zeros(2)}))
+    with pytest.raises(BadModel, match=r"1 weights the model has no place for: .*extra\.weight"):
+        load(copied)
+    shutil.copy(tiny(name).directory / "model.safetensors", copied)
+    rewrite(copied, lambda weights: weights.update({victim: torch.zeros(3, 5)}))
+    with pytest.raises(BadModel, match=r"1 weights of another shape than config\.json says: .* is \[3, 5\] and should"):
+        load(copied)
+
+
+@pytest.mark.parametrize("name", ["opt", "gpt2"])
+def test_a_tied_output_projection_is_not_missing(name, tiny, load):
+    names = load_file(tiny(name).directory / "model.safetensors")
+    assert "lm_head.weight" not in names
+    load(tiny(name).directory)
+
+
+def test_an_encoder_is_refused(load, tmp_path):
+    """BertModel has everything that the attention interface asks for, and would answer."""
+    sizes = {"vocab_size": 128, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
+    config = transformers.BertConfig(**sizes, intermediate_size=64)
+    transformers.BertModel(config).save_pretrained(tmp_path / "bert")
+    with pytest.raises(BadModel, match="bert is an encoder"):
+        load(tmp_path / "bert")
+    transformers.BertForMaskedLM(config).save_pretrained(tmp_path / "masked")
+    with pytest.raises(BadModel, match="bert is an encoder"):
+        load(tmp_path / "masked")
+
+
+@pytest.mark.parametrize(
+    ("name", "dropped", "first"),
+    [
+        ("qwen3", "q_norm", "model.layers.0.self_attn.q_norm.weight"),
+        ("qwen2", "proj.bias", "model.layers.0.self_attn.q_proj.bias"),
+        ("llama-biases", "o_proj.bias", "model.layers.0.self_attn.o_proj.bias"),
+        ("llama-biases", "layers.2.mlp.down_proj.bias", "model.layers.2.mlp.down_proj.bias"),
+        ("gpt2", "h.1.ln_2.bias", "transformer.h.1.ln_2.bias"),
+        ("gpt2", "wpe", "transformer.wpe.weight"),
+    ],
+)
+@pytest.mark.usefixtures("on_ops")
+def test_parts_that_the_configuration_asks_for_are_not_optional(name, dropped, first, tiny, load, tmp_path):
+    copied = Path(shutil.copytree(tiny(name).directory, tmp_path / "copied"))
+    rewrite(copied, lambda weights: [weights.pop(key) for key in list(weights) if dropped in key])
+    with pytest.raises(BadModel, match=f"the checkpoint has no tensor '{re.escape(first)}'"):
+        load(copied)
+
+
+def test_parts_that_the_configuration_does_not_know_are_refused(copied, load):
+    bias = "model.layers.0.self_attn.q_proj.bias"
+    rewrite(copied, lambda weights: weights.update({bias: torch.ones(32)}))
+    with pytest.raises(BadModel, match=rf"1 tensors of the checkpoint have no place in the model: {re.escape(bias)}$"):
+        load(copied)
+
+
+@pytest.mark.parametrize(("name", "inner"), [("llama-biases", "model.embed_tokens"), ("gpt2", "transformer.wte")])
+@pytest.mark.usefixtures("on_ops")
+def test_an_output_projection_of_its_own_is_used_whatever_the_configuration_says(
+    name, inner, tiny, load, greedy, tmp_path
+):
+    """As Transformers does: config.json says tied, and the checkpoint has another lm_head.weight."""
+    copied = Path(shutil.copytree(tiny(name).directory, tmp_path / "copied"))
+    rewrite(copied, lambda weights: weights.update({"lm_head.weight": -weights[f"{inner}.weight"]}))
+    own = transformers.AutoModelForCausalLM.from_pretrained(copied).eval()
+    output = greedy(load(copied), PROMPTS[:1], 8)[0]
+    with torch.inference_mode():
+        logits = own(torch.tensor([PROMPTS[0] + output]), use_cache=False).logits[0]
+    assert output == logits[len(PROMPTS[0]) - 1 : -1].argmax(-1).tolist()
+    assert output != greedy(load(tiny(name).directory), PROMPTS[:1], 8)[0]
 
 
 def test_code_of_a_model_is_not_run(copied, load):
