@@ -92,7 +92,7 @@ class FieldViolation(NamedTuple):
 
 
 class InvalidArgument(ServingError, ValueError):
-    """The request is wrong; `violations` say where, and `field` names the first. Python callers may catch ValueError."""
+    """The request is wrong; `violations` say where, `field` names the first. Python callers may catch ValueError."""
 
     code = Code.INVALID_ARGUMENT
     reason = "INVALID_ARGUMENT"
