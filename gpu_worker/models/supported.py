@@ -9,16 +9,5 @@ THROUGH_TRANSFORMERS = (
     *("flex_olmo", "gemma", "gemma2", "gemma3_text", "glm", "glm4", "glm4_moe", "gpt_bigcode", "gpt_neox"),
     *("gpt_oss", "granite", "granitemoe", "granitemoeshared", "helium", "hunyuan_v1_dense", "hunyuan_v1_moe"),
     *("jetmoe", "ministral", "ministral3", "mixtral", "nemotron", "olmo", "olmo2", "olmo3", "olmoe", "opt"),
-    *(
-        "persimmon",
-        "phi",
-        "phi3",
-        "phimoe",
-        "qwen2_moe",
-        "qwen3_moe",
-        "seed_oss",
-        "stablelm",
-        "starcoder2",
-        "vaultgemma",
-    ),
+    *("persimmon", "phi", "phimoe", "qwen2_moe", "qwen3_moe", "seed_oss", "stablelm", "starcoder2", "vaultgemma"),
 )

@@ -72,6 +72,7 @@ def load_runner(
         dtype=DTYPES[dtype],
         ops=ops,
         quantization=quantization,
+        context_tokens=context_tokens,
         cache_dir=cache,
         on_progress=on_progress,
     )

@@ -11,6 +11,8 @@ LONG_ROPE = {
     "rope_theta": 1e4,
     "short_factor": [1.0, 1.1, 1.2, 1.3],
     "long_factor": [2.0, 3.0, 4.0, 5.0],
+    "short_mscale": 1.1,
+    "long_mscale": 1.3,
     "original_max_position_embeddings": 64,
 }
 
@@ -33,9 +35,8 @@ def test_through_an_engine_in_pieces_and_together_tokens_are_those_of_transforme
 
 def test_longrope_runs_up_to_the_original_context(tiny, load, greedy, monkeypatch, caplog):
     """Past it, every position would turn otherwise, those of other sequences and of cached keys, too."""
-    kind, fields = "Phi3", {**TYPES["olmo2"][1], "rope_parameters": LONG_ROPE, "original_max_position_embeddings": 64}
-    monkeypatch.setitem(TYPES, "phi3-longrope", (kind, fields))
-    model = tiny("phi3-longrope")
+    monkeypatch.setitem(TYPES, "phimoe-longrope", ("Phimoe", {**TYPES["phimoe"][1], "rope_parameters": LONG_ROPE}))
+    model = tiny("phimoe-longrope")
     runner = load(model.directory)
     assert runner.info.context_tokens == 64
     assert "longrope is not supported past the original context of 64 tokens" in caplog.text
