@@ -9,14 +9,16 @@ import time
 from gpu_worker.engine.configuration import build_runner
 from gpu_worker.scheduling.step import Runner
 from gpu_worker.serving import progress_monitor
+from gpu_worker.serving.lease import WorkerIdTaken, register_worker
 from gpu_worker.serving.listener import Listener
-from gpu_worker.serving.worker import Worker
+from gpu_worker.serving.worker import Worker, member_of
 from octavo.errors import ServingError
 from octavo.loop import Stopped, before, stop_event
 from octavo.retry import until_answered
 from octavo.settings import WorkerSettings
 from octavo.store import open_store
 from octavo.store.base import Store
+from octavo.telemetry import stack_of
 
 log = logging.getLogger(__name__)
 
@@ -24,10 +26,10 @@ STORE_PAUSE_S = 0.5
 
 
 async def serve(settings: WorkerSettings) -> int:
-    """Runs a worker until SIGTERM or SIGINT. Returns the exit status of the process.
+    """Runs a worker until SIGTERM or SIGINT, or until another worker has its id. Returns the process's exit status.
 
-    It does not return where a thread is still at work: the process then ends at once, with status 0 while the model
-    loads, and with that of `give_up` when a step hangs.
+    It does not return where a thread is still at work: the process then ends at once, with status 0 or 1 while the
+    model loads, and with that of `give_up` when a step hangs.
     """
     stop = stop_event()
     try:
@@ -38,25 +40,58 @@ async def serve(settings: WorkerSettings) -> int:
         return 1
     store = open_store(settings.store)
     try:
-        runner = await before(stop, build_runner_in_thread(settings))
-        await before(stop, until_answered(store.open, pause_s=STORE_PAUSE_S, what="start"))
-    except ServingError as error:
-        log.error("cannot start: %s", error)
+        runner = await before(stop, load_and_register(settings, listener, store))
+    except (Stopped, WorkerIdTaken) as error:
+        asked = isinstance(error, Stopped)
+        log.log(logging.INFO if asked else logging.ERROR, "%s", "asked to end while starting" if asked else error)
+        await listener.close(0)
+        os._exit(0 if asked else 1)  # the thread that loads a model cannot be interrupted; there is nothing to save
+    except Exception as error:  # whatever loading raises ends the process, whose last line says why
+        if not isinstance(error, ServingError | OSError | MemoryError):
+            log.info("where it happened:\n%s", stack_of(error))
+        log.error("cannot start: %s", start_failure(error))
         await listener.close(0)
         return 1
-    except Stopped:
-        log.info("asked to end while starting")
-        await listener.close(0)
-        os._exit(0)  # a model that another thread loads cannot be interrupted, and there is nothing to save
     gc.collect()
     gc.freeze()  # else a full collection walks all that was imported, and no step begins for a tenth of a second
     worker = Worker(settings, listener, store, runner)
     try:
         worker.start()
-        await stop.wait()
+        await before(stop, worker.lease.lost.wait())
+        log.error("%s", worker.lease.loss)
+        return 1
+    except Stopped:
+        return 0
     finally:
         await end_worker(worker, store, runner)
-    return 0
+
+
+async def load_and_register(settings: WorkerSettings, listener: Listener, store: Store) -> Runner:
+    """Loads the model, and meanwhile gets the worker its id from the store. Raises what either of them raises."""
+
+    async def register() -> None:
+        await until_answered(store.open, pause_s=STORE_PAUSE_S, what="start")
+        await register_worker(store, member_of(listener), settings.lease_ms)
+
+    registering = asyncio.create_task(register())
+    loading = asyncio.create_task(build_runner_in_thread(settings))
+    try:
+        await asyncio.gather(loading, registering)
+    finally:
+        registering.cancel()
+    return loading.result()
+
+
+def start_failure(error: Exception) -> str:
+    """Why the worker cannot start, and what to do, in one line."""
+    text = " ".join(str(error).split())
+    if isinstance(error, ServingError):
+        return text
+    if isinstance(error, OSError) and error.filename:
+        return f"{error.filename}: {error.strerror}: make it readable, or give another --model"
+    if isinstance(error, MemoryError) or "memory" in text.lower():
+        return f"not enough memory ({text or 'MemoryError'}): lower --kv-cache-bytes or --swap-bytes"
+    return f"{type(error).__name__}: {text}"
 
 
 async def end_worker(worker: Worker, store: Store, runner: Runner) -> None:
