@@ -86,7 +86,7 @@ class Sequence:
     priority: int = 3  # 1 system, 2 interactive, 3 default, 4 bulk: lower first
     deadline: float | None = None  # of the worker's monotonic clock
     alone: bool = False  # admitted to run alone, because its owners have crashed
-    beam_text: TextStream | None = None  # a new stream for beams with stop strings, in which these are found
+    beam_text: TextStream | None = None  # new, for beams with stop strings, which are found in it
     branches: list[Branch] = field(default_factory=list)  # with beam search: the live beams
     last_preempted: float = float("-inf")
     # What the scheduler keeps of it:
@@ -114,9 +114,7 @@ class Sequence:
         return self.alone or self.isolated
 
     @classmethod
-    def from_admission(
-        cls, admission: Admission, *, root: bytes, now: float, beam_text: TextStream | None = None
-    ) -> "Sequence":
+    def from_admission(cls, admission: Admission, *, root: bytes, now: float) -> "Sequence":
         """A sequence with a branch for each branch of the record. Its deadline counts from `now`, in monotonic time."""
         sequence = cls(
             admission.seq_id,
@@ -127,7 +125,6 @@ class Sequence:
             admission.priority,
             now + admission.deadline_in_ms / 1000 if admission.deadline_in_ms else None,
             admission.alone,
-            beam_text,
         )
         finished = frozenset(admission.finished_branches)
         for index in range(admission.sampling.num_branches):

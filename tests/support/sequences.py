@@ -24,7 +24,9 @@ def new_sequence(
 ) -> Sequence:
     """The sequence of an admission; `fields` are further fields of octavo.record.Admission."""
     admission = Admission(**{"seq_id": SequenceId(name), "epoch": 1, "prompt": prompt, "sampling": params, **fields})
-    return Sequence.from_admission(admission, root=root, now=now, beam_text=beam_text)
+    sequence = Sequence.from_admission(admission, root=root, now=now)
+    sequence.beam_text = beam_text
+    return sequence
 
 
 def beam_text(params: SamplingParams, eos_token_ids: tuple[int, ...] = ()) -> TextStream | None:
