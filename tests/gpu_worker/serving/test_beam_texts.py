@@ -44,6 +44,6 @@ async def test_a_tokenizer_that_cannot_be_loaded_is_an_error_of_this_worker(tmp_
 
 
 async def test_an_error_that_nobody_foresaw_is_told_like_others(monkeypatch):
-    monkeypatch.setattr(beam_texts, "load_tokenizer", lambda path: [][0])
-    with pytest.raises(Mismatch, match="/model cannot be loaded here: list index"):
+    monkeypatch.setattr(beam_texts, "load_tokenizer", lambda path: [].pop())
+    with pytest.raises(Mismatch, match="/model cannot be loaded here: pop from empty"):
         await BeamTexts(replace(INFO, tokenizer="/model")).new_text(BEAMS)

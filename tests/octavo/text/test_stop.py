@@ -5,6 +5,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from octavo.errors import HistoryLost
+from octavo.sampling import SamplingParams
 from octavo.text.detokenizer import ByteTable, Detokenizer
 from octavo.text.stop import StopMatcher, TextDelta, TextStream
 
