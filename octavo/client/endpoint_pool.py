@@ -3,12 +3,14 @@
 import asyncio
 import time
 from collections.abc import Sequence
+from functools import cache
+from importlib import resources
 
 import grpc
 
 from octavo import errors, rpc
 from octavo.endpoint import parse_targets
-from octavo.v1 import inference_pb2, inference_pb2_grpc
+from octavo.v1 import inference_pb2_grpc
 
 STRANGE = (
     grpc.StatusCode.UNAVAILABLE,
@@ -18,6 +20,13 @@ STRANGE = (
 )
 REASON_TIMEOUT_S = 0.2
 AVOID_S = 2.0  # how long an endpoint that failed comes after the others
+
+
+@cache
+def channel_options() -> tuple[tuple[str, str | int], ...]:
+    """What protos/service_config.json says, without its retries: the SDK's own know request ids and have a budget."""
+    service_config = resources.files("octavo.v1").joinpath("service_config.json").read_text(encoding="utf-8")
+    return ("grpc.service_config", service_config), ("grpc.enable_retries", 0)
 
 
 class EndpointPool:
@@ -57,7 +66,7 @@ class EndpointPool:
 
     def _channel(self, name: str) -> grpc.aio.Channel:
         if name not in self._channels:
-            self._channels[name] = rpc.channel(name)
+            self._channels[name] = rpc.channel(name, options=channel_options())
         return self._channels[name]
 
     async def connect(self, timeout_s: float) -> None:
@@ -77,7 +86,7 @@ class EndpointPool:
     async def _reason(self, name: str) -> str:
         """What gRPC says of an endpoint that it cannot connect to; empty if it waits for an answer."""
         try:
-            await self.stub(name).ListModels(inference_pb2.ListModelsRequest(), timeout=REASON_TIMEOUT_S)
+            await self._channel(name).unary_unary("/grpc.health.v1.Health/Check")(b"", timeout=REASON_TIMEOUT_S)
         except grpc.aio.AioRpcError as error:
             if error.code() is grpc.StatusCode.UNAVAILABLE:
                 return (error.details() or "").rpartition("last error: ")[2].removeprefix("UNKNOWN: ").strip()

@@ -93,13 +93,14 @@ def test_dictionaries_and_token_ids(llm):
     outputs += llm.generate(TokensPrompt(prompt_token_ids=token_ids), sampling_params=greedy)
     outputs += llm.generate(prompts=None, sampling_params=greedy, prompt_token_ids=[token_ids, token_ids])
     outputs += llm.generate(prompt_token_ids=token_ids, sampling_params=greedy)
+    outputs += llm.generate(None, greedy, [token_ids], False)
 
-    assert len(outputs) == 7
+    assert len(outputs) == 8
     assert token_ids == list(b"Once upon")
-    assert [output.prompt_token_ids for output in outputs] == [token_ids] * 7
+    assert [output.prompt_token_ids for output in outputs] == [token_ids] * 8
     assert len({tuple(output.outputs[0].token_ids) for output in outputs}) == 1
-    assert [output.prompt for output in outputs] == ["Once upon"] * 2 + [None] * 5
-    assert len({output.request_id for output in outputs}) == 7
+    assert [output.prompt for output in outputs] == ["Once upon"] * 2 + [None] * 6
+    assert len({output.request_id for output in outputs}) == 8
     assert all(output.finished for output in outputs)
 
 
