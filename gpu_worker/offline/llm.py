@@ -280,7 +280,9 @@ class LLM:
             priority=request.priority,
         )
         root = hashing.root_key(self.info.fingerprint, self.info.layout, salt=request.salt)
-        return ScheduledSequence.from_admission(admission, root=root, now=time.monotonic())
+        sequence = ScheduledSequence.from_admission(admission, root=root, now=time.monotonic())
+        sequence.bad_words = request.bad_words
+        return sequence
 
     def _start_anew(self) -> None:
         """Begins with an empty workload. The engine is never started: its steps run in the caller's thread."""
