@@ -7,6 +7,7 @@ from functools import cache
 from importlib import resources
 
 import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from octavo import errors, rpc
 from octavo.endpoint import parse_targets
@@ -86,7 +87,8 @@ class EndpointPool:
     async def _reason(self, name: str) -> str:
         """What gRPC says of an endpoint that it cannot connect to; empty if it waits for an answer."""
         try:
-            await self._channel(name).unary_unary("/grpc.health.v1.Health/Check")(b"", timeout=REASON_TIMEOUT_S)
+            health = health_pb2_grpc.HealthStub(self._channel(name))  # gRPC repeats no call of this service by itself
+            await health.Check(health_pb2.HealthCheckRequest(), timeout=REASON_TIMEOUT_S)
         except grpc.aio.AioRpcError as error:
             if error.code() is grpc.StatusCode.UNAVAILABLE:
                 return (error.details() or "").rpartition("last error: ")[2].removeprefix("UNKNOWN: ").strip()
