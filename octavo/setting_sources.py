@@ -111,7 +111,8 @@ def arguments_of(settings: Settings) -> list[str]:
         if isinstance(value, bool):
             arguments.append(option.flag if value else flag(f"no_{name}"))
         else:
-            arguments.append(f"{option.flag}={','.join(value) if isinstance(value, tuple) else value}")
+            text = ",".join(value) if isinstance(value, tuple) else option.to_text(value) if option.auto else value
+            arguments.append(f"{option.flag}={text}")
     return arguments
 
 

@@ -17,7 +17,7 @@ from octavo import listen_address, telemetry
 from octavo.command_parser import USAGE, CommandParser
 from octavo.endpoint import parse_advertised, parse_host, parse_listener
 from octavo.model_aliases import parse_aliases
-from octavo.options import Settings, SettingsError, option
+from octavo.options import AUTO, Settings, SettingsError, option
 from octavo.setting_sources import add_arguments, describe, effective_values, load
 from octavo.store_url import require_store_url
 
@@ -122,8 +122,22 @@ class WorkerSettings:
         "data type of keys and values in blocks; auto: the model's; int8: with a scale for each token and head",
         choices=("auto", "float32", "bfloat16", "float16", "fp8_e4m3", "fp8_e5m2", "int8"),
     )
-    kv_cache_bytes: int = option(0, "memory for blocks; 0: sized by a profiling run", size=True, low=0)
-    swap_bytes: int = option(256 * 1024**2, "host memory for blocks that are swapped out", size=True, low=0)
+    kv_cache_bytes: int = option(
+        0, "memory for blocks; 0: what the largest step leaves on a GPU, up to 1 GiB on a CPU", size=True, low=0
+    )
+    gpu_memory_utilization: float = option(
+        0.9, "share of a GPU's memory for weights, steps and blocks, unless kv_cache_bytes is given", low=0.01, high=1
+    )
+    swap_bytes: int = option(
+        AUTO,
+        "host memory for blocks that are swapped out; auto: a tenth of what is available, up to 4 GiB; 0: none",
+        size=True,
+        auto=True,
+        low=0,
+    )
+    watermark: float = option(
+        0.01, "share of the blocks that sequences leave free when they start beside others", low=0, high=0.99
+    )
     context_tokens: int = option(0, "prompt and output together, at most; 0: what the model was made for", low=0)
     max_batch_tokens: int = option(
         0, "tokens one step may run; 0: 2048, fewer on a CPU that takes long for them", low=0

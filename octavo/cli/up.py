@@ -68,7 +68,7 @@ def _require_usable(wanted: ClusterSettings) -> None:
         found.append(asyncio.run(store_check.store(up.store)))
     if worker.runner == "model":
         found += [model_checks.model(up.model), model_checks.tokenizer(up.model)]
-    found.append(checks.block_memory(up.workers, worker.kv_cache_bytes, worker.swap_bytes, up.device))
+    found.append(checks.block_memory(up.workers, worker.kv_cache_bytes, max(worker.swap_bytes, 0), up.device))
     for report in found:
         if report.result == "bad":
             raise CommandError(f"{report.name}: {report.detail}: {report.fix}")

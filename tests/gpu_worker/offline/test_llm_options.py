@@ -5,7 +5,7 @@ import pytest
 from gpu_worker.offline.absent import LLM_ARGUMENTS
 from gpu_worker.offline.llm_options import VLLM_NAMES, LLMOptions, worker_settings
 from octavo.errors import Unimplemented
-from octavo.options import SettingsError, options_of
+from octavo.options import AUTO, SettingsError, options_of
 from octavo.settings import WorkerSettings
 
 MEANS = [
@@ -18,6 +18,8 @@ MEANS = [
     ("enable_chunked_prefill", False, "chunked_prefill", False),
     ("swap_space", 0.5, "swap_bytes", 512 * 1024**2),
     ("swap_space", 4, "swap_bytes", 4 * 1024**3),
+    ("gpu_memory_utilization", 0.5, "gpu_memory_utilization", 0.5),
+    ("swap_bytes", "auto", "swap_bytes", AUTO),
     ("enforce_eager", True, "cuda_graphs", "off"),
     ("enforce_eager", False, "cuda_graphs", "auto"),
     ("scheduling_policy", "priority", "policy", "priority"),
