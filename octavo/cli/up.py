@@ -158,7 +158,7 @@ def _banner(current: state.ClusterState) -> str:
             f"  workers     {workers}",
             "",
             f"  {grpcurl_line(current.endpoints[0])}",
-            f"  {_program('octavo')} generate --endpoint {endpoints} --prompt '{SAMPLE_PROMPT}' --max-tokens 16",
+            f"  {_program('octavo')} generate --endpoint {endpoints} '{SAMPLE_PROMPT}' --max-tokens 16",
             "",
         ]
     )
