@@ -41,6 +41,7 @@ class RequestBuilder:
         self._info = info
         self._tokenizer = tokenizer
         self._seeds = seeds
+        self._token_texts: dict[int, str] = {}  # of single tokens, as far as they were asked for
 
     def from_prompts(self, prompts: Sequence[OfflinePrompt], params: ParamsArgument) -> list[OfflineRequest]:
         """One request for each prompt, in their order. Raises InvalidArgument."""
@@ -151,7 +152,10 @@ class RequestBuilder:
         return TextStream.of_branch(detokenizer, params, self._info.eos_token_ids)
 
     def _decode_token(self, token_id: int) -> str:
-        return self._tokenizer.decode([token_id], skip_special_tokens=False)
+        text = self._token_texts.get(token_id)
+        if text is None:
+            text = self._token_texts[token_id] = self._tokenizer.decode([token_id], skip_special_tokens=False)
+        return text
 
 
 def _utf8(text: str, argument: str) -> bytes:

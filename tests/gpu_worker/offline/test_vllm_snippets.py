@@ -52,6 +52,7 @@ def test_every_argument_of_the_engine(model):
     llm = LLM(
         model=model,
         tokenizer=model,
+        gpu_memory_utilization=0.9,
         max_model_len=128,
         max_num_seqs=4,
         max_num_batched_tokens=64,
