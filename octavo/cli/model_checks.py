@@ -56,7 +56,8 @@ def tokenizer(name: str) -> CheckReport:
     if done.stdout.strip() or done.returncode:
         says = done.stdout.strip() or f"loading it ended with status {done.returncode}"
         text = says if says.startswith("tokenizer") else f"{path}: {says}"
-        fix = f"copy tokenizer.json and tokenizer_config.json of the model again, or {ANOTHER}"
+        copy = "copy tokenizer.json and tokenizer_config.json of the model again, or "
+        fix = f"{copy if path.is_dir() and (path / 'tokenizer.json').is_file() else ''}{ANOTHER}"
         return CheckReport("tokenizer", "bad", text, fix)
     return CheckReport("tokenizer", "ok", f"{path}")
 

@@ -119,6 +119,11 @@ def test_doctor_says_the_same_words(folder, capsys):
         assert capsys.readouterr().err == f"octavo up: {bad.name}: {bad.detail}: {bad.fix}\n"
 
 
+def test_only_who_has_a_tokenizer_json_is_told_to_copy_it(folder):
+    assert model_checks.tokenizer("tokenizer").fix.startswith("copy tokenizer.json")
+    assert {model_checks.tokenizer(name).fix for name in ("gguf", "gguf/model.gguf")} == {model_checks.ANOTHER}
+
+
 def test_a_directory_of_somebody_else_is_named(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "access", lambda *_: False)
     with pytest.raises(state.StateDirectoryError, match="is not writable: choose another"), state.locked(tmp_path):
