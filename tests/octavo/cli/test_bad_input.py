@@ -71,6 +71,7 @@ BAD = [
     *(([name, "--state-dir=a-file"], 1, "is not a directory: choose another") for name in ("up", "status")),
     *(([name, "--state-dir=a-file/x"], 1, "is not a directory: choose another") for name in ("up", "status")),
     (["generate", "--state-dir=a-file", *ASK], 1, "is not a directory: choose another"),
+    (["status", "--state-dir=~nobody-of-this-name/x"], 1, "no home directory is known: say with --state-dir"),
     (["chat", "--state-dir=a-file"], 1, "is not a directory: choose another"),
     (["status", "--state-dir=nowhere"], 1, "no `octavo up` runs on"),
     (["generate", "--state-dir=nowhere", *ASK], 1, "name routers with --endpoint"),
@@ -84,6 +85,7 @@ BAD = [
     ([*UP, "--swap-bytes=900TB"], 1, "GiB for blocks; this machine has"),
     # the model
     ([*UP, "--model=no/such/model"], 1, "no such file"),
+    ([*UP, "--model=~nobody-of-this-name/model"], 1, "no such file"),
     ([*UP, "--model=empty"], 1, "holds no model: it needs config.json"),
     ([*UP, "--model=nothing"], 1, "names no model"),
     ([*UP, "--model=a-list"], 1, "names no model"),
