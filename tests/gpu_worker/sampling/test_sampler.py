@@ -218,6 +218,7 @@ def adjusted_logits(logits, branch):
         if (
             (params.allowed_token_ids and token not in params.allowed_token_ids)
             or token in params.banned_token_ids
+            or any((*branch.output, token)[-len(banned) :] == banned for banned in params.banned_sequences)
             or (token in ends and branch.num_output < params.min_tokens)
         ):
             x[token] = -np.inf
@@ -234,6 +235,7 @@ adjusting = st.builds(
     logit_bias=st.dictionaries(st.integers(0, 20), st.sampled_from([-100.0, -1.0, 3.0]), max_size=3),
     allowed_token_ids=st.lists(st.integers(0, 20), max_size=4).map(tuple),
     banned_token_ids=st.lists(st.integers(0, 20), max_size=4).map(tuple),
+    banned_sequences=st.lists(st.lists(st.integers(0, 3), min_size=1, max_size=3).map(tuple), max_size=6).map(tuple),
     stop_token_ids=st.lists(ids, max_size=2).map(tuple),
     min_tokens=st.integers(0, 4),
     ignore_eos=st.booleans(),
@@ -287,6 +289,21 @@ def test_the_repetition_penalty_counts_prompt_and_output(prompt, output):
     logits = torch.tensor([[5.0, 4.0, 3.0, 2.9]])
     branch = branch_of(SamplingParams(temperature=0.0, repetition_penalty=9.0), prompt, output)
     assert sample(logits, [branch])[0] == [2 if 2 not in prompt else 3]
+
+
+def test_a_banned_sequence_is_never_completed_by_the_output():
+    """Its beginning may stand in the output; the prompt does not count."""
+    logits = torch.tensor([[0.0, 1.0, 9.0, 8.0, 5.0]])
+    params = SamplingParams(temperature=0.0, banned_sequences=((0, 1, 2), (3, 2), (1, 3), (4,)))
+    for prompt, output, expected in [
+        ([0, 1], [], 2),
+        ([0], [1], 2),
+        ([9], [0, 1], 1),
+        ([9], [0, 0, 1], 1),
+        ([9], [1, 0], 2),
+        ([9], [3], 3),
+    ]:
+        assert sample(logits, [branch_of(params, prompt, output)])[0] == [expected], (prompt, output)
 
 
 def test_min_tokens_bans_what_would_end_the_branch():
