@@ -40,6 +40,7 @@ class RequestBuilder:
         self._info = info
         self._tokenizer = tokenizer
         self._seeds = seeds
+        self._token_texts: dict[int, str] = {}  # of single tokens, as far as they were asked for
 
     def from_prompts(self, prompts: Sequence[OfflinePrompt], params: ParamsArgument) -> list[OfflineRequest]:
         """One request for each prompt, in their order. Raises InvalidArgument."""
@@ -99,15 +100,11 @@ class RequestBuilder:
         try:
             own = params if isinstance(params, OfflineParams) else OfflineParams.of(params)
             own.check_values()
-            sampling = self._sampling(own)
+            sampling = own.to_sampling([form for word in own.words for form in self._forms_of_word(word)])
             validation.validate_sampling(sampling, vocab_size=info.vocab_size, eos_token_ids=info.eos_token_ids)
         except InvalidArgument as error:
             raise InvalidArgument(f"{argument}.{error.field}", error.message.removeprefix(f"{error.field}: ")) from None
         return ModelParams(own, sampling)
-
-    def _sampling(self, params: OfflineParams) -> SamplingParams:
-        words = [params.bad_words] if isinstance(params.bad_words, str) else params.bad_words or ()
-        return params.to_sampling([form for word in words for form in self._forms_of_word(word)])
 
     def _forms_of_word(self, word: str) -> list[list[int]]:
         """The tokens of a word, alone and after a space. Raises InvalidArgument for a word of too many tokens."""
@@ -155,7 +152,10 @@ class RequestBuilder:
         return TextStream.of_branch(detokenizer, params, self._info.eos_token_ids)
 
     def _decode_token(self, token_id: int) -> str:
-        return self._tokenizer.decode([token_id], skip_special_tokens=False)
+        text = self._token_texts.get(token_id)
+        if text is None:
+            text = self._token_texts[token_id] = self._tokenizer.decode([token_id], skip_special_tokens=False)
+        return text
 
 
 def _utf8(text: str, argument: str) -> bytes:

@@ -56,7 +56,7 @@ def allows(p, vocab=VOCAB, eos=EOS):
             all(token in ids and -100 <= bias <= 100 for token, bias in p.logit_bias.items()),
             len(p.allowed_token_ids) <= 4096 and all(token in ids for token in p.allowed_token_ids),
             len(p.banned_token_ids) <= 4096 and all(token in ids for token in p.banned_token_ids),
-            len(p.banned_sequences) <= 128,
+            len(p.banned_sequences) <= 1024,
             all(1 <= len(sequence) <= 16 for sequence in p.banned_sequences),
             all(token in ids for sequence in p.banned_sequences for token in sequence),
             bool(drawable),
@@ -123,7 +123,7 @@ BAD = [
     ("banned_token_ids", tuple(range(VOCAB))),
     *[
         ("banned_sequences", value)
-        for value in (((),), ((1,) * 17,), ((1, VOCAB),), ((1, -1),), ((1,),) * 129, (1,), ("ab",), None, ((None,),))
+        for value in (((),), ((1,) * 17,), ((1, VOCAB),), ((1, -1),), ((1,),) * 1025, (1,), ("ab",), None, ((None,),))
     ],
     ("banned_sequences", tuple((1, token) for token in range(VOCAB - 1)) + ((VOCAB - 1,),) * 2),
     *[("seed", value) for value in (-1, 2**64, 1.0, "s")],
@@ -181,7 +181,7 @@ GOOD = [
     {"logit_bias": {0: -100.0, VOCAB - 1: 100}},
     {"allowed_token_ids": EOS, "min_tokens": 1, "ignore_eos": True},
     {"banned_token_ids": tuple(range(VOCAB - 1))},
-    {"banned_sequences": ((1,) * 15 + (VOCAB - 1,), (1, 2), (3,)) + ((5, 6),) * 125},
+    {"banned_sequences": ((1,) * 15 + (VOCAB - 1,), (1, 2), (3,)) + ((5, 6),) * 1021},
     {"seed": 2**64 - 1, "logprobs": 20, "prompt_logprobs": 0},
     {"beam_width": 16, "n": 16, "best_of": 16, "length_penalty": 0.0},
 ]
@@ -227,7 +227,7 @@ def fill(message, name, rng):
         for _ in range(rng.choice([1, 2, 5])):
             message.logit_bias[rng.choice(U32S[: rng.choice([-3, 17])])] = rng.choice(FLOATS[: rng.choice([9, 15])])
     elif name == "banned_sequences":
-        for _ in range(rng.choice([1, 2, 3, 128, 129])):
+        for _ in range(rng.choice([1, 2, 3, 5] if rng.random() < 0.997 else [1024, 1025])):
             size = rng.choice([1, 2, 16, 17] if rng.random() < 0.05 else [1, 2, 3])
             message.banned_sequences.add(ids=rng.choices(U32S[: rng.choice([-3, 17, 3, 3])], k=size))
     elif name in limits.COUNTS:

@@ -149,6 +149,8 @@ def test_a_bad_word_is_banned_alone_and_after_a_space(builder):
     assert answer.params.banned_sequences == (tuple(b"ab"), tuple(b" ab"))  # without the token that begins a prompt
     with pytest.raises(InvalidArgument, match=r"^sampling_params.bad_words: .* is 17 tokens of this model; at most 16"):
         builder.from_prompts(read_prompts("x"), OfflineParams(bad_words=["a" * 16]))
+    with pytest.raises(InvalidArgument, match=r"^sampling_params\.banned_sequences: may leave no token"):
+        builder.from_prompts(read_prompts("x"), OfflineParams(bad_words="bc", allowed_token_ids=[ord("c")]))
 
 
 def test_parameters_that_were_changed_are_checked_again(builder):

@@ -77,7 +77,7 @@ BAD = [
     # the store
     ([*UP, "--store=redis://127.0.0.1:1"], 1, "start it, or correct --store"),
     ([*UP, "--store=redis://nowhere.invalid"], 1, "correct the host in --store"),
-    ([*UP, "--store=unix:///nowhere.sock"], 1, "start it, or correct --store"),
+    ([*UP, "--store=unix:///nowhere.sock"], 1, "correct the path in --store"),
     ([*UP, "--store=memory://"], 1, "within one process"),
     # memory
     ([*UP, "--kv-cache-bytes=900TB"], 1, "GiB for blocks; this machine has"),
@@ -143,6 +143,8 @@ def test_without_a_home_directory(monkeypatch, capsys):
         ("ConnectionError: [SSL: CERTIFICATE_VERIFY_FAILED] self-signed certificate", "ssl_ca_certs"),
         ("ConnectionError: [SSL: WRONG_VERSION_NUMBER] wrong version number", "rediss:// with it"),
         ("NoPermissionError: User me has no permissions to run the 'fcall' command", "rights"),
+        ("ConnectionError: Error 2 connecting to 127.0.0.1:1. No such file or directory.", "path"),
+        ("TimeoutError: Timeout connecting to server", "redis:// is without TLS"),
         ("ConnectionError: Error 111 connecting to 127.0.0.1:1.", "start it"),
     ],
 )
