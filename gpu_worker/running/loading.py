@@ -69,7 +69,7 @@ def load_runner(
     if where.type == "cuda":
         torch.cuda.set_device(where)
     ops = choose_ops(where, threads or 0, batch_invariant)
-    cache = Path(cache_dir) if cache_dir else Path.home() / ".cache" / "octavo"
+    cache = Path(cache_dir) if cache_dir else default_cache()
     loaded = load_model(
         model,
         device=where,
@@ -129,6 +129,14 @@ def trial_runner(loaded: LoadedModel, shape: KvShape, ops: Ops, device: torch.de
     arena = KvArena(shape, 1, 0, device, ops)
     sampler = choose_sampler(loaded.decoder.vocab_size, device, loaded.eos_token_ids)
     return ModelRunner(_info(loaded, arena, device, context, None), loaded.decoder, arena, sampler, device)
+
+
+def default_cache() -> Path | None:
+    """~/.cache/octavo; None where the user has no home directory, as in many containers."""
+    try:
+        return Path.home() / ".cache" / "octavo"
+    except RuntimeError:
+        return None
 
 
 def _expect_invariant(ops: Ops, decoder: Decoder, arena: KvArena) -> None:

@@ -71,6 +71,7 @@ BAD = [
     *(([name, "--state-dir=a-file"], 1, "is not a directory: choose another") for name in ("up", "status")),
     *(([name, "--state-dir=a-file/x"], 1, "is not a directory: choose another") for name in ("up", "status")),
     (["generate", "--state-dir=a-file", *ASK], 1, "is not a directory: choose another"),
+    (["status", "--state-dir=~nobody-of-this-name/x"], 1, "no home directory is known: say with --state-dir"),
     (["chat", "--state-dir=a-file"], 1, "is not a directory: choose another"),
     (["status", "--state-dir=nowhere"], 1, "no `octavo up` runs on"),
     (["generate", "--state-dir=nowhere", *ASK], 1, "name routers with --endpoint"),
@@ -84,6 +85,7 @@ BAD = [
     ([*UP, "--swap-bytes=900TB"], 1, "GiB for blocks; this machine has"),
     # the model
     ([*UP, "--model=no/such/model"], 1, "no such file"),
+    ([*UP, "--model=~nobody-of-this-name/model"], 1, "no such file"),
     ([*UP, "--model=empty"], 1, "holds no model: it needs config.json"),
     ([*UP, "--model=nothing"], 1, "names no model"),
     ([*UP, "--model=a-list"], 1, "names no model"),
@@ -115,6 +117,11 @@ def test_doctor_says_the_same_words(folder, capsys):
         (bad,) = [report for report in found if report.result == "bad"]
         assert main([*UP, f"--model={name}"]) == 1
         assert capsys.readouterr().err == f"octavo up: {bad.name}: {bad.detail}: {bad.fix}\n"
+
+
+def test_only_who_has_a_tokenizer_json_is_told_to_copy_it(folder):
+    assert model_checks.tokenizer("tokenizer").fix.startswith("copy tokenizer.json")
+    assert {model_checks.tokenizer(name).fix for name in ("gguf", "gguf/model.gguf")} == {model_checks.ANOTHER}
 
 
 def test_a_directory_of_somebody_else_is_named(tmp_path, monkeypatch):
