@@ -244,8 +244,10 @@ def _check_role(field: str, role: object) -> None:
         raise InvalidArgument(field, "must be a short name such as system, user or assistant")
 
 
-def _num_bytes(text: str | bytes) -> int:
-    return len(text.encode(errors="replace") if isinstance(text, str) else text)
+def _num_bytes(text: object) -> int:
+    """The size of a text in UTF-8; 0 for what is no text, which `validate_text` refuses."""
+    data = text.encode(errors="replace") if isinstance(text, str) else text
+    return len(data) if isinstance(data, bytes) else 0
 
 
 def validate_request_id(request_id: str) -> RequestId:
