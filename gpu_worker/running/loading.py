@@ -143,7 +143,7 @@ def measured_block_bytes(
     plans: Sequence[StepPlan],
     capture: Callable[[Sequence[Tensor]], object],
 ) -> int:
-    """How many bytes blocks may take beside the plans, which are run, and what `capture` makes of the trial's blocks."""
+    """How many bytes blocks may take beside the plans, which are run, and what `capture` makes of their blocks."""
     steps = [partial(trial.run, plan) for plan in plans]
     return gpu_block_bytes(memory, utilization, steps, lambda: capture(trial.layers))
 
