@@ -30,17 +30,23 @@ class SettingValue:
 
 
 def add_arguments(parser: argparse.ArgumentParser, cls: type[Settings], *, skip: Iterable[str] = ()) -> None:
-    """Adds a flag for each option, except those in `skip` and those that another class has added already."""
+    """Adds a flag for each option, except those in `skip` and those that another class has added already.
+
+    In the help they stand under the headings of the class.
+    """
     known = {action.dest for action in parser._actions}
+    heading, group = "settings", None
     for name, option in options_of(cls).items():
+        if name in cls.headings:
+            heading, group = cls.headings[name], None
         if name in skip or name in known:
             continue
-        text = f"{option.help} [{option.to_text(option.default)}]".replace("%", "%%")
-        shown = argparse.SUPPRESS if option.hidden else text
+        group = group or parser.add_argument_group(f"{cls.program}: {heading}")
+        shown = argparse.SUPPRESS if option.hidden else option.help_text.replace("%", "%%")
         if option.kind is bool:
-            parser.add_argument(option.flag, action=argparse.BooleanOptionalAction, default=None, help=shown)
+            group.add_argument(option.flag, action=argparse.BooleanOptionalAction, default=None, help=shown)
         else:
-            parser.add_argument(option.flag, default=None, metavar=option.metavar, help=shown)
+            group.add_argument(option.flag, default=None, metavar=option.metavar, help=shown)
 
 
 def load(cls: type[S], args: argparse.Namespace, environ: Mapping[str, str], file: Path | None) -> S:
@@ -83,11 +89,12 @@ def effective_values(
 
 
 def describe(cls: type[Settings], values: Mapping[str, SettingValue]) -> str:
-    """The settings as a table of a TOML file, each with where its value came from.
+    """The settings that have values as a table of a TOML file, each with where its value came from.
 
     Secrets are masked. A hidden option is left out unless it was given.
     """
-    shown = {name: o for name, o in options_of(cls).items() if not (o.hidden and values[name].origin == "default")}
+    known = {name: option for name, option in options_of(cls).items() if name in values}
+    shown = {name: o for name, o in known.items() if not (o.hidden and values[name].origin == "default")}
     lines = {name: f"{name} = {option.to_toml(values[name].value)}" for name, option in shown.items()}
     width = max(map(len, lines.values()))
     return "\n".join(
@@ -105,7 +112,8 @@ def arguments_of(settings: Settings) -> list[str]:
         if isinstance(value, bool):
             arguments.append(option.flag if value else flag(f"no_{name}"))
         else:
-            arguments.append(f"{option.flag}={','.join(value) if isinstance(value, tuple) else value}")
+            text = ",".join(value) if isinstance(value, tuple) else option.to_text(value) if option.auto else value
+            arguments.append(f"{option.flag}={text}")
     return arguments
 
 

@@ -14,13 +14,21 @@ from pathlib import Path
 from typing import ClassVar, TypeVar
 
 from octavo import listen_address, telemetry
+from octavo.command_parser import USAGE, CommandParser
 from octavo.endpoint import parse_advertised, parse_host, parse_listener
 from octavo.model_aliases import parse_aliases
-from octavo.options import Settings, SettingsError, closest, option
-from octavo.setting_sources import add_arguments, describe, effective_values, load
+from octavo.options import AUTO, Settings, SettingsError, option, options_of
+from octavo.setting_sources import SettingValue, add_arguments, describe, effective_values, load
 from octavo.store_url import require_store_url
 
 CONFIG_VARIABLE = "OCTAVO_CONFIG"
+_EXAMPLES = {"up": "workers = 4", "router": "max_streams = 2048", "worker": 'kv_cache_bytes = "2GiB"'}
+_EPILOG = """\
+A flag counts before an environment variable ({variable}), and that before the file. SIZE is in bytes, or with
+a unit: 512MiB, 1.5GB. A file, whose keys are the flags with _ for -, may have tables for all programs:
+
+{example}
+"""
 _STORE_HELP = "URL of the store: redis://, rediss:// or unix://, or memory:// within one process"
 _HOST_HELP = "host to listen on, in place of that in --listen; 0.0.0.0: every interface"
 
@@ -29,11 +37,23 @@ def _unless_empty(check: Callable[[str], object]) -> Callable[[str], object]:
     return lambda text: check(text) if text else None
 
 
+def _require_workers(number: int) -> None:
+    if number < 1:
+        raise ValueError("must be at least 1; `octavo router` runs a router alone")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RouterSettings:
     """The settings of a router."""
 
     program: ClassVar[str] = "router"
+    headings: ClassVar[Mapping[str, str]] = {
+        "listen": "where it listens, and the store",
+        "model_aliases": "models",
+        "max_queued_requests": "limits",
+        "lease_ms": "times",
+        "log_format": "logs",
+    }
 
     listen: str = option("127.0.0.1:50051", "where clients call", check=parse_listener)
     host: str = option("", _HOST_HELP, check=_unless_empty(parse_host))
@@ -68,6 +88,14 @@ class WorkerSettings:
     """The settings of a worker."""
 
     program: ClassVar[str] = "worker"
+    headings: ClassVar[Mapping[str, str]] = {
+        "listen": "where it listens, and the store",
+        "model": "the model, and what it runs on",
+        "block_size": "blocks and memory",
+        "max_batch_tokens": "steps",
+        "stream_interval": "tokens on their way out",
+        "log_format": "logs",
+    }
 
     listen: str = option("127.0.0.1:50061", "where routers call", check=parse_listener)
     host: str = option("", _HOST_HELP, check=_unless_empty(parse_host))
@@ -94,8 +122,22 @@ class WorkerSettings:
         "data type of keys and values in blocks; auto: the model's; int8: with a scale for each token and head",
         choices=("auto", "float32", "bfloat16", "float16", "fp8_e4m3", "fp8_e5m2", "int8"),
     )
-    kv_cache_bytes: int = option(0, "memory for blocks; 0: sized by a profiling run", size=True, low=0)
-    swap_bytes: int = option(256 * 1024**2, "host memory for blocks that are swapped out", size=True, low=0)
+    kv_cache_bytes: int = option(
+        0, "memory for blocks; 0: what the largest step leaves on a GPU, up to 1 GiB on a CPU", size=True, low=0
+    )
+    gpu_memory_utilization: float = option(
+        0.9, "share of a GPU's memory for weights, steps and blocks, unless kv_cache_bytes is given", low=0.01, high=1
+    )
+    swap_bytes: int = option(
+        AUTO,
+        "host memory for blocks that are swapped out; auto: a tenth of what is available, up to 4 GiB; 0: none",
+        size=True,
+        auto=True,
+        low=0,
+    )
+    watermark: float = option(
+        0.01, "share of the blocks that sequences leave free when they start beside others", low=0, high=0.99
+    )
     context_tokens: int = option(0, "prompt and output together, at most; 0: what the model was made for", low=0)
     max_batch_tokens: int = option(
         0, "tokens one step may run; 0: 2048, fewer on a CPU that takes long for them", low=0
@@ -149,9 +191,10 @@ class UpSettings:
     """
 
     program: ClassVar[str] = "up"
+    headings: ClassVar[Mapping[str, str]] = {"model": "what runs, and where"}
 
     model: str = option("smollm2", "a directory, a GGUF file, a hub name, or smollm2, the demo model")
-    workers: int = option(2, "worker processes", low=0, high=1024)
+    workers: int = option(2, "worker processes", check=_require_workers, low=1, high=1024)
     routers: int = option(1, "router processes, on consecutive ports", low=1, high=1024)
     grpc_port: int = option(50051, "port of the first router; 0: any free ones", low=0, high=65535)
     host: str = option(
@@ -168,29 +211,46 @@ class UpSettings:
 # Settings that `octavo up` chooses for each process, and offers no flag for.
 UP_DECIDES = ("listen", "admin_listen", "advertise", "worker_id", "router_id")
 
+
+def decided_by_up(cls: type[Settings]) -> frozenset[str]:
+    """The settings of a router or worker that `octavo up` chooses, or that it takes from its own settings."""
+    own = options_of(UpSettings)
+    return frozenset(name for name in options_of(cls) if cls is not UpSettings and (name in UP_DECIDES or name in own))
+
+
 S = TypeVar("S", bound=Settings)
 
 
 def parse(cls: type[S], argv: Sequence[str] | None = None, *, environ: Mapping[str, str] | None = None) -> S:
     """The settings of a program that has no other flags. Ends it with a message and status 2 if one is wrong."""
-    parser = argparse.ArgumentParser(prog=f"octavo {cls.program}", description=cls.__doc__, allow_abbrev=False)
-    add_common_arguments(parser)
+    parser = CommandParser(prog=f"octavo {cls.program}", usage=USAGE, description=cls.__doc__)
+    add_common_arguments(parser, [cls])
     add_arguments(parser, cls)
     args, unknown = parser.parse_known_args(argv)
-    if unknown:
-        flags = [text for action in parser._actions for text in action.option_strings]
-        parser.error(f"no such argument: {unknown[0]}{closest(unknown[0].split('=')[0], flags)}")
+    parser.refuse(unknown)
     try:
         return from_args(cls, args, environ=environ)
     except SettingsError as error:
         parser.error(str(error))
 
 
-def add_common_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds --config and --print-config."""
-    parser.add_argument("--config", type=Path, metavar="FILE", help=f"a TOML file with settings [${CONFIG_VARIABLE}]")
+def add_common_arguments(parser: argparse.ArgumentParser, classes: Sequence[type[Settings]]) -> None:
+    """Adds --config and --print-config, and says below the help which tables of the file count."""
+    tables = [f"[{cls.program}]" for cls in classes]
     parser.add_argument(
-        "--print-config", action="store_true", help="print the settings and where they came from, and end"
+        "--config",
+        type=Path,
+        metavar="FILE",
+        help=f"a TOML file with settings, in {' and '.join(tables)} [${CONFIG_VARIABLE}]",
+    )
+    parser.add_argument(
+        "--print-config",
+        action="store_true",
+        help="print the settings as such a file, and where each came from",
+    )
+    parser.epilog = _EPILOG.format(
+        variable=f"OCTAVO_{classes[0].program.upper()}_...",
+        example="\n".join(f"  {table}\n  {_EXAMPLES[cls.program]}" for table, cls in zip(tables, classes, strict=True)),
     )
 
 
@@ -199,21 +259,33 @@ def from_args(
     args: argparse.Namespace,
     *,
     environ: Mapping[str, str] | None = None,
-    also_print: Sequence[type[Settings]] = (),
+    started: Sequence[type[Settings]] = (),
 ) -> S:
     """The settings from flags, environment and file. With --print-config, prints them and ends the program.
 
-    `also_print` are the other settings classes of the command; their settings are printed, too.
+    `started` are the classes of the programs that the command, `octavo up`, starts. Their settings are printed, too,
+    except those that `octavo up` decides. Raises SettingsError where a variable or the file sets one of these.
     """
     variables = dict(os.environ if environ is None else environ)
     file = config_file(args, variables)
     variables.pop(CONFIG_VARIABLE, None)
     loaded = load(cls, args, variables, file)
+    tables = {each: effective_values(each, args, variables, file) for each in started}
+    for each, values in tables.items():
+        for name in decided_by_up(each):
+            _refuse_decided(name, values.pop(name), options_of(each)[name].flag)
     if getattr(args, "print_config", False):
-        classes: list[type[Settings]] = [cls, *also_print]
-        print("\n\n".join(describe(each, effective_values(each, args, variables, file)) for each in classes))
+        tables = {cls: effective_values(cls, args, variables, file), **tables}
+        print("\n\n".join(describe(each, values) for each, values in tables.items()))
         sys.exit(0)
     return loaded
+
+
+def _refuse_decided(name: str, found: SettingValue, flag: str) -> None:
+    """Raises SettingsError if something other than a flag, which `octavo up` has read as well, sets the setting."""
+    if found.origin not in ("default", flag):
+        remedy = f"set it in [{UpSettings.program}]" if name in options_of(UpSettings) else "leave it out"
+        raise SettingsError(f"{name} (from {found.origin}): `octavo up` chooses it for each process; {remedy}")
 
 
 def config_file(args: argparse.Namespace, environ: Mapping[str, str]) -> Path | None:

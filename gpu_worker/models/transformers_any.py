@@ -63,6 +63,8 @@ def _attend(
     step, layer = _current.get(), getattr(module, "layer_idx", None)
     if step is None or layer is None:
         raise BadModel("paged attention was called outside a step or by a module without layer_idx")
+    if attention_mask is not None:  # not one of _no_mask
+        raise BadModel(f"layer {layer} has a mask of its own, which pages do not know")
     queries, keys, values = (x[0].transpose(0, 1) for x in (query, key, value))
     if not step.kv:  # a probe: only the shapes count
         step.shapes[layer] = (keys.shape[1], keys.shape[2])

@@ -41,7 +41,7 @@ from gpu_worker.scheduling.step_budget import StepBudget
 from gpu_worker.scheduling.workload import Workload
 from octavo import hashing
 from octavo.chat_messages import ChatTurn
-from octavo.errors import InvalidArgument, TooLarge
+from octavo.errors import InvalidArgument, NotFound, TooLarge
 from octavo.ids import SequenceId
 from octavo.record import Admission, AdmissionAnswer
 from octavo.text.byte_tokenizer import ByteTokenizer
@@ -304,4 +304,7 @@ def _tokenizer_path(name: str | None) -> str:
     if name is None:
         return ""
     path = Path(name).expanduser()
-    return str(path if path.exists() else locate(name).path)
+    try:
+        return str(path if path.exists() else locate(name).path)
+    except NotFound as error:
+        raise NotFound(f"tokenizer {name!r}: {error.message}") from None

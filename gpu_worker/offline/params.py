@@ -53,7 +53,8 @@ class OfflineParams:
     logit_bias: Mapping[int, float] | None = None
     allowed_token_ids: Sequence[int] | None = None
     banned_token_ids: Sequence[int] | None = None
-    bad_words: Sequence[str] | None = None  # words of one token, with or without a space before it
+    banned_sequences: Sequence[Sequence[int]] | None = None
+    bad_words: Sequence[str] | None = None  # texts that no output contains, with or without a space before them
     use_beam_search: bool = False  # best_of (or n) beams, of which n are returned
     beam_width: int = 0  # octavo's way to say the same
     length_penalty: float = 1.0
@@ -71,13 +72,18 @@ class OfflineParams:
             raise InvalidArgument("truncate_prompt_tokens", "must be a whole number from 1 on, or -1 for what fits")
         if not self.detokenize and self.stop:
             raise InvalidArgument("stop", "stop strings are found in text; leave out detokenize=False")
-        for i, word in enumerate(_texts("bad_words", self.bad_words)):
+        for i, word in enumerate(self.words):
             if not word.strip():
                 raise InvalidArgument("bad_words", f"entry {i} must be a string that is not empty")
         validation.validate_sampling(self.to_sampling(), vocab_size=limits.U32_MAX)
 
-    def to_sampling(self, banned: Sequence[int] = ()) -> SamplingParams:
-        """The parameters as the engine knows them. `banned` are the tokens of `bad_words`."""
+    @property
+    def words(self) -> tuple[str, ...]:
+        """The bad words as a list."""
+        return _texts("bad_words", self.bad_words)
+
+    def to_sampling(self, banned: Sequence[Sequence[int]] = ()) -> SamplingParams:
+        """The parameters as the engine knows them. `banned` are the tokens of `bad_words`, in each form."""
         values: dict[str, Any] = {name: getattr(self, name) for name in _SAME}
         values |= {
             "top_k": 0 if self.top_k == -1 else self.top_k,
@@ -89,7 +95,17 @@ class OfflineParams:
             "include_stop": self.include_stop_str_in_output or self.include_stop,
             "logit_bias": {} if self.logit_bias is None else self.logit_bias,
             "allowed_token_ids": _listed("allowed_token_ids", self.allowed_token_ids),
-            "banned_token_ids": (*_listed("banned_token_ids", self.banned_token_ids), *banned),
+            "banned_token_ids": (
+                *_listed("banned_token_ids", self.banned_token_ids),
+                *(token_ids[0] for token_ids in banned if len(token_ids) == 1),
+            ),
+            "banned_sequences": (
+                *(
+                    tuple(token_ids) if isinstance(token_ids, list) else token_ids
+                    for token_ids in _listed("banned_sequences", self.banned_sequences)
+                ),
+                *(tuple(token_ids) for token_ids in banned if len(token_ids) > 1),
+            ),
             "logprobs": 1 if self.logprobs is True else self.logprobs,
             "prompt_logprobs": 1 if self.prompt_logprobs is True else self.prompt_logprobs,
         }

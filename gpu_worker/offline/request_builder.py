@@ -11,9 +11,9 @@ from gpu_worker.offline.offline_request import OfflineRequest
 from gpu_worker.offline.params import OfflineParams
 from gpu_worker.offline.prompts import OfflinePrompt
 from gpu_worker.scheduling.step import RunnerInfo
-from octavo import validation
+from octavo import limits, validation
 from octavo.chat_messages import ChatTurn, is_conversation, message_pairs
-from octavo.errors import InvalidArgument, Unimplemented
+from octavo.errors import InvalidArgument
 from octavo.sampling import SamplingParams
 from octavo.text.byte_tokenizer import ByteTokenizer
 from octavo.text.detokenizer import ByteTable, Detokenizer
@@ -40,6 +40,7 @@ class RequestBuilder:
         self._info = info
         self._tokenizer = tokenizer
         self._seeds = seeds
+        self._token_texts: dict[int, str] = {}  # of single tokens, as far as they were asked for
 
     def from_prompts(self, prompts: Sequence[OfflinePrompt], params: ParamsArgument) -> list[OfflineRequest]:
         """One request for each prompt, in their order. Raises InvalidArgument."""
@@ -99,28 +100,22 @@ class RequestBuilder:
         try:
             own = params if isinstance(params, OfflineParams) else OfflineParams.of(params)
             own.check_values()
-            sampling = self._sampling(own)
+            sampling = own.to_sampling([form for word in own.words for form in self._forms_of_word(word)])
             validation.validate_sampling(sampling, vocab_size=info.vocab_size, eos_token_ids=info.eos_token_ids)
         except InvalidArgument as error:
             raise InvalidArgument(f"{argument}.{error.field}", error.message.removeprefix(f"{error.field}: ")) from None
         return ModelParams(own, sampling)
 
-    def _sampling(self, params: OfflineParams) -> SamplingParams:
-        words = [params.bad_words] if isinstance(params.bad_words, str) else params.bad_words or ()
-        return params.to_sampling([token_id for word in words for token_id in self._tokens_of_word(word)])
-
-    def _tokens_of_word(self, word: str) -> list[int]:
-        """The tokens that are the word, alone and after a space. Raises Unimplemented for a word of several tokens."""
+    def _forms_of_word(self, word: str) -> list[list[int]]:
+        """The tokens of a word, alone and after a space. Raises InvalidArgument for a word of too many tokens."""
         plain = word.lstrip()
         begins = self._tokenizer.encode("")
         forms = [self._tokenizer.encode(text)[len(begins) :] for text in (plain, f" {plain}")]
-        single = [form[0] for form in forms if len(form) == 1]
-        if not single:
-            raise Unimplemented(
-                f"bad_words: {word!r} is {len(forms[0])} tokens of this model, and only a word of one token can be "
-                "kept out; leave it out, or give some of its tokens as banned_token_ids"
-            )
-        return single
+        for form in forms:
+            if len(form) > limits.MAX_BANNED_SEQUENCE_TOKENS:
+                most = limits.MAX_BANNED_SEQUENCE_TOKENS
+                raise InvalidArgument("bad_words", f"{word!r} is {len(form)} tokens of this model; at most {most}")
+        return [form for form in forms if form]
 
     def _request(self, prompt: OfflinePrompt, token_ids: list[int], params: ModelParams) -> OfflineRequest:
         """A request that has passed every check."""
@@ -157,7 +152,10 @@ class RequestBuilder:
         return TextStream.of_branch(detokenizer, params, self._info.eos_token_ids)
 
     def _decode_token(self, token_id: int) -> str:
-        return self._tokenizer.decode([token_id], skip_special_tokens=False)
+        text = self._token_texts.get(token_id)
+        if text is None:
+            text = self._token_texts[token_id] = self._tokenizer.decode([token_id], skip_special_tokens=False)
+        return text
 
 
 def _utf8(text: str, argument: str) -> bytes:

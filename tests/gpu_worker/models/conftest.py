@@ -193,6 +193,7 @@ CONFIGS: dict[str, tuple[str, dict]] = {
     ),
     "mpt": ("Mpt", MPT),
     "mpt-clipped": ("Mpt", {**MPT, "n_heads": 8, "attn_config": {"clip_qkv": 0.5, "softmax_scale": 0.25}}),
+    "doge": ("Doge", SMALL),
     "mamba": (
         "Mamba",
         {"vocab_size": 128, "hidden_size": 32, "num_hidden_layers": 2, **ENDS, "pad_token_id": None},

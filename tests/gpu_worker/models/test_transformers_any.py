@@ -68,3 +68,9 @@ def test_a_model_whose_code_fails_is_refused(tiny, load, monkeypatch):
     monkeypatch.setattr(transformers_any.TransformersDecoder, "_logits", fail)
     with pytest.raises(BadModel, match=r"its own code failed on a short prompt \(TypeError: no such thing\)"):
         load(tiny("opt").directory)
+
+
+def test_a_model_with_a_mask_of_its_own_is_refused(tiny, load):
+    """Doge chooses the keys that a query sees: with a mask that attention would have to add to scores."""
+    with pytest.raises(BadModel, match="layer 0 has a mask of its own, which pages do not know"):
+        load(tiny("doge").directory)
