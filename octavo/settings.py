@@ -97,6 +97,11 @@ class WorkerSettings:
     kv_cache_bytes: int = option(0, "memory for blocks; 0: sized by a profiling run", size=True, low=0)
     swap_bytes: int = option(256 * 1024**2, "host memory for blocks that are swapped out", size=True, low=0)
     context_tokens: int = option(0, "prompt and output together, at most; 0: what the model was made for", low=0)
+    generation_config: str = option(
+        "auto",
+        "auto: requests get the sampling that the model's generation_config.json recommends, where they say nothing",
+        choices=("auto", "off"),
+    )
     max_batch_tokens: int = option(
         0, "tokens one step may run; 0: 2048, fewer on a CPU that takes long for them", low=0
     )

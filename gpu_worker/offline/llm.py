@@ -37,8 +37,7 @@ from octavo.record import Admission, AdmissionAnswer
 from octavo.sampling import SamplingParams
 from octavo.setting_sources import from_values
 from octavo.settings import WorkerSettings
-from octavo.text.byte_tokenizer import ByteTokenizer
-from octavo.text.tokenizer import load_tokenizer
+from octavo.text.tokenizer import open_tokenizer
 
 __all__ = ["LLM", "CompletionOutput", "LLMOptions", "RequestOutput", "SamplingParams"]
 
@@ -55,6 +54,7 @@ class LLMOptions(TypedDict, total=False):
     kv_cache_bytes: int | str
     swap_bytes: int | str
     context_tokens: int
+    generation_config: str
     max_batch_tokens: int
     max_batch_sequences: int
     cuda_graphs: str
@@ -89,13 +89,17 @@ class LLM:
         self._settings = from_values(WorkerSettings, {"model": model, **options})
         self.runner = runner or build_runner(self._settings)
         self.info = self.runner.info
-        self.tokenizer = load_tokenizer(self.info.tokenizer) if self.info.tokenizer else ByteTokenizer()
+        self.tokenizer = open_tokenizer(self.info.tokenizer)
         self._start_anew()
         self._root = hashing.root_key(self.info.fingerprint, self.info.layout)
         seeds: random.Random = random.SystemRandom() if seed is None else random.Random(seed)
         self._builder = RequestBuilder(self.info, self.tokenizer, seeds)
         self._lock = threading.Lock()
         self._num_requests = 0
+
+    def get_default_sampling_params(self) -> SamplingParams:
+        """The sampling parameters of prompts that come without any: those that the model recommends."""
+        return self._builder.default_params
 
     def __enter__(self) -> Self:
         return self

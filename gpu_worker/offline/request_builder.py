@@ -5,17 +5,17 @@ An error names the argument: prompts[3], sampling_params[3].top_p.
 
 import random
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from numbers import Integral
-from typing import cast
+from typing import Any, cast
 
 from gpu_worker.offline.offline_request import OfflineRequest
 from gpu_worker.scheduling.step import RunnerInfo
 from octavo import validation
 from octavo.errors import InvalidArgument
 from octavo.sampling import SamplingParams
-from octavo.text.byte_tokenizer import ByteTokenizer
 from octavo.text.stop import TextStream
-from octavo.text.tokenizer import Tokenizer
+from octavo.text.tokenizer import AnyTokenizer
 
 PromptArgument = str | Sequence[int]  # one prompt: text or token ids
 ChatTurn = Mapping[str, str]  # one message of a conversation: {"role": ..., "content": ...}
@@ -25,10 +25,11 @@ ParamsArgument = SamplingParams | Sequence[SamplingParams] | None  # for all, or
 class RequestBuilder:
     """Makes requests of prompts and conversations. A request without a seed of its own draws one from `seeds`."""
 
-    def __init__(self, info: RunnerInfo, tokenizer: Tokenizer | ByteTokenizer, seeds: random.Random) -> None:
+    def __init__(self, info: RunnerInfo, tokenizer: AnyTokenizer, seeds: random.Random) -> None:
         self._info = info
         self._tokenizer = tokenizer
         self._seeds = seeds
+        self.default_params = replace(SamplingParams(), **cast("dict[str, Any]", info.sampling_defaults))
 
     def from_prompts(
         self, prompts: PromptArgument | Sequence[PromptArgument], params: ParamsArgument
@@ -79,7 +80,7 @@ class RequestBuilder:
     def _params(self, given: ParamsArgument, count: int) -> list[SamplingParams]:
         """One value for each prompt, validated."""
         if given is None or isinstance(given, SamplingParams):
-            shared = given or SamplingParams()
+            shared = given or self.default_params
             self._validate(shared, "sampling_params")
             return [shared] * count
         if len(given) != count:

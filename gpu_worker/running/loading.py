@@ -43,6 +43,7 @@ def load_runner(
     context_tokens: int | None = None,
     cache_dir: Path | str | None = None,
     threads: int | None = None,
+    generation_config: str = "auto",
     name: str | None = None,
     on_progress: ProgressCallback | None = None,
 ) -> ModelRunner:
@@ -53,7 +54,7 @@ def load_runner(
     and up to 1 GiB on a CPU. `kv_cache_dtype` is auto (the model's) or one of kv_format.DTYPES. models/packing.py
     explains `quantization`. `cuda_graphs` is auto (where device, ops and decoder allow it) or off. `batch_invariant`
     demands that the bits of a sequence do not depend on the batch (InvalidArgument where they would). `cache_dir` None
-    means ~/.cache/octavo.
+    means ~/.cache/octavo. `generation_config` is auto or off: whether the model recommends sampling parameters.
     """
     if dtype not in DTYPES:
         raise InvalidArgument("dtype", f"{dtype!r} is not one of {', '.join(DTYPES)}")
@@ -73,6 +74,7 @@ def load_runner(
         ops=ops,
         quantization=quantization,
         cache_dir=cache,
+        recommended_sampling=generation_config != "off",
         on_progress=on_progress,
     )
     decoder = loaded.decoder
@@ -133,6 +135,7 @@ def _info(loaded: LoadedModel, arena: KvArena, device: torch.device, context: in
         num_host_blocks=arena.num_host_blocks,
         bytes_per_block=arena.shape.bytes_per_block,
         tokenizer=loaded.tokenizer,
+        sampling_defaults=loaded.sampling_defaults,
     )
 
 

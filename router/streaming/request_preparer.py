@@ -11,6 +11,7 @@ from octavo.errors import InvalidArgument, NoWorkers
 from octavo.ids import Incarnation, new_request_id, sequence_id
 from octavo.record import NewSequence
 from octavo.sampling import SamplingParams
+from octavo.text.absent_tokenizer import no_tokenizer
 from octavo.v1 import inference_pb2
 from router.fleet.model_registry import ModelRegistry, ServedModel
 
@@ -55,8 +56,10 @@ class RequestPreparer:
         request_id = (
             validation.validate_request_id(request.request_id) if request.HasField("request_id") else new_request_id()
         )
-        params = wire.sampling_from_wire(request.sampling)
+        params = wire.sampling_from_wire(request.sampling, model.sampling_defaults)
         context, vocab, eos = model.context_tokens, model.vocab_size, model.eos_token_ids
+        if params.stop and not model.tokenizer.has_text:
+            raise no_tokenizer("send stop_token_ids instead of stop")
         validation.validate_sampling(params, vocab_size=vocab, eos_token_ids=eos)
         prompt = await self.read_prompt(request, model)
         token_ids = prompt.token_ids

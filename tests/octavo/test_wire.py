@@ -118,7 +118,7 @@ def test_what_is_left_out_is_the_default_and_zero_is_zero():
 
 def test_defaults_are_written_out():
     """A receiver of another version may have other defaults."""
-    message = wire.defaults_to_wire()
+    message = wire.defaults_to_wire({})
     unset = {name for name, field in FIELDS.items() if field.has_presence and not message.HasField(name)}
     assert unset == {name for name, allowed in limits.NUMBERS.items() if allowed.optional} | {"best_of"}
 
