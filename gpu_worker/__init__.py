@@ -9,21 +9,38 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from gpu_worker.offline.llm import LLM
-    from gpu_worker.offline.offline_request import CompletionOutput, RequestOutput
-    from octavo.sampling import FinishReason, SamplingParams
+    from gpu_worker.offline.outputs import BeamSearchOutput, CompletionOutput, Logprob, RequestOutput
+    from gpu_worker.offline.params import BeamSearchParams
+    from gpu_worker.offline.params import OfflineParams as SamplingParams
+    from gpu_worker.offline.prompts import TextPrompt, TokensPrompt
 
-__all__ = ["LLM", "CompletionOutput", "FinishReason", "RequestOutput", "SamplingParams"]
+__all__ = [
+    "LLM",
+    "BeamSearchOutput",
+    "BeamSearchParams",
+    "CompletionOutput",
+    "Logprob",
+    "RequestOutput",
+    "SamplingParams",
+    "TextPrompt",
+    "TokensPrompt",
+]
 
 _HOMES = {
-    "LLM": "gpu_worker.offline.llm",
-    "CompletionOutput": "gpu_worker.offline.offline_request",
-    "RequestOutput": "gpu_worker.offline.offline_request",
-    "SamplingParams": "octavo.sampling",
-    "FinishReason": "octavo.sampling",
+    "LLM": ("llm", "LLM"),
+    "BeamSearchOutput": ("outputs", "BeamSearchOutput"),
+    "BeamSearchParams": ("params", "BeamSearchParams"),
+    "CompletionOutput": ("outputs", "CompletionOutput"),
+    "Logprob": ("outputs", "Logprob"),
+    "RequestOutput": ("outputs", "RequestOutput"),
+    "SamplingParams": ("params", "OfflineParams"),
+    "TextPrompt": ("prompts", "TextPrompt"),
+    "TokensPrompt": ("prompts", "TokensPrompt"),
 }
 
 
 def __getattr__(name: str) -> object:
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(_HOMES[name]), name)
+    module, own_name = _HOMES[name]
+    return getattr(import_module(f"gpu_worker.offline.{module}"), own_name)

@@ -86,10 +86,12 @@ def trim_log(log: Path, max_bytes: int = MAX_LOG_BYTES) -> None:
     os.truncate(log, 0)
 
 
-def tail(log: Path, num_lines: int = 15) -> str:
-    """The last lines of a log, for an error message."""
+def tail(log: Path, num_lines: int = 15, since: int = 0) -> str:
+    """The last lines of a log, for an error message: of what was written after its first `since` bytes."""
     if not log.exists():
         return ""
+    size = log.stat().st_size
+    begin = since if since <= size else 0  # the log was trimmed meanwhile
     with log.open("rb") as file:
-        file.seek(max(0, log.stat().st_size - TAIL_BYTES))
+        file.seek(max(begin, size - TAIL_BYTES))
         return "\n".join(file.read().decode(errors="replace").splitlines()[-num_lines:])

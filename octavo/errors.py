@@ -87,8 +87,8 @@ class FieldViolation(NamedTuple):
     description: str  # what is wrong, and what would be right
 
 
-class InvalidArgument(ServingError):
-    """The request is wrong; `field` says where."""
+class InvalidArgument(ServingError, ValueError):
+    """The request is wrong; `field` says where. Python callers may catch it as ValueError."""
 
     code = Code.INVALID_ARGUMENT
     reason = "INVALID_ARGUMENT"

@@ -23,7 +23,7 @@ MAX_DIMENSIONS = 4
 
 
 class TensorType(IntEnum):
-    """How a tensor's numbers are stored. Tensors of the types in BLOCK_SIZES can be read; gpu_worker decodes some."""
+    """How a tensor's numbers are stored. gpu_worker.models.dequantize says which types it decodes."""
 
     F32 = 0
     F16 = 1
@@ -39,13 +39,39 @@ class TensorType(IntEnum):
     Q5_K = 13
     Q6_K = 14
     Q8_K = 15
+    IQ2_XXS = 16
+    IQ2_XS = 17
+    IQ3_XXS = 18
+    IQ1_S = 19
+    IQ4_NL = 20
+    IQ3_S = 21
+    IQ2_S = 22
+    IQ4_XS = 23
     I8 = 24
     I16 = 25
     I32 = 26
     I64 = 27
     F64 = 28
+    IQ1_M = 29
     BF16 = 30
+    TQ1_0 = 34
+    TQ2_0 = 35
+    MXFP4 = 39
+    NVFP4 = 40
+    Q1_0 = 41
 
+
+# Types that llama.cpp has removed. Their numbers are not used again.
+REMOVED_TYPES: Mapping[int, str] = {
+    4: "Q4_2",
+    5: "Q4_3",
+    31: "Q4_0_4_4",
+    32: "Q4_0_4_8",
+    33: "Q4_0_8_8",
+    36: "IQ4_NL_4_4",
+    37: "IQ4_NL_4_8",
+    38: "IQ4_NL_8_8",
+}
 
 # How many numbers one quantization block holds, and in how many bytes.
 BLOCK_SIZES: Mapping[TensorType, tuple[int, int]] = {
@@ -69,6 +95,20 @@ BLOCK_SIZES: Mapping[TensorType, tuple[int, int]] = {
     TensorType.Q5_K: (256, 176),
     TensorType.Q6_K: (256, 210),
     TensorType.Q8_K: (256, 292),
+    TensorType.IQ1_S: (256, 50),
+    TensorType.IQ1_M: (256, 56),
+    TensorType.IQ2_XXS: (256, 66),
+    TensorType.IQ2_XS: (256, 74),
+    TensorType.IQ2_S: (256, 82),
+    TensorType.IQ3_XXS: (256, 98),
+    TensorType.IQ3_S: (256, 110),
+    TensorType.IQ4_NL: (32, 18),
+    TensorType.IQ4_XS: (256, 136),
+    TensorType.TQ1_0: (256, 54),
+    TensorType.TQ2_0: (256, 66),
+    TensorType.MXFP4: (32, 17),
+    TensorType.NVFP4: (64, 36),
+    TensorType.Q1_0: (128, 18),
 }
 
 
@@ -188,7 +228,9 @@ def _read_tensor(cursor: Cursor) -> TensorInfo:
     try:
         kind = TensorType(number)
     except ValueError:
-        raise cursor.fail(f"tensor {name!r} has unknown type {number}") from None
+        removed = REMOVED_TYPES.get(number)
+        what = f"type {removed}, which llama.cpp has removed" if removed else f"unknown type {number}"
+        raise cursor.fail(f"tensor {name!r} has {what}") from None
     block, block_bytes = BLOCK_SIZES[kind]
     num_values = prod(shape)
     if num_values and shape and shape[-1] % block:

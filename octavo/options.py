@@ -33,7 +33,7 @@ class Settings(Protocol):
     __dataclass_fields__: ClassVar[dict[str, Field[Any]]]
 
 
-class SettingsError(Exception):
+class SettingsError(ValueError):
     """A setting that cannot be used. The message names it, where it came from, and what would be right."""
 
 

@@ -120,7 +120,9 @@ def _file_table(cls: type[Settings], file: Path | None) -> dict[str, Any]:
         return {}
     try:
         tables = tomllib.loads(file.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+    except OSError as error:
+        raise SettingsError(f"{file}: {error.strerror}: name a TOML file with --config") from error
+    except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise SettingsError(f"{file}: cannot be read as TOML: {error}") from error
     for name in tables:
         if name not in PROGRAMS:

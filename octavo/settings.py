@@ -18,7 +18,7 @@ from octavo.endpoint import parse_advertised, parse_host, parse_listener
 from octavo.model_aliases import parse_aliases
 from octavo.options import Settings, SettingsError, closest, option
 from octavo.setting_sources import add_arguments, describe, effective_values, load
-from octavo.store_url import require_store_url, require_store_url_or_none
+from octavo.store_url import require_store_url
 
 CONFIG_VARIABLE = "OCTAVO_CONFIG"
 _STORE_HELP = "URL of the store: redis://, rediss:// or unix://, or memory:// within one process"
@@ -165,7 +165,7 @@ class UpSettings:
     state_dir: str = option("", "directory of state, logs and the store's file; empty: ~/.local/state/octavo")
     device: str = option("auto", "auto, cpu, cuda or cuda:N")
     store: str = option(
-        "", "URL of a store; empty: a private one is started", secret=True, check=require_store_url_or_none
+        "", "URL of a store; empty: a private one is started", secret=True, check=_unless_empty(require_store_url)
     )
     restart: bool = option(True, "starts a process again when it has ended")
 

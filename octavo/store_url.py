@@ -35,9 +35,3 @@ def require_store_url(url: str) -> None:
         raise ValueError(f"must name a host: {scheme}://HOST:6379/0")
     if not parts.path.strip("/").isdecimal() and parts.path.strip("/"):
         raise ValueError(f"must end with the number of a database: {scheme}://HOST:6379/0")
-
-
-def require_store_url_or_none(url: str) -> None:
-    """As `require_store_url`, where an empty text is right, too."""
-    if url:
-        require_store_url(url)

@@ -5,6 +5,7 @@ A log line never holds a prompt, a token, or the text of an exception, which may
 
 import json
 import logging
+import re
 import sys
 import time
 import traceback
@@ -16,6 +17,7 @@ from typing import TextIO
 FORMATS = ("human", "json")
 LEVELS = ("debug", "info", "warning", "error")
 
+_HUMAN_ERROR = re.compile(r"\d\d:\d\d:\d\d\.\d\d\d \S+ error +(.*)")
 _context: ContextVar[dict[str, str | int] | None] = ContextVar("octavo_log_context", default=None)
 
 
@@ -39,6 +41,18 @@ def configure(program: str, *, form: str = "human", level: str = "info", stream:
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(level.upper())
+
+
+def error_in(line: str) -> str:
+    """The message of a logged line of the level error, in either form; empty for any other line."""
+    if line.startswith("{"):
+        try:
+            fields = json.loads(line)
+        except ValueError:
+            return ""
+        return str(fields.get("message", "")) if fields.get("level") == "error" else ""
+    found = _HUMAN_ERROR.match(line)
+    return found[1] if found else ""
 
 
 def stack_of(error: BaseException) -> str:

@@ -36,7 +36,7 @@ def validate_sampling(params: SamplingParams, *, vocab_size: int, eos_token_ids:
     for field in limits.FLAGS:
         if type(getattr(params, field)) is not bool:
             raise InvalidArgument(field, "must be true or false")
-    if params.stop:
+    if params.stop != ():
         _check_stop(params.stop)
     for field in ("stop_token_ids", "allowed_token_ids", "banned_token_ids"):
         if getattr(params, field) != ():

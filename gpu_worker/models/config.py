@@ -1,7 +1,7 @@
 """The configuration of a Llama-like decoder, and how it is read from a Transformers configuration."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from gpu_worker.models import rope
@@ -9,7 +9,8 @@ from gpu_worker.models.rope import RopeParameters
 from gpu_worker.ops import BlockSparsePattern
 from octavo.errors import BadModel
 
-LLAMA_LIKE = ("llama", "mistral", "qwen2", "qwen3", "smollm3")
+LLAMA_LIKE = ("llama", "mistral", "qwen2", "qwen3", "smollm3", "phi3")
+ALWAYS_WINDOWED = ("mistral", "phi3", "gemma2")  # a window in the configuration counts without a switch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,6 +33,20 @@ class LlamaConfig:
     tied: bool  # the output projection is the embedding, unless the checkpoint has another one
     biased: frozenset[str] = frozenset()  # which matrices of a layer have biases: qkv, out, gate_up, down
     head_norms: bool = False  # whether queries and keys are normed head by head
+    activation: str = "silu"  # of the gate; or "gelu_tanh"
+    query_scalar: float = 0.0  # scores are divided by its square root; 0: by that of head_dim
+    attention_cap: float = 0.0  # soft caps of scores and logits, as in AttentionOptions; 0: none
+    logit_cap: float = 0.0
+    embedding_scale: float = 1.0
+    post_norms: bool = False  # what attention and MLP give is normed before it is added
+
+    @property
+    def attention_scale(self) -> float:
+        return float((self.query_scalar or self.head_dim) ** -0.5)
+
+    def limited_to(self, context_tokens: int | None) -> "LlamaConfig":
+        """This model, for sequences of at most so many tokens; None: as many as it was made for."""
+        return replace(self, context_tokens=min(self.context_tokens, context_tokens or self.context_tokens))
 
     @classmethod
     def from_dict(cls, config: Mapping[str, Any]) -> "LlamaConfig":
@@ -65,19 +80,31 @@ class LlamaConfig:
             sparse=tuple(_sparse(config, layer, num_heads) for layer in range(num_layers)),
             rotated=tuple(bool(no_rope[layer]) for layer in range(num_layers)),
             tied=bool(config.get("tie_word_embeddings", False)),
+            **(_gemma2(config) if config.get("model_type") == "gemma2" else {}),
             biased=_biased(config),
             head_norms=config.get("model_type") == "qwen3",
         )
 
 
 def is_llama_like(config: Mapping[str, Any]) -> bool:
-    """Whether LlamaDecoder computes what this configuration means, with every setting in it."""
-    scaling = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    """Whether LlamaDecoder computes what this configuration of Transformers means, with every setting in it."""
     return (
         config.get("model_type") in LLAMA_LIKE
         and config.get("hidden_act", "silu") in ("silu", "swish")
-        and (scaling.get("rope_type") or scaling.get("type") or "default") in rope.KINDS
+        and rope.kind(config) in rope.KINDS
     )
+
+
+def _gemma2(config: Mapping[str, Any]) -> dict[str, Any]:
+    """What Gemma 2 has beside the other models."""
+    return {
+        "activation": "gelu_tanh",
+        "query_scalar": float(config["query_pre_attn_scalar"]),
+        "attention_cap": float(config["attn_logit_softcapping"] or 0),
+        "logit_cap": float(config["final_logit_softcapping"] or 0),
+        "embedding_scale": float(int(config["hidden_size"]) ** 0.5),
+        "post_norms": True,
+    }
 
 
 def _biased(config: Mapping[str, Any]) -> frozenset[str]:
@@ -85,7 +112,7 @@ def _biased(config: Mapping[str, Any]) -> frozenset[str]:
     family = config.get("model_type")
     if family == "qwen2":
         return frozenset({"qkv"})
-    attention = {"qkv", "out"} if family != "mistral" and config.get("attention_bias") else set()
+    attention = {"qkv", "out"} if family not in ("mistral", "phi3") and config.get("attention_bias") else set()
     mlp = {"gate_up", "down"} if family in ("llama", "smollm3") and config.get("mlp_bias") else set()
     return frozenset(attention | mlp)
 
@@ -108,10 +135,10 @@ def _window(config: Mapping[str, Any], layer: int) -> int:
     """How many keys a query of `layer` sees; 0: all. Each family of models has its own switch for it."""
     window = int(config.get("sliding_window") or 0)
     family = config.get("model_type")
-    if family == "llama" or not config.get("use_sliding_window", family == "mistral"):
+    if family == "llama" or not config.get("use_sliding_window", family in ALWAYS_WINDOWED):
         return 0
     kinds = config.get("layer_types")
-    if family == "mistral":
+    if family in ("mistral", "phi3"):
         return window
     if kinds:
         return window if kinds[layer] == "sliding_attention" else 0

@@ -31,16 +31,16 @@ CONTENT_FILES = (
 )
 
 
-def model_fingerprint(small_files: list[Path], weight_files: list[Path], rounding: str = "") -> str:
-    """The fingerprint, 32 hex digits. `rounding` names a rounding of weights or their inputs, which changes tokens."""
+def model_fingerprint(small_files: list[Path], weight_files: list[Path], variant: str = "") -> str:
+    """The fingerprint, 32 hex digits. `variant` names what else changes tokens, such as a rounding of weights."""
     state = hashlib.blake2b(digest_size=16, person=b"octavo.model.v1")
     for path in small_files:
         with path.open("rb") as file:
             _add(state, path.name.encode(), file.read(WHOLE_BYTES))
     for path in weight_files:
         _add(state, path.name.encode() if len(weight_files) > 1 else b"", sample_file(path))
-    if rounding:
-        _add(state, b"rounding", rounding.encode())
+    if variant:
+        _add(state, b"rounding", variant.encode())
     return state.hexdigest()
 
 

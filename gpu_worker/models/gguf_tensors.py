@@ -1,4 +1,7 @@
-"""Reads a GGUF file as a Transformers checkpoint: metadata as config.json, dequantized tensors by their usual names."""
+"""Reads a GGUF file as a Transformers checkpoint: metadata as config.json, dequantized tensors by their usual names.
+
+One thing is not as in Transformers: the norms of Gemma 2 are stored as they multiply, with the 1 that is added to them.
+"""
 
 import re
 from typing import Any
@@ -6,16 +9,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gpu_worker.models.dequantize import dequantize
+from gpu_worker.models.dequantize import check_decoded, dequantize
 from octavo.errors import BadModel
 from octavo.gguf import GgufFile, TensorInfo, TensorType
 from octavo.gguf_metadata import Metadata
+from octavo.gguf_tokens import end_token_ids
 
 # Architectures whose query and key rows llama.cpp interleaves (its rotary embedding pairs neighbours, ours pairs
 # halves).
 INTERLEAVED = ("llama", "smollm3")
-ARCHITECTURES = (*INTERLEAVED, "qwen2", "qwen3")
+ARCHITECTURES = (*INTERLEAVED, "qwen2", "qwen3", "gemma2", "phi3")
 ROPE_FACTORS = "rope_freqs.weight"
+ROPE_LONG, ROPE_SHORT = "rope_factors_long.weight", "rope_factors_short.weight"
+GEMMA2_27B_LAYERS = 46  # the only Gemma 2 whose scores are not divided by the root of a head's size
 
 _OUTER = {
     "token_embd.weight": "model.embed_tokens.weight",
@@ -27,6 +33,7 @@ _INNER = {
     "attn_q": "self_attn.q_proj",
     "attn_k": "self_attn.k_proj",
     "attn_v": "self_attn.v_proj",
+    "attn_qkv": "self_attn.qkv_proj",
     "attn_output": "self_attn.o_proj",
     "attn_q_norm": "self_attn.q_norm",
     "attn_k_norm": "self_attn.k_norm",
@@ -34,6 +41,15 @@ _INNER = {
     "ffn_gate": "mlp.gate_proj",
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
+}
+_INNER_OF = {
+    "gemma2": _INNER
+    | {
+        "post_attention_norm": "post_attention_layernorm",
+        "ffn_norm": "pre_feedforward_layernorm",
+        "post_ffw_norm": "post_feedforward_layernorm",
+    },
+    "phi3": _INNER | {"ffn_up": "mlp.gate_up_proj"},
 }
 _BLOCK = re.compile(r"blk\.(\d+)\.(\w+)\.(weight|bias)")
 
@@ -44,7 +60,8 @@ class GgufSource:
     def __init__(self, file: GgufFile) -> None:
         self._file = file
         self._arch = architecture(file)
-        self._stored = {usual_name(name): name for name in file.tensors if name != ROPE_FACTORS}
+        known = set(file.tensors) - {ROPE_FACTORS, ROPE_LONG, ROPE_SHORT}
+        self._stored = {usual_name(name, self._arch): name for name in known}
 
     def names(self) -> set[str]:
         return set(self._stored)
@@ -86,16 +103,17 @@ def read_tensor(file: GgufFile, name: str) -> Tensor:
     return torch.from_numpy(dequantize(file.tensor_bytes(name), info.type, num_values)).view(info.shape)
 
 
-def usual_name(name: str) -> str:
-    """The name of a GGUF tensor in a Transformers checkpoint."""
+def usual_name(name: str, arch: str) -> str:
+    """The name of a GGUF tensor in a Transformers checkpoint of that architecture."""
     match = _BLOCK.fullmatch(name)
-    if match and match[2] in _INNER:
-        return f"model.layers.{match[1]}.{_INNER[match[2]]}.{match[3]}"
+    inner = _INNER_OF.get(arch, _INNER)
+    if match and match[2] in inner:
+        return f"model.layers.{match[1]}.{inner[match[2]]}.{match[3]}"
     return _OUTER.get(name, name)
 
 
 def architecture(file: GgufFile) -> str:
-    """The file's architecture, one of ARCHITECTURES."""
+    """The file's architecture, one of ARCHITECTURES. BadModel if it is another one, or cannot be read for a reason."""
     name = file.metadata.string("general.architecture")
     if name not in ARCHITECTURES:
         raise BadModel(
@@ -103,6 +121,10 @@ def architecture(file: GgufFile) -> str:
         )
     if file.metadata.integer("split.count", 1) > 1:
         raise BadModel(f"{file.path.name} is one of several parts of a model; join them with llama-gguf-split --merge")
+    if experts := file.metadata.integer(f"{name}.expert_count", 0):
+        raise BadModel(f"{file.path.name} has {experts} experts: GGUF files of mixtures of experts are not read")
+    for tensor in file.tensors.values():
+        check_decoded(tensor)
     return name
 
 
@@ -131,14 +153,22 @@ def read_config(file: GgufFile) -> dict[str, Any]:
         "rope_parameters": _rope(file, arch, head_dim),
         "no_rope_layers": [(layer + 1) % 4 for layer in range(num_layers)] if arch == "smollm3" else None,
         "tie_word_embeddings": "output.weight" not in file.tensors,
-        "eos_token_id": end_tokens(data),
+        "eos_token_id": sorted(end_token_ids(data)),
+        **(_gemma2(data, num_layers, head_dim) if arch == "gemma2" else {}),
+        **({"sliding_window": data.integer("phi3.attention.sliding_window", 0)} if arch == "phi3" else {}),
     }
 
 
-def end_tokens(data: Metadata) -> list[int]:
-    """The tokens that end an answer: the ends of a sequence, a turn and a message."""
-    keys = [f"tokenizer.ggml.{name}_token_id" for name in ("eos", "eot", "eom")]
-    return sorted({data.integer(key) for key in keys if key in data})
+def _gemma2(data: Metadata, num_layers: int, head_dim: int) -> dict[str, Any]:
+    """What only Gemma 2 has. Files may leave it out, and then it is that of the published models."""
+    size = data.integer("gemma2.embedding_length") // data.integer("gemma2.attention.head_count")
+    return {
+        "query_pre_attn_scalar": size if num_layers == GEMMA2_27B_LAYERS else head_dim,
+        "attn_logit_softcapping": data.number("gemma2.attn_logit_softcapping", 50.0),
+        "final_logit_softcapping": data.number("gemma2.final_logit_softcapping", 30.0),
+        "sliding_window": data.integer("gemma2.attention.sliding_window", 4096),
+        "layer_types": [("sliding_attention", "full_attention")[layer % 2] for layer in range(num_layers)],
+    }
 
 
 def _rope(file: GgufFile, arch: str, head_dim: int) -> dict[str, Any]:
@@ -150,16 +180,27 @@ def _rope(file: GgufFile, arch: str, head_dim: int) -> dict[str, Any]:
     if ROPE_FACTORS in file.tensors:
         factors = read_tensor(file, ROPE_FACTORS).flatten().tolist()
         return rope | {"rope_type": "factors", "factors": tuple(factors)}
+    context = data.integer(f"{arch}.context_length")
+    original = data.integer(f"{prefix}scaling.original_context_length", context)
+    if (ROPE_LONG in file.tensors) != (ROPE_SHORT in file.tensors):
+        raise BadModel(f"{file.path.name} has only one of {ROPE_LONG} and {ROPE_SHORT}")
+    if ROPE_LONG in file.tensors:
+        return rope | {
+            "rope_type": "longrope",
+            "original_max_position_embeddings": original,
+            "attention_factor": data.number(f"{prefix}scaling.attn_factor", 0.0) or None,
+            "long_factor": read_tensor(file, ROPE_LONG).flatten().tolist(),
+            "short_factor": read_tensor(file, ROPE_SHORT).flatten().tolist(),
+        }
     kind = data.string(f"{prefix}scaling.type", "none")
     if kind == "none":
         return rope
     if kind not in ("linear", "yarn"):
         raise BadModel(f"{file.path.name}: {prefix}scaling.type {kind!r} is not supported (none, linear and yarn are)")
-    context = data.integer(f"{arch}.context_length")
     return rope | {
         "rope_type": kind,
         "factor": data.number(f"{prefix}scaling.factor", 1.0),
-        "original_max_position_embeddings": data.integer(f"{prefix}scaling.original_context_length", context),
+        "original_max_position_embeddings": original,
     }
 
 

@@ -1,4 +1,4 @@
-"""Decoders of the Llama family (Llama, Mistral, Qwen2, Qwen3, SmolLM).
+"""Decoders of the Llama family (Llama, Mistral, Qwen2, Qwen3, SmolLM, Phi-3, and Gemma 2 of GGUF files).
 
 RMS norms, rotary positions, grouped heads, gated MLP.
 
@@ -13,6 +13,7 @@ from typing import TypeVar
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from gpu_worker.models.config import LlamaConfig
 from gpu_worker.models.weights import CheckpointReader, ProgressCallback, WeightSource
@@ -75,6 +76,10 @@ def _layer(
         "gate_up": (["mlp.gate_proj", "mlp.up_proj"], [inner, inner], hidden),
         "down": (["mlp.down_proj"], [hidden], inner),
     }
+    fused = {"qkv": "self_attn.qkv_proj", "gate_up": "mlp.gate_up_proj"}  # Phi-3's are one matrix already
+    for name, whole in fused.items():
+        if f"{prefix}{whole}.weight" in checkpoint:
+            parts[name] = ([whole], [sum(parts[name][1])], hidden)
     tensors: dict[str, Tensor | M] = {}
     for name, (sources, rows, columns) in parts.items():
         tensors[name] = matrix([f"{prefix}{s}.weight" for s in sources], [(r, columns) for r in rows])
@@ -83,6 +88,12 @@ def _layer(
                 [f"{prefix}{s}.bias" for s in sources], [(r,) for r in rows]
             )
     norms = {"input_norm": "input_layernorm", "mlp_norm": "post_attention_layernorm"}
+    if config.post_norms:
+        norms |= {
+            "attended_norm": "post_attention_layernorm",
+            "mlp_norm": "pre_feedforward_layernorm",
+            "output_norm": "post_feedforward_layernorm",
+        }
     for name, norm in norms.items():
         tensors[name] = checkpoint.read_tensor(f"{prefix}{norm}.weight", (hidden,))
     if config.head_norms:
@@ -107,6 +118,8 @@ class LlamaLayer:
     down_bias: Tensor | None = None
     q_norm: Tensor | None = None  # [head_dim]
     k_norm: Tensor | None = None  # [head_dim]
+    attended_norm: Tensor | None = None  # [hidden], of what attention gives
+    output_norm: Tensor | None = None  # [hidden], of what the MLP gives
 
 
 class LlamaDecoder:
@@ -131,15 +144,21 @@ class LlamaDecoder:
         self._layers = [_take_layer(on_device, layer) for layer in range(config.num_layers)]
         cos, sin = config.rope.table(config.context_tokens)
         self._cos, self._sin = cos.to(device, self._norm.dtype), sin.to(device, self._norm.dtype)
-        scale = config.head_dim**-0.5
         layers = list(zip(config.windows, config.sparse, strict=True))
-        kinds = {kind: AttentionOptions(scale=scale, window=kind[0], sparse=kind[1]) for kind in set(layers)}
+        kinds = {
+            (window, sparse): AttentionOptions(config.attention_scale, window, config.attention_cap, sparse=sparse)
+            for window, sparse in set(layers)
+        }
         self._options = [kinds[kind] for kind in layers]
+        # Transformers rounds the scale to the model's dtype before it multiplies.
+        self._embedding_scale = torch.tensor(config.embedding_scale, dtype=self._norm.dtype).item()
 
     def forward(self, batch: TokenBatch, kv: Sequence[Tensor], rows: Tensor) -> Tensor:
         ops, eps = self._ops, self.config.norm_eps
         cos, sin = self._cos[batch.positions], self._sin[batch.positions]
         x = self._embedding[batch.token_ids]
+        if self._embedding_scale != 1.0:
+            x = x * self._embedding_scale
         normed = ops.rms_norm(x, self._layers[0].input_norm, eps)
         for index, layer in enumerate(self._layers):
             attended = self._attend(index, normed, kv[index], batch, cos, sin)
@@ -150,7 +169,9 @@ class LlamaDecoder:
         return ops.add_rms_norm(out[rows], x[rows], self._norm, eps)[0]
 
     def logits(self, hidden: Tensor) -> Tensor:
-        return self._ops.linear(hidden, self._head)
+        logits = self._ops.linear(hidden, self._head)
+        cap = self.config.logit_cap
+        return torch.tanh(logits / cap) * cap if cap else logits
 
     def _attend(self, index: int, x: Tensor, kv: Tensor, batch: TokenBatch, cos: Tensor, sin: Tensor) -> Tensor:
         layer, config, ops = self._layers[index], self.config, self._ops
@@ -164,11 +185,19 @@ class LlamaDecoder:
         else:
             ops.cache_write(kv, keys, values, batch)
         attended = ops.paged_attention(queries, kv, batch, self._options[index])
-        return ops.linear(attended.reshape(x.shape[0], -1), layer.out, layer.out_bias)
+        out = ops.linear(attended.reshape(x.shape[0], -1), layer.out, layer.out_bias)
+        return out if layer.attended_norm is None else ops.rms_norm(out, layer.attended_norm, config.norm_eps)
 
     def _mlp(self, layer: LlamaLayer, x: Tensor) -> Tensor:
-        inner = self._ops.silu_and_mul(self._ops.linear(x, layer.gate_up, layer.gate_up_bias))
-        return self._ops.linear(inner, layer.down, layer.down_bias)
+        both = self._ops.linear(x, layer.gate_up, layer.gate_up_bias)
+        inner = self._ops.silu_and_mul(both) if self.config.activation == "silu" else _gelu_and_mul(both)
+        out = self._ops.linear(inner, layer.down, layer.down_bias)
+        return out if layer.output_norm is None else self._ops.rms_norm(out, layer.output_norm, self.config.norm_eps)
+
+
+def _gelu_and_mul(x: Tensor) -> Tensor:
+    gate, up = x.chunk(2, dim=-1)
+    return functional.gelu(gate, approximate="tanh") * up
 
 
 def _take_layer(tensors: Mapping[str, Tensor], layer: int) -> LlamaLayer:

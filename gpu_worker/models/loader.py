@@ -54,6 +54,7 @@ def load_model(
     dtype: torch.dtype | None,
     ops: Ops,
     quantization: str = "auto",
+    context_tokens: int | None = None,
     cache_dir: Path | None = None,
     recommended_sampling: bool = True,
     on_progress: ProgressCallback | None = None,
@@ -61,9 +62,11 @@ def load_model(
     """Loads a GGUF file, a directory, `smollm2`, or a name on the hub.
 
     `dtype` None means float32 on a CPU, and the file's type on a GPU. `quantization` is one of packing.SCHEMES; q8 and
-    q4 need native ops and a decoder of the Llama family (InvalidArgument). Raises NotFound if there is no such model,
-    and BadModel or MalformedGguf if it cannot be used. Converted GGUF weights and tokenizers are kept in `cache_dir`;
-    None keeps none. `recommended_sampling` says whether generation_config.json has a say in sampling.
+    q4 need native ops and a decoder of the Llama family (InvalidArgument). `context_tokens` is the length of the
+    longest sequence that will be run, if the model was made for longer ones: a model that encodes positions otherwise
+    for long sequences then does so only if one can be long. Raises NotFound if there is no such model, and BadModel or
+    MalformedGguf if it cannot be used. Converted GGUF weights and tokenizers are kept in `cache_dir`; None
+    keeps none. `recommended_sampling` says whether generation_config.json has a say in sampling.
     """
     started = time.monotonic()
     if quantization not in SCHEMES:
@@ -71,7 +74,7 @@ def load_model(
     found = locate(model)
     progress = on_progress or _ProgressLogger(found.name)
     load = _load_gguf if found.path.is_file() else _load_directory
-    how = _LoadOptions(device, dtype, ops, quantization, cache_dir, recommended_sampling, progress)
+    how = _LoadOptions(device, dtype, ops, quantization, context_tokens, cache_dir, recommended_sampling, progress)
     loaded = load(found.name, found.path, how)
     seconds = time.monotonic() - started
     log.info("model %s (%s, %s) loaded in %.1f s", found.name, loaded.decoder.name, loaded.dtype, seconds)
@@ -99,7 +102,7 @@ def _load_gguf(name: str, path: Path, how: "_LoadOptions") -> LoadedModel:
     with GgufFile(path) as file:
         content = read_config(file)
         source = GgufSource(file)
-        config = llama.with_stored_parts(LlamaConfig.from_dict(content), source.names())
+        config = llama.with_stored_parts(LlamaConfig.from_dict(content).limited_to(how.context_tokens), source.names())
         decoder: Decoder
         if how.native(config):
             decoder = _native(source, config, dtype, how)
@@ -109,7 +112,7 @@ def _load_gguf(name: str, path: Path, how: "_LoadOptions") -> LoadedModel:
         name=name,
         decoder=decoder,
         dtype=dtype,
-        fingerprint=model_fingerprint([], [path], how.rounding(decoder, packed=True)),
+        fingerprint=model_fingerprint([], [path], how.variant(decoder, packed=True)),
         eos_token_ids=tuple(content["eos_token_id"]),
         tokenizer=str(path),
     )
@@ -150,7 +153,7 @@ def _load_directory(name: str, path: Path, how: "_LoadOptions") -> LoadedModel:
         name=name,
         decoder=decoder,
         dtype=dtype,
-        fingerprint=model_fingerprint(small, files, how.rounding(decoder, packed=False)),
+        fingerprint=model_fingerprint(small, files, how.variant(decoder, packed=False)),
         eos_token_ids=_end_tokens(generation, content),
         tokenizer=find_tokenizer(name, path, how.cache_dir),
         sampling_defaults=defaults,
@@ -160,7 +163,7 @@ def _load_directory(name: str, path: Path, how: "_LoadOptions") -> LoadedModel:
 def _decoder(path: Path, content: Mapping[str, Any], dtype: torch.dtype, how: "_LoadOptions") -> Decoder:
     """One of our decoders if it computes what the configuration says, else the model's own code."""
     if is_llama_like(content):
-        config = LlamaConfig.from_dict(content)
+        config = LlamaConfig.from_dict(content).limited_to(how.context_tokens)
         source = fp8_source.open_source(path, content)
         if how.native(config):
             return _native(source, config, dtype, how)
@@ -190,6 +193,7 @@ class _LoadOptions:
     dtype: torch.dtype | None
     ops: Ops
     quantization: str
+    context_tokens: int | None
     cache_dir: Path | None
     recommended: bool
     progress: ProgressCallback
@@ -204,10 +208,15 @@ class _LoadOptions:
             )
         return False
 
-    def rounding(self, decoder: Decoder, packed: bool) -> str:
-        """The rounding that makes this decoder's tokens differ from exact ones; empty: there is none."""
+    def variant(self, decoder: Decoder, packed: bool) -> str:
+        """What makes this decoder's tokens differ from those of other decoders of the same files; empty: nothing."""
         rounded = self.quantization in ("q8", "q4") or (self.quantization == "auto" and packed)
-        return self.quantization if rounded and isinstance(decoder, NativeLlamaDecoder) else ""
+        variant = self.quantization if rounded and isinstance(decoder, NativeLlamaDecoder) else ""
+        if isinstance(decoder, (NativeLlamaDecoder, llama.LlamaDecoder)) and decoder.config.rope.kind == "longrope":
+            is_long = decoder.config.rope.is_long(decoder.context_tokens)
+            log.info("positions are those for %s sequences (--context-tokens decides)", "long" if is_long else "short")
+            variant += " long" if is_long else " short"
+        return variant
 
 
 def _read_json(path: Path) -> dict[str, Any]:

@@ -20,8 +20,10 @@ MAX_HEAD_DIM = 256
 
 
 def supports(config: LlamaConfig) -> bool:
-    """Whether the extension computes this model: its heads must fill the registers."""
-    return config.head_dim % 8 == 0 and config.head_dim <= MAX_HEAD_DIM
+    """Whether the extension computes this model: its heads fill the registers, and it has nothing of Gemma 2."""
+    gemma = config.post_norms or config.activation != "silu" or config.embedding_scale != 1.0
+    capped = config.attention_cap or config.logit_cap
+    return config.head_dim % 8 == 0 and config.head_dim <= MAX_HEAD_DIM and not gemma and not capped
 
 
 class NativeLlamaDecoder:
@@ -52,7 +54,7 @@ class NativeLlamaDecoder:
                 "kv_heads": config.num_kv_heads,
                 "head_dim": config.head_dim,
                 "eps": config.norm_eps,
-                "scale": config.head_dim**-0.5,
+                "scale": config.attention_scale,
             },
             embedding=arguments["embedding"],
             head=arguments.get("head", arguments["embedding"]),

@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gpu_worker.models.dequantize import FLOATS
 from gpu_worker.models.gguf_tensors import GgufSource
 from gpu_worker.models.huge_pages import HugePageAllocator
 from gpu_worker.models.weights import CheckpointReader, WeightSource
@@ -29,7 +30,6 @@ log = logging.getLogger(__name__)
 SCHEMES = ("auto", "none", "q8", "q4")
 BLOCK = 32
 FORMATS = {torch.float32: "f32", torch.float16: "f16", torch.bfloat16: "bf16"}
-FLOAT_KINDS = (TensorType.F32, TensorType.F16, TensorType.BF16)
 OUTER = ("model.embed_tokens.weight", "lm_head.weight")
 
 
@@ -69,7 +69,7 @@ class MatrixPacker:
                 return self._repack(self._source, names, shapes, "q4")
             if kinds <= {TensorType.Q4_0, TensorType.Q4_1}:
                 return self._repack(self._source, names, shapes, "q4_mins")
-            if self._scheme == "auto" and not kinds & set(FLOAT_KINDS):
+            if self._scheme == "auto" and not kinds & set(FLOATS):
                 return self._round(names, shapes, "q8")
         return self._plain(names, shapes)
 

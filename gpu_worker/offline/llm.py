@@ -4,7 +4,8 @@
     for output in llm.generate(["The capital of France is"], SamplingParams(temperature=0, max_tokens=16)):
         print(output.outputs[0].text)
 
-Every prompt is checked before the first step runs, so a mistake in one of many prompts is found at once.
+Every prompt is checked before the first step runs, so a mistake in one of many prompts is found at once. Arguments and
+outputs have vLLM's names, so that a program written for vLLM needs only another import.
 """
 
 import random
@@ -12,8 +13,9 @@ import threading
 import time
 from collections import deque
 from collections.abc import Sequence
+from pathlib import Path
 from types import TracebackType
-from typing import Self, TypedDict, Unpack
+from typing import Any, Self, TypedDict, Unpack
 
 from tqdm import tqdm
 
@@ -21,50 +23,46 @@ from gpu_worker.blocks.cost_model import CostModel
 from gpu_worker.engine.configuration import build_runner, scheduler_config
 from gpu_worker.engine.engine import BLOCKED_ROUND_S, Engine
 from gpu_worker.engine.step_times import StepTimes
+from gpu_worker.models.locate import locate
+from gpu_worker.offline.absent import CALL_ARGUMENTS, CHAT_ARGUMENTS, METHODS, refuse_absent
 from gpu_worker.offline.interrupt_guard import InterruptGuard
-from gpu_worker.offline.offline_request import CompletionOutput, OfflineRequest, RequestOutput
-from gpu_worker.offline.request_builder import ChatTurn, ParamsArgument, PromptArgument, RequestBuilder
+from gpu_worker.offline.llm_options import LLMOptions, worker_settings
+from gpu_worker.offline.offline_request import OfflineRequest
+from gpu_worker.offline.outputs import BeamSearchOutput, BeamSearchSequence, RequestOutput
+from gpu_worker.offline.params import BeamSearchParams, OfflineParams
+from gpu_worker.offline.progress_bar import ProgressBar
+from gpu_worker.offline.prompts import PromptArgument, read_prompts
+from gpu_worker.offline.request_builder import ParamsArgument, RequestBuilder
+from gpu_worker.offline.transformers_tokenizer import load_transformers_tokenizer
 from gpu_worker.scheduling.scheduler import Scheduler
 from gpu_worker.scheduling.sequence import Sequence as ScheduledSequence
 from gpu_worker.scheduling.step import Runner
 from gpu_worker.scheduling.step_budget import StepBudget
 from gpu_worker.scheduling.workload import Workload
 from octavo import hashing
-from octavo.errors import TooLarge
+from octavo.chat_messages import ChatTurn
+from octavo.errors import InvalidArgument, TooLarge
 from octavo.ids import SequenceId
-from octavo.options import closest
 from octavo.record import Admission, AdmissionAnswer
-from octavo.sampling import SamplingParams
-from octavo.setting_sources import from_values
-from octavo.settings import WorkerSettings
+from octavo.text import byte_tokenizer
 from octavo.text.tokenizer import open_tokenizer
 
-__all__ = ["LLM", "CompletionOutput", "LLMOptions", "RequestOutput", "SamplingParams"]
+
+class CallOptions(TypedDict, total=False):
+    """Arguments of vLLM's methods that octavo does not have: only None passes."""
+
+    lora_request: None
+    prompt_adapter_request: None
+    guided_options_request: None
 
 
-class LLMOptions(TypedDict, total=False):
-    """The settings of a worker that matter without a service. octavo.settings.WorkerSettings explains each."""
+class ChatOptions(CallOptions, total=False):
+    """The same for `chat`."""
 
-    device: str
-    dtype: str
-    quantization: str
-    threads: int
-    block_size: int
-    kv_cache_dtype: str
-    kv_cache_bytes: int | str
-    swap_bytes: int | str
-    context_tokens: int
-    generation_config: str
-    max_batch_tokens: int
-    max_batch_sequences: int
-    cuda_graphs: str
-    batch_invariant: bool
-    prefix_caching: bool
-    chunked_prefill: bool
-    max_partial_prefills: int
-    max_long_partial_prefills: int
-    long_prefill_threshold: int
-    preemption: str
+    chat_template: None
+    chat_template_content_format: str
+    continue_final_message: bool
+    tools: None
 
 
 class LLM:
@@ -74,32 +72,31 @@ class LLM:
         self,
         model: str = "smollm2",
         *,
+        tokenizer: str | None = None,
         seed: int | None = None,
         runner: Runner | None = None,
         **options: Unpack[LLMOptions],
     ) -> None:
         """Loads `model`, which is smollm2, a directory, a GGUF file or a hub name; or uses a `runner` that exists.
 
-        Requests without a seed of their own draw one from `seed`: the same calls in the same order give the same
-        outputs. Raises SettingsError if an option cannot be used.
+        `tokenizer` is such a name, too; None is the model's own. Requests without a seed of their own draw one from
+        `seed`: the same calls in the same order give the same outputs. Raises SettingsError, which is a ValueError, if
+        an option cannot be used, and Unimplemented for an argument of vLLM that octavo does not have.
         """
-        for name in options:
-            if name not in LLMOptions.__annotations__:
-                raise TypeError(f"LLM has no option {name!r}{closest(name, LLMOptions.__annotations__)}")
-        self._settings = from_values(WorkerSettings, {"model": model, **options})
+        self._settings = worker_settings(model, options)
+        path = _tokenizer_path(tokenizer)
         self.runner = runner or build_runner(self._settings)
         self.info = self.runner.info
-        self.tokenizer = open_tokenizer(self.info.tokenizer)
+        path = path or self.info.tokenizer
+        self.tokenizer = open_tokenizer(path)
+        self._tokenizer_path = path
+        self._transformers_tokenizer: Any = None
         self._start_anew()
-        self._root = hashing.root_key(self.info.fingerprint, self.info.layout)
         seeds: random.Random = random.SystemRandom() if seed is None else random.Random(seed)
         self._builder = RequestBuilder(self.info, self.tokenizer, seeds)
         self._lock = threading.Lock()
         self._num_requests = 0
-
-    def get_default_sampling_params(self) -> SamplingParams:
-        """The sampling parameters of prompts that come without any: those that the model recommends."""
-        return self._builder.default_params
+        self._num_outputs = 0
 
     def __enter__(self) -> Self:
         return self
@@ -111,30 +108,108 @@ class LLM:
         """Frees the memory of the model. The LLM cannot be used after this."""
         self.runner.close()
 
+    def __getattr__(self, name: str) -> Any:
+        if name in METHODS:
+            raise AttributeError(f"LLM has no {name}: {METHODS[name]}")
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+
     def generate(
         self,
-        prompts: PromptArgument | Sequence[PromptArgument],
+        prompts: PromptArgument | Sequence[PromptArgument] | None = None,
         sampling_params: ParamsArgument = None,
+        *,
+        prompt_token_ids: Sequence[int] | Sequence[Sequence[int]] | None = None,
         use_tqdm: bool = True,
+        priority: Sequence[int] | None = None,
+        **absent: Unpack[CallOptions],
     ) -> list[RequestOutput]:
         """The outputs of one prompt or many, in the order of the prompts.
 
-        `sampling_params` is one value for all prompts, or one for each. Raises InvalidArgument or TooLarge, which name
-        the prompt, before any step has run. After Ctrl-C nothing of the call is left in the engine.
+        A prompt is a text, a list of token ids, {"prompt": …} or {"prompt_token_ids": […]}. `sampling_params` is one
+        value for all prompts, or one for each. `priority` has a number for each prompt, lower first; it needs
+        LLM(scheduling_policy="priority"). Raises InvalidArgument or TooLarge, which name the prompt, before any step
+        has run. After Ctrl-C nothing of the call is left in the engine.
         """
-        return self._complete(self._builder.from_prompts(prompts, sampling_params), use_tqdm)
+        refuse_absent("generate()", absent, (), CALL_ARGUMENTS)
+        requests = self._builder.from_prompts(read_prompts(prompts, prompt_token_ids), sampling_params)
+        self._prioritize(requests, priority)
+        return self._complete(requests, use_tqdm)
 
     def chat(
         self,
-        conversations: Sequence[ChatTurn] | Sequence[Sequence[ChatTurn]],
+        messages: Sequence[ChatTurn] | Sequence[Sequence[ChatTurn]],
         sampling_params: ParamsArgument = None,
         use_tqdm: bool = True,
+        *,
+        add_generation_prompt: bool = True,
+        **absent: Unpack[ChatOptions],
     ) -> list[RequestOutput]:
         """The assistant's outputs for one conversation or many, each a list of {"role": …, "content": …}.
 
         Everything else is as in `generate`.
         """
-        return self._complete(self._builder.from_conversations(conversations, sampling_params), use_tqdm)
+        refuse_absent("chat()", absent, (), CHAT_ARGUMENTS)
+        requests = self._builder.from_conversations(
+            messages, sampling_params, add_generation_prompt=add_generation_prompt
+        )
+        return self._complete(requests, use_tqdm)
+
+    def beam_search(
+        self,
+        prompts: PromptArgument | Sequence[PromptArgument],
+        params: BeamSearchParams,
+        *,
+        use_tqdm: bool = False,
+        **absent: Unpack[CallOptions],
+    ) -> list[BeamSearchOutput]:
+        """The `beam_width` best sequences of each prompt, in the order of the prompts. Raises as `generate` does."""
+        refuse_absent("beam_search()", absent, (), CALL_ARGUMENTS)
+        if not isinstance(params, BeamSearchParams):
+            raise InvalidArgument("params", "must be BeamSearchParams(beam_width=…, max_tokens=…)")
+        requests = self._builder.from_prompts(read_prompts(prompts), params.to_params())
+        return [self._beams(output) for output in self._complete(requests, use_tqdm)]
+
+    def get_tokenizer(self) -> Any:
+        """The model's tokenizer as the package transformers has it; `LLM.tokenizer` is the one that encodes prompts."""
+        if self._tokenizer_path in ("", byte_tokenizer.NAME):
+            return self.tokenizer
+        if self._transformers_tokenizer is None:
+            self._transformers_tokenizer = load_transformers_tokenizer(self._tokenizer_path)
+        return self._transformers_tokenizer
+
+    def get_default_sampling_params(self) -> OfflineParams:
+        """The parameters of a call without `sampling_params`, as an object of the caller's own.
+
+        They are those that the model's generation_config.json recommends, unless generation_config is "off".
+        """
+        return self._builder.default_params()
+
+    def reset_prefix_cache(self) -> bool:
+        """Forgets the blocks of all earlier prompts. Always True: no request runs between two calls."""
+        with self._lock:
+            self._start_anew()
+        return True
+
+    def _prioritize(self, requests: Sequence[OfflineRequest], priority: Sequence[int] | None) -> None:
+        if priority is None:
+            return
+        if len(priority) != len(requests) or not all(type(value) is int for value in priority):
+            raise InvalidArgument("priority", f"must be a list with a whole number for each of {len(requests)} prompts")
+        if any(priority) and self._settings.policy != "priority":
+            raise InvalidArgument(
+                "priority", 'has no effect by arrival; make the LLM with scheduling_policy="priority"'
+            )
+        for request, value in zip(requests, priority, strict=True):
+            request.priority = value
+
+    def _beams(self, output: RequestOutput) -> BeamSearchOutput:
+        sequences = []
+        for found in output.outputs:
+            tokens, logprobs = output.prompt_token_ids + found.token_ids, found.logprobs or []
+            total = sum(place[token].logprob for token, place in zip(found.token_ids, logprobs, strict=True))
+            text = self.tokenizer.decode(tokens, skip_special_tokens=False)
+            sequences.append(BeamSearchSequence(tokens, text, total, logprobs, found.finish_reason, found.stop_reason))
+        return BeamSearchOutput(sequences)
 
     def _complete(self, requests: Sequence[OfflineRequest], use_tqdm: bool) -> list[RequestOutput]:
         """Runs all requests to their ends.
@@ -152,7 +227,9 @@ class LLM:
             except BaseException:
                 self._start_anew()
                 raise
-        return [request.output() for request in requests]
+            first = self._num_outputs
+            self._num_outputs += len(requests)
+        return [request.output(str(number)) for number, request in enumerate(requests, first)]
 
     def _check_size(self, requests: Sequence[OfflineRequest]) -> None:
         """Raises TooLarge if a request can never run here, by admitting each to the empty queue and dropping it."""
@@ -162,7 +239,8 @@ class LLM:
             self.scheduler.drop(sequence)
 
     def _run_steps(self, requests: Sequence[OfflineRequest], bar: tqdm, guard: InterruptGuard) -> None:
-        waiting, admitted = deque(requests), dict[SequenceId, OfflineRequest]()
+        waiting = deque(sorted(requests, key=lambda request: request.priority))
+        admitted = dict[SequenceId, OfflineRequest]()
         progress = ProgressBar(bar)
         while waiting or admitted:
             guard.deliver_interrupt()
@@ -201,8 +279,10 @@ class LLM:
             epoch=1,
             prompt=request.prompt_token_ids,
             sampling=request.params,
+            priority=request.priority,
         )
-        return ScheduledSequence.from_admission(admission, root=self._root, now=time.monotonic())
+        root = hashing.root_key(self.info.fingerprint, self.info.layout, salt=request.salt)
+        return ScheduledSequence.from_admission(admission, root=root, now=time.monotonic())
 
     def _start_anew(self) -> None:
         """Begins with an empty workload. The engine is never started: its steps run in the caller's thread."""
@@ -213,24 +293,15 @@ class LLM:
         self.engine = Engine(self.scheduler, self.runner, times, on_deltas=lambda _: None)
 
 
-class ProgressBar:
-    """The bar of prompts, with the tokens per second beside it."""
-
-    def __init__(self, bar: tqdm) -> None:
-        self.num_tokens = 0
-        self._bar = bar
-        self._began = time.perf_counter()
-        self._shown = self._began
-
-    def show(self) -> None:
-        """Writes the rate, at most ten times a second."""
-        now = time.perf_counter()
-        if now - self._shown >= 0.1:
-            self._shown = now
-            self._bar.set_postfix_str(f"{self.num_tokens / (now - self._began):.1f} tokens/s")
-
-
 def _expect_admitted(request: OfflineRequest, answer: AdmissionAnswer) -> None:
     """Raises TooLarge after a refusal. It can only be NEVER: the queue has room, and every sequence id is new."""
     if answer.failure is not None:
         raise TooLarge(f"{request.argument}: {answer.failure.message}")
+
+
+def _tokenizer_path(name: str | None) -> str:
+    """The files of a tokenizer that is not the model's own; empty if none is named. Raises NotFound."""
+    if name is None:
+        return ""
+    path = Path(name).expanduser()
+    return str(path if path.exists() else locate(name).path)

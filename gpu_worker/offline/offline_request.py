@@ -1,41 +1,17 @@
-"""A request of offline use, and its output: how the deltas of each step become tokens, text and ends."""
+"""A request of offline use: how the deltas of each step become tokens, text and ends."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import cast
 
+from gpu_worker.offline.outputs import CompletionOutput, FinishText, Logprob, LogprobsByToken, RequestOutput
 from gpu_worker.scheduling.step import Delta
 from octavo.errors import Failure
 from octavo.sampling import FinishReason, SamplingParams, TokenScore
 from octavo.text.ranking import rank
 from octavo.text.stop import TextStream
 
-
-@dataclass(frozen=True, slots=True)
-class CompletionOutput:
-    """One of the n outputs of a prompt."""
-
-    index: int
-    text: str
-    token_ids: tuple[int, ...]
-    finish_reason: FinishReason
-    stop_reason: str | int | None = None  # the stop string or stop token id; None with an end-of-sequence token
-    logprobs: tuple[TokenScore, ...] | None = None  # one per token, if asked for
-    cumulative_logprob: float | None = None  # the branch's score if branches are ranked, else the sum of logprobs
-
-
-@dataclass(frozen=True, slots=True)
-class RequestOutput:
-    """The n outputs of one prompt; with best_of or beam_width the best ones come first.
-
-    `failure` is set if an output's finish_reason is ERROR. Other prompts are not affected.
-    """
-
-    prompt: str | None  # None if token ids were given; of a chat, what the model's template made of it
-    prompt_token_ids: tuple[int, ...]
-    outputs: tuple[CompletionOutput, ...]
-    num_cached_tokens: int = 0  # of the prompt, found in the prefix cache
-    prompt_logprobs: tuple[TokenScore | None, ...] | None = None  # one per token, None for the first; if asked for
-    failure: Failure | None = None
+TokenDecoder = Callable[[int], str | None]  # the text of a single token, for log probabilities
 
 
 @dataclass(slots=True)
@@ -66,16 +42,16 @@ class _Branch:
             if self.finish is FinishReason.STOP and self.token_ids and self.token_ids[-1] in params.stop_token_ids:
                 self.stop_reason = self.token_ids[-1]
 
-    def output(self, index: int, with_logprobs: bool) -> CompletionOutput:
+    def output(self, index: int, with_logprobs: bool, decode: TokenDecoder) -> CompletionOutput:
         total = sum(score.logprob for score in self.scores) if with_logprobs else None
         return CompletionOutput(
-            index,
-            "".join(self.text),
-            tuple(self.token_ids),
-            self.finish,
-            self.stop_reason,
-            tuple(self.scores) if with_logprobs else None,
-            self.score if self.score is not None else total,
+            index=index,
+            text="".join(self.text),
+            token_ids=self.token_ids,
+            finish_reason=cast("FinishText", self.finish.name.lower()),
+            stop_reason=self.stop_reason,
+            logprobs=[_by_token(score, decode) for score in self.scores] if with_logprobs else None,
+            cumulative_logprob=self.score if self.score is not None else total,
         )
 
 
@@ -89,14 +65,20 @@ class OfflineRequest:
         prompt_token_ids: Sequence[int],
         params: SamplingParams,
         new_stream: Callable[[], TextStream],
+        *,
+        decode: TokenDecoder = lambda _: None,
+        salt: str = "",
     ) -> None:
         """`argument` is the argument that the request was made of, such as prompts[3]. `params` are concrete."""
         self.argument = argument
         self.prompt_token_ids = prompt_token_ids
         self.params = params
+        self.salt = salt
+        self.priority = 0  # lower first
         self._prompt = prompt
+        self._decode = decode
         self._branches = [_Branch(new_stream()) for _ in range(params.num_branches)]
-        self._prompt_scores: list[TokenScore | None] = [None]
+        self._prompt_scores: list[TokenScore] = []
         self._num_cached = 0
         self._failure: Failure | None = None
 
@@ -116,20 +98,31 @@ class OfflineRequest:
         branch.add_delta(delta, self.params)
         return bool(branch.finish and not delta.finish)
 
-    def output(self) -> RequestOutput:
+    def output(self, request_id: str) -> RequestOutput:
         """The output of the request. Call it once the request has ended."""
         params = self.params
         order: Sequence[int] = range(params.n)
         if params.num_branches > params.n:
             order = rank([branch.score for branch in self._branches], params.n)
-        outputs = (
-            self._branches[branch].output(index, params.logprobs is not None) for index, branch in enumerate(order)
-        )
+        with_logprobs = params.logprobs is not None
+        prompt_logprobs: list[LogprobsByToken | None] = [None]
+        prompt_logprobs += [_by_token(score, self._decode) for score in self._prompt_scores]
         return RequestOutput(
-            self._prompt,
-            tuple(self.prompt_token_ids),
-            tuple(outputs),
-            self._num_cached,
-            tuple(self._prompt_scores) if params.prompt_logprobs is not None else None,
-            self._failure,
+            request_id=request_id,
+            prompt=self._prompt,
+            prompt_token_ids=list(self.prompt_token_ids),
+            outputs=[
+                self._branches[branch].output(index, with_logprobs, self._decode) for index, branch in enumerate(order)
+            ],
+            num_cached_tokens=self._num_cached,
+            prompt_logprobs=prompt_logprobs if params.prompt_logprobs is not None else None,
+            failure=self._failure,
         )
+
+
+def _by_token(score: TokenScore, decode: TokenDecoder) -> LogprobsByToken:
+    """The log probabilities of one place: that of its token first, then those of the likeliest tokens."""
+    found: LogprobsByToken = {score.token_id: Logprob(score.logprob, None, decode(score.token_id))}
+    for place, (token_id, logprob) in enumerate(score.top, 1):
+        found[token_id] = Logprob(logprob, place, decode(token_id))
+    return found

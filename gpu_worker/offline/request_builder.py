@@ -4,22 +4,31 @@ An error names the argument: prompts[3], sampling_params[3].top_p.
 """
 
 import random
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from numbers import Integral
-from typing import Any, cast
+from collections.abc import Sequence
+from typing import Any, NamedTuple, cast
 
 from gpu_worker.offline.offline_request import OfflineRequest
+from gpu_worker.offline.params import OfflineParams
+from gpu_worker.offline.prompts import OfflinePrompt
 from gpu_worker.scheduling.step import RunnerInfo
 from octavo import validation
-from octavo.errors import InvalidArgument
+from octavo.chat_messages import ChatTurn, is_conversation, message_pairs
+from octavo.errors import InvalidArgument, Unimplemented
 from octavo.sampling import SamplingParams
+from octavo.text.absent_tokenizer import NO_TEXT, no_tokenizer
+from octavo.text.detokenizer import Detokenizer
 from octavo.text.stop import TextStream
 from octavo.text.tokenizer import AnyTokenizer
 
-PromptArgument = str | Sequence[int]  # one prompt: text or token ids
-ChatTurn = Mapping[str, str]  # one message of a conversation: {"role": ..., "content": ...}
-ParamsArgument = SamplingParams | Sequence[SamplingParams] | None  # for all, or one for each
+AnyParams = OfflineParams | SamplingParams
+ParamsArgument = AnyParams | Sequence[AnyParams] | None  # for all, or one for each
+
+
+class ModelParams(NamedTuple):
+    """The parameters of one prompt as they were given, and as the engine knows them for this model."""
+
+    given: OfflineParams
+    sampling: SamplingParams
 
 
 class RequestBuilder:
@@ -29,103 +38,133 @@ class RequestBuilder:
         self._info = info
         self._tokenizer = tokenizer
         self._seeds = seeds
-        self.default_params = replace(SamplingParams(), **cast("dict[str, Any]", info.sampling_defaults))
 
-    def from_prompts(
-        self, prompts: PromptArgument | Sequence[PromptArgument], params: ParamsArgument
-    ) -> list[OfflineRequest]:
+    def default_params(self) -> OfflineParams:
+        """The parameters of prompts that come without any: those that the model recommends."""
+        return OfflineParams(**cast("dict[str, Any]", self._info.sampling_defaults))
+
+    def from_prompts(self, prompts: Sequence[OfflinePrompt], params: ParamsArgument) -> list[OfflineRequest]:
         """One request for each prompt, in their order. Raises InvalidArgument."""
-        single = bool(prompts) and (isinstance(prompts, str) or _all_ids(prompts))
-        listed = cast("Sequence[PromptArgument]", [prompts] if single else prompts)
-        texts = [prompt if isinstance(prompt, str) else None for prompt in listed]
-        tokens = [self._encode(prompt, f"prompts[{i}]") for i, prompt in enumerate(listed)]
-        return self._requests("prompts", texts, tokens, params)
+        each = self._params(params, len(prompts))
+        tokens = [self._encode(prompt) for prompt in prompts]
+        return [self._request(*parts) for parts in zip(prompts, tokens, each, strict=True)]
 
     def from_conversations(
-        self, conversations: Sequence[ChatTurn] | Sequence[Sequence[ChatTurn]], params: ParamsArgument
+        self,
+        messages: Sequence[ChatTurn] | Sequence[Sequence[ChatTurn]],
+        params: ParamsArgument,
+        *,
+        add_generation_prompt: bool = True,
     ) -> list[OfflineRequest]:
         """One request for each conversation, in their order. Raises InvalidArgument."""
-        single = bool(conversations) and isinstance(conversations[0], Mapping)
-        listed = cast("Sequence[Sequence[ChatTurn]]", [conversations] if single else conversations)
-        tokens = [self._apply_chat(turns, f"conversations[{i}]") for i, turns in enumerate(listed)]
+        listed = cast("Sequence[Sequence[ChatTurn]]", [messages] if is_conversation(messages) else messages)
+        names = [f"messages[{i}]" for i in range(len(listed))]
+        tokens = [self._apply_chat(*turns, add_generation_prompt) for turns in zip(listed, names, strict=True)]
         texts = [self._tokenizer.decode(ids, skip_special_tokens=False) for ids in tokens]
-        return self._requests("conversations", texts, tokens, params)
+        return self.from_prompts(list(map(OfflinePrompt, names, texts, tokens)), params)
 
-    def _encode(self, prompt: PromptArgument, argument: str) -> list[int]:
-        if _all_ids(prompt):
-            return [int(token_id) for token_id in prompt]
-        text = validation.validate_text(_utf8(prompt, argument), argument, context_tokens=self._info.context_tokens)
-        return self._tokenizer.encode(text)
+    def _encode(self, prompt: OfflinePrompt) -> list[int]:
+        if prompt.token_ids is not None:
+            return list(prompt.token_ids)
+        data = _utf8(prompt.text or "", prompt.argument)
+        context = self._info.context_tokens
+        token_ids = self._tokenizer.encode(
+            validation.validate_text(data, prompt.argument, context_tokens=context, allow_empty=True)
+        )
+        if not token_ids:
+            raise InvalidArgument(prompt.argument, "is empty; give some text, or at least one token id")
+        return token_ids
 
-    def _apply_chat(self, turns: Sequence[ChatTurn], argument: str) -> list[int]:
-        try:
-            messages = [(turn["role"], _utf8(turn["content"], argument)) for turn in turns]
-        except (KeyError, TypeError):
-            raise InvalidArgument(argument, 'must be a list of {"role": …, "content": …}') from None
+    def _apply_chat(self, turns: Sequence[ChatTurn], argument: str, add_generation_prompt: bool) -> list[int]:
+        messages = [(role, _utf8(content, argument)) for role, content in message_pairs(turns, argument)]
         try:
             checked = validation.validate_chat(messages, context_tokens=self._info.context_tokens)
-            return self._tokenizer.apply_chat(checked)
+            return self._tokenizer.apply_chat(checked, add_generation_prompt)
         except InvalidArgument as error:
             raise InvalidArgument(argument, error.message) from None
 
-    def _requests(
-        self, name: str, texts: Sequence[str | None], tokens: Sequence[list[int]], params: ParamsArgument
-    ) -> list[OfflineRequest]:
-        each = self._params(params, len(tokens))
-        return [
-            self._request(f"{name}[{i}]", text, token_ids, own)
-            for i, (text, token_ids, own) in enumerate(zip(texts, tokens, each, strict=True))
-        ]
-
-    def _params(self, given: ParamsArgument, count: int) -> list[SamplingParams]:
-        """One value for each prompt, validated."""
-        if given is None or isinstance(given, SamplingParams):
-            shared = given or self.default_params
-            self._validate(shared, "sampling_params")
-            return [shared] * count
+    def _params(self, given: ParamsArgument, count: int) -> list[ModelParams]:
+        """One value for each prompt, validated for this model."""
+        if given is None or isinstance(given, AnyParams):
+            return [self._validated(given or self.default_params(), "sampling_params")] * count
+        if not isinstance(given, Sequence):
+            raise InvalidArgument("sampling_params", "must be SamplingParams, or a list with one for each prompt")
         if len(given) != count:
             raise InvalidArgument("sampling_params", f"{len(given)} for {count} prompts; give one, or one for each")
-        for i, params in enumerate(given):
-            self._validate(params, f"sampling_params[{i}]")
-        return list(given)
+        return [self._validated(params, f"sampling_params[{i}]") for i, params in enumerate(given)]
 
-    def _validate(self, params: SamplingParams, argument: str) -> None:
-        if not isinstance(params, SamplingParams):
+    def _validated(self, params: AnyParams, argument: str) -> ModelParams:
+        """The parameters, checked again: a program may have changed them, and the model has limits of its own."""
+        if not isinstance(params, AnyParams):
             raise InvalidArgument(argument, "must be SamplingParams")
+        if params.stop and not self._tokenizer.has_text:
+            raise no_tokenizer("give stop_token_ids instead of stop")
         info = self._info
         try:
-            validation.validate_sampling(params, vocab_size=info.vocab_size, eos_token_ids=info.eos_token_ids)
+            own = params if isinstance(params, OfflineParams) else OfflineParams.of(params)
+            own.check_values()
+            sampling = self._sampling(own)
+            validation.validate_sampling(sampling, vocab_size=info.vocab_size, eos_token_ids=info.eos_token_ids)
         except InvalidArgument as error:
             raise InvalidArgument(f"{argument}.{error.field}", error.message.removeprefix(f"{error.field}: ")) from None
+        return ModelParams(own, sampling)
 
-    def _request(self, argument: str, text: str | None, token_ids: list[int], params: SamplingParams) -> OfflineRequest:
+    def _sampling(self, params: OfflineParams) -> SamplingParams:
+        words = [params.bad_words] if isinstance(params.bad_words, str) else params.bad_words or ()
+        return params.to_sampling([token_id for word in words for token_id in self._tokens_of_word(word)])
+
+    def _tokens_of_word(self, word: str) -> list[int]:
+        """The tokens that are the word, alone and after a space. Raises Unimplemented for a word of several tokens."""
+        plain = word.lstrip()
+        begins = self._tokenizer.encode("")
+        forms = [self._tokenizer.encode(text)[len(begins) :] for text in (plain, f" {plain}")]
+        single = [form[0] for form in forms if len(form) == 1]
+        if not single:
+            raise Unimplemented(
+                f"bad_words: {word!r} is {len(forms[0])} tokens of this model, and only a word of one token can be "
+                "kept out; leave it out, or give some of its tokens as banned_token_ids"
+            )
+        return single
+
+    def _request(self, prompt: OfflinePrompt, token_ids: list[int], params: ModelParams) -> OfflineRequest:
         """A request that has passed every check."""
-        info = self._info
+        info, (given, sampling) = self._info, params
+        token_ids = self._truncated(token_ids, given)
         validation.validate_prompt(
-            token_ids, vocab_size=info.vocab_size, context_tokens=info.context_tokens, field=argument
+            token_ids, vocab_size=info.vocab_size, context_tokens=info.context_tokens, field=prompt.argument
         )
         resolved = validation.resolve(
-            params,
+            sampling,
             prompt_len=len(token_ids),
             context_tokens=info.context_tokens,
             seed_source=lambda: self._seeds.getrandbits(63),
         )
-        return OfflineRequest(argument, text, token_ids, resolved, lambda: self._new_stream(resolved))
+        return OfflineRequest(
+            prompt.argument,
+            prompt.text,
+            token_ids,
+            resolved,
+            lambda: self._new_stream(resolved, given.detokenize),
+            decode=self._decode_token if given.detokenize else lambda _: None,
+            salt=prompt.salt,
+        )
 
-    def _new_stream(self, params: SamplingParams) -> TextStream:
-        detokenizer = self._tokenizer.detokenizer(params.skip_special_tokens)
+    def _truncated(self, token_ids: list[int], params: OfflineParams) -> list[int]:
+        if params.truncate_prompt_tokens is None:
+            return token_ids
+        if params.truncate_prompt_tokens == -1:
+            return token_ids[-max(1, self._info.context_tokens - max(params.max_tokens or 1, params.min_tokens)) :]
+        return token_ids[-params.truncate_prompt_tokens :]
+
+    def _new_stream(self, params: SamplingParams, with_text: bool) -> TextStream:
+        detokenizer = self._tokenizer.detokenizer(params.skip_special_tokens) if with_text else Detokenizer(NO_TEXT)
         return TextStream.of_branch(detokenizer, params, self._info.eos_token_ids)
 
-
-def _all_ids(value: object) -> bool:
-    if not isinstance(value, Sequence) or isinstance(value, (str, bytes)):
-        return False
-    return all(isinstance(item, Integral) for item in value)
+    def _decode_token(self, token_id: int) -> str:
+        return self._tokenizer.decode([token_id], skip_special_tokens=False)
 
 
-def _utf8(text: object, argument: str) -> bytes:
-    if not isinstance(text, str):
-        raise InvalidArgument(argument, f"a {type(text).__name__} is neither text nor a list of token ids")
+def _utf8(text: str, argument: str) -> bytes:
     try:
         return text.encode()
     except UnicodeEncodeError as error:

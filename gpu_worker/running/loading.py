@@ -73,6 +73,7 @@ def load_runner(
         dtype=DTYPES[dtype],
         ops=ops,
         quantization=quantization,
+        context_tokens=context_tokens,
         cache_dir=cache,
         recommended_sampling=generation_config != "off",
         on_progress=on_progress,

@@ -1,9 +1,13 @@
 """Which sequence gives up its blocks when blocks are short, and whether by swap or by recompute.
 
+The sequence of the highest rank gives way first: with the policy fcfs the one that arrived last, with priority the last
+one of the lowest class. So no sequence waits for blocks while one of a higher rank has some. A sequence that was
+preempted a moment ago is spared only by coming back later (`Starter`), and by keeping its blocks when it needs more.
+
 Some sequence always advances, because the sequence of the lowest rank is never preempted for another. When no branch
-could advance, the planner *forces* the one of the lowest rank: it may take blocks even from sequences that were
-preempted a moment ago, then from later branches of its own sequence. If no other sequence has blocks and its own do not
-suffice, the branch finishes with LENGTH and the tokens it has, or with ERROR if it has no output.
+could advance, the planner *forces* the one of the lowest rank: it takes blocks from all others, then from later
+branches of its own sequence. If no other sequence has blocks and its own do not suffice, the branch finishes with
+LENGTH and the tokens it has, or with ERROR if it has no output.
 """
 
 from collections.abc import Collection, Iterable
@@ -107,7 +111,7 @@ class Preemption:
             self.preempt(victim, now)
         elif self._others_hold_blocks():
             return  # the search waits until these blocks are given back
-        elif any(work.queue_key(s) < work.queue_key(sequence) for queue in (work.waiting, work.swapped) for s in queue):
+        elif any(s.rank < sequence.rank for queue in (work.waiting, work.swapped) for s in queue):
             work.send_back(sequence)  # sequences ahead of it may wait for its blocks
         elif self._stuck is not sequence:
             self._stuck = sequence  # alone by now, it has one more plan to start its other beams
@@ -165,17 +169,17 @@ def choose_victim(
     *,
     forced: bool = False,
 ) -> Sequence | None:
-    """The sequence that gives its blocks to `requester`: the lowest class, newest first, perhaps the requester itself.
+    """The sequence that gives its blocks to `requester`: the one of the highest rank, perhaps the requester itself.
 
-    A sequence ranked before the requester or a `protected` one is never chosen. One that was preempted after `since` is
-    chosen only if `forced`, and then the requester is not. None: there is no such sequence, or only the requester runs.
+    None: the requester waits. It waits for the next step if the sequence of the highest rank is `protected`, which the
+    step being planned writes. It keeps what it has if it was preempted after `since`, and if only it runs. With
+    `forced` the requester is never chosen, and protected sequences are passed over.
     """
-    candidates = [sequence for sequence in running if sequence.rank >= requester.rank and sequence not in protected]
-    others = any(sequence is not requester for sequence in running)
-    if not forced:
-        candidates = [sequence for sequence in candidates if sequence.last_preempted <= since]
-    else:
-        candidates = [sequence for sequence in candidates if sequence is not requester]
-    if not candidates or not others:
-        return None
-    return max(candidates, key=lambda sequence: sequence.rank)
+    others = [sequence for sequence in running if sequence is not requester]
+    later = [sequence for sequence in others if sequence.rank > requester.rank]
+    if forced:
+        later = [sequence for sequence in later if sequence not in protected]
+    victim = max(later, key=lambda sequence: sequence.rank, default=None)
+    if victim is None and others and not forced and requester.last_preempted <= since:
+        victim = requester
+    return None if victim in protected else victim

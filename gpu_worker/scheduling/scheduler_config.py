@@ -20,7 +20,7 @@ class SchedulerConfig:
     policy: Literal["fcfs", "priority"] = "fcfs"  # the order of the queues: by arrival, or by class and then arrival
     max_waiting: int = 1024  # the longest waiting queue; the answer to further admissions is LATER
     preemption: Literal["auto", "swap", "recompute"] = "auto"
-    min_preempt_interval_s: float = 2.0  # how long a preempted sequence is spared, unless a branch is forced
+    min_preempt_interval_s: float = 2.0  # so long it comes back only with headroom, and keeps what it has then
     debug: bool = False  # recount everything at every step, poison freed blocks
 
     def __post_init__(self) -> None:

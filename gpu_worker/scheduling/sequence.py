@@ -88,6 +88,7 @@ class Sequence:
     last_preempted: float = float("-inf")
     # What the scheduler keeps of it:
     order: int = 0  # counts admissions
+    rank: tuple[int, int] = (0, 0)  # by the scheduler's policy; never changes
     queued: bool = False  # in the waiting queue: some branch is WAITING and to be started
     swapped: bool = False  # in the queue of sequences whose blocks are in the host pool
     fan_out: bool = False  # until branch 0 has computed the prompt: then the other branches fork from it
@@ -103,11 +104,6 @@ class Sequence:
     @property
     def finished(self) -> bool:
         return all(branch.state is FINISHED for branch in self.branches)
-
-    @property
-    def rank(self) -> tuple[int, int]:
-        """Its order when blocks are short: the sequence of the lower rank keeps its blocks. A rank never changes."""
-        return (self.priority, self.order)
 
     @property
     def runs_alone(self) -> bool:

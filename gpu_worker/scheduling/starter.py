@@ -47,13 +47,13 @@ class Starter:
         for sequence in list(self._workload.swapped):
             if sequence.hold_until > now or (sequence is not only if only is not None else sequence.runs_alone):
                 continue
-            fits = self.bring_in(sequence)
+            fits = self.bring_in(sequence, headroom=self._headroom(sequence, now))
             sequence.starved = sequence.runs_alone and not fits
             if not fits:
                 break
 
-    def bring_in(self, sequence: Sequence) -> bool:
-        """Moves a swapped sequence to the device; False if it does not fit beside the others now."""
+    def bring_in(self, sequence: Sequence, *, headroom: int = 0) -> bool:
+        """Moves a swapped sequence to the device; False if it does not fit beside the others and `headroom` now."""
         work, tables = self._workload, self._tables
         if sequence in tables.moving_out:
             return False
@@ -61,7 +61,7 @@ class Starter:
         places = tables.places_for(branches)
         num_new = sum(1 for block in places.values() if block is None)
         hits = [block for block in places.values() if block is not None]
-        spare = self._spare() + len(branches) if work.active else 0
+        spare = self._spare() + len(branches) + headroom if work.active else 0
         rows = self._num_rows() + self._rows_of(sequence, len(branches))
         if rows > work.config.max_batch_sequences and work.active:
             return False
@@ -103,7 +103,7 @@ class Starter:
         for sequence in list(work.waiting):
             if sequence is not only if only is not None else sequence.runs_alone:
                 continue
-            if first_swapped is not None and work.queue_key(first_swapped) < work.queue_key(sequence):
+            if first_swapped is not None and first_swapped.rank < sequence.rank:
                 break
             outcome = StartOutcome.STARTED
             while outcome is StartOutcome.STARTED and sequence.queued and budget > 0:
@@ -113,7 +113,8 @@ class Starter:
                     budget -= chunk.length
             sequence.starved = outcome is StartOutcome.FULL and sequence.runs_alone
             num_skipped += outcome is StartOutcome.SKIP
-            if outcome is StartOutcome.FULL or budget <= 0 or num_skipped > MAX_SKIPPED:
+            displaced = self._preemption.happened  # what it lost comes before sequences behind this one
+            if outcome is StartOutcome.FULL or displaced or budget <= 0 or num_skipped > MAX_SKIPPED:
                 break
         return chunks
 
@@ -133,7 +134,8 @@ class Starter:
         allowed = self._limit_prompts(left, length, chunks)
         if allowed is not StartOutcome.STARTED:
             return BranchStart(allowed)
-        while not self._has_room(branch, hits):
+        headroom = self._headroom(sequence, now)
+        while not self._has_room(branch, hits, headroom):
             if not self._displace(sequence, now):
                 return BranchStart(StartOutcome.FULL)
             hits = self._hits(branch)
@@ -179,17 +181,17 @@ class Starter:
     def _is_being_computed(self, branch: Branch, index: int) -> bool:
         """Whether a prompt under way will compute the next block of the branch, so that the branch waits for it.
 
-        A branch does not wait for a sequence of a lower class, or for one that runs alone.
+        A branch does not wait for a sequence that runs alone, or, with the priority policy, for one of a lower class.
         """
         work = self._workload
         if not work.config.prefix_caching or index >= self._num_shareable(branch):
             return False
-        wanted, priority = branch.hashes[index], branch.sequence.priority
+        wanted, (own_class, _) = branch.hashes[index], branch.sequence.rank
         return any(
             other.num_sealed <= index < len(other.hashes)
             and other.hashes[index] == wanted
             and (index + 1) * self._block_size <= other.prefill_end
-            and other.sequence.priority <= priority
+            and other.sequence.rank[0] <= own_class
             and not other.sequence.runs_alone
             for other in self._lists.prefilling
         )
@@ -215,7 +217,7 @@ class Starter:
             return StartOutcome.SKIP
         return StartOutcome.STARTED
 
-    def _has_room(self, branch: Branch, hits: list[BlockId]) -> bool:
+    def _has_room(self, branch: Branch, hits: list[BlockId], headroom: int) -> bool:
         """Whether there are rows and blocks for the branch beside those that run; `hits` are the blocks it shares."""
         work, sequence, blocks = self._workload, branch.sequence, self._tables.device
         num_waiting = 1 if not sequence.fan_out else len(sequence.branches)
@@ -224,7 +226,7 @@ class Starter:
         if not work.active or (len(work.active) == 1 and sequence in work.active):
             needed, spare = blocks.blocks_for(branch.prefill_end), 0
         else:
-            needed, spare = self._blocks_of(branch), self._spare()
+            needed, spare = self._blocks_of(branch), self._spare() + headroom
         return blocks.has_room_for(needed - len(hits), hits, spare=spare)
 
     def _displace(self, sequence: Sequence, now: float) -> bool:
@@ -232,16 +234,11 @@ class Starter:
         work = self._workload
         if work.config.policy != "priority":
             return False
-        since = now - work.config.min_preempt_interval_s
-        written = self._tables.written
-        lower = [
-            other
-            for other in work.active
-            if other.priority > sequence.priority and other.last_preempted <= since and other not in written
-        ]
-        if not lower:
+        lower = [other for other in work.active if other.priority > sequence.priority]
+        victim = max(lower, key=lambda other: other.rank, default=None)
+        if victim is None or victim in self._tables.written:
             return False
-        self._preemption.preempt(max(lower, key=lambda other: other.rank), now)
+        self._preemption.preempt(victim, now)
         return True
 
     # Room
@@ -266,6 +263,11 @@ class Starter:
         if sequence.search is not None and not branch.num_output:
             forks = sequence.params.beam_width - 1
         return self._tables.device.blocks_for(len(branch.tokens)) + forks
+
+    def _headroom(self, sequence: Sequence, now: float) -> int:
+        """Blocks that a sequence preempted a moment ago must leave: one for each row, so that it runs on a while."""
+        soon = now - sequence.last_preempted < self._workload.config.min_preempt_interval_s
+        return self._num_rows() if soon else 0
 
     def _spare(self) -> int:
         """Blocks that a new branch must leave: the watermark, and what prompts under way still need."""

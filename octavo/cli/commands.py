@@ -4,44 +4,89 @@ Exit codes: 0 done; 1 failed; 2 wrong arguments, or a request refused with INVAL
 """
 
 import argparse
-import os
 import sys
 from collections.abc import Sequence
+from importlib import metadata
+from typing import NoReturn
 
-from octavo.cli import chat, completion, doctor, generate, programs, status, up
-from octavo.cli.deployment import NoDeploymentError
+from octavo.cli import chat, completion, doctor, generate, output, programs, status, up
+from octavo.cli.command_error import CommandError
 from octavo.cli.output import print_error
 from octavo.errors import InvalidArgument, ServingError
+from octavo.options import SettingsError, closest
 
+INTERRUPTED = 130
 COMMANDS = (up, programs, generate, chat, status, doctor, completion)
+
+
+class CommandParser(argparse.ArgumentParser):
+    """A parser whose errors are one line: what is wrong, the closest word that would be right, and where to look."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"{self.prog}: {message}; {self.prog} --help lists what there is\n")
 
 
 def parser() -> argparse.ArgumentParser:
     """The parser for all commands."""
-    root = argparse.ArgumentParser(prog="octavo", description="Serves language models over gRPC.", allow_abbrev=False)
+    root = CommandParser(prog="octavo", description="Serves language models over gRPC.", allow_abbrev=False)
+    root.add_argument("--version", action="version", version=f"octavo {_version()}")
     commands = root.add_subparsers(dest="command", metavar="COMMAND", required=True)
     for command in COMMANDS:
         command.add_parser(commands)
+    for each in commands.choices.values():
+        each.allow_abbrev = False
     return root
+
+
+def parsed(words: Sequence[str]) -> argparse.Namespace:
+    """The arguments. Ends the program with a message and status 2 if one is wrong."""
+    root = parser()
+    commands: dict[str, argparse.ArgumentParser] = next(
+        dict(action.choices or {}) for action in root._actions if action.dest == "command"
+    )
+    if words and not words[0].startswith("-") and words[0] not in commands:
+        root.error(f"no such command: {words[0]}{closest(words[0], commands)}")
+    args, unknown = root.parse_known_args(words)
+    args.arguments = words[1:]
+    if unknown:
+        chosen = commands[args.command]
+        flags = [text for action in chosen._actions for text in action.option_strings]
+        chosen.error(f"no such argument: {unknown[0]}{closest(unknown[0].split('=')[0], flags)}")
+    return args
+
+
+def _version() -> str:
+    try:
+        return metadata.version("octavo")
+    except metadata.PackageNotFoundError:
+        return "of an unknown version: it is not installed"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs a command and returns its exit code."""
     words = list(sys.argv[1:] if argv is None else argv)
+    output.prepare_streams()
     try:
-        args = parser().parse_args(words)
+        args = parsed(words)
     except SystemExit as error:  # argparse has printed why
         return int(error.code or 0)
-    args.arguments = words[1:]
     try:
-        return int(args.run(args))
-    except NoDeploymentError as error:
+        code = int(args.run(args))
+        output.flush()
+        return code
+    except SettingsError as error:
+        print_error(args.command, str(error))
+        return 2
+    except CommandError as error:
         print_error(args.command, str(error))
     except ServingError as error:
         print_error(args.command, error.message)
         return 2 if isinstance(error, InvalidArgument) else 1
     except KeyboardInterrupt:
-        return 130
+        return INTERRUPTED
     except BrokenPipeError:  # the program that reads the output has ended
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        output.discard_the_rest()
+    except OSError as error:  # a full disk, no more file descriptors
+        output.discard_the_rest()
+        print_error(args.command, f"{error.filename or 'the system'}: {error.strerror or error}")
     return 1

@@ -4,11 +4,12 @@ import argparse
 from pathlib import Path
 
 from octavo.cli import state
+from octavo.cli.command_error import CommandError
 from octavo.endpoint import parse_targets
 from octavo.errors import InvalidArgument
 
 
-class NoDeploymentError(Exception):
+class NoDeploymentError(CommandError):
     """There is no deployment to call. The message says what to do."""
 
 
@@ -24,7 +25,7 @@ def add_state_dir(parser: argparse.ArgumentParser) -> None:
 
 
 def directory(args: argparse.Namespace) -> Path:
-    return Path(args.state_dir).absolute() if args.state_dir else state.default_directory()
+    return state.directory_of(args.state_dir)
 
 
 def running(args: argparse.Namespace) -> state.ClusterState:

@@ -6,7 +6,6 @@ from dataclasses import asdict
 
 from octavo import settings
 from octavo.cli import checks, output, state
-from octavo.options import SettingsError
 from octavo.setting_sources import add_arguments
 
 MARKS = {"ok": "ok  ", "note": "note", "bad": "BAD "}
@@ -21,12 +20,8 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
 
 
 def run(args: argparse.Namespace) -> int:
-    try:
-        up = settings.from_args(settings.UpSettings, args)
-    except SettingsError as error:
-        output.print_error("doctor", str(error))
-        return 2
-    found = asyncio.run(checks.all_checks(up, state.read(checks.state_directory(up))))
+    up = settings.from_args(settings.UpSettings, args)
+    found = asyncio.run(checks.all_checks(up, _running(up)))
     healthy = all(check.result != "bad" for check in found)
     if args.json:
         output.print_json({"healthy": healthy, "checks": [asdict(check) for check in found]}, indent=2)
@@ -37,3 +32,10 @@ def run(args: argparse.Namespace) -> int:
                 print(f"     {'':12} -> {check.fix}")
         print("\nnothing is missing" if healthy else "\nfix what is marked BAD, then run it again")
     return 0 if healthy else 1
+
+
+def _running(up: settings.UpSettings) -> state.ClusterState | None:
+    try:
+        return state.read(state.directory_of(up.state_dir))
+    except state.StateDirectoryError:
+        return None  # a check of its own says so

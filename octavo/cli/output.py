@@ -1,6 +1,9 @@
 """Prints results, tables and errors of commands."""
 
+import contextlib
+import io
 import json
+import os
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -11,6 +14,27 @@ from octavo.client import Completion, Logprobs
 
 def print_json(data: Any, indent: int | None = None) -> None:
     print(json.dumps(data, ensure_ascii=False, indent=indent), flush=True)
+
+
+def prepare_streams() -> None:
+    """Makes stdout and stderr write what their encoding lacks as escapes; a stream that is closed goes nowhere."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_RDWR), mode))
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+
+
+def flush() -> None:
+    """Writes what stdout holds back, while its errors can still be told."""
+    sys.stdout.flush()
+
+
+def discard_the_rest() -> None:
+    """Sends what stdout still holds nowhere: nobody reads it, and Python would complain at its end."""
+    with contextlib.suppress(OSError, ValueError, AttributeError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def print_error(command: str, message: str) -> None:

@@ -3,12 +3,14 @@
 import random
 import socket
 
+from octavo.cli.command_error import CommandError
+
 # Below the range that connecting sockets are given: such a port could be taken while its server is being restarted,
 # and a client that keeps connecting to it could connect to itself.
 RANGE = range(20_000, 32_000)
 
 
-class PortInUseError(Exception):
+class PortInUseError(CommandError):
     """Another program listens on the port. The message says what to do."""
 
 

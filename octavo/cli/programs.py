@@ -14,7 +14,6 @@ from typing import NoReturn
 
 from octavo import settings
 from octavo.cli import output
-from octavo.options import SettingsError
 from octavo.setting_sources import add_arguments
 
 PROGRAMS = {
@@ -34,19 +33,14 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
 
 
 def run(args: argparse.Namespace) -> int:
-    """Becomes the program. Returns only if a setting is wrong, which shows before the program imports torch."""
+    """Becomes the program, and does not return. Raises SettingsError in a moment, before the program imports torch."""
     module, cls, _ = PROGRAMS[args.command]
-    try:
-        settings.from_args(cls, args)
-    except SettingsError as error:
-        output.print_error(args.command, str(error))
-        return 2
+    settings.from_args(cls, args)
     return _become(program_command(module, args.arguments))
 
 
 def _become(command: list[str]) -> NoReturn:
-    sys.stdout.flush()
-    sys.stderr.flush()
+    output.flush()
     os.execv(command[0], command)
 
 

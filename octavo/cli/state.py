@@ -8,10 +8,13 @@ import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
+
+from octavo.cli.command_error import CommandError
 
 FILE = "state.json"
 LOCK = "up.lock"
+CHOOSE_ANOTHER = "choose another with --state-dir"
 
 
 @dataclass(slots=True)
@@ -68,19 +71,57 @@ class ClusterState:
         )
 
 
-class AlreadyRunningError(Exception):
+class AlreadyRunningError(CommandError):
     """Another `octavo up` uses the state directory."""
 
 
-def default_directory() -> Path:
-    return Path.home() / ".local" / "state" / "octavo"
+class StateDirectoryError(CommandError):
+    """The state directory cannot be used."""
+
+
+def directory_of(text: str | None) -> Path:
+    """The directory that --state-dir names; without a name, that of the user. Raises StateDirectoryError."""
+    try:
+        return Path(text).expanduser().absolute() if text else Path.home() / ".local" / "state" / "octavo"
+    except RuntimeError:
+        raise StateDirectoryError("no home directory is known: say with --state-dir where the state is") from None
+
+
+def existing_part(directory: Path) -> Path:
+    return next(parent for parent in (directory, *directory.parents) if parent.exists())
+
+
+def fault_of(directory: Path) -> str:
+    """Why no state can be written to the directory, or to where it would be made; empty if it can."""
+    try:
+        existing = existing_part(directory)
+    except OSError as error:
+        return f"{directory}: {error.strerror}"
+    if not existing.is_dir():
+        return f"{existing} is not a directory"
+    if not os.access(existing, os.W_OK | os.X_OK):
+        return f"{existing} is not writable"
+    return ""
+
+
+def _opened_lock(directory: Path) -> TextIO:
+    fault = fault_of(directory)
+    if fault:
+        raise StateDirectoryError(f"{fault}: {CHOOSE_ANOTHER}")
+    try:
+        directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+        return (directory / LOCK).open("a+")
+    except OSError as error:
+        raise StateDirectoryError(f"{error.filename}: {error.strerror}: {CHOOSE_ANOTHER}") from None
 
 
 @contextlib.contextmanager
 def locked(directory: Path) -> Iterator[None]:
-    """Locks the directory for one `octavo up`. The kernel releases the lock when the process ends, however it ends."""
-    directory.mkdir(parents=True, exist_ok=True, mode=0o700)
-    with (directory / LOCK).open("a+") as lock:
+    """Locks the directory for one `octavo up`. The kernel releases the lock when the process ends, however it ends.
+
+    Raises AlreadyRunningError or StateDirectoryError.
+    """
+    with _opened_lock(directory) as lock:
         for wait_s in (0.01, 0.05, 0.25, 0.0):  # a reader may hold the lock for a moment
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -108,16 +149,20 @@ def remove(directory: Path) -> None:
 
 
 def read(directory: Path) -> ClusterState | None:
-    """The state of the `octavo up` that runs on this directory; None if none does."""
+    """The state of the `octavo up` that runs on this directory; None if none does. Raises StateDirectoryError."""
     try:
         with (directory / LOCK).open("r+") as lock:
             fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
             return None
     except FileNotFoundError:
         return None
+    except NotADirectoryError:
+        raise StateDirectoryError(f"{existing_part(directory)} is not a directory: {CHOOSE_ANOTHER}") from None
     except OSError:
-        pass  # another process holds the lock: `octavo up` runs
+        pass  # another process holds the lock: `octavo up` runs; or another user does
     try:
         return ClusterState.from_json(json.loads((directory / FILE).read_text()))
+    except PermissionError:
+        raise StateDirectoryError(f"{directory} belongs to another user: {CHOOSE_ANOTHER}") from None
     except (OSError, ValueError, KeyError, TypeError):
         return None

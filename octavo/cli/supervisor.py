@@ -1,6 +1,7 @@
 """Keeps processes alive: starts them, waits until they serve, and restarts those that end."""
 
 import asyncio
+import signal
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
@@ -8,7 +9,9 @@ from pathlib import Path
 from typing import Protocol
 
 from octavo.child_process import tail, trim_log
+from octavo.cli.command_error import CommandError
 from octavo.errors import ServingError
+from octavo.telemetry import error_in
 
 FIRST_DELAY_S = 0.1
 MAX_DELAY_S = 10.0
@@ -18,8 +21,12 @@ POLL_S = 0.1
 WORD_S = 10.0  # how often `say` is told that a process is still starting
 
 
-class StartError(Exception):
-    """A process did not begin to serve. The message has the end of the log."""
+class StartError(CommandError):
+    """A process did not begin to serve. `log` is the end of what it has logged in this life."""
+
+    def __init__(self, message: str, log: str = "") -> None:
+        super().__init__(message)
+        self.log = log
 
 
 class RestartableProcess(Protocol):
@@ -62,6 +69,7 @@ class Supervisor:
         self._supervised: list[SupervisedProcess] = []
         self._keepers: list[asyncio.Task[None]] = []
         self._trimmer: asyncio.Task[None] | None = None
+        self._log_starts: dict[str, int] = {}  # the size that a process's log had before its present life
 
     async def start(self, processes: Sequence[SupervisedProcess], timeout_s: float) -> None:
         """Starts processes side by side and returns when all serve. From then on they are kept alive.
@@ -100,18 +108,18 @@ class Supervisor:
     async def _first_start(self, supervised: SupervisedProcess, timeout_s: float) -> None:
         process, began = supervised.process, time.monotonic()
         try:
-            await process.start()
+            await self._begin(process)
         except (ServingError, OSError) as error:
-            raise StartError(f"{process.name}: {error}") from error
+            raise self._start_error(process, f"cannot start: {error}") from error
         self._changed()
         ended = asyncio.ensure_future(process.wait())
         next_word = began + WORD_S
         try:
             while not await supervised.ready():
                 if ended.done():
-                    raise StartError(_story(process, f"ended with {_how(ended.result())}"))
+                    raise self._start_error(process, f"ended with {_how(ended.result())}")
                 if time.monotonic() - began > timeout_s:
-                    raise StartError(_story(process, f"was not ready after {timeout_s:.0f} s"))
+                    raise self._start_error(process, f"was not ready after {timeout_s:.0f} s")
                 if time.monotonic() >= next_word:
                     self._say(f"{process.name}: not ready yet after {next_word - began:.0f} s; see {process.log}")
                     next_word += WORD_S
@@ -137,13 +145,23 @@ class Supervisor:
         self._say(f"{process.name}: ended ({_how(code)}); starting again in {delay_s:.1f} s")
         await asyncio.sleep(delay_s)
         try:
-            await process.start()
+            await self._begin(process)
         except (ServingError, OSError) as error:
             self._say(f"{process.name}: {error}")
             return False
         self._changed()
         self._say(f"{process.name}: started again (pid {process.pid})")
         return True
+
+    async def _begin(self, process: RestartableProcess) -> None:
+        self._log_starts[process.name] = process.log.stat().st_size if process.log.exists() else 0
+        await process.start()
+
+    def _start_error(self, process: RestartableProcess, what: str) -> StartError:
+        log = tail(process.log, since=self._log_starts.get(process.name, 0))
+        reason = next(filter(None, map(error_in, reversed(log.splitlines()))), "")
+        where = f"the whole log is {process.log}"
+        return StartError(f"{process.name} {what}{f': {reason}' if reason else ''}; {where}", log)
 
     async def _trim(self) -> None:
         while True:
@@ -152,9 +170,7 @@ class Supervisor:
             await asyncio.sleep(TRIM_INTERVAL_S)
 
 
-def _story(process: RestartableProcess, what: str) -> str:
-    return f"{process.name} {what}. The end of {process.log}:\n{tail(process.log)}"
-
-
 def _how(code: int) -> str:
+    if code == -signal.SIGKILL:
+        return "signal 9 (killed, perhaps because the machine has no memory left)"
     return f"signal {-code}" if code < 0 else f"code {code}"

@@ -9,14 +9,13 @@ import sys
 from pathlib import Path
 
 from octavo import settings
-from octavo.cli import checks, state
+from octavo.cli import checks, model_checks, state, store_check
 from octavo.cli.cluster import Cluster, ClusterSettings
-from octavo.cli.ports import PortInUseError
+from octavo.cli.command_error import CommandError
 from octavo.cli.supervisor import StartError, Supervisor
 from octavo.client import AsyncClient, Completion
 from octavo.errors import ServingError
 from octavo.listen_address import exposure_warning
-from octavo.options import SettingsError
 from octavo.setting_sources import add_arguments
 
 START_TIMEOUT_S = 600.0  # for loading a large model; a process that ends is noticed at once
@@ -36,14 +35,15 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
 
 
 def run(args: argparse.Namespace) -> int:
+    wanted = _settings(args)
+    _require_usable(wanted)
     try:
-        wanted = _settings(args)
-        _require_model(wanted)
         with state.locked(wanted.state_dir):
             return asyncio.run(_UpProcess(wanted, args.json).run())
-    except (SettingsError, state.AlreadyRunningError, PortInUseError, StartError) as error:
-        print(f"octavo up: {error}", file=sys.stderr)
-        return 2 if isinstance(error, SettingsError) else 1
+    except StartError as error:
+        if error.log:
+            print(error.log, file=sys.stderr)
+        raise
 
 
 def _settings(args: argparse.Namespace) -> ClusterSettings:
@@ -53,16 +53,23 @@ def _settings(args: argparse.Namespace) -> ClusterSettings:
         up=up,
         router=settings.from_args(settings.RouterSettings, args),
         worker=settings.from_args(settings.WorkerSettings, args),
-        state_dir=Path(up.state_dir).absolute() if up.state_dir else state.default_directory(),
+        state_dir=state.directory_of(up.state_dir),
     )
 
 
-def _require_model(wanted: ClusterSettings) -> None:
-    """Raises StartError if the workers cannot find their model. The workers would notice only seconds later."""
-    if wanted.up.workers and wanted.worker.runner == "model":
-        found = checks.model(wanted.up.model)
-        if found.result == "bad":
-            raise StartError(f"--model: {found.detail}: {found.fix}")
+def _require_usable(wanted: ClusterSettings) -> None:
+    """Raises CommandError for what the processes would notice only seconds later, or wait for in vain."""
+    up, worker = wanted.up, wanted.worker
+    found = []
+    if up.store:
+        found.append(asyncio.run(store_check.store(up.store)))
+    if up.workers and worker.runner == "model":
+        found += [model_checks.model(up.model), model_checks.tokenizer(up.model)]
+    if up.workers:
+        found.append(checks.block_memory(up.workers, worker.kv_cache_bytes, worker.swap_bytes, up.device))
+    for report in found:
+        if report.result == "bad":
+            raise CommandError(f"{report.name}: {report.detail}: {report.fix}")
 
 
 class _UpProcess:

@@ -116,6 +116,8 @@ class RequestPreparer:
     async def detokenize(self, request: inference_pb2.DetokenizeRequest) -> str:
         """The text of the tokens in the request."""
         model = self.find_model(request)
+        if not model.tokenizer.has_text:
+            raise no_tokenizer("keep the token ids")
         validation.check_token_ids("token_ids", request.token_ids, model.vocab_size)
         skip = request.skip_special_tokens if request.HasField("skip_special_tokens") else True
         ids = list(request.token_ids)

@@ -160,7 +160,11 @@ MALFORMED = {
     ),
     "tensor not aligned": (header(tensors=tensor(offset=4), num_tensors=1) + b"\0" * 256, "not aligned"),
     "tensor twice": (header(tensors=tensor() * 2, num_tensors=2) + b"\0" * 256, "appears twice"),
-    "unknown tensor type": (header(tensors=tensor(kind=4), num_tensors=1) + b"\0" * 256, "unknown type 4"),
+    "unknown tensor type": (header(tensors=tensor(kind=77), num_tensors=1) + b"\0" * 256, "unknown type 77"),
+    "removed tensor type": (
+        header(tensors=tensor(kind=31), num_tensors=1) + b"\0" * 256,
+        "type Q4_0_4_4, which llama.cpp has removed",
+    ),
     "row of half a block": (
         header(tensors=tensor(dims=(16, 2), kind=2), num_tensors=1) + b"\0" * 256,
         "no multiple of 32",

@@ -90,7 +90,20 @@ BAD = [
     *[("min_tokens", value) for value in (-1, 257, 1.0, None)],
     *[
         ("stop", value)
-        for value in (("",), ("x" * 257,), ("é" * 129,), ("x",) * 17, ("\ud800",), (b"x",), (None,), "ab", 3)
+        for value in (
+            ("",),
+            ("x" * 257,),
+            ("é" * 129,),
+            ("x",) * 17,
+            ("\ud800",),
+            (b"x",),
+            (None,),
+            "ab",
+            "",
+            3,
+            0,
+            None,
+        )
     ],
     *[("stop_token_ids", value) for value in ((VOCAB,), (-1,), (1,) * 65, (1.0,), ("1",), (2**70,), "12", 5, None)],
     *[(flag, value) for flag in limits.FLAGS for value in (None, 1, 0, "true")],

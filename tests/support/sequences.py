@@ -4,6 +4,7 @@ from collections.abc import Sequence as SequenceOf
 from typing import Any
 
 from gpu_worker.scheduling.sequence import Sequence
+from gpu_worker.scheduling.wait_queue import rank_of
 from octavo.ids import SequenceId
 from octavo.record import Admission
 from octavo.sampling import SamplingParams
@@ -23,10 +24,11 @@ def new_sequence(
     return Sequence.from_admission(admission, root=root, now=now)
 
 
-def crowd(*ranks: tuple[int, int]) -> list[Sequence]:
+def crowd(*ranks: tuple[int, int], policy: str = "priority") -> list[Sequence]:
     """A sequence for each (priority, order of arrival)."""
     sequences = []
     for priority, order in ranks:
         sequences.append(new_sequence(f"{priority}.{order}", [1], SamplingParams(), priority=priority))
         sequences[-1].order = order
+        sequences[-1].rank = rank_of(sequences[-1], policy)
     return sequences

@@ -30,6 +30,15 @@ SMALL = {
     "bos_token_id": None,
     "pad_token_id": None,
 }
+WIDE = {**SMALL, "hidden_size": 256, "intermediate_size": 256, "num_hidden_layers": 2}  # rows of whole K blocks
+GEMMA2 = {
+    **SMALL,
+    "head_dim": 16,
+    "sliding_window": 11,
+    "query_pre_attn_scalar": 16,
+    "attn_logit_softcapping": 5.0,
+    "final_logit_softcapping": 3.0,
+}
 GPT = {"vocab_size": 128, "n_positions": 128, "n_embd": 32, "n_layer": 3, "n_head": 4}
 ENDS = {"eos_token_id": None, "bos_token_id": None}
 FALCON = {
@@ -107,7 +116,26 @@ CONFIGS: dict[str, tuple[str, dict]] = {
         },
     ),
     "phi": ("Phi", SMALL),
+    "gemma2-tied": ("Gemma2", GEMMA2),
+    "gemma2-untied": ("Gemma2", {**GEMMA2, "tie_word_embeddings": False}),
+    "gemma2-wide": ("Gemma2", {**GEMMA2, **WIDE, "head_dim": 64, "query_pre_attn_scalar": 64}),
     "phi3": ("Phi3", {**SMALL, "sliding_window": 11}),
+    "phi3-tied": ("Phi3", {**SMALL, "partial_rotary_factor": 0.5, "tie_word_embeddings": True}),
+    "phi3-longrope": (
+        "Phi3",
+        {
+            **SMALL,
+            "original_max_position_embeddings": 32,
+            "rope_parameters": {
+                "rope_theta": 1e4,
+                "rope_type": "longrope",
+                "long_factor": [1.5, 2.5, 3.5, 4.5],
+                "short_factor": [1.0, 1.05, 1.1, 1.2],
+            },
+        },
+    ),
+    "llama-wide": ("Llama", WIDE),
+    "phi3-wide": ("Phi3", WIDE),
     "gpt-oss": (
         "GptOss",
         {**SMALL, "head_dim": 16, "num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 11},

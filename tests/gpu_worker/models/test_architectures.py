@@ -38,7 +38,9 @@ OURS = {
     "gemma3": "transformers:gemma3_text",
     "gpt-neox": "transformers:gpt_neox",
     "phi": "transformers:phi",
-    "phi3": "transformers:phi3",
+    "phi3": "llama",
+    "phi3-tied": "llama",
+    "phi3-longrope": "llama",
     "gpt-oss": "transformers:gpt_oss",
 }
 NUM_TOKENS = 64
@@ -70,6 +72,18 @@ def test_logits_are_within_1e4_of_transformers(name, tiny, load, all_logits):
     logits = all_logits(runner, tokens)
     expected = model.logits(tokens)
     assert float((logits - expected).abs().max() / expected.abs().max()) < 1e-4
+
+
+def test_a_context_that_needs_no_long_positions_gets_the_short_ones(tiny, load, all_logits):
+    """Transformers turns by the length of each sequence; we turn by the longest that is served (longrope)."""
+    model = tiny("phi3-longrope")
+    tokens = [(7 * i + 3) % 128 for i in range(32)]
+    expected = model.logits(tokens)
+    short, whole = load(model.directory, context_tokens=32), load(model.directory)
+    assert float((all_logits(short, tokens) - expected).abs().max() / expected.abs().max()) < 1e-4
+    assert float((all_logits(whole, tokens) - expected).abs().max() / expected.abs().max()) > 1e-3
+    assert short.info.fingerprint != whole.info.fingerprint, "workers with other contexts compute other tokens"
+    assert load(model.directory, context_tokens=33).info.fingerprint == whole.info.fingerprint
 
 
 def test_the_table_of_supported_models_holds_the_types_that_are_tested(tiny):

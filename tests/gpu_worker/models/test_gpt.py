@@ -176,7 +176,7 @@ def test_a_head_unlike_the_embedding_is_used_whatever_the_configuration_says(cop
         ("mpt", {"ffn_config": {"ffn_type": "mptglu"}}, "ffn_type 'mptglu'"),
         ("mpt", {"expansion_ratio": 2}, "the configuration says"),
         ("falcon-7b", {"activation": "mish"}, "activation 'mish' is not one of"),
-        ("falcon-7b", {"rope_parameters": {"rope_type": "longrope"}}, "rope_type 'longrope' is not one of"),
+        ("falcon-7b", {"rope_parameters": {"rope_type": "proportional"}}, "rope_type 'proportional' is not one of"),
         ("falcon-7b", {"num_attention_heads": 3}, "3 heads and 1 key-value heads for 32 numbers"),
         ("falcon-40b", {"num_kv_heads": 3}, "4 heads and 3 key-value heads"),
         ("gptj", {"rotary_dim": None}, "TypeError"),

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpu_worker import LLM, FinishReason, SamplingParams
+from gpu_worker import LLM, SamplingParams
 from gpu_worker.scheduling.load import Load
 from gpu_worker.testing.fake_runner import FakeRunner, fake_oracle
 from octavo.errors import InvalidArgument, RunnerFailed, TooLarge
@@ -49,7 +49,7 @@ def test_a_text_a_list_of_ids_and_lists_of_both_are_prompts(llm):
     expected = fake_oracle(ids, 8, info=llm.info)
     for prompts in ("abc", ids, tuple(ids), ["abc"], [ids], ("abc",)):
         (answer,) = llm.generate(prompts, GREEDY, use_tqdm=False)
-        assert answer.prompt_token_ids == tuple(ids)
+        assert answer.prompt_token_ids == ids
         assert list(answer.outputs[0].token_ids) == expected
     assert [a.prompt for a in llm.generate(["abc", ids], GREEDY, use_tqdm=False)] == ["abc", None]
     assert llm.generate([], use_tqdm=False) == []
@@ -79,18 +79,18 @@ def test_each_prompt_gets_its_own_answer_in_order(requests):
     for (prompt, max_tokens, *_), own, answer in zip(requests, params, answers, strict=True):
         assert [output.index for output in answer.outputs] == list(range(own.n))
         for branch, output in enumerate(answer.outputs):
-            expected = fake_oracle(prompt, max_tokens, info=llm.info, params=own, branch=branch)
+            expected = fake_oracle(prompt, max_tokens, info=llm.info, params=own.to_sampling(), branch=branch)
             assert list(output.token_ids) == expected
             assert output.text == text_of(expected)
-            assert output.finish_reason == FinishReason.LENGTH
+            assert output.finish_reason == "length"
     assert idle(llm)
 
 
 def test_max_tokens_beyond_the_context_ends_with_length():
     llm = make(context_tokens=32, block_size=8)
     (answer,) = llm.generate([[1] * 20], replace(GREEDY, max_tokens=10**9), use_tqdm=False)
-    assert answer.outputs[0].token_ids == tuple(fake_oracle([1] * 20, 12, info=llm.info))
-    assert answer.outputs[0].finish_reason == FinishReason.LENGTH
+    assert answer.outputs[0].token_ids == fake_oracle([1] * 20, 12, info=llm.info)
+    assert answer.outputs[0].finish_reason == "length"
 
 
 def test_more_prompts_than_the_queue_takes():
@@ -132,7 +132,7 @@ def test_a_stop_string_ends_one_answer_where_it_begins():
     (output,) = cut.outputs
     assert output.text == text_of(expected)[:end]
     assert list(output.token_ids) == expected[: end + 2]
-    assert (output.finish_reason, output.stop_reason) == (FinishReason.STOP, stop)
+    assert (output.finish_reason, output.stop_reason) == ("stop", stop)
     assert list(plain.outputs[0].token_ids) == expected
     included = llm.generate("q", replace(params, include_stop=True), use_tqdm=False)[0].outputs[0]
     assert included.text == output.text + stop
@@ -142,12 +142,12 @@ def test_a_stop_string_ends_one_answer_where_it_begins():
 def test_a_stop_string_in_one_branch_leaves_the_others_alone():
     llm = make()
     params = SamplingParams(n=3, max_tokens=20, seed=5, logprobs=1)
-    branches = [fake_oracle(list(b"q"), 20, info=llm.info, params=params, branch=b) for b in range(3)]
+    branches = [fake_oracle(list(b"q"), 20, info=llm.info, params=params.to_sampling(), branch=b) for b in range(3)]
     stop = text_of(branches[1][4:6])
     assert all(stop not in text_of(branches[b]) for b in (0, 2))
     outputs = llm.generate("q", replace(params, stop=(stop,)), use_tqdm=False)[0].outputs
     assert [list(o.token_ids) for o in outputs] == [branches[0], branches[1][:6], branches[2]]
-    assert [o.finish_reason.name for o in outputs] == ["LENGTH", "STOP", "LENGTH"]
+    assert [o.finish_reason for o in outputs] == ["length", "stop", "length"]
     assert all(len(o.logprobs) == len(o.token_ids) for o in outputs)
     assert idle(llm)
 
@@ -165,11 +165,11 @@ def test_stop_tokens_say_which_and_the_end_of_sequence_does_not():
     end = expected.index(0)
     output = llm.generate([1, 2, 3], replace(GREEDY, max_tokens=200), use_tqdm=False)[0].outputs[0]
     assert list(output.token_ids) == expected[: end + 1]
-    assert (output.finish_reason, output.stop_reason) == (FinishReason.STOP, None)
+    assert (output.finish_reason, output.stop_reason) == ("stop", None)
     assert output.text == text_of(expected[:end])  # what ends it has no text
     stop = expected[0]
     output = llm.generate([1, 2, 3], replace(GREEDY, stop_token_ids=(stop,)), use_tqdm=False)[0].outputs[0]
-    assert (output.token_ids, output.stop_reason) == ((stop,), stop)
+    assert (output.token_ids, output.stop_reason) == ([stop], stop)
 
 
 # Ranking and scores
@@ -201,13 +201,18 @@ def test_logprobs_are_there_if_asked_for(llm):
     params = replace(GREEDY, logprobs=3, prompt_logprobs=3)
     with_them, without = llm.generate([prompt, prompt], [params, GREEDY], use_tqdm=False)
     output = with_them.outputs[0]
-    assert [score.token_id for score in output.logprobs] == list(output.token_ids)
-    assert all(len(score.top) == 3 for score in output.logprobs)
-    assert output.cumulative_logprob == pytest.approx(sum(score.logprob for score in output.logprobs))
+    chosen = [place[token] for token, place in zip(output.token_ids, output.logprobs, strict=True)]
+    assert all(len(place) == 3 for place in output.logprobs)  # a greedy token is one of the likeliest
+    assert [score.rank for score in chosen] == [1] * 8
+    assert [score.decoded_token for score in chosen] == [text_of([token]) for token in output.token_ids]
+    assert output.cumulative_logprob == pytest.approx(sum(score.logprob for score in chosen))
     first, *others = with_them.prompt_logprobs
     assert first is None
-    assert [score.token_id for score in others] == prompt[1:]
-    assert all(len(score.top) == 3 for score in others)
+    assert [next(iter(place)) for place in others] == prompt[1:]
+    for place in others:
+        ranked = [score.logprob for score in place.values() if score.rank]
+        assert len(ranked) == 3
+        assert ranked == sorted(ranked, reverse=True)
     assert (without.outputs[0].logprobs, without.outputs[0].cumulative_logprob) == (None, None)
     assert without.prompt_logprobs is None
 
@@ -230,7 +235,7 @@ def test_nothing_runs_if_one_prompt_is_bad(llm):
     steps = llm.engine.times.num_steps
     with pytest.raises(InvalidArgument, match=r"^prompts\[1\]: is empty"):
         llm.generate(["ok", ""], GREEDY, use_tqdm=False)
-    with pytest.raises(InvalidArgument, match=r"^conversations\[0\]: .*template"):
+    with pytest.raises(InvalidArgument, match=r"^messages\[0\]: .*template"):
         llm.chat([{"role": "user", "content": "Hi"}], use_tqdm=False)
     assert idle(llm)
     assert llm.engine.times.num_steps == steps
@@ -314,7 +319,7 @@ def test_a_prompt_the_model_fails_on_says_why_and_the_others_have_answers(caplog
     llm = LLM(runner=Picky(vocab_size=100))
     good, bad = llm.generate([[12], [13]], GREEDY, use_tqdm=False)
     assert list(good.outputs[0].token_ids) == fake_oracle([12], 8, info=llm.info)
-    assert (bad.outputs[0].finish_reason, bad.failure.reason) == (FinishReason.ERROR, RunnerFailed.reason)
+    assert (bad.outputs[0].finish_reason, bad.failure.reason) == ("error", RunnerFailed.reason)
     assert "thirteen" in bad.failure.message
     assert idle(llm)
 

@@ -5,9 +5,11 @@ from dataclasses import replace
 
 import pytest
 
+from gpu_worker.offline.params import OfflineParams
+from gpu_worker.offline.prompts import read_prompts
 from gpu_worker.offline.request_builder import RequestBuilder
 from gpu_worker.testing.fake_runner import FakeRunner
-from octavo.errors import InvalidArgument
+from octavo.errors import InvalidArgument, Unimplemented
 from octavo.sampling import SamplingParams
 from octavo.text.byte_tokenizer import ByteTokenizer
 
@@ -17,7 +19,7 @@ GREEDY = SamplingParams(temperature=0.0, max_tokens=8)
 class WithTemplate(ByteTokenizer):
     """Says who speaks."""
 
-    def apply_chat(self, messages, begin_answer=True):
+    def apply_chat(self, messages, add_generation_prompt=True):
         return self.encode("".join(f"{role}:{content}\n" for role, content in messages))
 
 
@@ -32,24 +34,27 @@ def builder() -> RequestBuilder:
 
 @pytest.mark.parametrize("prompts", ["abc", list(b"abc"), tuple(b"abc"), ["abc"], [list(b"abc")], ("abc",)])
 def test_one_prompt_may_come_alone(builder, prompts):
-    (answer,) = builder.from_prompts(prompts, GREEDY)
+    (answer,) = builder.from_prompts(read_prompts(prompts), GREEDY)
     assert list(answer.prompt_token_ids) == list(b"abc")
     assert answer.argument == "prompts[0]"
 
 
 def test_parameters_are_for_all_or_one_for_each(builder):
-    shared = builder.from_prompts(["a", "b"], GREEDY)
+    shared = builder.from_prompts(read_prompts(["a", "b"]), GREEDY)
     assert [answer.params.temperature for answer in shared] == [0.0, 0.0]
-    own = builder.from_prompts(["a", "b"], [GREEDY, replace(GREEDY, max_tokens=3)])
+    own = builder.from_prompts(read_prompts(["a", "b"]), [GREEDY, replace(GREEDY, max_tokens=3)])
     assert [answer.params.max_tokens for answer in own] == [8, 3]
-    assert [answer.params.max_tokens for answer in builder.from_prompts(["a"], None)] == [256]
+    assert [answer.params.max_tokens for answer in builder.from_prompts(read_prompts(["a"]), None)] == [256]
 
 
 def test_seeds_are_drawn_in_order_where_none_is_given():
-    seeds = [[answer.params.seed for answer in make(seed=seed).from_prompts(["a", "b"], None)] for seed in (1, 1, 2)]
+    seeds = [
+        [answer.params.seed for answer in make(seed=seed).from_prompts(read_prompts(["a", "b"]), None)]
+        for seed in (1, 1, 2)
+    ]
     assert seeds[0] == seeds[1]
     assert len({seed for pair in seeds for seed in pair}) == 4
-    assert [answer.params.seed for answer in make().from_prompts(["a"], SamplingParams(seed=7))] == [7]
+    assert [answer.params.seed for answer in make().from_prompts(read_prompts(["a"]), SamplingParams(seed=7))] == [7]
 
 
 def test_conversations_are_told_from_one_conversation():
@@ -57,7 +62,7 @@ def test_conversations_are_told_from_one_conversation():
     for conversations in (turns, [turns]):
         (answer,) = make(WithTemplate()).from_conversations(conversations, GREEDY)
         assert bytes(answer.prompt_token_ids) == b"user:hi\n"
-        assert answer.argument == "conversations[0]"
+        assert answer.argument == "messages[0]"
 
 
 PROMPTS = [
@@ -78,19 +83,19 @@ PROMPTS = [
 @pytest.mark.parametrize(("prompts", "message"), PROMPTS, ids=[message for _, message in PROMPTS])
 def test_a_bad_prompt_is_named(builder, prompts, message):
     with pytest.raises(InvalidArgument, match=f"^{message}"):
-        builder.from_prompts(prompts, GREEDY)
+        builder.from_prompts(read_prompts(prompts), GREEDY)
 
 
 @pytest.mark.parametrize(
     "conversation", [[{"role": "user"}], ["hi"], [{"role": "user", "content": 3}], [{"role": "", "content": "hi"}], []]
 )
 def test_a_bad_conversation_is_named(conversation):
-    with pytest.raises(InvalidArgument, match=r"^conversations\[1\]: "):
+    with pytest.raises(InvalidArgument, match=r"^messages\[1\](\[0\])?(\.content)?: "):
         make(WithTemplate()).from_conversations([[{"role": "user", "content": "ok"}], conversation], GREEDY)
 
 
 def test_a_model_without_a_template_refuses_chats(builder):
-    with pytest.raises(InvalidArgument, match=r"^conversations\[0\]: .*template"):
+    with pytest.raises(InvalidArgument, match=r"^messages\[0\]: .*template"):
         builder.from_conversations([{"role": "user", "content": "Hi"}], GREEDY)
 
 
@@ -101,9 +106,55 @@ def test_a_model_without_a_template_refuses_chats(builder):
         ([GREEDY, replace(GREEDY, top_p=2.0)], r"sampling_params\[1\]\.top_p: 2"),
         ([GREEDY], r"sampling_params: 1 for 2 prompts"),
         ([GREEDY, {"n": 1}], r"sampling_params\[1\]: must be SamplingParams"),
-        (replace(GREEDY, stop="text"), r"sampling_params\.stop: must be a list"),
     ],
 )
 def test_bad_parameters_are_named(builder, params, message):
     with pytest.raises(InvalidArgument, match=f"^{message}"):
-        builder.from_prompts(["a", "b"], params)
+        builder.from_prompts(read_prompts(["a", "b"]), params)
+
+
+class WithBeginning(ByteTokenizer):
+    """Adds a beginning-of-sequence token."""
+
+    def encode(self, text):
+        return [1, *text.encode()]
+
+
+def test_an_empty_text_is_a_prompt_where_the_tokenizer_adds_a_token(builder):
+    for empty in ("", {"prompt": ""}):
+        (answer,) = make(WithBeginning()).from_prompts(read_prompts(empty), GREEDY)
+        assert answer.prompt_token_ids == [1]
+        with pytest.raises(InvalidArgument, match=r"^prompts\[0\]: is empty; give some text, or at least one token id"):
+            builder.from_prompts(read_prompts(empty), GREEDY)
+
+
+def test_a_prompt_is_cut_to_its_last_tokens(builder):
+    def ids(prompt, **params):
+        return list(builder.from_prompts(read_prompts([prompt]), OfflineParams(**params))[0].prompt_token_ids)
+
+    assert ids("abcdef", truncate_prompt_tokens=2) == list(b"ef")
+    assert ids("abcdef", truncate_prompt_tokens=9) == list(b"abcdef")
+    context = builder._info.context_tokens
+    long = [number % 100 for number in range(context + 50)]
+    assert ids(long, truncate_prompt_tokens=-1, max_tokens=30) == long[-(context - 30) :]
+
+
+def test_a_bad_word_is_banned_in_each_form_that_is_one_token(builder):
+    (answer,) = builder.from_prompts(read_prompts("x"), OfflineParams(bad_words=["a", " b"], banned_token_ids=[7]))
+    assert answer.params.banned_token_ids == (7, ord("a"), ord("b"))
+    with pytest.raises(Unimplemented, match=r"^bad_words: 'abc' is 3 tokens of this model"):
+        builder.from_prompts(read_prompts("x"), OfflineParams(bad_words=["abc"]))
+
+
+def test_parameters_that_were_changed_are_checked_again(builder):
+    params = OfflineParams()
+    params.top_p = 7.0
+    with pytest.raises(InvalidArgument, match=r"^sampling_params\.top_p: 7 is out of range"):
+        builder.from_prompts(read_prompts("x"), params)
+
+
+def test_messages_may_have_parts_and_pairs():
+    parts = [{"type": "text", "text": "hi"}, {"type": "text", "text": "you"}]
+    for turn in ({"role": "user", "content": parts}, ("user", "hi\nyou")):
+        (answer,) = make(WithTemplate()).from_conversations([turn], GREEDY)
+        assert bytes(answer.prompt_token_ids) == b"user:hi\nyou\n"

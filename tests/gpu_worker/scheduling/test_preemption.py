@@ -2,10 +2,14 @@
 
 from dataclasses import replace
 
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from scheduler_bench import GREEDY, Bench
 from sequences import crowd
 
 from gpu_worker.scheduling.preemption import choose_victim
+from gpu_worker.scheduling.sequence import Branch, Sequence
 from octavo.sampling import FinishReason, SamplingParams
 
 
@@ -25,7 +29,7 @@ def test_priority_overtakes_and_displaces_fcfs_does_not() -> None:
 
 
 def test_the_newest_of_the_lowest_class_gives_way() -> None:
-    bench = Bench(runner={"num_blocks": 9}, preemption="recompute")
+    bench = Bench(runner={"num_blocks": 9}, preemption="recompute", policy="priority")
     for name, priority in {"old": 3, "low": 4, "new": 3}.items():
         bench.admit(name, 8, replace(GREEDY, max_tokens=20), priority=priority)
     while not bench.load().num_preempted_recompute:
@@ -36,22 +40,94 @@ def test_the_newest_of_the_lowest_class_gives_way() -> None:
     assert all(len(tokens) == 20 for tokens in bench.tokens.values())
 
 
-def test_nobody_is_preempted_twice_in_a_moment() -> None:
-    bench = Bench(runner={"num_blocks": 12}, preemption="recompute", min_preempt_interval_s=2.0)
+def test_with_fcfs_who_came_last_gives_way_whatever_its_class() -> None:
+    bench = Bench(runner={"num_blocks": 9}, preemption="recompute", policy="fcfs")
+    for name, priority in {"bulk": 4, "default": 3, "system": 1}.items():
+        bench.admit(name, 8, replace(GREEDY, max_tokens=20), priority=priority)
+    while not bench.load().num_preempted_recompute:
+        bench.step()
+    assert [name for name, s in bench.workload.sequences.items() if s.last_preempted >= 0] == ["system"]
+    bench.finish()
+
+
+@pytest.mark.parametrize("preemption", ["swap", "recompute"])
+def test_who_comes_back_soon_runs_on_for_a_block(preemption: str) -> None:
+    bench = Bench(runner={"num_blocks": 12}, preemption=preemption, min_preempt_interval_s=2.0)
     for number in range(8):
         bench.admit(f"s{number}", 7, replace(GREEDY, max_tokens=30))
-    times: dict[str, list[float]] = {}
     sequences = dict(bench.workload.sequences)
+    ran: dict[str, int] = {}  # steps since it came back
+    preempted: dict[str, float] = {}
+    num_preempted = 0
     while bench.scheduler.has_work:
         plan, _ = bench.step()
         bench.now += 0.01
+        for chunk in plan.chunks:
+            ran[chunk.branch.sequence.seq_id] = ran.get(chunk.branch.sequence.seq_id, 0) + 1
         for name, sequence in sequences.items():
-            preempted = times.setdefault(name, [])
-            if sequence.last_preempted > max(preempted, default=-1.0):
-                preempted.append(sequence.last_preempted)
-                again = len(preempted) > 1 and preempted[-1] - preempted[-2] < 1.9
-                assert not again or len(plan.chunks) == 1, "though others could go on"
-    assert sum(map(len, times.values())) > 3
+            if sequence.last_preempted != preempted.get(name, sequence.last_preempted):
+                soon = sequence.last_preempted - preempted[name] < 2.0
+                assert not soon or ran[name] >= bench.runner.info.block_size or len(bench.workload.active) == 1
+            if sequence.last_preempted != preempted.get(name, float("-inf")):
+                preempted[name], ran[name] = sequence.last_preempted, 0
+                num_preempted += 1
+    assert num_preempted > 5
+
+
+class RankRules:
+    """What ranks promise, compared with the workload after every plan. Call `note` before the plan."""
+
+    def __init__(self, bench: Bench) -> None:
+        self._bench = bench
+        self._preempted: dict[Sequence, float] = {}
+        self._needy: set[Branch] = set()
+
+    def note(self) -> None:
+        self._needy = set(self._bench.workload.lists.needy)
+
+    def compare(self) -> None:
+        work = self._bench.workload
+        highest = max((sequence.rank for sequence in work.active), default=(0, 0))
+        for sequence in work.sequences.values():
+            if sequence.last_preempted != self._preempted.get(sequence, float("-inf")):
+                self._preempted[sequence] = sequence.last_preempted
+                assert sequence.rank > highest, "a sequence of a higher rank has kept its blocks"
+        for branch in self._needy.intersection(work.lists.needy):  # it has found no slot
+            spared = {sequence for sequence in work.active if sequence in work.tables.written}
+            later = {sequence for sequence in work.active if sequence.rank > branch.sequence.rank}
+            assert later <= spared, "a sequence stands still while one of a higher rank has blocks"
+
+
+@pytest.mark.parametrize("policy", ["fcfs", "priority"])
+@given(
+    requests=st.lists(
+        st.tuples(st.integers(1, 4), st.integers(1, 20), st.integers(1, 40), st.integers(0, 12)),
+        min_size=4,
+        max_size=14,
+    ),
+    preemption=st.sampled_from(["swap", "recompute", "auto"]),
+    num_blocks=st.integers(10, 24),
+)
+def test_blocks_go_by_rank(policy: str, requests: list, preemption: str, num_blocks: int) -> None:
+    """No sequence is preempted, or waits for a block, while one that comes after it keeps blocks.
+
+    After it by arrival with fcfs, whatever the class; by class and then arrival with priority.
+    """
+    bench = Bench(runner={"num_blocks": num_blocks}, preemption=preemption, policy=policy)
+    rules = RankRules(bench)
+    arrivals = sorted(requests, key=lambda request: request[3])
+    step = 0
+    while arrivals or bench.scheduler.has_work:
+        while arrivals and arrivals[0][3] <= step:
+            priority, prompt, max_tokens, _ = arrivals.pop(0)
+            bench.admit(f"s{len(arrivals)}", prompt, replace(GREEDY, max_tokens=max_tokens), priority=priority)
+        rules.note()
+        plan = bench.scheduler.plan()
+        rules.compare()
+        bench.scheduler.commit(plan, bench.runner.run(plan))
+        bench.now += 0.05
+        step += 1
+        assert step < 3000
 
 
 def test_the_memory_of_the_worker_ends_a_lone_sequence_with_length() -> None:
@@ -83,10 +159,24 @@ def test_the_lowest_class_newest_first_but_nobody_ranked_before_the_requester() 
     assert choose_victim([new], new, (), 0.0) is None
 
 
-def test_who_moves_or_was_preempted_a_moment_ago_is_spared_unless_forced() -> None:
+def test_by_arrival_alone_with_fcfs() -> None:
+    bulk, default, system = running = crowd((4, 0), (3, 1), (1, 2), policy="fcfs")
+    assert choose_victim(running, bulk, (), 0.0) is system
+    assert choose_victim(running, default, (), 0.0) is system
+    assert choose_victim([bulk, default], default, (), 0.0) is default
+
+
+def test_who_moves_in_this_step_is_waited_for_unless_forced() -> None:
     old, new, low = running = crowd((3, 1), (3, 2), (4, 0))
-    assert choose_victim(running, old, {low}, 0.0) is new
+    assert choose_victim(running, old, {low}, 0.0) is None
+    assert choose_victim(running, low, {low}, 0.0) is None
+    assert choose_victim(running, old, {low}, 0.0, forced=True) is new
+
+
+def test_who_was_preempted_a_moment_ago_keeps_its_blocks_from_nobody_but_itself() -> None:
+    old, new, low = running = crowd((3, 1), (3, 2), (4, 0))
     low.last_preempted = new.last_preempted = 5.0
-    assert choose_victim(running, old, (), 4.0) is old  # the only one that may, and the others keep running
-    assert choose_victim(running, old, (), 4.0, forced=True) is low
-    assert choose_victim(running, old, {low}, 4.0, forced=True) is new
+    assert choose_victim(running, old, (), 4.0) is low
+    assert choose_victim([old, new], old, (), 4.0) is new
+    assert choose_victim([old, new], new, (), 4.0) is None
+    assert choose_victim([old, new], new, (), 5.0) is new

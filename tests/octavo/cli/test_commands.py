@@ -13,7 +13,7 @@ import tomllib
 import pytest
 
 from octavo import rpc
-from octavo.cli import checks, cluster, main, native_checks, state, up
+from octavo.cli import checks, cluster, main, native_checks, state, store_check, up
 from octavo.cli.output import table
 from octavo.cli.state import ClusterState, RouterState, StoreState, WorkerState
 from octavo.settings import UpSettings
@@ -197,7 +197,7 @@ def test_up_says_at_once_that_there_is_no_such_model(capsys, tmp_path, model):
     given = str(path) if path.exists() else model
     assert main(["up", "--model", given, "--grpc-port", "0", "--state-dir", str(tmp_path / "state")]) == 1
     message = capsys.readouterr().err
-    assert message.startswith("octavo up: --model: ")
+    assert message.startswith("octavo up: model: ")
     assert given in message
     assert not (tmp_path / "state").exists()  # nothing was begun
 
@@ -248,7 +248,7 @@ def test_doctor_tells_what_was_compiled(monkeypatch):
 
 
 async def test_doctor_tells_a_store_that_does_not_answer_without_its_password(tmp_path):
-    check = await checks.store(UpSettings(store="redis://me:secret@127.0.0.1:1/0"))
+    check = await store_check.store("redis://me:secret@127.0.0.1:1/0")
     assert check.result == "bad"
     assert "secret" not in check.detail
 

@@ -72,15 +72,19 @@ async def test_a_child_that_ignores_sigterm_is_killed_after_the_grace_time(super
 
 
 async def test_a_child_that_ends_before_it_serves_shows_its_log(supervised, tmp_path):
-    code = "import sys; print('no such model'); sys.exit(3)"
+    code = "import sys; print('it begins\\n12:34:56.789 worker error   no such model\\n'); sys.exit(3)"
+    (tmp_path / "log").write_text("12:00:00.000 worker error   of an earlier run\n")
     child = ChildProcess("worker-0", [sys.executable, "-I", "-S", "-c", code], tmp_path / "log", {})
     other = ChildProcess("worker-1", SLEEP, tmp_path / "other", {})
 
     async def never():
         return False
 
-    with pytest.raises(StartError, match=r"worker-0 ended with code 3(.|\n)*no such model"):
+    with pytest.raises(
+        StartError, match=r"^worker-0 ended with code 3: no such model; the whole log is \S+$"
+    ) as caught:
         await supervised.start([SupervisedProcess(child, never), SupervisedProcess(other, never)], 10)
+    assert caught.value.log.splitlines() == ["it begins", "12:34:56.789 worker error   no such model"]
     await supervised.stop(5)
     assert other.pid is None
 

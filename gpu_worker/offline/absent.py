@@ -1,0 +1,189 @@
+"""What vLLM's LLM, SamplingParams and generate take and octavo does not have: each name, and what to do instead.
+
+A value that asks for nothing octavo lacks (`tensor_parallel_size=1`) is accepted. Any other value is refused by its
+name: no argument is silently ignored.
+"""
+
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, fields
+from functools import wraps
+from typing import Any, TypeVar
+
+from octavo.errors import Unimplemented
+from octavo.options import closest
+
+
+@dataclass(frozen=True, slots=True)
+class AbsentArgument:
+    """An argument that octavo does not have: the values that ask for nothing, and what to do instead of the others."""
+
+    remedy: str
+    harmless: tuple[object, ...] = (None, False)
+
+
+def _absent(names: Iterable[str], remedy: str, *harmless: object) -> dict[str, AbsentArgument]:
+    return {name: AbsentArgument(remedy, (None, False, *harmless)) for name in names}
+
+
+_ONE_DEVICE = "an LLM runs its model on one device; leave it out, and choose the device with device="
+_OWN_FILES = "the files are those of `model`; download that revision and give its directory as model="
+_NO_FOREIGN_CODE = "no code of a checkpoint is run; leave it out"
+_ADAPTERS = "LoRA and prompt adapters are not served; merge the adapter into the weights and load the merged model"
+_GUIDED = "guided decoding is not there; use allowed_token_ids, logit_bias or stop, and check the answer"
+_SPECULATION = "speculative decoding is not there; leave it out, the tokens are the same without it"
+_MEDIA = "models here read text only; give prompt or prompt_token_ids"
+_PLUGINS = "no code of the caller runs inside a step; use logit_bias, allowed_token_ids or banned_token_ids"
+_TEXT_ONLY = "the model generates text; leave it out"
+
+LLM_ARGUMENTS: dict[str, AbsentArgument] = {
+    **_absent(
+        ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size", "context_parallel_size"),
+        _ONE_DEVICE,
+        1,
+    ),
+    **_absent(("distributed_executor_backend", "worker_use_ray", "worker_cls", "enable_expert_parallel"), _ONE_DEVICE),
+    # With one device nothing is reduced, so either value comes true.
+    **_absent(("disable_custom_all_reduce",), _ONE_DEVICE, True),
+    **_absent(("trust_remote_code",), _NO_FOREIGN_CODE),
+    **_absent(("revision", "tokenizer_revision", "code_revision", "download_dir", "hf_token"), _OWN_FILES),
+    **_absent(("load_format",), _OWN_FILES, "auto", "safetensors", "gguf"),
+    **_absent(("tokenizer_mode",), "there is one kind of tokenizer; leave it out", "auto"),
+    **_absent(
+        ("skip_tokenizer_init",), "the tokenizer is always loaded; give token ids, and SamplingParams(detokenize=False)"
+    ),
+    **_absent(("hf_overrides", "rope_scaling", "rope_theta"), "change config.json in the model's directory", {}),
+    **_absent(
+        ("cpu_offload_gb",), "weights stay on the device; use quantization= or a GGUF file with smaller weights", 0
+    ),
+    **_absent(
+        ("max_seq_len_to_capture", "max_context_len_to_capture"), "CUDA graphs have no limit of length; leave it out"
+    ),
+    **_absent(
+        ("compilation_config",), "there is no compiler to configure; enforce_eager=True leaves out CUDA graphs", 0
+    ),
+    **_absent(("num_gpu_blocks_override",), "give the memory for blocks instead: kv_cache_bytes='2GiB'"),
+    **_absent(("enable_lora", "max_loras", "max_lora_rank", "enable_prompt_adapter"), _ADAPTERS),
+    **_absent(("speculative_config", "speculative_model", "num_speculative_tokens"), _SPECULATION),
+    **_absent(("guided_decoding_backend", "structured_outputs_config"), _GUIDED, "auto"),
+    **_absent(("limit_mm_per_prompt", "mm_processor_kwargs", "allowed_local_media_path"), _MEDIA, {}, ""),
+    **_absent(("task", "convert"), _TEXT_ONLY, "auto", "generate", "none"),
+    **_absent(("override_pooler_config", "pooler_config"), _TEXT_ONLY),
+    **_absent(("logits_processors",), _PLUGINS, []),
+    "disable_log_stats": AbsentArgument("an LLM logs no statistics; leave it out", (None, True)),
+    **_absent(
+        ("disable_async_output_proc", "use_v2_block_manager"), "there is one way of doing this; leave it out", True
+    ),
+    **_absent(("num_scheduler_steps",), "each step is planned by itself; leave it out", 1),
+    **_absent(("max_logprobs",), "a token has at most 20 log probabilities beside it", *range(21)),
+    **_absent(("served_model_name",), "an LLM is called by no name; leave it out"),
+}
+
+PARAMS_ARGUMENTS: dict[str, AbsentArgument] = {
+    **_absent(("guided_decoding", "structured_outputs"), _GUIDED),
+    **_absent(("logits_processors",), _PLUGINS, []),
+    **_absent(("early_stopping",), "a beam search ends when no beam can become one of the best any more"),
+    **_absent(("output_kind",), "an LLM returns whole answers; octavo.client streams"),
+    **_absent(("extra_args",), _PLUGINS, {}),
+    # Text is made of the bytes of tokens, which have their spaces within them.
+    **_absent(("spaces_between_special_tokens",), "", True),
+    **_absent(("flat_logprobs",), "log probabilities are a list of dictionaries; leave it out"),
+    **_absent(("logprob_token_ids", "prompt_logprob_token_ids"), "ask for the likeliest tokens with logprobs="),
+    **_absent(
+        ("skip_reading_prefix_cache",), "give each prompt a cache_salt of its own, or enable_prefix_caching=False"
+    ),
+    **_absent(("thinking_token_budget",), "use max_tokens"),
+    **_absent(("repetition_detection",), "use repetition_penalty"),
+}
+
+BEAM_ARGUMENTS: dict[str, AbsentArgument] = {
+    **_absent(("logprobs",), "each sequence has the candidates of each step as logprobs; leave it out"),
+    **_absent(("stop",), "use SamplingParams(beam_width=…, stop=…) with generate()"),
+}
+
+CALL_ARGUMENTS: dict[str, AbsentArgument] = {
+    **_absent(("lora_request", "prompt_adapter_request"), _ADAPTERS),
+    **_absent(("guided_options_request", "guided_options"), _GUIDED),
+    **_absent(("tokenization_kwargs",), "use SamplingParams(truncate_prompt_tokens=…), or give token ids", {}),
+    **_absent(("mm_processor_kwargs",), _MEDIA, {}),
+    **_absent(("concurrency_limit",), "use max_num_seqs of LLM"),
+}
+
+CHAT_ARGUMENTS: dict[str, AbsentArgument] = {
+    **CALL_ARGUMENTS,
+    **_absent(
+        ("chat_template",), "the model's own template is used; put another into its directory as chat_template.jinja"
+    ),
+    **_absent(
+        ("chat_template_content_format",),
+        "the texts of a message are joined by newlines; leave it out",
+        "auto",
+        "string",
+    ),
+    **_absent(("chat_template_kwargs",), "the model's own template gets the messages alone; leave it out", {}),
+    **_absent(("continue_final_message",), "a chat asks for a new message; give the whole text to generate()"),
+    **_absent(("tools", "documents"), "tools are not there; describe them in a message of the role system", []),
+}
+
+PROMPT_KEYS: dict[str, AbsentArgument] = {
+    **_absent(("multi_modal_data", "multi_modal_uuids", "mm_processor_kwargs"), _MEDIA, {}),
+    **_absent(("prompt_embeds",), "a prompt is text or token ids; give prompt or prompt_token_ids"),
+    **_absent(
+        ("encoder_prompt", "decoder_prompt"), "encoder-decoder models are not served; give prompt or prompt_token_ids"
+    ),
+    **_absent(("token_type_ids",), _TEXT_ONLY),
+    **_absent(("type",), "leave it out", "text", "token"),
+}
+
+METHODS: dict[str, str] = {
+    **dict.fromkeys(
+        ("embed", "encode", "classify", "score", "reward"), "models here generate text; use generate() or chat()"
+    ),
+    **dict.fromkeys(("sleep", "wake_up"), "use close(), and make a new LLM later"),
+    **dict.fromkeys(("collective_rpc", "apply_model", "llm_engine"), "the engine runs in this process: see LLM.engine"),
+    **dict.fromkeys(("start_profile", "stop_profile", "get_metrics"), "an LLM has no profiler of its own"),
+    "set_tokenizer": "give tokenizer= to LLM",
+}
+
+
+Params = TypeVar("Params", bound=type[Any])
+
+
+def refusing(owner: str, absent: Mapping[str, AbsentArgument]) -> Callable[[Params], Params]:
+    """Decorates a dataclass: its constructor refuses absent arguments, and passes over harmless ones."""
+
+    def decorate(cls: Params) -> Params:
+        known, construct = {field.name for field in fields(cls)}, cls.__init__
+
+        @wraps(construct)
+        def checked(self: object, *values: object, **given: object) -> None:
+            refuse_absent(owner, given, known, absent)
+            construct(self, *values, **{name: value for name, value in given.items() if name in known})
+
+        cls.__init__ = checked
+        return cls
+
+    return decorate
+
+
+def refuse_absent(
+    owner: str, given: Mapping[str, object], known: Collection[str], absent: Mapping[str, AbsentArgument]
+) -> None:
+    """Raises TypeError for a name that is neither known nor absent, and Unimplemented for an absent one.
+
+    An absent argument with a harmless value passes.
+    """
+    for name, value in given.items():
+        if name in known:
+            continue
+        argument = absent.get(name)
+        if argument is None:
+            raise TypeError(f"{owner} has no option {name!r}{closest(name, known)}")
+        if not any(type(value) is type(harmless) and value == harmless for harmless in argument.harmless):
+            raise Unimplemented(f"{name}={_shown(value)}: {argument.remedy}")
+
+
+def _shown(value: object) -> str:
+    """A value as it may stand in a message: short, and never an object's own text."""
+    if isinstance(value, str):
+        return repr(value[:40])
+    return repr(value) if isinstance(value, (bool, int, float)) else f"<{type(value).__name__}>"

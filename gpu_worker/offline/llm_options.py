@@ -1,0 +1,141 @@
+"""The options of LLM: settings of a worker by octavo's names, and by those that vLLM has for them."""
+
+from collections.abc import Callable, Mapping
+from numbers import Real
+from typing import Any, NamedTuple, TypedDict
+
+from gpu_worker.offline.absent import LLM_ARGUMENTS, refuse_absent
+from octavo.options import SettingsError
+from octavo.setting_sources import from_values
+from octavo.settings import WorkerSettings
+
+GIB = 1024**3
+
+
+class LLMOptions(TypedDict, total=False):
+    """The settings of a worker that matter without a service; octavo.settings.WorkerSettings explains each.
+
+    After them come vLLM's names, which VLLM_NAMES explains. None means the default.
+    """
+
+    device: str
+    dtype: object  # its name, or a torch.dtype
+    quantization: str | None
+    threads: int
+    block_size: int
+    kv_cache_dtype: str
+    kv_cache_bytes: int | str
+    swap_bytes: int | str
+    context_tokens: int
+    max_batch_tokens: int
+    max_batch_sequences: int
+    cuda_graphs: str
+    batch_invariant: bool
+    prefix_caching: bool
+    chunked_prefill: bool
+    max_partial_prefills: int
+    max_long_partial_prefills: int
+    long_prefill_threshold: int
+    preemption: str
+    policy: str
+    generation_config: str
+
+    max_model_len: int | None
+    max_num_seqs: int | None
+    max_num_batched_tokens: int | None
+    max_num_partial_prefills: int
+    long_prefill_token_threshold: int
+    enable_prefix_caching: bool | None
+    enable_chunked_prefill: bool | None
+    scheduling_policy: str
+    preemption_mode: str | None
+    swap_space: float
+    enforce_eager: bool | None
+    tensor_parallel_size: int
+    trust_remote_code: bool
+    disable_log_stats: bool
+
+
+def _same(value: Any) -> Any:
+    return value
+
+
+class RenamedOption(NamedTuple):
+    """The setting of a worker that an option of vLLM means, and how its value is converted."""
+
+    setting: str
+    convert: Callable[[Any], Any] = _same
+
+
+def _gibibytes(value: Any) -> int:
+    if isinstance(value, bool) or not isinstance(value, Real) or not 0 <= float(value) < float("inf"):
+        raise ValueError("must be a number of GiB")
+    return int(float(value) * GIB)
+
+
+def _eager(value: Any) -> str:
+    if not isinstance(value, bool):
+        raise ValueError("must be true or false")
+    return "off" if value else "auto"
+
+
+VLLM_NAMES: dict[str, RenamedOption] = {
+    "max_model_len": RenamedOption("context_tokens"),
+    "max_num_seqs": RenamedOption("max_batch_sequences"),
+    "max_num_batched_tokens": RenamedOption("max_batch_tokens"),
+    "max_num_partial_prefills": RenamedOption("max_partial_prefills"),
+    "long_prefill_token_threshold": RenamedOption("long_prefill_threshold"),
+    "enable_prefix_caching": RenamedOption("prefix_caching"),
+    "enable_chunked_prefill": RenamedOption("chunked_prefill"),
+    "scheduling_policy": RenamedOption("policy"),
+    "preemption_mode": RenamedOption("preemption"),
+    "swap_space": RenamedOption("swap_bytes", _gibibytes),
+    "enforce_eager": RenamedOption("cuda_graphs", _eager),
+}
+
+# vLLM's names of values, by setting.
+VLLM_VALUES: dict[str, dict[str, str]] = {
+    "dtype": {"half": "float16", "float": "float32"},
+    "quantization": {"gguf": "auto"},
+    "kv_cache_dtype": {"fp8": "fp8_e4m3"},
+    "generation_config": {"vllm": "off"},
+}
+
+_KNOWN = (*LLMOptions.__annotations__, "model", "tokenizer", "seed", "runner")
+
+
+def worker_settings(model: str, options: Mapping[str, Any]) -> WorkerSettings:
+    """The settings of a worker that the options mean.
+
+    Raises SettingsError for a value that cannot be used, TypeError for a name that does not exist, Unimplemented for
+    an argument of vLLM that octavo does not have.
+    """
+    refuse_absent("LLM", {name: value for name, value in options.items() if name in LLM_ARGUMENTS}, (), LLM_ARGUMENTS)
+    refuse_absent("LLM", options, _KNOWN, LLM_ARGUMENTS)
+    given: dict[str, Any] = {"model": model}
+    origins: dict[str, str] = {}
+    for name, value in options.items():
+        if value is None or name in LLM_ARGUMENTS:
+            continue
+        setting, converted = _setting(name, value)
+        if setting in origins:
+            raise SettingsError(f"{name}: means the same as {origins[setting]}, which is given as well; leave one out")
+        origins[setting], given[setting] = name, converted
+    return from_values(WorkerSettings, given)
+
+
+def _setting(name: str, value: Any) -> tuple[str, Any]:
+    """The name and the value of the setting that one option means."""
+    renamed = VLLM_NAMES.get(name, RenamedOption(name))
+    setting = renamed.setting
+    if name == "dtype" and not isinstance(value, str):
+        value = str(value).removeprefix("torch.")
+    if isinstance(value, str):
+        value = VLLM_VALUES.get(setting, {}).get(value, value)
+    if name in VLLM_NAMES:  # a message then names the option that the caller gave
+        try:
+            value = renamed.convert(value)
+            from_values(WorkerSettings, {setting: value})
+        except (ValueError, SettingsError) as error:
+            raise SettingsError(f"{name}: {error}") from None
+    return setting, value

@@ -1,0 +1,47 @@
+"""A real (tiny) model in a folder: weights, tokenizer and chat template as people have them."""
+
+import pytest
+import tokenizers
+import torch
+import transformers
+from tokenizers import decoders, models, pre_tokenizers
+
+from octavo.text.detokenizer import byte_alphabet
+
+transformers.logging.set_verbosity_error()
+transformers.logging.disable_progress_bar()
+
+TEMPLATE = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
+@pytest.fixture(scope="session")
+def folder(tmp_path_factory):
+    """The folder of a tiny Llama with a byte tokenizer and a chat template, and the model as transformers runs it."""
+    torch.manual_seed(1)
+    folder = tmp_path_factory.mktemp("model")
+    config = transformers.LlamaConfig(
+        vocab_size=257,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=512,
+        bos_token_id=None,
+        eos_token_id=None,
+    )
+    model = transformers.LlamaForCausalLM(config).eval()
+    for parameter in model.parameters():
+        if parameter.dim() > 1:
+            parameter.data.normal_(std=0.3)
+    model.save_pretrained(folder)
+    tokenizer = tokenizers.Tokenizer(models.BPE(vocab=byte_alphabet(), merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens(["<|im_start|>"])
+    tokenizer.save(str(folder / "tokenizer.json"))
+    (folder / "chat_template.jinja").write_text(TEMPLATE)
+    return folder, model

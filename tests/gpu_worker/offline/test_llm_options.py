@@ -1,0 +1,120 @@
+"""Options of LLM: vLLM's names mean settings of a worker, and what octavo does not have is refused by its name."""
+
+import pytest
+
+from gpu_worker.offline.absent import LLM_ARGUMENTS
+from gpu_worker.offline.llm_options import VLLM_NAMES, LLMOptions, worker_settings
+from octavo.errors import Unimplemented
+from octavo.options import SettingsError, options_of
+from octavo.settings import WorkerSettings
+
+MEANS = [
+    ("max_model_len", 512, "context_tokens", 512),
+    ("max_num_seqs", 8, "max_batch_sequences", 8),
+    ("max_num_batched_tokens", 256, "max_batch_tokens", 256),
+    ("max_num_partial_prefills", 2, "max_partial_prefills", 2),
+    ("long_prefill_token_threshold", 100, "long_prefill_threshold", 100),
+    ("enable_prefix_caching", False, "prefix_caching", False),
+    ("enable_chunked_prefill", False, "chunked_prefill", False),
+    ("swap_space", 0.5, "swap_bytes", 512 * 1024**2),
+    ("swap_space", 4, "swap_bytes", 4 * 1024**3),
+    ("enforce_eager", True, "cuda_graphs", "off"),
+    ("enforce_eager", False, "cuda_graphs", "auto"),
+    ("scheduling_policy", "priority", "policy", "priority"),
+    ("preemption_mode", "swap", "preemption", "swap"),
+    ("dtype", "half", "dtype", "float16"),
+    ("dtype", "float", "dtype", "float32"),
+    ("dtype", "bfloat16", "dtype", "bfloat16"),
+    ("dtype", "auto", "dtype", "auto"),
+    ("quantization", None, "quantization", "auto"),
+    ("quantization", "gguf", "quantization", "auto"),
+    ("kv_cache_dtype", "fp8", "kv_cache_dtype", "fp8_e4m3"),
+    ("max_model_len", None, "context_tokens", 0),
+    ("context_tokens", 99, "context_tokens", 99),
+]
+
+
+@pytest.mark.parametrize(("name", "value", "setting", "expected"), MEANS)
+def test_a_name_of_vllm_means_a_setting(name, value, setting, expected):
+    assert getattr(worker_settings("smollm2", {name: value}), setting) == expected
+
+
+def test_a_dtype_may_be_that_of_torch():
+    class Half:
+        def __str__(self):
+            return "torch.float16"
+
+    assert worker_settings("smollm2", {"dtype": Half()}).dtype == "float16"
+
+
+def test_every_option_is_a_setting_or_is_accounted_for():
+    settings = options_of(WorkerSettings)
+    for name in LLMOptions.__annotations__:
+        assert name in settings or name in VLLM_NAMES or name in LLM_ARGUMENTS, name
+    assert {renamed.setting for renamed in VLLM_NAMES.values()} <= set(settings)
+    assert not VLLM_NAMES.keys() & settings.keys()
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("max_model_len", "long", "max_model_len: context_tokens 'long'"),
+        ("max_num_seqs", 0, "max_num_seqs: .*must be at least 1"),
+        ("swap_space", -1, "swap_space: must be a number of GiB"),
+        ("swap_space", "4GiB", "swap_space: must be a number of GiB"),
+        ("enforce_eager", "yes", "enforce_eager: must be true or false"),
+        ("dtype", "float8", "dtype 'float8'.*must be one of auto, float32, bfloat16, float16"),
+        ("quantization", "awq", "quantization 'awq'.*must be one of auto"),
+    ],
+)
+def test_a_value_that_cannot_be_used_is_told_by_the_callers_name(name, value, message):
+    with pytest.raises(SettingsError, match=f"^{message}") as caught:
+        worker_settings("smollm2", {name: value})
+    assert isinstance(caught.value, ValueError)
+
+
+def test_one_setting_under_two_names_is_refused():
+    with pytest.raises(SettingsError, match="context_tokens: means the same as max_model_len"):
+        worker_settings("smollm2", {"max_model_len": 5, "context_tokens": 6})
+
+
+HARMLESS = {
+    "tensor_parallel_size": 1,
+    "pipeline_parallel_size": 1,
+    "trust_remote_code": False,
+    "cpu_offload_gb": 0,
+    "revision": None,
+    "disable_log_stats": True,
+    "load_format": "auto",
+    "tokenizer_mode": "auto",
+    "task": "generate",
+    "enable_lora": False,
+    "hf_overrides": {},
+}
+
+
+def test_an_argument_that_asks_for_nothing_octavo_lacks_is_accepted():
+    assert worker_settings("smollm2", HARMLESS) == worker_settings("smollm2", {})
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "remedy"),
+    [
+        ("tensor_parallel_size", 2, "an LLM runs its model on one device"),
+        ("tensor_parallel_size", True, "an LLM runs its model on one device"),
+        ("trust_remote_code", True, "no code of a checkpoint is run"),
+        ("enable_lora", True, "LoRA and prompt adapters are not served; merge"),
+        ("speculative_config", {"model": "x"}, "speculative decoding is not there"),
+        ("cpu_offload_gb", 10, "weights stay on the device; use quantization="),
+        ("disable_log_stats", False, "an LLM logs no statistics"),
+        ("task", "embed", "the model generates text"),
+    ],
+)
+def test_what_is_not_there_says_so_by_its_name(name, value, remedy):
+    with pytest.raises(Unimplemented, match=f"^{name}=.*: {remedy}"):
+        worker_settings("smollm2", {name: value})
+
+
+def test_a_misspelt_name_is_told():
+    with pytest.raises(TypeError, match=r"LLM has no option 'max_model_length'; did you mean max_model_len\?"):
+        worker_settings("smollm2", {"max_model_length": 5})

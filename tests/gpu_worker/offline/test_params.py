@@ -1,0 +1,124 @@
+"""Parameters by octavo's and by vLLM's names: checked when they are made, and the same to the engine."""
+
+from dataclasses import fields, replace
+
+import pytest
+
+from gpu_worker.offline.params import BeamSearchParams, OfflineParams
+from octavo.errors import InvalidArgument, Unimplemented
+from octavo.sampling import SamplingParams
+
+SAME = [
+    ({}, {}),
+    ({"temperature": 0.5, "n": 3, "top_p": 0.5, "min_p": 0.1, "max_tokens": 9, "min_tokens": 2}, None),
+    ({"repetition_penalty": 1.5, "presence_penalty": 1.0, "frequency_penalty": -1.0, "ignore_eos": True}, None),
+    ({"skip_special_tokens": False, "seed": 3, "logprobs": 2, "prompt_logprobs": 0, "length_penalty": 2.0}, None),
+    ({"top_k": -1}, {"top_k": 0}),
+    ({"top_k": 40}, None),
+    ({"seed": -1}, {"seed": None}),
+    ({"best_of": None}, {"best_of": 0}),
+    ({"n": 2, "best_of": 4}, None),
+    ({"stop": None}, {}),
+    ({"stop": "x"}, {"stop": ("x",)}),
+    ({"stop": ["x", "y"]}, {"stop": ("x", "y")}),
+    ({"stop_token_ids": None}, {}),
+    ({"stop_token_ids": [3]}, {"stop_token_ids": (3,)}),
+    ({"include_stop_str_in_output": True}, {"include_stop": True}),
+    ({"include_stop": True}, None),
+    ({"logit_bias": None, "allowed_token_ids": None, "banned_token_ids": None, "bad_words": None}, {}),
+    ({"logit_bias": {3: 1.0}, "allowed_token_ids": [3, 4]}, {"logit_bias": {3: 1.0}, "allowed_token_ids": (3, 4)}),
+    ({"logprobs": True, "prompt_logprobs": True}, {"logprobs": 1, "prompt_logprobs": 1}),
+    ({"beam_width": 4, "n": 2}, None),
+    ({"use_beam_search": True, "n": 2, "best_of": 4, "temperature": 0}, {"beam_width": 4, "n": 2}),
+    ({"use_beam_search": True, "n": 3, "temperature": 0.0}, {"beam_width": 3, "n": 3}),
+    ({"detokenize": False, "truncate_prompt_tokens": 5, "bad_words": ["x"]}, {}),
+    ({"spaces_between_special_tokens": True, "logits_processors": None, "guided_decoding": None}, {}),
+]
+
+
+@pytest.mark.parametrize(("given", "expected"), SAME, ids=[str(given) for given, _ in SAME])
+def test_both_names_mean_the_same_to_the_engine(given, expected):
+    assert OfflineParams(**given).to_sampling() == SamplingParams(**(given if expected is None else expected))
+
+
+def test_every_parameter_of_the_engine_can_be_given():
+    assert {field.name for field in fields(SamplingParams)} <= {field.name for field in fields(OfflineParams)}
+    own = SamplingParams(temperature=0.5, stop=("x",), banned_token_ids=(3,), seed=4, best_of=2)
+    assert OfflineParams.of(own).to_sampling() == own
+
+
+REFUSED = [
+    ({"temperature": -1}, "temperature: -1 is out of range"),
+    ({"temperature": float("nan")}, "temperature: nan"),
+    ({"temperature": "hot"}, "temperature: must be a number"),
+    ({"top_p": 0}, "top_p: 0 is out of range"),
+    ({"top_k": -2}, "top_k: -2 is out of range"),
+    ({"n": 0}, "n: 0 is out of range"),
+    ({"n": 3, "best_of": 2}, "best_of: 2 is less than n"),
+    ({"max_tokens": 0}, "max_tokens: 0 is out of range"),
+    ({"min_tokens": 5, "max_tokens": 2}, "min_tokens: 5 exceeds max_tokens"),
+    ({"stop": ""}, "stop: entry 0 must be a string that is not empty"),
+    ({"stop": [None]}, "stop: entry 0 must be a string"),
+    ({"stop": 3}, "stop: must be a list"),
+    ({"stop": "x", "detokenize": False}, "stop: stop strings are found in text"),
+    ({"stop_token_ids": "abc"}, "stop_token_ids: must be a list"),
+    ({"stop_token_ids": [-1]}, "stop_token_ids: token id -1"),
+    ({"logit_bias": [1]}, "logit_bias: must map"),
+    ({"logprobs": 21}, "logprobs: 21 is out of range; allowed is 0 to 20"),
+    ({"logprobs": -1}, "logprobs: -1 is out of range"),
+    ({"detokenize": 1}, "detokenize: must be true or false"),
+    ({"truncate_prompt_tokens": 0}, "truncate_prompt_tokens: must be a whole number"),
+    ({"bad_words": [""]}, "bad_words: entry 0"),
+    ({"bad_words": [3]}, "bad_words: entry 0"),
+]
+
+
+@pytest.mark.parametrize(("given", "message"), REFUSED, ids=[message for _, message in REFUSED])
+def test_a_bad_value_is_refused_when_the_parameters_are_made(given, message):
+    with pytest.raises(ValueError, match=f"^{message}") as caught:
+        OfflineParams(**given)
+    assert isinstance(caught.value, InvalidArgument)
+
+
+ABSENT = [
+    ({"guided_decoding": object()}, "guided_decoding=<object>: guided decoding is not there; use allowed_token_ids"),
+    ({"logits_processors": [print]}, "logits_processors=<list>: no code of the caller"),
+    ({"structured_outputs": "json"}, "structured_outputs='json': "),
+    ({"early_stopping": True}, "early_stopping=True: "),
+]
+
+
+@pytest.mark.parametrize(("given", "message"), ABSENT, ids=[message for _, message in ABSENT])
+def test_what_is_not_there_says_so_by_its_name(given, message):
+    with pytest.raises(Unimplemented, match=f"^{message}"):
+        OfflineParams(**given)
+
+
+def test_a_misspelt_name_is_told():
+    with pytest.raises(TypeError, match=r"SamplingParams has no option 'max_tokenz'; did you mean max_tokens\?"):
+        OfflineParams(max_tokenz=3)
+    with pytest.raises(AttributeError):
+        OfflineParams().max_tokenz = 3
+
+
+def test_parameters_may_be_changed_and_copied():
+    params = OfflineParams(max_tokens=3)
+    params.max_tokens = 5
+    assert replace(params, n=2) == OfflineParams(max_tokens=5, n=2)
+
+
+def test_a_beam_search_asks_for_all_its_beams():
+    params = BeamSearchParams(beam_width=4, max_tokens=9, length_penalty=0.5).to_params()
+    expected = SamplingParams(n=4, beam_width=4, max_tokens=9, length_penalty=0.5, logprobs=8)
+    assert params.to_sampling() == expected
+    greedy = SamplingParams(temperature=0.0, max_tokens=9, logprobs=2)
+    assert BeamSearchParams(beam_width=1, max_tokens=9).to_params().to_sampling() == greedy
+
+
+def test_a_bad_beam_search_is_refused_when_it_is_made():
+    with pytest.raises(InvalidArgument, match=r"^n: 17 is out of range"):
+        BeamSearchParams(beam_width=17, max_tokens=9)
+    with pytest.raises(Unimplemented, match=r"^temperature=0\.7"):
+        BeamSearchParams(beam_width=4, max_tokens=9, temperature=0.7)
+    with pytest.raises(TypeError, match="did you mean beam_width"):
+        BeamSearchParams(beam_with=4, max_tokens=9)

@@ -1,0 +1,263 @@
+"""Programs as they are written for vLLM: with the import line of gpu_worker they run unchanged, on a tiny model.
+
+Each test is such a program, from its import to its last loop; what follows the programs compares what they got.
+"""
+
+import pytest
+import torch
+
+torch.set_num_threads(1)
+
+
+@pytest.fixture
+def model(folder):
+    return str(folder[0])
+
+
+@pytest.fixture(scope="module")
+def llm(folder):
+    from gpu_worker import LLM
+
+    with LLM(str(folder[0]), kv_cache_bytes="4MiB", swap_bytes="1MiB", threads=1, seed=0) as llm:
+        yield llm
+
+
+def test_basic(model, capsys):
+    from gpu_worker import LLM, SamplingParams
+
+    prompts = [
+        "Hello, my name is",
+        "The president of the United States is",
+        "The capital of France is",
+        "The future of AI is",
+    ]
+    sampling_params = SamplingParams(temperature=0.8, top_p=0.95)
+    llm = LLM(model=model, max_model_len=256)
+    outputs = llm.generate(prompts, sampling_params)
+    for output in outputs:
+        prompt = output.prompt
+        generated_text = output.outputs[0].text
+        print(f"Prompt: {prompt!r}, Generated text: {generated_text!r}")
+
+    assert [output.prompt for output in outputs] == prompts
+    assert capsys.readouterr().out.count("Generated text: ") == 4
+    assert all(output.outputs[0].token_ids and output.outputs[0].finish_reason == "length" for output in outputs)
+
+
+def test_every_argument_of_the_engine(model):
+    from gpu_worker import LLM, SamplingParams
+
+    llm = LLM(
+        model=model,
+        tokenizer=model,
+        max_model_len=128,
+        max_num_seqs=4,
+        max_num_batched_tokens=64,
+        enable_prefix_caching=True,
+        enable_chunked_prefill=True,
+        swap_space=0.001,
+        enforce_eager=True,
+        tensor_parallel_size=1,
+        dtype="float",
+        quantization=None,
+        trust_remote_code=False,
+        seed=42,
+    )
+    output = llm.generate("x" * 40, SamplingParams(max_tokens=4), use_tqdm=False)[0]
+
+    assert len(output.outputs[0].token_ids) == 4
+    config = llm.workload.config
+    assert (config.max_batch_sequences, config.max_batch_tokens) == (4, 64)
+    assert (config.prefix_caching, config.chunked_prefill) == (True, True)
+    assert llm.info.context_tokens == 128
+    assert llm.info.num_host_blocks * llm.info.bytes_per_block <= 0.001 * 1024**3
+
+
+def test_half_precision(model):
+    from gpu_worker import LLM, SamplingParams
+
+    llm = LLM(model=model, dtype="half", max_model_len=64)
+    outputs = llm.generate(["half"], SamplingParams(max_tokens=2))
+
+    assert len(outputs[0].outputs[0].token_ids) == 2
+    assert llm.info.kv_dtype == "float16"
+
+
+def test_dictionaries_and_token_ids(llm):
+    from gpu_worker import SamplingParams, TokensPrompt
+
+    greedy = SamplingParams(temperature=0, max_tokens=8)
+    token_ids = llm.get_tokenizer().encode("Once upon")
+    outputs = llm.generate({"prompt": "Once upon"}, greedy)
+    outputs += llm.generate([{"prompt": "Once upon"}, {"prompt_token_ids": token_ids}], greedy)
+    outputs += llm.generate(TokensPrompt(prompt_token_ids=token_ids), sampling_params=greedy)
+    outputs += llm.generate(prompts=None, sampling_params=greedy, prompt_token_ids=[token_ids, token_ids])
+    outputs += llm.generate(prompt_token_ids=token_ids, sampling_params=greedy)
+
+    assert len(outputs) == 7
+    assert token_ids == list(b"Once upon")
+    assert [output.prompt_token_ids for output in outputs] == [token_ids] * 7
+    assert len({tuple(output.outputs[0].token_ids) for output in outputs}) == 1
+    assert [output.prompt for output in outputs] == ["Once upon"] * 2 + [None] * 5
+    assert len({output.request_id for output in outputs}) == 7
+    assert all(output.finished for output in outputs)
+
+
+def test_sampling_parameters(llm):
+    from gpu_worker import SamplingParams
+
+    params = SamplingParams(
+        n=2,
+        best_of=3,
+        temperature=0.9,
+        top_k=-1,
+        top_p=0.95,
+        min_p=0.0,
+        stop="x",
+        bad_words=["y"],
+        include_stop_str_in_output=True,
+        truncate_prompt_tokens=4,
+        max_tokens=30,
+        skip_special_tokens=True,
+        seed=7,
+    )
+    output = llm.generate("A long prompt", params)[0]
+
+    assert bytes(output.prompt_token_ids) == b"ompt"
+    assert len(output.outputs) == 2
+    for completion in output.outputs:
+        assert ord("y") not in completion.token_ids
+        assert (completion.finish_reason == "stop") == completion.text.endswith("x")
+        assert completion.stop_reason == ("x" if completion.finish_reason == "stop" else None)
+    silent = llm.generate("A long prompt", SamplingParams(detokenize=False, max_tokens=5, logprobs=0))[0].outputs[0]
+    assert (silent.text, len(silent.token_ids)) == ("", 5)
+    assert {score.decoded_token for place in silent.logprobs for score in place.values()} == {None}
+
+
+def test_log_probabilities(llm):
+    from gpu_worker import SamplingParams
+
+    sampling_params = SamplingParams(temperature=0.0, max_tokens=6, logprobs=3, prompt_logprobs=2)
+    output = llm.generate("The log", sampling_params)[0]
+    completion = output.outputs[0]
+    total = 0.0
+    for token_id, candidates in zip(completion.token_ids, completion.logprobs, strict=True):
+        total += candidates[token_id].logprob
+        for candidate_id, logprob in candidates.items():
+            assert isinstance(logprob.logprob, float)
+            assert isinstance(logprob.decoded_token, str)
+            assert (logprob.rank == 1) == (candidate_id == token_id)
+
+    assert completion.cumulative_logprob == pytest.approx(total)
+    assert output.prompt_logprobs[0] is None
+    assert len(output.prompt_logprobs) == len(output.prompt_token_ids)
+    for token_id, candidates in zip(output.prompt_token_ids[1:], output.prompt_logprobs[1:], strict=True):
+        assert token_id in candidates
+        assert sorted(score.rank for score in candidates.values() if score.rank) == [1, 2]
+
+
+def test_chat(llm):
+    sampling_params = llm.get_default_sampling_params()
+    sampling_params.max_tokens = 8
+    sampling_params.temperature = 0.0
+    conversation = [
+        {"role": "system", "content": "You are a helpful assistant"},
+        {"role": "user", "content": [{"type": "text", "text": "Hello"}]},
+        {"role": "assistant", "content": "Hello! How can I assist you today?"},
+        {"role": "user", "content": "Write an essay about the importance of higher education."},
+    ]
+    outputs = llm.chat(conversation, sampling_params, use_tqdm=False)
+    outputs += llm.chat(messages=[conversation] * 3, sampling_params=sampling_params, use_tqdm=True)
+
+    prompt = llm.get_tokenizer().apply_chat_template(
+        [turn | {"content": "Hello"} if isinstance(turn["content"], list) else turn for turn in conversation],
+        tokenize=False,
+        add_generation_prompt=True,
+    )
+    assert [output.prompt for output in outputs] == [prompt] * 4
+    assert len({output.outputs[0].text for output in outputs}) == 1
+
+
+def test_beam_search(llm):
+    from gpu_worker import BeamSearchParams, SamplingParams
+
+    params = BeamSearchParams(beam_width=3, max_tokens=5)
+    outputs = llm.beam_search([{"prompt": "Hello, my name is "}, {"prompt_token_ids": list(b"Beam")}], params)
+    for output in outputs:
+        for sequence in output.sequences:
+            generated_text = sequence.text
+            assert generated_text
+
+    first, second = outputs
+    assert [len(output.sequences) for output in outputs] == [3, 3]
+    assert bytes(second.sequences[0].tokens[:4]) == b"Beam"
+    assert first.sequences[0].text.startswith("Hello, my name is ")
+    sums = [sequence.cum_logprob for sequence in first.sequences]
+    assert sums == sorted(sums, reverse=True)
+    old = SamplingParams(n=3, best_of=3, use_beam_search=True, temperature=0.0, max_tokens=5)
+    found = llm.generate("Hello, my name is ", old)[0]
+    assert [found.prompt_token_ids + beam.token_ids for beam in found.outputs] == [s.tokens for s in first.sequences]
+    narrow = llm.beam_search("Hello", BeamSearchParams(beam_width=1, max_tokens=5))[0].sequences[0]
+    greedy = llm.generate("Hello", SamplingParams(temperature=0, max_tokens=5))[0]
+    assert narrow.tokens == greedy.prompt_token_ids + greedy.outputs[0].token_ids
+
+
+def test_prefix_caching(model):
+    from gpu_worker import LLM, SamplingParams
+
+    prefix = "You are an expert in the care of house plants, and answer in one sentence. "
+    prompts = ["How often is a fern watered?", "Where does a cactus stand?", "Why do leaves turn yellow?"]
+    generating_prompts = [prefix + prompt for prompt in prompts]
+    sampling_params = SamplingParams(temperature=0.0, max_tokens=8)
+    regular_llm = LLM(model=model, enable_prefix_caching=False, max_model_len=256)
+    regular_outputs = regular_llm.generate(generating_prompts, sampling_params)
+    del regular_llm
+    prefix_cached_llm = LLM(model=model, enable_prefix_caching=True, max_model_len=256)
+    prefix_cached_llm.generate(generating_prompts[0], sampling_params)
+    cached_outputs = prefix_cached_llm.generate(generating_prompts, sampling_params)
+
+    texts = [[output.outputs[0].text for output in outputs] for outputs in (regular_outputs, cached_outputs)]
+    assert texts[0] == texts[1]
+    assert [output.num_cached_tokens for output in regular_outputs] == [0, 0, 0]
+    assert all(output.num_cached_tokens >= len(prefix) // 16 * 16 for output in cached_outputs)
+    salted = prefix_cached_llm.generate({"prompt": generating_prompts[0], "cache_salt": "mine"}, sampling_params)
+    assert salted[0].num_cached_tokens == 0
+    assert prefix_cached_llm.reset_prefix_cache()
+    assert prefix_cached_llm.generate(generating_prompts[0], sampling_params)[0].num_cached_tokens == 0
+
+
+def test_priorities(model):
+    from gpu_worker import LLM, SamplingParams
+    from octavo.errors import InvalidArgument
+
+    llm = LLM(model=model, scheduling_policy="priority", max_num_seqs=1, max_model_len=64)
+    ended = []
+    drop = llm.scheduler.drop
+    llm.scheduler.drop = lambda sequence: (ended.append(sequence.prompt[0]), drop(sequence))[1]
+    outputs = llm.generate(["a", "b", "c"], SamplingParams(max_tokens=2, temperature=0), priority=[5, 0, -3])
+
+    assert [output.prompt for output in outputs] == ["a", "b", "c"]
+    assert bytes(ended[-3:]) == b"cba"  # after those of the check of sizes
+    with pytest.raises(InvalidArgument, match=r"^priority: must be a list with a whole number for each of 1 prompts"):
+        llm.generate("a", priority=[1, 2])
+    fcfs = LLM(model=model, max_model_len=64)
+    with pytest.raises(ValueError, match="scheduling_policy"):
+        fcfs.generate("a", priority=[1])
+    assert len(fcfs.generate("a", SamplingParams(max_tokens=1), priority=[0])) == 1
+
+
+def test_what_is_not_there_says_so_by_its_name(llm, model):
+    from gpu_worker import LLM
+    from octavo.errors import Unimplemented
+
+    with pytest.raises(Unimplemented, match=r"^tensor_parallel_size=2: "):
+        LLM(model=model, tensor_parallel_size=2)
+    with pytest.raises(Unimplemented, match=r"^lora_request=<object>: LoRA"):
+        llm.generate("x", lora_request=object())
+    with pytest.raises(Unimplemented, match=r"^chat_template='x': the model's own"):
+        llm.chat([{"role": "user", "content": "Hi"}], chat_template="x")
+    with pytest.raises(TypeError, match=r"generate\(\) has no option 'max_tokens'"):
+        llm.generate("x", max_tokens=3)
+    with pytest.raises(AttributeError, match=r"LLM has no embed: models here generate text"):
+        llm.embed("x")
+    assert not hasattr(llm, "nonsense")

@@ -1,0 +1,196 @@
+"""Every command says in one line what is wrong with what it was given, and what to do: no traceback, no hang."""
+
+import os
+import socket
+import struct
+import subprocess
+import sys
+
+import pytest
+
+from octavo.cli import checks, main, model_checks, state, store_check
+
+OCTAVO = [sys.executable, "-m", "octavo.cli"]
+UP = ["up", "--grpc-port=0", "--state-dir=state"]
+ASK = ["--prompt=hi"]
+CONFIGS = {
+    "broken.toml": "[up",
+    "table.toml": "up = 3\n",
+    "program.toml": "[workr]\nthreads = 1\n",
+    "key.toml": "[up]\nworkerz = 1\n",
+    "type.toml": "[up]\nworkers = 'two'\n",
+}
+SAFETENSORS = struct.pack("<Q", 2) + b"{}"
+LLAMA = b'{"model_type": "llama"}'
+MODELS = {  # folders of a model, by file
+    "empty": {},
+    "nothing": {"config.json": b"{}", "model.safetensors": SAFETENSORS},
+    "no-json": {"config.json": b"model_type: llama", "model.safetensors": SAFETENSORS},
+    "no-text": {"config.json": b"\xff\xfe\x00", "model.safetensors": SAFETENSORS},
+    "a-list": {"config.json": b"[]", "model.safetensors": SAFETENSORS},
+    "cut": {"config.json": LLAMA, "model.safetensors": SAFETENSORS[:9]},
+    "lfs": {"config.json": LLAMA, "model.safetensors": b"version https://git-lfs.github.com/spec/v1\n"},
+    "weights": {"config.json": LLAMA, "model.safetensors": None},  # a folder where a file should be
+    "tokenizer": {"config.json": LLAMA, "model.safetensors": SAFETENSORS, "tokenizer.json": b'{"x"'},
+    "gguf": {"model.gguf": b"GGUF"},
+}
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """The working directory: broken configurations, broken models, and a file where a directory should be."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a-file").write_text("something else")
+    for name, text in CONFIGS.items():
+        (tmp_path / name).write_text(text)
+    for name, files in MODELS.items():
+        (tmp_path / name).mkdir()
+        for file, content in files.items():
+            (tmp_path / name / file).mkdir() if content is None else (tmp_path / name / file).write_bytes(content)
+    return tmp_path
+
+
+BAD = [
+    # the command line itself
+    ([], 2, "COMMAND"),
+    (["genrate"], 2, "did you mean generate?"),
+    (["x\udcff"], 2, "no such command"),
+    (["completion", "tcsh"], 2, "bash"),
+    *(([name, "--jsn"], 2, "did you mean --json?") for name in ("up", "status", "doctor", "chat")),
+    *(([name, "--stor=x"], 2, "did you mean --store?") for name in ("router", "worker", "up", "doctor")),
+    # settings, from every source
+    *(([name, "--config=nowhere.toml"], 2, "No such file") for name in ("up", "router", "worker", "doctor")),
+    *(([name, "--config=."], 2, "--config") for name in ("up", "router", "worker", "doctor")),
+    *((["up", f"--config={name}"], 2, name) for name in CONFIGS),
+    *(([name, "--store=foo://x"], 2, "must begin with redis://") for name in ("up", "router", "worker", "doctor")),
+    *(([name, "--store=redis://h:port"], 2, "must have a port") for name in ("up", "router", "worker", "doctor")),
+    *(([name, "--kv-cache-bytes=12 parsecs"], 2, "512MiB") for name in ("up", "worker")),
+    (["up", "--workers=two"], 2, "whole number"),
+    (["up", "--grpc-port=70000"], 2, "at most 65535"),
+    # the state directory
+    *(([name, "--state-dir=a-file"], 1, "is not a directory: choose another") for name in ("up", "status")),
+    *(([name, "--state-dir=a-file/x"], 1, "is not a directory: choose another") for name in ("up", "status")),
+    (["generate", "--state-dir=a-file", *ASK], 1, "is not a directory: choose another"),
+    (["chat", "--state-dir=a-file"], 1, "is not a directory: choose another"),
+    (["status", "--state-dir=nowhere"], 1, "no `octavo up` runs on"),
+    (["generate", "--state-dir=nowhere", *ASK], 1, "name routers with --endpoint"),
+    # the store
+    ([*UP, "--store=redis://127.0.0.1:1"], 1, "start it, or correct --store"),
+    ([*UP, "--store=redis://nowhere.invalid"], 1, "correct the host in --store"),
+    ([*UP, "--store=unix:///nowhere.sock"], 1, "start it, or correct --store"),
+    ([*UP, "--store=memory://"], 1, "within one process"),
+    # memory
+    ([*UP, "--kv-cache-bytes=900TB"], 1, "GiB for blocks; this machine has"),
+    ([*UP, "--swap-bytes=900TB"], 1, "GiB for blocks; this machine has"),
+    # the model
+    ([*UP, "--model=no/such/model"], 1, "no such file"),
+    ([*UP, "--model=empty"], 1, "holds no model: it needs config.json"),
+    ([*UP, "--model=nothing"], 1, "names no model"),
+    ([*UP, "--model=a-list"], 1, "names no model"),
+    ([*UP, "--model=no-json"], 1, "is not JSON"),
+    ([*UP, "--model=no-text"], 1, "is not JSON"),
+    ([*UP, "--model=cut"], 1, "cut short"),
+    ([*UP, "--model=lfs"], 1, "git lfs pull"),
+    ([*UP, "--model=weights"], 1, "make it readable"),
+    ([*UP, "--model=a-file"], 1, "is no GGUF file"),
+    ([*UP, "--model=tokenizer"], 1, "tokenizer.json cannot be read"),
+    ([*UP, "--model=gguf"], 1, "tokenizer: "),
+]
+
+
+@pytest.mark.parametrize(("words", "code", "says"), BAD, ids=lambda value: str(value)[:60].encode("ascii", "replace"))
+def test_one_line_says_what_is_wrong(folder, capsys, words, code, says):
+    assert main(words) == code
+    captured = capsys.readouterr()
+    (line,) = captured.err.splitlines()
+    assert line.startswith("octavo")
+    assert says in line
+    assert captured.out == ""
+    assert not (folder / "state").exists()  # nothing was begun
+
+
+def test_doctor_says_the_same_words(folder, capsys):
+    for name in MODELS:
+        found = [model_checks.model(name), model_checks.tokenizer(name)]
+        (bad,) = [report for report in found if report.result == "bad"]
+        assert main([*UP, f"--model={name}"]) == 1
+        assert capsys.readouterr().err == f"octavo up: {bad.name}: {bad.detail}: {bad.fix}\n"
+
+
+def test_a_directory_of_somebody_else_is_named(tmp_path, monkeypatch):
+    monkeypatch.setattr(os, "access", lambda *_: False)
+    with pytest.raises(state.StateDirectoryError, match="is not writable: choose another"), state.locked(tmp_path):
+        pass
+    assert checks.directory(str(tmp_path)).result == "bad"
+
+
+def test_without_a_home_directory(monkeypatch, capsys):
+    def nowhere():
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setattr("pathlib.Path.home", nowhere)
+    for words in (["up"], ["status"], ["generate", "--prompt=hi"]):
+        assert main(words) == 1
+        assert "--state-dir" in capsys.readouterr().err
+    assert checks.directory("").result == "bad"
+
+
+@pytest.mark.parametrize(
+    ("message", "fix"),
+    [
+        ("AuthenticationError: invalid username-password pair or user is disabled.", "user and password"),
+        ("AuthenticationError: Authentication required.", "user and password"),
+        ("ConnectionError: [SSL: CERTIFICATE_VERIFY_FAILED] self-signed certificate", "ssl_ca_certs"),
+        ("ConnectionError: [SSL: WRONG_VERSION_NUMBER] wrong version number", "rediss:// with it"),
+        ("NoPermissionError: User me has no permissions to run the 'fcall' command", "rights"),
+        ("ConnectionError: Error 111 connecting to 127.0.0.1:1.", "start it"),
+    ],
+)
+def test_the_fix_of_a_store_that_refuses(message, fix):
+    assert fix in store_check.fix_of(message)
+
+
+# ---- streams that are closed, or take no text ------------------------------------------------------------------------
+
+
+def run(command, **how):
+    return subprocess.run([*OCTAVO, *command], capture_output=how.pop("capture", True), timeout=60, check=False, **how)
+
+
+def test_a_reader_that_ends_early_is_no_error():
+    reading, writing = os.pipe()
+    os.close(reading)
+    try:
+        done = subprocess.run([*OCTAVO, "completion", "bash"], stdout=writing, stderr=subprocess.PIPE, check=False)
+    finally:
+        os.close(writing)
+    assert (done.returncode, done.stderr) == (1, b"")
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="there is no /dev/full")
+def test_a_full_disk_is_told_in_one_line():
+    with open("/dev/full", "w") as full:
+        done = subprocess.run([*OCTAVO, "completion", "bash"], stdout=full, stderr=subprocess.PIPE, check=False)
+    (line,) = done.stderr.decode().splitlines()
+    assert (done.returncode, "No space left on device" in line) == (1, True)
+
+
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+@pytest.mark.parametrize("command", ["completion bash", "status --state-dir x", "chat --state-dir x", "nothing"])
+def test_closed_streams_are_no_error(tmp_path, closed, command):
+    shell = f"{sys.executable} -m octavo.cli {command} {closed}"
+    done = subprocess.run(["bash", "-c", shell], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == {"completion": 0, "status": 1, "chat": 1, "nothing": 2}[command.split()[0]]
+    assert "Traceback" not in done.stderr
+
+
+def test_a_port_in_use_is_told_by_every_program(tmp_path):
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        for command in (["router", "--admin-listen="], ["worker", "--runner=fake"]):
+            done = run([*command, f"--listen={address}", "--store=memory://"], text=True, cwd=tmp_path)
+            assert done.returncode == 1
+            assert "Traceback" not in done.stderr
+            assert f"cannot listen on {address}" in done.stderr.splitlines()[-1]

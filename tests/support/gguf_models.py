@@ -1,0 +1,163 @@
+"""Writes GGUF files of tiny Transformers checkpoints, as llama.cpp's converter would, in any type of tensors."""
+
+import json
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import torch
+from gguf.quants import dequantize, quantize
+from numpy.typing import NDArray
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from octavo.gguf import BLOCK_SIZES, TensorType
+
+Kinds = str | Callable[[str], str]  # the type of every matrix, or of the matrix of a name
+OUTER = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}
+INNER = {
+    "input_layernorm": "attn_norm",
+    "post_attention_layernorm": "ffn_norm",
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output",
+    "self_attn.q_norm": "attn_q_norm",
+    "self_attn.k_norm": "attn_k_norm",
+    "self_attn.qkv_proj": "attn_qkv",
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
+    "mlp.gate_up_proj": "ffn_up",
+}
+GEMMA2 = INNER | {
+    "post_attention_layernorm": "post_attention_norm",
+    "pre_feedforward_layernorm": "ffn_norm",
+    "post_feedforward_layernorm": "post_ffw_norm",
+}
+INTERLEAVED = ("llama", "smollm3")
+
+
+def write_gguf(
+    directory: Path, path: Path, kinds: Kinds = "F32", extra: dict[str, NDArray[Any]] | None = None
+) -> dict[str, Tensor]:
+    """Writes `path`; returns what its tensors mean, as the checkpoint has them.
+
+    A matrix of a type that the gguf package cannot make gets random blocks of that type.
+    """
+    config = json.loads((directory / "config.json").read_text())
+    writer = gguf.GGUFWriter(path, config["model_type"])
+    _add_sizes(writer, config)
+    values = load_file(directory / "model.safetensors")
+    for name, weight in values.items():
+        kind = (kinds if isinstance(kinds, str) else kinds(name)) if weight.ndim == 2 else "F32"
+        raw, values[name] = _encoded(weight.float().numpy(), kind)
+        _add_tensor(writer, config, name, raw, kind)
+    for name, array in (extra or {}).items():
+        writer.add_tensor(name, array)
+    finish(writer)
+    return values
+
+
+def write_values(directory: Path, target: Path, values: dict[str, Tensor]) -> Path:
+    """The checkpoint of `directory` with other values."""
+    target.mkdir()
+    save_file(values, target / "model.safetensors", metadata={"format": "pt"})
+    (target / "config.json").write_text((directory / "config.json").read_text())
+    return target
+
+
+def finish(writer: gguf.GGUFWriter) -> None:
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+@cache
+def block_pool(kind: str) -> NDArray[np.uint8]:
+    """Random blocks of a type, [64, bytes], without numbers that are no weights: their largest is about a tenth."""
+    size, num_bytes = BLOCK_SIZES[TensorType[kind]]
+    rng, found = np.random.default_rng(7), np.empty((0, num_bytes), dtype=np.uint8)
+    while len(found) < 64:
+        blocks = rng.integers(0, 256, ((1 << 18) // size, num_bytes), dtype=np.uint8)
+        with np.errstate(all="ignore"):
+            largest = np.abs(dequantize(blocks, gguf.GGMLQuantizationType[kind])).max(axis=1)
+        found = np.concatenate((found, blocks[(largest > 0.05) & (largest < 0.3)]))
+    return found[:64]
+
+
+def random_rows(kind: str, rows: int, columns: int, seed: int = 0) -> NDArray[np.uint8]:
+    """A matrix of blocks of the pool, as it is stored: [rows, bytes of a row]."""
+    pool, size = block_pool(kind), BLOCK_SIZES[TensorType[kind]][0]
+    picked = np.random.default_rng(seed).integers(0, len(pool), (rows, columns // size))
+    return pool[picked].reshape(rows, -1)
+
+
+def _encoded(array: NDArray[np.float32], kind: str) -> tuple[NDArray[Any], Tensor]:
+    """The stored rows of a tensor, and the values that they mean."""
+    if kind == "F32":
+        return array, torch.from_numpy(array)
+    raw = gguf.GGMLQuantizationType[kind]
+    try:
+        stored = quantize(array, raw)
+    except NotImplementedError:
+        stored = random_rows(kind, *array.shape, seed=array.size + int(abs(array).sum()))
+    return stored, torch.from_numpy(dequantize(stored, raw).reshape(array.shape).astype(np.float32))
+
+
+def _add_tensor(writer: gguf.GGUFWriter, config: dict[str, Any], name: str, raw: NDArray[Any], kind: str) -> None:
+    arch = config["model_type"]
+    stem, _, ending = name.rpartition(".")
+    stored, part = OUTER.get(stem, ""), stem
+    if stem.startswith("model.layers."):
+        _, _, layer, part = stem.split(".", 3)
+        stored = f"blk.{layer}.{(GEMMA2 if arch == 'gemma2' else INNER)[part]}"
+    heads = {"self_attn.q_proj": "num_attention_heads", "self_attn.k_proj": "num_key_value_heads"}.get(part)
+    if heads and arch in INTERLEAVED:
+        raw = interleaved(raw, config[heads])
+    if arch == "gemma2" and "norm" in part:
+        raw = raw + 1
+    writer.add_tensor(f"{stored}.{ending}", np.ascontiguousarray(raw), raw_dtype=gguf.GGMLQuantizationType[kind])
+
+
+def interleaved(rows: NDArray[Any], num_heads: int) -> NDArray[Any]:
+    """What llama.cpp's converter does to query and key rows: row i and row i + half of a head become neighbours."""
+    size = rows.shape[0] // num_heads
+    order = [h * size + part * (size // 2) + i for h in range(num_heads) for i in range(size // 2) for part in (0, 1)]
+    return rows[order]
+
+
+def _add_sizes(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
+    writer.add_block_count(config["num_hidden_layers"])
+    writer.add_context_length(config["max_position_embeddings"])
+    writer.add_embedding_length(config["hidden_size"])
+    writer.add_feed_forward_length(config["intermediate_size"])
+    writer.add_head_count(config["num_attention_heads"])
+    writer.add_head_count_kv(config["num_key_value_heads"])
+    writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
+    rope = config["rope_parameters"]
+    writer.add_rope_freq_base(rope["rope_theta"])
+    if config.get("head_dim"):
+        writer.add_key_length(config["head_dim"])
+    writer.add_eos_token_id(2)
+    writer.add_eot_token_id(5)
+    if config["model_type"] == "gemma2":
+        writer.add_attn_logit_softcapping(config["attn_logit_softcapping"])
+        writer.add_final_logit_softcapping(config["final_logit_softcapping"])
+        writer.add_sliding_window(config["sliding_window"])
+    if config["model_type"] == "phi3":
+        size = config["hidden_size"] // config["num_attention_heads"]
+        writer.add_rope_dimension_count(int(size * rope.get("partial_rotary_factor", 1.0)))
+        writer.add_sliding_window(config["sliding_window"] or 0)
+        if rope["rope_type"] == "longrope":
+            original = config["original_max_position_embeddings"]
+            scale = config["max_position_embeddings"] / original
+            writer.add_rope_scaling_orig_ctx_len(original)
+            writer.add_rope_scaling_attn_factors(float(np.sqrt(1 + np.log(scale) / np.log(original))))
+            for part in ("long", "short"):
+                factors = np.array(rope[f"{part}_factor"], dtype=np.float32)
+                writer.add_tensor(f"rope_factors_{part}.weight", factors)
