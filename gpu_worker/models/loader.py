@@ -44,7 +44,7 @@ class LoadedModel:
     fingerprint: str
     eos_token_ids: tuple[int, ...]
     tokenizer: str  # see RunnerInfo
-    sampling_defaults: Mapping[str, float] = generation_config.NONE  # see RunnerInfo
+    sampling_defaults: Mapping[str, float]  # see RunnerInfo
 
 
 def load_model(
@@ -115,6 +115,7 @@ def _load_gguf(name: str, path: Path, how: "_LoadOptions") -> LoadedModel:
         fingerprint=model_fingerprint([], [path], how.variant(decoder, packed=True)),
         eos_token_ids=tuple(content["eos_token_id"]),
         tokenizer=str(path),
+        sampling_defaults=generation_config.NONE,
     )
 
 

@@ -124,7 +124,8 @@ class RunnerInfo:
     num_host_blocks: int
     bytes_per_block: int
     tokenizer: str  # what octavo.text.tokenizer.open_tokenizer takes: a path, or empty if there is none
-    sampling_defaults: Mapping[str, float] = MappingProxyType(
+    # What the model recommends, by field of SamplingParams.
+    sampling_defaults: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
         {}
     )  # what the model recommends, by field of SamplingParams
 
