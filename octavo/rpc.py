@@ -256,10 +256,14 @@ def add_standard_services(server: grpc.aio.Server, service_names: Iterable[str])
 
 
 def channel(
-    endpoint: str, *, internal: bool = False, credentials: grpc.ChannelCredentials | None = None
+    endpoint: str,
+    *,
+    internal: bool = False,
+    credentials: grpc.ChannelCredentials | None = None,
+    options: Sequence[tuple[str, Any]] = (),
 ) -> grpc.aio.Channel:
-    """A channel that notices a dead peer within 13 s and a returned one within 1 s."""
-    options = channel_options(internal=internal)
+    """A channel that notices a dead peer within 13 s and a returned one within 1 s. `options` are added to its own."""
+    options = [*channel_options(internal=internal), *options]
     if credentials is not None:
         return grpc.aio.secure_channel(endpoint, credentials, options=options)
     return grpc.aio.insecure_channel(endpoint, options=options)

@@ -19,6 +19,7 @@ fresh=$(mktemp -d)
 trap 'rm -rf "$fresh"' EXIT
 "$env/bin/python" -W ignore -m grpc_tools.protoc -Iprotos \
     --python_out="$fresh" --pyi_out="$fresh" --grpc_python_out="$fresh" protos/octavo/v1/*.proto protos/octavo/internal/v1/*.proto
+cp protos/service_config.json "$fresh/octavo/v1/" # the SDK reads it there, since an installed octavo has no protos/
 
 for package in octavo/v1 octavo/internal/v1; do
     cp "$package/__init__.py" "$fresh/$package/"

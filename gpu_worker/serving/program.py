@@ -17,6 +17,7 @@ from octavo.retry import until_answered
 from octavo.settings import WorkerSettings
 from octavo.store import open_store
 from octavo.store.base import Store
+from octavo.telemetry import stack_of
 
 log = logging.getLogger(__name__)
 
@@ -40,14 +41,16 @@ async def serve(settings: WorkerSettings) -> int:
     try:
         runner = await before(stop, build_runner_in_thread(settings))
         await before(stop, until_answered(store.open, pause_s=STORE_PAUSE_S, what="start"))
-    except ServingError as error:
-        log.error("cannot start: %s", error)
-        await listener.close(0)
-        return 1
     except Stopped:
         log.info("asked to end while starting")
         await listener.close(0)
         os._exit(0)  # a model that another thread loads cannot be interrupted, and there is nothing to save
+    except Exception as error:  # whatever loading raises ends the process, whose last line says why
+        if not isinstance(error, ServingError | OSError | MemoryError):
+            log.info("where it happened:\n%s", stack_of(error))
+        log.error("cannot start: %s", start_failure(error))
+        await listener.close(0)
+        return 1
     gc.collect()
     gc.freeze()  # else a full collection walks all that was imported, and no step begins for a tenth of a second
     worker = Worker(settings, listener, store, runner)
@@ -57,6 +60,18 @@ async def serve(settings: WorkerSettings) -> int:
     finally:
         await end_worker(worker, store, runner)
     return 0
+
+
+def start_failure(error: Exception) -> str:
+    """Why the worker cannot start, and what to do, in one line."""
+    text = " ".join(str(error).split())
+    if isinstance(error, ServingError):
+        return text
+    if isinstance(error, OSError) and error.filename:
+        return f"{error.filename}: {error.strerror}: make it readable, or give another --model"
+    if isinstance(error, MemoryError) or "memory" in text.lower():
+        return f"not enough memory ({text or 'MemoryError'}): lower --kv-cache-bytes or --swap-bytes"
+    return f"{type(error).__name__}: {text}"
 
 
 async def end_worker(worker: Worker, store: Store, runner: Runner) -> None:

@@ -3,13 +3,13 @@
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import replace
-from typing import Any, Self, TypeVar
+from typing import Any, Self, TypeVar, Unpack
 
 import grpc
 
 from octavo import errors, ids
 from octavo.client import convert
+from octavo.client.arguments import PriorityName, RequestArguments, SamplingArguments, make_sampling
 from octavo.client.convert import Messages, Prompt
 from octavo.client.endpoint_pool import EndpointPool, typed
 from octavo.client.events import Completion, Model, RequestStatus
@@ -54,13 +54,14 @@ class AsyncClient:
         model: str | None = None,
         request_id: str | None = None,
         deadline_s: float | None = None,
-        priority: str = "",
+        priority: PriorityName = "",
         keep_on_disconnect: bool = False,
-        **parameters: Any,
+        **parameters: Unpack[SamplingArguments],
     ) -> AsyncStream:
-        """Continues `prompt`: text, token ids, or chat messages as (role, content) pairs.
+        """Continues `prompt`: text, token ids, or chat messages, each {"role": …, "content": …} or such a pair.
 
         `parameters` are fields of SamplingParams, on top of `sampling`. The request starts with the first `anext`.
+        Raises InvalidArgument, before anything is sent, for an argument that does not exist.
         """
         sampling = make_sampling(sampling, parameters)
         request = convert.generate_request(
@@ -75,7 +76,9 @@ class AsyncClient:
             self._endpoints, request, StreamReceiver(num_branches=sampling.n), self._recovery(deadline_s)
         )
 
-    async def complete(self, prompt: Prompt, sampling: SamplingParams | None = None, **options: Any) -> Completion:
+    async def complete(
+        self, prompt: Prompt, sampling: SamplingParams | None = None, **options: Unpack[RequestArguments]
+    ) -> Completion:
         """The whole answer that `generate` would stream. It has the parameters of `generate`."""
         return await collect(self.generate(prompt, sampling, **options))
 
@@ -141,16 +144,6 @@ class AsyncClient:
                 delay = recovery.delay_s(typed(error))
             endpoint = self._endpoints.after(endpoint)
             await asyncio.sleep(delay)
-
-
-def make_sampling(sampling: SamplingParams | None, parameters: dict[str, Any]) -> SamplingParams:
-    """`sampling` with some fields replaced. A single stop string is taken for a list of one."""
-    if isinstance(parameters.get("stop"), str):
-        parameters["stop"] = (parameters["stop"],)
-    try:
-        return replace(sampling or SamplingParams(), **parameters)
-    except TypeError as error:
-        raise errors.InvalidArgument("sampling", str(error)) from None
 
 
 def _nothing(_: object) -> None:

@@ -1,10 +1,11 @@
 """Converts between the values of the SDK and wire messages."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields, replace
 from typing import TYPE_CHECKING, cast
 
 from octavo import errors, wire
+from octavo.chat_messages import ChatTurn, is_conversation, message_pairs
 from octavo.client import events
 from octavo.record import TimelineEntry
 from octavo.sampling import SamplingParams
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
     from google.protobuf.internal.containers import RepeatedScalarFieldContainer
     from google.protobuf.message import Message
 
-Messages = Sequence[tuple[str, str]]
+Messages = Sequence[ChatTurn]
 Prompt = str | bytes | Sequence[int] | Messages
 PRIORITIES = {
     "": inference_pb2.PRIORITY_UNSPECIFIED,
@@ -56,9 +57,11 @@ def fill_prompt(request: inference_pb2.GenerateRequest | inference_pb2.TokenizeR
     """Sets `text`, `token_ids` or `chat`, by the type of `prompt`."""
     if isinstance(prompt, str | bytes):
         set_text(request, "text", prompt)
-    elif prompt and isinstance(prompt[0], tuple):
-        for role, content in cast("Messages", prompt):
+    elif is_conversation(prompt):
+        for role, content in message_pairs(cast("Messages", prompt), "chat.messages"):
             set_text(request.chat.messages.add(role=role), "content", content)
+    elif isinstance(prompt, Mapping) or any(isinstance(part, str) for part in prompt):
+        raise errors.InvalidArgument("prompt", 'give a text, token ids, or a list of {"role": …, "content": …}')
     elif isinstance(request, inference_pb2.GenerateRequest):
         request.token_ids.SetInParent()
         _extend(request.token_ids.ids, cast("Sequence[int]", prompt))

@@ -2,6 +2,8 @@
 
 import time
 from collections.abc import Sequence
+from functools import cache
+from importlib import resources
 
 import grpc
 
@@ -16,6 +18,13 @@ STRANGE = (
     grpc.StatusCode.UNKNOWN,
 )
 AVOID_S = 2.0  # how long an endpoint that failed comes after the others
+
+
+@cache
+def channel_options() -> tuple[tuple[str, str | int], ...]:
+    """What protos/service_config.json says, without its retries: the SDK's own know request ids and have a budget."""
+    service_config = resources.files("octavo.v1").joinpath("service_config.json").read_text(encoding="utf-8")
+    return ("grpc.service_config", service_config), ("grpc.enable_retries", 0)
 
 
 class EndpointPool:
@@ -52,7 +61,7 @@ class EndpointPool:
 
     def stub(self, name: str) -> inference_pb2_grpc.InferenceStub:
         if name not in self._channels:
-            self._channels[name] = rpc.channel(name)
+            self._channels[name] = rpc.channel(name, options=channel_options())
         return inference_pb2_grpc.InferenceStub(self._channels[name])
 
     async def close(self) -> None:

@@ -3,9 +3,10 @@
 import asyncio
 import threading
 from collections.abc import Callable, Coroutine, Iterator, Sequence
-from typing import Any, Self, TypeVar
+from typing import Any, Self, TypeVar, Unpack
 
 from octavo.client.aio import AsyncClient
+from octavo.client.arguments import AttachArguments, DetokenizeArguments, RequestArguments
 from octavo.client.convert import Messages, Prompt
 from octavo.client.events import Completion, Event, Model, RequestStatus
 from octavo.client.retry import RetryPolicy
@@ -36,15 +37,19 @@ class Client:
             self._loop.wait_for(self._client.close())
             self._loop.stop()
 
-    def generate(self, prompt: Prompt, sampling: SamplingParams | None = None, **options: Any) -> "Stream":
+    def generate(
+        self, prompt: Prompt, sampling: SamplingParams | None = None, **options: Unpack[RequestArguments]
+    ) -> "Stream":
         """Continues `prompt`. The options are those of AsyncClient.generate."""
         return self._stream(lambda: self._client.generate(prompt, sampling, **options))
 
-    def complete(self, prompt: Prompt, sampling: SamplingParams | None = None, **options: Any) -> Completion:
+    def complete(
+        self, prompt: Prompt, sampling: SamplingParams | None = None, **options: Unpack[RequestArguments]
+    ) -> Completion:
         """The whole answer. The options are those of AsyncClient.generate."""
         return self._loop.wait_for(self._client.complete(prompt, sampling, **options))
 
-    def attach(self, request_id: str | None = None, **options: Any) -> "Stream":
+    def attach(self, request_id: str | None = None, **options: Unpack[AttachArguments]) -> "Stream":
         """The stream of a request that was accepted before. The options are those of AsyncClient.attach."""
         return self._stream(lambda: self._client.attach(request_id, **options))
 
@@ -60,7 +65,7 @@ class Client:
         """The token ids of a text, or of the prompt that the chat template makes of messages."""
         return self._loop.wait_for(self._client.tokenize(text, model=model))
 
-    def detokenize(self, token_ids: Sequence[int], **options: Any) -> str:
+    def detokenize(self, token_ids: Sequence[int], **options: Unpack[DetokenizeArguments]) -> str:
         """The text of token ids. The options are those of AsyncClient.detokenize."""
         return self._loop.wait_for(self._client.detokenize(token_ids, **options))
 

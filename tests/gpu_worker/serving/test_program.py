@@ -47,3 +47,25 @@ async def test_what_goes_wrong_while_loading_is_raised_here(monkeypatch):
     monkeypatch.setattr(program, "build_runner", fails)
     with pytest.raises(NotFound, match="no such model"):
         await build_runner_in_thread(WorkerSettings())
+
+
+@pytest.mark.parametrize(
+    ("error", "says"),
+    [
+        (NotFound("model: nothing is there"), "model: nothing is there"),
+        (PermissionError(13, "Permission denied", "config.json"), "config.json: Permission denied: make it readable"),
+        (MemoryError(), "not enough memory (MemoryError): lower --kv-cache-bytes"),
+        (RuntimeError("Unable to allocate\nmemory"), "not enough memory (Unable to allocate memory)"),
+        (KeyError("hidden_size"), "KeyError: 'hidden_size'"),
+    ],
+)
+async def test_the_last_line_says_why_it_cannot_start(monkeypatch, caplog, error, says):
+    def build(_settings):
+        raise error
+
+    monkeypatch.setattr(program, "build_runner", build)
+    assert await program.serve(WorkerSettings(listen="127.0.0.1:0", store="memory://")) == 1
+    last = caplog.records[-1]
+    assert last.levelname == "ERROR"
+    assert last.getMessage().startswith(f"cannot start: {says}")
+    assert "\n" not in last.getMessage()

@@ -63,3 +63,23 @@ def test_a_router_is_one_process_that_warns_and_ends_by_signal(tmp_path):
     assert router.returncode == 0
     (warning,) = [line for line in said.splitlines() if "no TLS" in line]
     assert f"0.0.0.0:{port}: no TLS and no authorization" in warning
+
+
+INTERRUPTED_WHILE_LOADING = """
+import os, runpy, signal, sys
+
+class Interruption:
+    def find_spec(self, name, *_):
+        if name == "octavo.settings":
+            os.kill(os.getpid(), signal.SIGINT)
+
+sys.meta_path.insert(0, Interruption())
+runpy.run_module(sys.argv[1], run_name="__main__")
+"""
+
+
+@pytest.mark.parametrize(("module", "status"), [("router", -2), ("gpu_worker", -2), ("octavo.cli", 130)])
+def test_ctrl_c_while_modules_are_loaded_leaves_no_traceback(module, status):
+    command = [sys.executable, "-c", INTERRUPTED_WHILE_LOADING, module]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr) == (status, "")

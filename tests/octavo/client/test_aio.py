@@ -214,12 +214,31 @@ async def test_unary_calls_are_retried_and_converted(router, serve, script):
 
 @pytest.mark.parametrize(
     ("prompt", "kind"),
-    [("a", "text"), (b"\xff", "text_bytes"), ([1, 2], "token_ids"), ([], "token_ids"), ([("user", "é")], "chat")],
+    [
+        ("a", "text"),
+        (b"\xff", "text_bytes"),
+        ([1, 2], "token_ids"),
+        ([], "token_ids"),
+        ([("user", "é")], "chat"),
+        ([{"role": "user", "content": "é"}], "chat"),
+    ],
 )
 async def test_prompts_are_told_by_their_type(router, serve, prompt, kind):
     async with serve(router) as endpoint, AsyncClient(endpoint) as client:
         await client.complete(prompt)
     assert router.calls[0][1].WhichOneof("input") == kind
+
+
+async def test_chat_messages_may_be_those_of_openai(router, serve):
+    turns = [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": [{"type": "text", "text": "Hi"}, {"type": "text", "text": "there"}]},
+        ("assistant", "Hello!"),
+    ]
+    async with serve(router) as endpoint, AsyncClient(endpoint) as client:
+        await client.complete(turns)
+    sent = [(turn.role, turn.content) for turn in router.calls[0][1].chat.messages]
+    assert sent == [("system", "Be brief."), ("user", "Hi\nthere"), ("assistant", "Hello!")]
 
 
 @pytest.mark.parametrize(
@@ -228,7 +247,14 @@ async def test_prompts_are_told_by_their_type(router, serve, prompt, kind):
         ({"max_tokens": -1}, "max_tokens"),
         ({"top_k": 2**40}, "top_k"),
         ({"stop": ["\ud800"]}, "stop"),
-        ({"no_such": 1}, "no_such"),
+        ({"max_tokenz": 1}, r"^max_tokenz: there is no such argument; did you mean max_tokens\?"),
+        ({"prompt": {"role": "user", "content": "Hi"}}, "^prompt: give a text, token ids, or a list"),
+        ({"prompt": ["Hi"]}, "^prompt: give a text, token ids, or a list"),
+        ({"prompt": [{"role": "user"}]}, r"^chat\.messages\[0\]: has no content"),
+        (
+            {"prompt": [{"role": "user", "content": [{"type": "audio"}]}]},
+            r"^chat\.messages\[0\]\.content\[0\]: .*'audio'",
+        ),
         ({"priority": "urgent"}, "priority"),
         ({"prompt": [-1]}, "token_ids"),
         ({"prompt": "\ud800"}, "text"),

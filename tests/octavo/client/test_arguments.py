@@ -1,0 +1,78 @@
+"""Keyword arguments of the SDK: their types are those of the parameters, and a misspelt one is refused."""
+
+import subprocess
+import sys
+from dataclasses import fields
+
+import pytest
+
+from octavo.client.arguments import RequestArguments, SamplingArguments, make_sampling
+from octavo.errors import InvalidArgument
+from octavo.sampling import SamplingParams
+
+
+def test_every_parameter_is_an_argument():
+    assert list(SamplingArguments.__annotations__) == [field.name for field in fields(SamplingParams)]
+    assert SamplingArguments.__annotations__.keys() < RequestArguments.__annotations__.keys()
+
+
+@pytest.mark.parametrize(
+    ("sampling", "arguments", "expected"),
+    [
+        (None, {}, SamplingParams()),
+        (SamplingParams(n=2, seed=1), {"n": 3}, SamplingParams(n=3, seed=1)),
+        (None, {"stop": "end"}, SamplingParams(stop=("end",))),
+        (None, {"stop": None, "stop_token_ids": None, "logit_bias": None}, SamplingParams()),
+        (SamplingParams(stop=("end",)), {"stop": None}, SamplingParams()),
+        (None, dict.fromkeys(SamplingArguments.__annotations__), SamplingParams()),
+        (SamplingParams(stop=None, allowed_token_ids=None), {}, SamplingParams()),
+        (SamplingParams(stop="end"), {}, SamplingParams(stop=("end",))),
+    ],
+)
+def test_none_is_the_default_and_one_stop_string_is_a_list_of_one(sampling, arguments, expected):
+    assert make_sampling(sampling, arguments) == expected
+
+
+def test_a_misspelt_argument_names_the_closest():
+    with pytest.raises(InvalidArgument, match=r"^max_tokenz: there is no such argument; did you mean max_tokens\?"):
+        make_sampling(None, {"max_tokenz": 5})
+    with pytest.raises(InvalidArgument, match="did you mean deadline_s"):
+        make_sampling(None, {"deadlines": 5})
+
+
+SNIPPET = """
+from octavo.client import AsyncClient, Client
+
+messages = [{"role": "user", "content": "Hi"}]
+
+def use(client: Client, other: AsyncClient) -> None:
+    client.generate("x", max_tokens=5, stop="x", deadline_s=3, priority="bulk")
+    client.complete(messages, temperature=0)
+    other.generate(messages, max_tokens=5, model="m")
+    client.generate("x", max_tokenz=5)
+    client.complete("x", max_tokenz=5)
+    other.generate("x", max_tokenz=5)
+    client.generate("x", max_tokens="5")
+    client.attach("x", deadline=3)
+
+async def use_async(client: AsyncClient) -> None:
+    await client.complete("x", max_tokenz=5)
+"""
+WRONG = {10: "call-arg", 11: "call-arg", 12: "call-arg", 13: "arg-type", 14: "call-arg", 17: "call-arg"}
+
+
+@pytest.mark.slow
+def test_mypy_refuses_a_misspelt_argument(root, tmp_path):
+    file = tmp_path / "snippet.py"
+    file.write_text(SNIPPET)
+    command = [sys.executable, "-m", "mypy", "--strict", "--follow-imports=silent", "--no-error-summary"]
+    done = subprocess.run(
+        [*command, "--config-file=", f"--cache-dir={tmp_path / 'cache'}", str(file)],
+        cwd=root, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    found = {}
+    for line in done.stdout.splitlines():
+        where, kind, what = line.split(": ", 2)
+        if kind == "error":
+            found[int(where.rsplit(":", 1)[1])] = what.rsplit("[", 1)[1].rstrip("]")
+    assert found == WRONG, done.stdout + done.stderr
