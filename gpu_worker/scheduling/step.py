@@ -126,8 +126,6 @@ class RunnerInfo:
     tokenizer: str  # what octavo.text.tokenizer.open_tokenizer takes: a path, or empty if there is none
     # What the model recommends, by field of SamplingParams.
     sampling_defaults: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
-        {}
-    )  # what the model recommends, by field of SamplingParams
 
 
 class Runner(Protocol):
