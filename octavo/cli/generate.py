@@ -40,11 +40,11 @@ def run(args: argparse.Namespace) -> int:
         "priority": args.priority,
     }
     with Client(deployment.endpoints(args)) as client:
-        params = sampling.from_args(args)
-        if args.json or params.n > 1:
-            _print_whole(client.complete(_prompt(args), params, **options), args.json)
+        options |= sampling.from_args(args)
+        if args.json or options.get("n", 1) > 1:
+            _print_whole(client.complete(_prompt(args), **options), args.json)
             return 0
-        for event in client.generate(_prompt(args), params, **options):
+        for event in client.generate(_prompt(args), **options):
             print(event.text, end="", flush=True)
         print()
     return 0

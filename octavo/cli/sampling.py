@@ -1,13 +1,14 @@
 """The flags of `generate` and `chat` for sampling parameters."""
 
 import argparse
-from typing import Any
+from typing import cast
 
+from octavo.client.arguments import SamplingArguments
 from octavo.sampling import SamplingParams
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds a flag for each parameter that people often use. Without its flag a parameter has its default."""
+    """Adds a flag for each parameter that people often use. The model recommends values for those left out."""
     group = parser.add_argument_group("sampling")
     for name, kind, text in (
         ("max_tokens", int, "output tokens at most"),
@@ -23,9 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--ignore-eos", action="store_true", default=None, help="goes on after the model's end token")
 
 
-def from_args(args: argparse.Namespace, **more: Any) -> SamplingParams:
+def from_args(args: argparse.Namespace) -> SamplingArguments:
+    """The parameters that the command line names, for Client.generate. The router fills in what is left out."""
     names = [name for name in SamplingParams.__dataclass_fields__ if getattr(args, name, None) is not None]
-    values = {name: getattr(args, name) for name in names}
-    if "stop" in values:
-        values["stop"] = tuple(values["stop"])
-    return SamplingParams(**{**values, **more})
+    return cast("SamplingArguments", {name: getattr(args, name) for name in names})
