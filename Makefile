@@ -22,6 +22,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 PIP := $(BIN)/python -m pip install --constraint requirements/constraints.txt
 # pytest-xdist. A process that crashes ends the run: another one in its place would crash at the same test.
 TWO_PROCESSES := -n 2 --max-worker-restart 0
+WIRE_BASELINE := v1.baseline.binpb
 TERSE := sed -u '/^Requirement already/d'
 INSTALLED := .venv/.installed
 CPP := $(wildcard csrc/*/*.cpp csrc/*/*.h csrc/*/*/*.h csrc/*/*.inl csrc/*/*/*.inl csrc/cuda/*.cu csrc/cuda/*.cuh csrc/cuda/*/*.cuh tests/csrc/*.cpp tests/csrc/simt/*.cpp tests/csrc/simt/*.h)
@@ -102,8 +103,13 @@ types: install  ## mypy, strict
 	$(BIN)/mypy
 
 .PHONY: proto-lint
-proto-lint: install  ## buf's rules for the wire contract
+proto-lint: install  ## buf's rules for the wire contract, and no change that breaks clients of the last release
 	cd protos && ../$(BIN)/buf lint
+	cd protos && ../$(BIN)/buf breaking --against $(WIRE_BASELINE) --path octavo/v1
+
+.PHONY: wire-baseline
+wire-baseline: install  ## at a release: later contracts are compared with the one of today
+	cd protos && ../$(BIN)/buf build --path octavo/v1 --exclude-source-info -o $(WIRE_BASELINE)
 
 .PHONY: format
 format: install  ## rewrite Python, C++ and protos as `make lint` wants them

@@ -4,11 +4,13 @@
 """
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from enum import IntEnum
 from functools import cache
-from typing import ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, TypeVar
+
+T = TypeVar("T")
 
 
 class Code(IntEnum):
@@ -20,6 +22,7 @@ class Code(IntEnum):
     DEADLINE_EXCEEDED = 4
     NOT_FOUND = 5
     ALREADY_EXISTS = 6
+    PERMISSION_DENIED = 7
     RESOURCE_EXHAUSTED = 8
     FAILED_PRECONDITION = 9
     ABORTED = 10
@@ -27,6 +30,7 @@ class Code(IntEnum):
     INTERNAL = 13
     UNAVAILABLE = 14
     DATA_LOSS = 15
+    UNAUTHENTICATED = 16
 
 
 class ServingError(Exception):
@@ -88,24 +92,83 @@ class FieldViolation(NamedTuple):
 
 
 class InvalidArgument(ServingError, ValueError):
-    """The request is wrong; `field` says where. Python callers may catch it as ValueError."""
+    """The request is wrong; `violations` say where, `field` names the first. Python callers may catch ValueError."""
 
     code = Code.INVALID_ARGUMENT
     reason = "INVALID_ARGUMENT"
+    violations: tuple[FieldViolation, ...] = ()  # none only if a status without them was restored
 
-    def __init__(self, field: str, message: str) -> None:
-        super().__init__(f"{field}: {message}", field=field)
+    def __init__(self, field: str, message: str, *others: FieldViolation) -> None:
+        self.violations = (FieldViolation(field, message), *others)
+        super().__init__("; ".join(f"{path}: {what}" for path, what in self.violations), field=field)
 
     @property
     def field(self) -> str:
         return self.metadata.get("field", "")
 
+    def inside(self, path: str) -> "InvalidArgument":
+        """The same error about the fields of a message that is itself a field: `n` inside `sampling` is sampling.n."""
+        first, *others = (FieldViolation(f"{path}.{field}", what) for field, what in self.violations)
+        return InvalidArgument(*first, *others)
+
+
+class ViolationCollector:
+    """Runs checks that raise InvalidArgument, and raises what all of them found as one error."""
+
+    def __init__(self) -> None:
+        self.found: list[FieldViolation] = []
+
+    def run(self, check: Callable[..., T], *arguments: Any, **options: Any) -> T | None:
+        """The result of the check; None if it found something wrong."""
+        try:
+            return check(*arguments, **options)
+        except InvalidArgument as error:
+            self.found += error.violations
+            return None
+
+    def run_inside(self, path: str, check: Callable[..., T], *arguments: Any, **options: Any) -> T | None:
+        """As `run`, for a check of a message that is itself the field `path`."""
+        try:
+            return check(*arguments, **options)
+        except InvalidArgument as error:
+            self.found += error.inside(path).violations
+            return None
+
+    def raise_found(self) -> None:
+        if self.found:
+            first, *others = self.found
+            raise InvalidArgument(*first, *others)
+
 
 class NotFound(ServingError):
-    """There is no such model, request or worker, or it belongs to another tenant."""
+    """There is no such model, request or worker, or it belongs to another tenant; `resource` says which kind."""
 
     code = Code.NOT_FOUND
     reason = "NOT_FOUND"
+
+    def __init__(self, message: str, *, resource: str = "", name: str = "") -> None:
+        super().__init__(message)
+        if resource:
+            self.metadata = {"resource": resource, "name": name}
+
+    @property
+    def resource(self) -> str:
+        """The kind of thing that was not found: "model", "request", "sequence" or "service"."""
+        return self.metadata.get("resource", "")
+
+
+class Unauthenticated(ServingError):
+    """The call has no credentials, or none that are known. Reserved: no server asks for credentials yet."""
+
+    code = Code.UNAUTHENTICATED
+    reason = "UNAUTHENTICATED"
+
+
+class PermissionDenied(ServingError):
+    """The caller may not do this. Reserved: no server asks who calls yet."""
+
+    code = Code.PERMISSION_DENIED
+    reason = "PERMISSION_DENIED"
 
 
 class RequestExists(ServingError):

@@ -45,7 +45,7 @@ class Health:
     async def Check(self, request: Any, context: Any) -> Any:
         status = self._statuses.get(request.service)
         if status is None:
-            raise NotFound(f"no service {request.service!r} here")
+            raise NotFound(f"no service {request.service!r} here", resource="service", name=request.service)
         return health_pb2.HealthCheckResponse(status=status)
 
     async def List(self, request: Any, context: Any) -> Any:

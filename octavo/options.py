@@ -11,7 +11,7 @@ One declaration gives the flag (--threads), the environment variable (OCTAVO_WOR
 
 import difflib
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import Field, dataclass, field, fields, replace
 from functools import cache
 from typing import Any, ClassVar, Protocol, get_origin, get_type_hints
@@ -23,6 +23,18 @@ _UNITS = {
     **{f"{p}ib": 1024**i for i, p in enumerate("kmgt", 1)},
 }
 _SIZE = re.compile(r"\s*(\d{1,18}(?:\.\d{1,9})?)\s*([a-z]*)\s*", re.IGNORECASE)
+_METAVARS = {  # by the last word of a setting's name
+    "listen": "HOST:PORT",
+    "advertise": "HOST[:PORT]",
+    "store": "URL",
+    "id": "NAME",
+    "dir": "DIR",
+    "ms": "MS",
+    "port": "PORT",
+    "tokens": "TOKENS",
+    "aliases": "ALIAS=MODEL,...",
+    "utilization": "FRACTION",
+}
 _YES_NO = {"true": True, "1": True, "yes": True, "on": True, "false": False, "0": False, "no": False, "off": False}
 
 
@@ -30,6 +42,7 @@ class Settings(Protocol):
     """A frozen dataclass whose fields are made by `option`. `program` names its table in a file and its variables."""
 
     program: ClassVar[str]
+    headings: ClassVar[Mapping[str, str]]  # of groups in a help, by the first setting of each
     __dataclass_fields__: ClassVar[dict[str, Field[Any]]]
 
 
@@ -66,7 +79,17 @@ class Option:
 
     @property
     def metavar(self) -> str:
-        return "|".join(map(str, self.choices)) or self.name.rpartition("_")[2].upper()
+        """What stands for the value in a help: its choices, or its kind."""
+        if self.choices:
+            return "|".join(map(str, self.choices))
+        last = self.name.rpartition("_")[2]
+        return "SIZE" if self.size else _METAVARS.get(last, "N" if self.kind in (int, float) else last.upper())
+
+    @property
+    def help_text(self) -> str:
+        """The line of a help: what the setting is, and its default, which of an empty text the line itself explains."""
+        default = self.to_text(self.default)
+        return f"{self.help} [default: {default}]" if default else self.help
 
     def from_text(self, text: str) -> Any:
         """The value from the text of a flag or a variable. Raises a ValueError that says what would be right."""
@@ -97,6 +120,8 @@ class Option:
 
     def check_value(self, value: Any) -> None:
         """Raises ValueError if the value is not one of the choices, not within the bounds, or refused by `check`."""
+        if self.check is not None:
+            self.check(value)
         if self.choices and value not in self.choices:
             names = [str(choice) for choice in self.choices]
             raise ValueError(f"must be one of {', '.join(names)}{closest(str(value), names)}")
@@ -106,8 +131,6 @@ class Option:
             raise ValueError(f"must be at most {self.high}")
         if isinstance(value, float) and self.low is None and self.high is None and not abs(value) < float("inf"):
             raise ValueError("must be finite")
-        if self.check is not None:
-            self.check(value)
 
     def to_text(self, value: Any) -> str:
         """The value as people read it: sizes in units, secrets masked."""

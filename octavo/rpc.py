@@ -23,19 +23,21 @@ import grpc
 import grpc.aio
 from google.protobuf.duration_pb2 import Duration
 from google.protobuf.message import DecodeError
-from google.rpc.error_details_pb2 import ErrorInfo, RetryInfo
+from google.rpc.error_details_pb2 import BadRequest, ErrorInfo, ResourceInfo, RetryInfo
 from google.rpc.status_pb2 import Status
 from grpc_channelz.v1 import channelz
 from grpc_health.v1 import health_pb2, health_pb2_grpc
-from grpc_reflection.v1alpha import reflection
 from grpc_status import rpc_status
 
 from octavo import errors, limits, telemetry
 from octavo.errors import ServingError
 from octavo.health import Health
+from octavo.reflection import add_reflection
 from octavo.text_fields import find_bad_text
 
 DOMAIN = "octavo"
+PUSHBACK = "grpc-retry-pushback-ms"
+MAX_VIOLATIONS_BYTES = 2560  # of one status, for the reason of the next limit
 MAX_DETAIL_BYTES = 1024  # of a status message; metadata values have at most 256: trailers are limited to 8 KiB
 
 _log = logging.getLogger(__name__)
@@ -53,6 +55,11 @@ def status_of(error: ServingError) -> Status:
     status.details.add().Pack(ErrorInfo(reason=error.reason, domain=DOMAIN, metadata=metadata))
     if error.retry_after_ms:
         status.details.add().Pack(RetryInfo(retry_delay=_duration(error.retry_after_ms)))
+    if isinstance(error, errors.InvalidArgument) and error.violations:
+        status.details.add().Pack(_bad_request(error.violations))
+    if isinstance(error, errors.NotFound) and error.resource:
+        resource = ResourceInfo(resource_type=error.resource, resource_name=_clip(metadata.get("name", ""), 256))
+        status.details.add().Pack(resource)
     return status
 
 
@@ -81,6 +88,17 @@ def serving_errors() -> Iterator[None]:
         raise error_from(error) from error
 
 
+def _bad_request(violations: Sequence[errors.FieldViolation]) -> BadRequest:
+    """All violations, as far as the trailers have room for them."""
+    message = BadRequest()
+    for field, description in violations:
+        message.field_violations.add(field=_clip(field, 128), description=_clip(description, 256))
+        if message.ByteSize() > MAX_VIOLATIONS_BYTES:
+            message.field_violations.pop()
+            break
+    return message
+
+
 def _duration(ms: int) -> Duration:
     return Duration(seconds=ms // 1000, nanos=ms % 1000 * 1_000_000)
 
@@ -91,17 +109,22 @@ def _clip(text: object, max_bytes: int) -> str:
 
 def _error_of(status: Status) -> ServingError | None:
     """The error in the details; None if they cannot be read or are not of octavo: a proxy may have written them."""
-    info, retry = ErrorInfo(), RetryInfo()
+    info, retry, bad_request = ErrorInfo(), RetryInfo(), BadRequest()
     try:
         for detail in status.details:
             detail.Unpack(info)
             detail.Unpack(retry)
+            detail.Unpack(bad_request)
     except DecodeError:
         return None
     if info.domain != DOMAIN:
         return None
     delay_ms = retry.retry_delay.seconds * 1000 + retry.retry_delay.nanos // 1_000_000
-    return errors.class_of(info.reason).restore(status.message, delay_ms, info.metadata)
+    error = errors.class_of(info.reason).restore(status.message, delay_ms, info.metadata)
+    if isinstance(error, errors.InvalidArgument):
+        violations = bad_request.field_violations
+        error.violations = tuple(errors.FieldViolation(found.field, found.description) for found in violations)
+    return error
 
 
 _CLASS_OF_CODE: dict[grpc.StatusCode, type[ServingError]] = {
@@ -110,6 +133,8 @@ _CLASS_OF_CODE: dict[grpc.StatusCode, type[ServingError]] = {
     grpc.StatusCode.DEADLINE_EXCEEDED: errors.DeadlineExceeded,
     grpc.StatusCode.NOT_FOUND: errors.NotFound,
     grpc.StatusCode.ALREADY_EXISTS: errors.RequestExists,
+    grpc.StatusCode.PERMISSION_DENIED: errors.PermissionDenied,
+    grpc.StatusCode.UNAUTHENTICATED: errors.Unauthenticated,
     grpc.StatusCode.RESOURCE_EXHAUSTED: errors.TooManyStreams,
     grpc.StatusCode.FAILED_PRECONDITION: errors.Mismatch,
     grpc.StatusCode.UNIMPLEMENTED: errors.Unimplemented,
@@ -131,7 +156,10 @@ def _error_without_info(code: grpc.StatusCode, details: str) -> ServingError:
 async def abort(context: grpc.aio.ServicerContext[Any, Any], error: ServingError) -> NoReturn:
     """Ends a call with the status of `error`."""
     status = rpc_status.to_status(status_of(error))
-    await context.abort(status.code, status.details, status.trailing_metadata)
+    trailer = status.trailing_metadata
+    if error.retry_after_ms:  # RetryInfo in the form that the retries of gRPC libraries understand
+        trailer = (*trailer, (PUSHBACK, str(error.retry_after_ms)))
+    await context.abort(status.code, status.details, trailer)
 
 
 class ErrorInterceptor(grpc.aio.ServerInterceptor):
@@ -248,7 +276,7 @@ def add_standard_services(server: grpc.aio.Server, service_names: Iterable[str])
     health_pb2_grpc.add_HealthServicer_to_server(health, server)
     channelz.add_channelz_servicer(server)
     standard = [health_pb2.DESCRIPTOR.services_by_name["Health"].full_name, "grpc.channelz.v1.Channelz"]
-    reflection.enable_server_reflection([*names, *standard, reflection.SERVICE_NAME], server)
+    add_reflection(server, [*names, *standard])
     return health
 
 

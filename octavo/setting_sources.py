@@ -30,17 +30,23 @@ class SettingValue:
 
 
 def add_arguments(parser: argparse.ArgumentParser, cls: type[Settings], *, skip: Iterable[str] = ()) -> None:
-    """Adds a flag for each option, except those in `skip` and those that another class has added already."""
+    """Adds a flag for each option, except those in `skip` and those that another class has added already.
+
+    In the help they stand under the headings of the class.
+    """
     known = {action.dest for action in parser._actions}
+    heading, group = "settings", None
     for name, option in options_of(cls).items():
+        if name in cls.headings:
+            heading, group = cls.headings[name], None
         if name in skip or name in known:
             continue
-        text = f"{option.help} [{option.to_text(option.default)}]".replace("%", "%%")
-        shown = argparse.SUPPRESS if option.hidden else text
+        group = group or parser.add_argument_group(f"{cls.program}: {heading}")
+        shown = argparse.SUPPRESS if option.hidden else option.help_text.replace("%", "%%")
         if option.kind is bool:
-            parser.add_argument(option.flag, action=argparse.BooleanOptionalAction, default=None, help=shown)
+            group.add_argument(option.flag, action=argparse.BooleanOptionalAction, default=None, help=shown)
         else:
-            parser.add_argument(option.flag, default=None, metavar=option.metavar, help=shown)
+            group.add_argument(option.flag, default=None, metavar=option.metavar, help=shown)
 
 
 def load(cls: type[S], args: argparse.Namespace, environ: Mapping[str, str], file: Path | None) -> S:

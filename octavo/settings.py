@@ -14,13 +14,21 @@ from pathlib import Path
 from typing import ClassVar, TypeVar
 
 from octavo import listen_address, telemetry
+from octavo.command_parser import USAGE, CommandParser
 from octavo.endpoint import parse_advertised, parse_host, parse_listener
 from octavo.model_aliases import parse_aliases
-from octavo.options import Settings, SettingsError, closest, option
+from octavo.options import Settings, SettingsError, option
 from octavo.setting_sources import add_arguments, describe, effective_values, load
 from octavo.store_url import require_store_url
 
 CONFIG_VARIABLE = "OCTAVO_CONFIG"
+_EXAMPLES = {"up": "workers = 4", "router": "max_streams = 2048", "worker": 'kv_cache_bytes = "2GiB"'}
+_EPILOG = """\
+A flag counts before an environment variable ({variable}), and that before the file. SIZE is in bytes, or with
+a unit: 512MiB, 1.5GB. A file, whose keys are the flags with _ for -, may have tables for all programs:
+
+{example}
+"""
 _STORE_HELP = "URL of the store: redis://, rediss:// or unix://, or memory:// within one process"
 _HOST_HELP = "host to listen on, in place of that in --listen; 0.0.0.0: every interface"
 
@@ -29,11 +37,23 @@ def _unless_empty(check: Callable[[str], object]) -> Callable[[str], object]:
     return lambda text: check(text) if text else None
 
 
+def _require_workers(number: int) -> None:
+    if number < 1:
+        raise ValueError("must be at least 1; `octavo router` runs a router alone")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RouterSettings:
     """The settings of a router."""
 
     program: ClassVar[str] = "router"
+    headings: ClassVar[Mapping[str, str]] = {
+        "listen": "where it listens, and the store",
+        "model_aliases": "models",
+        "max_queued_requests": "limits",
+        "lease_ms": "times",
+        "log_format": "logs",
+    }
 
     listen: str = option("127.0.0.1:50051", "where clients call", check=parse_listener)
     host: str = option("", _HOST_HELP, check=_unless_empty(parse_host))
@@ -68,6 +88,14 @@ class WorkerSettings:
     """The settings of a worker."""
 
     program: ClassVar[str] = "worker"
+    headings: ClassVar[Mapping[str, str]] = {
+        "listen": "where it listens, and the store",
+        "model": "the model, and what it runs on",
+        "block_size": "blocks and memory",
+        "max_batch_tokens": "steps",
+        "stream_interval": "tokens on their way out",
+        "log_format": "logs",
+    }
 
     listen: str = option("127.0.0.1:50061", "where routers call", check=parse_listener)
     host: str = option("", _HOST_HELP, check=_unless_empty(parse_host))
@@ -154,9 +182,10 @@ class UpSettings:
     """
 
     program: ClassVar[str] = "up"
+    headings: ClassVar[Mapping[str, str]] = {"model": "what runs, and where"}
 
     model: str = option("smollm2", "a directory, a GGUF file, a hub name, or smollm2, the demo model")
-    workers: int = option(2, "worker processes", low=0, high=1024)
+    workers: int = option(2, "worker processes", check=_require_workers, low=1, high=1024)
     routers: int = option(1, "router processes, on consecutive ports", low=1, high=1024)
     grpc_port: int = option(50051, "port of the first router; 0: any free ones", low=0, high=65535)
     host: str = option(
@@ -178,24 +207,34 @@ S = TypeVar("S", bound=Settings)
 
 def parse(cls: type[S], argv: Sequence[str] | None = None, *, environ: Mapping[str, str] | None = None) -> S:
     """The settings of a program that has no other flags. Ends it with a message and status 2 if one is wrong."""
-    parser = argparse.ArgumentParser(prog=f"octavo {cls.program}", description=cls.__doc__, allow_abbrev=False)
-    add_common_arguments(parser)
+    parser = CommandParser(prog=f"octavo {cls.program}", usage=USAGE, description=cls.__doc__)
+    add_common_arguments(parser, [cls])
     add_arguments(parser, cls)
     args, unknown = parser.parse_known_args(argv)
-    if unknown:
-        flags = [text for action in parser._actions for text in action.option_strings]
-        parser.error(f"no such argument: {unknown[0]}{closest(unknown[0].split('=')[0], flags)}")
+    parser.refuse(unknown)
     try:
         return from_args(cls, args, environ=environ)
     except SettingsError as error:
         parser.error(str(error))
 
 
-def add_common_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds --config and --print-config."""
-    parser.add_argument("--config", type=Path, metavar="FILE", help=f"a TOML file with settings [${CONFIG_VARIABLE}]")
+def add_common_arguments(parser: argparse.ArgumentParser, classes: Sequence[type[Settings]]) -> None:
+    """Adds --config and --print-config, and says below the help which tables of the file count."""
+    tables = [f"[{cls.program}]" for cls in classes]
     parser.add_argument(
-        "--print-config", action="store_true", help="print the settings and where they came from, and end"
+        "--config",
+        type=Path,
+        metavar="FILE",
+        help=f"a TOML file with settings, in {' and '.join(tables)} [${CONFIG_VARIABLE}]",
+    )
+    parser.add_argument(
+        "--print-config",
+        action="store_true",
+        help="print the settings as such a file, and where each came from",
+    )
+    parser.epilog = _EPILOG.format(
+        variable=f"OCTAVO_{classes[0].program.upper()}_...",
+        example="\n".join(f"  {table}\n  {_EXAMPLES[cls.program]}" for table, cls in zip(tables, classes, strict=True)),
     )
 
 

@@ -1,7 +1,7 @@
 """The one validator, used where requests enter a router and where admissions enter a worker.
 
-Every function returns, or raises errors.InvalidArgument with the field, what is wrong, and what would be right. It
-raises nothing else, whatever the value. A value that passes cannot raise an error inside the engine. Comparisons are
+Every function returns, or raises errors.InvalidArgument with each wrong field, what is wrong, and what would be right.
+It raises nothing else, whatever the value. A value that passes cannot raise an error inside the engine. Comparisons are
 written positively (`low <= value <= high`), so that NaN fails them. Messages never quote a prompt or a stop string.
 """
 
@@ -13,7 +13,7 @@ from types import MappingProxyType
 from typing import Any
 
 from octavo import limits
-from octavo.errors import InvalidArgument
+from octavo.errors import InvalidArgument, ViolationCollector
 from octavo.ids import RequestId
 from octavo.limits import NumberRange
 from octavo.record import Admission
@@ -31,22 +31,34 @@ def validate_sampling(params: SamplingParams, *, vocab_size: int, eos_token_ids:
 
     With `eos_token_ids` it also refuses parameters that allow no token at all before min_tokens is reached.
     """
+    checks = ViolationCollector()
     for field, allowed in limits.NUMBERS.items():
-        _check_number(field, getattr(params, field), allowed)
+        checks.run(_check_number, field, getattr(params, field), allowed)
     for field in limits.FLAGS:
-        if type(getattr(params, field)) is not bool:
-            raise InvalidArgument(field, "must be true or false")
+        checks.run(_check_flag, field, getattr(params, field))
     if params.stop != ():
-        _check_stop(params.stop)
+        checks.run(_check_stop, params.stop)
     for field in ("stop_token_ids", "allowed_token_ids", "banned_token_ids"):
         if getattr(params, field) != ():
-            check_count(field, _listed(field, getattr(params, field)))
-            check_token_ids(field, getattr(params, field), vocab_size)
-    _check_logit_bias(params.logit_bias, vocab_size)
-    _check_together(params)
+            checks.run(_check_listed_ids, field, getattr(params, field), vocab_size)
+    checks.run(_check_logit_bias, params.logit_bias, vocab_size)
+    checks.raise_found()  # the checks below compare fields, and so need each of them to be right
+    checks.run(_check_together, params)
     if params.beam_width:
-        _check_beams(params)
-    _check_some_token_is_left(params, vocab_size, eos_token_ids)
+        checks.run(_check_beams, params)
+    checks.run(_check_some_token_is_left, params, vocab_size, eos_token_ids)
+    checks.raise_found()
+
+
+def _check_flag(field: str, value: object) -> None:
+    if type(value) is not bool:
+        raise InvalidArgument(field, "must be true or false")
+
+
+def _check_listed_ids(field: str, values: object, vocab_size: int) -> None:
+    listed = _listed(field, values)
+    check_count(field, listed)
+    check_token_ids(field, listed, vocab_size)
 
 
 def check_count(field: str, values: Collection[object]) -> None:
@@ -202,15 +214,19 @@ def validate_chat(messages: Sequence[tuple[str, str | bytes]], *, context_tokens
         raise InvalidArgument(
             "chat.messages", f"{num_bytes} bytes cannot fit this model's context; at most {max_bytes}"
         )
-    turns = []
+    checks, turns = ViolationCollector(), []
     for i, (role, content) in enumerate(messages):
-        if not (
-            type(role) is str and 1 <= len(role) <= limits.MAX_ROLE_BYTES and role.isascii() and role.isprintable()
-        ):
-            raise InvalidArgument(f"chat.messages[{i}].role", "must be a short name such as system, user or assistant")
+        checks.run(_check_role, f"chat.messages[{i}].role", role)
         name = f"chat.messages[{i}].{'content_bytes' if isinstance(content, bytes) else 'content'}"
-        turns.append((role, validate_text(content, name, context_tokens=context_tokens, allow_empty=True)))
+        text = checks.run(validate_text, content, name, context_tokens=context_tokens, allow_empty=True)
+        turns.append((role, text or ""))
+    checks.raise_found()
     return turns
+
+
+def _check_role(field: str, role: object) -> None:
+    if not (type(role) is str and 1 <= len(role) <= limits.MAX_ROLE_BYTES and role.isascii() and role.isprintable()):
+        raise InvalidArgument(field, "must be a short name such as system, user or assistant")
 
 
 def _num_bytes(text: str | bytes) -> int:

@@ -15,6 +15,7 @@ from gpu_worker.models.weights import CheckpointReader, ProgressCallback, Weight
 from gpu_worker.ops import AttentionOptions, Ops, TokenBatch
 
 ROOT = "transformer."  # which a checkpoint of the model without its head leaves out
+BUFFERS = tuple(f".{name}" for name in ("attn.bias", "attn.masked_bias", "attention.bias", "attention.masked_bias"))
 ACTIVATION_FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu": functional.gelu,
     "gelu_tanh": lambda x: functional.gelu(x, approximate="tanh"),
@@ -71,8 +72,7 @@ def prepare(
         place("", "head", read("lm_head", "head", shapes["head"]))
         if torch.equal(tensors["head"], tensors["embedding"]):
             del tensors["head"]
-    buffers = (".attn.bias", ".attn.masked_bias", ".self_attention.rotary_emb.inv_freq")
-    checkpoint.check_all_read(lambda name: name.endswith(buffers))
+    checkpoint.check_all_read(lambda name: name.endswith(BUFFERS))
     return tensors
 
 
@@ -81,13 +81,16 @@ def _arranged(rows: Tensor, config: GptConfig) -> Tensor:
     kv_heads, head_dim = config.num_kv_heads, config.head_dim
     if config.grouped:
         groups = rows.view(kv_heads, -1, head_dim, *rows.shape[1:])
-        return torch.cat([groups[:, :-2].flatten(0, 2), groups[:, -2].flatten(0, 1), groups[:, -1].flatten(0, 1)])
+        rows = torch.cat([groups[:, :-2].flatten(0, 2), groups[:, -2].flatten(0, 1), groups[:, -1].flatten(0, 1)])
+    if config.quartered:
+        queries, values, keys = rows.view(4, 3, -1, *rows.shape[1:]).unbind(1)
+        rows = torch.cat((queries, keys, values)).flatten(0, 1)
     if config.interleaved and config.rope is not None:
         rotated = torch.arange(config.rope.dim)
         order = torch.cat((rotated[::2], rotated[1::2], torch.arange(config.rope.dim, head_dim)))
         heads = rows.view(-1, head_dim, *rows.shape[1:])
         turned = config.num_heads + kv_heads
-        return torch.cat((heads[:turned, order], heads[turned:])).flatten(0, 1)
+        rows = torch.cat((heads[:turned, order], heads[turned:])).flatten(0, 1)
     return rows
 
 
@@ -110,8 +113,9 @@ class GptDecoder:
         self._head = self._tensors.get("head", self._tensors["embedding"])
         self._activate = ACTIVATION_FUNCTIONS[config.activation]
         alibi = torch.tensor(config.alibi, device=device) if config.alibi else None
-        kinds = {scale: AttentionOptions(scale=scale, alibi=alibi) for scale in config.scales}
-        self._options = [kinds[scale] for scale in config.scales]
+        layers = list(zip(config.scales, config.windows or (0,) * config.num_layers, strict=True))
+        kinds = {kind: AttentionOptions(scale=kind[0], window=kind[1], alibi=alibi) for kind in set(layers)}
+        self._options = [kinds[kind] for kind in layers]
         self._angles = None
         if config.rope is not None:
             dtype = self._head.dtype

@@ -15,6 +15,52 @@ ACTIVATIONS = {  # by the names of Transformers
     "swish": "silu",
 }
 
+NORMS = frozenset({"embedding_norm", "norm", "input_norm", "mlp_norm", "q_norm", "k_norm"})
+MATRICES = frozenset({"qkv", "out", "up", "down"})
+# The names of the tensors in a checkpoint, by ours. Those of a layer come after the name of `layers` and its number.
+GPT2_NAMES = {
+    "embedding": "wte",
+    "positions": "wpe",
+    "norm": "ln_f",
+    "layers": "h",
+    "input_norm": "ln_1",
+    "out": "attn.c_proj",
+    "mlp_norm": "ln_2",
+    "up": "mlp.c_fc",
+    "down": "mlp.c_proj",
+}
+GPTJ_NAMES = {
+    "embedding": "wte",
+    "norm": "ln_f",
+    "layers": "h",
+    "input_norm": "ln_1",
+    "out": "attn.out_proj",
+    "up": "mlp.fc_in",
+    "down": "mlp.fc_out",
+}
+GPT_NEO_NAMES = GPT2_NAMES | {"out": "attn.attention.out_proj"}
+FALCON_NAMES = {
+    "embedding": "word_embeddings",
+    "norm": "ln_f",
+    "layers": "h",
+    "input_norm": "input_layernorm",
+    "out": "self_attention.dense",
+    "mlp_norm": "post_attention_layernorm",
+    "up": "mlp.dense_h_to_4h",
+    "down": "mlp.dense_4h_to_h",
+}
+BLOOM_NAMES = FALCON_NAMES | {"embedding_norm": "word_embeddings_layernorm"}
+MPT_NAMES = {
+    "embedding": "wte",
+    "norm": "norm_f",
+    "layers": "blocks",
+    "input_norm": "norm_1",
+    "out": "attn.out_proj",
+    "mlp_norm": "norm_2",
+    "up": "ffn.up_proj",
+    "down": "ffn.down_proj",
+}
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GptConfig:
@@ -34,6 +80,7 @@ class GptConfig:
     activation: str  # a value of ACTIVATIONS
     scales: tuple[float, ...]  # per layer: the factor of query · key
     tied: bool  # the output projection is the embedding
+    windows: tuple[int, ...] = ()  # per layer: how many keys a query sees, 0: all; empty: all in every layer
     alibi: tuple[float, ...] = ()  # the slope of each head; empty: distance is not part of scores
     rope: RopeParameters | None = None
     clip_qkv: float = 0.0  # queries, keys and values are clamped to ± clip_qkv; 0: they are not
@@ -41,6 +88,7 @@ class GptConfig:
     residual_after_norm: bool = False  # what attention and MLP are added to is the normed input
     transposed: bool = False  # matrices are stored as [in, out]
     grouped: bool = False  # rows of qkv are stored by key-value head: its queries, its key, its value
+    quartered: bool = False  # rows of qkv are stored by quarter of the heads: their queries, values, keys
     interleaved: bool = False  # dimension 2i turns with 2i + 1, and not with i + half
 
     @property

@@ -1,4 +1,4 @@
-"""How the configurations of GPT-2, GPT-J, BLOOM, Falcon and MPT are read: one function per `model_type`."""
+"""How configurations of GPT-like models are read: one function per `model_type`."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -6,54 +6,21 @@ from typing import Any
 import torch
 
 from gpu_worker.models import rope
-from gpu_worker.models.gpt_config import ACTIVATIONS, GptConfig, alibi_slopes
+from gpu_worker.models.gpt_config import (
+    ACTIVATIONS,
+    BLOOM_NAMES,
+    FALCON_NAMES,
+    GPT2_NAMES,
+    GPT_NEO_NAMES,
+    GPTJ_NAMES,
+    MATRICES,
+    MPT_NAMES,
+    NORMS,
+    GptConfig,
+    alibi_slopes,
+)
 from gpu_worker.models.rope import RopeParameters
 from octavo.errors import BadModel
-
-NORMS = frozenset({"embedding_norm", "norm", "input_norm", "mlp_norm", "q_norm", "k_norm"})
-MATRICES = frozenset({"qkv", "out", "up", "down"})
-# The names of the tensors in a checkpoint, by ours. Those of a layer come after the name of `layers` and its number.
-GPT2_NAMES = {
-    "embedding": "wte",
-    "positions": "wpe",
-    "norm": "ln_f",
-    "layers": "h",
-    "input_norm": "ln_1",
-    "out": "attn.c_proj",
-    "mlp_norm": "ln_2",
-    "up": "mlp.c_fc",
-    "down": "mlp.c_proj",
-}
-GPTJ_NAMES = {
-    "embedding": "wte",
-    "norm": "ln_f",
-    "layers": "h",
-    "input_norm": "ln_1",
-    "out": "attn.out_proj",
-    "up": "mlp.fc_in",
-    "down": "mlp.fc_out",
-}
-FALCON_NAMES = {
-    "embedding": "word_embeddings",
-    "norm": "ln_f",
-    "layers": "h",
-    "input_norm": "input_layernorm",
-    "out": "self_attention.dense",
-    "mlp_norm": "post_attention_layernorm",
-    "up": "mlp.dense_h_to_4h",
-    "down": "mlp.dense_4h_to_h",
-}
-BLOOM_NAMES = FALCON_NAMES | {"embedding_norm": "word_embeddings_layernorm"}
-MPT_NAMES = {
-    "embedding": "wte",
-    "norm": "norm_f",
-    "layers": "blocks",
-    "input_norm": "norm_1",
-    "out": "attn.out_proj",
-    "mlp_norm": "norm_2",
-    "up": "ffn.up_proj",
-    "down": "ffn.down_proj",
-}
 
 
 def read_gpt_config(config: Mapping[str, Any]) -> GptConfig:
@@ -106,6 +73,28 @@ def _gptj(config: Mapping[str, Any]) -> dict[str, Any]:
         "parallel": True,
         "interleaved": True,
         "tied": bool(config.get("tie_word_embeddings", False)),
+    }
+
+
+def _codegen(config: Mapping[str, Any]) -> dict[str, Any]:
+    fields = _gptj(config)
+    if fields["num_heads"] % 4:
+        raise BadModel(f"config.json: {fields['num_heads']} heads are no multiple of 4")
+    return fields | {"qkv": ("attn.qkv_proj",), "quartered": True}
+
+
+def _gpt_neo(config: Mapping[str, Any]) -> dict[str, Any]:
+    fields = _sizes(config)
+    kinds = [kind for kinds, times in config["attention_types"] for _ in range(times) for kind in kinds]
+    if len(kinds) != fields["num_layers"] or set(kinds) - {"global", "local"}:
+        raise BadModel(f"config.json: attention_types lists {', '.join(kinds)} for {fields['num_layers']} layers")
+    return fields | {
+        "names": GPT_NEO_NAMES,
+        "qkv": ("attn.attention.q_proj", "attn.attention.k_proj", "attn.attention.v_proj"),
+        "biased": NORMS | {"out", "up", "down"},
+        "activation": _activation(config, "activation_function", "gelu_new"),
+        "scales": (1.0,) * len(kinds),
+        "windows": tuple(int(config.get("window_size") or 256) if kind == "local" else 0 for kind in kinds),
     }
 
 
@@ -186,6 +175,8 @@ def _mpt(config: Mapping[str, Any]) -> dict[str, Any]:
 FAMILIES: dict[str, Callable[[Mapping[str, Any]], dict[str, Any]]] = {
     "gpt2": _gpt2,
     "gptj": _gptj,
+    "codegen": _codegen,
+    "gpt_neo": _gpt_neo,
     "bloom": _bloom,
     "falcon": _falcon,
     "mpt": _mpt,
@@ -205,14 +196,14 @@ def _sizes(config: Mapping[str, Any], expansion: int = 4) -> dict[str, Any]:
         return int(found)
 
     hidden = integer("hidden_size", "n_embd", "n_embed", "d_model")
-    num_layers = integer("num_hidden_layers", "n_layer", "n_layers")
-    num_heads = integer("num_attention_heads", "n_head", "n_heads")
+    num_layers = integer("num_hidden_layers", "n_layer", "n_layers", "num_layers")
+    num_heads = integer("num_attention_heads", "n_head", "n_heads", "num_heads")
     eps = find("layer_norm_epsilon")
     return {
         "vocab_size": integer("vocab_size"),
         "context_tokens": int(find("n_positions", "max_position_embeddings", "max_seq_len", "seq_length") or 2048),
         "hidden_size": hidden,
-        "intermediate_size": int(find("n_inner", "ffn_hidden_size") or expansion * hidden),
+        "intermediate_size": int(find("n_inner", "ffn_hidden_size", "intermediate_size") or expansion * hidden),
         "num_layers": num_layers,
         "num_heads": num_heads,
         "num_kv_heads": num_heads,

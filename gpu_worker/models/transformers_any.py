@@ -7,7 +7,7 @@ with those of the model's own attention.
 """
 
 import inspect
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -21,6 +21,7 @@ from transformers import logging as transformers_logging
 from transformers.masking_utils import AttentionMaskInterface
 from transformers.modeling_utils import AttentionInterface
 
+from gpu_worker.models.transformers_checks import check_weights, check_windows, find_context
 from gpu_worker.ops import AttentionOptions, Ops, TokenBatch, make_batch
 from gpu_worker.ops.kv_shape import KvShape
 from octavo.errors import BadModel
@@ -39,6 +40,7 @@ class _StepContext:
     kv: Sequence[Tensor]
     options: dict[Any, AttentionOptions]
     windows: dict[int, int] = field(default_factory=dict)  # by layer: the window that the model asked for
+    masked: set[int] = field(default_factory=set)  # the windows of the masks that the model asked for
     shapes: dict[int, tuple[int, int]] = field(default_factory=dict)  # by layer: (num_kv_heads, head_dim)
 
 
@@ -61,6 +63,8 @@ def _attend(
     step, layer = _current.get(), getattr(module, "layer_idx", None)
     if step is None or layer is None:
         raise BadModel("paged attention was called outside a step or by a module without layer_idx")
+    if attention_mask is not None:  # not one of _no_mask
+        raise BadModel(f"layer {layer} has a mask of its own, which pages do not know")
     queries, keys, values = (x[0].transpose(0, 1) for x in (query, key, value))
     if not step.kv:  # a probe: only the shapes count
         step.shapes[layer] = (keys.shape[1], keys.shape[2])
@@ -75,8 +79,11 @@ def _attend(
     return attended.unsqueeze(0), None
 
 
-def _no_mask(*_: Any, **__: Any) -> None:
-    """There is no mask, because pages need none."""
+def _no_mask(*_: Any, local_size: int | None = None, **__: Any) -> None:
+    """There is no mask, because pages need none. `local_size` is the window of the mask that there would be."""
+    step = _current.get()
+    if step is not None and local_size is not None:
+        step.masked.add(local_size)
 
 
 transformers_logging.set_verbosity_error()  # what it warns of when it loads weights refuses the model here
@@ -103,7 +110,7 @@ class TransformersDecoder:
         config = cast("Any", model).config.get_text_config()
         self.name = f"transformers:{config.model_type}"
         self.vocab_size = int(config.vocab_size)
-        self.context_tokens = int(config.max_position_embeddings)
+        self.context_tokens = find_context(self.name, config)
         self.num_layers, self.num_kv_heads, self.head_dim = self._probe(config)
 
     @classmethod
@@ -124,9 +131,13 @@ class TransformersDecoder:
             raise BadModel(f"{directory.name}: this model's attention cannot be replaced ({error})") from error
         except (ValueError, OSError, ImportError, NotImplementedError, RuntimeError) as error:
             raise BadModel(f"{directory.name}: {error}") from error
-        _check_weights(directory.name, weights)
-        decoder = cls(model.eval().to(device), ops, device)
-        decoder.verify()
+        check_weights(directory.name, weights)
+        try:
+            decoder = cls(model.eval().to(device), ops, device)
+            decoder.verify()
+        except (RuntimeError, TypeError, ValueError, LookupError, AttributeError) as error:
+            reason = f"its own code failed on a short prompt ({type(error).__name__}: {error})"
+            raise BadModel(f"{directory.name}: {reason}") from error
         return decoder
 
     def forward(self, batch: TokenBatch, kv: Sequence[Tensor], rows: Tensor) -> Tensor:
@@ -204,37 +215,5 @@ class TransformersDecoder:
             raise BadModel(f"{self.name}: {len(step.shapes)} of {num_layers} layers use the attention interface")
         if len(set(step.shapes.values())) != 1:
             raise BadModel(f"{self.name}: layers have keys of different shapes: {sorted(set(step.shapes.values()))}")
-        _check_windows(self.name, config, step.windows)
+        check_windows(self.name, config, step.windows, step.masked)
         return num_layers, *step.shapes[0]
-
-
-def _check_weights(name: str, weights: Mapping[str, Any]) -> None:
-    """BadModel unless each weight came from the checkpoint and each tensor of it went into the model.
-
-    Transformers fills a weight that is missing with random numbers. It does not count as missing what is tied to
-    another weight, nor as unexpected the buffers that it has given up.
-    """
-    mismatched = [
-        f"{key} is {list(stored)} and should be {list(made)}" for key, stored, made in weights["mismatched_keys"]
-    ]
-    for what, found in (
-        ("the checkpoint lacks", weights["missing_keys"]),
-        ("of another shape than config.json says", mismatched),
-        ("the model has no place for", weights["unexpected_keys"]),
-        ("not loaded", weights["error_msgs"]),
-    ):
-        if found:
-            listed = sorted(map(str, found))
-            some = f"{', '.join(listed[:5])}{' …' if len(listed) > 5 else ''}"
-            raise BadModel(f"{name}: {len(listed)} weights {what}: {some}")
-
-
-def _check_windows(name: str, config: Any, windows: dict[int, int]) -> None:
-    """BadModel unless each layer with a window in the configuration asks for it: its mask is not used."""
-    kinds = getattr(config, "layer_types", None) or ["full_attention"] * len(windows)
-    strange = set(kinds) - {"full_attention", "sliding_attention"}
-    if strange:
-        raise BadModel(f"{name}: layers of kind {', '.join(sorted(strange))} cannot be paged")
-    for layer, kind in enumerate(kinds):
-        if kind == "sliding_attention" and not windows[layer]:
-            raise BadModel(f"{name}: layer {layer} is windowed, but its attention is not told so")

@@ -117,15 +117,16 @@ class LLM:
         self,
         prompts: PromptArgument | Sequence[PromptArgument] | None = None,
         sampling_params: ParamsArgument = None,
-        *,
         prompt_token_ids: Sequence[int] | Sequence[Sequence[int]] | None = None,
         use_tqdm: bool = True,
+        *,
         priority: Sequence[int] | None = None,
         **absent: Unpack[CallOptions],
     ) -> list[RequestOutput]:
         """The outputs of one prompt or many, in the order of the prompts.
 
-        A prompt is a text, a list of token ids, {"prompt": …} or {"prompt_token_ids": […]}. `sampling_params` is one
+        A prompt is a text, a list of token ids, {"prompt": …} or {"prompt_token_ids": […]}. Token ids may also come as
+        `prompt_token_ids`, and `prompts` are then their texts. `sampling_params` is one
         value for all prompts, or one for each. `priority` has a number for each prompt, lower first; it needs
         LLM(scheduling_policy="priority"). Raises InvalidArgument or TooLarge, which name the prompt, before any step
         has run. After Ctrl-C nothing of the call is left in the engine.
@@ -282,7 +283,10 @@ class LLM:
             priority=request.priority,
         )
         root = hashing.root_key(self.info.fingerprint, self.info.layout, salt=request.salt)
-        return ScheduledSequence.from_admission(admission, root=root, now=time.monotonic())
+        sequence = ScheduledSequence.from_admission(admission, root=root, now=time.monotonic())
+        sequence.bad_words = request.bad_words
+        sequence.beam_text = request.new_beam_text()
+        return sequence
 
     def _start_anew(self) -> None:
         """Begins with an empty workload. The engine is never started: its steps run in the caller's thread."""

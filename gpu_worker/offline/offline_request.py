@@ -68,15 +68,18 @@ class OfflineRequest:
         *,
         decode: TokenDecoder = lambda _: None,
         salt: str = "",
+        bad_words: tuple[tuple[int, ...], ...] = (),
     ) -> None:
         """`argument` is the argument that the request was made of, such as prompts[3]. `params` are concrete."""
         self.argument = argument
         self.prompt_token_ids = prompt_token_ids
         self.params = params
         self.salt = salt
+        self.bad_words = bad_words
         self.priority = 0  # lower first
         self._prompt = prompt
         self._decode = decode
+        self._new_stream = new_stream
         self._branches = [_Branch(new_stream()) for _ in range(params.num_branches)]
         self._prompt_scores: list[TokenScore] = []
         self._num_cached = 0
@@ -85,6 +88,10 @@ class OfflineRequest:
     @property
     def ended(self) -> bool:
         return all(branch.finish for branch in self._branches)
+
+    def new_beam_text(self) -> TextStream | None:
+        """A text in which stop strings end beams. None if there are none to find."""
+        return self._new_stream() if self.params.beam_width and self.params.stop else None
 
     def add_delta(self, delta: Delta) -> bool:
         """Adds what a step generated. True if a stop string has ended the branch, which the scheduler does not know."""

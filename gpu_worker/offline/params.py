@@ -71,10 +71,15 @@ class OfflineParams:
             raise InvalidArgument("truncate_prompt_tokens", "must be a whole number from 1 on, or -1 for what fits")
         if not self.detokenize and self.stop:
             raise InvalidArgument("stop", "stop strings are found in text; leave out detokenize=False")
-        for i, word in enumerate(_texts("bad_words", self.bad_words)):
+        for i, word in enumerate(self.words):
             if not word.strip():
                 raise InvalidArgument("bad_words", f"entry {i} must be a string that is not empty")
         validation.validate_sampling(self.to_sampling(), vocab_size=limits.U32_MAX)
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        """The bad words as a list."""
+        return _texts("bad_words", self.bad_words)
 
     def to_sampling(self, banned: Sequence[int] = ()) -> SamplingParams:
         """The parameters as the engine knows them. `banned` are the tokens of `bad_words`."""

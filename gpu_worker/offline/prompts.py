@@ -61,7 +61,9 @@ def read_prompts(
 _FORMS = 'give a text, a list of token ids, {"prompt": …} or {"prompt_token_ids": […]}'
 
 
-def _with_token_ids(prompts: object, prompt_token_ids: Sequence[object]) -> list[OfflinePrompt]:
+def _with_token_ids(prompts: object, prompt_token_ids: object) -> list[OfflinePrompt]:
+    if not isinstance(prompt_token_ids, Sequence) or isinstance(prompt_token_ids, (str, bytes)):
+        raise InvalidArgument("prompt_token_ids", f"a {type(prompt_token_ids).__name__} is no list of token ids")
     single = _all_ids(prompt_token_ids) and len(prompt_token_ids) > 0
     listed = cast("Sequence[object]", [prompt_token_ids] if single else prompt_token_ids)
     texts = [None] * len(listed) if prompts is None else [prompts] if isinstance(prompts, str) else prompts

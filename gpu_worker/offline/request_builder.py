@@ -13,7 +13,7 @@ from gpu_worker.offline.prompts import OfflinePrompt
 from gpu_worker.scheduling.step import RunnerInfo
 from octavo import validation
 from octavo.chat_messages import ChatTurn, is_conversation, message_pairs
-from octavo.errors import InvalidArgument, Unimplemented
+from octavo.errors import InvalidArgument
 from octavo.sampling import SamplingParams
 from octavo.text.absent_tokenizer import NO_TEXT, no_tokenizer
 from octavo.text.detokenizer import Detokenizer
@@ -29,6 +29,7 @@ class ModelParams(NamedTuple):
 
     given: OfflineParams
     sampling: SamplingParams
+    bad_words: tuple[tuple[int, ...], ...]  # those of several tokens; `sampling` bans those of one
 
 
 class RequestBuilder:
@@ -103,32 +104,24 @@ class RequestBuilder:
         try:
             own = params if isinstance(params, OfflineParams) else OfflineParams.of(params)
             own.check_values()
-            sampling = self._sampling(own)
-            validation.validate_sampling(sampling, vocab_size=info.vocab_size, eos_token_ids=info.eos_token_ids)
+            words = self._tokens_of_words(own.words)
+            # Each last token may be kept out at some step, so the parameters must be good without any of them.
+            for banned in ([word[-1] for word in words], [word[0] for word in words if len(word) == 1]):
+                sampling = own.to_sampling(banned)
+                validation.validate_sampling(sampling, vocab_size=info.vocab_size, eos_token_ids=info.eos_token_ids)
         except InvalidArgument as error:
             raise InvalidArgument(f"{argument}.{error.field}", error.message.removeprefix(f"{error.field}: ")) from None
-        return ModelParams(own, sampling)
+        return ModelParams(own, sampling, tuple(word for word in words if len(word) > 1))
 
-    def _sampling(self, params: OfflineParams) -> SamplingParams:
-        words = [params.bad_words] if isinstance(params.bad_words, str) else params.bad_words or ()
-        return params.to_sampling([token_id for word in words for token_id in self._tokens_of_word(word)])
-
-    def _tokens_of_word(self, word: str) -> list[int]:
-        """The tokens that are the word, alone and after a space. Raises Unimplemented for a word of several tokens."""
-        plain = word.lstrip()
-        begins = self._tokenizer.encode("")
-        forms = [self._tokenizer.encode(text)[len(begins) :] for text in (plain, f" {plain}")]
-        single = [form[0] for form in forms if len(form) == 1]
-        if not single:
-            raise Unimplemented(
-                f"bad_words: {word!r} is {len(forms[0])} tokens of this model, and only a word of one token can be "
-                "kept out; leave it out, or give some of its tokens as banned_token_ids"
-            )
-        return single
+    def _tokens_of_words(self, words: Sequence[str]) -> list[tuple[int, ...]]:
+        """Each word as tokens, alone and after a space."""
+        begins = len(self._tokenizer.encode(""))
+        forms = [text for word in words for text in (word.lstrip(), f" {word.lstrip()}")]
+        return [tuple(self._tokenizer.encode(text)[begins:]) for text in forms]
 
     def _request(self, prompt: OfflinePrompt, token_ids: list[int], params: ModelParams) -> OfflineRequest:
         """A request that has passed every check."""
-        info, (given, sampling) = self._info, params
+        info, (given, sampling, bad_words) = self._info, params
         token_ids = self._truncated(token_ids, given)
         validation.validate_prompt(
             token_ids, vocab_size=info.vocab_size, context_tokens=info.context_tokens, field=prompt.argument
@@ -147,6 +140,7 @@ class RequestBuilder:
             lambda: self._new_stream(resolved, given.detokenize),
             decode=self._decode_token if given.detokenize else lambda _: None,
             salt=prompt.salt,
+            bad_words=bad_words,
         )
 
     def _truncated(self, token_ids: list[int], params: OfflineParams) -> list[int]:

@@ -1,7 +1,8 @@
 """The changes that a request makes to its logits before a token is drawn: bias, penalties and masks, in vLLM's order.
 
 1. `logit_bias` is added. `banned_token_ids` become -inf. So do tokens that would end the branch (`stop_token_ids`, and
-   the model's end tokens unless `ignore_eos`) while it has fewer than `min_tokens` output tokens.
+   the model's end tokens unless `ignore_eos`) while it has fewer than `min_tokens` output tokens, and tokens that would
+   complete one of the sequence's `bad_words`.
 2. `repetition_penalty` divides positive and multiplies negative logits of tokens seen in prompt or output.
 3. For each token in the output, `frequency_penalty` per occurrence and `presence_penalty` once are subtracted.
 4. All tokens but `allowed_token_ids` become -inf.
@@ -40,6 +41,7 @@ def is_adjusted(branch: Branch) -> bool:
         is_penalized(params)
         or bool(params.logit_bias or params.allowed_token_ids or params.banned_token_ids)
         or branch.num_output < params.min_tokens
+        or bool(branch.sequence.bad_words)
     )
 
 
@@ -54,8 +56,8 @@ class _FixedParameters:
         not_yet = _known(params.banned_token_ids + ends, vocab_size)
         self.sequence = sequence  # so that no other object gets its id() while this one is cached
         self.allowed = _known(params.allowed_token_ids, vocab_size) if params.allowed_token_ids else None
-        self.bias = _with_banned(bias, banned)
-        self.bias_at_first = _with_banned(bias, not_yet)  # until there are min_tokens output tokens
+        self.bias = _with_banned(bias, banned.tolist())
+        self.bias_at_first = _with_banned(bias, not_yet.tolist())  # until there are min_tokens output tokens
 
 
 @dataclass(slots=True)
@@ -119,6 +121,9 @@ class LogitAdjuster:
         fixed = self._fixed.get(key) or old.get(key) or _FixedParameters(sequence, self.vocab_size, self.eos_token_ids)
         self._fixed[key] = fixed
         bias_ids, bias = fixed.bias_at_first if branch.num_output < params.min_tokens else fixed.bias
+        last = _last_of_bad_words(branch, self.vocab_size) if sequence.bad_words else []
+        if last:
+            bias_ids, bias = _with_banned(dict(zip(bias_ids.tolist(), bias.tolist(), strict=True)), last)
         if not is_penalized(params):
             return LogitEdit(bias_ids, bias, _NO_IDS, _NO_FLOATS, 1.0, fixed.allowed)
         history = histories.get(id(branch))
@@ -134,8 +139,18 @@ class LogitAdjuster:
         return torch.from_numpy(np.concatenate(arrays)).to(self.device)
 
 
-def _with_banned(bias: dict[int, float], banned: Ids) -> tuple[Ids, Floats]:
-    added = bias | dict.fromkeys(banned.tolist(), -np.inf)
+def _last_of_bad_words(branch: Branch, vocab_size: int) -> list[int]:
+    """The tokens that would complete a bad word at the end of the branch's output."""
+    tokens, num_output = branch.tokens, branch.num_output
+    return [
+        last
+        for *first, last in branch.sequence.bad_words
+        if len(first) <= num_output and tokens[len(tokens) - len(first) :] == first and 0 <= last < vocab_size
+    ]
+
+
+def _with_banned(bias: dict[int, float], banned: Sequence[int]) -> tuple[Ids, Floats]:
+    added = bias | dict.fromkeys(banned, -np.inf)
     return np.array(list(added), dtype=np.int64), np.array(list(added.values()), dtype=np.float32)
 
 

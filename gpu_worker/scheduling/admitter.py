@@ -74,7 +74,7 @@ def prepare_branches(sequence: Sequence, info: RunnerInfo) -> None:
         )
         sequence.search.starts = [branch.num_journalled_at_start for branch in sequence.branches]
         sequence.search.done = [branch.state is FINISHED for branch in sequence.branches]
-        sequence.branches = [Branch(sequence, 0, list(sequence.prompt), num_prompt)]
+        sequence.branches = [Branch(sequence, 0, list(sequence.prompt), num_prompt, text=sequence.beam_text)]
         if params.logprobs is not None:
             sequence.branches[0].scores = []
     for branch in sequence.branches:

@@ -1,9 +1,10 @@
 """Beam search: which beams go on, which are complete, and when no live beam can win any more.
 
-A hypothesis scores `sum of log probabilities / output length ** length_penalty`; a stop token counts as output. In each
-step every live beam offers 2 * width candidates, so that `width` of them go on even if all others end. Candidates are
-ordered by sum, then parent, then token, so that ties always fall the same way. A candidate that ends is kept only if it
-is one of the `width` best.
+A hypothesis scores `sum of log probabilities / output length ** length_penalty`. A beam ends with a stop token, which
+counts as output, or with the token that completes a stop string in its text. In each step every live beam offers
+2 * width candidates. Candidates are ordered by sum, then parent, then token, so that ties always fall the same way. A
+candidate that ends is kept only if it is one of the `width` best. If the others are fewer than `width`, because stop
+strings ended many, the search goes on with these.
 """
 
 import math
@@ -12,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from octavo.sampling import FinishReason, TokenScore
+from octavo.text.stop import TextStream
 
 
 class BeamCandidate(NamedTuple):
@@ -48,6 +50,11 @@ def expand(totals: Sequence[float], offers: Sequence[TokenScore]) -> list[BeamCa
     return candidates
 
 
+def completes_stop(text: TextStream | None, token_id: int) -> bool:
+    """Whether a stop string is complete with one more token after this text."""
+    return text is not None and text.fork().push((token_id,)).stopped
+
+
 class BeamSelection(NamedTuple):
     """What one step does to a search: the beams of the next step, and the candidates that are complete outputs."""
 
@@ -73,12 +80,18 @@ class BeamSearch:
         """The score of an output of `length` tokens with this sum of log probabilities."""
         return total / math.pow(max(1, length), self.length_penalty)
 
-    def select(self, candidates: Sequence[BeamCandidate], length: int) -> BeamSelection:
-        """Chooses from the candidates of a step, sorted best first. `length` is that of outputs with the new token."""
+    def select(
+        self, candidates: Sequence[BeamCandidate], length: int, texts: Sequence[TextStream | None]
+    ) -> BeamSelection:
+        """Chooses from the candidates of a step, sorted best first. `length` is that of outputs with the new token.
+
+        `texts` are the beams' texts, None if there are no stop strings.
+        """
         going: list[BeamCandidate] = []
         ended: list[BeamCandidate] = []
         for place, candidate in enumerate(candidates):
-            if candidate.score.token_id in self.stops and length > self.min_tokens:
+            token_id, text = candidate.score.token_id, texts[candidate.parent]
+            if (token_id in self.stops and length > self.min_tokens) or completes_stop(text, token_id):
                 if place < self.width:
                     ended.append(candidate)
             elif len(going) < self.width:

@@ -174,7 +174,7 @@ class Committer:
         beams = [branch for branch, _, _ in offers]
         length = beams[0].num_output + 1
         candidates = expand([beam.cumulative_logprob for beam in beams], [score for _, _, score in offers])
-        going, complete = search.select(candidates, length)
+        going, complete = search.select(candidates, length, [beam.text for beam in beams])
         at_end = length >= search.max_tokens
         for candidate in complete + (going if at_end else []):
             parent = beams[candidate.parent]
@@ -203,6 +203,7 @@ class Committer:
                 beam = Branch(sequence, 0, parent.tokens.copy(), parent.num_prompt)
                 beam.stops, beam.last = parent.stops, parent.last
                 beam.scores = parent.scores.copy() if parent.scores is not None else None
+                beam.text = parent.text.fork() if parent.text is not None else None
                 work.fork(parent, beam)
             else:
                 heirs.add(candidate.parent)
@@ -222,3 +223,5 @@ class Committer:
             beam.cumulative_logprob = candidate.total
             if beam.scores is not None:
                 beam.scores.append(candidate.score)
+            if beam.text is not None:
+                beam.text.push((candidate.score.token_id,))

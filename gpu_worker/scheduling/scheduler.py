@@ -233,7 +233,7 @@ class Scheduler:
         work = self._workload
         sequence = work.sequences.get(seq_id)
         if sequence is None:
-            raise NotFound(f"sequence {seq_id} is not on this worker")
+            raise NotFound(f"sequence {seq_id} is not on this worker", resource="sequence", name=seq_id)
         if sequence.epoch != epoch:
             raise stale_epoch(sequence, epoch)
         if operation == "drop":

@@ -18,6 +18,7 @@ from gpu_worker.scheduling.beam import BeamSearch
 from octavo.ids import BlockHash, BlockId, HostBlockId, SequenceId
 from octavo.record import Admission
 from octavo.sampling import SamplingParams, TokenScore
+from octavo.text.stop import TextStream
 
 
 class BranchState(IntEnum):
@@ -51,6 +52,7 @@ class Branch:
     last: int = sys.maxsize  # position of the last token it may have: max_tokens or the end of the context
     slots_end: int = 0  # while num_computed is below it, the next token has a slot in a block that no other has
     scores: list[TokenScore] | None = None  # beams only, when log probabilities are asked for
+    text: TextStream | None = None  # beams only, when there are stop strings
 
     @property
     def num_output(self) -> int:
@@ -84,6 +86,8 @@ class Sequence:
     priority: int = 3  # 1 system, 2 interactive, 3 default, 4 bulk: lower first
     deadline: float | None = None  # of the worker's monotonic clock
     alone: bool = False  # admitted to run alone, because its owners have crashed
+    bad_words: tuple[tuple[int, ...], ...] = ()  # lists of tokens whose last is kept out of outputs: offline use only
+    beam_text: TextStream | None = None  # new, for beams with stop strings, which are found in it
     branches: list[Branch] = field(default_factory=list)  # with beam search: the live beams
     last_preempted: float = float("-inf")
     # What the scheduler keeps of it:

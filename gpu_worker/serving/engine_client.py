@@ -20,6 +20,7 @@ from gpu_worker.scheduling.scheduler import Scheduler
 from gpu_worker.scheduling.sequence import Sequence
 from gpu_worker.scheduling.step_budget import StepBudget
 from gpu_worker.scheduling.workload import Workload
+from gpu_worker.serving.beam_texts import BeamTexts
 from gpu_worker.serving.cache_watchers import CacheEvent, CacheEventBatch, CacheWatcher, CacheWatchers, join_events
 from gpu_worker.serving.step_publisher import StepPublisher
 from gpu_worker.serving.step_subscription import MAX_PENDING_MESSAGES, StepSubscription
@@ -57,6 +58,7 @@ class EngineClient:
         self._workload = workload
         self._cache = workload.tables.cache
         self._budget = budget
+        self._beam_texts = BeamTexts(workload.info)
         self.report = self._measure_load()
         self._loop = asyncio.get_running_loop()
         self._deciding: dict[tuple[SequenceId, int], asyncio.Task[AdmissionAnswer]] = {}
@@ -92,6 +94,10 @@ class EngineClient:
             sequence = self._sequence(admission)
         except InvalidArgument as error:
             return AdmissionAnswer(AdmissionOutcome.REJECTED, error.failure())
+        try:
+            sequence.beam_text = await self._beam_texts.new_text(sequence.params)
+        except ServingError as error:
+            return AdmissionAnswer(AdmissionOutcome.NEVER, error.failure())
         command = self._admission_command(sequence, admission, router_id)
         return await asyncio.wrap_future(self.engine.post_command(command))
 

@@ -1,16 +1,50 @@
-"""A worker's lease in the store. It means that the step loop makes progress, and only that progress renews it."""
+"""A worker's id and lease in the store.
+
+The lease means that the step loop makes progress, and only that progress renews it. Of two workers with one id, one
+ends: the one that starts, if the other one renews its lease; the other one, if its lease had ended by then.
+"""
 
 import asyncio
 import logging
 import time
 
 from octavo.errors import StoreUnavailable
+from octavo.retry import until_answered
 from octavo.store.base import Store
-from octavo.store.calls import Member
+from octavo.store.calls import Member, NameHolder
 
 log = logging.getLogger(__name__)
 
 RENEWALS_PER_LEASE = 3
+REGISTER_PAUSE_S = 0.1
+
+
+class WorkerIdTaken(Exception):
+    """Another worker has this worker's id. The message says which, and what to do."""
+
+    def __init__(self, member: Member, holder: NameHolder) -> None:
+        super().__init__(
+            f"worker_id {member.name}: the worker at {holder.endpoint} ({holder.id}) has this id and renews its lease: "
+            "end it, or give this one another --worker-id"
+        )
+
+
+async def register_worker(store: Store, member: Member, lease_ms: int) -> None:
+    """Gets the worker its id, once the lease of an earlier worker with this id has ended: after one lease at most.
+
+    Raises WorkerIdTaken if that worker renews its lease, or if yet another one gets the id first.
+    """
+    seen: NameHolder | None = None
+    while True:
+        holder = await until_answered(lambda: store.register(member, lease_ms), what="start")
+        if holder is None:
+            return
+        if seen is None:
+            log.info("the worker at %s had the id %s: waiting until its lease ends", holder.endpoint, member.name)
+        elif holder != seen:
+            raise WorkerIdTaken(member, holder)
+        seen = holder
+        await asyncio.sleep(REGISTER_PAUSE_S)
 
 
 class Lease:
@@ -25,6 +59,8 @@ class Lease:
         self._renewing: asyncio.Task[None] | None = None
         self._ended = False
         self.begun = False  # the store knows this worker
+        self.lost = asyncio.Event()  # another worker has got the id
+        self.loss: WorkerIdTaken | None = None  # says which one, once `lost` is set
 
     def beat(self) -> None:
         """Renews the lease if a third of its time has passed. The engine calls this after each step and idle round."""
@@ -39,11 +75,15 @@ class Lease:
 
     async def _renew(self) -> None:
         try:
-            await self._store.heartbeat(self._member, self._lease_ms)
+            holder = await self._store.heartbeat(self._member, self._lease_ms)
         except StoreUnavailable as error:
             log.warning("lease not renewed: %s", error)
-        else:
+            return
+        if holder is None:
             self.begun = True
+        else:
+            self._ended, self.loss = True, WorkerIdTaken(self._member, holder)
+            self.lost.set()
 
     async def end(self) -> None:
         """Ends the lease after a renewal under way, which would otherwise make the worker look alive again."""

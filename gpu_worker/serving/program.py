@@ -9,8 +9,9 @@ import time
 from gpu_worker.engine.configuration import build_runner
 from gpu_worker.scheduling.step import Runner
 from gpu_worker.serving import progress_monitor
+from gpu_worker.serving.lease import WorkerIdTaken, register_worker
 from gpu_worker.serving.listener import Listener
-from gpu_worker.serving.worker import Worker
+from gpu_worker.serving.worker import Worker, member_of
 from octavo.errors import ServingError
 from octavo.loop import Stopped, before, stop_event
 from octavo.retry import until_answered
@@ -25,10 +26,10 @@ STORE_PAUSE_S = 0.5
 
 
 async def serve(settings: WorkerSettings) -> int:
-    """Runs a worker until SIGTERM or SIGINT. Returns the exit status of the process.
+    """Runs a worker until SIGTERM or SIGINT, or until another worker has its id. Returns the process's exit status.
 
-    It does not return where a thread is still at work: the process then ends at once, with status 0 while the model
-    loads, and with that of `give_up` when a step hangs.
+    It does not return where a thread is still at work: the process then ends at once, with status 0 or 1 while the
+    model loads, and with that of `give_up` when a step hangs.
     """
     stop = stop_event()
     try:
@@ -39,12 +40,12 @@ async def serve(settings: WorkerSettings) -> int:
         return 1
     store = open_store(settings.store)
     try:
-        runner = await before(stop, build_runner_in_thread(settings))
-        await before(stop, until_answered(store.open, pause_s=STORE_PAUSE_S, what="start"))
-    except Stopped:
-        log.info("asked to end while starting")
+        runner = await before(stop, load_and_register(settings, listener, store))
+    except (Stopped, WorkerIdTaken) as error:
+        asked = isinstance(error, Stopped)
+        log.log(logging.INFO if asked else logging.ERROR, "%s", "asked to end while starting" if asked else error)
         await listener.close(0)
-        os._exit(0)  # a model that another thread loads cannot be interrupted, and there is nothing to save
+        os._exit(0 if asked else 1)  # the thread that loads a model cannot be interrupted; there is nothing to save
     except Exception as error:  # whatever loading raises ends the process, whose last line says why
         if not isinstance(error, ServingError | OSError | MemoryError):
             log.info("where it happened:\n%s", stack_of(error))
@@ -56,10 +57,29 @@ async def serve(settings: WorkerSettings) -> int:
     worker = Worker(settings, listener, store, runner)
     try:
         worker.start()
-        await stop.wait()
+        await before(stop, worker.lease.lost.wait())
+        log.error("%s", worker.lease.loss)
+        return 1
+    except Stopped:
+        return 0
     finally:
         await end_worker(worker, store, runner)
-    return 0
+
+
+async def load_and_register(settings: WorkerSettings, listener: Listener, store: Store) -> Runner:
+    """Loads the model, and meanwhile gets the worker its id from the store. Raises what either of them raises."""
+
+    async def register() -> None:
+        await until_answered(store.open, pause_s=STORE_PAUSE_S, what="start")
+        await register_worker(store, member_of(listener), settings.lease_ms)
+
+    registering = asyncio.create_task(register())
+    loading = asyncio.create_task(build_runner_in_thread(settings))
+    try:
+        await asyncio.gather(loading, registering)
+    finally:
+        registering.cancel()
+    return loading.result()
 
 
 def start_failure(error: Exception) -> str:

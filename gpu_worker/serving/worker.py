@@ -114,4 +114,4 @@ def cancel_task(task: "asyncio.Task[None] | None") -> None:
 def member_of(listener: Listener) -> Member:
     """How the store knows this worker, and what other processes learn of it there."""
     info = {"worker_id": listener.worker_id, "endpoint": listener.endpoint, "pid": os.getpid()}
-    return Member("worker", listener.incarnation, json.dumps(info).encode())
+    return Member("worker", listener.incarnation, json.dumps(info).encode(), listener.worker_id, listener.endpoint)

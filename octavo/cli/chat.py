@@ -6,7 +6,7 @@ Ctrl-C ends an answer, Ctrl-D ends the conversation, and /reset forgets it.
 import argparse
 import sys
 
-from octavo.cli import deployment, output, sampling
+from octavo.cli import answer_notes, connection, deployment, output, sampling
 from octavo.client import Client
 from octavo.client.arguments import SamplingArguments
 from octavo.errors import ServingError
@@ -17,6 +17,7 @@ Turns = list[tuple[str, str]]
 def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     parser = commands.add_parser("chat", help="talk to the model", description=__doc__)
     deployment.add_arguments(parser)
+    connection.add_timeout(parser)
     parser.add_argument("--system", metavar="TEXT", help="a system message to begin with")
     parser.add_argument("--model", metavar="NAME", help="the model to use, if several are served")
     sampling.add_arguments(parser)
@@ -28,7 +29,7 @@ def run(args: argparse.Namespace) -> int:
     start: Turns = [("system", args.system)] if args.system else []
     turns = list(start)
     _enable_line_editing()
-    with Client(deployment.endpoints(args)) as client:
+    with connection.connected(args) as client:
         while (line := _read_line()) is not None:
             if line == "/reset":
                 turns = list(start)
@@ -54,17 +55,20 @@ def _answer(client: Client, turns: Turns, args: argparse.Namespace) -> Turns:
 
 
 def _streamed(client: Client, turns: Turns, params: SamplingArguments, model: str | None) -> str:
-    text = ""
+    parts = []
     stream = client.generate(turns, model=model, **params)
     try:
         for event in stream:
-            text += event.text
+            parts.append(event)
             print(event.text, end="", flush=True)
     except KeyboardInterrupt:
         client.cancel(stream.request_id)
         print(" …", end="")
     print(flush=True)
-    return text
+    answer = output.branch_of(parts)
+    for note in answer_notes.notes([answer], params):
+        output.print_error("chat", note)
+    return answer.text
 
 
 def _as_json(client: Client, turns: Turns, params: SamplingArguments, model: str | None) -> str:

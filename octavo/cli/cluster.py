@@ -98,13 +98,11 @@ class Cluster:
         )
         endpoint = reachable_address(settings.listen)
         state = RouterState(name, None, endpoint, settings.admin_listen)
-        # A router says SERVING once it has a worker. A cluster without workers does not wait for those of others.
-        ready = serving(endpoint) if self._settings.up.workers else answering(endpoint)
-        return self._supervised(name, "router", settings, ready, {}), state
+        return self._supervised(name, "router", settings, serving(endpoint), {}), state
 
     def _worker(self, index: int, port: int) -> tuple[SupervisedProcess, WorkerState]:
         name = f"worker-{index}"
-        threads = self._settings.worker.threads or max(1, usable_cores() // max(self._settings.up.workers, 1))
+        threads = self._settings.worker.threads or max(1, usable_cores() // self._settings.up.workers)
         settings = replace(
             self._settings.worker,
             listen=f"{HOST}:{port}",
@@ -128,31 +126,18 @@ class Cluster:
 
 
 def serving(endpoint: str) -> ReadyCheck:
-    """Makes a check whether the server at `endpoint` says SERVING."""
+    """Makes a check whether the server at `endpoint` says SERVING. A router does so once it has a worker."""
 
     async def is_serving() -> bool:
-        return bool(await _health(endpoint) == health_pb2.HealthCheckResponse.SERVING)
+        async with rpc.channel(endpoint) as channel:
+            stub = health_pb2_grpc.HealthStub(channel)
+            try:
+                reply = await stub.Check(health_pb2.HealthCheckRequest(), timeout=HEALTH_TIMEOUT_S)
+            except grpc.RpcError:
+                return False
+            return bool(reply.status == health_pb2.HealthCheckResponse.SERVING)
 
     return is_serving
-
-
-def answering(endpoint: str) -> ReadyCheck:
-    """Makes a check whether the server at `endpoint` reports its health at all, even as NOT_SERVING."""
-
-    async def is_answering() -> bool:
-        return await _health(endpoint) is not None
-
-    return is_answering
-
-
-async def _health(endpoint: str) -> int | None:
-    """The health of the whole server at `endpoint`; None if it does not answer."""
-    async with rpc.channel(endpoint) as channel:
-        stub = health_pb2_grpc.HealthStub(channel)
-        try:
-            return int((await stub.Check(health_pb2.HealthCheckRequest(), timeout=HEALTH_TIMEOUT_S)).status)
-        except grpc.RpcError:
-            return None
 
 
 async def _always() -> bool:

@@ -7,11 +7,11 @@ import argparse
 import sys
 from collections.abc import Sequence
 from importlib import metadata
-from typing import NoReturn
 
 from octavo.cli import chat, completion, doctor, generate, output, programs, status, up
 from octavo.cli.command_error import CommandError
 from octavo.cli.output import print_error
+from octavo.command_parser import CommandParser
 from octavo.errors import InvalidArgument, ServingError
 from octavo.options import SettingsError, closest
 
@@ -19,39 +19,28 @@ INTERRUPTED = 130
 COMMANDS = (up, programs, generate, chat, status, doctor, completion)
 
 
-class CommandParser(argparse.ArgumentParser):
-    """A parser whose errors are one line: what is wrong, the closest word that would be right, and where to look."""
-
-    def error(self, message: str) -> NoReturn:
-        self.exit(2, f"{self.prog}: {message}; {self.prog} --help lists what there is\n")
-
-
-def parser() -> argparse.ArgumentParser:
+def parser() -> CommandParser:
     """The parser for all commands."""
-    root = CommandParser(prog="octavo", description="Serves language models over gRPC.", allow_abbrev=False)
+    root = CommandParser(prog="octavo", description="Serves language models over gRPC.")
     root.add_argument("--version", action="version", version=f"octavo {_version()}")
     commands = root.add_subparsers(dest="command", metavar="COMMAND", required=True)
     for command in COMMANDS:
         command.add_parser(commands)
-    for each in commands.choices.values():
-        each.allow_abbrev = False
     return root
 
 
 def parsed(words: Sequence[str]) -> argparse.Namespace:
     """The arguments. Ends the program with a message and status 2 if one is wrong."""
     root = parser()
-    commands: dict[str, argparse.ArgumentParser] = next(
-        dict(action.choices or {}) for action in root._actions if action.dest == "command"
-    )
+    commands: dict[str, CommandParser] = {}
+    for action in root._actions:
+        if action.dest == "command":
+            commands.update(action.choices or {})
     if words and not words[0].startswith("-") and words[0] not in commands:
         root.error(f"no such command: {words[0]}{closest(words[0], commands)}")
     args, unknown = root.parse_known_args(words)
-    args.arguments = words[1:]
-    if unknown:
-        chosen = commands[args.command]
-        flags = [text for action in chosen._actions for text in action.option_strings]
-        chosen.error(f"no such argument: {unknown[0]}{closest(unknown[0].split('=')[0], flags)}")
+    args.arguments = list(words[1:])
+    commands[args.command].refuse(unknown)
     return args
 
 

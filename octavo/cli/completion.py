@@ -25,12 +25,7 @@ complete -o default -F _octavo octavo
 
 
 def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    parser = commands.add_parser(
-        "completion",
-        help="print a script for your shell's completion",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = commands.add_parser("completion", help="print a script for your shell's completion", description=__doc__)
     parser.add_argument("shell", choices=SHELLS)
     parser.set_defaults(run=lambda args: run(args, commands))
 

@@ -6,14 +6,17 @@ from dataclasses import asdict
 
 from octavo import settings
 from octavo.cli import checks, output, state
+from octavo.command_parser import USAGE
 from octavo.setting_sources import add_arguments
 
 MARKS = {"ok": "ok  ", "note": "note", "bad": "BAD "}
 
 
 def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    parser = commands.add_parser("doctor", help="check this machine, and say what to fix", description=__doc__)
-    settings.add_common_arguments(parser)
+    parser = commands.add_parser(
+        "doctor", help="check this machine, and say what to fix", usage=USAGE, description=__doc__
+    )
+    settings.add_common_arguments(parser, [settings.UpSettings])
     add_arguments(parser, settings.UpSettings, skip=("restart",))
     parser.add_argument("--json", action="store_true", help="print one object")
     parser.set_defaults(run=run)

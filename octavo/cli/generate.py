@@ -1,26 +1,33 @@
 """`octavo generate`: continues a prompt and prints the text as it is made, or one JSON object at the end."""
 
 import argparse
+import os
 import sys
 from typing import Any
 
-from octavo.cli import deployment, output, sampling
-from octavo.client import Client, Completion
+from octavo.cli import answer_notes, connection, deployment, output, sampling, token_table
+from octavo.client import Output, Stream
 from octavo.client.convert import PRIORITIES, Prompt
+from octavo.errors import InvalidArgument
 
 
 def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     parser = commands.add_parser("generate", help="continue a prompt", description=__doc__)
     deployment.add_arguments(parser)
-    source = parser.add_mutually_exclusive_group(required=True)
-    source.add_argument("--prompt", metavar="TEXT", help="the text to continue; - reads it from stdin")
-    source.add_argument("--token-ids", type=_ids, metavar="ID[,...]", help="the prompt as token ids")
+    connection.add_timeout(parser)
+    parser.add_argument("prompt", nargs="?", metavar="PROMPT", help="the text to continue; - reads it from stdin")
+    parser.add_argument("--prompt", dest="prompt_flag", metavar="TEXT", help="the same, as a flag")
+    parser.add_argument("--token-ids", type=_ids, metavar="ID[,...]", help="the prompt as token ids")
     parser.add_argument("--chat", action="store_true", help="the prompt is a user's message to answer")
     parser.add_argument("--system", metavar="TEXT", help="a system message before the prompt; implies --chat")
     sampling.add_arguments(parser)
-    parser.add_argument("--n", type=int, default=None, metavar="N", help="branches to return")
+    parser.add_argument("--n", type=int, default=None, metavar="N", help="branches to return [default: 1]")
     parser.add_argument(
-        "--logprobs", type=int, default=None, metavar="N", help="likeliest tokens to report at each token"
+        "--logprobs",
+        type=int,
+        default=None,
+        metavar="N",
+        help="print each token's log probability, and the N likeliest",
     )
     parser.add_argument("--model", metavar="NAME", help="the model to use, if several are served")
     parser.add_argument("--request-id", metavar="ID", help="makes a repeated command join the same request")
@@ -33,40 +40,58 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
 
 
 def run(args: argparse.Namespace) -> int:
+    prompt, params = _prompt(args), sampling.from_args(args)
     options: dict[str, Any] = {
         "model": args.model,
         "request_id": args.request_id,
         "deadline_s": args.deadline,
         "priority": args.priority,
+        **params,
     }
-    with Client(deployment.endpoints(args)) as client:
-        options |= sampling.from_args(args)
-        if args.json or options.get("n", 1) > 1:
-            _print_whole(client.complete(_prompt(args), **options), args.json)
+    several = (params.get("n") or 1) > 1
+    with connection.connected(args) as client:
+        if args.json:
+            output.print_json(output.completion_json(client.complete(prompt, **options)))
             return 0
-        for event in client.generate(_prompt(args), **options):
-            print(event.text, end="", flush=True)
-        print()
+        if several:
+            outputs = client.complete(prompt, **options).outputs
+        else:
+            outputs = (_streamed(client.generate(prompt, **options)),)
+        for branch in outputs:
+            if several:
+                print(f"--- {branch.index}: {branch.finish_reason.name}\n{branch.text}")
+            if branch.logprobs:
+                print("\n" + token_table.render(branch, client, args.model))
+        for note in answer_notes.notes(outputs, params):
+            output.print_error(args.command, note)
     return 0
 
 
+def _streamed(stream: Stream) -> Output:
+    """Prints the text of one branch as it comes, and returns the branch."""
+    parts = []
+    for event in stream:
+        print(event.text, end="", flush=True)
+        parts.append(event)
+    print(flush=True)
+    return output.branch_of(parts)
+
+
 def _prompt(args: argparse.Namespace) -> Prompt:
+    given = [value for value in (args.prompt, args.prompt_flag, args.token_ids) if value is not None]
+    if len(given) != 1:
+        raise InvalidArgument("prompt", "give one: octavo generate 'TEXT', or - for stdin, or --token-ids 1,2,3")
     if args.token_ids is not None:
         return list(args.token_ids)
-    text: bytes | str = sys.stdin.buffer.read() if args.prompt == "-" else args.prompt
+    raw = sys.stdin.buffer.read() if given[0] == "-" else os.fsencode(str(given[0]))
     if args.chat or args.system:
-        text = text.decode(errors="surrogateescape") if isinstance(text, bytes) else text
-        return [*([("system", args.system)] if args.system else []), ("user", text)]
-    return text
+        turns = [("system", args.system)] if args.system else []
+        return [*turns, ("user", raw.decode(errors="surrogateescape"))]
+    try:
+        return raw.decode()
+    except UnicodeDecodeError:
+        return raw  # bytes that are no text continue as they are
 
 
 def _ids(text: str) -> list[int]:
     return [int(part) for part in text.split(",") if part.strip()]
-
-
-def _print_whole(completion: Completion, as_json: bool) -> None:
-    if as_json:
-        output.print_json(output.completion_json(completion))
-        return
-    for branch in completion.outputs:
-        print(f"--- {branch.index}: {branch.finish_reason.name}\n{branch.text}")

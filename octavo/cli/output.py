@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
-from octavo.client import Completion, Logprobs
+from octavo.client import Completion, Event, FinishReason, Logprobs, Output
 
 
 def print_json(data: Any, indent: int | None = None) -> None:
@@ -17,13 +17,14 @@ def print_json(data: Any, indent: int | None = None) -> None:
 
 
 def prepare_streams() -> None:
-    """Makes stdout and stderr write what their encoding lacks as escapes; a stream that is closed goes nowhere."""
+    """Lets stdin take any bytes, and stdout any text, by escapes; a stream that is closed leads nowhere."""
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
             setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_RDWR), mode))
-    for stream in (sys.stdout, sys.stderr):
+    escapes = "backslashreplace"
+    for stream, errors in ((sys.stdin, "surrogateescape"), (sys.stdout, escapes), (sys.stderr, escapes)):
         if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="backslashreplace")
+            stream.reconfigure(errors=errors)
 
 
 def flush() -> None:
@@ -54,6 +55,17 @@ def table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
         ]
         lines.append("  ".join(parts).rstrip())
     return "\n".join(lines)
+
+
+def branch_of(events: Sequence[Event]) -> Output:
+    """One branch, of the events of its stream."""
+    return Output(
+        index=0,
+        text="".join(event.text for event in events),
+        token_ids=tuple(token for event in events for token in event.token_ids),
+        finish_reason=next((event.finish_reason for event in events if event.finish_reason), FinishReason.NONE),
+        logprobs=tuple(item for event in events for item in event.logprobs),
+    )
 
 
 def completion_json(completion: Completion) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from typing import NoReturn
 
 from octavo import settings
 from octavo.cli import output
+from octavo.command_parser import USAGE
 from octavo.setting_sources import add_arguments
 
 PROGRAMS = {
@@ -24,10 +25,8 @@ PROGRAMS = {
 
 def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     for name, (_, cls, text) in PROGRAMS.items():
-        parser = commands.add_parser(
-            name, help=text, description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-        )
-        settings.add_common_arguments(parser)
+        parser = commands.add_parser(name, help=text, usage=USAGE, description=__doc__)
+        settings.add_common_arguments(parser, [cls])
         add_arguments(parser, cls)
         parser.set_defaults(run=run)
 

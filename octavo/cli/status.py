@@ -8,20 +8,21 @@ from typing import Any
 import grpc
 
 from octavo import rpc
-from octavo.cli import deployment, output
+from octavo.cli import connection, deployment, output
 from octavo.cli.state import ClusterState, RouterState
 from octavo.errors import StoreUnavailable
 from octavo.options import masked
 from octavo.store import open_store
 from octavo.v1 import admin_pb2, admin_pb2_grpc
 
-TIMEOUT_S = 2.0
+STORE_TIMEOUT_S = 2.0
 
 
 def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     parser = commands.add_parser("status", help="show routers, workers and store", description=__doc__)
     deployment.add_state_dir(parser)
     parser.add_argument("--admin-endpoint", metavar="HOST:PORT[,...]", help="admin listeners of the routers to ask")
+    connection.add_timeout(parser)
     parser.add_argument("--json", action="store_true", help="print one object")
     parser.set_defaults(run=run)
 
@@ -29,47 +30,58 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
 def run(args: argparse.Namespace) -> int:
     if args.admin_endpoint:
         names = deployment.split_endpoints("--admin-endpoint", args.admin_endpoint)
-        status = asyncio.run(collect([RouterState("", None, "", name) for name in names], None))
+        state, routers = None, [RouterState("", None, "", name) for name in names]
     else:
         state = deployment.running(args)
-        status = asyncio.run(collect(state.routers, state))
+        routers = state.routers
+    addresses = [router.admin_endpoint for router in routers]
+    with connection.delayed_notice(args.command, addresses, args.timeout):
+        status = asyncio.run(collect(routers, state, args.timeout))
     if args.json:
         output.print_json(status, indent=2)
     else:
         print(_text(status))
+    for router in status["routers"]:
+        if router["error"]:
+            output.print_error(args.command, f"{router['admin_endpoint']}: {router['error']}")
     return 0 if any(router["serving"] for router in status["routers"]) else 1
 
 
-async def collect(routers: list[RouterState], state: ClusterState | None) -> dict[str, Any]:
+async def collect(routers: list[RouterState], state: ClusterState | None, timeout_s: float) -> dict[str, Any]:
     """The status of all routers, their workers and the store. Those that do not answer are shown as not serving."""
-    answers = await asyncio.gather(*(_list_workers(router.admin_endpoint) for router in routers))
+    answers = await asyncio.gather(*(_list_workers(router.admin_endpoint, timeout_s) for router in routers))
     store = await _store(state) if state else None
     return {
         "up": {"pid": state.pid, "ready": state.ready, "model": state.model, "state_dir": state.state_dir}
         if state
         else None,
         "routers": [_router(known, answer) for known, answer in zip(routers, answers, strict=True)],
-        "workers": _workers(state, [answer for answer in answers if answer is not None]),
+        "workers": _workers(state, [answer for answer in answers if not isinstance(answer, str)]),
         "store": store,
     }
 
 
-async def _list_workers(endpoint: str) -> admin_pb2.ListWorkersResponse | None:
+async def _list_workers(endpoint: str, timeout_s: float) -> admin_pb2.ListWorkersResponse | str:
+    """What the router answers, or why it does not, and what to do."""
     async with rpc.channel(endpoint) as channel:
         try:
             reply: admin_pb2.ListWorkersResponse = await admin_pb2_grpc.AdminStub(channel).ListWorkers(
-                admin_pb2.ListWorkersRequest(), timeout=TIMEOUT_S
+                admin_pb2.ListWorkersRequest(), timeout=timeout_s, wait_for_ready=True
             )
-        except grpc.RpcError:
-            return None
+        except grpc.aio.AioRpcError as error:
+            if error.code() is grpc.StatusCode.UNIMPLEMENTED:
+                return "this is not the Admin listener of a router: see --admin-listen"
+            if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
+                return f"no answer within {timeout_s:g} s: correct --admin-endpoint, or wait longer with --timeout"
+            return error.details() or error.code().name
     return reply
 
 
 async def _store(state: ClusterState) -> dict[str, Any]:
     store = open_store(state.store.url)
     try:
-        await asyncio.wait_for(store.open(), TIMEOUT_S)
-        depth = await asyncio.wait_for(store.queue_depth(), TIMEOUT_S)
+        await asyncio.wait_for(store.open(), STORE_TIMEOUT_S)
+        depth = await asyncio.wait_for(store.queue_depth(), STORE_TIMEOUT_S)
         found: dict[str, Any] = {"serving": True, **asdict(depth)}
     except (StoreUnavailable, TimeoutError):
         found = {"serving": False}
@@ -78,10 +90,10 @@ async def _store(state: ClusterState) -> dict[str, Any]:
     return {**asdict(state.store), "url": masked(state.store.url), **found}
 
 
-def _router(known: RouterState, answer: admin_pb2.ListWorkersResponse | None) -> dict[str, Any]:
+def _router(known: RouterState, answer: admin_pb2.ListWorkersResponse | str) -> dict[str, Any]:
     found = asdict(known)
-    if answer is None:
-        return {**found, "incarnation": "", "serving": False, "num_queued": 0}
+    if isinstance(answer, str):
+        return {**found, "incarnation": "", "serving": False, "num_queued": 0, "error": answer}
     incarnation = answer.router_id
     return {
         **found,
@@ -89,6 +101,7 @@ def _router(known: RouterState, answer: admin_pb2.ListWorkersResponse | None) ->
         "incarnation": incarnation,
         "serving": True,
         "num_queued": answer.num_queued,
+        "error": "",
     }
 
 

@@ -14,6 +14,7 @@ from octavo.cli.cluster import Cluster, ClusterSettings
 from octavo.cli.command_error import CommandError
 from octavo.cli.supervisor import StartError, Supervisor
 from octavo.client import AsyncClient, Completion
+from octavo.command_parser import USAGE
 from octavo.errors import ServingError
 from octavo.listen_address import exposure_warning
 from octavo.setting_sources import add_arguments
@@ -25,8 +26,10 @@ SAMPLE_TIMEOUT_S = 60.0
 
 
 def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    parser = commands.add_parser("up", help="serve a model on this machine until Ctrl-C", description=__doc__)
-    settings.add_common_arguments(parser)
+    parser = commands.add_parser(
+        "up", help="serve a model on this machine until Ctrl-C", usage=USAGE, description=__doc__
+    )
+    settings.add_common_arguments(parser, [settings.UpSettings, settings.RouterSettings, settings.WorkerSettings])
     add_arguments(parser, settings.UpSettings)
     add_arguments(parser, settings.RouterSettings, skip=settings.UP_DECIDES)
     add_arguments(parser, settings.WorkerSettings, skip=settings.UP_DECIDES)
@@ -63,10 +66,9 @@ def _require_usable(wanted: ClusterSettings) -> None:
     found = []
     if up.store:
         found.append(asyncio.run(store_check.store(up.store)))
-    if up.workers and worker.runner == "model":
+    if worker.runner == "model":
         found += [model_checks.model(up.model), model_checks.tokenizer(up.model)]
-    if up.workers:
-        found.append(checks.block_memory(up.workers, worker.kv_cache_bytes, worker.swap_bytes, up.device))
+    found.append(checks.block_memory(up.workers, worker.kv_cache_bytes, worker.swap_bytes, up.device))
     for report in found:
         if report.result == "bad":
             raise CommandError(f"{report.name}: {report.detail}: {report.fix}")
@@ -122,8 +124,7 @@ class _UpProcess:
             print(json.dumps(current.to_json()), flush=True)
             return
         print(_banner(current), flush=True)
-        if current.workers:
-            await self._show_sample(current)
+        await self._show_sample(current)
         print("Ctrl-C ends everything.", flush=True)
 
     async def _show_sample(self, current: state.ClusterState) -> None:
@@ -154,7 +155,7 @@ def _banner(current: state.ClusterState) -> str:
             f"octavo serves {current.model}",
             f"  endpoints   {', '.join(current.endpoints)}",
             f"  admin       {', '.join(router.admin_endpoint for router in current.routers)}",
-            f"  workers     {workers or 'none'}",
+            f"  workers     {workers}",
             "",
             f"  {grpcurl_line(current.endpoints[0])}",
             f"  {_program('octavo')} generate --endpoint {endpoints} --prompt '{SAMPLE_PROMPT}' --max-tokens 16",

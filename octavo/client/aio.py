@@ -46,6 +46,10 @@ class AsyncClient:
     async def close(self) -> None:
         await self._endpoints.close()
 
+    async def connect(self, timeout_s: float = 5.0) -> None:
+        """Returns once one of the routers is connected, which no call needs. Raises Unreachable after `timeout_s`."""
+        await self._endpoints.connect(timeout_s)
+
     def generate(
         self,
         prompt: Prompt,

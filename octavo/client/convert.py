@@ -111,6 +111,7 @@ def event(message: inference_pb2.GenerateEvent) -> events.Event:
         text=message.text,
         logprobs=_logprobs(message.logprobs) if message.logprobs else (),
         prompt_logprobs=_logprobs(message.prompt_logprobs) if message.prompt_logprobs else (),
+        first_prompt_position=message.first_prompt_position,
         finish_reason=wire.finish_from_wire(message.finish_reason),
         finished=_finished(message.finished) if message.HasField("finished") else None,
         resume_token=message.resume_token,

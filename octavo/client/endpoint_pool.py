@@ -1,11 +1,13 @@
 """The routers that a client may call, with one channel each, which is opened when it is first needed."""
 
+import asyncio
 import time
 from collections.abc import Sequence
 from functools import cache
 from importlib import resources
 
 import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from octavo import errors, rpc
 from octavo.endpoint import parse_targets
@@ -17,6 +19,7 @@ STRANGE = (
     grpc.StatusCode.INTERNAL,
     grpc.StatusCode.UNKNOWN,
 )
+REASON_TIMEOUT_S = 0.2
 AVOID_S = 2.0  # how long an endpoint that failed comes after the others
 
 
@@ -60,9 +63,36 @@ class EndpointPool:
         return next((name for name in in_turn if now - self._failed_at.get(name, -AVOID_S) >= AVOID_S), in_turn[0])
 
     def stub(self, name: str) -> inference_pb2_grpc.InferenceStub:
+        return inference_pb2_grpc.InferenceStub(self._channel(name))
+
+    def _channel(self, name: str) -> grpc.aio.Channel:
         if name not in self._channels:
             self._channels[name] = rpc.channel(name, options=channel_options())
-        return inference_pb2_grpc.InferenceStub(self._channels[name])
+        return self._channels[name]
+
+    async def connect(self, timeout_s: float) -> None:
+        """Returns once one of the endpoints is connected. Raises Unreachable, with a reason."""
+        tries = [asyncio.ensure_future(self._channel(name).channel_ready()) for name in self.names]
+        try:
+            connected, _ = await asyncio.wait(tries, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for attempt in tries:
+                attempt.cancel()
+            await asyncio.gather(*tries, return_exceptions=True)
+        if not connected:
+            reason = await self._reason(self.names[0])
+            names = ", ".join(self.names)
+            raise errors.Unreachable(f"{names}: not connected within {timeout_s:g} s{f' ({reason})' if reason else ''}")
+
+    async def _reason(self, name: str) -> str:
+        """What gRPC says of an endpoint that it cannot connect to; empty if it waits for an answer."""
+        try:
+            health = health_pb2_grpc.HealthStub(self._channel(name))  # gRPC repeats no call of this service by itself
+            await health.Check(health_pb2.HealthCheckRequest(), timeout=REASON_TIMEOUT_S)
+        except grpc.aio.AioRpcError as error:
+            if error.code() is grpc.StatusCode.UNAVAILABLE:
+                return (error.details() or "").rpartition("last error: ")[2].removeprefix("UNKNOWN: ").strip()
+        return ""
 
     async def close(self) -> None:
         channels, self._channels = self._channels, {}

@@ -55,6 +55,7 @@ class Event:
     text: str = ""
     logprobs: tuple[Logprobs, ...] = ()
     prompt_logprobs: tuple[Logprobs, ...] = ()
+    first_prompt_position: int = 0  # of the first of `prompt_logprobs` in the prompt
     finish_reason: FinishReason = FinishReason.NONE
     finished: StreamEnd | None = None
     resume_token: bytes = field(default=b"", repr=False)

@@ -43,7 +43,7 @@ class StreamReceiver:
         self._received: dict[int, _BranchPlace] = {}
         self._last_token = b""
         self._finished_branches: set[int] = set()
-        self._seen_prompt_logprobs = False
+        self._next_prompt_position = 1  # the first token of a prompt has no log probability
         self._caught_up = True  # received and delivered are equal in every branch
 
     def restart(self) -> None:
@@ -118,7 +118,10 @@ class StreamReceiver:
         """The event without what was delivered before."""
         delivered = self._delivered.setdefault(event.branch, replace(received))
         skip = delivered.index - received.index
-        prompt_logprobs = () if self._seen_prompt_logprobs else event.prompt_logprobs
+        first_position = max(event.first_prompt_position, 1)
+        if event.prompt_logprobs and first_position > self._next_prompt_position:
+            raise BrokenStreamError(f"the prompt: expected position {self._next_prompt_position}, got {first_position}")
+        prompt_logprobs = event.prompt_logprobs[self._next_prompt_position - first_position :]
         finish = FinishReason.NONE if event.branch in self._finished_branches else event.finish_reason
         return replace(
             event,
@@ -127,6 +130,7 @@ class StreamReceiver:
             text=event.text[delivered.chars - received.chars :],
             logprobs=event.logprobs[skip:],
             prompt_logprobs=prompt_logprobs,
+            first_prompt_position=self._next_prompt_position if prompt_logprobs else 0,
             finish_reason=finish,
         )
 
@@ -138,7 +142,9 @@ class StreamReceiver:
         delivered.chars = max(delivered.chars, received.chars)
         if event.finish_reason:
             self._finished_branches.add(event.branch)
-        self._seen_prompt_logprobs |= bool(event.prompt_logprobs)
+        if event.prompt_logprobs:
+            end = max(event.first_prompt_position, 1) + len(event.prompt_logprobs)
+            self._next_prompt_position = max(self._next_prompt_position, end)
         if not repeated:
             self._last_token = event.resume_token
             self._caught_up = self._caught_up or self._received == self._delivered

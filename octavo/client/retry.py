@@ -2,6 +2,7 @@
 
 import random
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from octavo import errors
@@ -18,6 +19,8 @@ class RetryPolicy:
     retry_ratio: float = 0.1  # how many retries of refused calls each call adds to the budget
     min_retries: int = 3
     deadline_grace_s: float = 5.0  # time to fetch the last tokens of a request whose deadline has passed
+    # Called before each new try with the error, and for how many seconds the call has been failing.
+    on_retry: Callable[[errors.ServingError, float], None] | None = None
 
 
 class RetryBudget:
@@ -91,6 +94,8 @@ class Recovery:
         limit = self._trouble_since + self.policy.progress_timeout_s
         if now + delay > limit or (self.deadline is not None and now + delay > self.deadline):
             raise error
+        if self.policy.on_retry is not None:
+            self.policy.on_retry(error, now - self._trouble_since)
         return delay
 
     def _next_delay_s(self) -> float:

@@ -142,7 +142,7 @@ async def collect(stream: AsyncStream) -> Completion:
     async with stream:
         async for event in stream:
             branches.setdefault(event.branch, []).append(event)
-            prompt_logprobs = event.prompt_logprobs or prompt_logprobs
+            prompt_logprobs += event.prompt_logprobs
             finished = event.finished or finished
     if finished is None:
         raise errors.HistoryLost("the stream ended without its terminal event")

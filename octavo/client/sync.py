@@ -37,6 +37,10 @@ class Client:
             self._loop.wait_for(self._client.close())
             self._loop.stop()
 
+    def connect(self, timeout_s: float = 5.0) -> None:
+        """Returns once one of the routers is connected, which no call needs. Raises Unreachable after `timeout_s`."""
+        self._loop.wait_for(self._client.connect(timeout_s))
+
     def generate(
         self, prompt: Prompt, sampling: SamplingParams | None = None, **options: Unpack[RequestArguments]
     ) -> "Stream":

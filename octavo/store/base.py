@@ -15,6 +15,7 @@ from octavo.store.calls import (
     Finish,
     Member,
     MigrateReply,
+    NameHolder,
     Notice,
     PoppedSequence,
     QueueDepth,
@@ -130,12 +131,22 @@ class Store(Protocol):
         ...
 
     # Members and housekeeping
-    async def heartbeat(self, member: Member, lease_ms: int) -> None:
-        """Renews the member's lease and its description."""
+    async def register(self, member: Member, lease_ms: int) -> NameHolder | None:
+        """Gives the name to a member that has just started, for one lease. The member gets no lease by this.
+
+        If a member at another endpoint has the name, the result says which, and nothing changes.
+        """
+        ...
+
+    async def heartbeat(self, member: Member, lease_ms: int) -> NameHolder | None:
+        """Renews the member's lease, its description, and its hold on its name.
+
+        If another member has the name by now, the result says which, and nothing changes.
+        """
         ...
 
     async def leave(self, member: Member) -> None:
-        """Ends the lease at once."""
+        """Ends the lease at once, and gives up the name."""
         ...
 
     async def members(self, kind: str) -> list[Member]:

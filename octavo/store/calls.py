@@ -181,11 +181,25 @@ class QueueDepth:
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """A live worker or router, with the description of itself in its last heartbeat."""
+    """A live worker or router, with the description of itself in its last heartbeat.
+
+    A member with a name is the only one of its kind with that name. `endpoint` is where it is called.
+    """
 
     kind: str  # "worker" or "router"
     id: Incarnation
     info: bytes
+    name: str = ""  # this and the next one are empty in what `members` returns
+    endpoint: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class NameHolder:
+    """The member that has a name until the end of its lease. Each renewal moves that end."""
+
+    id: Incarnation
+    endpoint: str
+    until_ms: int  # by the store's clock
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,6 +18,7 @@ from octavo.store.calls import (
     Member,
     MigrateReply,
     MigrateStatus,
+    NameHolder,
     Notice,
     OrphanedSequence,
     PoppedSequence,
@@ -145,11 +146,15 @@ class RedisStore:
 
     # Members and housekeeping
 
-    async def heartbeat(self, member: Member, lease_ms: int) -> None:
-        await self._call("heartbeat", member.id, lease_ms, member.kind, member.info)
+    async def register(self, member: Member, lease_ms: int) -> NameHolder | None:
+        return _holder(await self._call("register", member.id, lease_ms, member.kind, member.name, member.endpoint))
+
+    async def heartbeat(self, member: Member, lease_ms: int) -> NameHolder | None:
+        described = (member.kind, member.info, member.name, member.endpoint)
+        return _holder(await self._call("heartbeat", member.id, lease_ms, *described))
 
     async def leave(self, member: Member) -> None:
-        await self._call("leave", member.id, member.kind)
+        await self._call("leave", member.id, member.kind, member.name)
 
     async def members(self, kind: str) -> list[Member]:
         reply = await self._call("members", kind)
@@ -193,6 +198,12 @@ class RedisStore:
 
 def _record(seq_id: SequenceId, reply: list[Any]) -> Record | None:
     return None if reply[0] == b"GONE" else codec.parse_record(seq_id, reply[1], reply[2])
+
+
+def _holder(reply: list[Any]) -> NameHolder | None:
+    if reply[0] != b"HELD":
+        return None
+    return NameHolder(Incarnation(reply[1].decode()), reply[2].decode(), int(reply[3]))
 
 
 def _migrated(reply: list[Any]) -> MigrateReply:

@@ -5,6 +5,7 @@ joins them, and feeds an incremental UTF-8 decoder, which keeps an unfinished ch
 """
 
 import codecs
+import copy
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -44,6 +45,13 @@ class Detokenizer:
         self._bare_first = pieces.bare_first
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._pending = False  # the decoder may hold bytes back
+
+    def fork(self) -> "Detokenizer":
+        """A detokenizer that goes on from here by itself."""
+        other = copy.copy(self)
+        other._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        other._decoder.setstate(self._decoder.getstate())
+        return other
 
     def push(self, ids: Sequence[int]) -> str:
         """The characters that are complete now. A byte that can be part of no character becomes U+FFFD."""

@@ -4,6 +4,7 @@ A stop string ends the stream at the character that completes it. If one charact
 longest counts. The end depends on the text alone, not on how the text is divided.
 """
 
+import copy
 import re
 from collections.abc import Collection, Sequence
 from typing import NamedTuple
@@ -144,7 +145,7 @@ class TextStream:
     """The text of one branch, a function of its tokens alone: any router can rebuild it from the journal.
 
     Only a stop string ends it. A stop string that is complete before `min_tokens` tokens is ordinary text. Tokens in
-    `hidden_ids` (those that end a branch) are counted and have no text.
+    `hidden_ids` are counted and have no text.
     """
 
     __slots__ = ("_detokenizer", "_has_stops", "_hidden_ids", "_matcher", "_min_tokens", "_num_tokens", "_skip_bytes")
@@ -171,19 +172,35 @@ class TextStream:
     def of_branch(
         cls, detokenizer: Detokenizer, params: SamplingParams, eos_token_ids: Collection[int]
     ) -> "TextStream":
-        """The stream of a branch that is generated with `params`."""
+        """The stream of a branch that is generated with `params`.
+
+        A token that ends the branch has no text, unless `include_stop` asks for it. `skip_special_tokens` is a matter
+        of the detokenizer, and hides a special token in any case.
+        """
+        ends = {*params.stop_token_ids, *(() if params.ignore_eos else eos_token_ids)}
         return cls(
             detokenizer,
             stops=params.stop,
             include_stop=params.include_stop,
             min_tokens=params.min_tokens,
-            hidden_ids={*eos_token_ids, *params.stop_token_ids},
+            hidden_ids=() if params.include_stop else ends,
         )
 
     @property
     def matched(self) -> str:
         """The stop string that ended the stream; empty if none has."""
         return self._matcher.matched
+
+    @property
+    def stopped(self) -> bool:
+        """Whether a stop string is complete."""
+        return self._matcher.stopped
+
+    def fork(self) -> "TextStream":
+        """A stream that goes on from here by itself, as a beam does that forks from another."""
+        other = copy.copy(self)
+        other._detokenizer, other._matcher = self._detokenizer.fork(), copy.copy(self._matcher)
+        return other
 
     def push(self, ids: Sequence[int]) -> TextDelta:
         """The text that has become certain. No text comes after a stop string."""

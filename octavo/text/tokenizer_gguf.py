@@ -1,29 +1,41 @@
 """Reads the tokenizer in the metadata of a GGUF file.
 
-The key tokenizer.ggml.model names its kind. For byte-level vocabularies, tokenizer.ggml.pre names how text is split
-before merging. Both values are names of llama.cpp and mean here what they mean there.
+The key tokenizer.ggml.model names its kind: gpt2 is byte-level BPE, llama is sentencepiece's. For byte-level
+vocabularies, tokenizer.ggml.pre names how text is split before merging. Both values are names of llama.cpp and mean
+here what they mean there.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from enum import IntEnum
 from pathlib import Path
 
 import tokenizers
-from tokenizers import AddedToken, Regex, decoders, models, pre_tokenizers
+from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers
 
 from octavo.errors import Mismatch
 from octavo.gguf import GgufFile
 from octavo.gguf_metadata import Metadata
+from octavo.gguf_tokens import end_token_ids
 from octavo.text.tokenizer_parts import TokenizerParts
 
 SPACE = "▁"
-_ENDS = ("eos", "eot", "eom")  # end of a sequence, a turn, a message: each ends a generation
+# Marks of turns that some converters take for words of the user. No text of a client may spell them.
+_TURN_STARTS = ("<start_of_turn>",)
+# Phi-3 was trained without the space and the newlines after a control token, except after these.
+_KEEPS_SPACE = ("<unk>", "<s>", "<|endoftext|>")
 
 _LLAMA3 = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
     r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 _QWEN2 = _LLAMA3.replace(r"\p{N}{1,3}", r"\p{N}")
+_WORD_START = r"[^\r\n\p{L}\p{N}]?"
+_UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
+_ENDING = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
+_GPT4O = (
+    rf"{_WORD_START}{_UPPER}*{_LOWER}+{_ENDING}|{_WORD_START}{_UPPER}+{_LOWER}*{_ENDING}|\p{{N}}{{1,3}}"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
 _LLAMA3_NAMES = ("llama3", "llama-v3", "llama-bpe", "falcon3", "pixtral")
 
 
@@ -59,6 +71,8 @@ _PRE_TOKENIZERS = {
     **dict.fromkeys(("default", "gpt-2", "gpt2", "mpt", "olmo"), _words),
     **dict.fromkeys(("smollm", "starcoder", "refact", "command-r", "codeshell"), _digits_and_words),
     **dict.fromkeys(_LLAMA3_NAMES, lambda: _split(_LLAMA3)),
+    "dbrx": lambda: _split(_LLAMA3),  # Phi-4
+    "gpt-4o": lambda: _split(_GPT4O),  # Phi-4-mini
     **dict.fromkeys(("qwen2", "deepseek-r1-qwen", "stablelm2"), lambda: _split(_QWEN2)),
 }
 
@@ -79,12 +93,16 @@ def _read(metadata: Metadata, name: str) -> TokenizerParts:
     if kind == "gpt2":
         backend = _byte_level(metadata, tokens, name)
         add_bos = _pre(metadata) in _LLAMA3_NAMES
-    elif kind == "llama" and not metadata.string("general.architecture", "").startswith("gemma"):
+    elif kind == "llama":
+        tokens = _with_spaces(tokens, types)
         backend = _sentencepiece(metadata, tokens, types)
         add_bos = True
     else:
         raise Mismatch(f"{name}: tokenizer {kind!r} is not supported here; use a folder with tokenizer.json")
-    special = _add_tokens(backend, tokens, types, _ids(metadata, *_ENDS, "bos", "unknown", "padding"))
+    starts = [i for i, token in enumerate(tokens) if token in _TURN_STARTS]
+    named = {*_ids(metadata, "bos", "unknown", "padding"), *end_token_ids(metadata), *starts}
+    strips = kind == "llama" and metadata.string("general.architecture", "") == "phi3"
+    special = _add_tokens(backend, tokens, types, named, _KEEPS_SPACE if strips else None)
     if "tokenizer.ggml.add_bos_token" in metadata:
         add_bos = bool(metadata["tokenizer.ggml.add_bos_token"])
     bos = _ids(metadata, "bos")
@@ -93,7 +111,7 @@ def _read(metadata: Metadata, name: str) -> TokenizerParts:
         tokens=tokens,
         special_ids=frozenset(special),
         prefix_ids=bos if add_bos else (),
-        eos_token_ids=_ids(metadata, *_ENDS),
+        eos_token_ids=end_token_ids(metadata),
         template=metadata.string("tokenizer.chat_template", "") or None,
         template_variables=_variables(metadata, tokens),
     )
@@ -131,10 +149,19 @@ def _sentencepiece(metadata: Metadata, tokens: Sequence[str], types: Sequence[in
     model = models.BPE(vocab, merges, unk_token=unknown, fuse_unk=True, byte_fallback=True)
     backend = tokenizers.Tokenizer(model)
     prefix = bool(metadata.get("tokenizer.ggml.add_space_prefix", True))
-    backend.pre_tokenizer = pre_tokenizers.Metaspace(SPACE, "first" if prefix else "never", split=False)
+    # A text, and what follows an added token, begins with a space whether it has one or not. There is no pre-tokenizer:
+    # tokens may span words.
+    spaces = normalizers.Replace(" ", SPACE)
+    backend.normalizer = normalizers.Sequence([normalizers.Prepend(SPACE), spaces]) if prefix else spaces
     steps = [decoders.Replace(SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
     backend.decoder = decoders.Sequence([*steps, decoders.Strip(" ", 1, 0)] if prefix else steps)
     return backend
+
+
+def _with_spaces(tokens: Sequence[str], types: Sequence[int]) -> list[str]:
+    """The tokens; those that are looked for in a text as it comes are written with its spaces."""
+    found = {i for i, kind in enumerate(types[: len(tokens)]) if kind == TokenType.USER_DEFINED}
+    return [token.replace(SPACE, " ") if i in found else token for i, token in enumerate(tokens)]
 
 
 def _mergeable(tokens: Sequence[str], types: Sequence[int]) -> dict[str, int]:
@@ -166,13 +193,24 @@ def merges_by_score(
 
 
 def _add_tokens(
-    backend: tokenizers.Tokenizer, tokens: Sequence[str], types: Sequence[int], named: Sequence[int]
+    backend: tokenizers.Tokenizer,
+    tokens: Sequence[str],
+    types: Sequence[int],
+    named: Collection[int],
+    keeps_space: Collection[str] | None,
 ) -> set[int]:
-    """Adds the tokens that are found whole in a text; returns the special ids among them."""
+    """Adds the tokens that are found whole in a text; returns the special ids among them.
+
+    White space after a special token is dropped unless it is one of `keeps_space`; None: all keep it.
+    """
     special = {i for i, kind in enumerate(types) if kind == TokenType.CONTROL} | set(named)
     user_defined = {i for i, kind in enumerate(types) if kind == TokenType.USER_DEFINED} - special
+    strips = {i for i in special if keeps_space is not None and tokens[i] not in keeps_space}
     backend.add_tokens(
-        [AddedToken(tokens[i], normalized=False, special=i in special) for i in sorted(special | user_defined)]
+        [
+            AddedToken(tokens[i], rstrip=i in strips, normalized=False, special=i in special)
+            for i in sorted(special | user_defined)
+        ]
     )
     return special
 

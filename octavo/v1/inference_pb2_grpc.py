@@ -28,11 +28,15 @@ if _version_not_supported:
 class InferenceStub(object):
     """Inference is the public service of a router.
 
-    Errors before a request is accepted are statuses, each with google.rpc.ErrorInfo (and RetryInfo where waiting helps).
+    Errors before a request is accepted are statuses, each with google.rpc.ErrorInfo, with BadRequest or ResourceInfo where
+    fields are wrong or something was not found, and with RetryInfo where waiting helps.
     After acceptance, an error that ends the request comes in the one terminal event (GenerateEvent.finished), with status
     OK. An error that ends only a stream is a status: UNAVAILABLE (call Attach), DATA_LOSS, NOT_FOUND (the record is gone).
-    The deadline of a call is the deadline of its request: a sequence that cannot start in time never starts, and a
-    sequence that runs stops within two steps and delivers the tokens it has, with FINISH_REASON_DEADLINE.
+    UNAVAILABLE comes in mid-stream, with reason DRAINING, from a router that is about to end: no event is lost.
+    The deadline of the call that a request came with is the deadline of the request: a sequence that cannot start in time
+    never starts, and a sequence that runs stops within two steps and delivers the tokens it has, with
+    FINISH_REASON_DEADLINE. The router ends the request 100 ms before the client's deadline, or a tenth of the time if
+    that is less, so that those tokens arrive before the client itself gives up.
     """
 
     def __init__(self, channel):
@@ -86,11 +90,15 @@ class InferenceStub(object):
 class InferenceServicer(object):
     """Inference is the public service of a router.
 
-    Errors before a request is accepted are statuses, each with google.rpc.ErrorInfo (and RetryInfo where waiting helps).
+    Errors before a request is accepted are statuses, each with google.rpc.ErrorInfo, with BadRequest or ResourceInfo where
+    fields are wrong or something was not found, and with RetryInfo where waiting helps.
     After acceptance, an error that ends the request comes in the one terminal event (GenerateEvent.finished), with status
     OK. An error that ends only a stream is a status: UNAVAILABLE (call Attach), DATA_LOSS, NOT_FOUND (the record is gone).
-    The deadline of a call is the deadline of its request: a sequence that cannot start in time never starts, and a
-    sequence that runs stops within two steps and delivers the tokens it has, with FINISH_REASON_DEADLINE.
+    UNAVAILABLE comes in mid-stream, with reason DRAINING, from a router that is about to end: no event is lost.
+    The deadline of the call that a request came with is the deadline of the request: a sequence that cannot start in time
+    never starts, and a sequence that runs stops within two steps and delivers the tokens it has, with
+    FINISH_REASON_DEADLINE. The router ends the request 100 ms before the client's deadline, or a tenth of the time if
+    that is less, so that those tokens arrive before the client itself gives up.
     """
 
     def Generate(self, request, context):
@@ -98,9 +106,10 @@ class InferenceServicer(object):
 
         Every event carries the index of its first token; an index never comes twice and none is left out, whichever
         processes die. When the connection is lost, call Attach on any router with the last resume_token.
-        Idempotent on request_id: a second call with the same body gets the stream of the first one, from index 0.
+        Idempotent on request_id: a second call with the same body gets the stream of the first one, from index 0, and the
+        request keeps the deadline of the first.
 
-        * INVALID_ARGUMENT: a field is out of its limits; the message and ErrorInfo.metadata["field"] name it. Correct it.
+        * INVALID_ARGUMENT: fields are out of their limits; BadRequest names all of them. Correct them.
         * NOT_FOUND: there is no such model. ListModels names the models.
         * ALREADY_EXISTS: request_id was used with a different body. Choose another id.
         * RESOURCE_EXHAUSTED: the queue is full, or this router has as many streams as it accepts. Retry after
@@ -117,7 +126,10 @@ class InferenceServicer(object):
     def Complete(self, request, context):
         """Generates tokens and returns them all at once: the unary twin of Generate, for grpcurl and simple clients.
 
-        Idempotent on request_id, as Generate is. Statuses as Generate; a failure after acceptance is a status, too.
+        Idempotent on request_id, as Generate is. Whoever retries Complete chooses request_id: without it every attempt is a
+        new request. With it a retry gets the whole answer of the first attempt, however that one was lost.
+        Statuses as Generate; a failure after acceptance is a status, too. An answer that may be larger than a message
+        (Limits.max_message_bytes) is INVALID_ARGUMENT before any work: call Generate, which streams it, or ask for less.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -127,7 +139,8 @@ class InferenceServicer(object):
         """Joins the stream of an accepted request, running or finished, from any index, on any router.
 
         Idempotent. The request then has a client, so on_disconnect does not end it; nothing else of it changes. Two
-        attached clients both receive all events.
+        attached clients both receive all events. The deadline of an Attach is of this call alone: when it passes, the stream
+        ends, and the request keeps the deadline that it came with.
 
         * INVALID_ARGUMENT: no octavo router made the resume token, or next_indexes does not fit the request. Correct it.
         * NOT_FOUND: the request was never accepted, has another tenant, or ended longer ago than records are kept. Do not
@@ -144,7 +157,8 @@ class InferenceServicer(object):
     def Cancel(self, request, context):
         """Stops a request; its blocks are free within two steps. The call also succeeds for a request that has ended.
 
-        Idempotent. Attached streams end with FINISH_REASON_CANCELLED.
+        Idempotent. The answer comes as soon as the store knows of the wish, which may be before the worker does: attached
+        streams may bring some more tokens, and then end with FINISH_REASON_CANCELLED.
 
         * NOT_FOUND: the request was never accepted, has another tenant, or ended long ago. Do not retry.
         * UNAVAILABLE: the store does not answer. Retry.
@@ -246,11 +260,15 @@ def add_InferenceServicer_to_server(servicer, server):
 class Inference(object):
     """Inference is the public service of a router.
 
-    Errors before a request is accepted are statuses, each with google.rpc.ErrorInfo (and RetryInfo where waiting helps).
+    Errors before a request is accepted are statuses, each with google.rpc.ErrorInfo, with BadRequest or ResourceInfo where
+    fields are wrong or something was not found, and with RetryInfo where waiting helps.
     After acceptance, an error that ends the request comes in the one terminal event (GenerateEvent.finished), with status
     OK. An error that ends only a stream is a status: UNAVAILABLE (call Attach), DATA_LOSS, NOT_FOUND (the record is gone).
-    The deadline of a call is the deadline of its request: a sequence that cannot start in time never starts, and a
-    sequence that runs stops within two steps and delivers the tokens it has, with FINISH_REASON_DEADLINE.
+    UNAVAILABLE comes in mid-stream, with reason DRAINING, from a router that is about to end: no event is lost.
+    The deadline of the call that a request came with is the deadline of the request: a sequence that cannot start in time
+    never starts, and a sequence that runs stops within two steps and delivers the tokens it has, with
+    FINISH_REASON_DEADLINE. The router ends the request 100 ms before the client's deadline, or a tenth of the time if
+    that is less, so that those tokens arrive before the client itself gives up.
     """
 
     @staticmethod

@@ -72,9 +72,16 @@ class AdminService(admin_pb2_grpc.AdminServicer):
                 request_id = validation.validate_request_id(request.request_id)
                 decision = self._assigner.decisions.get(sequence_id(TENANT, request_id))
                 if decision is None:
-                    raise NotFound("request_id: this router did not place it, or has forgotten it; ask another router")
+                    raise NotFound(
+                        "request_id: this router did not place it, or has forgotten it; ask another router",
+                        resource="request",
+                        name=request_id,
+                    )
             case "hypothetical":
-                prepared = await self._preparer.prepare(request.hypothetical)
+                try:
+                    prepared = await self._preparer.prepare(request.hypothetical)
+                except InvalidArgument as error:
+                    raise error.inside("hypothetical") from None
                 new = prepared.new
                 decision = self._assigner.decide_placement(prepared.model, list(new.prompt), new.salt, set())
             case _:

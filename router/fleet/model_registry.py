@@ -125,7 +125,8 @@ class ModelRegistry:
         meant = self._aliases.get(name, name)
         if meant not in self._models:
             shown = repr(name[:64]) if meant == name else f"{name[:64]!r} (an alias of {meant!r})"
-            raise NotFound(f"model: no model {shown} here; there is {', '.join(sorted(self._models))}")
+            there_is = ", ".join(sorted(self._models))
+            raise NotFound(f"model: no model {shown} here; there is {there_is}", resource="model", name=name)
         return self._models[meant]
 
     def aliases_of(self, model: ServedModel) -> list[str]:

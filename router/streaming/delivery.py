@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from octavo.errors import Failure
 from octavo.record import Record, Snapshot
-from octavo.sampling import FinishReason, SamplingParams
+from octavo.sampling import FinishReason, SamplingParams, TokenScore
 from octavo.step_item import StepItem
 from octavo.text.ranking import rank
 from octavo.text.stop import TextStream
@@ -19,6 +19,7 @@ from router.streaming.ranked_branches import RankedBranches
 from router.streaming.resume_tokens import StreamPlace, StreamStart
 
 MAX_JOINED = 64  # tokens in one piece, when a client is slower than its worker
+MAX_RUN = 4096  # tokens in one piece of a run; with the most log probabilities that is about 1 MiB of a message
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,12 +121,8 @@ class Delivery:
             return False
         if score is not None:
             self.branch_scores[item.branch] = score
-        piece = reader.read_run(item.first_index, item.token_ids, item.chain, item.finish)
-        if piece is not None:
-            self.unsettled |= bool(piece.finish) and not (item.finish and reader.next_index == item.end)
-            if item.scores:
-                piece.token_scores = item.scores[num_known : num_known + len(piece.token_ids)]
-            self._add_piece(piece)
+        self._add_run(reader, item.first_index, item.token_ids, item.chain, item.finish, item.scores)
+        self.unsettled |= bool(reader.finish) and not (item.finish and reader.next_index == item.end)
         return True
 
     def add_journals(self, snapshot: Snapshot, first_indexes: Sequence[int]) -> None:
@@ -144,10 +141,32 @@ class Delivery:
             finish = record.finishes[reader.branch]
             if self._ranked is not None and not (finish or record.state.ended):
                 continue
-            piece = reader.read_run(first, tokens, None, finish)
-            if piece is not None:
+            if self._add_run(reader, first, tokens, None, finish):
                 self._compare_end(reader, record)
+
+    def _add_run(
+        self,
+        reader: BranchReader,
+        first_index: int,
+        token_ids: Sequence[int],
+        chain: int | None,
+        finish: FinishReason,
+        scores: Sequence[TokenScore] = (),
+    ) -> bool:
+        """Adds what is new in a run, in pieces that each fit into one event. Returns whether anything was."""
+        found = False
+        for start in range(0, len(token_ids) or 1, MAX_RUN):
+            part, is_last = token_ids[start : start + MAX_RUN], start + MAX_RUN >= len(token_ids)
+            num_known = reader.next_index - first_index - start
+            piece = reader.read_run(
+                first_index + start, part, chain if is_last else None, finish if is_last else FinishReason.NONE
+            )
+            if piece is not None:
+                if scores:
+                    piece.token_scores = scores[start + num_known : start + num_known + len(piece.token_ids)]
                 self._add_piece(piece)
+                found = True
+        return found
 
     def _compare_end(self, reader: BranchReader, record: Record) -> None:
         """Notes an end that the record does not know: a stop string stands before the end that it knows, if any."""

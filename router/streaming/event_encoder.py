@@ -12,6 +12,7 @@ from router.streaming.delivery import Delivery
 from router.streaming.resume_tokens import ResumeTokens
 
 Event = inference_pb2.GenerateEvent
+MAX_PROMPT_SCORES = 4096  # in one event: with the most alternatives about 1 MiB
 
 
 class EventEncoder:
@@ -35,8 +36,11 @@ class EventEncoder:
 
     def next_events(self) -> list[Event]:
         """The events since the last call. The last one of all carries the usage, and the failure if there is one."""
-        events = []
+        events: list[Event] = []
+        place, token = self._delivery.places[0], self._resume_token() if self._prompt_scores else b""
         while (piece := self._delivery.next_piece()) is not None:
+            if self._prompt_scores:
+                events += self._prompt_events(place.next_index, token)
             events.append(self._event(piece))
         if self._delivery.ended:
             events[-1].finished.CopyFrom(self._finished())
@@ -49,16 +53,30 @@ class EventEncoder:
             first_index=piece.first_index,
             token_ids=piece.token_ids,
             text=piece.text,
-            resume_token=self._resume_tokens.make_token(self._id_bytes, self._delivery.places),
+            resume_token=self._resume_token(),
         )
         if piece.token_scores:
             event.logprobs.extend(wire.score_to_wire(score) for score in piece.token_scores)
-        if self._prompt_scores and piece.branch == 0:
-            event.prompt_logprobs.extend(wire.score_to_wire(score) for score in self._prompt_scores)
-            self._prompt_scores = ()
         if piece.finish:
             event.finish_reason = wire.finish_to_wire(piece.finish)
         return event
+
+    def _prompt_events(self, next_index: int, resume_token: bytes) -> list[Event]:
+        """Events with the log probabilities of the prompt alone, which stand before everything else."""
+        scores, self._prompt_scores = self._prompt_scores, ()
+        return [
+            Event(
+                request_id=self._request_id,
+                first_index=next_index,
+                prompt_logprobs=[wire.score_to_wire(score) for score in scores[start : start + MAX_PROMPT_SCORES]],
+                first_prompt_position=1 + start,
+                resume_token=resume_token,
+            )
+            for start in range(0, len(scores), MAX_PROMPT_SCORES)
+        ]
+
+    def _resume_token(self) -> bytes:
+        return self._resume_tokens.make_token(self._id_bytes, self._delivery.places)
 
     def _finished(self) -> inference_pb2.Finished:
         failure, num_output = self._delivery.failure, self._delivery.num_output_tokens()

@@ -98,7 +98,9 @@ class JournalReader:
     async def _read(self, first_indexes: Sequence[int]) -> Snapshot:
         snapshot = await self._store.read(self._owner_link.record.seq_id, from_indexes=first_indexes)
         if snapshot is None:
-            raise NotFound("request_id: the record is gone; it ended longer ago than records are kept")
+            raise NotFound(
+                "request_id: the record is gone; it ended longer ago than records are kept", resource="request"
+            )
         record = self._owner_link.record = snapshot.record
         self._outage_since = None
         if record.failure:

@@ -2,13 +2,13 @@
 
 import asyncio
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar, cast
 
 from octavo import hashing, validation, wire
-from octavo.errors import InvalidArgument, NoWorkers
-from octavo.ids import Incarnation, new_request_id, sequence_id
+from octavo.errors import InvalidArgument, NoWorkers, ViolationCollector
+from octavo.ids import Incarnation, RequestId, new_request_id, sequence_id
 from octavo.record import NewSequence
 from octavo.sampling import SamplingParams
 from octavo.text.absent_tokenizer import no_tokenizer
@@ -53,17 +53,13 @@ class RequestPreparer:
         model = self.find_model(request)
         if not model.workers:
             raise NoWorkers(f"no worker serves {model.name} now: retry, or start one", retry_after_ms=500)
-        request_id = (
-            validation.validate_request_id(request.request_id) if request.HasField("request_id") else new_request_id()
-        )
-        params = wire.sampling_from_wire(request.sampling, model.sampling_defaults)
-        context, vocab, eos = model.context_tokens, model.vocab_size, model.eos_token_ids
+        params = check_request(request, model)
         if params.stop and not model.tokenizer.has_text:
             raise no_tokenizer("send stop_token_ids instead of stop")
-        validation.validate_sampling(params, vocab_size=vocab, eos_token_ids=eos)
+        request_id = RequestId(request.request_id) if request.HasField("request_id") else new_request_id()
         prompt = await self.read_prompt(request, model)
-        token_ids = prompt.token_ids
-        validation.validate_prompt(token_ids, vocab_size=vocab, context_tokens=context, field=prompt.field)
+        token_ids, context = prompt.token_ids, model.context_tokens
+        validation.validate_prompt(token_ids, vocab_size=model.vocab_size, context_tokens=context, field=prompt.field)
         params = validation.resolve(
             params, prompt_len=len(token_ids), context_tokens=context, seed_source=lambda: secrets.randbits(63)
         )
@@ -98,20 +94,16 @@ class RequestPreparer:
         self, request: "inference_pb2.GenerateRequest | inference_pb2.TokenizeRequest", model: ServedModel
     ) -> Prompt:
         """Tokenizes the prompt, unless the client has sent tokens."""
-        match request.WhichOneof("input"):
-            case "token_ids":
-                return Prompt(list(cast("inference_pb2.GenerateRequest", request).token_ids.ids), "token_ids")
-            case "text" | "text_bytes" as field:
-                data = request.text if field == "text" else request.text_bytes
-                text = validation.validate_text(data, field, context_tokens=model.context_tokens)
+        match checked_input(request, model):
+            case str() as text:
+                field = cast("str", request.WhichOneof("input"))
                 return Prompt(await run_aside(len(text), lambda: model.tokenizer.encode(text)), field)
-            case "chat":
-                chat = wire.chat_from_wire(request.chat)
-                messages = validation.validate_chat(chat.messages, context_tokens=model.context_tokens)
-                size = sum(len(content) for _, content in messages)
-                token_ids = await run_aside(size, lambda: model.tokenizer.apply_chat(messages, chat.begin_answer))
+            case CheckedChat() as chat:
+                size = sum(len(content) for _, content in chat.messages)
+                token_ids = await run_aside(size, lambda: model.tokenizer.apply_chat(chat.messages, chat.begin_answer))
                 return Prompt(token_ids, "chat")
-        raise InvalidArgument("input", "send text, text_bytes, token_ids or chat")
+            case token_ids:
+                return Prompt(list(token_ids), "token_ids")
 
     async def detokenize(self, request: inference_pb2.DetokenizeRequest) -> str:
         """The text of the tokens in the request."""
@@ -122,6 +114,57 @@ class RequestPreparer:
         skip = request.skip_special_tokens if request.HasField("skip_special_tokens") else True
         ids = list(request.token_ids)
         return await run_aside(len(ids), lambda: model.tokenizer.decode(ids, skip))
+
+
+def check_request(request: inference_pb2.GenerateRequest, model: ServedModel) -> SamplingParams:
+    """The sampling parameters of a request in which all is right that can be checked without tokenizing.
+
+    Raises InvalidArgument with all that is wrong.
+    """
+    checks = ViolationCollector()
+    if request.HasField("request_id"):
+        checks.run(validation.validate_request_id, request.request_id)
+    params = (
+        checks.run_inside("sampling", wire.sampling_from_wire, request.sampling, model.sampling_defaults)
+        or SamplingParams()
+    )
+    checks.run_inside(
+        "sampling",
+        validation.validate_sampling,
+        params,
+        vocab_size=model.vocab_size,
+        eos_token_ids=model.eos_token_ids,
+    )
+    checks.run(priority_of, request.priority)
+    if checks.found:
+        checks.run(checked_input, request, model)
+    checks.raise_found()
+    return params
+
+
+@dataclass(frozen=True, slots=True)
+class CheckedChat:
+    """Chat messages as roles and texts, and whether the prompt ends where the assistant begins."""
+
+    messages: list[tuple[str, str]]
+    begin_answer: bool
+
+
+def checked_input(
+    request: "inference_pb2.GenerateRequest | inference_pb2.TokenizeRequest", model: ServedModel
+) -> str | CheckedChat | Sequence[int]:
+    """The text, the chat or the token ids in the request. Raises InvalidArgument with all that is wrong."""
+    match request.WhichOneof("input"):
+        case "token_ids":
+            return cast("inference_pb2.GenerateRequest", request).token_ids.ids
+        case "text" | "text_bytes" as field:
+            data = request.text if field == "text" else request.text_bytes
+            return validation.validate_text(data, field, context_tokens=model.context_tokens)
+        case "chat":
+            chat = wire.chat_from_wire(request.chat)
+            messages = validation.validate_chat(chat.messages, context_tokens=model.context_tokens)
+            return CheckedChat(messages, chat.begin_answer)
+    raise InvalidArgument("input", "send text, text_bytes, token_ids or chat")
 
 
 async def run_aside(size: int, work: Callable[[], T]) -> T:

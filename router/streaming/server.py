@@ -62,7 +62,7 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
     ) -> inference_pb2.CompleteResponse:
         response = inference_pb2.CompleteResponse()
         outputs: dict[int, inference_pb2.Output] = {}
-        async with self._opener.open_new(request, deadline_of(context)) as session:
+        async with self._opener.open_new(request, deadline_of(context), whole_answer=True) as session:
             while events := await session.next_events():
                 for event in events:
                     add_event(event, outputs, response)

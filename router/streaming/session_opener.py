@@ -20,6 +20,7 @@ from octavo.record import first_record
 from octavo.store.calls import AcceptReply, AcceptStatus, QueueLimits
 from octavo.v1 import inference_pb2
 from router.fleet.model_registry import ModelRegistry
+from router.streaming.answer_size import check_answer_fits
 from router.streaming.request_preparer import TENANT, RequestPreparer
 from router.streaming.resume_tokens import ResumePoint, StreamPlace, StreamStart
 from router.streaming.session import Session
@@ -57,13 +58,18 @@ class SessionOpener:
         self._draining = False
 
     @asynccontextmanager
-    async def open_new(self, request: inference_pb2.GenerateRequest, deadline_in_ms: int) -> AsyncIterator[Session]:
+    async def open_new(
+        self, request: inference_pb2.GenerateRequest, deadline_in_ms: int, *, whole_answer: bool = False
+    ) -> AsyncIterator[Session]:
         """A session of the request, which is in the queue from now on or was accepted before.
 
-        A `deadline_in_ms` of 0 means that the request has no deadline.
+        A `deadline_in_ms` of 0 means that the request has no deadline. With `whole_answer` a request whose answer does
+        not fit into one message is refused.
         """
         with self._counted():
             prepared = await self._preparer.prepare(request, deadline_in_ms)
+            if whole_answer:
+                check_answer_fits(prepared.params, len(prepared.new.prompt))
             new = prepared.new
             accepted = await self._store.accept(new, self._queue_limits)
             if accepted.status == AcceptStatus.FULL:
@@ -145,5 +151,7 @@ class SessionOpener:
 
 def unknown_request(request_id: RequestId) -> NotFound:
     return NotFound(
-        f"request_id: no request {request_id!r}; it was never accepted, or ended longer ago than records are kept"
+        f"request_id: no request {request_id!r}; it was never accepted, or ended longer ago than records are kept",
+        resource="request",
+        name=request_id,
     )

@@ -1,7 +1,9 @@
 """Every example does all of its parts, whatever language it is in, and says what a run without trouble says."""
 
+import grpc
 import pytest
 from live.process import wait_until
+from refusing_router import refusing
 
 from octavo.client import SamplingParams
 from octavo.v1 import inference_pb2
@@ -73,3 +75,11 @@ def test_nobody_listens(example, cluster):
     code, [part] = example.run(cluster.endpoints[:1], "complete")
     assert code != 0
     assert (part.values["code"], part.values["reason"]) == ("UNAVAILABLE", "")
+
+
+def test_the_library_follows_the_service_config(example):
+    """A config that a library cannot read, or does not use, would go unnoticed otherwise."""
+    with refusing(2, grpc.StatusCode.RESOURCE_EXHAUSTED) as (router, endpoint):
+        code, [part] = example.run([endpoint], "complete")
+    assert (code, part.verdict) == (0, "ok")
+    assert router.attempts == [0, 1, 2]

@@ -1,6 +1,7 @@
 """What the .proto files promise beyond what buf checks."""
 
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -39,11 +40,11 @@ def rpcs():
             yield pytest.param(comment_of(match[1]), id=f"{path.stem}.{match[2]}")
 
 
-def buf(*arguments):
+def buf(*arguments, cwd=PROTOS):
     binary = Path(sys.executable).with_name("buf")
     if not binary.exists():
         pytest.skip("buf is not installed")
-    return subprocess.run([binary, *arguments], cwd=PROTOS, capture_output=True, text=True, timeout=60, check=False)
+    return subprocess.run([binary, *arguments], cwd=cwd, capture_output=True, text=True, timeout=60, check=False)
 
 
 def test_the_files_are_those_the_stubs_come_from():
@@ -65,6 +66,24 @@ def test_buf_lint_is_clean():
 def test_buf_format_is_clean():
     done = buf("format", "--diff", "--exit-code")
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+def test_a_change_that_breaks_clients_of_the_last_release_is_found(tmp_path):
+    """Both ways: the contract as it is breaks nothing, and each of these changes is found."""
+    against = ("--against", PROTOS / "v1.baseline.binpb", "--path", "octavo/v1")
+    assert buf("breaking", *against).stdout == ""
+    inference = PROTOS / "octavo/v1/inference.proto"
+    for before, after in (
+        ("string text = 3;", "bytes text = 3;"),
+        ("optional string model = 2;", "optional string model = 22;"),
+        ("rpc Cancel(CancelRequest)", "rpc Stop(CancelRequest)"),
+    ):
+        shutil.copytree(PROTOS, tmp_path, dirs_exist_ok=True)
+        text = inference.read_text()
+        assert before in text
+        (tmp_path / "octavo/v1/inference.proto").write_text(text.replace(before, after, 1))
+        done = buf("breaking", *against, cwd=tmp_path)
+        assert (done.returncode, bool(done.stdout)) == (100, True), (before, done.stderr)
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)

@@ -110,10 +110,10 @@ def together():
 
 
 CASES = [
-    *((name, request({name: value})) for name, value in numbers()),
-    *((name, request({name: value})) for name, value in lists()),
+    *((f"sampling.{name}", request({name: value})) for name, value in numbers()),
+    *((f"sampling.{name}", request({name: value})) for name, value in lists()),
     *prompts(),
-    *((name, request(sampling)) for name, sampling in together()),
+    *((f"sampling.{name}", request(sampling)) for name, sampling in together()),
 ]
 
 
@@ -176,6 +176,32 @@ def test_what_has_no_field(cluster):
         assert type(rpc.error_from(raised.value)) is error
         assert time.monotonic() - began < 20
     channel.close()
+
+
+@pytest.mark.usefixtures("untouched")
+def test_every_wrong_field_is_named_at_once(cluster):
+    bad = request(
+        {"n": 0, "top_p": 2.0, "stop": [""]}, chat=[("", b"x"), ("user", b"\xff")], request_id="", priority=99
+    )
+    with pytest.raises(grpc.RpcError) as raised:
+        cluster.inference().Complete(bad)
+    error = rpc.error_from(raised.value)
+    assert [violation.field for violation in error.violations] == [
+        "request_id",
+        "sampling.top_p",
+        "sampling.n",
+        "sampling.stop",
+        "priority",
+        "chat.messages[0].role",
+        "chat.messages[1].content_bytes",
+    ]
+
+
+@pytest.mark.usefixtures("untouched")
+def test_an_answer_that_no_message_holds_is_refused_before_work(cluster):
+    with pytest.raises(grpc.RpcError, match="call Generate") as raised:
+        cluster.inference().Complete(request({"n": 16, "max_tokens": 8000, "logprobs": 20}))
+    assert rpc.error_from(raised.value).field == "sampling.logprobs"
 
 
 @pytest.mark.usefixtures("untouched")

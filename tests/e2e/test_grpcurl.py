@@ -46,7 +46,8 @@ def snake(value):
 
 
 def test_list_and_describe(cluster):
-    standard = {"grpc.health.v1.Health", "grpc.reflection.v1alpha.ServerReflection", "grpc.channelz.v1.Channelz"}
+    reflection = {"grpc.reflection.v1alpha.ServerReflection", "grpc.reflection.v1.ServerReflection"}
+    standard = {"grpc.health.v1.Health", "grpc.channelz.v1.Channelz"} | reflection
     listeners = [
         (cluster.endpoints[0], {"octavo.v1.Inference"}),
         (cluster.admin_endpoints[0], {"octavo.v1.Admin"}),
@@ -59,6 +60,23 @@ def test_list_and_describe(cluster):
             health = objects(grpcurl(endpoint, "grpc.health.v1.Health/Check", data={"service": service}))
             assert health == [{"status": "SERVING"}]
     assert "max_tokens" in grpcurl(cluster.endpoints[0], "describe", "octavo.v1.SamplingParams")
+
+
+def test_buf_asks_for_the_stable_reflection(cluster):
+    """grpcurl of today knows v1alpha only; buf can be told which of the two to use."""
+    command = [
+        tool("buf"),
+        "curl",
+        "--protocol=grpc",
+        "--http2-prior-knowledge",
+        "--reflect-protocol=grpc-v1",
+        "-d",
+        '{"text": "Once upon", "sampling": {"max_tokens": 2, "temperature": 0}}',
+        f"http://{cluster.endpoints[0]}/octavo.v1.Inference/Complete",
+    ]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert len(snake(json.loads(done.stdout))["outputs"][0]["token_ids"]) == 2
 
 
 def test_complete_and_generate(cluster, oracle):

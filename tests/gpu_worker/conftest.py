@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import pytest
 from scheduler_parts import SchedulerParts
-from sequences import new_sequence
+from sequences import beam_text, new_sequence
 
 from gpu_worker.ops import native
 from gpu_worker.scheduling.scheduler_config import SchedulerConfig
@@ -71,6 +71,12 @@ class Model:
         rank = (ids.index(token) - state) % size if token in ids else size
         return -(0.25 + (state >> 32) % 997 / 997) * math.log2(rank + 2)
 
+    def completes_stop(self, params: SamplingParams, output: list[int]) -> bool:
+        """Whether the output's last token completes a stop string. Every token is a character."""
+        hidden = set() if params.include_stop else self.stops(params)
+        text = "".join(chr(token) for token in output if token not in hidden)
+        return output[-1] not in hidden and len(output) >= params.min_tokens and text.endswith(params.stop)
+
     def beams(self, request: "Request") -> list[tuple[list[int], float]]:
         """Beam search without a shortcut: to the end, all hypotheses kept, the n best of them."""
         params, stops = request.params, self.stops(request.params)
@@ -86,7 +92,7 @@ class Model:
             going = []
             for place, (cost, parent, token) in enumerate(offers):
                 output = [*live[parent][0], token]
-                if token in stops and length > params.min_tokens:
+                if (token in stops and length > params.min_tokens) or self.completes_stop(params, output):
                     if place < width:
                         complete.append((cost / length**params.length_penalty, output, -cost))
                 elif len(going) < width:
@@ -156,6 +162,8 @@ class World:
             logprobs=rng.choice([None, None, 0, 2]),
             prompt_logprobs=rng.choice([None, None, None, 0]),
             beam_width=beam_width,
+            stop=rng.choice([(), ("\x05",), ("\x07\x05", "\x05\x07", "\x09"), ("\x05\x06",)]) if beam_width else (),
+            include_stop=rng.random() < 0.3,
             length_penalty=rng.choice([1.0, 0.5, 2.0, 0.0, -0.5]),
         )
 
@@ -192,6 +200,7 @@ class World:
             alone=request.alone,
             deadline_in_ms=deadline_in_ms,
             now=self.now,
+            beam_text=beam_text(request.params, self.runner.info.eos_token_ids),
         )
         answer = self.scheduler.admit(sequence)
         self.admitted[request.seq_id] = sequence

@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 import grpc
 import grpc.aio
 import pytest
+from google.protobuf.descriptor_pb2 import FileDescriptorProto
 from google.rpc import error_details_pb2, status_pb2
 from grpc_channelz.v1 import channelz_pb2, channelz_pb2_grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
@@ -226,6 +227,47 @@ async def test_a_deadline_is_a_deadline():
             await channel.unary_unary(f"/{SERVICE}/unary_unary")(b"hang", timeout=0.05)
 
 
+async def test_all_violations_cross_the_connection():
+    echo = Echo()
+    violations = [errors.FieldViolation(f"sampling.field_{i}", f"{i} is out of range; ü") for i in range(9)]
+    async with served(echo) as channel:
+        echo.error = errors.InvalidArgument(*violations[0], *violations[1:])
+        with pytest.raises(errors.InvalidArgument) as caught, rpc.serving_errors():
+            await call(channel, "unary_unary")
+    assert list(caught.value.violations) == violations
+    details = rpc.status_in(caught.value.__cause__).details
+    assert any(detail.Is(error_details_pb2.BadRequest.DESCRIPTOR) for detail in details)
+
+
+async def test_what_was_not_found_is_said():
+    echo = Echo()
+    async with served(echo) as channel:
+        echo.error = errors.NotFound("no model 'x' here", resource="model", name="x")
+        with pytest.raises(errors.NotFound) as caught, rpc.serving_errors():
+            await call(channel, "unary_unary")
+    assert caught.value.resource == "model"
+    resource = error_details_pb2.ResourceInfo()
+    assert any(detail.Unpack(resource) for detail in rpc.status_in(caught.value.__cause__).details)
+    assert (resource.resource_type, resource.resource_name) == ("model", "x")
+
+
+async def test_a_delay_is_also_said_to_the_retries_of_grpc_libraries():
+    echo = Echo()
+    async with served(echo) as channel:
+        for retry_ms, pushback in ((700, "700"), (0, None)):
+            echo.error = errors.QueueFull("full", retry_after_ms=retry_ms)
+            with pytest.raises(errors.QueueFull) as caught, rpc.serving_errors():
+                await call(channel, "unary_unary")
+            assert dict(caught.value.__cause__.trailing_metadata()).get("grpc-retry-pushback-ms") == pushback
+
+
+@given(st.lists(st.tuples(st.text(max_size=300), st.text(max_size=1000)), min_size=1, max_size=30))
+def test_the_status_of_many_violations_fits_the_trailers(violations):
+    first, *others = (errors.FieldViolation(*violation) for violation in violations)
+    status = rpc.status_of(errors.InvalidArgument(*first, *others))
+    assert 3 * len(status.message.encode()) + 4 / 3 * status.ByteSize() < limits.MAX_METADATA_BYTES
+
+
 @given(
     message=st.text(max_size=5000),
     metadata=st.dictionaries(st.text(max_size=100), st.text(max_size=1000), max_size=4),
@@ -316,6 +358,16 @@ async def test_standard_services_answer():
         )
         names = {entry.name for reply in [await stream.read()] for entry in reply.list_services_response.service}
         assert {SERVICE, "grpc.health.v1.Health", "grpc.channelz.v1.Channelz"} <= names
+        stable = channel.stream_stream(
+            "/grpc.reflection.v1.ServerReflection/ServerReflectionInfo",
+            request_serializer=reflection_pb2.ServerReflectionRequest.SerializeToString,
+            response_deserializer=reflection_pb2.ServerReflectionResponse.FromString,
+        )
+        symbol = "grpc.reflection.v1.ServerReflectionRequest"
+        reply = await stable(iter([reflection_pb2.ServerReflectionRequest(file_containing_symbol=symbol)])).read()
+        described = FileDescriptorProto.FromString(reply.file_descriptor_response.file_descriptor_proto[0])
+        assert described.package == "grpc.reflection.v1"
+        assert "v1alpha" not in str(described)
 
         await call(channel, "unary_unary")
         servers = await channelz_pb2_grpc.ChannelzStub(channel).GetServers(channelz_pb2.GetServersRequest())

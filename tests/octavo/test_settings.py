@@ -47,7 +47,7 @@ def test_the_environment_is_read_in_one_file(root):
 
 def test_a_command_with_several_classes_prints_one_file(config, capsys):
     parser = argparse.ArgumentParser()
-    settings.add_common_arguments(parser)
+    settings.add_common_arguments(parser, (UpSettings, RouterSettings, WorkerSettings))
     for cls in (UpSettings, RouterSettings, WorkerSettings):
         setting_sources.add_arguments(parser, cls, skip=settings.UP_DECIDES)
     args = parser.parse_args(["--print-config", "--threads=3"])

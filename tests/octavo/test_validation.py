@@ -72,7 +72,7 @@ def passes(params):
         return True
     assert error.field
     assert error.message.startswith(error.field + ": ")
-    assert len(error.message) < 300
+    assert all(len(violation.description) < 300 for violation in error.violations)
     return False
 
 

@@ -95,7 +95,7 @@ class World:
 
     async def worker(self, runner: object = None, store: object = None, **settings: object) -> Worker:
         runner = runner or FakeRunner(step_s=0.001)
-        name = f"worker-{len(self.workers)}"
+        name = f"worker-{len(self.runners)}"
         made_settings = WorkerSettings(listen="127.0.0.1:0", worker_id=name, **{"lease_ms": 500, **settings})
         listener = Listener(made_settings)
         await listener.open()

@@ -4,6 +4,7 @@ import asyncio
 from dataclasses import replace
 
 import pytest
+from slow_beams import best_outputs
 
 from gpu_worker.testing.fake_runner import FakeRunner
 from octavo import rpc
@@ -34,6 +35,28 @@ async def test_a_lost_worker_costs_no_token(world, oracle, params):
     epochs = [world.entry(f"s{i}").record.epoch for i in range(6)]
     assert max(epochs) > 1
     assert all(world.entry(f"s{i}").record.state is SequenceState.DONE for i in range(6))
+
+
+async def test_beams_of_a_lost_worker_end_at_the_same_stop_strings(world):
+    """Nothing of a search is journalled before its end, so the next worker searches from the prompt again."""
+    params = SamplingParams(n=2, beam_width=3, max_tokens=40, min_tokens=20, stop=("a", "q", "%", "5"))
+    for _ in range(2):
+        await world.worker(FakeRunner(step_s=0.02, vocab_size=128))
+    await world.router()
+    await world.ready()
+    client, info = world.client(), world.runners[0].info
+    tasks = [asyncio.create_task(client.complete([*PROMPT, i], params, request_id=f"s{i}")) for i in range(4)]
+    running = [lambda i=i: world.entry(f"s{i}").record.owner for i in range(4)]
+    await world.until(lambda: len(world.state._entries) == 4 and all(owner() for owner in running))
+    await asyncio.sleep(0.1)
+    await world.kill(world.workers[0])
+    for i, completion in enumerate(await asyncio.gather(*tasks)):
+        expected = best_outputs(info, [*PROMPT, i], params)
+        got = [(tuple(output.token_ids), output.text, output.finish_reason) for output in completion.outputs]
+        assert got == [(best.token_ids, best.text, best.finish) for best in expected]
+        scores = world.entry(f"s{i}").record.scores
+        assert list(scores) == pytest.approx([best.total for best in expected])
+    assert max(world.entry(f"s{i}").record.epoch for i in range(4)) > 1
 
 
 class Moody(FakeRunner):

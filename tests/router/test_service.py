@@ -8,7 +8,7 @@ import pytest
 
 from gpu_worker.testing.fake_runner import FakeRunner
 from octavo import rpc, wire
-from octavo.errors import NotFound, NoTokenizer, QueueFull
+from octavo.errors import DeadlineExceeded, NotFound, NoTokenizer, QueueFull
 from octavo.hashing import block_hashes, root_key
 from octavo.sampling import FinishReason, SamplingParams
 from octavo.store.memory import MemoryStore
@@ -181,6 +181,33 @@ async def test_the_deadline_ends_what_waits_and_what_runs(world):
     world.routers[0].dispatcher._room_left = lambda: 0  # nothing is placed any more
     waiting = [event async for event in client.generate(PROMPT, GREEDY, deadline_s=0.4)]
     assert [event.finish_reason for event in waiting] == [FinishReason.DEADLINE]
+
+
+async def test_the_deadline_of_an_attach_is_of_that_call_alone(world):
+    await world.start()
+    stub = raw(world, world.routers[0])
+    call = stub.Generate(request("long", max_tokens=8000))
+    await call.read()
+    with pytest.raises(DeadlineExceeded), rpc.serving_errors():
+        async for _ in stub.Attach(inference_pb2.AttachRequest(request_id="long"), timeout=0.2):
+            pass
+    status = await stub.Get(inference_pb2.GetRequest(request_id="long"))
+    assert status.state == inference_pb2.REQUEST_STATE_RUNNING
+    call.cancel()
+    await world.until(lambda: len(world.routers[0].sessions) == 0)
+
+
+async def test_a_retry_of_complete_with_its_request_id_gets_the_first_answer(world):
+    """Also when the client gave the first attempt up. The request keeps the deadline of the first."""
+    await world.start(routers=2)
+    first, second = (raw(world, router) for router in world.routers)
+    given_up = first.Complete(request("retried", max_tokens=8000), timeout=0.5)
+    await world.until(lambda: len(world.routers[0].sessions) == 1)
+    given_up.cancel()
+    answer = await second.Complete(request("retried", max_tokens=8000))
+    again = await second.Complete(request("retried", max_tokens=8000))
+    assert answer.outputs[0].finish_reason == types_pb2.FINISH_REASON_DEADLINE
+    assert again.outputs == answer.outputs
 
 
 async def test_a_request_may_name_its_model_by_an_alias(world, oracle):

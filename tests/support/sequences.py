@@ -8,6 +8,8 @@ from gpu_worker.scheduling.wait_queue import rank_of
 from octavo.ids import SequenceId
 from octavo.record import Admission
 from octavo.sampling import SamplingParams
+from octavo.text.byte_tokenizer import ByteTokenizer
+from octavo.text.stop import TextStream
 
 
 def new_sequence(
@@ -17,11 +19,21 @@ def new_sequence(
     *,
     root: bytes = bytes(32),
     now: float = 0.0,
+    beam_text: TextStream | None = None,
     **fields: Any,
 ) -> Sequence:
     """The sequence of an admission; `fields` are further fields of octavo.record.Admission."""
     admission = Admission(**{"seq_id": SequenceId(name), "epoch": 1, "prompt": prompt, "sampling": params, **fields})
-    return Sequence.from_admission(admission, root=root, now=now)
+    sequence = Sequence.from_admission(admission, root=root, now=now)
+    sequence.beam_text = beam_text
+    return sequence
+
+
+def beam_text(params: SamplingParams, eos_token_ids: tuple[int, ...] = ()) -> TextStream | None:
+    """The text in which stop strings end beams, where a token is a byte."""
+    if not (params.beam_width and params.stop):
+        return None
+    return TextStream.of_branch(ByteTokenizer().detokenizer(), params, eos_token_ids)
 
 
 def crowd(*ranks: tuple[int, int], policy: str = "priority") -> list[Sequence]:

@@ -1,8 +1,32 @@
 -- The members that are alive, and the housekeeping that every router does for all routers.
 
--- KEYS: generation.  a: id, lease ms, kind, info.  Reply: {'OK', generation}
-define('heartbeat', function(store, keys, id, lease_ms, kind, info)
+local function name_key(store, kind, name) return store.prefix .. 'name:' .. kind .. ':' .. name end
+
+-- Gives a member the name until its lease ends. If another member has it until then, the reply {'HELD', ...} says which.
+-- A member that has just started at the endpoint of the other one gets the name: the other one cannot listen there.
+local function hold_name(store, id, lease_ms, kind, name, endpoint, starts)
+  local now, key = now_ms(), name_key(store, kind, name)
+  local stop, holder, place = string.match(redis.call('GET', key) or '', '^(%d+) (%S+) (.*)$')
+  if stop and tonumber(stop) > now and holder ~= id and not (starts and place == endpoint) then
+    return { 'HELD', holder, place, stop }
+  end
+  local value = string.format('%.0f %s %s', now + lease_ms, id, endpoint)
+  redis.call('SET', key, value, 'PX', lease_ms + LEASE_LINGER_MS)
+  return nil
+end
+
+-- KEYS: generation.  a: id, lease ms, kind, name, endpoint.
+-- Reply: {'OK'}; or {'HELD', id, endpoint, end of its lease} of the member that has the name
+define('register', function(store, keys, id, lease_ms, kind, name, endpoint)
+  return hold_name(store, id, tonumber(lease_ms), kind, name, endpoint, true) or { 'OK' }
+end, true)
+
+-- KEYS: generation.  a: id, lease ms, kind, info, name or '', endpoint.
+-- Reply: {'OK', generation}; or as `register`, and then nothing was written
+define('heartbeat', function(store, keys, id, lease_ms, kind, info, name, endpoint)
   lease_ms = tonumber(lease_ms)
+  local held = (name or '') ~= '' and hold_name(store, id, lease_ms, kind, name, endpoint, false)
+  if held then return held end
   local stop = now_ms() + lease_ms
   redis.call('SET', store.prefix .. 'lease:' .. id, string.format('%.0f', stop), 'PX', lease_ms + LEASE_LINGER_MS)
   redis.call('PEXPIRE', keys[1], GENERATION_MS)
@@ -12,10 +36,12 @@ define('heartbeat', function(store, keys, id, lease_ms, kind, info)
   return { 'OK', store.generation }
 end, true)
 
--- KEYS: generation.  a: id, kind.  Reply: {'OK'}
-define('leave', function(store, keys, id, kind)
+-- KEYS: generation.  a: id, kind, name or ''.  Reply: {'OK'}
+define('leave', function(store, keys, id, kind, name)
   redis.call('DEL', store.prefix .. 'lease:' .. id, store.prefix .. 'member:' .. id)
   redis.call('ZREM', store.prefix .. 'members:' .. kind, id)
+  local key = name_key(store, kind, name or '')
+  if string.match(redis.call('GET', key) or '', '^%d+ (%S+) ') == id then redis.call('DEL', key) end
   return { 'OK' }
 end, true)
 

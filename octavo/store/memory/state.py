@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from octavo.ids import Incarnation, SequenceId
 from octavo.record import Record, SequenceState, TimelineEntry
 from octavo.sampling import FinishReason
-from octavo.store.calls import Finish, Notice, QueueDepth
+from octavo.store.calls import Finish, Member, NameHolder, Notice, QueueDepth
 
 ALIVE_MS = 24 * 3600 * 1000
 CHECK_MS = 1000
@@ -57,6 +57,7 @@ class MemoryState:
         self.leases: dict[Incarnation, int] = {}
         self.quarantine: dict[Incarnation, tuple[SequenceId, int]] = {}  # by worker: a suspect, until when
         self.members: dict[str, dict[Incarnation, tuple[bytes, int]]] = {}
+        self.names: dict[tuple[str, str], NameHolder] = {}  # by kind of member and name
         self.secrets: dict[str, bytes] = {}
         self.subscribers: dict[asyncio.Queue[Notice], Incarnation] = {}
         self._entries: dict[SequenceId, StoredSequence] = {}
@@ -72,6 +73,19 @@ class MemoryState:
 
     def lease_alive(self, member: Incarnation) -> bool:
         return self.leases.get(member, 0) > self.now_ms()
+
+    def hold_name(self, member: Member, lease_ms: int, *, starts: bool) -> NameHolder | None:
+        """Gives a member its name until its lease ends, or returns the other member that has it until then.
+
+        A member that starts at the endpoint of the other one gets the name: the other one cannot listen there.
+        """
+        key = (member.kind, member.name)
+        other = self.names.get(key)
+        held = other is not None and other.until_ms > self.now_ms() and other.id != member.id
+        if other is not None and held and not (starts and other.endpoint == member.endpoint):
+            return other
+        self.names[key] = NameHolder(member.id, member.endpoint, self.now_ms() + lease_ms)
+        return None
 
     # Entries
 

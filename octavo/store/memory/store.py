@@ -15,6 +15,7 @@ from octavo.store.calls import (
     Finish,
     Member,
     MigrateReply,
+    NameHolder,
     Notice,
     PoppedSequence,
     QueueDepth,
@@ -188,16 +189,25 @@ class MemoryStore:
 
     # Members and housekeeping
 
-    async def heartbeat(self, member: Member, lease_ms: int) -> None:
+    async def register(self, member: Member, lease_ms: int) -> NameHolder | None:
+        return self._enter().hold_name(member, lease_ms, starts=True)
+
+    async def heartbeat(self, member: Member, lease_ms: int) -> NameHolder | None:
         state = self._enter()
+        if member.name and (holder := state.hold_name(member, lease_ms, starts=False)):
+            return holder
         until = state.now_ms() + lease_ms
         state.leases[member.id] = until
         state.members.setdefault(member.kind, {})[member.id] = (member.info, until)
+        return None
 
     async def leave(self, member: Member) -> None:
         state = self._enter()
         state.leases.pop(member.id, None)
         state.members.get(member.kind, {}).pop(member.id, None)
+        holder = state.names.get((member.kind, member.name))
+        if holder is not None and holder.id == member.id:
+            del state.names[member.kind, member.name]
 
     async def members(self, kind: str) -> list[Member]:
         state = self._enter()

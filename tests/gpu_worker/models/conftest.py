@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 import transformers
+from transformers_types import SMALL, TYPES
 
 from gpu_worker.ops import make_batch
 from gpu_worker.running.loading import load_runner
@@ -18,18 +19,6 @@ torch.set_num_threads(1)
 transformers.logging.set_verbosity_error()
 transformers.logging.disable_progress_bar()
 
-SMALL = {
-    "vocab_size": 128,
-    "hidden_size": 32,
-    "intermediate_size": 64,
-    "num_hidden_layers": 4,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 128,
-    "eos_token_id": None,
-    "bos_token_id": None,
-    "pad_token_id": None,
-}
 WIDE = {**SMALL, "hidden_size": 256, "intermediate_size": 256, "num_hidden_layers": 2}  # rows of whole K blocks
 GEMMA2 = {
     **SMALL,
@@ -141,6 +130,21 @@ CONFIGS: dict[str, tuple[str, dict]] = {
         {**SMALL, "head_dim": 16, "num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 11},
     ),
     "gptj": ("GPTJ", {**GPT, **ENDS, "rotary_dim": 4}),
+    "codegen": ("CodeGen", {**GPT, **ENDS, "n_embd": 64, "n_head": 8, "rotary_dim": 4}),
+    "gpt-neo": (
+        "GPTNeo",
+        {
+            "vocab_size": 128,
+            "hidden_size": 32,
+            "intermediate_size": 48,
+            "num_layers": 4,
+            "num_heads": 4,
+            "max_position_embeddings": 128,
+            "attention_types": [[["global", "local"], 2]],
+            "window_size": 11,
+            **ENDS,
+        },
+    ),
     "bloom": ("Bloom", {"vocab_size": 128, "hidden_size": 48, "n_layer": 3, "n_head": 6, **ENDS}),
     "bloom-normed-residual": (
         "Bloom",
@@ -189,6 +193,7 @@ CONFIGS: dict[str, tuple[str, dict]] = {
     ),
     "mpt": ("Mpt", MPT),
     "mpt-clipped": ("Mpt", {**MPT, "n_heads": 8, "attn_config": {"clip_qkv": 0.5, "softmax_scale": 0.25}}),
+    "doge": ("Doge", SMALL),
     "mamba": (
         "Mamba",
         {"vocab_size": 128, "hidden_size": 32, "num_hidden_layers": 2, **ENDS, "pad_token_id": None},
@@ -200,7 +205,7 @@ class Tiny:
     """A random model: in memory for reference, on disk for us."""
 
     def __init__(self, name: str, directory: Path) -> None:
-        kind, options = CONFIGS[name]
+        kind, options = (CONFIGS | TYPES)[name]
         torch.manual_seed(len(name))
         self.directory = directory / name
         config = getattr(transformers, f"{kind}Config")(**options)

@@ -5,6 +5,8 @@ import json
 
 import pytest
 import torch
+import transformers
+from transformers_types import TYPES
 
 from gpu_worker.models.supported import OWN_DECODERS, THROUGH_TRANSFORMERS
 from octavo.errors import BadModel
@@ -24,6 +26,8 @@ OURS = {
     "gpt2-scaled-by-layer": "gpt",
     "gpt2-relu": "gpt",
     "gptj": "gpt",
+    "codegen": "gpt",
+    "gpt-neo": "gpt",
     "bloom": "gpt",
     "bloom-normed-residual": "gpt",
     "falcon-7b": "gpt",
@@ -91,6 +95,9 @@ def test_the_table_of_supported_models_holds_the_types_that_are_tested(tiny):
     for name, decoder in OURS.items():
         content = json.loads((tiny(name).directory / "config.json").read_text())
         tested[content["model_type"]] = decoder
+    for kind, _ in TYPES.values():
+        name = getattr(transformers, f"{kind}Config").model_type
+        tested[name] = f"transformers:{name}"
     assert tested == OWN_DECODERS | {name: f"transformers:{name}" for name in THROUGH_TRANSFORMERS}
 
 

@@ -1,4 +1,4 @@
-"""GPT-like decoders: what test_architectures.py does not show of GPT-2, GPT-J, BLOOM, Falcon and MPT."""
+"""GPT-like decoders: what test_architectures.py does not show of GPT-2, GPT-J, BLOOM, Falcon, MPT and their like."""
 
 import json
 import shutil
@@ -15,7 +15,7 @@ from gpu_worker import LLM, SamplingParams
 from gpu_worker.models.gpt_config import alibi_slopes
 from octavo.errors import BadModel
 
-KINDS = ["gpt2", "gptj", "bloom", "falcon-7b", "falcon-40b", "falcon-rw", "mpt"]
+KINDS = ["gpt2", "gptj", "codegen", "gpt-neo", "bloom", "falcon-7b", "falcon-40b", "falcon-rw", "mpt"]
 TOKENS = [(7 * i + 3) % 128 for i in range(50)]
 
 
@@ -181,6 +181,13 @@ def test_a_head_unlike_the_embedding_is_used_whatever_the_configuration_says(cop
         ("falcon-40b", {"num_kv_heads": 3}, "4 heads and 3 key-value heads"),
         ("gptj", {"rotary_dim": None}, "TypeError"),
         ("gptj", {"rotary_dim": 10}, "rotary_dim 10"),
+        ("codegen", {"n_head": 2, "rotary_dim": 8}, "2 heads are no multiple of 4"),
+        (
+            "gpt-neo",
+            {"attention_types": [[["global"], 3]]},
+            "attention_types lists global, global, global for 4 layers",
+        ),
+        ("gpt-neo", {"attention_types": None}, "TypeError"),
         ("bloom", {"hidden_size": None}, "has none of hidden_size, n_embd"),
     ],
 )

@@ -11,12 +11,14 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from slow_beams import best_outputs
 
 from gpu_worker import LLM, SamplingParams
 from gpu_worker.scheduling.load import Load
 from gpu_worker.testing.fake_runner import FakeRunner, fake_oracle
 from octavo.errors import InvalidArgument, RunnerFailed, TooLarge
 from octavo.options import SettingsError
+from octavo.sampling import FinishReason
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=8)
 
@@ -183,6 +185,39 @@ def test_best_of_returns_the_best_first(llm):
     assert [o.token_ids for o in outputs] == [o.token_ids for o in ranked[:2]]
     assert [o.cumulative_logprob for o in outputs] == pytest.approx([o.cumulative_logprob for o in ranked[:2]])
     assert [o.index for o in outputs] == [0, 1]
+
+
+def test_the_text_of_an_end_token_is_shown_where_it_ends_nothing_or_is_asked_for():
+    llm = make(generate_eos=True, eos_token_ids=(ord("e"),), context_tokens=512)
+    params = SamplingParams(temperature=0.0, max_tokens=400, skip_special_tokens=False)
+
+    def text(**changes):
+        return llm.generate("a", replace(params, **changes), use_tqdm=False)[0].outputs[0].text
+
+    whole = text(ignore_eos=True)
+    assert len(whole) == 400 and "e" in whole
+    assert text() == whole[: whole.index("e")]
+    assert text(include_stop=True) == whole[: whole.index("e") + 1]
+    stop = whole[3]
+    first = whole.index(stop)
+    assert text(ignore_eos=True, stop_token_ids=(ord(stop),)) == whole[:first]
+    assert text(ignore_eos=True, stop_token_ids=(ord(stop),), include_stop=True) == whole[: first + 1]
+
+
+@pytest.mark.parametrize("stop", [("a", "q"), ("ab", "5", "~"), ("\n", "%", "Q", "c")])
+@pytest.mark.parametrize("changes", [{}, {"include_stop": True, "min_tokens": 4}, {"length_penalty": 0.0}])
+def test_beams_end_at_their_stop_strings_and_are_scored_there(llm, stop, changes):
+    ends = set()
+    for number in range(6):
+        params = SamplingParams(n=2, beam_width=3, max_tokens=16, stop=stop, **changes)
+        (answer,) = llm.generate([[number, 5]], params, use_tqdm=False)
+        expected = best_outputs(llm.info, [number, 5], params)
+        got = [(tuple(output.token_ids), output.text, output.finish_reason) for output in answer.outputs]
+        assert got == [(best.token_ids, best.text, best.finish.name.lower()) for best in expected]
+        assert [o.cumulative_logprob for o in answer.outputs] == pytest.approx([best.total for best in expected])
+        ends |= {best.finish for best in expected}
+    assert FinishReason.STOP in ends
+    assert idle(llm)
 
 
 def test_beams_are_no_worse_than_greedy(llm):

@@ -58,6 +58,8 @@ REFUSED = [
     (({"prompt": "abc", "cache_salt": 3},), r"prompts\[0\]\.cache_salt: must be ASCII"),
     ((["a", "b"], [[1]]), r"prompt_token_ids: 1 prompts, but prompts has 2"),
     (([{"prompt": "a"}], [[1]]), r"prompts: beside prompt_token_ids"),
+    ((None, False), r"prompt_token_ids: a bool is no list of token ids"),
+    ((None, "abc"), r"prompt_token_ids: a str is no list of token ids"),
     ((None, [[1], "a"]), r"prompt_token_ids\[1\]: a str"),
 ]
 

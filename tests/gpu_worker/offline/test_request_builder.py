@@ -9,7 +9,7 @@ from gpu_worker.offline.params import OfflineParams
 from gpu_worker.offline.prompts import read_prompts
 from gpu_worker.offline.request_builder import RequestBuilder
 from gpu_worker.testing.fake_runner import FakeRunner
-from octavo.errors import InvalidArgument, Unimplemented
+from octavo.errors import InvalidArgument
 from octavo.sampling import SamplingParams
 from octavo.text.byte_tokenizer import ByteTokenizer
 
@@ -139,11 +139,12 @@ def test_a_prompt_is_cut_to_its_last_tokens(builder):
     assert ids(long, truncate_prompt_tokens=-1, max_tokens=30) == long[-(context - 30) :]
 
 
-def test_a_bad_word_is_banned_in_each_form_that_is_one_token(builder):
-    (answer,) = builder.from_prompts(read_prompts("x"), OfflineParams(bad_words=["a", " b"], banned_token_ids=[7]))
-    assert answer.params.banned_token_ids == (7, ord("a"), ord("b"))
-    with pytest.raises(Unimplemented, match=r"^bad_words: 'abc' is 3 tokens of this model"):
-        builder.from_prompts(read_prompts("x"), OfflineParams(bad_words=["abc"]))
+def test_bad_words_are_tokens_alone_and_after_a_space(builder):
+    (answer,) = builder.from_prompts(read_prompts("x"), OfflineParams(bad_words=["a", " bc"], banned_token_ids=[7]))
+    assert answer.params.banned_token_ids == (7, ord("a"))
+    assert answer.bad_words == (tuple(b" a"), tuple(b"bc"), tuple(b" bc"))
+    with pytest.raises(InvalidArgument, match=r"^sampling_params\.banned_token_ids: leaves no token"):
+        builder.from_prompts(read_prompts("x"), OfflineParams(bad_words="bc", allowed_token_ids=[ord("c")]))
 
 
 def test_parameters_that_were_changed_are_checked_again(builder):

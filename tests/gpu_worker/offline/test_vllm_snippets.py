@@ -3,6 +3,8 @@
 Each test is such a program, from its import to its last loop; what follows the programs compares what they got.
 """
 
+from itertools import pairwise
+
 import pytest
 import torch
 
@@ -93,13 +95,14 @@ def test_dictionaries_and_token_ids(llm):
     outputs += llm.generate(TokensPrompt(prompt_token_ids=token_ids), sampling_params=greedy)
     outputs += llm.generate(prompts=None, sampling_params=greedy, prompt_token_ids=[token_ids, token_ids])
     outputs += llm.generate(prompt_token_ids=token_ids, sampling_params=greedy)
+    outputs += llm.generate(None, greedy, [token_ids], False)
 
-    assert len(outputs) == 7
+    assert len(outputs) == 8
     assert token_ids == list(b"Once upon")
-    assert [output.prompt_token_ids for output in outputs] == [token_ids] * 7
+    assert [output.prompt_token_ids for output in outputs] == [token_ids] * 8
     assert len({tuple(output.outputs[0].token_ids) for output in outputs}) == 1
-    assert [output.prompt for output in outputs] == ["Once upon"] * 2 + [None] * 5
-    assert len({output.request_id for output in outputs}) == 7
+    assert [output.prompt for output in outputs] == ["Once upon"] * 2 + [None] * 6
+    assert len({output.request_id for output in outputs}) == 8
     assert all(output.finished for output in outputs)
 
 
@@ -132,6 +135,22 @@ def test_sampling_parameters(llm):
     silent = llm.generate("A long prompt", SamplingParams(detokenize=False, max_tokens=5, logprobs=0))[0].outputs[0]
     assert (silent.text, len(silent.token_ids)) == ("", 5)
     assert {score.decoded_token for place in silent.logprobs for score in place.values()} == {None}
+
+
+@pytest.mark.parametrize("beams", [0, 3])
+def test_bad_words(llm, beams):
+    from gpu_worker import SamplingParams
+
+    common = {"max_tokens": 24, **({"beam_width": beams} if beams else {"temperature": 0.0})}
+    prompt = "Some words are"
+    before = llm.generate(prompt, SamplingParams(**common))[0].outputs[0].token_ids
+    pairs = [bytes(pair) for pair in pairwise(before) if max(pair) < 128]
+    word = next(pair.decode() for pair in pairs if pair.isascii() and pair.strip() == pair)
+    after = llm.generate(prompt, SamplingParams(bad_words=[word], **common))[0].outputs[0].token_ids
+
+    place = next(i for i in range(24) if bytes(before[i : i + 2]) == word.encode())
+    assert word.encode() not in bytes(token for token in after if token < 256)
+    assert beams or (after[: place + 1], after[place + 1] == before[place + 1]) == (before[: place + 1], False)
 
 
 def test_log_probabilities(llm):

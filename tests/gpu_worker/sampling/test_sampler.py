@@ -281,6 +281,21 @@ def test_bias_comes_before_penalties():
     assert scores[0].logprob - dict(scores[0].top)[0] == pytest.approx(1.0)
 
 
+@pytest.mark.parametrize(
+    ("output", "banned"),
+    [([], False), ([5], False), ([5, 6], True), ([6], False), ([1, 5, 6], True), ([5, 6, 1], False), ([9], True)],
+)
+@pytest.mark.parametrize("bias", [{}, {3: 5.0}])
+def test_a_bad_word_is_not_completed(output, banned, bias):
+    """The prompt does not count: a word may begin there."""
+    logits = torch.zeros(1, 10)
+    logits[0, 3], logits[0, 4] = 2.0, 1.0
+    branch = branch_of(SamplingParams(temperature=0.0, logit_bias=bias), [5, 6], output)
+    branch.sequence.bad_words = ((5, 6, 3), (9, 3), (8, 77))
+    assert sample(logits, [branch])[0] == [4 if banned else 3]
+    assert logits[0, 3] == 2.0
+
+
 @pytest.mark.parametrize(("prompt", "output"), [([1, 0], []), ([0], [1]), ([2], [0, 1])])
 def test_the_repetition_penalty_counts_prompt_and_output(prompt, output):
     """Also after a replay, whose first step computes tokens of the output like those of a prompt."""

@@ -47,6 +47,38 @@ def test_a_search_that_is_alone_at_last_starts_its_other_beams(make_world) -> No
     world.drain()
 
 
+@pytest.mark.parametrize("seed", range(4))
+def test_beams_end_at_their_stop_strings(make_world, seed: int) -> None:
+    """The world's own beam search finds stop strings by looking at the whole text of every beam again."""
+    world = make_world(seed, {"min_preempt_interval_s": 0.0}, {"num_blocks": 40, "num_host_blocks": 24}, eos=True)
+    rng, requests = random.Random(seed), []
+    for number in range(24):
+        stop = rng.choice([("\x05", "\x11", "\x20"), ("\x07", "\x07\x05", "\x05\x07"), ("\x08\x09", "\x0a", "\x03")])
+        params = SamplingParams(
+            beam_width=rng.choice([2, 3, 4]),
+            n=rng.choice([1, 2]),
+            stop=stop,
+            stop_token_ids=rng.choice([(), (6, 7)]),
+            include_stop=rng.random() < 0.5,
+            min_tokens=rng.choice([0, 0, 4]),
+            max_tokens=rng.randint(2, 16),
+            logprobs=rng.choice([None, 1]),
+        )
+        requests.append(world.submit(params, prompt=[1 + number % 3] * rng.randint(1, 20)))
+        for _ in range(rng.randint(0, 4)):
+            world.step()
+        if number % 8 == 7:
+            world.crash()
+    world.drain()
+    ends = [
+        world.model.completes_stop(request.params, output)
+        for request in requests
+        for branch, output in enumerate(request.outputs)
+        if request.finishes[branch] is FinishReason.STOP and output
+    ]
+    assert len(ends) > sum(ends) > 2, "some beams end by a stop string, and some by a stop token"
+
+
 @pytest.mark.parametrize("preemption", ["swap", "recompute", "auto"])
 def test_too_many_sequences_for_the_memory_all_end_right(make_world, preemption: str) -> None:
     config = {"preemption": preemption, "min_preempt_interval_s": 0.0}

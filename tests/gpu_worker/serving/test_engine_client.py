@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
 
 import pytest
 from effort import draws
@@ -11,6 +12,7 @@ from scheduler_parts import SchedulerParts
 
 from gpu_worker.scheduling.scheduler_config import SchedulerConfig
 from gpu_worker.scheduling.step import StepDeltas
+from gpu_worker.serving.beam_texts import BeamTexts
 from gpu_worker.serving.engine_client import MAX_GRANT_STEPS, EngineClient
 from gpu_worker.serving.journal_writer import JournalWriter
 from gpu_worker.serving.step_publisher import StepPublisher
@@ -135,6 +137,15 @@ async def test_a_bad_request_is_rejected_by_name(world):
         assert answer.outcome is AdmissionOutcome.REJECTED
         assert answer.failure.message.startswith(next(iter(change)))
     assert not world.publisher.logs
+
+
+async def test_beams_with_stop_strings_go_to_a_worker_that_has_the_tokenizer(world):
+    world.engine_client._beam_texts = BeamTexts(replace(world.runner.info, tokenizer="/nowhere"))
+    params = SamplingParams(beam_width=2, max_tokens=4, seed=1, best_of=1)
+    assert (await world.engine_client.admit(request(1, sampling=params), "")).admitted
+    answer = await world.engine_client.admit(request(2, sampling=replace(params, stop=("x",))), "")
+    assert (answer.outcome, answer.failure.reason) == (AdmissionOutcome.NEVER, "NOT_FOUND")
+    assert "/nowhere" in answer.failure.message
 
 
 async def test_a_refusal_is_told_to_everybody_who_asked_and_leaves_nothing():

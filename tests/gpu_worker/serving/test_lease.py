@@ -1,11 +1,25 @@
-"""When a lease is renewed, and that leaving has the last word."""
+"""When a lease is renewed, that leaving has the last word, and which of two workers with one id goes on."""
 
 import asyncio
 
-from gpu_worker.serving.lease import Lease
+import pytest
+
+from gpu_worker.serving import lease as lease_module
+from gpu_worker.serving.lease import Lease, WorkerIdTaken, register_worker
 from octavo.ids import Incarnation
 from octavo.store.calls import Member
-from octavo.store.memory import MemoryStore
+from octavo.store.memory import MemoryState, MemoryStore
+
+LEASE_MS = 300
+
+
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch):
+    monkeypatch.setattr(lease_module, "REGISTER_PAUSE_S", 0.01)
+
+
+def member(incarnation: str, endpoint: str) -> Member:
+    return Member("worker", Incarnation(incarnation), b"{}", "worker-0", endpoint)
 
 
 class SlowStore(MemoryStore):
@@ -43,3 +57,65 @@ async def test_beats_renew_three_times_in_a_lease_at_most():
     await asyncio.sleep(0.1)
     assert store.order == ["heartbeat"]
     assert lease.begun
+
+
+async def test_a_worker_waits_until_the_lease_of_its_predecessor_has_ended():
+    store, loop = MemoryStore(MemoryState()), asyncio.get_running_loop()
+    await store.heartbeat(member("old", "10.0.0.1:7"), LEASE_MS)
+    began = loop.time()
+    await register_worker(store, member("new", "10.0.0.2:7"), LEASE_MS)
+    assert LEASE_MS / 2000 < loop.time() - began < 2 * LEASE_MS / 1000
+    assert await store.heartbeat(member("new", "10.0.0.2:7"), LEASE_MS) is None
+
+
+async def test_a_worker_that_starts_again_where_it_was_does_not_wait():
+    store = MemoryStore(MemoryState())
+    await store.heartbeat(member("old", "10.0.0.1:7"), 60_000)
+    async with asyncio.timeout(1):
+        await register_worker(store, member("new", "10.0.0.1:7"), LEASE_MS)
+
+
+async def test_a_worker_whose_id_is_in_use_says_by_whom():
+    store = MemoryStore(MemoryState())
+    old = Lease(store, member("old", "10.0.0.1:7"), LEASE_MS)
+
+    async def step():
+        while True:
+            old.beat()
+            await asyncio.sleep(0.01)
+
+    stepping = asyncio.create_task(step())
+    await asyncio.sleep(0.02)
+    with pytest.raises(WorkerIdTaken, match=r"worker_id worker-0: .* 10\.0\.0\.1:7 \(old\) .* another --worker-id"):
+        await register_worker(store, member("new", "10.0.0.2:7"), LEASE_MS)
+    stepping.cancel()
+    assert not old.lost.is_set()
+
+
+async def test_of_two_workers_that_wait_for_an_id_one_gets_it():
+    store = MemoryStore(MemoryState())
+    await store.heartbeat(member("old", "10.0.0.1:7"), LEASE_MS)
+    both = [register_worker(store, member(f"new{i}", f"10.0.0.2:{i}"), LEASE_MS) for i in range(2)]
+    results = await asyncio.gather(*both, return_exceptions=True)
+    assert [type(result) for result in results] == [type(None), WorkerIdTaken]
+
+
+async def test_a_worker_that_lost_its_id_while_it_was_away_knows_so_and_renews_no_more():
+    store = MemoryStore(MemoryState())
+    lease = Lease(store, member("old", "10.0.0.1:7"), LEASE_MS)
+    lease.beat()
+    await asyncio.sleep(0.01)
+    assert lease.begun
+    store.shared.leases.clear()
+    store.shared.names.clear()  # as after the end of the lease
+    await store.heartbeat(member("new", "10.0.0.2:7"), 60_000)
+    lease._next_renewal = 0.0
+    lease.beat()
+    async with asyncio.timeout(1):
+        await lease.lost.wait()
+    assert "10.0.0.2:7 (new)" in str(lease.loss)
+    lease._next_renewal = 0.0
+    store.shared.names.clear()
+    lease.beat()
+    await asyncio.sleep(0.01)
+    assert not store.shared.lease_alive(Incarnation("old"))

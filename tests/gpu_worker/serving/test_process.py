@@ -122,3 +122,41 @@ async def test_a_worker_process_says_why_it_cannot_start(start, root, tmp_path):
     assert second.returncode == 1
     assert "cannot listen" in second.stderr
     assert "Traceback" not in second.stderr
+
+
+@pytest.fixture
+async def server(tmp_path):
+    server = EmbeddedStore(tmp_path)
+    await server.start()
+    yield server
+    await server.stop()
+
+
+async def test_of_two_workers_with_one_id_the_second_ends_and_says_why(start, server):
+    """A pod that is started again elsewhere waits for the lease of the killed one; one that finds a living one ends."""
+    named = ("--worker-id", "pod-0", "--lease-ms", "1500")
+    first = start(server.url, *named)
+    await until(first.serving)
+    second = start(server.url, *named)
+    assert await second.exit_code() == 1
+    last = second.log.read_text().splitlines()[-1]
+    assert f"worker_id pod-0: the worker at {first.endpoint} (" in last
+    assert last.endswith("end it, or give this one another --worker-id")
+    assert await first.serving()
+    first.process.kill()
+    moved = start(server.url, *named)
+    await until(moved.serving, 10)
+    first.process.wait()
+
+
+async def test_a_worker_that_slept_while_another_got_its_id_ends_and_says_why(start, server):
+    named = ("--worker-id", "pod-0", "--lease-ms", "500")
+    sleeper = start(server.url, *named)
+    await until(sleeper.serving)
+    sleeper.process.send_signal(signal.SIGSTOP)
+    other = start(server.url, *named)
+    await until(other.serving, 10)
+    sleeper.process.send_signal(signal.SIGCONT)
+    assert await sleeper.exit_code() == 1
+    assert f"worker_id pod-0: the worker at {other.endpoint} (" in sleeper.log.read_text()
+    assert await other.serving()

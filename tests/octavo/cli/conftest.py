@@ -20,6 +20,7 @@ class Router(inference_pb2_grpc.InferenceServicer, admin_pb2_grpc.AdminServicer)
         self.cancelled = []
         self.breaks = 0
         self.hang = threading.Event()
+        self.finish_reason = types_pb2.FINISH_REASON_STOP
 
     async def Generate(self, request, context):
         self.requests.append(request)
@@ -50,12 +51,19 @@ class Router(inference_pb2_grpc.InferenceServicer, admin_pb2_grpc.AdminServicer)
                     token_ids=[index],
                     text=WORDS[index],
                     resume_token=f"{request_id} {index + 1}".encode(),
-                    finish_reason=types_pb2.FINISH_REASON_STOP if last else 0,
+                    finish_reason=self.finish_reason if last else 0,
                 )
+                if self.requests and self.requests[-1].sampling.HasField("logprobs"):
+                    scores = event.logprobs.add(chosen=types_pb2.TokenLogprob(token_id=index, logprob=-0.5))
+                    scores.top.add(token_id=index, logprob=-0.5)
+                    scores.top.add(token_id=index + 1, logprob=-1.25)
                 if last and branch == n - 1:
                     event.finished.usage.prompt_tokens = 5
                     event.finished.usage.output_tokens = len(WORDS) * n
                 yield event
+
+    async def Detokenize(self, request, context):
+        return inference_pb2.DetokenizeResponse(text="".join(f"<{token}>" for token in request.token_ids))
 
     async def Cancel(self, request, context):
         self.cancelled.append(request.request_id)

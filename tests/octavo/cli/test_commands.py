@@ -12,8 +12,7 @@ import tomllib
 
 import pytest
 
-from octavo import rpc
-from octavo.cli import checks, cluster, main, native_checks, state, store_check, up
+from octavo.cli import checks, main, native_checks, state, store_check, up
 from octavo.cli.output import table
 from octavo.cli.state import ClusterState, RouterState, StoreState, WorkerState
 from octavo.settings import UpSettings
@@ -59,7 +58,7 @@ def test_generate_takes_messages_ids_and_stdin(router, endpoint, capsys, monkeyp
     chat, ids, stdin = router.requests
     assert [(turn.role, turn.content) for turn in chat.chat.messages] == [("system", "be brief"), ("user", "hi")]
     assert list(ids.token_ids.ids) == [1, 2]
-    assert stdin.text_bytes == b"from stdin"
+    assert stdin.text == "from stdin"
     assert capsys.readouterr().out.endswith(f"--- 0: STOP\n{ANSWER}\n--- 1: STOP\n{ANSWER}\n")
 
 
@@ -70,7 +69,8 @@ def test_generate_takes_messages_ids_and_stdin(router, endpoint, capsys, monkeyp
         (["--prompt", "hi", "--max-tokens", "-1"], 2, "max_tokens"),
         (["--prompt", "hi", "--max-tokens", "x"], 2, "--max-tokens"),
         (["--token-ids", "1,x"], 2, "--token-ids"),
-        ([], 2, "--prompt"),
+        ([], 2, "prompt: give one"),
+        (["hi", "--prompt", "hi"], 2, "prompt: give one"),
     ],
 )
 def test_generate_says_what_is_wrong(endpoint, capsys, arguments, code, message):
@@ -156,7 +156,8 @@ def test_status_joins_what_is_written_with_what_is_answered(endpoint, capsys, tm
 def test_status_asks_any_admin_endpoint(endpoint, capsys):
     assert main(["status", "--admin-endpoint", endpoint, "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["workers"][0]["worker_id"] == "worker-0"
-    assert main(["status", "--admin-endpoint", "127.0.0.1:1"]) == 1
+    assert main(["status", "--admin-endpoint", "127.0.0.1:1", "--timeout", "0.1"]) == 1
+    assert "no answer within 0.1 s: correct --admin-endpoint" in capsys.readouterr().err
 
 
 def test_up_names_a_port_in_use_and_the_remedy(capsys, tmp_path):
@@ -186,6 +187,8 @@ def test_up_refuses_a_directory_in_use_and_settings_nobody_knows(capsys, tmp_pat
     assert main(["up", "--workers", "-1"]) == 2
     assert "workers" in capsys.readouterr().err
     assert main(["up", "--no-such-flag"]) == 2
+    assert main(["up", "--workers", "0"]) == 2
+    assert "`octavo router` runs a router alone" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("model", ["nope", "/nowhere/at/all.gguf", "a-file", "no-gguf.gguf", "an-empty-directory"])
@@ -200,19 +203,6 @@ def test_up_says_at_once_that_there_is_no_such_model(capsys, tmp_path, model):
     assert message.startswith("octavo up: model: ")
     assert given in message
     assert not (tmp_path / "state").exists()  # nothing was begun
-
-
-async def test_without_workers_a_router_is_waited_for_until_it_answers():
-    server = rpc.server()
-    health = rpc.add_standard_services(server, ["octavo.v1.Inference"])
-    endpoint = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
-    assert not await cluster.answering(endpoint)()
-    await server.start()
-    assert await cluster.answering(endpoint)()
-    assert not await cluster.serving(endpoint)()
-    health.set_all(True)
-    assert await cluster.serving(endpoint)()
-    await server.stop(None)
 
 
 def test_the_grpcurl_line_can_be_pasted():

@@ -264,3 +264,22 @@ async def test_what_cannot_be_written_down_names_its_field(options, field):
     async with AsyncClient("127.0.0.1:1") as client:
         with pytest.raises(errors.InvalidArgument, match=field):
             client.generate(options.pop("prompt", "hello"), **options)
+
+
+async def test_connect_returns_at_one_router_and_says_why_there_is_none(router, serve):
+    async with serve(router) as endpoint, AsyncClient(["127.0.0.1:1", endpoint]) as client:
+        await client.connect(30)
+        assert await client.models()
+    async with AsyncClient("127.0.0.1:1") as client:
+        with pytest.raises(errors.Unreachable, match=r"127\.0\.0\.1:1: not connected within 0\.2 s .*refused"):
+            await client.connect(0.2)
+
+
+async def test_the_policy_is_told_of_each_retry(router, serve, script):
+    told = []
+    router.scripts += [script(error=errors.NoWorkers("none yet")), script(at=3, fault="UNAVAILABLE")]
+    policy = RetryPolicy(backoff_base_s=0.001, on_retry=lambda error, trouble_s: told.append((error, trouble_s)))
+    async with serve(router) as endpoint, AsyncClient(endpoint, policy=policy) as client:
+        assert (await client.complete("hi")).text == router.oracle[1]
+    assert [type(error) for error, _ in told] == [errors.NoWorkers, errors.Unreachable]
+    assert all(trouble_s >= 0 for _, trouble_s in told)

@@ -158,9 +158,21 @@ def test_an_unknown_start_is_taken_from_the_first_event():
         receiver.accept(event(7, 1))
 
 
+def test_prompt_logprobs_that_come_again_are_dropped_by_position():
+    receiver = StreamReceiver()
+    a, b, c = object(), object(), object()
+    assert receiver.accept(event(0, prompt_logprobs=(a,), first_prompt_position=1)).prompt_logprobs == (a,)
+    receiver.resume()
+    assert receiver.accept(event(0, prompt_logprobs=(a,), first_prompt_position=1)) is None
+    new = receiver.accept(event(0, prompt_logprobs=(a, b, c), first_prompt_position=1))
+    assert (new.first_prompt_position, new.prompt_logprobs) == (2, (b, c))
+    with pytest.raises(BrokenStreamError):
+        receiver.accept(event(0, prompt_logprobs=(a,), first_prompt_position=5))
+
+
 def test_prompt_logprobs_and_finish_reasons_come_once():
     receiver = StreamReceiver()
-    first = event(0, 7, prompt_logprobs=(object(),), finish_reason=FinishReason.STOP)
+    first = event(0, 7, prompt_logprobs=(object(),), first_prompt_position=1, finish_reason=FinishReason.STOP)
     assert receiver.accept(first) == first
     receiver.restart()
     assert receiver.accept(first) is None

@@ -65,7 +65,7 @@ class Differential(RuleBasedStateMachine):
             self.equal()
         for member, alive in zip(("router1", "worker1"), leases, strict=True):
             if alive:
-                self.member(Incarnation(member), 100_000, b"")
+                self.member(Incarnation(member), "heartbeat", 100_000, b"", "", "")
 
     def teardown(self) -> None:
         if hasattr(self, "real"):
@@ -214,14 +214,18 @@ class Differential(RuleBasedStateMachine):
             self.migrate(name, 0, "abort", "m", worker, 0)
         self.equal()
 
-    @rule(member=ROUTER | WORKER, lease_ms=st.sampled_from([20, 2000, 100_000, 0]), info=st.binary(max_size=2))
-    def member(self, member: Incarnation, lease_ms: int, info: bytes) -> None:
-        """Lease 0: it leaves."""
-        described = Member(member[:6], member, info)
-        if lease_ms:
-            self.both("heartbeat", described, lease_ms)
-        else:
-            self.both("leave", described)
+    @rule(
+        member=ROUTER | WORKER,
+        how=st.sampled_from(["heartbeat", "heartbeat", "heartbeat", "register", "leave"]),
+        lease_ms=st.sampled_from([20, 2000, 100_000]),
+        info=st.binary(max_size=2),
+        name=st.sampled_from(["", "", "w", "w", "a worker"]),
+        endpoint=st.sampled_from(["h:1", "h:2"]),
+    )
+    def member(self, member: Incarnation, how: str, lease_ms: int, info: bytes, name: str, endpoint: str) -> None:
+        described = Member(member[:6], member, info, name, endpoint)
+        holder = self.both(how, described, *([] if how == "leave" else [lease_ms]))
+        assert holder is None or holder.id != member
 
     @rule(ms=st.sampled_from(TIMES), limit=st.sampled_from([1, 10, 10]), grace_ms=st.sampled_from([0, 40, 3000]))
     def sweep(self, ms: int, limit: int, grace_ms: int) -> None:

@@ -5,6 +5,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from octavo.errors import HistoryLost
+from octavo.sampling import SamplingParams
 from octavo.text.detokenizer import ByteTable, Detokenizer
 from octavo.text.stop import StopMatcher, TextDelta, TextStream
 
@@ -156,6 +157,48 @@ def test_a_resumed_stream_says_nothing_twice_and_leaves_nothing_out(
         again = second.resume(known, len(delivered.encode())).text
         again += second.push(ids[len(known) :]).text + second.finish().text
         assert again == rest
+
+
+@given(STOPS, TOKENS, TOKENS, TOKENS, st.booleans())
+def test_a_fork_goes_on_as_if_it_were_alone(
+    stops: list[str], before: list[int], ours: list[int], other: list[int], include: bool
+) -> None:
+    parent, alone = stream_of(stops, include_stop=include), stream_of(stops, include_stop=include)
+    parent.push(before)
+    child = parent.fork()
+    parent.push(other)
+    alone.push(before)
+    for stream in (child, alone):
+        assert stream.stopped == bool(stream.matched)
+    assert (child.push(ours), child.finish()) == (alone.push(ours), alone.finish())
+
+
+EOS, STOP_ID, LETTER = 1, 2, 3
+SPECIAL = ByteTable([b"", b"<end>", b"<stop>", b"a"])
+
+
+@pytest.mark.parametrize(
+    ("params", "ids", "text"),
+    [
+        ({}, [LETTER, EOS], "a"),
+        ({}, [LETTER, STOP_ID], "a"),
+        ({"include_stop": True}, [LETTER, EOS], "a<end>"),
+        ({"include_stop": True}, [LETTER, STOP_ID], "a<stop>"),
+        ({"ignore_eos": True}, [LETTER, EOS, LETTER], "a<end>a"),
+        ({"ignore_eos": True}, [EOS, STOP_ID], "<end>"),
+        ({"ignore_eos": True, "stop": ("d>",)}, [LETTER, EOS, LETTER], "a<en"),
+        ({"include_stop": True, "stop": ("t",)}, [LETTER, STOP_ID], "a<st"),
+        ({"include_stop": True, "skip_special_tokens": True}, [LETTER, EOS], "a"),
+    ],
+)
+def test_a_token_that_ends_the_branch_is_shown_where_include_stop_asks_for_it(
+    params: dict, ids: list[int], text: str
+) -> None:
+    """And an end token that ends nothing is a token like others. Special tokens are left out by the detokenizer."""
+    own = SamplingParams(**{"skip_special_tokens": False, "stop_token_ids": (STOP_ID,), **params})
+    pieces = SPECIAL.without([EOS]) if own.skip_special_tokens else SPECIAL
+    stream = TextStream.of_branch(Detokenizer(pieces), own, (EOS,))
+    assert stream.push(ids).text + stream.finish().text == text
 
 
 def test_resuming_after_the_last_word_says_nothing() -> None:

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from octavo.errors import InvalidArgument, Mismatch
+from octavo.text.detokenizer import byte_alphabet
 from octavo.text.tokenizer import Tokenizer, load_tokenizer
 
 pytestmark = pytest.mark.slow  # imports transformers, as the reference
@@ -72,7 +73,7 @@ def reference(path: Path) -> Any:
 @pytest.fixture(scope="module", params=[True, False], ids=["prefix", "no prefix"])
 def pair(write_gguf: Callable[..., Path], request: pytest.FixtureRequest) -> tuple[Tokenizer, Any]:
     """Ours and theirs, with and without a space before every text."""
-    from tokenizers import decoders, pre_tokenizers
+    from tokenizers import decoders, normalizers
 
     tokens, scores, types = zip(*sentencepiece_vocabulary(), strict=True)
     special = {"bos_token_id": 1, "eos_token_id": 2, "unk_token_id": 0}
@@ -80,9 +81,13 @@ def pair(write_gguf: Callable[..., Path], request: pytest.FixtureRequest) -> tup
         "llama", list(tokens), list(types), token_scores=list(scores), add_space_prefix=request.param, **special
     )
     theirs = reference(path)
-    if not request.param:  # transformers does not heed this field
-        backend = theirs.backend_tokenizer
-        backend.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="never", split=False)
+    # transformers reads the tokens and makes the merges. It does not heed add_space_prefix, and puts no space before a
+    # text that begins with one, as sentencepiece does (test_tokenizer_sentencepiece.py).
+    backend = theirs.backend_tokenizer
+    backend.pre_tokenizer = None
+    spaces = normalizers.Replace(" ", "▁")
+    backend.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), spaces]) if request.param else spaces
+    if not request.param:
         backend.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
     return load_tokenizer(path), theirs
 
@@ -99,8 +104,7 @@ def test_sentencepiece_encodes_as_transformers(pair: tuple[Tokenizer, Any], text
 @given(text=st.text(st.characters(exclude_categories=["Cs"], exclude_characters="▁"), max_size=10))
 def test_sentencepiece_round_trips(pair: tuple[Tokenizer, Any], text: str) -> None:
     tokenizer, _ = pair
-    if not text.startswith(" "):  # transformers puts no space before a space, and drops it with the text's start
-        assert tokenizer.decode(tokenizer.encode(text)) == text
+    assert tokenizer.decode(tokenizer.encode(text)) == text
 
 
 @given(ids=IDS, skip=st.booleans())
@@ -148,6 +152,28 @@ def test_byte_level_splits_as_the_file_says(write_gguf: Callable[..., Path], pre
             ids = ids[1:]
         assert ids == theirs.encode(text, add_special_tokens=False)
         assert tokenizer.decode(ids) == text
+
+
+@pytest.mark.parametrize(
+    ("pre", "words"),
+    [
+        ("dbrx", ["It", "'s", " HelloWorld", "/", "\n", "x", " ", "123", "45", "  ", " done"]),
+        ("gpt-4o", ["It's", " Hello", "World", "/\n", "x", " ", "123", "45", "  ", " done"]),
+    ],
+)
+def test_phi4_splits_as_its_tokenizers_do(write_gguf: Callable[..., Path], pre: str, words: list[str]) -> None:
+    """With a vocabulary of all the words, each of them whole: a token is then a word."""
+    alphabet = {chr(byte): sign for sign, byte in byte_alphabet().items()}
+    spelled = ["".join(alphabet[char] for char in word) for word in words]
+    tokens, merges = [*alphabet.values()], []
+    for word in spelled:
+        for length in range(2, len(word) + 1):
+            if word[:length] not in tokens:
+                tokens.append(word[:length])
+                merges.append(f"{word[: length - 1]} {word[length - 1]}")
+    path = write_gguf("gpt2", tokens, [1] * len(tokens), tokenizer_pre=pre, token_merges=merges)
+    ids = load_tokenizer(path).encode("It's HelloWorld/\nx 12345   done")
+    assert [tokens[i] for i in ids] == spelled
 
 
 @pytest.mark.parametrize(("model", "fields"), [("bert", {}), ("gpt2", {"tokenizer_pre": "viking"}), ("llama", {})])

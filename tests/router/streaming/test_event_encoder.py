@@ -61,13 +61,41 @@ def test_each_event_has_the_places_of_all_branches_after_it(stream):
 def test_scores_go_out_as_they_came_and_those_of_the_prompt_once(stream):
     score, prompt_score = TokenScore(ord("x"), -0.5, ((ord("x"), -0.5), (7, -1.5))), TokenScore(2, -0.25)
     stream.add(0, b"x", scores=[score], prompt_scores=[prompt_score])
-    (event,) = stream.encoder.next_events()
+    prompt_event, event = stream.encoder.next_events()
+    assert [wire.score_from_wire(message) for message in prompt_event.prompt_logprobs] == [prompt_score]
+    assert (prompt_event.first_prompt_position, prompt_event.branch, prompt_event.first_index) == (1, 0, 0)
+    assert not prompt_event.token_ids
     assert [wire.score_from_wire(message) for message in event.logprobs] == [score]
-    assert [wire.score_from_wire(message) for message in event.prompt_logprobs] == [prompt_score]
     stream.add(0, b"xy")
     (event,) = stream.encoder.next_events()
     assert not event.logprobs
     assert not event.prompt_logprobs
+
+
+def test_prompt_scores_span_events_and_a_client_that_leaves_between_them_loses_nothing(stream, monkeypatch):
+    monkeypatch.setattr("router.streaming.event_encoder.MAX_PROMPT_SCORES", 2)
+    scores = [TokenScore(i, -0.5) for i in range(5)]
+    stream.add(0, b"x", prompt_scores=scores)
+    *events, last = stream.encoder.next_events()
+    assert [(event.first_prompt_position, len(event.prompt_logprobs)) for event in events] == [(1, 2), (3, 2), (5, 1)]
+    sent = [wire.score_from_wire(message) for event in events for message in event.prompt_logprobs]
+    assert sent == scores
+    for event in events:
+        assert TOKENS.read_token(event.resume_token).places[0] == StreamPlace(0, CHAIN, 0)
+    assert list(last.token_ids) == list(b"x")
+
+
+def test_a_long_run_with_scores_comes_in_several_events(stream, monkeypatch):
+    monkeypatch.setattr("router.streaming.delivery.MAX_RUN", 3)
+    monkeypatch.setattr("router.streaming.delivery.MAX_JOINED", 1)
+    output, scores = b"abcdefg", [TokenScore(i, -0.5) for i in b"abcdefg"]
+    stream.add(0, output[:2], scores=scores[:2])
+    stream.add(0, output, FinishReason.LENGTH, scores=scores)
+    events = stream.encoder.next_events()
+    assert [bytes(event.token_ids) for event in events] == [b"ab", b"c", b"def", b"g"]
+    assert [score.chosen.token_id for event in events for score in event.logprobs] == list(output)
+    assert [bool(event.finish_reason) for event in events] == [False, False, False, True]
+    assert "".join(event.text for event in events) == output.decode()
 
 
 def test_the_last_event_says_how_the_request_ended(stream):

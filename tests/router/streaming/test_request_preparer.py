@@ -64,7 +64,7 @@ async def test_a_retry_is_the_same_body_and_a_new_request_another_one(preparer):
         (inference_pb2.GenerateRequest(), "input"),
         (message(request_id="a\n"), "request_id"),
         (message(priority=77), "priority"),
-        (message(sampling={"top_p": 2.0}), "top_p"),
+        (message(sampling={"top_p": 2.0}), "sampling.top_p"),
         (message(text_bytes=b"\xff"), "text_bytes"),
         (inference_pb2.GenerateRequest(token_ids=types_pb2.TokenIds(ids=[256])), "token_ids"),
         (message(text="x" * 100), "text"),

@@ -7,7 +7,7 @@ from typing import Any
 from octavo.ids import Incarnation
 from octavo.record import NewSequence, SequenceState
 from octavo.sampling import FinishReason
-from octavo.store.calls import Finish, Member, Notice, QueueLimits
+from octavo.store.calls import Finish, Member, NameHolder, Notice, QueueLimits
 
 ROUTER, OTHER = Incarnation("router1"), Incarnation("router2")
 W1, W2 = Incarnation("worker1"), Incarnation("worker2")
@@ -26,6 +26,48 @@ async def test_members_come_and_go(bench: Any) -> None:
     await bench.store.leave(second)
     assert await bench.store.members("worker") == []
     assert await bench.store.members("router") == [Member("router", ROUTER, b"r")]
+
+
+def named(worker: Incarnation, endpoint: str, name: str = "worker-0") -> Member:
+    return Member("worker", worker, b"", name, endpoint)
+
+
+async def test_a_name_is_held_as_long_as_the_lease_is_renewed(bench: Any) -> None:
+    old, new, third = named(W1, "10.0.0.1:7"), named(W2, "10.0.0.2:7"), named(W2, "10.0.0.2:7", "worker-1")
+    assert await bench.store.heartbeat(old, 1000) is None
+    assert await bench.store.register(third, 1000) is None
+    first = await bench.store.register(new, 1000)
+    assert (first.id, first.endpoint) == (W1, "10.0.0.1:7")
+    await bench.advance(400)
+    assert await bench.store.register(new, 1000) == first
+    assert await bench.store.heartbeat(old, 1000) is None
+    assert await bench.store.register(new, 1000) == NameHolder(W1, "10.0.0.1:7", first.until_ms + 400)
+    await bench.advance(1000)
+    assert await bench.store.register(new, 1000) is None
+
+
+async def test_a_member_whose_name_another_one_has_gets_no_lease(bench: Any) -> None:
+    old, new = named(W1, "10.0.0.1:7"), named(W2, "10.0.0.2:7")
+    await bench.store.heartbeat(old, 1000)
+    await bench.advance(1000)
+    assert await bench.store.register(new, 1000) is None
+    assert await bench.store.members("worker") == []  # to register is no lease
+    assert await bench.store.heartbeat(new, 1000) is None
+    holder = await bench.store.heartbeat(old, 1000)
+    assert (holder.id, holder.endpoint) == (W2, "10.0.0.2:7")
+    assert [member.id for member in await bench.store.members("worker")] == [W2]
+    await bench.store.leave(old)  # it has no name to give up
+    assert (await bench.store.heartbeat(old, 1000)).id == W2
+    await bench.store.leave(new)
+    assert await bench.store.heartbeat(old, 1000) is None
+
+
+async def test_a_member_that_starts_at_the_same_endpoint_takes_over_at_once(bench: Any) -> None:
+    old, new = named(W1, "10.0.0.1:7"), named(W2, "10.0.0.1:7")
+    await bench.store.heartbeat(old, 1000)
+    assert await bench.store.register(new, 1000) is None
+    assert (await bench.store.heartbeat(old, 1000)).id == W2
+    assert await bench.store.heartbeat(new, 1000) is None
 
 
 async def test_listing_finds_the_live_by_owner(bench: Any, new: New) -> None:

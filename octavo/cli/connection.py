@@ -1,0 +1,76 @@
+"""Calls routers for a command: nothing waits in silence, and a wrong endpoint fails within seconds."""
+
+import argparse
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from octavo.cli import deployment
+from octavo.cli.command_error import CommandError
+from octavo.cli.output import print_error
+from octavo.client import Client, RetryPolicy
+from octavo.errors import ServingError, Unreachable
+
+NOTICE_S = 1.0  # how long a command waits before it says so
+TIMEOUT_S = 5.0
+
+
+class NotConnectedError(CommandError):
+    """No router has answered in time."""
+
+
+def add_timeout(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--timeout",
+        type=float,
+        default=TIMEOUT_S,
+        metavar="SECONDS",
+        help=f"how long to try to connect [default: {TIMEOUT_S:g}]",
+    )
+
+
+@contextmanager
+def connected(args: argparse.Namespace) -> Iterator[Client]:
+    """A client that is connected to a router. After a second it says on stderr that it still tries.
+
+    Raises NotConnectedError after --timeout. A connection that breaks later is tried again for a minute, which stderr
+    tells, too.
+    """
+    endpoints = deployment.endpoints(args)
+    notice = RetryNotice(args.command)
+    with Client(endpoints, policy=RetryPolicy(on_retry=notice.retrying)) as client:
+        with delayed_notice(args.command, endpoints, args.timeout):
+            try:
+                client.connect(args.timeout)
+            except Unreachable as error:
+                raise NotConnectedError(f"{error.message}: correct --endpoint, or wait longer with --timeout") from None
+        yield client
+
+
+@contextmanager
+def delayed_notice(command: str, endpoints: list[str], timeout_s: float) -> Iterator[None]:
+    """Says after a second that the endpoints do not answer, if the context lasts that long."""
+    text = f"{', '.join(endpoints)}: no answer yet; retrying, for {timeout_s:g} s in all"
+    timer = threading.Timer(NOTICE_S, print_error, (command, text))
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+
+
+class RetryNotice:
+    """Says once for each trouble that a call is being retried, after a second of it."""
+
+    def __init__(self, command: str) -> None:
+        self._command = command
+        self._told = False
+
+    def retrying(self, error: ServingError, trouble_s: float) -> None:
+        """Is called by the client's event loop before each new try."""
+        if trouble_s < NOTICE_S:
+            self._told = False
+        elif not self._told:
+            self._told = True
+            print_error(self._command, f"{error.message}; retrying")

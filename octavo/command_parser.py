@@ -1,0 +1,39 @@
+"""The parser of every command line: one-line errors with the closest word, and help that shows groups and defaults."""
+
+import argparse
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+from octavo.options import closest
+
+FLAG_COLUMNS = 32  # of a help: the text of longer flags begins on the next line
+USAGE = "%(prog)s [SETTING ...]"  # of programs with many settings
+
+
+class CommandParser(argparse.ArgumentParser):
+    """An argparse parser without abbreviations. What is wrong ends the program with one line and status 2."""
+
+    def __init__(self, **options: Any) -> None:
+        options.setdefault("formatter_class", ReadableHelpFormatter)
+        super().__init__(allow_abbrev=False, **options)
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"{self.prog}: {message}; {self.prog} --help lists what there is\n")
+
+    def refuse(self, unknown: Sequence[str]) -> None:
+        """Ends the program if there are words that no argument has taken. The message has the closest flag."""
+        if unknown:
+            flags = [
+                text for action in self._actions for text in action.option_strings if action.help != argparse.SUPPRESS
+            ]
+            self.error(f"no such argument: {unknown[0]}{closest(unknown[0].split('=')[0], flags)}")
+
+
+class ReadableHelpFormatter(argparse.HelpFormatter):
+    """Leaves room for long flags, and keeps the line breaks of the texts above and below them."""
+
+    def __init__(self, prog: str) -> None:
+        super().__init__(prog, max_help_position=FLAG_COLUMNS)
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        return "".join(indent + line for line in text.strip().splitlines(keepends=True))

@@ -1,0 +1,31 @@
+"""The lines of README.md in another language do what they say, with the imports that a reader adds."""
+
+import os
+import re
+import subprocess
+
+import pytest
+from example import EXAMPLES
+
+ROOT = EXAMPLES.parent
+BLOCK = re.compile(r"^```(\w+)\n(.*?)^```", re.MULTILINE | re.DOTALL)
+NODE_IMPORTS = "const grpc = require('@grpc/grpc-js'), loader = require('@grpc/proto-loader');\n"
+
+
+def block(language):
+    [text] = [
+        text for name, text in BLOCK.findall((ROOT / "README.md").read_text(encoding="utf-8")) if name == language
+    ]
+    return text
+
+
+@pytest.mark.timeout(900)
+def test_node(example, cluster):
+    if example.language != "node":
+        pytest.skip("only what needs no compiler is run")
+    script = NODE_IMPORTS + block("js").replace("127.0.0.1:50051", cluster.endpoints[0])
+    script += "stream.on('end', () => process.exit(0)); stream.on('error', (error) => { throw error; });"
+    environment = {**os.environ, "NODE_PATH": str(EXAMPLES / "node" / "node_modules")}
+    done = subprocess.run(["node", "-e", script], cwd=ROOT, env=environment, capture_output=True, timeout=60)
+    assert done.returncode == 0, done.stderr.decode()
+    assert done.stdout

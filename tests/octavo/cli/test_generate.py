@@ -1,0 +1,78 @@
+"""How `octavo generate` takes a prompt, and what it says of an answer."""
+
+import io
+
+import pytest
+
+from octavo.cli import answer_notes, main
+from octavo.client import Output
+from octavo.sampling import FinishReason
+from octavo.v1 import types_pb2
+
+ANSWER = "Paris, the capital."
+
+
+@pytest.mark.parametrize("words", [["hi"], ["--prompt", "hi"], ["--prompt=hi"], ["-"], ["--", "hi"]])
+def test_the_prompt_is_an_argument_a_flag_or_stdin(router, endpoint, capsys, monkeypatch, words):
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"hi")))
+    assert main(["generate", "--endpoint", endpoint, *words]) == 0
+    assert router.requests[0].text == "hi"
+    captured = capsys.readouterr()
+    assert (captured.out, captured.err) == (ANSWER + "\n", "")
+
+
+def test_bytes_that_are_no_text_are_sent_as_they_are(router, endpoint, capsys, monkeypatch):
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"caf\xe9")))
+    assert main(["generate", "--endpoint", endpoint, "-"]) == 0
+    assert main(["generate", "--endpoint", endpoint, "caf\udce9"]) == 0  # as Python reads it from the command line
+    assert [request.text_bytes for request in router.requests] == [b"caf\xe9"] * 2
+    assert main(["generate", "--endpoint", endpoint, "--chat", "caf\udce9"]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "not valid Unicode" in line
+
+
+@pytest.mark.parametrize(
+    ("reason", "flags", "note"),
+    [
+        (types_pb2.FINISH_REASON_LENGTH, ["--max-tokens=4"], "cut at max_tokens=4; --max-tokens raises it"),
+        (
+            types_pb2.FINISH_REASON_LENGTH,
+            [],
+            "cut at 4 tokens, the model's own limit or its context; --max-tokens sets another limit",
+        ),
+        (types_pb2.FINISH_REASON_DEADLINE, ["--deadline=9"], "cut at the deadline; --deadline raises it"),
+        (types_pb2.FINISH_REASON_CANCELLED, [], "cut: the request was cancelled"),
+    ],
+)
+@pytest.mark.parametrize("branches", ["1", "2"])
+def test_an_answer_that_was_cut_has_a_note(router, endpoint, capsys, reason, flags, note, branches):
+    router.finish_reason = reason
+    assert main(["generate", "--endpoint", endpoint, "hi", *flags, "--n", branches]) == 0
+    captured = capsys.readouterr()
+    assert captured.err == f"octavo generate: {note}\n"
+    assert ANSWER in captured.out
+
+
+def test_the_note_names_the_default():
+    output = Output(0, "", tuple(range(256)), FinishReason.LENGTH)
+    assert answer_notes.notes([output], {}) == ["cut at 256 tokens, the default; --max-tokens sets another limit"]
+
+
+def test_a_cut_answer_in_a_chat_has_a_note(router, endpoint, capsys, monkeypatch):
+    router.finish_reason = types_pb2.FINISH_REASON_LENGTH
+    monkeypatch.setattr("sys.stdin", io.StringIO("one\n"))
+    assert main(["chat", "--endpoint", endpoint, "--max-tokens=4"]) == 0
+    assert capsys.readouterr().err == "octavo chat: cut at max_tokens=4; --max-tokens raises it\n"
+
+
+def test_log_probabilities_are_a_table(router, endpoint, capsys):
+    assert main(["generate", "--endpoint", endpoint, "hi", "--logprobs", "2"]) == 0
+    assert capsys.readouterr().out.splitlines() == [
+        ANSWER,
+        "",
+        "id  token  logprob  likeliest",
+        " 0  '<0>'  -0.500   '<0>' -0.500, '<1>' -1.250",
+        " 1  '<1>'  -0.500   '<1>' -0.500, '<2>' -1.250",
+        " 2  '<2>'  -0.500   '<2>' -0.500, '<3>' -1.250",
+        " 3  '<3>'  -0.500   '<3>' -0.500, '<4>' -1.250",
+    ]

@@ -1,0 +1,53 @@
+"""Beam search over a FakeRunner's model, without a shortcut: every text is looked at as a whole, again and again."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from gpu_worker.scheduling.step import RunnerInfo
+from gpu_worker.testing.fake_runner import Chooser, fold
+from octavo.sampling import FinishReason, SamplingParams
+
+
+class BestOutput(NamedTuple):
+    """One of the n best outputs."""
+
+    token_ids: tuple[int, ...]
+    text: str  # cut before its stop string
+    finish: FinishReason
+    total: float
+
+
+def best_outputs(info: RunnerInfo, prompt: Sequence[int], params: SamplingParams) -> list[BestOutput]:
+    """The outputs of a search for which no token ends a branch, the best first."""
+    chooser, width, limit = Chooser(info), params.beam_width, params.max_tokens or 0
+    live: list[tuple[tuple[int, ...], float]] = [((), 0.0)]
+    complete: list[tuple[float, BestOutput]] = []
+    for length in range(1, limit + 1):
+        offers = [
+            (-(total + logprob), parent, token)
+            for parent, (output, total) in enumerate(live)
+            for token, logprob in chooser.top(fold([*prompt, *output]), 2 * width)
+        ]
+        going = []
+        for place, (cost, parent, token) in enumerate(sorted(offers)):
+            output = (*live[parent][0], token)
+            text = text_of(output)
+            stop = max((stop for stop in params.stop if text.endswith(stop)), key=len, default="")
+            if stop and token < 128 and length >= params.min_tokens:
+                if place < width:
+                    shown = text if params.include_stop else text[: -len(stop)]
+                    best = BestOutput(output, shown, FinishReason.STOP, -cost)
+                    complete.append((-cost / length**params.length_penalty, best))
+            elif len(going) < width:
+                going.append((output, -cost))
+        live = going
+    for output, total in live:
+        best = BestOutput(output, text_of(output), FinishReason.LENGTH, total)
+        complete.append((total / limit**params.length_penalty, best))
+    complete.sort(key=lambda found: -found[0])
+    return [best for _, best in complete[: params.n]]
+
+
+def text_of(output: Sequence[int]) -> str:
+    """The text of tokens that are bytes of ASCII, or no text at all."""
+    return bytes(token for token in output if token < 128).decode()
