@@ -98,7 +98,7 @@ async def test_what_is_merged_is_checked(hello):
     two = inference_pb2.GenerateRequest(text="abc", sampling=types_pb2.SamplingParams(n=2))
     with pytest.raises(InvalidArgument) as refused:
         await RequestPreparer(models, ROUTER).prepare(two)
-    assert refused.value.field == "n"
+    assert refused.value.field == "sampling.n"
 
 
 async def test_workers_that_recommend_other_values_do_not_serve_one_model(hello):
