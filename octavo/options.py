@@ -37,6 +37,8 @@ _METAVARS = {  # by the last word of a setting's name
 }
 _YES_NO = {"true": True, "1": True, "yes": True, "on": True, "false": False, "0": False, "no": False, "off": False}
 
+AUTO = -1  # the value of a number that was given as `auto`
+
 
 class Settings(Protocol):
     """A frozen dataclass whose fields are made by `option`. `program` names its table in a file and its variables."""
@@ -60,6 +62,7 @@ class Option:
     high: float | None = None
     choices: tuple[str | int, ...] = ()
     size: bool = False  # a number of bytes, which may be written as 512MiB
+    auto: bool = False  # a number that may be written as `auto` as well
     secret: bool = False  # masked when printed, and never in argv
     hidden: bool = False  # for tests: not in the help, and printed only if it was given
     check: Callable[[Any], object] | None = None  # raises a ValueError that says what would be right
@@ -93,6 +96,8 @@ class Option:
 
     def from_text(self, text: str) -> Any:
         """The value from the text of a flag or a variable. Raises a ValueError that says what would be right."""
+        if self.auto and text == "auto":
+            return AUTO
         if self.size:
             return parse_size(text)
         if self.kind is bool:
@@ -108,6 +113,10 @@ class Option:
 
     def from_typed(self, value: Any) -> Any:
         """The value from a typed value of a file or of Python. Raises ValueError, as `from_text` does."""
+        if self.auto and value == "auto":
+            return AUTO
+        if self.auto and value == AUTO:
+            raise ValueError(f"must be auto, or at least {self.low}")
         if self.size and isinstance(value, str):
             return parse_size(value)
         if self.kind is tuple and isinstance(value, list | tuple) and all(isinstance(part, str) for part in value):
@@ -125,6 +134,8 @@ class Option:
         if self.choices and value not in self.choices:
             names = [str(choice) for choice in self.choices]
             raise ValueError(f"must be one of {', '.join(names)}{closest(str(value), names)}")
+        if self.auto and value == AUTO:
+            return
         if self.low is not None and not self.low <= value:
             raise ValueError(f"must be at least {self.low}")
         if self.high is not None and not value <= self.high:
@@ -134,6 +145,8 @@ class Option:
 
     def to_text(self, value: Any) -> str:
         """The value as people read it: sizes in units, secrets masked."""
+        if self.auto and value == AUTO:
+            return "auto"
         if self.size and value:
             for unit, name in ((1024**3, "GiB"), (1024**2, "MiB"), (1024, "KiB")):
                 if value % unit == 0:

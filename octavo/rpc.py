@@ -320,5 +320,7 @@ def _keepalive_options() -> Options:
     return [
         ("grpc.keepalive_time_ms", 10_000),
         ("grpc.keepalive_timeout_ms", 3_000),
+        # Of other pings: gRPC measures a busy connection by them, and sends none for keepalive while it waits for one.
+        ("grpc.http2.ping_timeout_ms", 10_000),
         ("grpc.keepalive_permit_without_calls", 1),
     ]

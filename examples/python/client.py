@@ -25,7 +25,8 @@ OPTIONS = [
     ("grpc.service_config", SERVICE_CONFIG.read_text()),
     ("grpc.keepalive_time_ms", 10_000),  # notices a router that vanished without a word
     ("grpc.keepalive_timeout_ms", 3_000),
-    ("grpc.http2.max_pings_without_data", 0),  # or a client that only reads sends a ping per minute
+    ("grpc.http2.ping_timeout_ms", 10_000),  # of pings that are no keepalive; 60 s if left out
+    ("grpc.http2.max_pings_without_data", 0),
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 1_000),
 ]

@@ -4,6 +4,7 @@ from typing import Literal, cast
 
 from gpu_worker.scheduling.scheduler_config import SchedulerConfig
 from gpu_worker.scheduling.step import Runner, RunnerInfo
+from octavo.options import AUTO
 from octavo.settings import WorkerSettings
 
 BATCH_TOKENS = 2048
@@ -36,7 +37,8 @@ def build_runner(settings: WorkerSettings) -> Runner:
         block_size=settings.block_size,
         kv_cache_dtype=settings.kv_cache_dtype,
         kv_cache_bytes=settings.kv_cache_bytes or None,
-        swap_bytes=settings.swap_bytes,
+        swap_bytes=None if settings.swap_bytes == AUTO else settings.swap_bytes,
+        gpu_memory_utilization=settings.gpu_memory_utilization,
         max_batch_tokens=batch_tokens(settings),
         max_batch_sequences=settings.max_batch_sequences,
         cuda_graphs=settings.cuda_graphs,
@@ -68,6 +70,7 @@ def scheduler_config(settings: WorkerSettings, info: RunnerInfo) -> SchedulerCon
         long_prefill_threshold=settings.long_prefill_threshold,
         chunked_prefill=settings.chunked_prefill,
         prefix_caching=settings.prefix_caching,
+        watermark=settings.watermark,
         policy=cast("Literal['fcfs', 'priority']", settings.policy),
         preemption=cast("Literal['auto', 'swap', 'recompute']", settings.preemption),
     )

@@ -44,7 +44,8 @@ LLM_ARGUMENTS: dict[str, AbsentArgument] = {
     **_absent(("distributed_executor_backend", "worker_use_ray", "worker_cls", "enable_expert_parallel"), _ONE_DEVICE),
     # With one device nothing is reduced, so either value comes true.
     **_absent(("disable_custom_all_reduce",), _ONE_DEVICE, True),
-    **_absent(("trust_remote_code",), _NO_FOREIGN_CODE),
+    # A permission, which is never used: a model that needs its own code is refused when it is loaded.
+    **_absent(("trust_remote_code",), _NO_FOREIGN_CODE, True),
     **_absent(("revision", "tokenizer_revision", "code_revision", "download_dir", "hf_token"), _OWN_FILES),
     **_absent(("load_format",), _OWN_FILES, "auto", "safetensors", "gguf"),
     **_absent(("tokenizer_mode",), "there is one kind of tokenizer; leave it out", "auto"),

@@ -41,7 +41,7 @@ from gpu_worker.scheduling.step_budget import StepBudget
 from gpu_worker.scheduling.workload import Workload
 from octavo import hashing
 from octavo.chat_messages import ChatTurn
-from octavo.errors import InvalidArgument, TooLarge
+from octavo.errors import InvalidArgument, NotFound, TooLarge
 from octavo.ids import SequenceId
 from octavo.record import Admission, AdmissionAnswer
 from octavo.text import byte_tokenizer
@@ -284,7 +284,6 @@ class LLM:
         )
         root = hashing.root_key(self.info.fingerprint, self.info.layout, salt=request.salt)
         sequence = ScheduledSequence.from_admission(admission, root=root, now=time.monotonic())
-        sequence.bad_words = request.bad_words
         sequence.beam_text = request.new_beam_text()
         return sequence
 
@@ -308,4 +307,7 @@ def _tokenizer_path(name: str | None) -> str:
     if name is None:
         return ""
     path = Path(name).expanduser()
-    return str(path if path.exists() else locate(name).path)
+    try:
+        return str(path if path.exists() else locate(name).path)
+    except NotFound as error:
+        raise NotFound(f"tokenizer {name!r}: {error.message}") from None

@@ -25,7 +25,9 @@ class LLMOptions(TypedDict, total=False):
     block_size: int
     kv_cache_dtype: str
     kv_cache_bytes: int | str
+    gpu_memory_utilization: float
     swap_bytes: int | str
+    watermark: float
     context_tokens: int
     max_batch_tokens: int
     max_batch_sequences: int

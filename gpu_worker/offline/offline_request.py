@@ -42,7 +42,9 @@ class _Branch:
             if self.finish is FinishReason.STOP and self.token_ids and self.token_ids[-1] in params.stop_token_ids:
                 self.stop_reason = self.token_ids[-1]
 
-    def output(self, index: int, with_logprobs: bool, decode: TokenDecoder) -> CompletionOutput:
+    def output(self, index: int, params: SamplingParams, decode: TokenDecoder) -> CompletionOutput:
+        with_logprobs = params.logprobs is not None
+        likeliest = params.greedy and not params.beam_width  # then the chosen token is the likeliest
         total = sum(score.logprob for score in self.scores) if with_logprobs else None
         return CompletionOutput(
             index=index,
@@ -50,7 +52,9 @@ class _Branch:
             token_ids=self.token_ids,
             finish_reason=cast("FinishText", self.finish.name.lower()),
             stop_reason=self.stop_reason,
-            logprobs=[_by_token(score, decode) for score in self.scores] if with_logprobs else None,
+            logprobs=[_by_token(score, decode, 1 if likeliest else None) for score in self.scores]
+            if with_logprobs
+            else None,
             cumulative_logprob=self.score if self.score is not None else total,
         )
 
@@ -68,14 +72,12 @@ class OfflineRequest:
         *,
         decode: TokenDecoder = lambda _: None,
         salt: str = "",
-        bad_words: tuple[tuple[int, ...], ...] = (),
     ) -> None:
         """`argument` is the argument that the request was made of, such as prompts[3]. `params` are concrete."""
         self.argument = argument
         self.prompt_token_ids = prompt_token_ids
         self.params = params
         self.salt = salt
-        self.bad_words = bad_words
         self.priority = 0  # lower first
         self._prompt = prompt
         self._decode = decode
@@ -111,25 +113,22 @@ class OfflineRequest:
         order: Sequence[int] = range(params.n)
         if params.num_branches > params.n:
             order = rank([branch.score for branch in self._branches], params.n)
-        with_logprobs = params.logprobs is not None
         prompt_logprobs: list[LogprobsByToken | None] = [None]
         prompt_logprobs += [_by_token(score, self._decode) for score in self._prompt_scores]
         return RequestOutput(
             request_id=request_id,
             prompt=self._prompt,
             prompt_token_ids=list(self.prompt_token_ids),
-            outputs=[
-                self._branches[branch].output(index, with_logprobs, self._decode) for index, branch in enumerate(order)
-            ],
+            outputs=[self._branches[branch].output(index, params, self._decode) for index, branch in enumerate(order)],
             num_cached_tokens=self._num_cached,
             prompt_logprobs=prompt_logprobs if params.prompt_logprobs is not None else None,
             failure=self._failure,
         )
 
 
-def _by_token(score: TokenScore, decode: TokenDecoder) -> LogprobsByToken:
+def _by_token(score: TokenScore, decode: TokenDecoder, rank_of_chosen: int | None = None) -> LogprobsByToken:
     """The log probabilities of one place: that of its token first, then those of the likeliest tokens."""
-    found: LogprobsByToken = {score.token_id: Logprob(score.logprob, None, decode(score.token_id))}
+    found: LogprobsByToken = {score.token_id: Logprob(score.logprob, rank_of_chosen, decode(score.token_id))}
     for place, (token_id, logprob) in enumerate(score.top, 1):
         found[token_id] = Logprob(logprob, place, decode(token_id))
     return found

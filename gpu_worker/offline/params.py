@@ -53,7 +53,8 @@ class OfflineParams:
     logit_bias: Mapping[int, float] | None = None
     allowed_token_ids: Sequence[int] | None = None
     banned_token_ids: Sequence[int] | None = None
-    bad_words: Sequence[str] | None = None  # words of one token, with or without a space before it
+    banned_sequences: Sequence[Sequence[int]] | None = None
+    bad_words: Sequence[str] | None = None  # texts that no output contains, with or without a space before them
     use_beam_search: bool = False  # best_of (or n) beams, of which n are returned
     beam_width: int = 0  # octavo's way to say the same
     length_penalty: float = 1.0
@@ -81,8 +82,8 @@ class OfflineParams:
         """The bad words as a list."""
         return _texts("bad_words", self.bad_words)
 
-    def to_sampling(self, banned: Sequence[int] = ()) -> SamplingParams:
-        """The parameters as the engine knows them. `banned` are the tokens of `bad_words`."""
+    def to_sampling(self, banned: Sequence[Sequence[int]] = ()) -> SamplingParams:
+        """The parameters as the engine knows them. `banned` are the tokens of `bad_words`, in each form."""
         values: dict[str, Any] = {name: getattr(self, name) for name in _SAME}
         values |= {
             "top_k": 0 if self.top_k == -1 else self.top_k,
@@ -94,7 +95,17 @@ class OfflineParams:
             "include_stop": self.include_stop_str_in_output or self.include_stop,
             "logit_bias": {} if self.logit_bias is None else self.logit_bias,
             "allowed_token_ids": _listed("allowed_token_ids", self.allowed_token_ids),
-            "banned_token_ids": (*_listed("banned_token_ids", self.banned_token_ids), *banned),
+            "banned_token_ids": (
+                *_listed("banned_token_ids", self.banned_token_ids),
+                *(token_ids[0] for token_ids in banned if len(token_ids) == 1),
+            ),
+            "banned_sequences": (
+                *(
+                    tuple(token_ids) if isinstance(token_ids, list) else token_ids
+                    for token_ids in _listed("banned_sequences", self.banned_sequences)
+                ),
+                *(tuple(token_ids) for token_ids in banned if len(token_ids) > 1),
+            ),
             "logprobs": 1 if self.logprobs is True else self.logprobs,
             "prompt_logprobs": 1 if self.prompt_logprobs is True else self.prompt_logprobs,
         }

@@ -1,7 +1,8 @@
 """Loads a model and allocates its blocks: everything a ModelRunner needs before its first step."""
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -15,15 +16,23 @@ from gpu_worker.ops.kv_shape import KvShape
 from gpu_worker.running.arena import KvArena
 from gpu_worker.running.graphs import DecodeGraphs, capture_decodes
 from gpu_worker.running.model_runner import ModelRunner
-from gpu_worker.running.sizing import choose_device, host_bytes, kv_bytes
+from gpu_worker.running.sizing import (
+    CudaMemory,
+    DeviceMemory,
+    choose_device,
+    cpu_block_bytes,
+    gpu_block_bytes,
+    host_pool_bytes,
+)
+from gpu_worker.running.worst_steps import worst_steps
 from gpu_worker.sampling.native_sampler import choose_sampler
-from gpu_worker.scheduling.step import RunnerInfo
+from gpu_worker.scheduling.step import RunnerInfo, StepPlan
 from octavo.errors import InvalidArgument
+from octavo.host_memory import available_bytes
 
 log = logging.getLogger(__name__)
 
 DTYPES = {"auto": None, "float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-GPU_SWAP_BYTES = 4 << 30
 
 
 def load_runner(
@@ -38,6 +47,7 @@ def load_runner(
     swap_bytes: int | None = None,
     max_batch_tokens: int = 2048,
     max_batch_sequences: int = 64,
+    gpu_memory_utilization: float = 0.9,
     cuda_graphs: str = "auto",
     batch_invariant: bool = False,
     context_tokens: int | None = None,
@@ -50,11 +60,13 @@ def load_runner(
     """A runner for `model`, with its blocks allocated.
 
     `model` is `smollm2`, a .gguf file, a directory, or owner/name on the hub; `name` is what requests call it.
-    `device` is cpu, cuda, cuda:N or auto. `kv_cache_bytes` None means the memory that the largest step leaves on a GPU,
-    and up to 1 GiB on a CPU. `kv_cache_dtype` is auto (the model's) or one of kv_format.DTYPES. models/packing.py
-    explains `quantization`. `cuda_graphs` is auto (where device, ops and decoder allow it) or off. `batch_invariant`
-    demands that the bits of a sequence do not depend on the batch (InvalidArgument where they would). `cache_dir` None
-    means ~/.cache/octavo. `generation_config` is auto or off: whether the model recommends sampling parameters.
+    `device` is cpu, cuda, cuda:N or auto. `kv_cache_bytes` None means what the largest step leaves of the share
+    `gpu_memory_utilization` of a GPU's memory, and up to 1 GiB on a CPU. `swap_bytes` None means a tenth of the
+    available host memory, up to 4 GiB. `kv_cache_dtype` is auto (the model's) or one of kv_format.DTYPES.
+    models/packing.py explains `quantization`. `cuda_graphs` is auto (where device, ops and decoder allow it) or off.
+    `batch_invariant` demands that the bits of a sequence do not depend on the batch (InvalidArgument where they would).
+    `cache_dir` None means ~/.cache/octavo. `generation_config` is auto or off: may the model recommend
+    sampling parameters?
     """
     if dtype not in DTYPES:
         raise InvalidArgument("dtype", f"{dtype!r} is not one of {', '.join(DTYPES)}")
@@ -66,7 +78,7 @@ def load_runner(
     if where.type == "cuda":
         torch.cuda.set_device(where)
     ops = choose_ops(where, threads or 0, batch_invariant)
-    cache = Path(cache_dir) if cache_dir else Path.home() / ".cache" / "octavo"
+    cache = Path(cache_dir) if cache_dir else default_cache()
     loaded = load_model(
         model,
         device=where,
@@ -93,15 +105,20 @@ def load_runner(
             return None
         return capture_decodes(decoder, layers, ops, max_batch_sequences, context, where)
 
-    if kv_cache_bytes is None:
-        kv_cache_bytes = kv_bytes(where, decoder, shape, max_batch_tokens, max_batch_sequences, capture)
+    if kv_cache_bytes is None and where.type == "cpu":
+        kv_cache_bytes = max(shape.bytes_per_block, cpu_block_bytes(available_bytes()))
+    elif kv_cache_bytes is None:
+        trial = trial_runner(loaded, shape, ops, where, context)
+        plans = worst_steps(max_batch_tokens, max_batch_sequences, context, block_size, decoder.vocab_size)
+        kv_cache_bytes = measured_block_bytes(CudaMemory(where), gpu_memory_utilization, trial, plans, capture)
+        trial.close()
     num_blocks = kv_cache_bytes // shape.bytes_per_block
     if num_blocks < 1:
         raise InvalidArgument(
             "kv_cache_bytes", f"{kv_cache_bytes} do not hold a block of {shape.bytes_per_block} bytes"
         )
     if swap_bytes is None:
-        swap_bytes = kv_cache_bytes // 2 if where.type == "cpu" else min(GPU_SWAP_BYTES, host_bytes() // 4)
+        swap_bytes = host_pool_bytes(available_bytes())
     arena = KvArena(shape, num_blocks, swap_bytes // shape.bytes_per_block, where, ops)
     if batch_invariant:
         _expect_invariant(ops, decoder, arena)
@@ -113,6 +130,33 @@ def load_runner(
     if graphs is not None:
         log.info("%s: CUDA graphs for %s sequences", info.model, ", ".join(map(str, graphs.sizes)))
     return ModelRunner(info, decoder, arena, sampler, where, graphs)
+
+
+def trial_runner(loaded: LoadedModel, shape: KvShape, ops: Ops, device: torch.device, context: int) -> ModelRunner:
+    """A runner with one block and a sampler of its own, to run the plans of `worst_steps`."""
+    arena = KvArena(shape, 1, 0, device, ops)
+    sampler = choose_sampler(loaded.decoder.vocab_size, device, loaded.eos_token_ids)
+    return ModelRunner(_info(loaded, arena, device, context, None), loaded.decoder, arena, sampler, device)
+
+
+def measured_block_bytes(
+    memory: DeviceMemory,
+    utilization: float,
+    trial: ModelRunner,
+    plans: Sequence[StepPlan],
+    capture: Callable[[Sequence[Tensor]], object],
+) -> int:
+    """How many bytes blocks may take beside the plans, which are run, and what `capture` makes of their blocks."""
+    steps = [partial(trial.run, plan) for plan in plans]
+    return gpu_block_bytes(memory, utilization, steps, lambda: capture(trial.layers))
+
+
+def default_cache() -> Path | None:
+    """~/.cache/octavo; None where the user has no home directory, as in many containers."""
+    try:
+        return Path.home() / ".cache" / "octavo"
+    except RuntimeError:
+        return None
 
 
 def _expect_invariant(ops: Ops, decoder: Decoder, arena: KvArena) -> None:

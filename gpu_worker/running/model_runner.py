@@ -67,6 +67,11 @@ class ModelRunner:
     def info(self) -> RunnerInfo:
         return self._info
 
+    @property
+    def layers(self) -> Sequence[Tensor]:
+        """The blocks on the device, layer by layer."""
+        return self._arena.layers
+
     @torch.inference_mode()
     def run(self, plan: StepPlan) -> StepOutput:
         with self._current_device:

@@ -1,19 +1,15 @@
-"""Chooses the device, and how much of its memory blocks may take."""
+"""Chooses the device, and how much memory blocks may take there and on the host."""
 
 import gc
-import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
+from typing import Protocol
 
 import torch
-from torch import Tensor
 
-from gpu_worker.models.decoder import Decoder
-from gpu_worker.ops import make_batch
-from gpu_worker.ops.kv_shape import KvShape
 from octavo.errors import InvalidArgument
 
-CPU_KV_BYTES = 1 << 30  # the default is at most this, and at most a quarter of the free memory
-GPU_MEMORY_SHARE = 0.9
+CPU_KV_BYTES = 1 << 30  # the default is at most this, and at most a quarter of the available memory
+MAX_SWAP_BYTES = 4 << 30  # the default is at most this, and at most a tenth of the available memory
 
 
 def choose_device(name: str) -> torch.device:
@@ -36,59 +32,94 @@ def choose_device(name: str) -> torch.device:
     return device
 
 
-def host_bytes() -> int:
-    """How many bytes of this machine's memory are free."""
-    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+class DeviceMemory(Protocol):
+    """What the driver and torch say of the memory of one device."""
+
+    @property
+    def total_bytes(self) -> int: ...
+
+    def free_bytes(self) -> int:
+        """What no process has. Memory that torch keeps for later use counts as free."""
+        ...
+
+    def peak_of(self, work: Callable[[], object]) -> int:
+        """How many bytes `work` takes, at its highest, beside those that were in use before."""
+        ...
+
+    def kept_by(self, work: Callable[[], object]) -> int:
+        """How many bytes the result of `work` keeps, by the driver's count. The result is dropped."""
+        ...
 
 
-def kv_bytes(
-    device: torch.device,
-    decoder: Decoder,
-    shape: KvShape,
-    max_batch_tokens: int,
-    max_batch_sequences: int,
-    capture: Callable[[Sequence[Tensor]], object],
+class CudaMemory:
+    """The memory of a GPU."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+
+    @property
+    def total_bytes(self) -> int:
+        return int(torch.cuda.mem_get_info(self._device)[1])
+
+    def free_bytes(self) -> int:
+        gc.collect()
+        torch.cuda.empty_cache()
+        return int(torch.cuda.mem_get_info(self._device)[0])
+
+    def peak_of(self, work: Callable[[], object]) -> int:
+        torch.cuda.reset_peak_memory_stats(self._device)
+        before = torch.cuda.memory_allocated(self._device)
+        work()
+        torch.cuda.synchronize(self._device)
+        return torch.cuda.max_memory_allocated(self._device) - before
+
+    def kept_by(self, work: Callable[[], object]) -> int:
+        """By the driver's count, since torch counts the tensors of graphs, not the graphs."""
+        before = self.free_bytes()
+        result = work()
+        torch.cuda.synchronize(self._device)
+        torch.cuda.empty_cache()
+        after = int(torch.cuda.mem_get_info(self._device)[0])
+        del result
+        return max(0, before - after)
+
+
+def gpu_block_bytes(
+    memory: DeviceMemory, utilization: float, steps: Iterable[Callable[[], object]], capture: Callable[[], object]
 ) -> int:
-    """How many bytes the blocks may take.
+    """How many bytes blocks may take on a GPU of which this worker may use the share `utilization`.
 
-    On a GPU, blocks may take GPU_MEMORY_SHARE of the memory, less what weights, the largest step and graphs take. To
-    measure that, the step is run, and `capture` makes graphs of the layers of an arena.
+    It is what weights, the most expensive of `steps`, what `capture` keeps, and other processes leave of that share.
+    Raises InvalidArgument if a step does not fit, or nothing is left.
     """
-    if device.type == "cpu":
-        return max(shape.bytes_per_block, min(CPU_KV_BYTES, host_bytes() // 4))
-    torch.cuda.reset_peak_memory_stats(device)
-    before = torch.cuda.memory_allocated(device)
-    _run_largest_step(device, decoder, shape, max_batch_tokens, max_batch_sequences)
-    activations = torch.cuda.max_memory_allocated(device) - before
-    captured = _bytes_captured(device, shape, capture)
-    free, total = torch.cuda.mem_get_info(device)
-    return int(free - (1 - GPU_MEMORY_SHARE) * total - activations - captured)
+    try:
+        activations = max((memory.peak_of(step) for step in steps), default=0)
+        captured = memory.kept_by(capture)
+    except torch.OutOfMemoryError as error:
+        remedy = "lower it, --max-batch-sequences or --context-tokens"
+        raise InvalidArgument(
+            "max_batch_tokens", f"the largest step does not fit the GPU's memory: {remedy}"
+        ) from error
+    free, total = memory.free_bytes(), memory.total_bytes
+    left = int(free - (1 - utilization) * total - activations - captured)
+    if left <= 0:
+        raise InvalidArgument(
+            "gpu_memory_utilization",
+            f"{utilization:g} of {_gib(total)} leaves nothing for blocks: {_gib(total - free)} are in use, a step "
+            f"takes {_gib(activations)}, graphs take {_gib(captured)}. Give more, or less to --max-batch-tokens",
+        )
+    return left
 
 
-def _bytes_captured(device: torch.device, shape: KvShape, capture: Callable[[Sequence[Tensor]], object]) -> int:
-    """How many bytes captured graphs take, by the driver's count: torch counts their tensors, not the graphs."""
-    layers = list(shape.allocate_arena(1, device).unbind(0))
-    torch.cuda.empty_cache()
-    before = torch.cuda.mem_get_info(device)[0]
-    graphs = capture(layers)
-    torch.cuda.synchronize(device)
-    after = torch.cuda.mem_get_info(device)[0]
-    del graphs, layers
-    gc.collect()
-    torch.cuda.empty_cache()
-    return max(0, before - after)
+def cpu_block_bytes(available: int) -> int:
+    """How many bytes blocks take on a CPU with so much memory, unless the settings say. No step is measured there."""
+    return min(CPU_KV_BYTES, available // 4)
 
 
-@torch.inference_mode()
-def _run_largest_step(
-    device: torch.device, decoder: Decoder, shape: KvShape, max_batch_tokens: int, max_batch_sequences: int
-) -> None:
-    """Runs a step in which one sequence has most of the budget and the others one token each, with logits for all."""
-    others = min(max_batch_sequences, max_batch_tokens) - 1
-    lengths = [1] * others + [min(max_batch_tokens - others, decoder.context_tokens)]
-    num_tokens = sum(lengths)
-    positions = [position for length in lengths for position in range(length)]
-    tables = [[0] * (-(-length // shape.block_size)) for length in lengths]
-    batch = make_batch([0] * num_tokens, positions, [-1] * num_tokens, lengths, lengths, tables, device)
-    rows = torch.arange(num_tokens - len(lengths), num_tokens, device=device)
-    decoder.logits(decoder.forward(batch, list(shape.allocate_arena(1, device).unbind(0)), rows)).float()
+def host_pool_bytes(available: int) -> int:
+    """How many bytes of so much host memory blocks that are swapped out may take, unless the settings say."""
+    return min(MAX_SWAP_BYTES, available // 10)
+
+
+def _gib(size: int) -> str:
+    return f"{size / 2**30:.2f} GiB"

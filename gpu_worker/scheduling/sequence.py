@@ -86,7 +86,6 @@ class Sequence:
     priority: int = 3  # 1 system, 2 interactive, 3 default, 4 bulk: lower first
     deadline: float | None = None  # of the worker's monotonic clock
     alone: bool = False  # admitted to run alone, because its owners have crashed
-    bad_words: tuple[tuple[int, ...], ...] = ()  # lists of tokens whose last is kept out of outputs: offline use only
     beam_text: TextStream | None = None  # new, for beams with stop strings, which are found in it
     branches: list[Branch] = field(default_factory=list)  # with beam search: the live beams
     last_preempted: float = float("-inf")

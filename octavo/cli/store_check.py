@@ -14,6 +14,7 @@ STORE_FIXES = (
     (("WRONGPASS", "NOAUTH", "AuthenticationError", "invalid username"), "correct user and password in --store"),
     (("NOPERM", "NoPermission", "no permissions"), "give this user the rights that docs/store.md lists"),
     (("CERTIFICATE_VERIFY_FAILED",), "name the authority in --store: rediss://...?ssl_ca_certs=/path/to/ca.pem"),
+    (("No such file",), "correct the path in --store"),
     (("SSL", "Connection closed by server"), "redis:// is without TLS, rediss:// with it: correct --store"),
     (("Name or service not known", "name resolution", "No address"), "correct the host in --store"),
     (("LOADING",), "wait until it has loaded its data"),
@@ -52,4 +53,4 @@ def fix_of(message: str) -> str:
     for words, fix in STORE_FIXES:
         if any(word in message for word in words):
             return fix
-    return START_IT
+    return f"{START_IT}; redis:// is without TLS" if "TimeoutError" in message else START_IT

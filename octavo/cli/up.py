@@ -51,7 +51,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _settings(args: argparse.Namespace) -> ClusterSettings:
     others = (settings.RouterSettings, settings.WorkerSettings)
-    up = settings.from_args(settings.UpSettings, args, also_print=others)
+    up = settings.from_args(settings.UpSettings, args, started=others)
     return ClusterSettings(
         up=up,
         router=settings.from_args(settings.RouterSettings, args),
@@ -68,7 +68,7 @@ def _require_usable(wanted: ClusterSettings) -> None:
         found.append(asyncio.run(store_check.store(up.store)))
     if worker.runner == "model":
         found += [model_checks.model(up.model), model_checks.tokenizer(up.model)]
-    found.append(checks.block_memory(up.workers, worker.kv_cache_bytes, worker.swap_bytes, up.device))
+    found.append(checks.block_memory(up.workers, worker.kv_cache_bytes, max(worker.swap_bytes, 0), up.device))
     for report in found:
         if report.result == "bad":
             raise CommandError(f"{report.name}: {report.detail}: {report.fix}")
@@ -158,7 +158,7 @@ def _banner(current: state.ClusterState) -> str:
             f"  workers     {workers}",
             "",
             f"  {grpcurl_line(current.endpoints[0])}",
-            f"  {_program('octavo')} generate --endpoint {endpoints} --prompt '{SAMPLE_PROMPT}' --max-tokens 16",
+            f"  {_program('octavo')} generate --endpoint {endpoints} '{SAMPLE_PROMPT}' --max-tokens 16",
             "",
         ]
     )

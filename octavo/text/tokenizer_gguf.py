@@ -67,7 +67,7 @@ def _split(pattern: str) -> pre_tokenizers.PreTokenizer:
     )
 
 
-_PRE_TOKENIZERS = {
+PRE_TOKENIZERS = {  # by the name that tokenizer.ggml.pre has
     **dict.fromkeys(("default", "gpt-2", "gpt2", "mpt", "olmo"), _words),
     **dict.fromkeys(("smollm", "starcoder", "refact", "command-r", "codeshell"), _digits_and_words),
     **dict.fromkeys(_LLAMA3_NAMES, lambda: _split(_LLAMA3)),
@@ -123,13 +123,13 @@ def _pre(metadata: Metadata) -> str:
 
 def _byte_level(metadata: Metadata, tokens: Sequence[str], name: str) -> tokenizers.Tokenizer:
     pre = _pre(metadata)
-    if pre not in _PRE_TOKENIZERS:
+    if pre not in PRE_TOKENIZERS:
         raise Mismatch(f"{name}: tokenizer.ggml.pre {pre!r} is not supported; use a folder with tokenizer.json")
     merges = [_pair(merge) for merge in metadata.strings("tokenizer.ggml.merges")]
     vocab = {token: index for index, token in enumerate(tokens)}
     # Llama 3 takes a word of the vocabulary as one token, whatever the merges say.
     backend = tokenizers.Tokenizer(models.BPE(vocab, merges, ignore_merges=pre in _LLAMA3_NAMES))
-    backend.pre_tokenizer = _PRE_TOKENIZERS[pre]()
+    backend.pre_tokenizer = PRE_TOKENIZERS[pre]()
     backend.decoder = decoders.ByteLevel()
     return backend
 

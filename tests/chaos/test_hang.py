@@ -39,3 +39,17 @@ async def test_a_hung_router_loses_nothing(cluster, traffic):
     cluster.resume("r0")
     await asyncio.to_thread(cluster.wait_ready)
     await traffic.stop()
+
+
+@pytest.mark.long
+@pytest.mark.timeout(300)
+async def test_a_stream_leaves_a_hung_router(cluster):
+    """A router that says nothing any more, with its connections open: the SDK gives it up by itself, and soon."""
+    async with cluster.client([0, 1]) as client:
+        stream = client.generate("Hello", max_tokens=100, temperature=0, ignore_eos=True)
+        await anext(stream)
+        async with asyncio.timeout(45):  # 13 s where the machine is quiet; a ping of gRPC's own has 60 s
+            cluster.pause("r0")
+            rest = [event async for event in stream]
+    assert rest[-1].finished is not None
+    assert stream.num_reattaches == 1

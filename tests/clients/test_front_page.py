@@ -24,7 +24,7 @@ def test_node(example, cluster):
     if example.language != "node":
         pytest.skip("only what needs no compiler is run")
     script = NODE_IMPORTS + block("js").replace("127.0.0.1:50051", cluster.endpoints[0])
-    script += "stream.on('end', () => process.exit(0)); stream.on('error', (error) => { throw error; });"
+    script += "stream.on('end', () => router.close()); stream.on('error', (error) => { throw error; });"
     environment = {**os.environ, "NODE_PATH": str(EXAMPLES / "node" / "node_modules")}
     done = subprocess.run(["node", "-e", script], cwd=ROOT, env=environment, capture_output=True, timeout=60)
     assert done.returncode == 0, done.stderr.decode()

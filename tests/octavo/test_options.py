@@ -2,12 +2,14 @@
 
 import dataclasses
 import tomllib
+from argparse import Namespace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from octavo.options import options_of, parse_size
+from octavo.options import AUTO, options_of, parse_size
+from octavo.setting_sources import arguments_of, describe, effective_values
 from octavo.settings import RouterSettings, UpSettings, WorkerSettings, parse
 
 CLASSES = [RouterSettings, WorkerSettings, UpSettings]
@@ -62,3 +64,30 @@ def test_a_hidden_setting_is_printed_only_where_it_is_given(capsys):
     assert "runner" not in printed[0]
     assert printed[1]["runner"] == "fake"
     assert "die_on_token" not in printed[1]
+
+
+def test_a_number_that_may_be_automatic(config):
+    def given(*argv, file=None):
+        return parse(WorkerSettings, [*argv, *([f"--config={file}"] if file else [])], environ={}).swap_bytes
+
+    assert given() == given("--swap-bytes=auto") == given(file=config("[worker]\nswap_bytes = 'auto'\n")) == AUTO
+    assert given("--swap-bytes=0") == given(file=config("[worker]\nswap_bytes = 0\n")) == 0
+    assert given("--swap-bytes=1MiB") == 2**20
+    for wrong in (["--swap-bytes=-1"], ["--swap-bytes=automatic"]):
+        with pytest.raises(SystemExit):
+            given(*wrong)
+    with pytest.raises(SystemExit):
+        given(file=config("[worker]\nswap_bytes = -1\n"))
+    assert parse(WorkerSettings, arguments_of(WorkerSettings()), environ={}) == WorkerSettings()
+    assert options_of(WorkerSettings)["swap_bytes"].to_text(AUTO) == "auto"
+    assert 'swap_bytes = "auto"' in describe(WorkerSettings, effective_values(WorkerSettings, Namespace(), {}, None))
+
+
+@pytest.mark.parametrize(
+    ("name", "wrong"),
+    [("gpu_memory_utilization", "0"), ("gpu_memory_utilization", "1.1"), ("watermark", "1"), ("watermark", "-0.1")],
+)
+def test_a_share_is_between_none_and_all(capsys, name, wrong):
+    with pytest.raises(SystemExit):
+        parse(WorkerSettings, [f"--{name.replace('_', '-')}={wrong}"], environ={})
+    assert f"{name} '{wrong}'" in capsys.readouterr().err

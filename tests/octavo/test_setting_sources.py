@@ -19,6 +19,8 @@ VALID = {  # values of settings that have a form
     "model_aliases": ("a=b", "c=d"),
     "listen": "localhost:7",
     "admin_listen": "[::1]:7",
+    "gpu_memory_utilization": 0.5,
+    "watermark": 0.5,
 }
 
 

@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 
 from gpu_worker.engine.configuration import build_runner, scheduler_config
+from gpu_worker.running import loading
 from octavo.settings import WorkerSettings
 
 
@@ -28,12 +29,21 @@ def test_the_budget_of_a_step_suits_the_device():
 def test_settings_reach_runner_and_scheduler(name):
     settings = WorkerSettings(
         runner=name, block_size=32, step_delay_ms=3, max_batch_tokens=100, max_batch_sequences=200, policy="priority",
-        preemption="swap", chunked_prefill=False, prefix_caching=False, long_prefill_threshold=7,
+        preemption="swap", chunked_prefill=False, prefix_caching=False, long_prefill_threshold=7, watermark=0.25,
     )  # fmt: skip
     runner = build_runner(settings)
     assert (runner.info.block_size, runner.step_s, runner.info.model) == (32, 0.003, name)
     config = scheduler_config(settings, runner.info)
     assert (config.max_batch_tokens, config.max_batch_sequences) == (100, 100)
     assert (config.policy, config.preemption, config.long_prefill_threshold) == ("priority", "swap", 7)
+    assert config.watermark == 0.25
     assert not config.chunked_prefill
     assert not config.prefix_caching
+
+
+@pytest.mark.parametrize(("given", "meant"), [({}, None), ({"swap_bytes": 0}, 0), ({"swap_bytes": 4096}, 4096)])
+def test_memory_that_settings_leave_open_is_left_to_loading(monkeypatch, given, meant):
+    seen = {}
+    monkeypatch.setattr(loading, "load_runner", lambda model, **options: seen.update(options))
+    build_runner(WorkerSettings(device="cpu", gpu_memory_utilization=0.7, **given))
+    assert (seen["swap_bytes"], seen["kv_cache_bytes"], seen["gpu_memory_utilization"]) == (meant, None, 0.7)

@@ -5,7 +5,7 @@ import pytest
 from gpu_worker.offline.absent import LLM_ARGUMENTS
 from gpu_worker.offline.llm_options import VLLM_NAMES, LLMOptions, worker_settings
 from octavo.errors import Unimplemented
-from octavo.options import SettingsError, options_of
+from octavo.options import AUTO, SettingsError, options_of
 from octavo.settings import WorkerSettings
 
 MEANS = [
@@ -18,6 +18,8 @@ MEANS = [
     ("enable_chunked_prefill", False, "chunked_prefill", False),
     ("swap_space", 0.5, "swap_bytes", 512 * 1024**2),
     ("swap_space", 4, "swap_bytes", 4 * 1024**3),
+    ("gpu_memory_utilization", 0.5, "gpu_memory_utilization", 0.5),
+    ("swap_bytes", "auto", "swap_bytes", AUTO),
     ("enforce_eager", True, "cuda_graphs", "off"),
     ("enforce_eager", False, "cuda_graphs", "auto"),
     ("scheduling_policy", "priority", "policy", "priority"),
@@ -81,7 +83,7 @@ def test_one_setting_under_two_names_is_refused():
 HARMLESS = {
     "tensor_parallel_size": 1,
     "pipeline_parallel_size": 1,
-    "trust_remote_code": False,
+    "trust_remote_code": True,
     "cpu_offload_gb": 0,
     "revision": None,
     "disable_log_stats": True,
@@ -102,7 +104,6 @@ def test_an_argument_that_asks_for_nothing_octavo_lacks_is_accepted():
     [
         ("tensor_parallel_size", 2, "an LLM runs its model on one device"),
         ("tensor_parallel_size", True, "an LLM runs its model on one device"),
-        ("trust_remote_code", True, "no code of a checkpoint is run"),
         ("enable_lora", True, "LoRA and prompt adapters are not served; merge"),
         ("speculative_config", {"model": "x"}, "speculative decoding is not there"),
         ("cpu_offload_gb", 10, "weights stay on the device; use quantization="),

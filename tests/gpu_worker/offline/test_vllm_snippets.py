@@ -52,6 +52,7 @@ def test_every_argument_of_the_engine(model):
     llm = LLM(
         model=model,
         tokenizer=model,
+        gpu_memory_utilization=0.9,
         max_model_len=128,
         max_num_seqs=4,
         max_num_batched_tokens=64,
@@ -62,7 +63,8 @@ def test_every_argument_of_the_engine(model):
         tensor_parallel_size=1,
         dtype="float",
         quantization=None,
-        trust_remote_code=False,
+        trust_remote_code=True,
+        disable_log_stats=True,
         seed=42,
     )
     output = llm.generate("x" * 40, SamplingParams(max_tokens=4), use_tqdm=False)[0]
@@ -168,6 +170,10 @@ def test_log_probabilities(llm):
             assert (logprob.rank == 1) == (candidate_id == token_id)
 
     assert completion.cumulative_logprob == pytest.approx(total)
+    alone = llm.generate("The log", SamplingParams(temperature=0.0, max_tokens=6, logprobs=0))[0].outputs[0]
+    assert [[score.rank for score in place.values()] for place in alone.logprobs] == [[1]] * 6
+    drawn = llm.generate("The log", SamplingParams(temperature=5.0, max_tokens=20, logprobs=1, seed=1))[0].outputs[0]
+    assert {place[token].rank for token, place in zip(drawn.token_ids, drawn.logprobs, strict=True)} >= {None}
     assert output.prompt_logprobs[0] is None
     assert len(output.prompt_logprobs) == len(output.prompt_token_ids)
     for token_id, candidates in zip(output.prompt_token_ids[1:], output.prompt_logprobs[1:], strict=True):
@@ -267,8 +273,10 @@ def test_priorities(model):
 
 def test_what_is_not_there_says_so_by_its_name(llm, model):
     from gpu_worker import LLM
-    from octavo.errors import Unimplemented
+    from octavo.errors import NotFound, Unimplemented
 
+    with pytest.raises(NotFound, match=r"^tokenizer 'nowhere': "):
+        LLM(model=model, tokenizer="nowhere")
     with pytest.raises(Unimplemented, match=r"^tensor_parallel_size=2: "):
         LLM(model=model, tensor_parallel_size=2)
     with pytest.raises(Unimplemented, match=r"^lora_request=<object>: LoRA"):

@@ -13,6 +13,7 @@ from sequences import new_sequence
 
 from gpu_worker.ops import kv_format, native
 from gpu_worker.ops.kv_shape import KvShape
+from gpu_worker.running import loading
 from gpu_worker.running.loading import load_runner
 from gpu_worker.running.model_runner import ModelRunner
 from gpu_worker.running.sizing import choose_device
@@ -243,6 +244,20 @@ def test_sizes_follow_from_bytes(make, model):
     assert info.context_tokens == 9 * BLOCK, "no longer than what the blocks can hold"
     assert load_runner(str(model[0]), context_tokens=40).info.context_tokens == 40
     assert "float32" in info.layout and info.fingerprint == make().info.fingerprint
+
+
+def test_the_host_pool_is_sized_by_the_host_s_memory_unless_it_is_given(model, monkeypatch):
+    monkeypatch.setattr(loading, "available_bytes", lambda: 1 << 30)
+
+    def host_blocks(**options) -> int:
+        return load_runner(str(model[0]), block_size=BLOCK, kv_cache_bytes=1 << 20, **options).info.num_host_blocks
+
+    of_a_block = 3 * 2 * 2 * BLOCK * 8 * 4
+    assert host_blocks() == (1 << 30) // 10 // of_a_block
+    assert host_blocks(swap_bytes=0) == 0
+    assert host_blocks(swap_bytes=5 * of_a_block) == 5
+    info = load_runner(str(model[0]), block_size=BLOCK).info
+    assert info.num_blocks == (1 << 28) // of_a_block, "a quarter of what is available, on a CPU"
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])

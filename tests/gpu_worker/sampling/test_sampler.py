@@ -218,6 +218,7 @@ def adjusted_logits(logits, branch):
         if (
             (params.allowed_token_ids and token not in params.allowed_token_ids)
             or token in params.banned_token_ids
+            or any((*branch.output, token)[-len(banned) :] == banned for banned in params.banned_sequences)
             or (token in ends and branch.num_output < params.min_tokens)
         ):
             x[token] = -np.inf
@@ -234,6 +235,7 @@ adjusting = st.builds(
     logit_bias=st.dictionaries(st.integers(0, 20), st.sampled_from([-100.0, -1.0, 3.0]), max_size=3),
     allowed_token_ids=st.lists(st.integers(0, 20), max_size=4).map(tuple),
     banned_token_ids=st.lists(st.integers(0, 20), max_size=4).map(tuple),
+    banned_sequences=st.lists(st.lists(st.integers(0, 3), min_size=1, max_size=3).map(tuple), max_size=6).map(tuple),
     stop_token_ids=st.lists(ids, max_size=2).map(tuple),
     min_tokens=st.integers(0, 4),
     ignore_eos=st.booleans(),
@@ -286,12 +288,12 @@ def test_bias_comes_before_penalties():
     [([], False), ([5], False), ([5, 6], True), ([6], False), ([1, 5, 6], True), ([5, 6, 1], False), ([9], True)],
 )
 @pytest.mark.parametrize("bias", [{}, {3: 5.0}])
-def test_a_bad_word_is_not_completed(output, banned, bias):
+def test_a_banned_sequence_is_not_completed(output, banned, bias):
     """The prompt does not count: a word may begin there."""
     logits = torch.zeros(1, 10)
     logits[0, 3], logits[0, 4] = 2.0, 1.0
-    branch = branch_of(SamplingParams(temperature=0.0, logit_bias=bias), [5, 6], output)
-    branch.sequence.bad_words = ((5, 6, 3), (9, 3), (8, 77))
+    params = SamplingParams(temperature=0.0, logit_bias=bias, banned_sequences=((5, 6, 3), (9, 3), (8, 77)))
+    branch = branch_of(params, [5, 6], output)
     assert sample(logits, [branch])[0] == [4 if banned else 3]
     assert logits[0, 3] == 2.0
 

@@ -87,3 +87,19 @@ def test_who_must_run_alone_does() -> None:
         names = {chunk.branch.sequence.seq_id for chunk in plan.chunks}
         assert len(names) == 1 or not names & {"x", "y"}
     assert set(bench.finishes.values()) == {FinishReason.LENGTH}
+
+
+def test_the_watermark_is_left_free_by_sequences_that_start_beside_others() -> None:
+    def started(watermark: float) -> tuple[set[str], int]:
+        bench = Bench(runner={"num_blocks": 20}, watermark=watermark, max_batch_tokens=64)
+        for name in ("a", "b", "c"):
+            bench.admit(name, 4 * 5 - 1)  # five blocks each, the next token included
+        bench.step()
+        return set(bench.lengths), bench.load().num_free_blocks
+
+    assert started(0.0) == ({"a", "b", "c"}, 5)
+    assert started(0.5) == ({"a", "b"}, 10)
+    assert started(0.99) == ({"a"}, 15)
+    bench = Bench(runner={"num_blocks": 20}, watermark=0.99, max_batch_tokens=128)
+    bench.admit("alone", 4 * 19)
+    assert bench.step()[0].num_tokens == 4 * 19, "alone, a sequence may have all blocks"

@@ -71,19 +71,21 @@ BAD = [
     *(([name, "--state-dir=a-file"], 1, "is not a directory: choose another") for name in ("up", "status")),
     *(([name, "--state-dir=a-file/x"], 1, "is not a directory: choose another") for name in ("up", "status")),
     (["generate", "--state-dir=a-file", *ASK], 1, "is not a directory: choose another"),
+    (["status", "--state-dir=~nobody-of-this-name/x"], 1, "no home directory is known: say with --state-dir"),
     (["chat", "--state-dir=a-file"], 1, "is not a directory: choose another"),
     (["status", "--state-dir=nowhere"], 1, "no `octavo up` runs on"),
     (["generate", "--state-dir=nowhere", *ASK], 1, "name routers with --endpoint"),
     # the store
     ([*UP, "--store=redis://127.0.0.1:1"], 1, "start it, or correct --store"),
     ([*UP, "--store=redis://nowhere.invalid"], 1, "correct the host in --store"),
-    ([*UP, "--store=unix:///nowhere.sock"], 1, "start it, or correct --store"),
+    ([*UP, "--store=unix:///nowhere.sock"], 1, "correct the path in --store"),
     ([*UP, "--store=memory://"], 1, "within one process"),
     # memory
     ([*UP, "--kv-cache-bytes=900TB"], 1, "GiB for blocks; this machine has"),
     ([*UP, "--swap-bytes=900TB"], 1, "GiB for blocks; this machine has"),
     # the model
     ([*UP, "--model=no/such/model"], 1, "no such file"),
+    ([*UP, "--model=~nobody-of-this-name/model"], 1, "no such file"),
     ([*UP, "--model=empty"], 1, "holds no model: it needs config.json"),
     ([*UP, "--model=nothing"], 1, "names no model"),
     ([*UP, "--model=a-list"], 1, "names no model"),
@@ -117,6 +119,11 @@ def test_doctor_says_the_same_words(folder, capsys):
         assert capsys.readouterr().err == f"octavo up: {bad.name}: {bad.detail}: {bad.fix}\n"
 
 
+def test_only_who_has_a_tokenizer_json_is_told_to_copy_it(folder):
+    assert model_checks.tokenizer("tokenizer").fix.startswith("copy tokenizer.json")
+    assert {model_checks.tokenizer(name).fix for name in ("gguf", "gguf/model.gguf")} == {model_checks.ANOTHER}
+
+
 def test_a_directory_of_somebody_else_is_named(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "access", lambda *_: False)
     with pytest.raises(state.StateDirectoryError, match="is not writable: choose another"), state.locked(tmp_path):
@@ -143,6 +150,8 @@ def test_without_a_home_directory(monkeypatch, capsys):
         ("ConnectionError: [SSL: CERTIFICATE_VERIFY_FAILED] self-signed certificate", "ssl_ca_certs"),
         ("ConnectionError: [SSL: WRONG_VERSION_NUMBER] wrong version number", "rediss:// with it"),
         ("NoPermissionError: User me has no permissions to run the 'fcall' command", "rights"),
+        ("ConnectionError: Error 2 connecting to 127.0.0.1:1. No such file or directory.", "path"),
+        ("TimeoutError: Timeout connecting to server", "redis:// is without TLS"),
         ("ConnectionError: Error 111 connecting to 127.0.0.1:1.", "start it"),
     ],
 )
