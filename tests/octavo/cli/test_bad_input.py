@@ -11,6 +11,7 @@ import pytest
 from octavo.cli import checks, main, model_checks, state, store_check
 
 OCTAVO = [sys.executable, "-m", "octavo.cli"]
+NO_SECONDS = [f"{flag}={text}" for flag in ("--timeout", "--deadline") for text in ("x", "0", "-1", "nan", "inf")]
 UP = ["up", "--grpc-port=0", "--state-dir=state"]
 ASK = ["--prompt=hi"]
 CONFIGS = {
@@ -58,6 +59,10 @@ BAD = [
     (["completion", "tcsh"], 2, "bash"),
     *(([name, "--jsn"], 2, "did you mean --json?") for name in ("up", "status", "doctor", "chat")),
     *(([name, "--stor=x"], 2, "did you mean --store?") for name in ("router", "worker", "up", "doctor")),
+    (["generate", "hi", "--token-ids=1,x"], 2, "such as 1,2,3"),
+    *((["generate", "hi", flag], 2, "number of seconds above 0") for flag in NO_SECONDS),
+    (["status", "--timeout=soon"], 2, "number of seconds above 0"),
+    (["generate", "hi", "--max-tokens=many"], 2, "--max-tokens"),
     # settings, from every source
     *(([name, "--config=nowhere.toml"], 2, "No such file") for name in ("up", "router", "worker", "doctor")),
     *(([name, "--config=."], 2, "--config") for name in ("up", "router", "worker", "doctor")),
@@ -202,4 +207,6 @@ def test_a_port_in_use_is_told_by_every_program(tmp_path):
             done = run([*command, f"--listen={address}", "--store=memory://"], text=True, cwd=tmp_path)
             assert done.returncode == 1
             assert "Traceback" not in done.stderr
-            assert f"cannot listen on {address}" in done.stderr.splitlines()[-1]
+            last = done.stderr.splitlines()[-1]
+            assert f"cannot listen on {address}" in last
+            assert "choose with --listen" in last
