@@ -34,7 +34,7 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     parser.add_argument(
         "--priority", choices=[name for name in PRIORITIES if name], default="", help="class in the queue"
     )
-    parser.add_argument("--deadline", type=float, metavar="SECONDS", help="print the tokens generated until then")
+    parser.add_argument("--deadline", type=connection.seconds, metavar="SECONDS", help="cut the answer at this time")
     parser.add_argument("--json", action="store_true", help="print one object at the end")
     parser.set_defaults(run=run)
 
@@ -46,17 +46,19 @@ def run(args: argparse.Namespace) -> int:
         "request_id": args.request_id,
         "deadline_s": args.deadline,
         "priority": args.priority,
+        **params,
     }
+    several = (params.get("n") or 1) > 1
     with connection.connected(args) as client:
         if args.json:
-            output.print_json(output.completion_json(client.complete(prompt, params, **options)))
+            output.print_json(output.completion_json(client.complete(prompt, **options)))
             return 0
-        if params.n > 1:
-            outputs = client.complete(prompt, params, **options).outputs
+        if several:
+            outputs = client.complete(prompt, **options).outputs
         else:
-            outputs = (_streamed(client.generate(prompt, params, **options)),)
+            outputs = (_streamed(client.generate(prompt, **options)),)
         for branch in outputs:
-            if params.n > 1:
+            if several:
                 print(f"--- {branch.index}: {branch.finish_reason.name}\n{branch.text}")
             if branch.logprobs:
                 print("\n" + token_table.render(branch, client, args.model))
@@ -92,4 +94,7 @@ def _prompt(args: argparse.Namespace) -> Prompt:
 
 
 def _ids(text: str) -> list[int]:
-    return [int(part) for part in text.split(",") if part.strip()]
+    try:
+        return [int(part) for part in text.split(",") if part.strip()]
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is no list of token ids, such as 1,2,3") from None

@@ -39,6 +39,7 @@ params = st.builds(
         name: st.lists(U32, max_size=5).map(tuple)
         for name in ("stop_token_ids", "allowed_token_ids", "banned_token_ids")
     },
+    banned_sequences=st.lists(st.lists(U32, max_size=3).map(tuple), max_size=3).map(tuple),
     logit_bias=st.dictionaries(U32, st.floats(-100, 100, width=32), max_size=5).map(MappingProxyType),
 )
 
@@ -100,6 +101,8 @@ def test_every_field_is_carried_both_ways(name):
     message = types_pb2.SamplingParams()
     if name == "logit_bias":
         message.logit_bias[3] = 1.5
+    elif name == "banned_sequences":
+        message.banned_sequences.add(ids=[3, 4])
     elif field.is_repeated:
         getattr(message, name).extend(["x"] if field.type == FieldDescriptor.TYPE_STRING else [3])
     else:
@@ -116,9 +119,29 @@ def test_what_is_left_out_is_the_default_and_zero_is_zero():
     assert (zeros.temperature, zeros.max_tokens, zeros.seed, zeros.logprobs, zeros.top_p) == (0, 0, 0, 0, 0)
 
 
+RECOMMENDED = {"temperature": 0.5, "top_k": 40, "max_tokens": 512, "repetition_penalty": 1.5}
+
+
+def test_a_field_that_is_left_out_is_what_the_model_recommends():
+    assert wire.sampling_from_wire(types_pb2.SamplingParams(), RECOMMENDED) == SamplingParams(**RECOMMENDED)
+    own = wire.sampling_from_wire(types_pb2.SamplingParams(temperature=1.0, top_k=0, max_tokens=3), RECOMMENDED)
+    assert own == SamplingParams(temperature=1.0, top_k=0, max_tokens=3, repetition_penalty=1.5)
+
+
+def test_beside_a_beam_search_nothing_is_recommended_that_says_how_tokens_are_drawn():
+    beams = wire.sampling_from_wire(types_pb2.SamplingParams(beam_width=4), RECOMMENDED)
+    assert beams == SamplingParams(beam_width=4, max_tokens=512)
+
+
+def test_recommended_values_cross_the_wire_alone():
+    assert wire.recommended_from_wire(wire.recommended_to_wire(RECOMMENDED)) == RECOMMENDED
+    assert wire.recommended_from_wire(wire.recommended_to_wire({})) == {}
+    assert wire.sampling_from_wire(wire.defaults_to_wire(RECOMMENDED)) == SamplingParams(**RECOMMENDED)
+
+
 def test_defaults_are_written_out():
     """A receiver of another version may have other defaults."""
-    message = wire.defaults_to_wire()
+    message = wire.defaults_to_wire({})
     unset = {name for name, field in FIELDS.items() if field.has_presence and not message.HasField(name)}
     assert unset == {name for name, allowed in limits.NUMBERS.items() if allowed.optional} | {"best_of"}
 
@@ -129,6 +152,8 @@ def test_a_list_over_its_limit_is_refused_before_it_is_copied(name):
     for i in range(limits.COUNTS[name] + 1):
         if name == "logit_bias":
             message.logit_bias[i] = 1.0
+        elif name == "banned_sequences":
+            message.banned_sequences.add(ids=[i])
         else:
             getattr(message, name).append("x" if name == "stop" else i)
     with pytest.raises(errors.InvalidArgument) as caught:
