@@ -14,7 +14,7 @@ from octavo.errors import InvalidArgument, Unimplemented
 from octavo.sampling import SamplingParams
 
 _SAME = (  # fields that mean the same in both
-    *("temperature", "top_p", "min_p", "n", "max_tokens", "min_tokens", "ignore_eos", "repetition_penalty"),
+    *("temperature", "top_p", "min_p", "n", "min_tokens", "ignore_eos", "repetition_penalty"),
     *("presence_penalty", "frequency_penalty", "length_penalty", "skip_special_tokens"),
 )
 
@@ -41,7 +41,7 @@ class OfflineParams:
     stop: str | Sequence[str] | None = None
     stop_token_ids: Sequence[int] | None = None
     ignore_eos: bool = False
-    max_tokens: int | None = None  # None: what the prompt leaves of the context, at most 256
+    max_tokens: int | None = limits.DEFAULT_MAX_TOKENS  # None: all that the prompt leaves of the context
     min_tokens: int = 0
     logprobs: int | None = None  # likeliest tokens reported beside each chosen one; True is 1
     prompt_logprobs: int | None = None
@@ -89,6 +89,7 @@ class OfflineParams:
             "top_k": 0 if self.top_k == -1 else self.top_k,
             "seed": None if self.seed == -1 else self.seed,
             "best_of": 0 if self.best_of is None else self.best_of,
+            "max_tokens": limits.U32_MAX if self.max_tokens is None else self.max_tokens,
             "beam_width": self.beam_width,
             "stop": _texts("stop", self.stop),
             "stop_token_ids": _listed("stop_token_ids", self.stop_token_ids),
@@ -117,7 +118,10 @@ class OfflineParams:
     @classmethod
     def of(cls, params: SamplingParams) -> "OfflineParams":
         """The same parameters, as an object that a program may change."""
-        return cls(**{field.name: getattr(params, field.name) for field in fields(params)})
+        values = {field.name: getattr(params, field.name) for field in fields(params)}
+        if params.max_tokens is None:
+            del values["max_tokens"]  # there None means the default
+        return cls(**values)
 
 
 @refusing("BeamSearchParams", BEAM_ARGUMENTS)

@@ -370,6 +370,32 @@ def test_score_positions_of_a_prompt():
     assert KIND[0](70, ()).score(logits[:0], [], 2) == []
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        {},
+        {"repetition_penalty": 1.4, "presence_penalty": 0.5, "frequency_penalty": 0.25},
+        {"logit_bias": {4: 3.0}, "banned_token_ids": (5,), "min_tokens": 3},
+        {"best_of": 2, "repetition_penalty": 0.7},
+    ],
+)
+def test_output_is_scored_again_as_it_was_when_it_was_sampled(change):
+    """A worker that takes a sequence over reports the log probabilities of tokens that the journal has."""
+    params = SamplingParams(logprobs=3, seed=5, **change)
+    sampler, logits = KIND[0](40), logits_of(70, 40)
+    branch, scores = branch_of(params, prompt=(1, 7, 7)), []
+    for row in range(len(logits)):
+        (token,), found = sampler.sample(logits[row : row + 1], [0], [branch])
+        branch.tokens.append(token)
+        scores.append(found[0])
+    again = KIND[0](40).score_output(logits[10:], branch, branch.num_prompt + 10)
+    assert [score.token_id for score in again] == [score.token_id for score in scores[10:]]
+    for new, old in zip(again, scores[10:], strict=True):
+        assert new.logprob == pytest.approx(old.logprob, abs=1e-5)
+        assert new.rank_logprob == pytest.approx(old.rank_logprob, abs=1e-5)
+        assert [token for token, _ in new.top] == [token for token, _ in old.top]
+
+
 @pytest.mark.parametrize("seed", range(4))
 def test_competing_branches_are_ranked_by_what_a_replay_scores_again(seed):
     """Penalties, bias and masks change what is drawn and reported, never what ranking sums."""
