@@ -32,6 +32,8 @@ MAX_STOP_TOKEN_IDS = 64
 MAX_LOGIT_BIAS = 300
 MAX_LOGIT_BIAS_VALUE = 100.0
 MAX_LISTED_TOKEN_IDS = 4096
+MAX_BANNED_SEQUENCES = 1024
+MAX_BANNED_SEQUENCE_TOKENS = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +90,7 @@ COUNTS: dict[str, int] = {
     "logit_bias": MAX_LOGIT_BIAS,
     "allowed_token_ids": MAX_LISTED_TOKEN_IDS,
     "banned_token_ids": MAX_LISTED_TOKEN_IDS,
+    "banned_sequences": MAX_BANNED_SEQUENCES,
 }
 
 # Fields that say how single tokens are drawn. Beam search draws no tokens, so beside it they must have these values.

@@ -36,3 +36,8 @@ def exposure_warning(addresses: Iterable[str]) -> str:
         f"{' and '.join(exposed)}: no TLS and no authorization. "
         "Whoever reaches it can use it and read what passes: let only trusted machines reach it"
     )
+
+
+def why_not_listening(address: str, flag: str) -> str:
+    """The error of a server that could not bind the address, of which gRPC says no more."""
+    return f"cannot listen on {address}: the port is taken, or the host is none of this machine; choose with {flag}"

@@ -39,6 +39,7 @@ class SamplingParams:
     logit_bias: Mapping[int, float] = field(default_factory=lambda: MappingProxyType({}))
     allowed_token_ids: tuple[int, ...] = ()
     banned_token_ids: tuple[int, ...] = ()
+    banned_sequences: tuple[tuple[int, ...], ...] = ()  # runs of tokens that no output contains
     seed: int | None = None
     logprobs: int | None = None  # likeliest tokens reported beside each chosen one; None: no log probabilities at all
     prompt_logprobs: int | None = None

@@ -89,11 +89,12 @@ def effective_values(
 
 
 def describe(cls: type[Settings], values: Mapping[str, SettingValue]) -> str:
-    """The settings as a table of a TOML file, each with where its value came from.
+    """The settings that have values as a table of a TOML file, each with where its value came from.
 
     Secrets are masked. A hidden option is left out unless it was given.
     """
-    shown = {name: o for name, o in options_of(cls).items() if not (o.hidden and values[name].origin == "default")}
+    known = {name: option for name, option in options_of(cls).items() if name in values}
+    shown = {name: o for name, o in known.items() if not (o.hidden and values[name].origin == "default")}
     lines = {name: f"{name} = {option.to_toml(values[name].value)}" for name, option in shown.items()}
     width = max(map(len, lines.values()))
     return "\n".join(

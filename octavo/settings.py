@@ -17,8 +17,8 @@ from octavo import listen_address, telemetry
 from octavo.command_parser import USAGE, CommandParser
 from octavo.endpoint import parse_advertised, parse_host, parse_listener
 from octavo.model_aliases import parse_aliases
-from octavo.options import AUTO, Settings, SettingsError, option
-from octavo.setting_sources import add_arguments, describe, effective_values, load
+from octavo.options import AUTO, Settings, SettingsError, option, options_of
+from octavo.setting_sources import SettingValue, add_arguments, describe, effective_values, load
 from octavo.store_url import require_store_url
 
 CONFIG_VARIABLE = "OCTAVO_CONFIG"
@@ -211,6 +211,13 @@ class UpSettings:
 # Settings that `octavo up` chooses for each process, and offers no flag for.
 UP_DECIDES = ("listen", "admin_listen", "advertise", "worker_id", "router_id")
 
+
+def decided_by_up(cls: type[Settings]) -> frozenset[str]:
+    """The settings of a router or worker that `octavo up` chooses, or that it takes from its own settings."""
+    own = options_of(UpSettings)
+    return frozenset(name for name in options_of(cls) if cls is not UpSettings and (name in UP_DECIDES or name in own))
+
+
 S = TypeVar("S", bound=Settings)
 
 
@@ -252,21 +259,33 @@ def from_args(
     args: argparse.Namespace,
     *,
     environ: Mapping[str, str] | None = None,
-    also_print: Sequence[type[Settings]] = (),
+    started: Sequence[type[Settings]] = (),
 ) -> S:
     """The settings from flags, environment and file. With --print-config, prints them and ends the program.
 
-    `also_print` are the other settings classes of the command; their settings are printed, too.
+    `started` are the classes of the programs that the command, `octavo up`, starts. Their settings are printed, too,
+    except those that `octavo up` decides. Raises SettingsError where a variable or the file sets one of these.
     """
     variables = dict(os.environ if environ is None else environ)
     file = config_file(args, variables)
     variables.pop(CONFIG_VARIABLE, None)
     loaded = load(cls, args, variables, file)
+    tables = {each: effective_values(each, args, variables, file) for each in started}
+    for each, values in tables.items():
+        for name in decided_by_up(each):
+            _refuse_decided(name, values.pop(name), options_of(each)[name].flag)
     if getattr(args, "print_config", False):
-        classes: list[type[Settings]] = [cls, *also_print]
-        print("\n\n".join(describe(each, effective_values(each, args, variables, file)) for each in classes))
+        tables = {cls: effective_values(cls, args, variables, file), **tables}
+        print("\n\n".join(describe(each, values) for each, values in tables.items()))
         sys.exit(0)
     return loaded
+
+
+def _refuse_decided(name: str, found: SettingValue, flag: str) -> None:
+    """Raises SettingsError if something other than a flag, which `octavo up` has read as well, sets the setting."""
+    if found.origin not in ("default", flag):
+        remedy = f"set it in [{UpSettings.program}]" if name in options_of(UpSettings) else "leave it out"
+        raise SettingsError(f"{name} (from {found.origin}): `octavo up` chooses it for each process; {remedy}")
 
 
 def config_file(args: argparse.Namespace, environ: Mapping[str, str]) -> Path | None:

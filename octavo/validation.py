@@ -41,6 +41,8 @@ def validate_sampling(params: SamplingParams, *, vocab_size: int, eos_token_ids:
     for field in ("stop_token_ids", "allowed_token_ids", "banned_token_ids"):
         if getattr(params, field) != ():
             checks.run(_check_listed_ids, field, getattr(params, field), vocab_size)
+    if params.banned_sequences != ():
+        checks.run(_check_sequences, params.banned_sequences, vocab_size)
     checks.run(_check_logit_bias, params.logit_bias, vocab_size)
     checks.raise_found()  # the checks below compare fields, and so need each of them to be right
     checks.run(_check_together, params)
@@ -59,6 +61,16 @@ def _check_listed_ids(field: str, values: object, vocab_size: int) -> None:
     listed = _listed(field, values)
     check_count(field, listed)
     check_token_ids(field, listed, vocab_size)
+
+
+def _check_sequences(sequences: object, vocab_size: int) -> None:
+    field, most = "banned_sequences", limits.MAX_BANNED_SEQUENCE_TOKENS
+    listed = _listed(field, sequences)
+    check_count(field, listed)
+    for i, sequence in enumerate(listed):
+        if not isinstance(sequence, (tuple, list)) or not 1 <= len(sequence) <= most:
+            raise InvalidArgument(field, f"entry {i} must be a list of 1 to {most} token ids")
+        check_token_ids(field, sequence, vocab_size)
 
 
 def check_count(field: str, values: Collection[object]) -> None:
@@ -141,6 +153,9 @@ def _check_some_token_is_left(params: SamplingParams, vocab_size: int, eos_token
     """Refuses parameters that leave no token: a row of logits that are all minus infinity is an error in the engine."""
     refused = set(params.banned_token_ids)
     _check_not_all_refused(params, refused, vocab_size, "banned_token_ids", "leaves no token that may be generated")
+    if params.banned_sequences:  # after some output the last token of each may be refused at once
+        refused.update(sequence[-1] for sequence in params.banned_sequences)
+        _check_not_all_refused(params, refused, vocab_size, "banned_sequences", "may leave no token to generate")
     if params.min_tokens:
         refused.update(params.stop_token_ids)
         if not params.ignore_eos:
@@ -229,8 +244,10 @@ def _check_role(field: str, role: object) -> None:
         raise InvalidArgument(field, "must be a short name such as system, user or assistant")
 
 
-def _num_bytes(text: str | bytes) -> int:
-    return len(text.encode(errors="replace") if isinstance(text, str) else text)
+def _num_bytes(text: object) -> int:
+    """The size of a text in UTF-8; 0 for what is no text, which `validate_text` refuses."""
+    data = text.encode(errors="replace") if isinstance(text, str) else text
+    return len(data) if isinstance(data, bytes) else 0
 
 
 def validate_request_id(request_id: str) -> RequestId:

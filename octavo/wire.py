@@ -4,6 +4,7 @@ A float on the wire has 32 bits, so `sampling_from_wire(sampling_to_wire(params)
 """
 
 import hashlib
+from collections.abc import Callable
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, cast
@@ -27,6 +28,10 @@ INTERNAL_REVISION = 2
 
 _DEFAULTS = SamplingParams()
 _LISTS = ("stop", "stop_token_ids", "allowed_token_ids", "banned_token_ids")
+_PLAIN_LISTS: dict[str, Callable[[Any], Any]] = {  # lists on the wire as plain values; the others are tuples
+    "logit_bias": lambda entries: MappingProxyType(dict(entries)),
+    "banned_sequences": lambda sequences: tuple(tuple(sequence.ids) for sequence in sequences),
+}
 _SCALARS = tuple(name for name in SamplingParams.__dataclass_fields__ if name not in limits.COUNTS)
 
 
@@ -37,7 +42,7 @@ def sampling_from_wire(message: types_pb2.SamplingParams) -> SamplingParams:
         name = descriptor.name
         if name in limits.COUNTS:
             check_count(name, value)
-            value = MappingProxyType(dict(value)) if name == "logit_bias" else tuple(value)
+            value = _PLAIN_LISTS.get(name, tuple)(value)
         values[name] = value
     return SamplingParams(**values)
 
@@ -74,6 +79,7 @@ def _without_bias(params: SamplingParams) -> types_pb2.SamplingParams:
         setattr(message, name, value + 0.0 if type(value) is float else value)  # + 0.0 makes -0.0 plain 0.0
     for name in _LISTS:
         getattr(message, name).extend(getattr(params, name))
+    message.banned_sequences.extend(types_pb2.TokenIds(ids=sequence) for sequence in params.banned_sequences)
     return message
 
 

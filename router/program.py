@@ -12,6 +12,7 @@ from octavo import rpc
 from octavo.endpoint import parse_listener
 from octavo.errors import StoreUnavailable
 from octavo.ids import Incarnation, new_incarnation
+from octavo.listen_address import why_not_listening
 from octavo.loop import Stopped, before, stop_event
 from octavo.model_aliases import parse_aliases
 from octavo.retry import until_answered
@@ -96,11 +97,13 @@ class Router:
         self._public_server = rpc.server(max_connection_age_ms=settings.max_connection_age_ms or None)
         self._public_health = rpc.add_standard_services(self._public_server, [INFERENCE])
         self.inference.serve_on(self._public_server)
-        self.endpoint = listen(self._public_server, settings.address)
+        self.endpoint = listen(self._public_server, settings.address, "--listen")
         self._admin_server = rpc.server()
         self._admin_health = rpc.add_standard_services(self._admin_server, [ADMIN])
         self.admin.serve_on(self._admin_server)
-        admin_endpoint = listen(self._admin_server, settings.admin_listen) if settings.admin_listen else ""
+        admin_endpoint = (
+            listen(self._admin_server, settings.admin_listen, "--admin-listen") if settings.admin_listen else ""
+        )
         info = {
             "router_id": settings.router_id or f"router-{self.endpoint.replace(':', '-')}",
             "endpoint": self.endpoint,
@@ -179,12 +182,12 @@ def given_tokenizer(path: str) -> Tokenizer | None:
         raise TokenizerError(f"--tokenizer {path} cannot be loaded: {error}") from error
 
 
-def listen(server: grpc.aio.Server, address: str) -> str:
-    """Listens on HOST:PORT. Returns this address with the port that was chosen for port 0. Raises ListenError."""
+def listen(server: grpc.aio.Server, address: str, flag: str) -> str:
+    """Listens on HOST:PORT, which came from a flag. Returns it with the port chosen for port 0. Raises ListenError."""
     try:
         return str(replace(parse_listener(address), port=server.add_insecure_port(address)))
-    except RuntimeError as error:
-        raise ListenError(f"cannot listen on {address}: {error}") from None
+    except RuntimeError:
+        raise ListenError(why_not_listening(address, flag)) from None
 
 
 async def serve(settings: RouterSettings) -> int:

@@ -13,6 +13,12 @@ LLAMA_LIKE = ("llama", "mistral", "qwen2", "qwen3", "smollm3", "phi3")
 ALWAYS_WINDOWED = ("mistral", "phi3", "gemma2")  # a window in the configuration counts without a switch
 
 
+def unreadable(error: Exception) -> BadModel:
+    """The error for a config.json in which a value is missing or of no use, with what to do about it."""
+    what = f"has no {error}" if isinstance(error, KeyError) else f"cannot be used: {type(error).__name__}: {error}"
+    return BadModel(f"config.json {what}: copy it again from where the model came from")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LlamaConfig:
     """Sizes and variations, as LlamaDecoder computes them."""
@@ -54,7 +60,7 @@ class LlamaConfig:
         try:
             return cls._read(config)
         except (KeyError, TypeError, ValueError, ZeroDivisionError) as error:
-            raise BadModel(f"config.json: {type(error).__name__}: {error}") from error
+            raise unreadable(error) from error
 
     @classmethod
     def _read(cls, config: Mapping[str, Any]) -> "LlamaConfig":

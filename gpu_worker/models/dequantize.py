@@ -23,11 +23,12 @@ DECODED = (
 PIECE_VALUES = 1 << 16
 
 
-def check_decoded(tensor: TensorInfo) -> None:
+def check_decoded(file_name: str, tensor: TensorInfo) -> None:
     """BadModel unless the tensor's type is one of DECODED."""
     if tensor.type not in DECODED:
         known = ", ".join(kind.name for kind in DECODED)
-        raise BadModel(f"tensor {tensor.name!r}: values of type {tensor.type.name} are not read ({known} are)")
+        what = f"{file_name}: tensor {tensor.name!r} is of type {tensor.type.name}"
+        raise BadModel(f"{what}, which is not read ({known} are)")
 
 
 def dequantize(data: memoryview, kind: TensorType, num_values: int) -> NDArray[np.float32]:

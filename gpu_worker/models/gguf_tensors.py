@@ -124,7 +124,7 @@ def architecture(file: GgufFile) -> str:
     if experts := file.metadata.integer(f"{name}.expert_count", 0):
         raise BadModel(f"{file.path.name} has {experts} experts: GGUF files of mixtures of experts are not read")
     for tensor in file.tensors.values():
-        check_decoded(tensor)
+        check_decoded(file.path.name, tensor)
     return name
 
 

@@ -6,6 +6,7 @@ from typing import Any
 import torch
 
 from gpu_worker.models import rope
+from gpu_worker.models.config import unreadable
 from gpu_worker.models.gpt_config import (
     ACTIVATIONS,
     BLOOM_NAMES,
@@ -34,7 +35,7 @@ def read_gpt_config(config: Mapping[str, Any]) -> GptConfig:
             )
         return GptConfig(**fields)
     except (KeyError, TypeError, ValueError, ZeroDivisionError) as error:
-        raise BadModel(f"config.json: {type(error).__name__}: {error}") from error
+        raise unreadable(error) from error
 
 
 def is_gpt_like(config: Mapping[str, Any]) -> bool:

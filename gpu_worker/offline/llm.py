@@ -281,7 +281,6 @@ class LLM:
         )
         root = hashing.root_key(self.info.fingerprint, self.info.layout, salt=request.salt)
         sequence = ScheduledSequence.from_admission(admission, root=root, now=time.monotonic())
-        sequence.bad_words = request.bad_words
         sequence.beam_text = request.new_beam_text()
         return sequence
 

@@ -72,14 +72,12 @@ class OfflineRequest:
         *,
         decode: TokenDecoder = lambda _: None,
         salt: str = "",
-        bad_words: tuple[tuple[int, ...], ...] = (),
     ) -> None:
         """`argument` is the argument that the request was made of, such as prompts[3]. `params` are concrete."""
         self.argument = argument
         self.prompt_token_ids = prompt_token_ids
         self.params = params
         self.salt = salt
-        self.bad_words = bad_words
         self.priority = 0  # lower first
         self._prompt = prompt
         self._decode = decode

@@ -14,7 +14,7 @@ from octavo.errors import InvalidArgument, Unimplemented
 from octavo.sampling import SamplingParams
 
 _SAME = (  # fields that mean the same in both
-    *("temperature", "top_p", "min_p", "n", "max_tokens", "min_tokens", "ignore_eos", "repetition_penalty"),
+    *("temperature", "top_p", "min_p", "n", "min_tokens", "ignore_eos", "repetition_penalty"),
     *("presence_penalty", "frequency_penalty", "length_penalty", "skip_special_tokens"),
 )
 
@@ -41,7 +41,7 @@ class OfflineParams:
     stop: str | Sequence[str] | None = None
     stop_token_ids: Sequence[int] | None = None
     ignore_eos: bool = False
-    max_tokens: int | None = None  # None: what the prompt leaves of the context, at most 256
+    max_tokens: int | None = limits.DEFAULT_MAX_TOKENS  # None: all that the prompt leaves of the context
     min_tokens: int = 0
     logprobs: int | None = None  # likeliest tokens reported beside each chosen one; True is 1
     prompt_logprobs: int | None = None
@@ -53,7 +53,8 @@ class OfflineParams:
     logit_bias: Mapping[int, float] | None = None
     allowed_token_ids: Sequence[int] | None = None
     banned_token_ids: Sequence[int] | None = None
-    bad_words: Sequence[str] | None = None  # words of one token, with or without a space before it
+    banned_sequences: Sequence[Sequence[int]] | None = None
+    bad_words: Sequence[str] | None = None  # texts that no output contains, with or without a space before them
     use_beam_search: bool = False  # best_of (or n) beams, of which n are returned
     beam_width: int = 0  # octavo's way to say the same
     length_penalty: float = 1.0
@@ -81,20 +82,31 @@ class OfflineParams:
         """The bad words as a list."""
         return _texts("bad_words", self.bad_words)
 
-    def to_sampling(self, banned: Sequence[int] = ()) -> SamplingParams:
-        """The parameters as the engine knows them. `banned` are the tokens of `bad_words`."""
+    def to_sampling(self, banned: Sequence[Sequence[int]] = ()) -> SamplingParams:
+        """The parameters as the engine knows them. `banned` are the tokens of `bad_words`, in each form."""
         values: dict[str, Any] = {name: getattr(self, name) for name in _SAME}
         values |= {
             "top_k": 0 if self.top_k == -1 else self.top_k,
             "seed": None if self.seed == -1 else self.seed,
             "best_of": 0 if self.best_of is None else self.best_of,
+            "max_tokens": limits.U32_MAX if self.max_tokens is None else self.max_tokens,
             "beam_width": self.beam_width,
             "stop": _texts("stop", self.stop),
             "stop_token_ids": _listed("stop_token_ids", self.stop_token_ids),
             "include_stop": self.include_stop_str_in_output or self.include_stop,
             "logit_bias": {} if self.logit_bias is None else self.logit_bias,
             "allowed_token_ids": _listed("allowed_token_ids", self.allowed_token_ids),
-            "banned_token_ids": (*_listed("banned_token_ids", self.banned_token_ids), *banned),
+            "banned_token_ids": (
+                *_listed("banned_token_ids", self.banned_token_ids),
+                *(token_ids[0] for token_ids in banned if len(token_ids) == 1),
+            ),
+            "banned_sequences": (
+                *(
+                    tuple(token_ids) if isinstance(token_ids, list) else token_ids
+                    for token_ids in _listed("banned_sequences", self.banned_sequences)
+                ),
+                *(tuple(token_ids) for token_ids in banned if len(token_ids) > 1),
+            ),
             "logprobs": 1 if self.logprobs is True else self.logprobs,
             "prompt_logprobs": 1 if self.prompt_logprobs is True else self.prompt_logprobs,
         }
@@ -106,7 +118,10 @@ class OfflineParams:
     @classmethod
     def of(cls, params: SamplingParams) -> "OfflineParams":
         """The same parameters, as an object that a program may change."""
-        return cls(**{field.name: getattr(params, field.name) for field in fields(params)})
+        values = {field.name: getattr(params, field.name) for field in fields(params)}
+        if params.max_tokens is None:
+            del values["max_tokens"]  # there None means the default
+        return cls(**values)
 
 
 @refusing("BeamSearchParams", BEAM_ARGUMENTS)

@@ -11,7 +11,7 @@ from gpu_worker.offline.offline_request import OfflineRequest
 from gpu_worker.offline.params import OfflineParams
 from gpu_worker.offline.prompts import OfflinePrompt
 from gpu_worker.scheduling.step import RunnerInfo
-from octavo import validation
+from octavo import limits, validation
 from octavo.chat_messages import ChatTurn, is_conversation, message_pairs
 from octavo.errors import InvalidArgument
 from octavo.sampling import SamplingParams
@@ -31,7 +31,6 @@ class ModelParams(NamedTuple):
 
     given: OfflineParams
     sampling: SamplingParams
-    bad_words: tuple[tuple[int, ...], ...]  # those of several tokens; `sampling` bans those of one
 
 
 class RequestBuilder:
@@ -101,24 +100,26 @@ class RequestBuilder:
         try:
             own = params if isinstance(params, OfflineParams) else OfflineParams.of(params)
             own.check_values()
-            words = self._tokens_of_words(own.words)
-            # Each last token may be kept out at some step, so the parameters must be good without any of them.
-            for banned in ([word[-1] for word in words], [word[0] for word in words if len(word) == 1]):
-                sampling = own.to_sampling(banned)
-                validation.validate_sampling(sampling, vocab_size=info.vocab_size, eos_token_ids=info.eos_token_ids)
+            sampling = own.to_sampling([form for word in own.words for form in self._forms_of_word(word)])
+            validation.validate_sampling(sampling, vocab_size=info.vocab_size, eos_token_ids=info.eos_token_ids)
         except InvalidArgument as error:
             raise InvalidArgument(f"{argument}.{error.field}", error.message.removeprefix(f"{error.field}: ")) from None
-        return ModelParams(own, sampling, tuple(word for word in words if len(word) > 1))
+        return ModelParams(own, sampling)
 
-    def _tokens_of_words(self, words: Sequence[str]) -> list[tuple[int, ...]]:
-        """Each word as tokens, alone and after a space."""
-        begins = len(self._tokenizer.encode(""))
-        forms = [text for word in words for text in (word.lstrip(), f" {word.lstrip()}")]
-        return [tuple(self._tokenizer.encode(text)[begins:]) for text in forms]
+    def _forms_of_word(self, word: str) -> list[list[int]]:
+        """The tokens of a word, alone and after a space. Raises InvalidArgument for a word of too many tokens."""
+        plain = word.lstrip()
+        begins = self._tokenizer.encode("")
+        forms = [self._tokenizer.encode(text)[len(begins) :] for text in (plain, f" {plain}")]
+        for form in forms:
+            if len(form) > limits.MAX_BANNED_SEQUENCE_TOKENS:
+                most = limits.MAX_BANNED_SEQUENCE_TOKENS
+                raise InvalidArgument("bad_words", f"{word!r} is {len(form)} tokens of this model; at most {most}")
+        return [form for form in forms if form]
 
     def _request(self, prompt: OfflinePrompt, token_ids: list[int], params: ModelParams) -> OfflineRequest:
         """A request that has passed every check."""
-        info, (given, sampling, bad_words) = self._info, params
+        info, (given, sampling) = self._info, params
         token_ids = self._truncated(token_ids, given)
         validation.validate_prompt(
             token_ids, vocab_size=info.vocab_size, context_tokens=info.context_tokens, field=prompt.argument
@@ -137,7 +138,6 @@ class RequestBuilder:
             lambda: self._new_stream(resolved, given.detokenize),
             decode=self._decode_token if given.detokenize else lambda _: None,
             salt=prompt.salt,
-            bad_words=bad_words,
         )
 
     def _truncated(self, token_ids: list[int], params: OfflineParams) -> list[int]:

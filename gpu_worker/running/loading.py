@@ -1,7 +1,7 @@
 """Loads a model and allocates its blocks: everything a ModelRunner needs before its first step."""
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -16,10 +16,17 @@ from gpu_worker.ops.kv_shape import KvShape
 from gpu_worker.running.arena import KvArena
 from gpu_worker.running.graphs import DecodeGraphs, capture_decodes
 from gpu_worker.running.model_runner import ModelRunner
-from gpu_worker.running.sizing import CudaMemory, choose_device, cpu_block_bytes, gpu_block_bytes, host_pool_bytes
+from gpu_worker.running.sizing import (
+    CudaMemory,
+    DeviceMemory,
+    choose_device,
+    cpu_block_bytes,
+    gpu_block_bytes,
+    host_pool_bytes,
+)
 from gpu_worker.running.worst_steps import worst_steps
 from gpu_worker.sampling.native_sampler import choose_sampler
-from gpu_worker.scheduling.step import RunnerInfo
+from gpu_worker.scheduling.step import RunnerInfo, StepPlan
 from octavo.errors import InvalidArgument
 from octavo.host_memory import available_bytes
 
@@ -69,7 +76,7 @@ def load_runner(
     if where.type == "cuda":
         torch.cuda.set_device(where)
     ops = choose_ops(where, threads or 0, batch_invariant)
-    cache = Path(cache_dir) if cache_dir else Path.home() / ".cache" / "octavo"
+    cache = Path(cache_dir) if cache_dir else default_cache()
     loaded = load_model(
         model,
         device=where,
@@ -100,9 +107,7 @@ def load_runner(
     elif kv_cache_bytes is None:
         trial = trial_runner(loaded, shape, ops, where, context)
         plans = worst_steps(max_batch_tokens, max_batch_sequences, context, block_size, decoder.vocab_size)
-        steps = [partial(trial.run, plan) for plan in plans]
-        layers = list(shape.allocate_arena(1, where).unbind(0))
-        kv_cache_bytes = gpu_block_bytes(CudaMemory(where), gpu_memory_utilization, steps, lambda: capture(layers))
+        kv_cache_bytes = measured_block_bytes(CudaMemory(where), gpu_memory_utilization, trial, plans, capture)
         trial.close()
     num_blocks = kv_cache_bytes // shape.bytes_per_block
     if num_blocks < 1:
@@ -129,6 +134,26 @@ def trial_runner(loaded: LoadedModel, shape: KvShape, ops: Ops, device: torch.de
     arena = KvArena(shape, 1, 0, device, ops)
     sampler = choose_sampler(loaded.decoder.vocab_size, device, loaded.eos_token_ids)
     return ModelRunner(_info(loaded, arena, device, context, None), loaded.decoder, arena, sampler, device)
+
+
+def measured_block_bytes(
+    memory: DeviceMemory,
+    utilization: float,
+    trial: ModelRunner,
+    plans: Sequence[StepPlan],
+    capture: Callable[[Sequence[Tensor]], object],
+) -> int:
+    """How many bytes blocks may take beside the plans, which are run, and what `capture` makes of their blocks."""
+    steps = [partial(trial.run, plan) for plan in plans]
+    return gpu_block_bytes(memory, utilization, steps, lambda: capture(trial.layers))
+
+
+def default_cache() -> Path | None:
+    """~/.cache/octavo; None where the user has no home directory, as in many containers."""
+    try:
+        return Path.home() / ".cache" / "octavo"
+    except RuntimeError:
+        return None
 
 
 def _expect_invariant(ops: Ops, decoder: Decoder, arena: KvArena) -> None:

@@ -67,6 +67,11 @@ class ModelRunner:
     def info(self) -> RunnerInfo:
         return self._info
 
+    @property
+    def layers(self) -> Sequence[Tensor]:
+        """The blocks on the device, layer by layer."""
+        return self._arena.layers
+
     @torch.inference_mode()
     def run(self, plan: StepPlan) -> StepOutput:
         with self._current_device:
@@ -101,14 +106,19 @@ class ModelRunner:
         result: dict[int, list[TokenScore]] = {}
         start = 0
         for index, chunk in scored:
-            targets = chunk.branch.tokens[chunk.score_from : chunk.score_end]
-            num_top = chunk.branch.sequence.params.prompt_logprobs or 0
+            branch, position = chunk.branch, chunk.score_from
             result[index] = []
-            for first in range(0, len(targets), ROWS_SCORED_AT_ONCE):
-                some = targets[first : first + ROWS_SCORED_AT_ONCE]
-                logits = self._decoder.logits(hidden[start + first : start + first + len(some)])
-                result[index] += self._sampler.score(logits, some, num_top)
-            start += len(targets)
+            while position < chunk.score_end:
+                part_end = branch.num_prompt if position < branch.num_prompt else chunk.score_end
+                end = min(part_end, chunk.score_end, position + ROWS_SCORED_AT_ONCE)
+                logits = self._decoder.logits(hidden[start : start + end - position])
+                if position < branch.num_prompt:
+                    num_top = branch.sequence.params.prompt_logprobs or 0
+                    result[index] += self._sampler.score(logits, branch.tokens[position:end], num_top)
+                else:
+                    result[index] += self._sampler.score_output(logits, branch, position)
+                start += end - position
+                position = end
         return result
 
 

@@ -1,8 +1,8 @@
 """The changes that a request makes to its logits before a token is drawn: bias, penalties and masks, in vLLM's order.
 
-1. `logit_bias` is added. `banned_token_ids` become -inf. So do tokens that would end the branch (`stop_token_ids`, and
-   the model's end tokens unless `ignore_eos`) while it has fewer than `min_tokens` output tokens, and tokens that would
-   complete one of the sequence's `bad_words`.
+1. `logit_bias` is added. `banned_token_ids` become -inf, and each token that would complete one of `banned_sequences`
+   at the end of the output. So do tokens that would end the branch (`stop_token_ids`, and
+   the model's end tokens unless `ignore_eos`) while it has fewer than `min_tokens` output tokens.
 2. `repetition_penalty` divides positive and multiplies negative logits of tokens seen in prompt or output.
 3. For each token in the output, `frequency_penalty` per occurrence and `presence_penalty` once are subtracted.
 4. All tokens but `allowed_token_ids` become -inf.
@@ -10,7 +10,7 @@
 A logit of -inf stays -inf, so masks may come before penalties or after them.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -21,6 +21,7 @@ from torch import Tensor
 from gpu_worker.sampling.history import TokenHistory
 from gpu_worker.scheduling.sequence import Branch
 from gpu_worker.scheduling.sequence import Sequence as SequenceState
+from octavo.limits import MAX_BANNED_SEQUENCE_TOKENS
 from octavo.sampling import SamplingParams
 
 Ids = NDArray[np.int64]
@@ -39,9 +40,8 @@ def is_adjusted(branch: Branch) -> bool:
     params = branch.sequence.params
     return (
         is_penalized(params)
-        or bool(params.logit_bias or params.allowed_token_ids or params.banned_token_ids)
+        or bool(params.logit_bias or params.allowed_token_ids or params.banned_token_ids or params.banned_sequences)
         or branch.num_output < params.min_tokens
-        or bool(branch.sequence.bad_words)
     )
 
 
@@ -52,12 +52,25 @@ class _FixedParameters:
         params = sequence.params
         bias = {token: value for token, value in params.logit_bias.items() if 0 <= token < vocab_size}
         ends = params.stop_token_ids + (() if params.ignore_eos else eos_token_ids)
-        banned = _known(params.banned_token_ids, vocab_size)
-        not_yet = _known(params.banned_token_ids + ends, vocab_size)
+        single = tuple(sequence[0] for sequence in params.banned_sequences if len(sequence) == 1)
+        banned = _known(params.banned_token_ids + single, vocab_size)
+        not_yet = _known(params.banned_token_ids + single + ends, vocab_size)
         self.sequence = sequence  # so that no other object gets its id() while this one is cached
         self.allowed = _known(params.allowed_token_ids, vocab_size) if params.allowed_token_ids else None
         self.bias = _with_banned(bias, banned.tolist())
         self.bias_at_first = _with_banned(bias, not_yet.tolist())  # until there are min_tokens output tokens
+        self.sequences: dict[int, list[tuple[int, ...]]] = {}  # banned ones of several tokens, by the last but one
+        for sequence_ids in params.banned_sequences:
+            if len(sequence_ids) > 1 and 0 <= sequence_ids[-1] < vocab_size:
+                self.sequences.setdefault(sequence_ids[-2], []).append(sequence_ids)
+
+    def completing(self, branch: Branch) -> list[int]:
+        """The tokens that would complete a banned sequence of several tokens at the end of the branch's output."""
+        if not self.sequences or not branch.num_output:
+            return []
+        output = branch.tokens[max(branch.num_prompt, len(branch.tokens) - MAX_BANNED_SEQUENCE_TOKENS) :]
+        found = self.sequences.get(output[-1], ())
+        return [sequence[-1] for sequence in found if output[1 - len(sequence) :] == list(sequence[:-1])]
 
 
 @dataclass(slots=True)
@@ -121,9 +134,8 @@ class LogitAdjuster:
         fixed = self._fixed.get(key) or old.get(key) or _FixedParameters(sequence, self.vocab_size, self.eos_token_ids)
         self._fixed[key] = fixed
         bias_ids, bias = fixed.bias_at_first if branch.num_output < params.min_tokens else fixed.bias
-        last = _last_of_bad_words(branch, self.vocab_size) if sequence.bad_words else []
-        if last:
-            bias_ids, bias = _with_banned(dict(zip(bias_ids.tolist(), bias.tolist(), strict=True)), last)
+        if completing := fixed.completing(branch):
+            bias_ids, bias = _with_banned(dict(zip(bias_ids.tolist(), bias.tolist(), strict=True)), completing)
         if not is_penalized(params):
             return LogitEdit(bias_ids, bias, _NO_IDS, _NO_FLOATS, 1.0, fixed.allowed)
         history = histories.get(id(branch))
@@ -139,17 +151,7 @@ class LogitAdjuster:
         return torch.from_numpy(np.concatenate(arrays)).to(self.device)
 
 
-def _last_of_bad_words(branch: Branch, vocab_size: int) -> list[int]:
-    """The tokens that would complete a bad word at the end of the branch's output."""
-    tokens, num_output = branch.tokens, branch.num_output
-    return [
-        last
-        for *first, last in branch.sequence.bad_words
-        if len(first) <= num_output and tokens[len(tokens) - len(first) :] == first and 0 <= last < vocab_size
-    ]
-
-
-def _with_banned(bias: dict[int, float], banned: Sequence[int]) -> tuple[Ids, Floats]:
+def _with_banned(bias: dict[int, float], banned: Iterable[int]) -> tuple[Ids, Floats]:
     added = bias | dict.fromkeys(banned, -np.inf)
     return np.array(list(added), dtype=np.int64), np.array(list(added.values()), dtype=np.float32)
 

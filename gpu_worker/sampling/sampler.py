@@ -140,6 +140,31 @@ class Sampler:
             scores += part
         return scores
 
+    @torch.inference_mode()
+    def score_output(self, logits: Tensor, branch: Branch, first_position: int) -> list[TokenScore]:
+        """The scores of output tokens that the branch has, from a position on, one for each row of logits.
+
+        They are those that `sample` gave with the tokens: by the logits after bias, penalties and masks.
+        """
+        positions = range(first_position, first_position + len(logits))
+        targets = [branch.tokens[position] for position in positions]
+        count = num_top(branch.sequence.params)
+        prefixes = [Branch(branch.sequence, branch.index, branch.tokens[:p], branch.num_prompt) for p in positions]
+        adjusted = [i for i, prefix in enumerate(prefixes) if is_adjusted(prefix)]
+        if not adjusted:
+            return self.score(logits, targets, count)
+        scores: list[TokenScore] = []
+        for start in range(0, len(targets), _SCORED_ROWS):
+            rows = slice(start, start + _SCORED_ROWS)
+            x = logits[rows].detach().to(torch.float32, copy=True, memory_format=torch.contiguous_format)
+            here = [i for i in adjusted if rows.start <= i < rows.stop]
+            self._adjuster.adjust_logits(x, [i - start for i in here], [prefixes[i] for i in here])
+            scores += self.score(x, targets[rows], count)
+        if any(is_ranked_raw(prefix) for prefix in prefixes):
+            raw = self.score(logits, targets, 0)
+            scores = [replace(score, raw=found.logprob) for score, found in zip(scores, raw, strict=True)]
+        return scores
+
 
 def _plain(branch: Branch) -> bool:
     """Whether the branch needs only the highest logit."""

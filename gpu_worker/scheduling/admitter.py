@@ -80,10 +80,14 @@ def prepare_branches(sequence: Sequence, info: RunnerInfo) -> None:
     for branch in sequence.branches:
         branch.stops = stops | {BAD_LOGITS}
         branch.last = last
-        if params.prompt_logprobs is not None and branch.index == 0 and not branch.num_output and num_prompt > 1:
+        if branch.state is FINISHED:
+            continue
+        if params.prompt_logprobs is not None and branch.index == 0 and num_prompt > 1:
             branch.first_unscored = 1
-        elif params.ranked and branch.num_output:
+        elif (params.ranked or params.logprobs is not None) and branch.num_output:
             branch.first_unscored = num_prompt
+        if sequence.reports_scores:
+            branch.num_to_repeat = branch.num_output
     fresh = all(branch.state is WAITING and not branch.num_output for branch in sequence.branches)
     sequence.fan_out = fresh and len(sequence.branches) > 1
 

@@ -107,8 +107,8 @@ class Committer:
     def _score(self, branch: Branch, score: TokenScore, delta: Delta) -> None:
         params = branch.sequence.params
         branch.cumulative_logprob += score.rank_logprob
-        if params.logprobs is not None:
-            delta.scores = (score,)
+        if params.logprobs is not None and len(delta.scores) + 1 == len(delta.token_ids):
+            delta.scores = (*delta.scores, score)
         if params.ranked:
             delta.cumulative_logprob = branch.cumulative_logprob
 
@@ -123,7 +123,9 @@ class Committer:
             if position < branch.num_prompt:
                 branch.sequence.prompt_scores.append(score)
             else:
-                branch.cumulative_logprob += score.logprob
+                branch.cumulative_logprob += score.rank_logprob
+                if branch.num_to_repeat and branch.sequence.params.logprobs is not None:
+                    branch.repeated_scores.append(score)
         if scored:
             known = len(branch.tokens)  # sampling scores the tokens that it adds after these
             branch.first_unscored = chunk.score_end if chunk.score_end < known else sys.maxsize

@@ -10,9 +10,17 @@ from octavo.sampling import FinishReason
 def branch_delta(
     branch: Branch, token_ids: tuple[int, ...], finish: FinishReason = FinishReason.NONE, failure: str = ""
 ) -> Delta:
-    """The delta of a branch to which `token_ids` have just been appended."""
+    """The delta of a branch to which `token_ids` have just been appended.
+
+    The first delta of a replayed branch repeats the journalled tokens, if clients get scores that no journal has.
+    """
     sequence = branch.sequence
     delta = Delta(sequence, branch.index, branch.num_output - len(token_ids), token_ids, finish, failure)
+    if branch.num_to_repeat:
+        delta.first_index, delta.token_ids = 0, tuple(branch.output)
+        if len(branch.repeated_scores) == branch.num_to_repeat:
+            delta.scores = tuple(branch.repeated_scores)
+        branch.num_to_repeat, branch.repeated_scores = 0, []
     if sequence.params.ranked and branch.first_unscored == sys.maxsize:  # else a replay has not scored all tokens yet
         delta.cumulative_logprob = branch.cumulative_logprob
     _add_prompt_facts(delta)

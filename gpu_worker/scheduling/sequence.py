@@ -52,6 +52,9 @@ class Branch:
     last: int = sys.maxsize  # position of the last token it may have: max_tokens or the end of the context
     slots_end: int = 0  # while num_computed is below it, the next token has a slot in a block that no other has
     scores: list[TokenScore] | None = None  # beams only, when log probabilities are asked for
+    # Journalled tokens that its first delta repeats with their scores: the worker that had reported them is gone.
+    num_to_repeat: int = 0
+    repeated_scores: list[TokenScore] = field(default_factory=list)
     text: TextStream | None = None  # beams only, when there are stop strings
 
     @property
@@ -86,7 +89,6 @@ class Sequence:
     priority: int = 3  # 1 system, 2 interactive, 3 default, 4 bulk: lower first
     deadline: float | None = None  # of the worker's monotonic clock
     alone: bool = False  # admitted to run alone, because its owners have crashed
-    bad_words: tuple[tuple[int, ...], ...] = ()  # lists of tokens whose last is kept out of outputs: offline use only
     beam_text: TextStream | None = None  # new, for beams with stop strings, which are found in it
     branches: list[Branch] = field(default_factory=list)  # with beam search: the live beams
     last_preempted: float = float("-inf")
@@ -108,6 +110,11 @@ class Sequence:
     @property
     def finished(self) -> bool:
         return all(branch.state is FINISHED for branch in self.branches)
+
+    @property
+    def reports_scores(self) -> bool:
+        """Whether clients get scores of prompt or output, which only a worker has and no journal."""
+        return self.params.logprobs is not None or self.params.prompt_logprobs is not None
 
     @property
     def runs_alone(self) -> bool:

@@ -9,10 +9,12 @@ import time
 from gpu_worker.engine.configuration import build_runner
 from gpu_worker.scheduling.step import Runner
 from gpu_worker.serving import progress_monitor
+from gpu_worker.serving.address import NoAddress
 from gpu_worker.serving.lease import WorkerIdTaken, register_worker
 from gpu_worker.serving.listener import Listener
 from gpu_worker.serving.worker import Worker, member_of
 from octavo.errors import ServingError
+from octavo.listen_address import why_not_listening
 from octavo.loop import Stopped, before, stop_event
 from octavo.retry import until_answered
 from octavo.settings import WorkerSettings
@@ -35,8 +37,11 @@ async def serve(settings: WorkerSettings) -> int:
     try:
         listener = Listener(settings)
         await listener.open()
-    except RuntimeError as error:
-        log.error("cannot listen on %s: %s", settings.address, error)
+    except NoAddress as error:
+        log.error("cannot start: %s", error)
+        return 1
+    except RuntimeError:
+        log.error("%s", why_not_listening(settings.address, "--listen"))
         return 1
     store = open_store(settings.store)
     try:

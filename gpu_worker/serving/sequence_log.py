@@ -23,15 +23,18 @@ class BranchLog:
     finish: FinishReason = FinishReason.NONE
     failure: Failure | None = None
     ended: bool = False  # also true of a branch that had ended before the sequence was admitted; `finish` is NONE then
-    # Every item published so far, whether or not a subscription followed, if branches are ranked: a stop string may end
-    # the branch at any token, and the branch's score is the one at that token. Empty if branches are not ranked.
+    # Every item published so far, whether or not a subscription followed, if the log keeps items.
     published: list[StepItem] = field(default_factory=list)
 
 
 class SequenceLog:
-    """The logs of a sequence's branches, and the subscriptions that follow them."""
+    """The logs of a sequence's branches, and the subscriptions that follow them.
 
-    __slots__ = ("branches", "followers", "gone", "sequence")
+    A log keeps the items of a sequence whose scores clients get, or whose branches are ranked: a stop string may end a
+    branch at any token, and the branch's score is the one at that token. Of other sequences, tokens are enough.
+    """
+
+    __slots__ = ("_keeps_items", "branches", "followers", "gone", "sequence")
 
     def __init__(
         self, sequence: Sequence, prompt_chain: int, outputs: Seq[Seq[int]], ended_branches: Iterable[int]
@@ -43,9 +46,12 @@ class SequenceLog:
         self.branches = [BranchLog(list(tokens), extend_chain(prompt_chain, tokens)) for tokens in outputs]
         for branch in ended_branches:
             self.branches[branch].ended = True
-        if sequence.params.ranked:
+        self._keeps_items = sequence.params.ranked or sequence.reports_scores
+        if self._keeps_items:
             for branch, log in enumerate(self.branches):
-                log.published.append(self._item(branch, 0))
+                # Tokens without their scores would come too early: the branch's first delta repeats them with scores.
+                if log.ended or not sequence.reports_scores:
+                    log.published.append(self._item(branch, 0))
 
     @property
     def seq_id(self) -> SequenceId:
@@ -84,7 +90,7 @@ class SequenceLog:
             delta.cumulative_logprob,
             delta.cached_tokens,
         )
-        if log.published:
+        if self._keeps_items:
             log.published.append(item)
         return item
 
@@ -93,7 +99,7 @@ class SequenceLog:
         items: list[StepItem] = []
         for branch, log in enumerate(self.branches):
             start = next_indexes[branch] if branch < len(next_indexes) else 0
-            if log.published:
+            if self._keeps_items:
                 items += [item for item in log.published if item.end > start or item.finish]
             elif start < len(log.tokens) or log.finish:
                 items.append(self._item(branch, start))

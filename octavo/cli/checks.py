@@ -11,6 +11,7 @@ from octavo.cli import model_checks, native_checks, ports, state, store_check
 from octavo.cli.check_report import CheckReport
 from octavo.cli.cluster import router_ports
 from octavo.cores import usable_cores
+from octavo.host_memory import available_bytes
 from octavo.settings import UpSettings
 
 MIN_MEMORY_BYTES = 2 * 2**30
@@ -141,8 +142,8 @@ def gpu_names() -> list[str]:
 
 
 def memory() -> CheckReport:
-    available = memory_bytes("MemAvailable")
-    if available is None:
+    available = available_bytes()
+    if not available:
         return CheckReport("memory", "note", "not known here")
     detail = f"{available / 2**30:.1f} GiB available"
     if available >= MIN_MEMORY_BYTES:

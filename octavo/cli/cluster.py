@@ -1,6 +1,7 @@
 """The processes that `octavo up` runs: their ports, their settings, and how to tell that they serve."""
 
 import os
+import socket
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -108,12 +109,13 @@ class Cluster:
             listen=f"{HOST}:{port}",
             host="",
             store=self._store_url,
-            worker_id=name,
+            # Other clusters may share a store that was given, and a worker id belongs to one worker of a store.
+            worker_id=f"{name}-{socket.gethostname()}-{port}" if self._settings.up.store else name,
             model=self._settings.up.model,
             device=self._settings.up.device,
             threads=threads,
         )
-        state = WorkerState(name, None, settings.listen)
+        state = WorkerState(settings.worker_id, None, settings.listen)
         environment = {"OMP_NUM_THREADS": str(threads)}
         return self._supervised(name, "gpu_worker", settings, serving(settings.listen), environment), state
 

@@ -13,6 +13,7 @@ from octavo.errors import ServingError, Unreachable
 
 NOTICE_S = 1.0  # how long a command waits before it says so
 TIMEOUT_S = 5.0
+MAX_SECONDS = 1e6
 
 
 class NotConnectedError(CommandError):
@@ -22,11 +23,22 @@ class NotConnectedError(CommandError):
 def add_timeout(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--timeout",
-        type=float,
+        type=seconds,
         default=TIMEOUT_S,
         metavar="SECONDS",
         help=f"how long to try to connect [default: {TIMEOUT_S:g}]",
     )
+
+
+def seconds(text: str) -> float:
+    """The value of a flag that is a time. Raises argparse's error."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0 < value < MAX_SECONDS:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of seconds above 0, such as 2.5")
+    return value
 
 
 @contextmanager

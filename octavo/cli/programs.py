@@ -14,6 +14,7 @@ from typing import NoReturn
 
 from octavo import settings
 from octavo.cli import output
+from octavo.cli.command_error import CommandError
 from octavo.command_parser import USAGE
 from octavo.setting_sources import add_arguments
 
@@ -40,7 +41,10 @@ def run(args: argparse.Namespace) -> int:
 
 def _become(command: list[str]) -> NoReturn:
     output.flush()
-    os.execv(command[0], command)
+    try:
+        os.execv(command[0], command)
+    except OSError as error:
+        raise CommandError(f"cannot run {command[0]}: {error.strerror}") from None
 
 
 def program_command(module: str, arguments: list[str]) -> list[str]:

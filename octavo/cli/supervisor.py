@@ -161,7 +161,8 @@ class Supervisor:
         log = tail(process.log, since=self._log_starts.get(process.name, 0))
         reason = next(filter(None, map(error_in, reversed(log.splitlines()))), "")
         where = f"the whole log is {process.log}"
-        return StartError(f"{process.name} {what}{f': {reason}' if reason else ''}; {where}", log)
+        what = f"{what}: {reason.rstrip('.')}" if reason else what
+        return StartError(f"{process.name} {what}; {where}", log)
 
     async def _trim(self) -> None:
         while True:

@@ -51,7 +51,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _settings(args: argparse.Namespace) -> ClusterSettings:
     others = (settings.RouterSettings, settings.WorkerSettings)
-    up = settings.from_args(settings.UpSettings, args, also_print=others)
+    up = settings.from_args(settings.UpSettings, args, started=others)
     return ClusterSettings(
         up=up,
         router=settings.from_args(settings.RouterSettings, args),

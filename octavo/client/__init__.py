@@ -1,6 +1,7 @@
 """The Python SDK: `Client` for threads, `AsyncClient` for asyncio. Streams survive the death of any server process."""
 
 from octavo.client.aio import AsyncClient
+from octavo.client.arguments import RequestArguments
 from octavo.client.events import (
     Completion,
     Event,
@@ -27,6 +28,7 @@ __all__ = [
     "Logprobs",
     "Model",
     "Output",
+    "RequestArguments",
     "RequestStatus",
     "RetryPolicy",
     "SamplingParams",

@@ -32,6 +32,7 @@ class SamplingArguments(TypedDict, total=False):
     logit_bias: Mapping[int, float] | None
     allowed_token_ids: Sequence[int] | None
     banned_token_ids: Sequence[int] | None
+    banned_sequences: Sequence[Sequence[int]] | None
     seed: int | None
     logprobs: int | None
     prompt_logprobs: int | None

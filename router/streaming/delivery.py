@@ -57,6 +57,7 @@ class Delivery:
         ranked = record.num_branches > params.n
         self._ranked = RankedBranches(record.num_branches, params.n, new_reader) if ranked else None
         self._ranking_done = False
+        self._has_scores = params.logprobs is not None or params.prompt_logprobs is not None
 
     @property
     def ended(self) -> bool:
@@ -128,8 +129,8 @@ class Delivery:
     def add_journals(self, snapshot: Snapshot, first_indexes: Sequence[int]) -> None:
         """Adds what the journals have from those indexes on.
 
-        Where the best of all branches are returned, only branches that have ended are added: the others come from the
-        worker, with their scores.
+        Where the best of all branches are returned, or the client gets log probabilities, only branches that have
+        ended are added: the others come from the worker, with their scores.
         """
         record = snapshot.record
         for branch, score in enumerate(record.scores):
@@ -139,7 +140,7 @@ class Delivery:
                 self.branch_scores[branch] = score
         for reader, first, tokens in zip(self.readers, first_indexes, snapshot.outputs, strict=True):
             finish = record.finishes[reader.branch]
-            if self._ranked is not None and not (finish or record.state.ended):
+            if (self._ranked is not None or self._has_scores) and not (finish or record.state.ended):
                 continue
             if self._add_run(reader, first, tokens, None, finish):
                 self._compare_end(reader, record)

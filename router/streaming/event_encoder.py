@@ -25,13 +25,14 @@ class EventEncoder:
         self._delivery = delivery
         self._resume_tokens = resume_tokens
         self._prompt_scores: Sequence[TokenScore] = ()
+        self._prompt_scores_sent = False
         self._cached_tokens = 0
 
     def note_item(self, item: StepItem) -> None:
         """Remembers what the first item of a sequence says of the prompt."""
         if item.cached_tokens is not None:
             self._cached_tokens = item.cached_tokens
-        if item.prompt_scores:
+        if item.prompt_scores and not self._prompt_scores_sent:
             self._prompt_scores = item.prompt_scores
 
     def next_events(self) -> list[Event]:
@@ -64,6 +65,7 @@ class EventEncoder:
     def _prompt_events(self, next_index: int, resume_token: bytes) -> list[Event]:
         """Events with the log probabilities of the prompt alone, which stand before everything else."""
         scores, self._prompt_scores = self._prompt_scores, ()
+        self._prompt_scores_sent = True  # a worker that replays the sequence reports them once more
         return [
             Event(
                 request_id=self._request_id,

@@ -31,6 +31,7 @@ def limits_table():
         left_out = MEANINGS[name] if name in MEANINGS else f"{getattr(SamplingParams(), name):g}"
         rows.append(f"| {name} | {allowed} | {left_out} |")
     sizes = {"stop": f" of 1 to {limits.MAX_STOP_BYTES} bytes"}
+    sizes["banned_sequences"] = f" of 1 to {limits.MAX_BANNED_SEQUENCE_TOKENS} token ids"
     sizes["logit_bias"] = f", values {-limits.MAX_LOGIT_BIAS_VALUE:g} to {limits.MAX_LOGIT_BIAS_VALUE:g}"
     rows += [f"| {name} | at most {count}{sizes.get(name, '')} | none |" for name, count in limits.COUNTS.items()]
     rows += [f"| {name} | true or false | {str(getattr(SamplingParams(), name)).lower()} |" for name in limits.FLAGS]

@@ -58,7 +58,7 @@ def test_schedule_answers_each_item_for_itself(worker, solo):
         admission(1),
         admission(2, prompt=[]),
         admission(3, prompt=[999_999]),
-        admission(4, prompt=[1], max_tokens=999_999),
+        admission(4, prompt=[1], max_tokens=0),
         admission(1),
         admission(5, epoch=0),
         worker_pb2.Admission(seq_id="not hex"),

@@ -254,9 +254,14 @@ class World:
         output = request.outputs[delta.branch_index]
         assert delta.sequence.epoch == request.epoch
         assert delta.branch_index not in request.finishes, "a delta after the end"
-        assert delta.first_index == len(output)
-        output += delta.token_ids
-        if request.params.logprobs is not None:
+        repeated = len(output) - delta.first_index
+        if repeated:  # a worker that took the sequence over reports scores that no journal has
+            assert request.replayed
+            assert delta.sequence.reports_scores
+            assert list(delta.token_ids[:repeated]) == output
+            self.counts["repeated tokens"] += 1
+        output += delta.token_ids[repeated:]
+        if request.params.logprobs is not None and (delta.scores or not (repeated and delta.finish)):
             assert [score.token_id for score in delta.scores] == list(delta.token_ids)
         if delta.prompt_scores:
             assert [s.logprob for s in delta.prompt_scores] == pytest.approx(self.model.prompt_logprobs(request))

@@ -24,7 +24,7 @@ def test_the_help_shows_kinds_defaults_and_groups(capsys):
     assert "--kv-cache-bytes SIZE" in text
     assert "--grpc-port PORT" in text
     assert "[default: 50051]" in text
-    assert "[default: 256MiB]" in text
+    assert "[default: auto]" in text
     assert "[default: ]" not in text
     assert text.index("up: what runs, and where:") < text.index("--workers N") < text.index("worker: steps:")
     for program in ("[up]", "[router]", "[worker]"):

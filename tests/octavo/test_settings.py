@@ -52,10 +52,33 @@ def test_a_command_with_several_classes_prints_one_file(config, capsys):
         setting_sources.add_arguments(parser, cls, skip=settings.UP_DECIDES)
     args = parser.parse_args(["--print-config", "--threads=3"])
     with pytest.raises(SystemExit):
-        settings.from_args(UpSettings, args, environ={}, also_print=(RouterSettings, WorkerSettings))
+        settings.from_args(UpSettings, args, environ={}, started=(RouterSettings, WorkerSettings))
     tables = tomllib.loads(capsys.readouterr().out)
     assert set(tables) == {"up", "router", "worker"}
     assert tables["worker"]["threads"] == 3
+    assert not tables["worker"].keys() & {"model", "device", "store", "listen", "worker_id"}
+
+
+@pytest.mark.parametrize(
+    ("table", "variable", "why"),
+    [
+        ("[worker]\nmodel = 'x'", {}, r"^model \(from .* \[worker\]\): `octavo up` .*; set it in \[up\]$"),
+        ("[router]\nlisten = 'a:1'", {}, r"^listen \(from .* \[router\]\): `octavo up` .*; leave it out$"),
+        ("", {"OCTAVO_WORKER_STORE": "redis://h"}, r"^store \(from OCTAVO_WORKER_STORE\): .*; set it in \[up\]$"),
+        ("", {"OCTAVO_WORKER_ID": "w"}, r"^worker_id \(from OCTAVO_WORKER_ID\): .*; leave it out$"),
+    ],
+)
+def test_what_up_decides_is_set_nowhere_else(config, table, variable, why):
+    started = (RouterSettings, WorkerSettings)
+    args = argparse.Namespace(config=str(config(f"[up]\nmodel = 'y'\n{table}\n")))
+    with pytest.raises(settings.SettingsError, match=why):
+        settings.from_args(UpSettings, args, environ=variable, started=started)
+
+
+def test_a_flag_of_up_is_for_all_its_programs():
+    args = argparse.Namespace(model="z", lease_ms="500")
+    assert settings.from_args(UpSettings, args, environ={}, started=(RouterSettings, WorkerSettings)).model == "z"
+    assert settings.from_args(WorkerSettings, args, environ={}).lease_ms == 500
 
 
 def names_read(sources: Iterable[str], of: tuple[str, ...]) -> set[str]:

@@ -27,6 +27,7 @@ def allows(p, vocab=VOCAB, eos=EOS):
     ids = range(vocab)
     most = 256 if p.max_tokens is None else p.max_tokens
     drawable = set(p.allowed_token_ids or ids) - set(p.banned_token_ids)
+    drawable -= {sequence[-1] for sequence in p.banned_sequences if sequence}
     early = drawable - set(p.stop_token_ids) - (set() if p.ignore_eos else set(eos))
     beams = (
         2 <= p.beam_width <= 16
@@ -55,6 +56,9 @@ def allows(p, vocab=VOCAB, eos=EOS):
             all(token in ids and -100 <= bias <= 100 for token, bias in p.logit_bias.items()),
             len(p.allowed_token_ids) <= 4096 and all(token in ids for token in p.allowed_token_ids),
             len(p.banned_token_ids) <= 4096 and all(token in ids for token in p.banned_token_ids),
+            len(p.banned_sequences) <= 1024,
+            all(1 <= len(sequence) <= 16 for sequence in p.banned_sequences),
+            all(token in ids for sequence in p.banned_sequences for token in sequence),
             bool(drawable),
             bool(early) or not p.min_tokens,
             p.seed is None or 0 <= p.seed < 2**64,
@@ -117,6 +121,11 @@ BAD = [
     *[(f"{kind}_token_ids", (1,) * 4097) for kind in ("allowed", "banned")],
     *[(f"{kind}_token_ids", (VOCAB,)) for kind in ("allowed", "banned")],
     ("banned_token_ids", tuple(range(VOCAB))),
+    *[
+        ("banned_sequences", value)
+        for value in (((),), ((1,) * 17,), ((1, VOCAB),), ((1, -1),), ((1,),) * 1025, (1,), ("ab",), None, ((None,),))
+    ],
+    ("banned_sequences", tuple((1, token) for token in range(VOCAB - 1)) + ((VOCAB - 1,),) * 2),
     *[("seed", value) for value in (-1, 2**64, 1.0, "s")],
     *[(name, value) for name in ("logprobs", "prompt_logprobs") for value in (-1, 21, 1.0, NAN)],
     *[("beam_width", value) for value in (1, 17, -1, NAN, None)],
@@ -144,6 +153,7 @@ TOGETHER = [
     *[(field, {"beam_width": 4, field: 0.5}) for field in limits.WITHOUT_BEAMS if field != "top_k"],
     ("top_k", {"beam_width": 4, "top_k": 5}),
     ("banned_token_ids", {"allowed_token_ids": (3, 4), "banned_token_ids": (4, 3)}),
+    ("banned_sequences", {"allowed_token_ids": (3, 4), "banned_token_ids": (3,), "banned_sequences": ((1, 4),)}),
     ("min_tokens", {"allowed_token_ids": (3, 4), "stop_token_ids": (3, 4), "min_tokens": 1}),
     ("min_tokens", {"allowed_token_ids": EOS, "min_tokens": 1}),
 ]
@@ -171,6 +181,7 @@ GOOD = [
     {"logit_bias": {0: -100.0, VOCAB - 1: 100}},
     {"allowed_token_ids": EOS, "min_tokens": 1, "ignore_eos": True},
     {"banned_token_ids": tuple(range(VOCAB - 1))},
+    {"banned_sequences": ((1,) * 15 + (VOCAB - 1,), (1, 2), (3,)) + ((5, 6),) * 1021},
     {"seed": 2**64 - 1, "logprobs": 20, "prompt_logprobs": 0},
     {"beam_width": 16, "n": 16, "best_of": 16, "length_penalty": 0.0},
 ]
@@ -215,6 +226,10 @@ def fill(message, name, rng):
     elif name == "logit_bias":
         for _ in range(rng.choice([1, 2, 5])):
             message.logit_bias[rng.choice(U32S[: rng.choice([-3, 17])])] = rng.choice(FLOATS[: rng.choice([9, 15])])
+    elif name == "banned_sequences":
+        for _ in range(rng.choice([1, 2, 3, 5] if rng.random() < 0.997 else [1024, 1025])):
+            size = rng.choice([1, 2, 16, 17] if rng.random() < 0.05 else [1, 2, 3])
+            message.banned_sequences.add(ids=rng.choices(U32S[: rng.choice([-3, 17, 3, 3])], k=size))
     elif name in limits.COUNTS:
         size = rng.choice([1, 2, 10, 64, 65] if rng.random() < 0.998 else [4096, 4097])
         getattr(message, name).extend(rng.choices(U32S[: rng.choice([-3, 17])], k=size))

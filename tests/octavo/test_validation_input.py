@@ -88,8 +88,15 @@ def test_text_is_the_text_or_refused(data):
         assert not 0 < len(data) <= 32 or data.decode(errors="replace").encode() != data
 
 
-@pytest.mark.parametrize("value", [None, "text", bytearray(b"x"), 3])
-def test_text_must_be_bytes(value):
+def test_text_may_be_a_string_or_utf8():
+    assert validation.validate_text("é", "text", context_tokens=1) == "é"
+    assert validation.validate_text("é".encode(), "text", context_tokens=1) == "é"
+    with pytest.raises(InvalidArgument, match="18 bytes"):  # limits count bytes of UTF-8
+        validation.validate_text("é" * 9, "text", context_tokens=1)
+
+
+@pytest.mark.parametrize("value", [None, bytearray(b"x"), 3, ["x"]])
+def test_text_is_nothing_else(value):
     with pytest.raises(InvalidArgument):
         validation.validate_text(value, "text", context_tokens=10)
 
@@ -113,7 +120,8 @@ def test_chats():
         ([("", b"x")], "chat.messages[0].role"),
         ([("user", b"x"), ("r" * 65, b"x")], "chat.messages[1].role"),
         ([("a\nb", b"x")], "chat.messages[0].role"),
-        ([("user", b"\xff")], "chat.messages[0].content"),
+        ([("user", b"\xff")], "chat.messages[0].content_bytes"),
+        ([("user", "x"), ("user", None)], "chat.messages[1].content"),
     ],
 )
 def test_bad_chats(messages, field):

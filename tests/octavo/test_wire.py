@@ -39,6 +39,7 @@ params = st.builds(
         name: st.lists(U32, max_size=5).map(tuple)
         for name in ("stop_token_ids", "allowed_token_ids", "banned_token_ids")
     },
+    banned_sequences=st.lists(st.lists(U32, max_size=3).map(tuple), max_size=3).map(tuple),
     logit_bias=st.dictionaries(U32, st.floats(-100, 100, width=32), max_size=5).map(MappingProxyType),
 )
 
@@ -100,6 +101,8 @@ def test_every_field_is_carried_both_ways(name):
     message = types_pb2.SamplingParams()
     if name == "logit_bias":
         message.logit_bias[3] = 1.5
+    elif name == "banned_sequences":
+        message.banned_sequences.add(ids=[3, 4])
     elif field.is_repeated:
         getattr(message, name).extend(["x"] if field.type == FieldDescriptor.TYPE_STRING else [3])
     else:
@@ -129,6 +132,8 @@ def test_a_list_over_its_limit_is_refused_before_it_is_copied(name):
     for i in range(limits.COUNTS[name] + 1):
         if name == "logit_bias":
             message.logit_bias[i] = 1.0
+        elif name == "banned_sequences":
+            message.banned_sequences.add(ids=[i])
         else:
             getattr(message, name).append("x" if name == "stop" else i)
     with pytest.raises(errors.InvalidArgument) as caught:

@@ -59,6 +59,59 @@ async def test_beams_of_a_lost_worker_end_at_the_same_stop_strings(world):
     assert max(world.entry(f"s{i}").record.epoch for i in range(4)) > 1
 
 
+SCORED = SamplingParams(temperature=0.0, max_tokens=60, logprobs=3, prompt_logprobs=2)
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        SCORED,
+        replace(SCORED, prompt_logprobs=None),
+        replace(SCORED, logprobs=None),
+        replace(SCORED, temperature=1.0, seed=4, n=2),
+        replace(SCORED, temperature=1.0, seed=4, best_of=2),
+    ],
+    ids=["both", "output", "prompt", "n2", "best_of"],
+)
+async def test_log_probabilities_survive_a_lost_worker(world, params):
+    for _ in range(2):
+        await world.worker(FakeRunner(step_s=0.01))
+    for _ in range(2):
+        await world.router()
+    await world.ready()
+    client = world.client()
+    tasks = await world.streams(client, 4, params)
+    await world.kill(world.workers[0])
+    for i, task in enumerate(tasks):
+        completion, whole = await task, await client.complete([*PROMPT, i], params)
+        assert completion.prompt_logprobs == whole.prompt_logprobs
+        assert [output.logprobs for output in completion.outputs] == [output.logprobs for output in whole.outputs]
+        assert [output.token_ids for output in completion.outputs] == [output.token_ids for output in whole.outputs]
+    assert max(world.entry(f"s{i}").record.epoch for i in range(4)) > 1
+
+
+async def test_log_probabilities_survive_a_lost_router(world):
+    await world.worker(FakeRunner(step_s=0.01))
+    for _ in range(2):
+        await world.router()
+    await world.ready()
+    whole = await world.client().complete(PROMPT, SCORED)
+    stream = world.client(0).generate(PROMPT, SCORED, request_id="scored")
+    seen = [await anext(stream) for _ in range(5)]
+    await stream.aclose()
+    await asyncio.sleep(0.15)  # some tokens are journalled while no client is there
+    rest = world.client(1).attach(resume_token=seen[-1].resume_token)
+    seen += [event async for event in rest]
+    assert tuple(score for event in seen for score in event.logprobs) == whole.outputs[0].logprobs
+    assert tuple(score for event in seen for score in event.prompt_logprobs) == whole.prompt_logprobs
+    late = await gathered(world.client(1).attach(request_id="scored"))
+    assert late == whole.outputs[0].token_ids
+
+
+async def gathered(stream) -> tuple[int, ...]:
+    return tuple([token async for event in stream for token in event.token_ids])
+
+
 class Moody(FakeRunner):
     """A runner whose tokens depend on its mood, so that a delivered token that is computed again would be seen."""
 

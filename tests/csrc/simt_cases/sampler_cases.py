@@ -76,6 +76,7 @@ def branch(rng: Any, vocabulary: int) -> Any:
         "logit_bias": maybe(lambda: {token: float(rng.uniform(-9, 9)) for token in ids(9)}),
         "allowed_token_ids": maybe(lambda: ids(20), 0.15),
         "banned_token_ids": maybe(lambda: ids(20), 0.2),
+        "banned_sequences": maybe(lambda: tuple((token,) for token in ids(5)), 0.2),
         "min_tokens": maybe(lambda: 5),
         "logprobs": maybe(lambda: int(rng.integers(0, 6))),
         "best_of": maybe(lambda: 3, 0.15),

@@ -1,5 +1,6 @@
 """GGUF weights: number formats, and whole models through a GGUF file and back."""
 
+import copy
 import json
 from pathlib import Path
 
@@ -136,7 +137,9 @@ def test_a_file_with_another_type_is_refused_by_name(name, load, tmp_path):
     writer.add_tensor("token_embd.weight", np.zeros((8, 32), np.float32))
     writer.add_tensor("blk.0.attn_q.weight", np.zeros((8, gguf.GGML_QUANT_SIZES[kind][1]), np.uint8), raw_dtype=kind)
     finish(writer)
-    with pytest.raises(BadModel, match=rf"'blk\.0\.attn_q\.weight': values of type {name} are not read \(F32, .* are"):
+    with pytest.raises(
+        BadModel, match=rf"model\.gguf: tensor 'blk\.0\.attn_q\.weight' is of type {name}, which is not read \(F32, .*"
+    ):
         load(tmp_path / "model.gguf")
 
 
@@ -207,6 +210,18 @@ def test_types_that_the_extension_does_not_multiply_with(name, tiny, load, all_l
         monkeypatch.setattr(native, "load", lambda: None)
     for _ in range(2):  # decoded, and then mapped from the cache
         assert difference(all_logits(load(path), PROMPT), expected) < 1e-4
+
+
+def test_gemma2_in_bfloat16_errs_as_transformers_does(tiny, load, all_logits, tmp_path):
+    """The 1 in its norms is rounded with them here, and not there."""
+    model, path = tiny("gemma2-untied"), tmp_path / "model.gguf"
+    write_gguf(model.directory, path)
+    half = copy.deepcopy(model.model).to(torch.bfloat16)
+    with torch.inference_mode():
+        theirs = half(torch.tensor([PROMPT]), use_cache=False).logits[0].float()
+    exact = model.logits(PROMPT)
+    ours = all_logits(load(path, dtype="bfloat16"), PROMPT).float()
+    assert float((ours - exact).square().mean()) < 2 * float((theirs - exact).square().mean())
 
 
 def test_a_scheme_that_gemma2_does_not_have_is_refused(tiny, load, tmp_path):

@@ -14,7 +14,9 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 
+from gpu_worker.models.config import LlamaConfig
 from gpu_worker.models.fingerprint import model_fingerprint, sample_file
+from gpu_worker.models.gpt_families import read_gpt_config
 from gpu_worker.models.locate import locate
 from gpu_worker.models.weight_cache import WeightCache
 from octavo.errors import BadModel, NotFound
@@ -89,6 +91,12 @@ def test_a_configuration_that_does_not_fit_is_refused(copied, load, fields, reas
     change(copied, **fields)
     with pytest.raises(BadModel, match=reason):
         load(copied)
+
+
+@pytest.mark.parametrize("read", [LlamaConfig.from_dict, read_gpt_config])
+def test_a_missing_value_is_named_with_what_to_do(read):
+    with pytest.raises(BadModel, match=r"^config\.json .*: copy it again from where the model came from$"):
+        read({"model_type": "gptj"})
 
 
 def test_damaged_files_are_refused(copied, load):

@@ -1,5 +1,6 @@
 """Parameters by octavo's and by vLLM's names: checked when they are made, and the same to the engine."""
 
+import copy
 from dataclasses import fields, replace
 
 import pytest
@@ -13,6 +14,7 @@ SAME = [
     ({"temperature": 0.5, "n": 3, "top_p": 0.5, "min_p": 0.1, "max_tokens": 9, "min_tokens": 2}, None),
     ({"repetition_penalty": 1.5, "presence_penalty": 1.0, "frequency_penalty": -1.0, "ignore_eos": True}, None),
     ({"skip_special_tokens": False, "seed": 3, "logprobs": 2, "prompt_logprobs": 0, "length_penalty": 2.0}, None),
+    ({"max_tokens": None}, {"max_tokens": 2**32 - 1}),
     ({"top_k": -1}, {"top_k": 0}),
     ({"top_k": 40}, None),
     ({"seed": -1}, {"seed": None}),
@@ -38,13 +40,15 @@ SAME = [
 
 @pytest.mark.parametrize(("given", "expected"), SAME, ids=[str(given) for given, _ in SAME])
 def test_both_names_mean_the_same_to_the_engine(given, expected):
-    assert OfflineParams(**given).to_sampling() == SamplingParams(**(given if expected is None else expected))
+    meant = {"max_tokens": 256, **(given if expected is None else expected)}
+    assert OfflineParams(**given).to_sampling() == SamplingParams(**meant)
 
 
 def test_every_parameter_of_the_engine_can_be_given():
     assert {field.name for field in fields(SamplingParams)} <= {field.name for field in fields(OfflineParams)}
-    own = SamplingParams(temperature=0.5, stop=("x",), banned_token_ids=(3,), seed=4, best_of=2)
+    own = SamplingParams(temperature=0.5, max_tokens=9, stop=("x",), banned_token_ids=(3,), seed=4, best_of=2)
     assert OfflineParams.of(own).to_sampling() == own
+    assert OfflineParams.of(SamplingParams()).to_sampling() == OfflineParams().to_sampling()
 
 
 REFUSED = [
@@ -102,6 +106,7 @@ def test_a_misspelt_name_is_told():
 
 
 def test_parameters_may_be_changed_and_copied():
+    assert copy.deepcopy(OfflineParams(n=2)) == OfflineParams(n=2)
     params = OfflineParams(max_tokens=3)
     params.max_tokens = 5
     assert replace(params, n=2) == OfflineParams(max_tokens=5, n=2)

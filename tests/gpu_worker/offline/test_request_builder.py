@@ -139,11 +139,17 @@ def test_a_prompt_is_cut_to_its_last_tokens(builder):
     assert ids(long, truncate_prompt_tokens=-1, max_tokens=30) == long[-(context - 30) :]
 
 
-def test_bad_words_are_tokens_alone_and_after_a_space(builder):
-    (answer,) = builder.from_prompts(read_prompts("x"), OfflineParams(bad_words=["a", " bc"], banned_token_ids=[7]))
+def test_a_bad_word_is_banned_alone_and_after_a_space(builder):
+    (answer,) = builder.from_prompts(
+        read_prompts("x"), OfflineParams(bad_words=["a", " bc"], banned_token_ids=[7], banned_sequences=[[1, 2]])
+    )
     assert answer.params.banned_token_ids == (7, ord("a"))
-    assert answer.bad_words == (tuple(b" a"), tuple(b"bc"), tuple(b" bc"))
-    with pytest.raises(InvalidArgument, match=r"^sampling_params\.banned_token_ids: leaves no token"):
+    assert answer.params.banned_sequences == ((1, 2), tuple(b" a"), tuple(b"bc"), tuple(b" bc"))
+    (answer,) = make(WithBeginning()).from_prompts(read_prompts("x"), OfflineParams(bad_words="ab"))
+    assert answer.params.banned_sequences == (tuple(b"ab"), tuple(b" ab"))  # without the token that begins a prompt
+    with pytest.raises(InvalidArgument, match=r"^sampling_params.bad_words: .* is 17 tokens of this model; at most 16"):
+        builder.from_prompts(read_prompts("x"), OfflineParams(bad_words=["a" * 16]))
+    with pytest.raises(InvalidArgument, match=r"^sampling_params\.banned_sequences: may leave no token"):
         builder.from_prompts(read_prompts("x"), OfflineParams(bad_words="bc", allowed_token_ids=[ord("c")]))
 
 

@@ -46,6 +46,17 @@ def test_basic(model, capsys):
     assert all(output.outputs[0].token_ids and output.outputs[0].finish_reason == "length" for output in outputs)
 
 
+def test_how_many_tokens(model):
+    from gpu_worker import LLM, SamplingParams
+
+    llm = LLM(model=model, max_model_len=400)
+    outputs = llm.generate(
+        ["x" * 10] * 3, [SamplingParams(), SamplingParams(max_tokens=None), SamplingParams(max_tokens=5)]
+    )
+
+    assert [len(output.outputs[0].token_ids) for output in outputs] == [256, 390, 5]
+
+
 def test_every_argument_of_the_engine(model):
     from gpu_worker import LLM, SamplingParams
 

@@ -157,6 +157,50 @@ def test_preemption_changes_nothing(make, alone, how):
     assert preempted > 0, "a test of preemption without a preemption tests nothing"
 
 
+@pytest.mark.usefixtures("on_ops")
+def test_the_repetition_penalty_is_that_of_transformers_whatever_happens_to_a_sequence(make, model):
+    """It counts prompt and output: alone, after a swap, after a recomputation, and after a replay on another worker."""
+    expected = []
+    for prompt in PROMPTS:
+        with torch.inference_mode():
+            found = model[1].generate(
+                torch.tensor([prompt]),
+                attention_mask=torch.ones(1, len(prompt), dtype=torch.int64),
+                do_sample=False,
+                max_new_tokens=24,
+                min_new_tokens=24,
+                repetition_penalty=1.3,
+            )
+        expected.append(found[0, len(prompt) :].tolist())
+    assert expected != drive(make(), requests())[0]
+    assert drive(make(), requests(repetition_penalty=1.3))[0] == expected
+    for how in ("swap", "recompute"):
+        outputs, load = drive(make(num_blocks=16), requests(repetition_penalty=1.3), preemption=how)
+        assert outputs == expected
+        assert load.num_preempted_swap + load.num_preempted_recompute > 0
+    taken_over = [
+        new_sequence(f"{number:032x}", prompt, sequence.params, outputs=[output[: 5 + number]])
+        for number, (prompt, sequence, output) in enumerate(
+            zip(PROMPTS, requests(repetition_penalty=1.3), expected, strict=True)
+        )
+    ]
+    rest = resume(make(), taken_over)
+    assert rest == [output[5 + number :] for number, output in enumerate(expected)]
+
+
+def resume(runner: ModelRunner, sequences: list[Sequence]) -> list[list[int]]:
+    """The tokens that come after what the sequences brought along."""
+    parts = SchedulerParts(SchedulerConfig(max_batch_tokens=64, max_batch_sequences=16), runner.info)
+    tokens: dict[Sequence, list[int]] = {sequence: [] for sequence in sequences}
+    for sequence in sequences:
+        assert parts.scheduler.admit(sequence).admitted
+    while parts.scheduler.has_work:
+        plan = parts.scheduler.plan()
+        for delta in parts.scheduler.commit(plan, runner.run(plan)).deltas:
+            tokens[delta.sequence] += delta.token_ids
+    return list(tokens.values())
+
+
 def test_branches_share_and_part(make):
     """n = 3 from one prompt, sampled: the draws are those of three sequences' branches on their own."""
     runner = make()

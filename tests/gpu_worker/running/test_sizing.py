@@ -5,7 +5,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from gpu_worker.running.sizing import cpu_block_bytes, gpu_block_bytes, host_pool_bytes
+from gpu_worker.running.sizing import CudaMemory, cpu_block_bytes, gpu_block_bytes, host_pool_bytes
 from octavo.errors import InvalidArgument
 
 GIB = 1 << 30
@@ -53,3 +53,36 @@ def test_a_step_that_does_not_fit_names_its_settings():
 def test_shares_of_the_host_s_memory(available, blocks, pool):
     assert cpu_block_bytes(available * GIB) == int(blocks * GIB)
     assert host_pool_bytes(available * GIB) == int(pool * GIB)
+
+
+def test_what_torch_and_the_driver_say_is_put_together(monkeypatch):
+    """The calls that CudaMemory makes, with a stand-in for torch.cuda: work takes 5, of which 2 stay until dropped."""
+    state = {"allocated": 10, "peak": 99, "free": 100, "cached": 7}
+
+    class Kept:
+        pass
+
+    def work() -> Kept:
+        state["peak"] = state["allocated"] + 5
+        state["free"] -= 2
+        return Kept()
+
+    def empty_cache() -> None:
+        state["free"] += state["cached"]
+        state["cached"] = 0
+
+    stand_ins = {
+        "reset_peak_memory_stats": lambda _: state.update(peak=state["allocated"]),
+        "memory_allocated": lambda _: state["allocated"],
+        "max_memory_allocated": lambda _: state["peak"],
+        "synchronize": lambda _: None,
+        "mem_get_info": lambda _: (state["free"], 200),
+        "empty_cache": empty_cache,
+    }
+    for name, stand_in in stand_ins.items():
+        monkeypatch.setattr(torch.cuda, name, stand_in)
+    memory = CudaMemory(torch.device("cuda", 0))
+    assert memory.total_bytes == 200
+    assert memory.free_bytes() == 107, "what torch keeps is free"
+    assert memory.peak_of(work) == 5
+    assert memory.kept_by(work) == 2

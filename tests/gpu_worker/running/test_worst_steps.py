@@ -1,6 +1,7 @@
 """The steps by which memory is measured: no step of the scheduler has more tokens, rows of logits, or keys to read."""
 
 import random
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -11,10 +12,10 @@ from sequences import new_sequence
 from gpu_worker.models.loader import load_model
 from gpu_worker.ops import choose_ops
 from gpu_worker.ops.kv_shape import KvShape
-from gpu_worker.running.loading import trial_runner
+from gpu_worker.running.loading import measured_block_bytes, trial_runner
 from gpu_worker.running.worst_steps import pile_up, spread, worst_steps
 from gpu_worker.scheduling.scheduler_config import SchedulerConfig
-from gpu_worker.scheduling.step import BAD_LOGITS, StepPlan
+from gpu_worker.scheduling.step import BAD_LOGITS, StepOutput, StepPlan
 from gpu_worker.testing.fake_runner import FakeRunner
 from octavo.sampling import SamplingParams
 
@@ -85,7 +86,8 @@ def folder(tmp_path_factory):
     return path
 
 
-def test_a_model_runs_them_with_all_that_sampling_has(folder, tmp_path):
+@pytest.fixture
+def trial(folder, tmp_path):
     cpu = torch.device("cpu")
     ops = choose_ops(cpu, 1, False)
     loaded = load_model(str(folder), device=cpu, dtype=None, ops=ops, quantization="auto", cache_dir=tmp_path)
@@ -98,8 +100,13 @@ def test_a_model_runs_them_with_all_that_sampling_has(folder, tmp_path):
         dtype=loaded.dtype,
     )
     runner = trial_runner(loaded, shape, ops, cpu, CONTEXT)
-    for plan in worst_steps(200, 8, CONTEXT, BLOCK, decoder.vocab_size):
-        output = runner.run(plan)
+    yield runner
+    runner.close()
+
+
+def test_a_model_runs_them_with_all_that_sampling_has(trial):
+    for plan in worst_steps(200, 8, CONTEXT, BLOCK, VOCAB):
+        output = trial.run(plan)
         assert len(output.token_ids) == 8 and BAD_LOGITS not in output.token_ids
         assert sorted(output.scores) == list(range(8))
         assert all(len(score.top) == 20 and score.raw is not None for score in output.scores.values())
@@ -107,4 +114,27 @@ def test_a_model_runs_them_with_all_that_sampling_has(folder, tmp_path):
         assert {place: len(scores) for place, scores in output.scored.items()} == {
             place: chunk.length - 1 for place, chunk in scored.items()
         }
-    runner.close()
+
+
+def test_the_measurement_runs_every_step_and_captures_once(trial):
+    """On a CPU, with the memory of a GPU as a stand-in, which says that each step takes 1 GiB more than the last."""
+    done: list[object] = []
+
+    class StandInMemory:
+        total_bytes = 80 << 30
+
+        def free_bytes(self) -> int:
+            return 70 << 30
+
+        def peak_of(self, work: Callable[[], StepOutput]) -> int:
+            done.append(len(work().token_ids))
+            return len(done) << 30
+
+        def kept_by(self, work: Callable[[], object]) -> int:
+            done.append(work())
+            return 2 << 30
+
+    plans = worst_steps(200, 8, CONTEXT, BLOCK, VOCAB)
+    found = measured_block_bytes(StandInMemory(), 0.75, trial, plans, lambda layers: tuple(layers[0].shape[:1]))
+    assert found == (60 - 10 - 3 - 2) << 30
+    assert done == [8, 8, 8, (1,)]

@@ -218,6 +218,7 @@ def adjusted_logits(logits, branch):
         if (
             (params.allowed_token_ids and token not in params.allowed_token_ids)
             or token in params.banned_token_ids
+            or any((*branch.output, token)[-len(banned) :] == banned for banned in params.banned_sequences)
             or (token in ends and branch.num_output < params.min_tokens)
         ):
             x[token] = -np.inf
@@ -234,6 +235,7 @@ adjusting = st.builds(
     logit_bias=st.dictionaries(st.integers(0, 20), st.sampled_from([-100.0, -1.0, 3.0]), max_size=3),
     allowed_token_ids=st.lists(st.integers(0, 20), max_size=4).map(tuple),
     banned_token_ids=st.lists(st.integers(0, 20), max_size=4).map(tuple),
+    banned_sequences=st.lists(st.lists(st.integers(0, 3), min_size=1, max_size=3).map(tuple), max_size=6).map(tuple),
     stop_token_ids=st.lists(ids, max_size=2).map(tuple),
     min_tokens=st.integers(0, 4),
     ignore_eos=st.booleans(),
@@ -286,12 +288,12 @@ def test_bias_comes_before_penalties():
     [([], False), ([5], False), ([5, 6], True), ([6], False), ([1, 5, 6], True), ([5, 6, 1], False), ([9], True)],
 )
 @pytest.mark.parametrize("bias", [{}, {3: 5.0}])
-def test_a_bad_word_is_not_completed(output, banned, bias):
+def test_a_banned_sequence_is_not_completed(output, banned, bias):
     """The prompt does not count: a word may begin there."""
     logits = torch.zeros(1, 10)
     logits[0, 3], logits[0, 4] = 2.0, 1.0
-    branch = branch_of(SamplingParams(temperature=0.0, logit_bias=bias), [5, 6], output)
-    branch.sequence.bad_words = ((5, 6, 3), (9, 3), (8, 77))
+    params = SamplingParams(temperature=0.0, logit_bias=bias, banned_sequences=((5, 6, 3), (9, 3), (8, 77)))
+    branch = branch_of(params, [5, 6], output)
     assert sample(logits, [branch])[0] == [4 if banned else 3]
     assert logits[0, 3] == 2.0
 
@@ -366,6 +368,32 @@ def test_score_positions_of_a_prompt():
             assert score.logprob == pytest.approx(expected[i, targets[i]].item(), abs=1e-5)
             assert [token for token, _ in score.top] == expected[i].topk(2).indices.tolist()
     assert KIND[0](70, ()).score(logits[:0], [], 2) == []
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {},
+        {"repetition_penalty": 1.4, "presence_penalty": 0.5, "frequency_penalty": 0.25},
+        {"logit_bias": {4: 3.0}, "banned_token_ids": (5,), "min_tokens": 3},
+        {"best_of": 2, "repetition_penalty": 0.7},
+    ],
+)
+def test_output_is_scored_again_as_it_was_when_it_was_sampled(change):
+    """A worker that takes a sequence over reports the log probabilities of tokens that the journal has."""
+    params = SamplingParams(logprobs=3, seed=5, **change)
+    sampler, logits = KIND[0](40), logits_of(70, 40)
+    branch, scores = branch_of(params, prompt=(1, 7, 7)), []
+    for row in range(len(logits)):
+        (token,), found = sampler.sample(logits[row : row + 1], [0], [branch])
+        branch.tokens.append(token)
+        scores.append(found[0])
+    again = KIND[0](40).score_output(logits[10:], branch, branch.num_prompt + 10)
+    assert [score.token_id for score in again] == [score.token_id for score in scores[10:]]
+    for new, old in zip(again, scores[10:], strict=True):
+        assert new.logprob == pytest.approx(old.logprob, abs=1e-5)
+        assert new.rank_logprob == pytest.approx(old.rank_logprob, abs=1e-5)
+        assert [token for token, _ in new.top] == [token for token, _ in old.top]
 
 
 @pytest.mark.parametrize("seed", range(4))

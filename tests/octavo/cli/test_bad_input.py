@@ -11,6 +11,7 @@ import pytest
 from octavo.cli import checks, main, model_checks, state, store_check
 
 OCTAVO = [sys.executable, "-m", "octavo.cli"]
+NO_SECONDS = [f"{flag}={text}" for flag in ("--timeout", "--deadline") for text in ("x", "0", "-1", "nan", "inf")]
 UP = ["up", "--grpc-port=0", "--state-dir=state"]
 ASK = ["--prompt=hi"]
 CONFIGS = {
@@ -58,6 +59,10 @@ BAD = [
     (["completion", "tcsh"], 2, "bash"),
     *(([name, "--jsn"], 2, "did you mean --json?") for name in ("up", "status", "doctor", "chat")),
     *(([name, "--stor=x"], 2, "did you mean --store?") for name in ("router", "worker", "up", "doctor")),
+    (["generate", "hi", "--token-ids=1,x"], 2, "such as 1,2,3"),
+    *((["generate", "hi", flag], 2, "number of seconds above 0") for flag in NO_SECONDS),
+    (["status", "--timeout=soon"], 2, "number of seconds above 0"),
+    (["generate", "hi", "--max-tokens=many"], 2, "--max-tokens"),
     # settings, from every source
     *(([name, "--config=nowhere.toml"], 2, "No such file") for name in ("up", "router", "worker", "doctor")),
     *(([name, "--config=."], 2, "--config") for name in ("up", "router", "worker", "doctor")),
@@ -71,6 +76,7 @@ BAD = [
     *(([name, "--state-dir=a-file"], 1, "is not a directory: choose another") for name in ("up", "status")),
     *(([name, "--state-dir=a-file/x"], 1, "is not a directory: choose another") for name in ("up", "status")),
     (["generate", "--state-dir=a-file", *ASK], 1, "is not a directory: choose another"),
+    (["status", "--state-dir=~nobody-of-this-name/x"], 1, "no home directory is known: say with --state-dir"),
     (["chat", "--state-dir=a-file"], 1, "is not a directory: choose another"),
     (["status", "--state-dir=nowhere"], 1, "no `octavo up` runs on"),
     (["generate", "--state-dir=nowhere", *ASK], 1, "name routers with --endpoint"),
@@ -84,6 +90,7 @@ BAD = [
     ([*UP, "--swap-bytes=900TB"], 1, "GiB for blocks; this machine has"),
     # the model
     ([*UP, "--model=no/such/model"], 1, "no such file"),
+    ([*UP, "--model=~nobody-of-this-name/model"], 1, "no such file"),
     ([*UP, "--model=empty"], 1, "holds no model: it needs config.json"),
     ([*UP, "--model=nothing"], 1, "names no model"),
     ([*UP, "--model=a-list"], 1, "names no model"),
@@ -115,6 +122,11 @@ def test_doctor_says_the_same_words(folder, capsys):
         (bad,) = [report for report in found if report.result == "bad"]
         assert main([*UP, f"--model={name}"]) == 1
         assert capsys.readouterr().err == f"octavo up: {bad.name}: {bad.detail}: {bad.fix}\n"
+
+
+def test_only_who_has_a_tokenizer_json_is_told_to_copy_it(folder):
+    assert model_checks.tokenizer("tokenizer").fix.startswith("copy tokenizer.json")
+    assert {model_checks.tokenizer(name).fix for name in ("gguf", "gguf/model.gguf")} == {model_checks.ANOTHER}
 
 
 def test_a_directory_of_somebody_else_is_named(tmp_path, monkeypatch):
@@ -195,4 +207,6 @@ def test_a_port_in_use_is_told_by_every_program(tmp_path):
             done = run([*command, f"--listen={address}", "--store=memory://"], text=True, cwd=tmp_path)
             assert done.returncode == 1
             assert "Traceback" not in done.stderr
-            assert f"cannot listen on {address}" in done.stderr.splitlines()[-1]
+            last = done.stderr.splitlines()[-1]
+            assert f"cannot listen on {address}" in last
+            assert "choose with --listen" in last
