@@ -320,7 +320,7 @@ def _keepalive_options() -> Options:
     return [
         ("grpc.keepalive_time_ms", 10_000),
         ("grpc.keepalive_timeout_ms", 3_000),
-        # What gRPC in fact waits for an answer to any ping, those of keepalive and those that measure a busy connection.
+        # What gRPC in fact waits for the answer to a ping: of keepalive, and those that measure a busy connection.
         ("grpc.http2.ping_timeout_ms", 10_000),
         ("grpc.keepalive_permit_without_calls", 1),
     ]
