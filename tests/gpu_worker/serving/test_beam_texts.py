@@ -8,7 +8,7 @@ import pytest
 from gpu_worker.serving import beam_texts
 from gpu_worker.serving.beam_texts import BeamTexts
 from gpu_worker.testing.fake_runner import FakeRunner
-from octavo.errors import Mismatch, NoTokenizer, NotFound
+from octavo.errors import Mismatch, NotFound, NoTokenizer
 from octavo.sampling import SamplingParams
 from octavo.text.byte_tokenizer import ByteTokenizer
 
