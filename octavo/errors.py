@@ -322,6 +322,13 @@ class BadModel(ServingError):
     reason = "BAD_MODEL"
 
 
+class NoTokenizer(ServingError):
+    """The model has no tokenizer, so it takes no text and gives none. Send token ids."""
+
+    code = Code.FAILED_PRECONDITION
+    reason = "NO_TOKENIZER"
+
+
 class MalformedGguf(ServingError):
     """The file is not a GGUF file that can be trusted; the message says where it is wrong."""
 

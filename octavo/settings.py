@@ -139,6 +139,11 @@ class WorkerSettings:
         0.01, "share of the blocks that sequences leave free when they start beside others", low=0, high=0.99
     )
     context_tokens: int = option(0, "prompt and output together, at most; 0: what the model was made for", low=0)
+    generation_config: str = option(
+        "auto",
+        "auto: requests get the sampling that the model's generation_config.json recommends, where they say nothing",
+        choices=("auto", "off"),
+    )
     max_batch_tokens: int = option(
         0, "tokens one step may run; 0: 2048, fewer on a CPU that takes long for them", low=0
     )

@@ -4,8 +4,8 @@ A float on the wire has 32 bits, so `sampling_from_wire(sampling_to_wire(params)
 """
 
 import hashlib
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any, cast
 
@@ -26,6 +26,7 @@ SCHEMA_REVISION = 2
 # Grows by one with each change of protos/octavo/internal that a router or worker of the revision before cannot follow.
 INTERNAL_REVISION = 2
 
+NOTHING: Mapping[str, float] = MappingProxyType({})
 _DEFAULTS = SamplingParams()
 _LISTS = ("stop", "stop_token_ids", "allowed_token_ids", "banned_token_ids")
 _PLAIN_LISTS: dict[str, Callable[[Any], Any]] = {  # lists on the wire as plain values; the others are tuples
@@ -35,9 +36,15 @@ _PLAIN_LISTS: dict[str, Callable[[Any], Any]] = {  # lists on the wire as plain 
 _SCALARS = tuple(name for name in SamplingParams.__dataclass_fields__ if name not in limits.COUNTS)
 
 
-def sampling_from_wire(message: types_pb2.SamplingParams) -> SamplingParams:
-    """The parameters, with defaults for fields left out. A list over its limit is refused before it is copied."""
-    values: dict[str, Any] = {}
+def sampling_from_wire(message: types_pb2.SamplingParams, recommended: Mapping[str, float] = NOTHING) -> SamplingParams:
+    """The parameters. A field left out gets the value that the model recommends for it, or else its default.
+
+    Beside a beam search, nothing is recommended that says how tokens are drawn. A list over its limit is refused before
+    it is copied.
+    """
+    values: dict[str, Any] = dict(recommended)
+    if message.beam_width:
+        values = {name: value for name, value in values.items() if name not in limits.WITHOUT_BEAMS}
     for descriptor, value in message.ListFields():
         name = descriptor.name
         if name in limits.COUNTS:
@@ -288,6 +295,15 @@ def limits_to_wire() -> inference_pb2.Limits:
     )
 
 
-def defaults_to_wire() -> types_pb2.SamplingParams:
+def defaults_to_wire(recommended: Mapping[str, float]) -> types_pb2.SamplingParams:
     """The sampling parameters of a request that sets none, for ListModels."""
-    return sampling_to_wire(_DEFAULTS)
+    return sampling_to_wire(replace(_DEFAULTS, **cast("dict[str, Any]", recommended)))
+
+
+def recommended_to_wire(recommended: Mapping[str, float]) -> types_pb2.SamplingParams:
+    """The message with those fields alone."""
+    return types_pb2.SamplingParams(**cast("dict[str, Any]", recommended))
+
+
+def recommended_from_wire(message: types_pb2.SamplingParams) -> Mapping[str, float]:
+    return {descriptor.name: value for descriptor, value in message.ListFields()}

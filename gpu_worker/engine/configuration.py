@@ -44,6 +44,7 @@ def build_runner(settings: WorkerSettings) -> Runner:
         cuda_graphs=settings.cuda_graphs,
         batch_invariant=settings.batch_invariant,
         context_tokens=settings.context_tokens or None,
+        generation_config=settings.generation_config,
     )
 
 

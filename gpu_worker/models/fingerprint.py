@@ -23,6 +23,10 @@ CONTENT_FILES = (
     "special_tokens_map.json",
     "vocab.json",
     "merges.txt",
+    "vocab.txt",
+    "spiece.model",
+    "sentencepiece.bpe.model",
+    "added_tokens.json",
     "chat_template.jinja",
 )
 

@@ -11,7 +11,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from gpu_worker.models import fp8_source, gpt, llama, native_llama
+from gpu_worker.models import fp8_source, generation_config, gpt, llama, native_llama
 from gpu_worker.models.config import LlamaConfig, is_llama_like
 from gpu_worker.models.decoder import Decoder
 from gpu_worker.models.fingerprint import CONTENT_FILES, model_fingerprint, sample_file
@@ -22,6 +22,7 @@ from gpu_worker.models.model_kind import refuse_unservable
 from gpu_worker.models.native_llama import NativeLlamaDecoder
 from gpu_worker.models.packing import SCHEMES
 from gpu_worker.models.supported import THROUGH_TRANSFORMERS
+from gpu_worker.models.tokenizer_conversion import find_tokenizer
 from gpu_worker.models.weight_cache import WeightCache
 from gpu_worker.models.weights import ProgressCallback, SafetensorsSource, WeightSource, weight_files
 from gpu_worker.ops import Ops
@@ -43,6 +44,7 @@ class LoadedModel:
     fingerprint: str
     eos_token_ids: tuple[int, ...]
     tokenizer: str  # see RunnerInfo
+    sampling_defaults: Mapping[str, float]  # see RunnerInfo
 
 
 def load_model(
@@ -54,6 +56,7 @@ def load_model(
     quantization: str = "auto",
     context_tokens: int | None = None,
     cache_dir: Path | None = None,
+    recommended_sampling: bool = True,
     on_progress: ProgressCallback | None = None,
 ) -> LoadedModel:
     """Loads a GGUF file, a directory, `smollm2`, or a name on the hub.
@@ -62,7 +65,8 @@ def load_model(
     q4 need native ops and a decoder of the Llama family (InvalidArgument). `context_tokens` is the length of the
     longest sequence that will be run, if the model was made for longer ones: a model that encodes positions otherwise
     for long sequences then does so only if one can be long. Raises NotFound if there is no such model, and BadModel or
-    MalformedGguf if it cannot be used. Converted GGUF weights are kept in `cache_dir`; None keeps none.
+    MalformedGguf if it cannot be used. Converted GGUF weights and tokenizers are kept in `cache_dir`; None
+    keeps none. `recommended_sampling` says whether generation_config.json has a say in sampling.
     """
     started = time.monotonic()
     if quantization not in SCHEMES:
@@ -70,7 +74,7 @@ def load_model(
     found = locate(model)
     progress = on_progress or _ProgressLogger(found.name)
     load = _load_gguf if found.path.is_file() else _load_directory
-    how = _LoadOptions(device, dtype, ops, quantization, context_tokens, cache_dir, progress)
+    how = _LoadOptions(device, dtype, ops, quantization, context_tokens, cache_dir, recommended_sampling, progress)
     loaded = load(found.name, found.path, how)
     seconds = time.monotonic() - started
     log.info("model %s (%s, %s) loaded in %.1f s", found.name, loaded.decoder.name, loaded.dtype, seconds)
@@ -111,6 +115,7 @@ def _load_gguf(name: str, path: Path, how: "_LoadOptions") -> LoadedModel:
         fingerprint=model_fingerprint([], [path], how.variant(decoder, packed=True)),
         eos_token_ids=tuple(content["eos_token_id"]),
         tokenizer=str(path),
+        sampling_defaults=generation_config.NONE,
     )
 
 
@@ -141,6 +146,8 @@ def _load_directory(name: str, path: Path, how: "_LoadOptions") -> LoadedModel:
     refuse_unservable(name, content)
     files = weight_files(path)
     dtype = how.dtype or (torch.float32 if how.device.type == "cpu" else _stored_dtype(content))
+    generation = generation_config.read_generation_config(path)
+    defaults = generation_config.sampling_defaults(generation) if how.recommended else generation_config.NONE
     decoder = _decoder(path, content, dtype, how)
     small = [path / file for file in CONTENT_FILES if (path / file).exists()]
     return LoadedModel(
@@ -148,8 +155,9 @@ def _load_directory(name: str, path: Path, how: "_LoadOptions") -> LoadedModel:
         decoder=decoder,
         dtype=dtype,
         fingerprint=model_fingerprint(small, files, how.variant(decoder, packed=False)),
-        eos_token_ids=_end_tokens(path, content),
-        tokenizer=str(path) if (path / "tokenizer.json").exists() else "",
+        eos_token_ids=_end_tokens(generation, content),
+        tokenizer=find_tokenizer(name, path, how.cache_dir),
+        sampling_defaults=defaults,
     )
 
 
@@ -188,6 +196,7 @@ class _LoadOptions:
     quantization: str
     context_tokens: int | None
     cache_dir: Path | None
+    recommended: bool
     progress: ProgressCallback
 
     def native(self, config: LlamaConfig | None) -> bool:
@@ -221,10 +230,9 @@ def _read_json(path: Path) -> dict[str, Any]:
     return content
 
 
-def _end_tokens(path: Path, content: Mapping[str, Any]) -> tuple[int, ...]:
+def _end_tokens(generation: Mapping[str, Any], content: Mapping[str, Any]) -> tuple[int, ...]:
     """The end tokens in generation_config.json, which lists more of them, or else in config.json."""
-    generation = path / "generation_config.json"
-    found = _read_json(generation).get("eos_token_id") if generation.exists() else None
+    found = generation.get("eos_token_id")
     ids = found if found is not None else content.get("eos_token_id")
     ids = [] if ids is None else ids if isinstance(ids, list) else [ids]
     return tuple(sorted({int(i) for i in ids}))

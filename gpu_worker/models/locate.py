@@ -7,7 +7,7 @@ from gpu_worker.models import demo
 from octavo.errors import NotFound
 
 # The files that are fetched from a repository: no code, no pickles.
-HUB_PATTERNS = ["*.json", "*.safetensors", "*.jinja", "merges.txt", "tokenizer.model"]
+HUB_PATTERNS = ["*.json", "*.safetensors", "*.jinja", "merges.txt", "vocab.txt", "*.model"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -87,6 +87,7 @@ def _no_mask(*_: Any, local_size: int | None = None, **__: Any) -> None:
 
 
 transformers_logging.set_verbosity_error()  # what it warns of when it loads weights refuses the model here
+transformers_logging.disable_progress_bar()  # a worker writes a log
 AttentionInterface.register(IMPLEMENTATION, _attend)
 AttentionMaskInterface.register(IMPLEMENTATION, _no_mask)
 

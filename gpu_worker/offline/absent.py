@@ -77,7 +77,6 @@ LLM_ARGUMENTS: dict[str, AbsentArgument] = {
     **_absent(("num_scheduler_steps",), "each step is planned by itself; leave it out", 1),
     **_absent(("max_logprobs",), "a token has at most 20 log probabilities beside it", *range(21)),
     **_absent(("served_model_name",), "an LLM is called by no name; leave it out"),
-    **_absent(("generation_config",), "the defaults come from the model's own generation_config.json", "auto"),
 }
 
 PARAMS_ARGUMENTS: dict[str, AbsentArgument] = {

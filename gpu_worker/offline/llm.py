@@ -44,8 +44,8 @@ from octavo.chat_messages import ChatTurn
 from octavo.errors import InvalidArgument, NotFound, TooLarge
 from octavo.ids import SequenceId
 from octavo.record import Admission, AdmissionAnswer
-from octavo.text.byte_tokenizer import ByteTokenizer
-from octavo.text.tokenizer import load_tokenizer
+from octavo.text import byte_tokenizer
+from octavo.text.tokenizer import open_tokenizer
 
 
 class CallOptions(TypedDict, total=False):
@@ -88,7 +88,7 @@ class LLM:
         self.runner = runner or build_runner(self._settings)
         self.info = self.runner.info
         path = path or self.info.tokenizer
-        self.tokenizer = load_tokenizer(path) if path else ByteTokenizer()
+        self.tokenizer = open_tokenizer(path)
         self._tokenizer_path = path
         self._transformers_tokenizer: Any = None
         self._start_anew()
@@ -172,15 +172,18 @@ class LLM:
 
     def get_tokenizer(self) -> Any:
         """The model's tokenizer as the package transformers has it; `LLM.tokenizer` is the one that encodes prompts."""
-        if not self._tokenizer_path:
+        if self._tokenizer_path in ("", byte_tokenizer.NAME):
             return self.tokenizer
         if self._transformers_tokenizer is None:
             self._transformers_tokenizer = load_transformers_tokenizer(self._tokenizer_path)
         return self._transformers_tokenizer
 
     def get_default_sampling_params(self) -> OfflineParams:
-        """The parameters of a call without `sampling_params`, as an object of the caller's own."""
-        return OfflineParams()
+        """The parameters of a call without `sampling_params`, as an object of the caller's own.
+
+        They are those that the model's generation_config.json recommends, unless generation_config is "off".
+        """
+        return self._builder.default_params()
 
     def reset_prefix_cache(self) -> bool:
         """Forgets the blocks of all earlier prompts. Always True: no request runs between two calls."""

@@ -40,6 +40,7 @@ class LLMOptions(TypedDict, total=False):
     long_prefill_threshold: int
     preemption: str
     policy: str
+    generation_config: str
 
     max_model_len: int | None
     max_num_seqs: int | None
@@ -99,6 +100,7 @@ VLLM_VALUES: dict[str, dict[str, str]] = {
     "dtype": {"half": "float16", "float": "float32"},
     "quantization": {"gguf": "auto"},
     "kv_cache_dtype": {"fp8": "fp8_e4m3"},
+    "generation_config": {"vllm": "off"},
 }
 
 _KNOWN = (*LLMOptions.__annotations__, "model", "tokenizer", "seed", "runner")

@@ -5,7 +5,7 @@ An error names the argument: prompts[3], sampling_params[3].top_p.
 
 import random
 from collections.abc import Sequence
-from typing import NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 from gpu_worker.offline.offline_request import OfflineRequest
 from gpu_worker.offline.params import OfflineParams
@@ -15,15 +15,13 @@ from octavo import limits, validation
 from octavo.chat_messages import ChatTurn, is_conversation, message_pairs
 from octavo.errors import InvalidArgument
 from octavo.sampling import SamplingParams
-from octavo.text.byte_tokenizer import ByteTokenizer
-from octavo.text.detokenizer import ByteTable, Detokenizer
+from octavo.text.absent_tokenizer import NO_TEXT, no_tokenizer
+from octavo.text.detokenizer import Detokenizer
 from octavo.text.stop import TextStream
-from octavo.text.tokenizer import Tokenizer
+from octavo.text.tokenizer import AnyTokenizer
 
 AnyParams = OfflineParams | SamplingParams
 ParamsArgument = AnyParams | Sequence[AnyParams] | None  # for all, or one for each
-
-_NO_TEXT = ByteTable([])  # by which no token has a text
 
 
 class ModelParams(NamedTuple):
@@ -36,11 +34,15 @@ class ModelParams(NamedTuple):
 class RequestBuilder:
     """Makes requests of prompts and conversations. A request without a seed of its own draws one from `seeds`."""
 
-    def __init__(self, info: RunnerInfo, tokenizer: Tokenizer | ByteTokenizer, seeds: random.Random) -> None:
+    def __init__(self, info: RunnerInfo, tokenizer: AnyTokenizer, seeds: random.Random) -> None:
         self._info = info
         self._tokenizer = tokenizer
         self._seeds = seeds
         self._token_texts: dict[int, str] = {}  # of single tokens, as far as they were asked for
+
+    def default_params(self) -> OfflineParams:
+        """The parameters of prompts that come without any: those that the model recommends."""
+        return OfflineParams(**cast("dict[str, Any]", self._info.sampling_defaults))
 
     def from_prompts(self, prompts: Sequence[OfflinePrompt], params: ParamsArgument) -> list[OfflineRequest]:
         """One request for each prompt, in their order. Raises InvalidArgument."""
@@ -85,7 +87,7 @@ class RequestBuilder:
     def _params(self, given: ParamsArgument, count: int) -> list[ModelParams]:
         """One value for each prompt, validated for this model."""
         if given is None or isinstance(given, AnyParams):
-            return [self._validated(given or OfflineParams(), "sampling_params")] * count
+            return [self._validated(given or self.default_params(), "sampling_params")] * count
         if not isinstance(given, Sequence):
             raise InvalidArgument("sampling_params", "must be SamplingParams, or a list with one for each prompt")
         if len(given) != count:
@@ -96,6 +98,8 @@ class RequestBuilder:
         """The parameters, checked again: a program may have changed them, and the model has limits of its own."""
         if not isinstance(params, AnyParams):
             raise InvalidArgument(argument, "must be SamplingParams")
+        if params.stop and not self._tokenizer.has_text:
+            raise no_tokenizer("give stop_token_ids instead of stop")
         info = self._info
         try:
             own = params if isinstance(params, OfflineParams) else OfflineParams.of(params)
@@ -103,7 +107,7 @@ class RequestBuilder:
             sampling = own.to_sampling([form for word in own.words for form in self._forms_of_word(word)])
             validation.validate_sampling(sampling, vocab_size=info.vocab_size, eos_token_ids=info.eos_token_ids)
         except InvalidArgument as error:
-            raise InvalidArgument(f"{argument}.{error.field}", error.message.removeprefix(f"{error.field}: ")) from None
+            raise error.inside(argument) from None
         return ModelParams(own, sampling)
 
     def _forms_of_word(self, word: str) -> list[list[int]]:
@@ -148,7 +152,7 @@ class RequestBuilder:
         return token_ids[-params.truncate_prompt_tokens :]
 
     def _new_stream(self, params: SamplingParams, with_text: bool) -> TextStream:
-        detokenizer = self._tokenizer.detokenizer(params.skip_special_tokens) if with_text else Detokenizer(_NO_TEXT)
+        detokenizer = self._tokenizer.detokenizer(params.skip_special_tokens) if with_text else Detokenizer(NO_TEXT)
         return TextStream.of_branch(detokenizer, params, self._info.eos_token_ids)
 
     def _decode_token(self, token_id: int) -> str:

@@ -53,6 +53,7 @@ def load_runner(
     context_tokens: int | None = None,
     cache_dir: Path | str | None = None,
     threads: int | None = None,
+    generation_config: str = "auto",
     name: str | None = None,
     on_progress: ProgressCallback | None = None,
 ) -> ModelRunner:
@@ -64,7 +65,8 @@ def load_runner(
     available host memory, up to 4 GiB. `kv_cache_dtype` is auto (the model's) or one of kv_format.DTYPES.
     models/packing.py explains `quantization`. `cuda_graphs` is auto (where device, ops and decoder allow it) or off.
     `batch_invariant` demands that the bits of a sequence do not depend on the batch (InvalidArgument where they would).
-    `cache_dir` None means ~/.cache/octavo.
+    `cache_dir` None means ~/.cache/octavo. `generation_config` is auto or off: may the model recommend
+    sampling parameters?
     """
     if dtype not in DTYPES:
         raise InvalidArgument("dtype", f"{dtype!r} is not one of {', '.join(DTYPES)}")
@@ -85,6 +87,7 @@ def load_runner(
         quantization=quantization,
         context_tokens=context_tokens,
         cache_dir=cache,
+        recommended_sampling=generation_config != "off",
         on_progress=on_progress,
     )
     decoder = loaded.decoder
@@ -177,6 +180,7 @@ def _info(loaded: LoadedModel, arena: KvArena, device: torch.device, context: in
         num_host_blocks=arena.num_host_blocks,
         bytes_per_block=arena.shape.bytes_per_block,
         tokenizer=loaded.tokenizer,
+        sampling_defaults=loaded.sampling_defaults,
     )
 
 

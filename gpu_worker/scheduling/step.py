@@ -3,7 +3,9 @@
 ModelRunner, FakeRunner and WitnessRunner run plans; nothing else touches the device.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import NewType, Protocol
 
 from gpu_worker.scheduling.sequence import Branch, Sequence
@@ -121,7 +123,9 @@ class RunnerInfo:
     num_blocks: int
     num_host_blocks: int
     bytes_per_block: int
-    tokenizer: str  # path or name that octavo's tokenizer loader takes; empty if there is none
+    tokenizer: str  # what octavo.text.tokenizer.open_tokenizer takes: a path, or empty if there is none
+    # What the model recommends, by field of SamplingParams.
+    sampling_defaults: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
 
 
 class Runner(Protocol):

@@ -16,6 +16,7 @@ from typing import TypedDict, Unpack
 from gpu_worker.scheduling.sequence import Branch
 from gpu_worker.scheduling.step import RunnerInfo, StepOutput, StepPlan
 from octavo.sampling import SamplingParams, TokenScore
+from octavo.text import byte_tokenizer
 
 GREEDY = SamplingParams(temperature=0.0)
 MASK = 2**64 - 1
@@ -51,7 +52,7 @@ def new_runner_info(
         num_blocks=sizes.get("num_blocks", 1024),
         num_host_blocks=sizes.get("num_host_blocks", 256),
         bytes_per_block=block_size * bytes_per_slot,
-        tokenizer="",
+        tokenizer=byte_tokenizer.NAME,
     )
 
 

@@ -3,23 +3,25 @@
 from collections.abc import Iterable
 
 from octavo.client import Output
+from octavo.client.arguments import SamplingArguments
 from octavo.limits import DEFAULT_MAX_TOKENS
-from octavo.sampling import FinishReason, SamplingParams
+from octavo.sampling import FinishReason
 
 
-def notes(outputs: Iterable[Output], params: SamplingParams) -> list[str]:
+def notes(outputs: Iterable[Output], arguments: SamplingArguments) -> list[str]:
     """One line for each way in which branches were cut."""
-    found = (_note(output.finish_reason, len(output.token_ids), params) for output in outputs)
+    found = (_note(output.finish_reason, len(output.token_ids), arguments.get("max_tokens")) for output in outputs)
     return sorted({note for note in found if note})
 
 
-def _note(reason: FinishReason, num_tokens: int, params: SamplingParams) -> str:
+def _note(reason: FinishReason, num_tokens: int, max_tokens: int | None) -> str:
     if reason == FinishReason.LENGTH:
-        limit = DEFAULT_MAX_TOKENS if params.max_tokens is None else params.max_tokens
-        if num_tokens < limit:
+        if max_tokens is None:
+            whose = "the default" if num_tokens == DEFAULT_MAX_TOKENS else "the model's own limit or its context"
+            return f"cut at {num_tokens} tokens, {whose}; --max-tokens sets another limit"
+        if num_tokens < max_tokens:
             return f"cut after {num_tokens} tokens, where the model's context ends"
-        default = ", the default" if params.max_tokens is None else ""
-        return f"cut at max_tokens={limit}{default}; --max-tokens raises it"
+        return f"cut at max_tokens={max_tokens}; --max-tokens raises it"
     if reason == FinishReason.DEADLINE:
         return "cut at the deadline; --deadline raises it"
     return "cut: the request was cancelled" if reason == FinishReason.CANCELLED else ""

@@ -8,8 +8,8 @@ import sys
 
 from octavo.cli import answer_notes, connection, deployment, output, sampling
 from octavo.client import Client
+from octavo.client.arguments import SamplingArguments
 from octavo.errors import ServingError
-from octavo.sampling import SamplingParams
 
 Turns = list[tuple[str, str]]
 
@@ -54,9 +54,9 @@ def _answer(client: Client, turns: Turns, args: argparse.Namespace) -> Turns:
     return [*turns, ("assistant", text)]
 
 
-def _streamed(client: Client, turns: Turns, params: SamplingParams, model: str | None) -> str:
+def _streamed(client: Client, turns: Turns, params: SamplingArguments, model: str | None) -> str:
     parts = []
-    stream = client.generate(turns, params, model=model)
+    stream = client.generate(turns, model=model, **params)
     try:
         for event in stream:
             parts.append(event)
@@ -71,8 +71,8 @@ def _streamed(client: Client, turns: Turns, params: SamplingParams, model: str |
     return answer.text
 
 
-def _as_json(client: Client, turns: Turns, params: SamplingParams, model: str | None) -> str:
-    completion = client.complete(turns, params, model=model)
+def _as_json(client: Client, turns: Turns, params: SamplingArguments, model: str | None) -> str:
+    completion = client.complete(turns, model=model, **params)
     output.print_json(output.completion_json(completion))
     return completion.text
 

@@ -46,17 +46,19 @@ def run(args: argparse.Namespace) -> int:
         "request_id": args.request_id,
         "deadline_s": args.deadline,
         "priority": args.priority,
+        **params,
     }
+    several = (params.get("n") or 1) > 1
     with connection.connected(args) as client:
         if args.json:
-            output.print_json(output.completion_json(client.complete(prompt, params, **options)))
+            output.print_json(output.completion_json(client.complete(prompt, **options)))
             return 0
-        if params.n > 1:
-            outputs = client.complete(prompt, params, **options).outputs
+        if several:
+            outputs = client.complete(prompt, **options).outputs
         else:
-            outputs = (_streamed(client.generate(prompt, params, **options)),)
+            outputs = (_streamed(client.generate(prompt, **options)),)
         for branch in outputs:
-            if params.n > 1:
+            if several:
                 print(f"--- {branch.index}: {branch.finish_reason.name}\n{branch.text}")
             if branch.logprobs:
                 print("\n" + token_table.render(branch, client, args.model))

@@ -1,15 +1,19 @@
 """The flags of `generate` and `chat` for sampling parameters."""
 
 import argparse
-from typing import Any
+from typing import cast
 
+from octavo.client.arguments import SamplingArguments
 from octavo.limits import DEFAULT_MAX_TOKENS
 from octavo.sampling import SamplingParams
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds a flag for each parameter that people often use. Without its flag a parameter has its default."""
-    group, defaults = parser.add_argument_group("sampling"), SamplingParams()
+    """Adds a flag for each parameter that people often use. The model may recommend values for those left out."""
+    group, defaults = (
+        parser.add_argument_group("sampling", "What a model recommends counts before these defaults."),
+        SamplingParams(),
+    )
     for name, kind, metavar, text in (
         ("max_tokens", int, "TOKENS", f"output at most [default: {DEFAULT_MAX_TOKENS}, or what fits into the context]"),
         ("temperature", float, "T", "how evenly tokens are drawn; 0: always the likeliest token"),
@@ -32,9 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--ignore-eos", action="store_true", default=None, help="goes on after the model's end token")
 
 
-def from_args(args: argparse.Namespace, **more: Any) -> SamplingParams:
+def from_args(args: argparse.Namespace) -> SamplingArguments:
+    """The parameters that the command line names, for Client.generate. The router fills in what is left out."""
     names = [name for name in SamplingParams.__dataclass_fields__ if getattr(args, name, None) is not None]
-    values = {name: getattr(args, name) for name in names}
-    if "stop" in values:
-        values["stop"] = tuple(values["stop"])
-    return SamplingParams(**{**values, **more})
+    return cast("SamplingArguments", {name: getattr(args, name) for name in names})

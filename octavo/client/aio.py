@@ -64,13 +64,16 @@ class AsyncClient:
     ) -> AsyncStream:
         """Continues `prompt`: text, token ids, or chat messages, each {"role": …, "content": …} or such a pair.
 
-        `parameters` are fields of SamplingParams, on top of `sampling`. The request starts with the first `anext`.
+        `parameters` are fields of SamplingParams, on top of `sampling`. Without `sampling`, fields left out get the
+        values that the model recommends (`Model.defaults`); with it, every field is sent. The request starts with
+        the first `anext`.
         Raises InvalidArgument, before anything is sent, for an argument that does not exist.
         """
+        named = None if sampling else [name for name, value in parameters.items() if value is not None]
         sampling = make_sampling(sampling, parameters)
         request = convert.generate_request(
             prompt,
-            sampling,
+            convert.sampling_message(sampling, named),
             request_id=request_id or ids.new_request_id(),
             model=model,
             priority=priority,

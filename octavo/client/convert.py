@@ -1,6 +1,6 @@
 """Converts between the values of the SDK and wire messages."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import fields, replace
 from typing import TYPE_CHECKING, cast
 
@@ -27,7 +27,7 @@ PRIORITIES = {
 
 
 def generate_request(
-    prompt: Prompt, sampling: SamplingParams, *, request_id: str, model: str | None, priority: str, keep: bool
+    prompt: Prompt, sampling: types_pb2.SamplingParams, *, request_id: str, model: str | None, priority: str, keep: bool
 ) -> inference_pb2.GenerateRequest:
     """The message. Raises errors.InvalidArgument for a value that no message can hold; the router checks all others."""
     if priority not in PRIORITIES:
@@ -35,15 +35,18 @@ def generate_request(
     request = inference_pb2.GenerateRequest(request_id=request_id, model=model, priority=PRIORITIES[priority])
     if keep:
         request.on_disconnect = inference_pb2.ON_DISCONNECT_KEEP
-    request.sampling.CopyFrom(sampling_message(sampling))
+    request.sampling.CopyFrom(sampling)
     fill_prompt(request, prompt)
     return request
 
 
-def sampling_message(sampling: SamplingParams) -> types_pb2.SamplingParams:
-    """The message. Raises errors.InvalidArgument, with the field's name, for a value that its field cannot hold."""
+def sampling_message(sampling: SamplingParams, named: Collection[str] | None = None) -> types_pb2.SamplingParams:
+    """The message, with the fields in `named`; None: with all.
+
+    Raises errors.InvalidArgument, with the field's name, for a value that its field cannot hold.
+    """
     try:
-        return wire.sampling_to_wire(sampling)
+        message = wire.sampling_to_wire(sampling)
     except (ValueError, TypeError, AttributeError):
         for field in fields(sampling):
             try:
@@ -51,6 +54,10 @@ def sampling_message(sampling: SamplingParams) -> types_pb2.SamplingParams:
             except (ValueError, TypeError, AttributeError) as error:
                 raise errors.InvalidArgument(field.name, str(error)) from None
         raise
+    for name in () if named is None else message.DESCRIPTOR.fields_by_name:
+        if name not in (named or ()):
+            message.ClearField(name)
+    return message
 
 
 def fill_prompt(request: inference_pb2.GenerateRequest | inference_pb2.TokenizeRequest, prompt: Prompt) -> None:
@@ -153,6 +160,7 @@ def model(message: inference_pb2.Model) -> events.Model:
         context_tokens=message.context_tokens,
         vocab_size=message.vocab_size,
         has_chat_template=message.has_chat_template,
+        has_tokenizer=message.has_tokenizer,
         num_workers=message.num_workers,
         defaults=wire.sampling_from_wire(message.defaults),
     )

@@ -122,5 +122,6 @@ class Model:
     context_tokens: int
     vocab_size: int
     has_chat_template: bool
+    has_tokenizer: bool
     num_workers: int
     defaults: SamplingParams

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from octavo.errors import InvalidArgument
 from octavo.text.detokenizer import ByteTable, Detokenizer
 
+NAME = "octavo:bytes"  # where others say a path
 BYTE_TABLE = ByteTable([bytes([value]) for value in range(256)])
 
 
@@ -14,6 +15,7 @@ class ByteTokenizer:
     vocab_size = 256
     eos_token_ids: tuple[int, ...] = ()
     has_chat_template = False
+    has_text = True
 
     def encode(self, text: str) -> list[int]:
         return list(text.encode())

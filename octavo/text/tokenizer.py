@@ -14,6 +14,9 @@ import tokenizers
 from tokenizers import AddedToken, normalizers
 
 from octavo.errors import InvalidArgument, NotFound
+from octavo.text import byte_tokenizer
+from octavo.text.absent_tokenizer import AbsentTokenizer
+from octavo.text.byte_tokenizer import ByteTokenizer
 from octavo.text.chat import ChatTemplate, Message, SpecialTokenGuard, check_messages
 from octavo.text.detokenizer import Detokenizer, build_byte_table
 from octavo.text.tokenizer_folder import read_folder
@@ -35,8 +38,20 @@ def load_tokenizer(path: str | Path) -> "Tokenizer":
     raise NotFound(f"tokenizer: {path} is neither a GGUF file nor a folder with tokenizer.json or one GGUF file")
 
 
+def open_tokenizer(source: str) -> "AnyTokenizer":
+    """The tokenizer that a worker names: a path, byte_tokenizer.NAME, or nothing if its model has none.
+
+    Raises what `load_tokenizer` raises.
+    """
+    if not source:
+        return AbsentTokenizer()
+    return ByteTokenizer() if source == byte_tokenizer.NAME else load_tokenizer(source)
+
+
 class Tokenizer:
     """A tokenizer. Several threads may use it at once."""
+
+    has_text = True
 
     def __init__(self, parts: TokenizerParts) -> None:
         self._parts = parts
@@ -122,3 +137,6 @@ def _copy(
         )
     copy.add_tokens(tokens)
     return copy
+
+
+AnyTokenizer = Tokenizer | ByteTokenizer | AbsentTokenizer

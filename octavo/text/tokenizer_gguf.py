@@ -21,7 +21,7 @@ from octavo.text.tokenizer_parts import TokenizerParts
 SPACE = "▁"
 # Marks of turns that some converters take for words of the user. No text of a client may spell them.
 _TURN_STARTS = ("<start_of_turn>",)
-# Phi-3 was trained without the space and the newlines after a control token, except after these.
+# Phi-3 was trained without the white space after an added token, except after these.
 _KEEPS_SPACE = ("<unk>", "<s>", "<|endoftext|>")
 
 _LLAMA3 = (
@@ -90,6 +90,8 @@ def _read(metadata: Metadata, name: str) -> TokenizerParts:
     kind = metadata.string("tokenizer.ggml.model")
     tokens = metadata.strings("tokenizer.ggml.tokens")
     types = metadata.integers("tokenizer.ggml.token_type") if "tokenizer.ggml.token_type" in metadata else []
+    if types and len(types) != len(tokens):
+        raise Mismatch(f"{name}: tokenizer.ggml.token_type has {len(types)} values for {len(tokens)} tokens")
     if kind == "gpt2":
         backend = _byte_level(metadata, tokens, name)
         add_bos = _pre(metadata) in _LLAMA3_NAMES
@@ -142,7 +144,9 @@ def _pair(merge: str) -> tuple[str, str]:
 def _sentencepiece(metadata: Metadata, tokens: Sequence[str], types: Sequence[int]) -> tokenizers.Tokenizer:
     vocab = {token: index for index, token in enumerate(tokens)}
     if "tokenizer.ggml.merges" in metadata:
-        merges = [_pair(merge) for merge in metadata.strings("tokenizer.ggml.merges")]
+        pairs = map(_pair, metadata.strings("tokenizer.ggml.merges"))
+        # What a user defined is found before merging, and is in the vocabulary with the spaces of a text.
+        merges = [pair for pair in pairs if {*pair, "".join(pair)} <= vocab.keys()]
     else:
         merges = merges_by_score(_mergeable(tokens, types), _scores(metadata, len(tokens)), vocab)
     unknown = next((tokens[i] for i, kind in enumerate(types) if kind == TokenType.UNKNOWN), None)
@@ -201,16 +205,14 @@ def _add_tokens(
 ) -> set[int]:
     """Adds the tokens that are found whole in a text; returns the special ids among them.
 
-    White space after a special token is dropped unless it is one of `keeps_space`; None: all keep it.
+    White space after such a token is dropped unless it is one of `keeps_space`; None: all keep it.
     """
     special = {i for i, kind in enumerate(types) if kind == TokenType.CONTROL} | set(named)
     user_defined = {i for i, kind in enumerate(types) if kind == TokenType.USER_DEFINED} - special
-    strips = {i for i in special if keeps_space is not None and tokens[i] not in keeps_space}
+    found = sorted(special | user_defined)
+    strips = {i for i in found if keeps_space is not None and tokens[i] not in keeps_space}
     backend.add_tokens(
-        [
-            AddedToken(tokens[i], rstrip=i in strips, normalized=False, special=i in special)
-            for i in sorted(special | user_defined)
-        ]
+        [AddedToken(tokens[i], rstrip=i in strips, normalized=False, special=i in special) for i in found]
     )
     return special
 

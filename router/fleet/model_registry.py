@@ -9,9 +9,8 @@ from octavo.errors import InvalidArgument, NotFound, NoWorkers
 from octavo.ids import Incarnation
 from octavo.record import Record
 from octavo.sampling import SamplingParams
-from octavo.text.byte_tokenizer import ByteTokenizer
 from octavo.text.stop import TextStream
-from octavo.text.tokenizer import Tokenizer, load_tokenizer
+from octavo.text.tokenizer import AnyTokenizer, Tokenizer, open_tokenizer
 
 log = logging.getLogger(__name__)
 
@@ -34,6 +33,7 @@ class WorkerFacts:
     max_batch_tokens: int
     max_batch_sequences: int
     device: str
+    sampling_defaults: Mapping[str, float] = field(default_factory=dict)  # by field of SamplingParams
 
 
 @dataclass(slots=True, eq=False)
@@ -51,7 +51,8 @@ class ServedModel:
     context_tokens: int
     vocab_size: int
     eos_token_ids: tuple[int, ...]
-    tokenizer: Tokenizer | ByteTokenizer
+    tokenizer: AnyTokenizer
+    sampling_defaults: Mapping[str, float]  # what the model recommends for fields that a request leaves out
     workers: set[Incarnation] = field(default_factory=set)
 
     def text_stream(self, params: SamplingParams) -> TextStream:
@@ -85,7 +86,7 @@ class ModelRegistry:
                     tokenizer = await asyncio.to_thread(self._find_tokenizer, facts)
                 except Exception as error:  # an unreadable tokenizer must not take the router down
                     log.error("worker %s: tokenizer %s: %s", facts.worker_id, facts.tokenizer, error)
-                    return f"its tokenizer cannot be loaded here: {error}"
+                    return f"its tokenizer cannot be loaded here (--tokenizer names one that can): {error}"
                 model = self._models[facts.model] = ServedModel(
                     facts.model,
                     facts.fingerprint,
@@ -95,14 +96,15 @@ class ModelRegistry:
                     facts.vocab_size,
                     facts.eos_token_ids,
                     tokenizer,
+                    facts.sampling_defaults,
                 )
         if difference := find_difference(model, facts):
             return difference
         model.workers.add(facts.incarnation)
         return ""
 
-    def _find_tokenizer(self, facts: WorkerFacts) -> Tokenizer | ByteTokenizer:
-        return tokenizer_from(facts.tokenizer) if self._tokenizer is None else self._tokenizer
+    def _find_tokenizer(self, facts: WorkerFacts) -> AnyTokenizer:
+        return open_tokenizer(facts.tokenizer) if self._tokenizer is None else self._tokenizer
 
     def remove_worker(self, incarnation: Incarnation) -> None:
         """The worker serves no model any more. An unknown worker changes nothing."""
@@ -143,13 +145,8 @@ class ModelRegistry:
 
 def find_difference(model: ServedModel, facts: WorkerFacts) -> str:
     """Why the worker cannot serve that model beside the model's other workers. Empty if it can."""
-    for name in ("fingerprint", "layout", "block_size", "context_tokens", "vocab_size"):
+    for name in ("fingerprint", "layout", "block_size", "context_tokens", "vocab_size", "sampling_defaults"):
         known, described = getattr(model, name), getattr(facts, name)
         if known != described:
             return f"{name} {described} differs from {known} of model {facts.model}"
     return ""
-
-
-def tokenizer_from(source: str) -> Tokenizer | ByteTokenizer:
-    """The tokenizer at that path. Without a path: one that has a token per byte."""
-    return load_tokenizer(source) if source else ByteTokenizer()

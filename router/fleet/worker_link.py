@@ -296,4 +296,5 @@ def facts_of(hello: worker_pb2.HelloResponse) -> WorkerFacts:
         max_batch_tokens=hello.max_batch_tokens,
         max_batch_sequences=hello.max_batch_sequences,
         device=hello.device,
+        sampling_defaults=wire.recommended_from_wire(hello.sampling_defaults),
     )

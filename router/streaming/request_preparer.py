@@ -11,6 +11,7 @@ from octavo.errors import InvalidArgument, NoWorkers, ViolationCollector
 from octavo.ids import Incarnation, RequestId, new_request_id, sequence_id
 from octavo.record import NewSequence
 from octavo.sampling import SamplingParams
+from octavo.text.absent_tokenizer import no_tokenizer
 from octavo.v1 import inference_pb2
 from router.fleet.model_registry import ModelRegistry, ServedModel
 
@@ -53,6 +54,8 @@ class RequestPreparer:
         if not model.workers:
             raise NoWorkers(f"no worker serves {model.name} now: retry, or start one", retry_after_ms=500)
         params = check_request(request, model)
+        if params.stop and not model.tokenizer.has_text:
+            raise no_tokenizer("send stop_token_ids instead of stop")
         request_id = RequestId(request.request_id) if request.HasField("request_id") else new_request_id()
         prompt = await self.read_prompt(request, model)
         token_ids, context = prompt.token_ids, model.context_tokens
@@ -105,6 +108,8 @@ class RequestPreparer:
     async def detokenize(self, request: inference_pb2.DetokenizeRequest) -> str:
         """The text of the tokens in the request."""
         model = self.find_model(request)
+        if not model.tokenizer.has_text:
+            raise no_tokenizer("keep the token ids")
         validation.check_token_ids("token_ids", request.token_ids, model.vocab_size)
         skip = request.skip_special_tokens if request.HasField("skip_special_tokens") else True
         ids = list(request.token_ids)
@@ -119,7 +124,10 @@ def check_request(request: inference_pb2.GenerateRequest, model: ServedModel) ->
     checks = ViolationCollector()
     if request.HasField("request_id"):
         checks.run(validation.validate_request_id, request.request_id)
-    params = checks.run_inside("sampling", wire.sampling_from_wire, request.sampling) or SamplingParams()
+    params = (
+        checks.run_inside("sampling", wire.sampling_from_wire, request.sampling, model.sampling_defaults)
+        or SamplingParams()
+    )
     checks.run_inside(
         "sampling",
         validation.validate_sampling,

@@ -135,9 +135,10 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
                 fingerprint=model.fingerprint,
                 context_tokens=model.context_tokens,
                 vocab_size=model.vocab_size,
-                defaults=wire.defaults_to_wire(),
+                defaults=wire.defaults_to_wire(model.sampling_defaults),
                 limits=wire.limits_to_wire(),
                 has_chat_template=model.tokenizer.has_chat_template,
+                has_tokenizer=model.tokenizer.has_text,
                 num_workers=len(model.workers),
                 aliases=self._models.aliases_of(model),
             )

@@ -119,9 +119,29 @@ def test_what_is_left_out_is_the_default_and_zero_is_zero():
     assert (zeros.temperature, zeros.max_tokens, zeros.seed, zeros.logprobs, zeros.top_p) == (0, 0, 0, 0, 0)
 
 
+RECOMMENDED = {"temperature": 0.5, "top_k": 40, "max_tokens": 512, "repetition_penalty": 1.5}
+
+
+def test_a_field_that_is_left_out_is_what_the_model_recommends():
+    assert wire.sampling_from_wire(types_pb2.SamplingParams(), RECOMMENDED) == SamplingParams(**RECOMMENDED)
+    own = wire.sampling_from_wire(types_pb2.SamplingParams(temperature=1.0, top_k=0, max_tokens=3), RECOMMENDED)
+    assert own == SamplingParams(temperature=1.0, top_k=0, max_tokens=3, repetition_penalty=1.5)
+
+
+def test_beside_a_beam_search_nothing_is_recommended_that_says_how_tokens_are_drawn():
+    beams = wire.sampling_from_wire(types_pb2.SamplingParams(beam_width=4), RECOMMENDED)
+    assert beams == SamplingParams(beam_width=4, max_tokens=512)
+
+
+def test_recommended_values_cross_the_wire_alone():
+    assert wire.recommended_from_wire(wire.recommended_to_wire(RECOMMENDED)) == RECOMMENDED
+    assert wire.recommended_from_wire(wire.recommended_to_wire({})) == {}
+    assert wire.sampling_from_wire(wire.defaults_to_wire(RECOMMENDED)) == SamplingParams(**RECOMMENDED)
+
+
 def test_defaults_are_written_out():
     """A receiver of another version may have other defaults."""
-    message = wire.defaults_to_wire()
+    message = wire.defaults_to_wire({})
     unset = {name for name, field in FIELDS.items() if field.has_presence and not message.HasField(name)}
     assert unset == {name for name, allowed in limits.NUMBERS.items() if allowed.optional} | {"best_of"}
 

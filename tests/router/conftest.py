@@ -16,6 +16,7 @@ from octavo.ids import Incarnation, new_incarnation
 from octavo.sampling import FinishReason, SamplingParams
 from octavo.settings import RouterSettings, WorkerSettings
 from octavo.store.memory import MemoryState, MemoryStore
+from octavo.text import byte_tokenizer
 from octavo.text.byte_tokenizer import ByteTokenizer
 from octavo.text.ranking import rank
 from octavo.text.stop import TextStream
@@ -223,7 +224,7 @@ def hello() -> Callable[..., WorkerFacts]:
             "num_blocks": 10,
             "context_tokens": 100,
             "vocab_size": 256,
-            "tokenizer": "",
+            "tokenizer": byte_tokenizer.NAME,
             "eos_token_ids": (),
             "max_batch_tokens": 10,
             "max_batch_sequences": 1,

@@ -6,8 +6,9 @@ from dataclasses import replace
 
 import pytest
 
+from gpu_worker.testing.fake_runner import FakeRunner
 from octavo import rpc, wire
-from octavo.errors import DeadlineExceeded, NotFound, QueueFull
+from octavo.errors import DeadlineExceeded, NotFound, NoTokenizer, QueueFull
 from octavo.hashing import block_hashes, root_key
 from octavo.sampling import FinishReason, SamplingParams
 from octavo.store.memory import MemoryStore
@@ -283,3 +284,22 @@ async def test_a_client_that_comes_while_another_leaves_is_attached(world):
     assert world.entry("one").record.router == router.incarnation
     await client.cancel("one")
     await two.aclose()
+
+
+async def test_a_model_without_a_tokenizer_answers_with_token_ids(world):
+    runner = FakeRunner(step_s=0.001)
+    runner.info = replace(runner.info, tokenizer="", sampling_defaults={"temperature": 0.0, "max_tokens": 7})
+    await world.worker(runner)
+    await world.router()
+    await world.ready()
+    client = world.client()
+    (model,) = await client.models()
+    assert not model.has_tokenizer
+    assert (model.defaults.temperature, model.defaults.max_tokens, model.defaults.top_p) == (0.0, 7, 1.0)
+    completion = await client.complete(PROMPT)
+    assert [(len(output.token_ids), output.text) for output in completion.outputs] == [(7, "")]
+    greedy = await client.complete(PROMPT, replace(GREEDY, max_tokens=7))
+    assert completion.outputs[0].token_ids == greedy.outputs[0].token_ids, "temperature is the model's"
+    for refused in (client.complete("abc"), client.tokenize("abc"), client.detokenize([1])):
+        with pytest.raises(NoTokenizer, match="tokenizer"):
+            await refused

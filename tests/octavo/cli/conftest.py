@@ -26,7 +26,7 @@ class Router(inference_pb2_grpc.InferenceServicer, admin_pb2_grpc.AdminServicer)
         self.requests.append(request)
         if request.sampling.temperature > 10:
             raise errors.InvalidArgument("temperature", "at most 10")
-        async for event in self.play(request.request_id, 0, request.sampling.n):
+        async for event in self.play(request.request_id, 0, request.sampling.n or 1):
             yield event
 
     async def Attach(self, request, context):

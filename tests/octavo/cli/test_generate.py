@@ -6,7 +6,7 @@ import pytest
 
 from octavo.cli import answer_notes, main
 from octavo.client import Output
-from octavo.sampling import FinishReason, SamplingParams
+from octavo.sampling import FinishReason
 from octavo.v1 import types_pb2
 
 ANSWER = "Paris, the capital."
@@ -35,7 +35,11 @@ def test_bytes_that_are_no_text_are_sent_as_they_are(router, endpoint, capsys, m
     ("reason", "flags", "note"),
     [
         (types_pb2.FINISH_REASON_LENGTH, ["--max-tokens=4"], "cut at max_tokens=4; --max-tokens raises it"),
-        (types_pb2.FINISH_REASON_LENGTH, [], "cut after 4 tokens, where the model's context ends"),
+        (
+            types_pb2.FINISH_REASON_LENGTH,
+            [],
+            "cut at 4 tokens, the model's own limit or its context; --max-tokens sets another limit",
+        ),
         (types_pb2.FINISH_REASON_DEADLINE, ["--deadline=9"], "cut at the deadline; --deadline raises it"),
         (types_pb2.FINISH_REASON_CANCELLED, [], "cut: the request was cancelled"),
     ],
@@ -51,9 +55,7 @@ def test_an_answer_that_was_cut_has_a_note(router, endpoint, capsys, reason, fla
 
 def test_the_note_names_the_default():
     output = Output(0, "", tuple(range(256)), FinishReason.LENGTH)
-    assert answer_notes.notes([output], SamplingParams()) == [
-        "cut at max_tokens=256, the default; --max-tokens raises it"
-    ]
+    assert answer_notes.notes([output], {}) == ["cut at 256 tokens, the default; --max-tokens sets another limit"]
 
 
 def test_a_cut_answer_in_a_chat_has_a_note(router, endpoint, capsys, monkeypatch):

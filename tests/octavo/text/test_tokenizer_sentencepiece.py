@@ -203,7 +203,7 @@ def phi3(llama_vocabulary: Any, tmp_path_factory: Any) -> tuple[Tokenizer, Any]:
     return load_tokenizer(file), theirs
 
 
-@given(contents=st.lists(TEXT.filter(lambda text: "|" not in text and "</s>" not in text), min_size=1, max_size=3))
+@given(contents=st.lists(TEXT.filter(lambda text: "|" not in text), min_size=1, max_size=3))
 def test_phi3_ids_are_those_of_its_tokenizer(phi3: tuple[Tokenizer, Any], contents: list[str]) -> None:
     """Of texts and of chats, where the white space after a mark is dropped and a space begins each part."""
     tokenizer, theirs = phi3

@@ -176,6 +176,20 @@ def test_phi4_splits_as_its_tokenizers_do(write_gguf: Callable[..., Path], pre: 
     assert [tokens[i] for i in ids] == spelled
 
 
+def test_merges_of_sentencepiece_tokens_count_before_scores(write_gguf: Callable[..., Path]) -> None:
+    """Some files have both. A merge of what a user defined has no place: that is found before."""
+    tokens = ["<unk>", *(f"<0x{byte:02X}>" for byte in range(256)), "a", "b", "▁", "ab", "▁a", "▁▁"]
+    types = [2, *[6] * 256, *[1] * 5, 4]
+    fields = {"token_scores": [0.0] * len(tokens), "token_merges": ["▁ ▁", "▁ a", "a b"], "add_space_prefix": False}
+    tokenizer = load_tokenizer(write_gguf("llama", tokens, types, **fields))
+    assert [tokens[i] for i in tokenizer.encode("ab ab  ab")] == ["ab", "▁a", "b", "▁▁", "ab"]
+
+
+def test_types_that_are_not_those_of_the_tokens_are_refused(write_gguf: Callable[..., Path]) -> None:
+    with pytest.raises(Mismatch, match="token_type has 1 values for 2 tokens"):
+        load_tokenizer(write_gguf("gpt2", ["a", "b"], [1], token_merges=[]))
+
+
 @pytest.mark.parametrize(("model", "fields"), [("bert", {}), ("gpt2", {"tokenizer_pre": "viking"}), ("llama", {})])
 def test_what_is_not_supported_says_so(write_gguf: Callable[..., Path], model: str, fields: dict[str, str]) -> None:
     with pytest.raises(Mismatch):

@@ -3,7 +3,7 @@
 import pytest
 
 from octavo import hashing, wire
-from octavo.errors import InvalidArgument, NotFound, NoWorkers
+from octavo.errors import InvalidArgument, NotFound, NoTokenizer, NoWorkers
 from octavo.ids import Incarnation, RequestId, sequence_id
 from octavo.sampling import SamplingParams
 from octavo.v1 import inference_pb2, types_pb2
@@ -75,6 +75,66 @@ async def test_what_is_wrong_is_named(preparer, request_, field):
     with pytest.raises(InvalidArgument) as refused:
         await preparer.prepare(request_)
     assert refused.value.field == field
+
+
+async def test_fields_left_out_are_what_the_model_recommends(hello):
+    models = ModelRegistry()
+    await models.add_worker(hello("w", sampling_defaults={"temperature": 0.5, "top_k": 40, "max_tokens": 9}))
+    preparer = RequestPreparer(models, ROUTER)
+    empty = inference_pb2.GenerateRequest(text="abc", request_id="r")
+    prepared = await preparer.prepare(empty)
+    params = wire.sampling_from_bytes(prepared.new.sampling)
+    assert (params.temperature, params.top_k, params.top_p, params.max_tokens) == (0.5, 40, 1.0, 9)
+    assert prepared.new.max_tokens == 9
+    assert prepared.new.body_hash == wire.request_hash(empty), "the hash is of what the client sent"
+    own = inference_pb2.GenerateRequest(text="abc", sampling=types_pb2.SamplingParams(temperature=1.0, top_k=0))
+    params = (await preparer.prepare(own)).params
+    assert (params.temperature, params.top_k, params.max_tokens) == (1.0, 0, 9)
+
+
+async def test_what_is_merged_is_checked(hello):
+    models = ModelRegistry()
+    await models.add_worker(hello("w", sampling_defaults={"temperature": 0.0}))
+    two = inference_pb2.GenerateRequest(text="abc", sampling=types_pb2.SamplingParams(n=2))
+    with pytest.raises(InvalidArgument) as refused:
+        await RequestPreparer(models, ROUTER).prepare(two)
+    assert refused.value.field == "sampling.n"
+
+
+async def test_workers_that_recommend_other_values_do_not_serve_one_model(hello):
+    models = ModelRegistry()
+    assert await models.add_worker(hello("a", sampling_defaults={"temperature": 0.5})) == ""
+    assert "sampling_defaults {} differs from {'temperature': 0.5}" in await models.add_worker(hello("b"))
+
+
+@pytest.fixture
+async def without_tokenizer(hello) -> RequestPreparer:
+    models = ModelRegistry()
+    assert await models.add_worker(hello("w", tokenizer="")) == ""
+    return RequestPreparer(models, ROUTER)
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        message(),
+        message(text_bytes=b"abc"),
+        message(chat=inference_pb2.Chat(messages=[inference_pb2.ChatMessage(role="user", content="a")])),
+        message(token_ids=types_pb2.TokenIds(ids=[1]), sampling={"stop": ("a",)}),
+    ],
+    ids=["text", "text_bytes", "chat", "stop"],
+)
+async def test_a_model_without_a_tokenizer_takes_no_text(without_tokenizer, request_):
+    with pytest.raises(NoTokenizer, match="this model has no tokenizer: send "):
+        await without_tokenizer.prepare(request_)
+
+
+async def test_a_model_without_a_tokenizer_takes_token_ids(without_tokenizer):
+    prepared = await without_tokenizer.prepare(message(token_ids=types_pb2.TokenIds(ids=[1, 2])))
+    assert list(prepared.new.prompt) == [1, 2]
+    assert prepared.model.text_stream(prepared.params).push([65, 66]).text == ""
+    with pytest.raises(NoTokenizer, match="this model has no tokenizer: keep the token ids"):
+        await without_tokenizer.detokenize(inference_pb2.DetokenizeRequest(token_ids=[1]))
 
 
 async def test_models_are_found_by_name_and_need_a_worker(preparer, models):

@@ -1,0 +1,71 @@
+"""What generation_config.json recommends, and what of it is taken."""
+
+import json
+import shutil
+
+import pytest
+
+from gpu_worker.models.generation_config import read_generation_config, sampling_defaults
+from octavo.errors import BadModel
+
+EVERYTHING = {
+    "temperature": 0.6,
+    "top_p": 0.9,
+    "top_k": 40,
+    "min_p": 0.05,
+    "repetition_penalty": 1.1,
+    "max_new_tokens": 512,
+}
+OURS = {
+    "temperature": 0.6,
+    "top_p": 0.9,
+    "top_k": 40,
+    "min_p": 0.05,
+    "repetition_penalty": 1.1,
+    "max_tokens": 512,
+}
+
+
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [
+        ({}, {}),
+        (EVERYTHING, OURS),
+        (EVERYTHING | {"do_sample": True}, OURS),
+        (EVERYTHING | {"do_sample": False}, {"repetition_penalty": 1.1, "max_tokens": 512}),
+        ({"temperature": None, "top_k": 0, "bos_token_id": 1, "max_length": 20}, {"top_k": 0}),
+        ({"top_k": -1}, {"top_k": 0}),
+        ({"temperature": 0}, {"temperature": 0}),
+    ],
+)
+def test_values_are_taken_as_transformers_means_them(content, expected):
+    assert dict(sampling_defaults(content)) == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("temperature", -1), ("temperature", "hot"), ("top_p", 0), ("top_k", 2.5), ("top_k", True), ("max_new_tokens", 0)],
+)
+def test_a_value_that_no_request_may_have_refuses_the_model(name, value):
+    with pytest.raises(BadModel, match=r"generation_config\.json: .*start the worker with --generation-config off"):
+        sampling_defaults({name: value})
+
+
+def test_a_broken_file_is_refused(tmp_path):
+    assert not read_generation_config(tmp_path)
+    for content in ("{", "[1]"):
+        (tmp_path / "generation_config.json").write_text(content)
+        with pytest.raises(BadModel, match=r"generation_config\.json: "):
+            read_generation_config(tmp_path)
+
+
+def test_a_runner_knows_them_unless_they_are_off(tiny, load, tmp_path):
+    directory = shutil.copytree(tiny("llama").directory, tmp_path / "model")
+    (directory / "generation_config.json").write_text(json.dumps({"eos_token_id": [7], "temperature": 0.5}))
+    assert dict(load(directory).info.sampling_defaults) == {"temperature": 0.5}
+    off = load(directory, generation_config="off").info
+    assert (dict(off.sampling_defaults), off.eos_token_ids) == ({}, (7,))
+    (directory / "generation_config.json").write_text(json.dumps({"temperature": 50}))
+    with pytest.raises(BadModel, match="temperature 50 is not 0 to 10"):
+        load(directory)
+    assert load(directory, generation_config="off")
