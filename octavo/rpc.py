@@ -290,7 +290,7 @@ def channel(
     credentials: grpc.ChannelCredentials | None = None,
     options: Sequence[tuple[str, Any]] = (),
 ) -> grpc.aio.Channel:
-    """A channel that notices a dead peer within 13 s and a returned one within 1 s. `options` are added to its own."""
+    """A channel that notices a dead peer within 20 s and a returned one within 1 s. `options` are added to its own."""
     options = [*channel_options(internal=internal), *options]
     if credentials is not None:
         return grpc.aio.secure_channel(endpoint, credentials, options=options)
@@ -320,7 +320,7 @@ def _keepalive_options() -> Options:
     return [
         ("grpc.keepalive_time_ms", 10_000),
         ("grpc.keepalive_timeout_ms", 3_000),
-        # Of other pings: gRPC measures a busy connection by them, and sends none for keepalive while it waits for one.
+        # What gRPC in fact waits for the answer to a ping: of keepalive, and those that measure a busy connection.
         ("grpc.http2.ping_timeout_ms", 10_000),
         ("grpc.keepalive_permit_without_calls", 1),
     ]

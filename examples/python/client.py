@@ -25,7 +25,7 @@ OPTIONS = [
     ("grpc.service_config", SERVICE_CONFIG.read_text()),
     ("grpc.keepalive_time_ms", 10_000),  # notices a router that vanished without a word
     ("grpc.keepalive_timeout_ms", 3_000),
-    ("grpc.http2.ping_timeout_ms", 10_000),  # of pings that are no keepalive; 60 s if left out
+    ("grpc.http2.ping_timeout_ms", 10_000),  # or it takes 60 s, whatever keepalive_timeout_ms says
     ("grpc.http2.max_pings_without_data", 0),
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 1_000),
@@ -40,6 +40,10 @@ class Routers:
         self.endpoints = endpoints
         self.channels = [grpc.insecure_channel(endpoint, options=OPTIONS) for endpoint in endpoints]
         self.stubs = [inference_pb2_grpc.InferenceStub(channel) for channel in self.channels]
+
+    def close(self) -> None:
+        for channel in self.channels:
+            channel.close()
 
     @property
     def first(self) -> inference_pb2_grpc.InferenceStub:
@@ -242,6 +246,7 @@ def main() -> int:
         except (RuntimeError, ValueError) as error:
             failed = 1
             print(f"{part.__name__} failed code=UNKNOWN reason= retry_ms=0 {error}", flush=True)
+    routers.close()
     return failed
 
 

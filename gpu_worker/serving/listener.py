@@ -5,7 +5,6 @@ import logging
 from gpu_worker.serving.address import advertised_address
 from gpu_worker.serving.server import SERVICES, WorkerService, add_services
 from octavo import rpc
-from octavo.endpoint import parse_listener
 from octavo.ids import Incarnation, new_incarnation
 from octavo.settings import WorkerSettings
 
@@ -23,7 +22,7 @@ class Listener:
         """Raises NoAddress if no address to advertise can be found."""
         self._listen = settings.address
         self._host, self._port = advertised_address(settings.address, settings.advertise)
-        self.worker_id = settings.worker_id or f"worker-{self._host}-{parse_listener(settings.address).port}"
+        self.worker_id = settings.worker_id  # empty: made from host and port once the listener is open
         self.incarnation: Incarnation = new_incarnation()
         self.endpoint = ""  # where routers call; known once the listener is open
         self.service = WorkerService(self.worker_id, self.incarnation)
@@ -35,6 +34,7 @@ class Listener:
         """Begins to listen. Raises RuntimeError if the address is taken or does not exist."""
         port = self._server.add_insecure_port(self._listen)
         self.endpoint = f"{self._host}:{self._port or port}"
+        self.worker_id = self.service.worker_id = self.worker_id or f"worker-{self._host}-{port}"
         await self._server.start()
         log.info(
             "%s (%s) listens on %s, to be called at %s", self.worker_id, self.incarnation, self._listen, self.endpoint

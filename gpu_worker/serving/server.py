@@ -31,7 +31,7 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
     """What routers call. Calls that need the engine are answered Loading until `serve_engine` has been called."""
 
     def __init__(self, worker_id: str, incarnation: Incarnation) -> None:
-        self._worker_id = worker_id
+        self.worker_id = worker_id
         self._incarnation = incarnation
         self._served: EngineClient | None = None
         self.stopping = False
@@ -44,17 +44,17 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
     def _engine_client(self) -> EngineClient:
         """Raises Loading while there is no engine."""
         if self._served is None:
-            starting = f"worker {self._worker_id} has not started yet: it loads its model or waits for the store"
+            starting = f"worker {self.worker_id} has not started yet: it loads its model or waits for the store"
             raise Loading(starting, retry_after_ms=LOADING_RETRY_MS)
         return self._served
 
     async def Hello(self, request: worker_pb2.HelloRequest, context: "Context") -> worker_pb2.HelloResponse:
-        return hello_to_wire(self._worker_id, self._incarnation, self._engine_client)
+        return hello_to_wire(self.worker_id, self._incarnation, self._engine_client)
 
     async def Schedule(self, request: worker_pb2.ScheduleRequest, context: "Context") -> worker_pb2.ScheduleResponse:
         check_batch_size("admissions", len(request.admissions))
         if self.stopping:
-            raise Draining(f"worker {self._worker_id} is stopping: place elsewhere")
+            raise Draining(f"worker {self.worker_id} is stopping: place elsewhere")
         engine_client, router_id = self._engine_client, request.router_id
         results = await asyncio.gather(
             *(admission_result(engine_client, item, router_id) for item in request.admissions)

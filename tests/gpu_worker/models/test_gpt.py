@@ -9,10 +9,12 @@ import transformers
 from safetensors.torch import load_file, save_file
 from torch import nn
 from transformers.models.bloom.modeling_bloom import build_alibi_tensor
+from transformers.models.falcon.modeling_falcon import build_alibi_tensor as build_falcon_alibi_tensor
 from transformers.models.mpt.modeling_mpt import build_mpt_alibi_tensor
 
 from gpu_worker import LLM, SamplingParams
 from gpu_worker.models.gpt_config import alibi_slopes
+from gpu_worker.models.gpt_families import read_gpt_config
 from octavo.errors import BadModel
 
 KINDS = ["gpt2", "gptj", "codegen", "gpt-neo", "bloom", "falcon-7b", "falcon-40b", "falcon-rw", "mpt"]
@@ -41,6 +43,14 @@ def test_slopes_are_those_of_transformers(num_heads):
     for bias_max in (8, 16):
         mpt = -build_mpt_alibi_tensor(num_heads, 2, bias_max).view(num_heads, 2)[:, 0]
         torch.testing.assert_close(torch.tensor(alibi_slopes(num_heads, bias_max)), mpt, rtol=1e-6, atol=0)
+
+
+def test_falcons_slopes_are_rounded_and_scaled_as_in_transformers():
+    """Twelve heads: without a power of two, slopes are no numbers of bfloat16."""
+    config = transformers.FalconConfig(hidden_size=96, num_attention_heads=12, alibi=True, multi_query=False)
+    theirs = build_falcon_alibi_tensor(torch.ones(1, 2), 12, torch.float32)[:, 0, 1] * 8**-0.5
+    assert torch.equal(torch.tensor(read_gpt_config(config.to_dict()).alibi), theirs)
+    assert not torch.equal(torch.tensor(alibi_slopes(12)) * 8**-0.5, theirs)
 
 
 @pytest.mark.usefixtures("on_ops")

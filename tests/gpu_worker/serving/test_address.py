@@ -47,5 +47,5 @@ async def test_a_listener_is_advertised_with_its_port(monkeypatch):
     host, _, port = listener.endpoint.rpartition(":")
     assert host == "10.1.2.3"
     assert int(port) > 0
-    assert listener.worker_id == "worker-10.1.2.3-0"
+    assert listener.worker_id == listener.service.worker_id == f"worker-10.1.2.3-{port}"
     await listener.close()

@@ -10,7 +10,7 @@ from octavo.ids import Incarnation
 from octavo.store.calls import Member
 from octavo.store.memory import MemoryState, MemoryStore
 
-LEASE_MS = 300
+LEASE_MS = 600
 
 
 @pytest.fixture(autouse=True)

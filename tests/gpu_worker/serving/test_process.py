@@ -134,7 +134,7 @@ async def server(tmp_path):
 
 async def test_of_two_workers_with_one_id_the_second_ends_and_says_why(start, server):
     """A pod that is started again elsewhere waits for the lease of the killed one; one that finds a living one ends."""
-    named = ("--worker-id", "pod-0", "--lease-ms", "1500")
+    named = ("--worker-id", "pod-0")
     first = start(server.url, *named)
     await until(first.serving)
     second = start(server.url, *named)
@@ -145,17 +145,17 @@ async def test_of_two_workers_with_one_id_the_second_ends_and_says_why(start, se
     assert await first.serving()
     first.process.kill()
     moved = start(server.url, *named)
-    await until(moved.serving, 10)
+    await until(moved.serving, 20)
     first.process.wait()
 
 
 async def test_a_worker_that_slept_while_another_got_its_id_ends_and_says_why(start, server):
-    named = ("--worker-id", "pod-0", "--lease-ms", "500")
+    named = ("--worker-id", "pod-0")
     sleeper = start(server.url, *named)
     await until(sleeper.serving)
     sleeper.process.send_signal(signal.SIGSTOP)
     other = start(server.url, *named)
-    await until(other.serving, 10)
+    await until(other.serving, 20)
     sleeper.process.send_signal(signal.SIGCONT)
     assert await sleeper.exit_code() == 1
     assert f"worker_id pod-0: the worker at {other.endpoint} (" in sleeper.log.read_text()
