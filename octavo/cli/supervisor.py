@@ -10,6 +10,7 @@ from typing import Protocol
 
 from octavo.child_process import tail, trim_log
 from octavo.cli.command_error import CommandError
+from octavo.cli.state import CHOOSE_ANOTHER
 from octavo.errors import ServingError
 from octavo.telemetry import error_in
 
@@ -110,7 +111,7 @@ class Supervisor:
         try:
             await self._begin(process)
         except (ServingError, OSError) as error:
-            raise self._start_error(process, f"cannot start: {error}") from error
+            raise StartError(f"{process.name} cannot start: {_reason(error)}", self._log_of(process)) from error
         self._changed()
         ended = asyncio.ensure_future(process.wait())
         next_word = began + WORD_S
@@ -157,8 +158,12 @@ class Supervisor:
         self._log_starts[process.name] = process.log.stat().st_size if process.log.exists() else 0
         await process.start()
 
+    def _log_of(self, process: RestartableProcess) -> str:
+        """The end of what the process has logged in its present life."""
+        return tail(process.log, since=self._log_starts.get(process.name, 0))
+
     def _start_error(self, process: RestartableProcess, what: str) -> StartError:
-        log = tail(process.log, since=self._log_starts.get(process.name, 0))
+        log = self._log_of(process)
         reason = next(filter(None, map(error_in, reversed(log.splitlines()))), "")
         where = f"the whole log is {process.log}"
         what = f"{what}: {reason.rstrip('.')}" if reason else what
@@ -169,6 +174,12 @@ class Supervisor:
             for supervised in self._supervised:
                 trim_log(supervised.process.log)
             await asyncio.sleep(TRIM_INTERVAL_S)
+
+
+def _reason(error: ServingError | OSError) -> str:
+    if isinstance(error, OSError):
+        return f"{error.filename or error}: {error.strerror}: mend it, or {CHOOSE_ANOTHER}"
+    return error.message
 
 
 def _how(code: int) -> str:

@@ -89,6 +89,14 @@ async def test_a_child_that_ends_before_it_serves_shows_its_log(supervised, tmp_
     assert other.pid is None
 
 
+async def test_a_child_whose_log_cannot_be_written_is_told_with_the_path(supervised, tmp_path):
+    (tmp_path / "logs").write_text("a file")
+    child = ChildProcess("worker-0", SLEEP, tmp_path / "logs" / "log", {})
+    with pytest.raises(StartError, match=r"^worker-0 cannot start: \S+/logs: .*choose another with --state-dir$"):
+        await supervised.start([SupervisedProcess(child, at_once)], 10)
+    await supervised.stop(5)
+
+
 async def test_a_child_that_never_serves_is_given_up(supervised, tmp_path):
     async def never():
         return False
