@@ -29,6 +29,11 @@ helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version }}
 {{ printf "%s:%s" .image.repository (.image.tag | default .root.Chart.AppVersion) | quote }}
 {{- end -}}
 
+{{- /* On which interface a program listens: on all. */ -}}
+{{- define "octavo.host" -}}
+{{ eq .Values.ipFamily "IPv6" | ternary "::" "0.0.0.0" | quote }}
+{{- end -}}
+
 {{- define "octavo.storeSecret" -}}
 {{ .Values.store.existingSecret | default (printf "%s-store" (include "octavo.fullname" .)) }}
 {{- end -}}
