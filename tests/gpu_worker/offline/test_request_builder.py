@@ -155,8 +155,10 @@ def test_a_bad_word_is_banned_alone_and_after_a_space(builder):
 
 def test_parameters_that_were_changed_are_checked_again(builder):
     params = OfflineParams()
-    params.top_p = 7.0
-    with pytest.raises(InvalidArgument, match=r"^sampling_params\.top_p: 7 is out of range"):
+    params.top_p, params.n = 7.0, 0
+    with pytest.raises(
+        InvalidArgument, match=r"^sampling_params\.top_p: 7 is out of range.*; sampling_params\.n: 0 is out"
+    ):
         builder.from_prompts(read_prompts("x"), params)
 
 

@@ -8,8 +8,9 @@ import pytest
 from gpu_worker.serving import beam_texts
 from gpu_worker.serving.beam_texts import BeamTexts
 from gpu_worker.testing.fake_runner import FakeRunner
-from octavo.errors import Mismatch, NotFound
+from octavo.errors import Mismatch, NotFound, NoTokenizer
 from octavo.sampling import SamplingParams
+from octavo.text.byte_tokenizer import ByteTokenizer
 
 INFO = FakeRunner().info
 BEAMS = SamplingParams(beam_width=2, stop=("ab",))
@@ -28,9 +29,9 @@ async def test_the_tokenizer_is_loaded_once_and_only_for_such_a_search(monkeypat
 
     def load(path):
         loaded.append(path)
-        return beam_texts.ByteTokenizer()
+        return ByteTokenizer()
 
-    monkeypatch.setattr(beam_texts, "load_tokenizer", load)
+    monkeypatch.setattr(beam_texts, "open_tokenizer", load)
     texts = BeamTexts(replace(INFO, tokenizer="/model"))
     await texts.new_text(replace(BEAMS, stop=()))
     assert loaded == []
@@ -43,7 +44,14 @@ async def test_a_tokenizer_that_cannot_be_loaded_is_an_error_of_this_worker(tmp_
         await BeamTexts(replace(INFO, tokenizer=str(tmp_path))).new_text(BEAMS)
 
 
+async def test_a_model_without_a_tokenizer_has_no_stop_strings():
+    texts = BeamTexts(replace(INFO, tokenizer=""))
+    assert await texts.new_text(replace(BEAMS, stop=())) is None
+    with pytest.raises(NoTokenizer, match="send stop_token_ids"):
+        await texts.new_text(BEAMS)
+
+
 async def test_an_error_that_nobody_foresaw_is_told_like_others(monkeypatch):
-    monkeypatch.setattr(beam_texts, "load_tokenizer", lambda path: [].pop())
+    monkeypatch.setattr(beam_texts, "open_tokenizer", lambda path: [].pop())
     with pytest.raises(Mismatch, match="/model cannot be loaded here: pop from empty"):
         await BeamTexts(replace(INFO, tokenizer="/model")).new_text(BEAMS)

@@ -105,6 +105,16 @@ async def test_a_server_that_cannot_start_says_so(tmp_path: Path) -> None:
         await server.start()
 
 
+async def test_a_server_whose_file_is_damaged_ends_with_its_own_words(tmp_path: Path) -> None:
+    server = EmbeddedStore(tmp_path)
+    await server.start()
+    await server.stop()
+    (written,) = (tmp_path / "appendonlydir").glob("*.incr.aof")
+    written.write_bytes(b"no command of any server")
+    with pytest.raises(StoreUnavailable, match=r"the store ended with code 1: Bad file format reading the append only"):
+        await server.start()
+
+
 def test_the_server_does_not_outlive_a_killed_parent(tmp_path: Path) -> None:
     program = f"""
 import asyncio, pathlib
