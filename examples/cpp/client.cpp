@@ -241,7 +241,7 @@ std::string errors() {
 
 std::string attach() {
   Answer answer;
-  const Journey journey = follow(make_request("The story of a router:", 200), [&](const GenerateEvent& event) {
+  const Journey journey = follow(make_request("The story of a router:", 1000), [&](const GenerateEvent& event) {
     if (answer.tokens == 0) std::cout << "attach reading from=" << endpoints[0] << std::endl;  // kill this router now
     answer.add(event);
   });

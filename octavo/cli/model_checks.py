@@ -48,8 +48,11 @@ def model(name: str) -> CheckReport:
 def tokenizer(name: str) -> CheckReport:
     """Loads the tokenizer in a process of its own, where it is in a file that routers read themselves."""
     path = _path_of(name)
-    own = path.is_dir() and ((path / "tokenizer.json").is_file() or any(path.glob("*.gguf")))
-    if not own and not path.is_file():
+    try:
+        own = path.is_file() or (path / "tokenizer.json").is_file() or any(path.glob("*.gguf"))
+    except OSError as error:
+        return CheckReport("tokenizer", "note", f"{error.filename}: {error.strerror}")
+    if not own:
         return CheckReport("tokenizer", "ok", "the model's own")
     command = [sys.executable, "-P", "-c", TOKENIZER_PROBE, str(path)]
     try:

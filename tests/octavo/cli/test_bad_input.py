@@ -101,6 +101,7 @@ BAD = [
     ([*UP, "--model=weights"], 1, "make it readable"),
     ([*UP, "--model=a-file"], 1, "is no GGUF file"),
     ([*UP, "--model=tokenizer"], 1, "tokenizer.json cannot be read"),
+    ([*UP, "--tokenizer=tokenizer"], 1, "tokenizer.json cannot be read"),
     ([*UP, "--model=gguf"], 1, "4 bytes are too few for a GGUF header: copy it again"),
 ]
 
