@@ -1,6 +1,7 @@
 """The chart renders on both Helms, is valid for Kubernetes, and says what the code says."""
 
 import json
+from itertools import pairwise
 
 import pytest
 import yaml
@@ -104,7 +105,7 @@ def test_every_value_has_a_comment_and_a_place_in_the_schema():
 
     compare(yaml.safe_load(text), schema, "")
     lines = text.splitlines()
-    for before, line in zip(lines, lines[1:], strict=False):
+    for before, line in pairwise(lines):
         name, colon, value = line.strip().partition(":")
         if colon and value and not name.startswith("#") and name not in ("requests", "limits", "existingSecretKey"):
             assert before.strip().startswith("#"), line
