@@ -25,7 +25,7 @@ TWO_PROCESSES := -n 2 --max-worker-restart 0
 WIRE_BASELINE := v1.baseline.binpb
 TERSE := sed -u '/^Requirement already/d'
 INSTALLED := .venv/.installed
-CPP := $(wildcard csrc/*/*.cpp csrc/*/*.h csrc/*/*/*.h csrc/*/*.inl csrc/*/*/*.inl csrc/cuda/*.cu csrc/cuda/*.cuh csrc/cuda/*/*.cuh tests/csrc/*.cpp tests/csrc/simt/*.cpp tests/csrc/simt/*.h)
+CPP := $(wildcard examples/cpp/*.cpp csrc/*/*.cpp csrc/*/*.h csrc/*/*/*.h csrc/*/*.inl csrc/*/*/*.inl csrc/cuda/*.cu csrc/cuda/*.cuh csrc/cuda/*/*.cuh tests/csrc/*.cpp tests/csrc/simt/*.cpp tests/csrc/simt/*.h)
 
 .PHONY: help
 help:  ## list the targets
