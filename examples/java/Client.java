@@ -138,7 +138,7 @@ public final class Client {
     for (int attempt = 0; ; attempt++) {
       InferenceGrpc.InferenceBlockingStub router = routers.get(attempt % routers.size());
       if (deadline != null) router = router.withDeadline(deadline);
-      journey.status = Status.Code.OK; // an end without `finished` is none
+      Status.Code status = Status.Code.OK; // an end without `finished` is none
       long retryMs = 0;
       Context.CancellableContext call = Context.current().withCancellation();
       Context before = call.attach();
@@ -160,12 +160,13 @@ public final class Client {
         } else if (!told.elsewhere() || attempt > 20) {
           throw error;
         }
-        journey.status = told.code;
+        status = told.code;
         retryMs = told.retryMs;
       } finally {
         call.detach(before);
         call.cancel(null); // a call that has not ended
       }
+      journey.status = status;
       Thread.sleep(retryMs + ThreadLocalRandom.current().nextLong(Math.min(1000L, 50L << Math.min(attempt, 10))));
       journey.attached += token.isEmpty() ? 0 : 1;
     }
@@ -262,7 +263,7 @@ public final class Client {
     Answer answer = new Answer();
     Journey journey =
         follow(
-            newRequest("The story of a router:", 200).build(),
+            newRequest("The story of a router:", 1000).build(),
             null,
             event -> {
               if (answer.tokens == 0) out.println("attach reading from=" + endpoints.get(0)); // kill this router now

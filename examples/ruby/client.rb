@@ -173,7 +173,7 @@ PARTS = {
 
   'attach' => lambda do |routers|
     answer = Answer.new
-    journey = follow(routers, new_request('The story of a router:', 200)) do |event|
+    journey = follow(routers, new_request('The story of a router:', 1000)) do |event|
       puts "attach reading from=#{routers.endpoints.first}" if answer.tokens.zero? # kill this router now
       answer.add(event)
     end
