@@ -21,6 +21,7 @@ from transformers import logging as transformers_logging
 from transformers.masking_utils import AttentionMaskInterface
 from transformers.modeling_utils import AttentionInterface
 
+from gpu_worker.models.decoder import common_window
 from gpu_worker.models.transformers_checks import check_weights, check_windows, find_context
 from gpu_worker.ops import AttentionOptions, Ops, TokenBatch, make_batch
 from gpu_worker.ops.kv_shape import KvShape
@@ -111,6 +112,7 @@ class TransformersDecoder:
         self.name = f"transformers:{config.model_type}"
         self.vocab_size = int(config.vocab_size)
         self.context_tokens = find_context(self.name, config)
+        self.window = 0
         self.num_layers, self.num_kv_heads, self.head_dim = self._probe(config)
 
     @classmethod
@@ -216,4 +218,5 @@ class TransformersDecoder:
         if len(set(step.shapes.values())) != 1:
             raise BadModel(f"{self.name}: layers have keys of different shapes: {sorted(set(step.shapes.values()))}")
         check_windows(self.name, config, step.windows, step.masked)
+        self.window = common_window(step.windows.values())
         return num_layers, *step.shapes[0]
