@@ -25,7 +25,7 @@ TWO_PROCESSES := -n 2 --max-worker-restart 0
 WIRE_BASELINE := v1.baseline.binpb
 TERSE := sed -u '/^Requirement already/d'
 INSTALLED := .venv/.installed
-CPP := $(wildcard csrc/*/*.cpp csrc/*/*.h csrc/*/*/*.h csrc/*/*.inl csrc/*/*/*.inl csrc/cuda/*.cu csrc/cuda/*.cuh csrc/cuda/*/*.cuh tests/csrc/*.cpp tests/csrc/simt/*.cpp tests/csrc/simt/*.h)
+CPP := $(wildcard examples/cpp/*.cpp csrc/*/*.cpp csrc/*/*.h csrc/*/*/*.h csrc/*/*.inl csrc/*/*/*.inl csrc/cuda/*.cu csrc/cuda/*.cuh csrc/cuda/*/*.cuh tests/csrc/*.cpp tests/csrc/simt/*.cpp tests/csrc/simt/*.h)
 
 .PHONY: help
 help:  ## list the targets
@@ -83,6 +83,12 @@ test-long: install  ## the rest: tests that take long, and more draws where `mak
 test-clients: install  ## examples/, built and run against live processes; installs Debian packages if it may (CLIENTS='node cpp')
 	@OCTAVO_TEST_CLIENTS='$(CLIENTS)' $(BIN)/python -m pytest tests/clients $(ARGS)
 
+.PHONY: test-chart
+test-chart: install  ## k8s/: both Helms, Kubernetes' schemas, the Dockerfiles (installs about 130 MB of tools)
+	@$(PIP) -r requirements/chart.txt | $(TERSE)
+	@tools/helm.sh $(BIN)
+	@$(BIN)/python -m pytest tests/k8s $(ARGS)
+
 .PHONY: mutants
 mutants: install  ## seed classic bugs into the extension; each must be seen (ARGS='pool', 'cpu' or 'cuda', and names)
 	@PYTHONPATH=tests/support $(BIN)/python tests/csrc/mutants $(ARGS)
@@ -132,5 +138,5 @@ gpu-check:  ## what only a GPU can say, in ten minutes, with a Python that has t
 
 .PHONY: clean
 clean:  ## remove what was built and cached; .venv stays
-	rm -rf build dist gpu_worker/_C_*.so .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf build dist examples/node/node_modules gpu_worker/_C_*.so .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 	find octavo router gpu_worker tests -name __pycache__ -type d -prune -exec rm -rf {} +

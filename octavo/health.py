@@ -16,13 +16,14 @@ NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
 SERVING = health_pb2.HealthCheckResponse.SERVING
 SERVICE_UNKNOWN = health_pb2.HealthCheckResponse.SERVICE_UNKNOWN
 ALL = ""  # the name that stands for the whole server
+ALIVE = "alive"  # SERVING for as long as the process answers, whatever becomes of its services: for probes that kill
 
 
 class Health:
     """Says of each service whether it serves: not before `set` or `set_all`, and not after `shut_down`."""
 
     def __init__(self, service_names: Iterable[str]) -> None:
-        self._statuses = dict.fromkeys((ALL, *service_names), NOT_SERVING)
+        self._statuses = dict.fromkeys((ALL, *service_names), NOT_SERVING) | {ALIVE: SERVING}
         self._changed = asyncio.Event()
         self._ended = False
 
@@ -34,7 +35,7 @@ class Health:
         self._changed = asyncio.Event()
 
     def set_all(self, serving: bool) -> None:
-        for name in list(self._statuses):
+        for name in self._statuses.keys() - {ALIVE}:
             self.set(name, serving)
 
     def shut_down(self) -> None:

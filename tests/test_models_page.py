@@ -7,11 +7,10 @@ import pytest
 from gguf.constants import MODEL_ARCH_NAMES
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 
-from gpu_worker.models.dequantize import DECODED
-from gpu_worker.models.gguf_tensors import ARCHITECTURES
 from gpu_worker.models.model_kind import ENCODERS, RECURRENT
 from gpu_worker.models.supported import OWN_DECODERS, THROUGH_TRANSFORMERS
 from octavo.gguf import REMOVED_TYPES, TensorType
+from octavo.gguf_support import ARCHITECTURES, DECODED
 from octavo.text.tokenizer_gguf import PRE_TOKENIZERS
 
 ROOT = Path(__file__).resolve().parent.parent

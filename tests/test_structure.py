@@ -239,7 +239,7 @@ def test_a_broken_link_is_seen(tmp_path: Path) -> None:
     assert broken_links(document) == ["#nowhere", "gone.md"]
 
 
-@pytest.mark.parametrize("folder", ["protos", *PACKAGES, "csrc", "k8s", "tests", "tests/bench"])
+@pytest.mark.parametrize("folder", ["protos", *PACKAGES, "csrc", "examples", "k8s", "tests", "tests/bench"])
 def test_a_folder_says_what_lives_there(folder: str) -> None:
     assert (ROOT / folder / "README.md").exists()
 

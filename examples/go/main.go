@@ -258,7 +258,7 @@ func errors() (string, error) {
 
 func attach() (string, error) {
 	var all answer
-	went, err := follow(context.Background(), newRequest("The story of a router:", 200), func(event *octavo.GenerateEvent) error {
+	went, err := follow(context.Background(), newRequest("The story of a router:", 1000), func(event *octavo.GenerateEvent) error {
 		if all.tokens == 0 {
 			fmt.Println("attach reading from=" + endpoints[0]) // kill this router now
 		}

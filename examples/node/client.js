@@ -165,7 +165,7 @@ const parts = {
   async attach() {
     const answer = { tokens: 0, text: '', finish: '' };
     const seen = {};
-    for await (const event of follow(request('The story of a router:', 200), seen)) {
+    for await (const event of follow(request('The story of a router:', 1000), seen)) {
       if (answer.tokens === 0) console.log(`attach reading from=${endpoints[0]}`); // kill this router now
       add(answer, event);
     }

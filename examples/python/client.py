@@ -218,7 +218,7 @@ def errors(routers: Routers) -> str:
 
 def attach(routers: Routers) -> str:
     answer, journey = Answer(), Journey()
-    for event in follow(routers, new_request("The story of a router:", 200), journey):
+    for event in follow(routers, new_request("The story of a router:", 1000), journey):
         if not answer.tokens:
             print(f"attach reading from={routers.endpoints[0]}", flush=True)  # kill this router now
         answer.add(event)

@@ -9,16 +9,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gpu_worker.models.dequantize import check_decoded, dequantize
+from gpu_worker.models.dequantize import dequantize
 from octavo.errors import BadModel
 from octavo.gguf import GgufFile, TensorInfo, TensorType
 from octavo.gguf_metadata import Metadata
+from octavo.gguf_support import INTERLEAVED, find_obstacle
 from octavo.gguf_tokens import end_token_ids
 
-# Architectures whose query and key rows llama.cpp interleaves (its rotary embedding pairs neighbours, ours pairs
-# halves).
-INTERLEAVED = ("llama", "smollm3")
-ARCHITECTURES = (*INTERLEAVED, "qwen2", "qwen3", "gemma2", "phi3")
 ROPE_FACTORS = "rope_freqs.weight"
 ROPE_LONG, ROPE_SHORT = "rope_factors_long.weight", "rope_factors_short.weight"
 GEMMA2_27B_LAYERS = 46  # the only Gemma 2 whose scores are not divided by the root of a head's size
@@ -55,7 +52,7 @@ _BLOCK = re.compile(r"blk\.(\d+)\.(\w+)\.(weight|bias)")
 
 
 class GgufSource:
-    """A WeightSource over an open GGUF file of one of ARCHITECTURES. Tensors it does not know keep their names."""
+    """A WeightSource over an open GGUF file that octavo serves. Tensors it does not know keep their names."""
 
     def __init__(self, file: GgufFile) -> None:
         self._file = file
@@ -113,19 +110,10 @@ def usual_name(name: str, arch: str) -> str:
 
 
 def architecture(file: GgufFile) -> str:
-    """The file's architecture, one of ARCHITECTURES. BadModel if it is another one, or cannot be read for a reason."""
-    name = file.metadata.string("general.architecture")
-    if name not in ARCHITECTURES:
-        raise BadModel(
-            f"{file.path.name}: GGUF files of architecture {name!r} are not read ({', '.join(ARCHITECTURES)} are)"
-        )
-    if file.metadata.integer("split.count", 1) > 1:
-        raise BadModel(f"{file.path.name} is one of several parts of a model; join them with llama-gguf-split --merge")
-    if experts := file.metadata.integer(f"{name}.expert_count", 0):
-        raise BadModel(f"{file.path.name} has {experts} experts: GGUF files of mixtures of experts are not read")
-    for tensor in file.tensors.values():
-        check_decoded(file.path.name, tensor)
-    return name
+    """The file's architecture, one of gguf_support.ARCHITECTURES. BadModel says why the file cannot be read."""
+    if obstacle := find_obstacle(file):
+        raise BadModel(f"{file.path.name}: {obstacle}")
+    return file.metadata.string("general.architecture")
 
 
 def read_config(file: GgufFile) -> dict[str, Any]:

@@ -193,7 +193,7 @@ def _sizes(config: Mapping[str, Any], expansion: int = 4) -> dict[str, Any]:
     def integer(*names: str) -> int:
         found = find(*names)
         if found is None:
-            raise BadModel(f"config.json has none of {', '.join(names)}")
+            raise KeyError(" or ".join(names))
         return int(found)
 
     hidden = integer("hidden_size", "n_embd", "n_embed", "d_model")

@@ -19,11 +19,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gpu_worker.models.dequantize import FLOATS
 from gpu_worker.models.gguf_tensors import GgufSource
 from gpu_worker.models.huge_pages import HugePageAllocator
 from gpu_worker.models.weights import CheckpointReader, WeightSource
 from octavo.gguf import TensorType
+from octavo.gguf_support import FLOATS
 
 log = logging.getLogger(__name__)
 

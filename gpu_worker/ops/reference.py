@@ -38,7 +38,7 @@ class ReferenceOps:
             return functional.rms_norm(x, (x.shape[-1],), weight, eps)
         wide = x.float()
         wide = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
-        return wide.to(x.dtype) * weight
+        return (wide * weight).to(x.dtype)  # rounded once
 
     def add_rms_norm(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
         total = x + residual

@@ -12,11 +12,13 @@ from octavo.errors import InvalidArgument
 
 
 def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    parser = commands.add_parser("generate", help="continue a prompt", description=__doc__)
+    parser = commands.add_parser(
+        "generate", help="continue a prompt", usage="%(prog)s [FLAG ...] PROMPT", description=__doc__
+    )
     deployment.add_arguments(parser)
     connection.add_timeout(parser)
     parser.add_argument("prompt", nargs="?", metavar="PROMPT", help="the text to continue; - reads it from stdin")
-    parser.add_argument("--prompt", dest="prompt_flag", metavar="TEXT", help="the same, as a flag")
+    parser.add_argument("--prompt", dest="prompt_flag", metavar="TEXT", help="the text to continue, as a flag")
     parser.add_argument("--token-ids", type=_ids, metavar="ID[,...]", help="the prompt as token ids")
     parser.add_argument("--chat", action="store_true", help="the prompt is a user's message to answer")
     parser.add_argument("--system", metavar="TEXT", help="a system message before the prompt; implies --chat")
@@ -34,7 +36,7 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     parser.add_argument(
         "--priority", choices=[name for name in PRIORITIES if name], default="", help="class in the queue"
     )
-    parser.add_argument("--deadline", type=connection.seconds, metavar="SECONDS", help="cut the answer at this time")
+    parser.add_argument("--deadline", type=connection.seconds, metavar="SECONDS", help="end the answer after this time")
     parser.add_argument("--json", action="store_true", help="print one object at the end")
     parser.set_defaults(run=run)
 

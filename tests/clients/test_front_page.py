@@ -5,7 +5,7 @@ import re
 import subprocess
 
 import pytest
-from example import EXAMPLES
+from example import EXAMPLES, languages
 
 ROOT = EXAMPLES.parent
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```", re.MULTILINE | re.DOTALL)
@@ -20,9 +20,9 @@ def block(language):
 
 
 @pytest.mark.timeout(900)
+@pytest.mark.skipif("node" not in languages(), reason="Node is not among the chosen languages")
+@pytest.mark.parametrize("example", ["node"], indirect=True)
 def test_node(example, cluster):
-    if example.language != "node":
-        pytest.skip("only what needs no compiler is run")
     script = NODE_IMPORTS + block("js").replace("127.0.0.1:50051", cluster.endpoints[0])
     script += "stream.on('end', () => router.close()); stream.on('error', (error) => { throw error; });"
     environment = {**os.environ, "NODE_PATH": str(EXAMPLES / "node" / "node_modules")}

@@ -1,4 +1,4 @@
-"""A model of one's own from a directory: `octavo up --model DIR`, and `octavo generate --token-ids` beside it."""
+"""A model of one's own: `octavo up --model` with a directory or a GGUF file, and `octavo generate` beside it."""
 
 import json
 import subprocess
@@ -7,6 +7,8 @@ import sys
 import pytest
 import torch
 import transformers
+from gguf_models import write_gguf, write_values
+from gguf_vocabularies import ADDED, gemma_vocabulary, phi3_vocabulary, unescaped
 from live.cluster import ROOT
 from live.process import Process, wait_until
 
@@ -41,23 +43,92 @@ def octavo(command, state_dir, *words):
     return [sys.executable, "-m", "octavo.cli", command, *map(str, words), "--state-dir", str(state_dir), "--json"]
 
 
-@pytest.mark.timeout(240)
-def test_a_falcon_answers_token_ids_as_transformers_does(falcon, tmp_path):
-    directory, model = falcon
+def answer(model, tmp_path, *words):
+    """The tokens that `octavo generate` prints for some words, while `octavo up` serves the model."""
     state, log = tmp_path / "state", tmp_path / "up.log"
-    options = ["--model", directory, "--routers", 1, "--workers", 1, "--grpc-port", 0, "--kv-cache-bytes", "4MiB"]
-    up = Process("up", octavo("up", state, *options), log, ROOT)
+    options = ["--model", model, "--routers", 1, "--workers", 1, "--grpc-port", 0, "--kv-cache-bytes", "4MiB"]
+    up = Process("up", octavo("up", state, *options, "--quantization", "none"), log, ROOT)
     up.start()
     try:
         wait_until(lambda: not up.running or '"ready": true' in log.read_text(), 120, "octavo up is not ready")
         assert up.running, up.tail()
-        prompt = ",".join(map(str, PROMPT))
-        words = ("--token-ids", prompt, "--max-tokens", NUM_TOKENS, "--temperature", 0)
-        done = subprocess.run(octavo("generate", state, *words), capture_output=True, text=True, cwd=ROOT, timeout=60)
+        words = octavo("generate", state, *words, "--max-tokens", NUM_TOKENS, "--temperature", 0)
+        done = subprocess.run(words, capture_output=True, text=True, cwd=ROOT, timeout=60)
     finally:
         assert up.stop(40.0) == 0
     assert done.returncode == 0, done.stderr
-    output = json.loads(done.stdout)["token_ids"]
+    return json.loads(done.stdout)["token_ids"]
+
+
+def likeliest(model, prompt, output):
+    """The tokens of Transformers after the prompt and each beginning of the output."""
     with torch.inference_mode():
-        expected = model(torch.tensor([PROMPT + output]), use_cache=False).logits[0, len(PROMPT) - 1 : -1].argmax(-1)
-    assert len(output) == NUM_TOKENS and output == expected.tolist()
+        return (
+            model(torch.tensor([prompt + output]), use_cache=False).logits[0, len(prompt) - 1 : -1].argmax(-1).tolist()
+        )
+
+
+@pytest.mark.timeout(240)
+def test_a_falcon_answers_token_ids_as_transformers_does(falcon, tmp_path):
+    directory, model = falcon
+    output = answer(directory, tmp_path, "--token-ids", ",".join(map(str, PROMPT)))
+    assert len(output) == NUM_TOKENS and output == likeliest(model, PROMPT, output)
+
+
+SIZES = {
+    "hidden_size": 256,
+    "intermediate_size": 512,
+    "num_hidden_layers": 3,
+    "max_position_embeddings": 256,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "sliding_window": 16,
+    "eos_token_id": None,
+    "bos_token_id": None,
+    "pad_token_id": None,
+    "tie_word_embeddings": False,
+}
+TEXT = "the quick  brown fox\n\njumps"
+
+
+def gemma2():
+    """A configuration, a vocabulary, and the ids of TEXT as a message of a user."""
+    vocabulary = gemma_vocabulary(unescaped)
+    config = transformers.Gemma2Config(vocab_size=len(vocabulary), head_dim=64, query_pre_attn_scalar=64, **SIZES)
+    pieces = vocabulary.pieces
+    start, end, line = (pieces.piece_to_id(piece) for piece in ("<start_of_turn>", "<end_of_turn>", "\n"))
+    turn = [start, *pieces.encode(f"user\n{TEXT}"), end, line]
+    return config, vocabulary, [2, *turn, start, *pieces.encode("model\n")]
+
+
+def phi3():
+    vocabulary = phi3_vocabulary()
+    first = len(vocabulary) - len(ADDED)
+    user, end, assistant = (first + ADDED.index(token) for token in ("<|user|>", "<|end|>", "<|assistant|>"))
+    prompt = [user, *vocabulary.pieces.encode(TEXT), end, assistant]  # the white space after a mark is dropped
+    return transformers.Phi3Config(vocab_size=len(vocabulary), **SIZES), vocabulary, prompt
+
+
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize("make", [gemma2, phi3])
+def test_a_gguf_file_answers_a_chat_as_transformers_does(make, tmp_path):
+    """With matrices of several types, and a vocabulary of sentencepiece."""
+    torch.manual_seed(1)
+    config, vocabulary, prompt = make()
+    model = transformers.AutoModelForCausalLM.from_config(config)
+    for parameter in model.parameters():
+        if parameter.dim() > 1:
+            parameter.data.normal_(std=0.2)
+    model.save_pretrained(tmp_path / "model")
+    file = tmp_path / "model.gguf"
+    kinds = {"down_proj": "Q3_K", "o_proj": "IQ4_NL", "embed_tokens": "Q6_K"}
+    values = write_gguf(
+        tmp_path / "model",
+        file,
+        lambda name: kinds.get(name.split(".")[-2], "Q4_0"),
+        describe_tokens=vocabulary.write_to,
+    )
+    decoded = write_values(tmp_path / "model", tmp_path / "decoded", values)
+    output = answer(file, tmp_path, "--chat", "--prompt", TEXT, "--ignore-eos")
+    assert output == likeliest(transformers.AutoModelForCausalLM.from_pretrained(decoded).eval(), prompt, output)
+    assert len(output) == NUM_TOKENS and len(set(output)) > 4

@@ -351,7 +351,12 @@ async def test_standard_services_answer():
         with pytest.raises(errors.NotFound), rpc.serving_errors():
             await check(health_pb2.HealthCheckRequest(service="nobody"))
         listed = await health_pb2_grpc.HealthStub(channel).List(health_pb2.HealthListRequest())
-        assert set(listed.statuses) == {"", SERVICE}
+        assert set(listed.statuses) == {"", SERVICE, "alive"}
+        health.shut_down()
+        alive = await check(health_pb2.HealthCheckRequest(service="alive"))
+        assert alive.status == health_pb2.HealthCheckResponse.SERVING
+        drained = await check(health_pb2.HealthCheckRequest(service=SERVICE))
+        assert drained.status == health_pb2.HealthCheckResponse.NOT_SERVING
 
         stream = reflection_pb2_grpc.ServerReflectionStub(channel).ServerReflectionInfo(
             iter([reflection_pb2.ServerReflectionRequest(list_services="")])

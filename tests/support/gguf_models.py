@@ -42,15 +42,21 @@ INTERLEAVED = ("llama", "smollm3")
 
 
 def write_gguf(
-    directory: Path, path: Path, kinds: Kinds = "F32", extra: dict[str, NDArray[Any]] | None = None
+    directory: Path,
+    path: Path,
+    kinds: Kinds = "F32",
+    extra: dict[str, NDArray[Any]] | None = None,
+    describe_tokens: Callable[[gguf.GGUFWriter], None] | None = None,
 ) -> dict[str, Tensor]:
     """Writes `path`; returns what its tensors mean, as the checkpoint has them.
 
+    Tokens 2 and 5 end an answer, unless `describe_tokens` writes something else of the tokenizer.
     A matrix of a type that the gguf package cannot make gets random blocks of that type.
     """
     config = json.loads((directory / "config.json").read_text())
     writer = gguf.GGUFWriter(path, config["model_type"])
     _add_sizes(writer, config)
+    (describe_tokens or _add_ends)(writer)
     values = load_file(directory / "model.safetensors")
     for name, weight in values.items():
         kind = (kinds if isinstance(kinds, str) else kinds(name)) if weight.ndim == 2 else "F32"
@@ -131,6 +137,11 @@ def interleaved(rows: NDArray[Any], num_heads: int) -> NDArray[Any]:
     return rows[order]
 
 
+def _add_ends(writer: gguf.GGUFWriter) -> None:
+    writer.add_eos_token_id(2)
+    writer.add_eot_token_id(5)
+
+
 def _add_sizes(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
     writer.add_block_count(config["num_hidden_layers"])
     writer.add_context_length(config["max_position_embeddings"])
@@ -143,8 +154,6 @@ def _add_sizes(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
     writer.add_rope_freq_base(rope["rope_theta"])
     if config.get("head_dim"):
         writer.add_key_length(config["head_dim"])
-    writer.add_eos_token_id(2)
-    writer.add_eot_token_id(5)
     if config["model_type"] == "gemma2":
         writer.add_attn_logit_softcapping(config["attn_logit_softcapping"])
         writer.add_final_logit_softcapping(config["final_logit_softcapping"])

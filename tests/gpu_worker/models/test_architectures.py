@@ -130,15 +130,19 @@ def test_a_model_that_keeps_something_between_steps_is_refused(tiny, load, monke
         load(tiny("opt").directory)
 
 
-@pytest.mark.parametrize("name", ["llama", "gpt2", "gptj", "bloom", "falcon-40b", "falcon-rw", "mpt", "opt"])
-def test_bfloat16_errs_as_transformers_does(name, tiny, load, all_logits):
-    """Eight bits of mantissa cost both sides something against float32; ours must not cost more."""
+@pytest.mark.parametrize("name", OURS)
+@pytest.mark.usefixtures("on_ops")
+def test_bfloat16_errs_no_more_than_transformers_does(name, tiny, load, all_logits):
+    """Against float32 on the same weights, over four prompts: eight bits of mantissa cost both sides something."""
     model, runner = tiny(name), load(tiny(name).directory, dtype="bfloat16")
     assert runner.info.kv_dtype == "bfloat16"
-    tokens = [(7 * i + 3) % 128 for i in range(50)]
-    exact = model.logits(tokens)
     half = copy.deepcopy(model.model).to(torch.bfloat16)
-    with torch.inference_mode():
-        theirs = half(torch.tensor([tokens]), use_cache=False).logits[0].float()
-    ours = all_logits(runner, tokens).float()
-    assert float((ours - exact).square().mean()) < 2 * float((theirs - exact).square().mean())
+    exact = copy.deepcopy(half).float()
+    errors = torch.zeros(2)
+    for seed in range(4):
+        tokens = [((7 + 2 * seed) * i + 3 + seed) % 128 for i in range(50)]
+        with torch.inference_mode():
+            truth, theirs = (each(torch.tensor([tokens]), use_cache=False).logits[0].float() for each in (exact, half))
+        ours = all_logits(runner, tokens).float()
+        errors += torch.stack([(side - truth).square().sum() for side in (ours, theirs)])
+    assert float((errors[0] / errors[1]).sqrt()) < 1.05

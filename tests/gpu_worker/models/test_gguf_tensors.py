@@ -12,15 +12,15 @@ import transformers
 from gguf.quants import dequantize as theirs
 from gguf_models import finish, write_gguf, write_values
 
-from gpu_worker.models import dequantize as formats
 from gpu_worker.models.dequantize import PIECE_VALUES, dequantize
-from gpu_worker.models.gguf_tensors import ARCHITECTURES, ROPE_FACTORS, ROPE_LONG, read_config
+from gpu_worker.models.gguf_tensors import ROPE_FACTORS, ROPE_LONG, read_config
 from gpu_worker.ops import native
 from octavo.errors import BadModel, InvalidArgument
 from octavo.gguf import BLOCK_SIZES, GgufFile, TensorType
+from octavo.gguf_support import ARCHITECTURES, DECODED, FLOATS
 
-PACKED = [kind.name for kind in formats.DECODED if kind not in formats.FLOATS]
-REFUSED = [kind.name for kind in TensorType if kind not in formats.DECODED]
+PACKED = [kind.name for kind in DECODED if kind not in FLOATS]
+REFUSED = [kind.name for kind in TensorType if kind not in DECODED]
 
 
 @pytest.mark.parametrize("name", ["F32", "F16", "BF16", *PACKED])

@@ -198,7 +198,7 @@ def test_a_head_unlike_the_embedding_is_used_whatever_the_configuration_says(cop
             "attention_types lists global, global, global for 4 layers",
         ),
         ("gpt-neo", {"attention_types": None}, "TypeError"),
-        ("bloom", {"hidden_size": None}, "has none of hidden_size, n_embd"),
+        ("bloom", {"hidden_size": None}, "has no 'hidden_size or n_embd"),
     ],
 )
 def test_what_is_not_computed_is_refused_by_name(name, fields, reason, copied, load):

@@ -101,7 +101,8 @@ BAD = [
     ([*UP, "--model=weights"], 1, "make it readable"),
     ([*UP, "--model=a-file"], 1, "is no GGUF file"),
     ([*UP, "--model=tokenizer"], 1, "tokenizer.json cannot be read"),
-    ([*UP, "--model=gguf"], 1, "tokenizer: "),
+    ([*UP, "--tokenizer=tokenizer"], 1, "tokenizer.json cannot be read"),
+    ([*UP, "--model=gguf"], 1, "4 bytes are too few for a GGUF header: copy it again"),
 ]
 
 
@@ -119,9 +120,18 @@ def test_one_line_says_what_is_wrong(folder, capsys, words, code, says):
 def test_doctor_says_the_same_words(folder, capsys):
     for name in MODELS:
         found = [model_checks.model(name), model_checks.tokenizer(name)]
-        (bad,) = [report for report in found if report.result == "bad"]
+        bad = next(report for report in found if report.result == "bad")
         assert main([*UP, f"--model={name}"]) == 1
         assert capsys.readouterr().err == f"octavo up: {bad.name}: {bad.detail}: {bad.fix}\n"
+
+
+def test_a_gguf_file_that_no_worker_reads_is_refused_before_one_starts(tmp_path, capsys):
+    path, word = tmp_path / "model.gguf", lambda text: len(text).to_bytes(8, "little") + text
+    value = word(b"general.architecture") + (8).to_bytes(4, "little") + word(b"gemma3")
+    path.write_bytes(b"GGUF" + (3).to_bytes(4, "little") + bytes(8) + (1).to_bytes(8, "little") + value)
+    assert main(["up", f"--model={path}", "--grpc-port=0", f"--state-dir={tmp_path / 'state'}"]) == 1
+    assert "architecture 'gemma3' are not read (llama, " in capsys.readouterr().err
+    assert not (tmp_path / "state").exists()
 
 
 def test_only_who_has_a_tokenizer_json_is_told_to_copy_it(folder):

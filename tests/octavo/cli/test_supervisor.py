@@ -1,5 +1,6 @@
 import asyncio
 import os
+import re
 import signal
 import sys
 import time
@@ -104,6 +105,19 @@ async def test_a_child_that_never_serves_is_given_up(supervised, tmp_path):
     with pytest.raises(StartError, match="not ready"):
         await supervised.start([SupervisedProcess(ChildProcess("router-0", SLEEP, tmp_path / "log", {}), never)], 0.2)
     await supervised.stop(5)
+
+
+async def test_a_child_that_is_late_is_told_with_its_last_error(supervised, tmp_path, monkeypatch):
+    monkeypatch.setattr("octavo.cli.supervisor.WORD_S", 0.05)
+    code = "import time; print('12:34:56.789 router error   no tokenizer', flush=True); time.sleep(3600)"
+    child = ChildProcess("router-0", [sys.executable, "-I", "-S", "-c", code], tmp_path / "log", {})
+
+    async def ready():
+        return any("no tokenizer" in text for text in supervised.said)
+
+    await supervised.start([SupervisedProcess(child, ready)], 10)
+    await supervised.stop(5)
+    assert re.search(r"^router-0: not ready yet after \d+ s; no tokenizer; see \S+$", "\n".join(supervised.said), re.M)
 
 
 async def test_users_end_before_what_they_use(supervised, tmp_path):

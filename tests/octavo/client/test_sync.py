@@ -97,3 +97,20 @@ def test_threads_share_a_client(router, endpoint):
 def test_a_client_of_a_wrong_endpoint_cannot_be_made(cls, endpoints, why):
     with pytest.raises(errors.InvalidArgument, match=f"^{re.escape(why)}$"):
         cls(endpoints)
+
+
+def test_a_client_that_is_closed_waits_for_interrupted_calls_to_end():
+    client, began, ended = Client("127.0.0.1:1"), threading.Event(), []
+
+    async def interrupted_call():
+        began.set()
+        try:
+            await asyncio.sleep(3600)
+        finally:
+            await asyncio.sleep(0.05)
+            ended.append(True)
+
+    asyncio.run_coroutine_threadsafe(interrupted_call(), client._loop._loop)
+    assert began.wait(10)
+    client.close()
+    assert ended == [True]

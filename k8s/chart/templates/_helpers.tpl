@@ -1,0 +1,87 @@
+{{- /* The beginning of all names. */ -}}
+{{- define "octavo.fullname" -}}
+{{- if .Values.fullnameOverride -}}
+{{- .Values.fullnameOverride | trunc 50 | trimSuffix "-" -}}
+{{- else if contains "octavo" .Release.Name -}}
+{{- .Release.Name | trunc 50 | trimSuffix "-" -}}
+{{- else -}}
+{{- printf "%s-octavo" .Release.Name | trunc 50 | trimSuffix "-" -}}
+{{- end -}}
+{{- end -}}
+
+{{- /* Labels by which Services and controllers find pods. Arguments: root, component. */ -}}
+{{- define "octavo.selector" -}}
+app.kubernetes.io/name: octavo
+app.kubernetes.io/instance: {{ .root.Release.Name }}
+app.kubernetes.io/component: {{ .component }}
+{{- end -}}
+
+{{- /* All labels of an object. Arguments: root, component. */ -}}
+{{- define "octavo.labels" -}}
+{{ include "octavo.selector" . }}
+app.kubernetes.io/version: {{ .root.Chart.AppVersion | quote }}
+app.kubernetes.io/managed-by: {{ .root.Release.Service }}
+helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version }}
+{{- end -}}
+
+{{- /* An image. Arguments: root, image. */ -}}
+{{- define "octavo.image" -}}
+{{ printf "%s:%s" .image.repository (.image.tag | default .root.Chart.AppVersion) | quote }}
+{{- end -}}
+
+{{- /* On which interface a program listens: on all. */ -}}
+{{- define "octavo.host" -}}
+{{ eq .Values.ipFamily "IPv6" | ternary "::" "0.0.0.0" | quote }}
+{{- end -}}
+
+{{- define "octavo.storeSecret" -}}
+{{ .Values.store.existingSecret | default (printf "%s-store" (include "octavo.fullname" .)) }}
+{{- end -}}
+
+{{- define "octavo.storeSecretKey" -}}
+{{ if .Values.store.existingSecret }}{{ .Values.store.existingSecretKey }}{{ else }}url{{ end }}
+{{- end -}}
+
+{{- define "octavo.hasBundledStore" -}}
+{{ if not (or .Values.store.existingSecret .Values.store.url) }}true{{ end }}
+{{- end -}}
+
+{{- /* What every pod may do: nothing beyond its own files. */ -}}
+{{- define "octavo.podSecurity" -}}
+automountServiceAccountToken: false
+enableServiceLinks: false
+securityContext:
+  runAsNonRoot: true
+  runAsUser: 65532
+  runAsGroup: 65532
+  fsGroup: 65532
+  seccompProfile: {type: RuntimeDefault}
+{{- end -}}
+
+{{- define "octavo.containerSecurity" -}}
+securityContext:
+  allowPrivilegeEscalation: false
+  readOnlyRootFilesystem: true
+  capabilities: {drop: [ALL]}
+{{- end -}}
+
+{{- /* Settings of a program as environment variables. Arguments: prefix, settings. */ -}}
+{{- define "octavo.settings" -}}
+{{- range $name, $value := .settings }}
+- name: {{ printf "OCTAVO_%s_%s" $.program (trimPrefix (printf "%s_" (lower $.program)) $name | upper) }}
+  value: {{ if kindIs "slice" $value }}{{ join "," $value | quote }}{{ else if kindIs "float64" $value }}{{ if eq (floor $value) $value }}{{ int64 $value | toString | quote }}{{ else }}{{ $value | toString | quote }}{{ end }}{{ else }}{{ $value | toString | quote }}{{ end }}
+{{- end }}
+{{- end -}}
+
+{{- define "octavo.modelMount" -}}
+{{- if .Values.model.volume }}
+- {name: model, mountPath: {{ .Values.model.mountPath | quote }}, readOnly: true}
+{{- end }}
+{{- end -}}
+
+{{- define "octavo.modelVolume" -}}
+{{- with .Values.model.volume }}
+- name: model
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- end -}}
