@@ -40,6 +40,20 @@ def test_chaos_changes_no_output(make_world, seed: int) -> None:
     world.drain()
 
 
+@pytest.mark.parametrize("seed", range(24, 42))
+def test_chaos_with_a_window_changes_no_output(make_world, seed: int) -> None:
+    """Blocks are given back on the way, and memories may be smaller than the contexts that run in them."""
+    config, runner = sizes(seed)
+    rng = random.Random(-seed)
+    window = rng.choice([1, 2, 4, 5, 7, 9, 13, 20])
+    least = -(-window // 4) + 2  # what a branch needs, and a block for a fork
+    runner |= {"window": window, "num_blocks": rng.choice([least, least + 1, 10, 12, 20])}
+    world = make_world(seed, config, runner, eos=seed % 2 == 0)
+    for _ in range(250):
+        world.operate()
+    world.drain()
+
+
 def test_a_search_that_is_alone_at_last_starts_its_other_beams(make_world) -> None:
     world = make_world(480, *sizes(480), eos=False)  # ended with LENGTH although there was room
     for _ in range(300):
