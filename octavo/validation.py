@@ -232,7 +232,7 @@ def validate_chat(messages: Sequence[tuple[str, str | bytes]], *, context_tokens
     checks, turns = ViolationCollector(), []
     for i, (role, content) in enumerate(messages):
         checks.run(_check_role, f"chat.messages[{i}].role", role)
-        name = f"chat.messages[{i}].{'content_bytes' if isinstance(content, bytes) else 'content'}"
+        name = f"chat.messages[{i}].{'raw_content' if isinstance(content, bytes) else 'content'}"
         text = checks.run(validate_text, content, name, context_tokens=context_tokens, allow_empty=True)
         turns.append((role, text or ""))
     checks.raise_found()

@@ -92,9 +92,9 @@ def _extend(ids: "RepeatedScalarFieldContainer[int]", token_ids: Iterable[int]) 
 
 
 def set_text(message: "Message", field: str, text: str | bytes) -> None:
-    """Sets the string field, or for bytes the bytes field beside it (`text_bytes` beside `text`)."""
+    """Sets the string field, or for bytes the bytes field beside it (`raw_text` beside `text`)."""
     if isinstance(text, bytes):
-        setattr(message, f"{field}_bytes", text)
+        setattr(message, f"raw_{field}", text)
         return
     try:
         setattr(message, field, text)

@@ -157,14 +157,14 @@ def checked_input(
     match request.WhichOneof("input"):
         case "token_ids":
             return cast("inference_pb2.GenerateRequest", request).token_ids.ids
-        case "text" | "text_bytes" as field:
-            data = request.text if field == "text" else request.text_bytes
+        case "text" | "raw_text" as field:
+            data = request.text if field == "text" else request.raw_text
             return validation.validate_text(data, field, context_tokens=model.context_tokens)
         case "chat":
             chat = wire.chat_from_wire(request.chat)
             messages = validation.validate_chat(chat.messages, context_tokens=model.context_tokens)
             return CheckedChat(messages, chat.begin_answer)
-    raise InvalidArgument("input", "send text, text_bytes, token_ids or chat")
+    raise InvalidArgument("input", "send text, raw_text, token_ids or chat")
 
 
 async def run_aside(size: int, work: Callable[[], T]) -> T:

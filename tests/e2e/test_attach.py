@@ -23,7 +23,7 @@ async def routers(cluster):
 
 
 def make_request(prompt, params=GREEDY, **more):
-    request = inference_pb2.GenerateRequest(text_bytes=bytes(prompt), **more)
+    request = inference_pb2.GenerateRequest(raw_text=bytes(prompt), **more)
     request.sampling.temperature = params.temperature
     request.sampling.max_tokens = params.max_tokens
     request.sampling.stop.extend(params.stop)

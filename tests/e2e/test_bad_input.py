@@ -25,7 +25,7 @@ def request(sampling=(), **fields):
             message.chat.SetInParent()
             for role, content in value:
                 turn = message.chat.messages.add(role=role)
-                setattr(turn, "content_bytes" if isinstance(content, bytes) else "content", content)
+                setattr(turn, "raw_content" if isinstance(content, bytes) else "content", content)
         else:
             setattr(message, name, value)
     for name, value in dict(sampling).items():
@@ -84,13 +84,13 @@ def prompts():
     yield "token_ids", request(token_ids=[1] * 10 * CONTEXT)
     yield "token_ids", request(token_ids=[1, VOCAB])
     yield "token_ids", request(token_ids=[U32])
-    yield "text_bytes", request(text_bytes=b"ab\xff")
+    yield "raw_text", request(raw_text=b"ab\xff")
     yield "text", request(text="x" * (16 * CONTEXT + 1))
     yield "text", request(text="x" * CONTEXT)
     yield "chat.messages", request(chat=[])
     yield "chat.messages", request(chat=[("user", b"x")] * 1025)
     yield "chat.messages[1].role", request(chat=[("user", b"x"), ("", b"x")])
-    yield "chat.messages[0].content_bytes", request(chat=[("user", b"\xc3\x28")])
+    yield "chat.messages[0].raw_content", request(chat=[("user", b"\xc3\x28")])
     yield "chat", request(chat=[("user", b"x")])  # this model has no template
     yield "request_id", request(text="x", request_id="")
     yield "request_id", request(text="x", request_id="a" * 129)
@@ -165,7 +165,7 @@ def test_what_has_no_field(cluster):
         (errors.InvalidArgument, lambda: stub.Get(inference_pb2.GetRequest())),
         (errors.InvalidArgument, lambda: stub.Cancel(inference_pb2.CancelRequest(request_id="\x7f"))),
         (errors.InvalidArgument, lambda: stub.Tokenize(inference_pb2.TokenizeRequest())),
-        (errors.InvalidArgument, lambda: stub.Tokenize(inference_pb2.TokenizeRequest(text_bytes=b"\xff"))),
+        (errors.InvalidArgument, lambda: stub.Tokenize(inference_pb2.TokenizeRequest(raw_text=b"\xff"))),
         (errors.NotFound, lambda: stub.Tokenize(inference_pb2.TokenizeRequest(text="a", model="other"))),
         (errors.InvalidArgument, lambda: stub.Detokenize(inference_pb2.DetokenizeRequest(token_ids=[VOCAB]))),
     ]
@@ -193,7 +193,7 @@ def test_every_wrong_field_is_named_at_once(cluster):
         "sampling.stop",
         "priority",
         "chat.messages[0].role",
-        "chat.messages[1].content_bytes",
+        "chat.messages[1].raw_content",
     ]
 
 

@@ -120,7 +120,7 @@ def test_chats():
         ([("", b"x")], "chat.messages[0].role"),
         ([("user", b"x"), ("r" * 65, b"x")], "chat.messages[1].role"),
         ([("a\nb", b"x")], "chat.messages[0].role"),
-        ([("user", b"\xff")], "chat.messages[0].content_bytes"),
+        ([("user", b"\xff")], "chat.messages[0].raw_content"),
         ([("user", "x"), ("user", None)], "chat.messages[1].content"),
     ],
 )

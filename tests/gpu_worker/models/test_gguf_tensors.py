@@ -2,6 +2,7 @@
 
 import copy
 import json
+import re
 from pathlib import Path
 
 import gguf
@@ -11,6 +12,7 @@ import torch
 import transformers
 from gguf.quants import dequantize as theirs
 from gguf_models import finish, write_gguf, write_values
+from safetensors.torch import load_file
 
 from gpu_worker.models.dequantize import PIECE_VALUES, dequantize
 from gpu_worker.models.gguf_tensors import ROPE_FACTORS, ROPE_LONG, read_config
@@ -123,6 +125,29 @@ def test_other_architectures_are_refused_by_name(load, tmp_path):
 def test_half_of_the_factors_of_long_positions_is_refused(tiny, load, tmp_path):
     write_gguf(tiny("phi3").directory, tmp_path / "model.gguf", extra={ROPE_LONG: np.ones(4, np.float32)})
     with pytest.raises(BadModel, match="has only one of"):
+        load(tmp_path / "model.gguf")
+
+
+@pytest.mark.parametrize(
+    ("name", "dropped"),
+    [
+        ("llama", "model.layers.1.mlp.up_proj.weight"),
+        ("qwen2", "model.layers.2.self_attn.k_proj.bias"),
+        ("qwen3", "model.layers.3.self_attn.q_norm.weight"),
+    ],
+)
+def test_a_file_that_lacks_a_tensor_is_refused_by_name(name, dropped, tiny, load, tmp_path):
+    """Of parts that the file need not have, those of the first layer tell what the others have."""
+    weights = load_file(tiny(name).directory / "model.safetensors")
+    del weights[dropped]
+    write_gguf(write_values(tiny(name).directory, tmp_path / "less", weights), tmp_path / "model.gguf")
+    with pytest.raises(BadModel, match=rf"no tensor '{re.escape(dropped)}'"):
+        load(tmp_path / "model.gguf")
+
+
+def test_a_file_with_a_tensor_too_many_is_refused_by_name(tiny, load, tmp_path):
+    write_gguf(tiny("llama").directory, tmp_path / "model.gguf", extra={"blk.1.attn_q.bias": np.ones(32, np.float32)})
+    with pytest.raises(BadModel, match=r"no place in the model: model\.layers\.1\.self_attn\.q_proj\.bias$"):
         load(tmp_path / "model.gguf")
 
 
