@@ -2,7 +2,7 @@
 
 A branch's tokens are the prompt and then its output. For each branch, half-open intervals over token positions:
 
-    [0, num_passed blocks)      out of every layer's window: no later token sees them, and the branch has given them back
+    [0, num_passed blocks)      out of every layer's window: no later token sees them; the branch gave them back
     [passed, num_sealed blocks) full blocks that were offered to the prefix cache: perhaps shared, never written again
     [sealed, num_computed)      keys and values written by earlier steps
     [num_computed, end)         written by the step in flight, whose chunk ends there; lost if that step fails

@@ -99,8 +99,7 @@ class WitnessRunner:
 
         if chunk.score_from >= 0:
             output.scored[number] = [
-                self._choose.score(state(p), branch.tokens[p], branch)
-                for p in range(chunk.score_from, chunk.score_end)
+                self._choose.score(state(p), branch.tokens[p], branch) for p in range(chunk.score_from, chunk.score_end)
             ]
         if chunk.samples:
             self._choose.sample(state(end), chunk.samples, output)

@@ -54,6 +54,23 @@ def test_chaos_with_a_window_changes_no_output(make_world, seed: int) -> None:
     world.drain()
 
 
+@pytest.mark.parametrize(
+    ("seed", "config", "runner"),
+    [
+        # A branch that was taken over was swapped out before its first token, and its repeated tokens lost their scores.
+        (35, {"prefix_caching": False, "watermark": 0.01}, {"num_blocks": 8}),
+        # A forced step counted each of its chunks as one token.
+        (387, {"watermark": 0, "max_batch_tokens": 8, "min_preempt_interval_s": 2.0}, {"num_blocks": 7}),
+    ],
+)
+def test_what_chaos_once_found(make_world, seed: int, config: dict, runner: dict) -> None:
+    usual = {"policy": "priority", "max_partial_prefills": 2, "min_preempt_interval_s": 0}
+    world = make_world(seed, usual | config, {"window": 20, **runner}, eos=False)
+    for _ in range(250):
+        world.operate()
+    world.drain()
+
+
 def test_a_search_that_is_alone_at_last_starts_its_other_beams(make_world) -> None:
     world = make_world(480, *sizes(480), eos=False)  # ended with LENGTH although there was room
     for _ in range(300):
