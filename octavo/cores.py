@@ -4,8 +4,9 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-CGROUPS = Path("/sys/fs/cgroup")
-MEMBERSHIP = Path("/proc/self/cgroup")
+from octavo.cgroups import CGROUPS, MEMBERSHIP, CgroupFolder, cgroup_folders
+
+FILES = {1: ("cpu.cfs_quota_us", "cpu.cfs_period_us"), 2: ("cpu.max",)}  # by the version of cgroups
 
 
 def usable_cores(cgroups: Path = CGROUPS, membership: Path = MEMBERSHIP) -> int:
@@ -14,31 +15,14 @@ def usable_cores(cgroups: Path = CGROUPS, membership: Path = MEMBERSHIP) -> int:
     More threads than this get no more done: when a quota is used up, the kernel stops all threads of the group.
     """
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(1, min([cores, *map(int, _quotas(cgroups, membership))]))
+    quotas = (quota for folder in cgroup_folders("cpu", cgroups, membership) for quota in _quota(folder))
+    return max(1, min([cores, *map(int, quotas)]))
 
 
-def _quotas(cgroups: Path, membership: Path) -> Iterator[float]:
-    """The quotas, in cores, of this process's cgroup and of the cgroups around it, in either version of cgroups."""
+def _quota(folder: CgroupFolder) -> Iterator[float]:
+    """The quota of one cgroup in cores, if it has one."""
     try:
-        lines = membership.read_text().splitlines()
-    except OSError:
-        return
-    for line in lines:
-        _, controllers, path = line.split(":", 2)
-        if not controllers:
-            root, files = cgroups, ["cpu.max"]
-        elif "cpu" in controllers.split(","):
-            root, files = cgroups / "cpu", ["cpu.cfs_quota_us", "cpu.cfs_period_us"]
-        else:
-            continue
-        place = Path(path.lstrip("/"))
-        for group in (place, *place.parents):
-            yield from _quota([root / group / name for name in files])
-
-
-def _quota(files: list[Path]) -> Iterator[float]:
-    try:
-        quota, period = " ".join(file.read_text() for file in files).split()
+        quota, period = " ".join((folder.path / name).read_text() for name in FILES[folder.version]).split()
     except (OSError, ValueError):  # a group's own files may lie outside this container's view
         return
     if quota not in ("max", "-1"):

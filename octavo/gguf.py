@@ -23,7 +23,7 @@ MAX_DIMENSIONS = 4
 
 
 class TensorType(IntEnum):
-    """How a tensor's numbers are stored. gpu_worker.models.dequantize says which types it decodes."""
+    """How a tensor's numbers are stored. octavo.gguf_support says which types octavo serves."""
 
     F32 = 0
     F16 = 1

@@ -1,11 +1,15 @@
-"""How much memory this process may still take, by the machine and by the limits of its cgroups."""
+"""How much memory the machine has, and how much this process may still take, by the limits of its cgroups as well."""
 
 from collections.abc import Iterator
 from pathlib import Path
 
-from octavo.cores import CGROUPS, MEMBERSHIP
+from octavo.cgroups import CGROUPS, MEMBERSHIP, CgroupFolder, cgroup_folders
 
 MEMINFO = Path("/proc/meminfo")
+FILES = {  # by the version of cgroups: the limit, what is used, and how much of that is cached files
+    1: ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+    2: ("memory.max", "memory.current", "inactive_file"),
+}
 
 
 def available_bytes(meminfo: Path = MEMINFO, cgroups: Path = CGROUPS, membership: Path = MEMBERSHIP) -> int:
@@ -13,45 +17,35 @@ def available_bytes(meminfo: Path = MEMINFO, cgroups: Path = CGROUPS, membership
 
     In a container with a limit, the rest of that limit counts, not the memory of the machine. 0 if nothing is known.
     """
-    found = [*_of_the_machine(meminfo), *_of_cgroups(cgroups, membership)]
+    found = [*_of_the_machine(meminfo, "MemAvailable")]
+    for folder in cgroup_folders("memory", cgroups, membership):
+        found += _left(folder)
     return max(0, min(found, default=0))
 
 
-def _of_the_machine(meminfo: Path) -> Iterator[int]:
+def total_bytes(meminfo: Path = MEMINFO) -> int:
+    """The memory of the machine. 0 if it is not known."""
+    return next(_of_the_machine(meminfo, "MemTotal"), 0)
+
+
+def _of_the_machine(meminfo: Path, wanted: str) -> Iterator[int]:
+    """The value of that name in /proc/meminfo, if it is there."""
     try:
         lines = meminfo.read_text().splitlines()
     except OSError:
         return
     for line in lines:
         name, _, value = line.partition(":")
-        if name == "MemAvailable":
+        if name == wanted:
             yield int(value.split()[0]) * 1024
 
 
-def _of_cgroups(cgroups: Path, membership: Path) -> Iterator[int]:
-    """What is left of each limit on this process's cgroup and on those around it, in either version of cgroups."""
+def _left(folder: CgroupFolder) -> Iterator[int]:
+    """What is left of the limit of one cgroup, if it has one."""
+    limit_file, used_file, cached = FILES[folder.version]
     try:
-        lines = membership.read_text().splitlines()
-    except OSError:
-        return
-    for line in lines:
-        _, controllers, path = line.split(":", 2)
-        if not controllers:
-            root, files, cached = cgroups, ("memory.max", "memory.current"), "inactive_file"
-        elif "memory" in controllers.split(","):
-            root, files = cgroups / "memory", ("memory.limit_in_bytes", "memory.usage_in_bytes")
-            cached = "total_inactive_file"
-        else:
-            continue
-        place = Path(path.lstrip("/"))
-        for group in (place, *place.parents):
-            yield from _left(root / group, files, cached)
-
-
-def _left(group: Path, files: tuple[str, str], cached: str) -> Iterator[int]:
-    try:
-        limit, used = ((group / name).read_text().strip() for name in files)
-        stat = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
+        limit, used = ((folder.path / name).read_text().strip() for name in (limit_file, used_file))
+        stat = dict(line.split() for line in (folder.path / "memory.stat").read_text().splitlines())
         if limit != "max":
             yield int(limit) - int(used) + int(stat.get(cached, 0))
     except (OSError, ValueError):  # a group's own files may lie outside this container's view

@@ -5,6 +5,8 @@ from collections.abc import Iterable
 
 from octavo.endpoint import parse_listener
 
+EVERY_INTERFACE = {"0.0.0.0": "127.0.0.1", "[::]": "[::1]"}  # hosts that stand for all interfaces, and their loopback
+
 
 def with_host(address: str, host: str) -> str:
     """The address HOST:PORT with another host. An empty host leaves it as it is; version 6 may lack its brackets."""
@@ -14,8 +16,7 @@ def with_host(address: str, host: str) -> str:
 def reachable_address(address: str) -> str:
     """The address at which this machine can call a program that listens on HOST:PORT: every interface has loopback."""
     endpoint = parse_listener(address)
-    every = {"0.0.0.0": "127.0.0.1", "[::]": "[::1]"}
-    return str(endpoint.with_host(every.get(endpoint.host, endpoint.host)))
+    return str(endpoint.with_host(EVERY_INTERFACE.get(endpoint.host, endpoint.host)))
 
 
 def is_loopback(address: str) -> bool:

@@ -226,9 +226,13 @@ def validate_text(data: str | bytes, field: str, *, context_tokens: int, allow_e
     if not (data or allow_empty):
         raise InvalidArgument(field, "is empty; give some text")
     try:
-        return data if isinstance(data, str) else data.decode()
+        text = data.decode() if isinstance(data, bytes) else data
+        text.encode()  # fails for half a surrogate pair, which a caller's string may hold
+        return text
     except UnicodeDecodeError as error:
         raise InvalidArgument(field, f"is not UTF-8 at byte {error.start}") from None
+    except UnicodeEncodeError as error:
+        raise InvalidArgument(field, f"has no UTF-8 form at character {error.start}") from None
 
 
 def validate_chat(messages: Sequence[tuple[str, str | bytes]], *, context_tokens: int) -> list[tuple[str, str]]:
@@ -244,7 +248,7 @@ def validate_chat(messages: Sequence[tuple[str, str | bytes]], *, context_tokens
     checks, turns = ViolationCollector(), []
     for i, (role, content) in enumerate(messages):
         checks.run(_check_role, f"chat.messages[{i}].role", role)
-        name = f"chat.messages[{i}].{'content_bytes' if isinstance(content, bytes) else 'content'}"
+        name = f"chat.messages[{i}].{'raw_content' if isinstance(content, bytes) else 'content'}"
         text = checks.run(validate_text, content, name, context_tokens=context_tokens, allow_empty=True)
         turns.append((role, text or ""))
     checks.raise_found()
@@ -268,6 +272,12 @@ def validate_request_id(request_id: str) -> RequestId:
     return RequestId(request_id)
 
 
+def validate_salt(field: str, salt: object) -> str:
+    if not (isinstance(salt, str) and len(salt) <= limits.MAX_SALT_BYTES and salt.isascii()):
+        raise InvalidArgument(field, f"must be ASCII, at most {limits.MAX_SALT_BYTES} bytes")
+    return salt
+
+
 # Admissions
 
 
@@ -281,8 +291,7 @@ def validate_admission(
     _check_number("priority", admission.priority, NumberRange(1, 4, integer=True))
     _check_number("deadline_in_ms", admission.deadline_in_ms, NumberRange(0, limits.MAX_DEADLINE_MS, integer=True))
     salt, params = admission.salt, admission.sampling
-    if not (type(salt) is str and len(salt) <= limits.MAX_SALT_BYTES and salt.isascii()):
-        raise InvalidArgument("salt", f"must be ASCII, at most {limits.MAX_SALT_BYTES} bytes")
+    validate_salt("salt", salt)
     validate_sampling(params, vocab_size=vocab_size, eos_token_ids=eos_token_ids)
     for field in ("max_tokens", "seed"):
         if getattr(params, field) is None:

@@ -280,7 +280,7 @@ class ChatPrompt:
 
 def chat_from_wire(message: inference_pb2.Chat) -> ChatPrompt:
     begin_answer = message.add_generation_prompt if message.HasField("add_generation_prompt") else True
-    turns = [(turn.role, turn.content_bytes or turn.content) for turn in message.messages]
+    turns = [(turn.role, turn.raw_content or turn.content) for turn in message.messages]
     return ChatPrompt(turns, begin_answer)
 
 

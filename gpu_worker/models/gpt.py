@@ -141,7 +141,7 @@ class GptDecoder:
         return self._layer_norm(x[rows], "norm")
 
     def logits(self, hidden: Tensor) -> Tensor:
-        return self._ops.linear(hidden, self._head, self._tensors.get("head_bias"))
+        return self._ops.logits(hidden, self._head, self._tensors.get("head_bias"))
 
     def _attend(self, layer: int, x: Tensor, kv: Tensor, batch: TokenBatch, angles: list[Tensor] | None) -> Tensor:
         config, ops = self.config, self._ops

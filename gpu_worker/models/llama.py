@@ -169,7 +169,7 @@ class LlamaDecoder:
         return ops.add_rms_norm(out[rows], x[rows], self._norm, eps)[0]
 
     def logits(self, hidden: Tensor) -> Tensor:
-        logits = self._ops.linear(hidden, self._head)
+        logits = self._ops.logits(hidden, self._head)
         cap = self.config.logit_cap
         return torch.tanh(logits / cap) * cap if cap else logits
 

@@ -159,9 +159,6 @@ class BeamSearchParams:
         return common
 
 
-ParamsArgument = OfflineParams | SamplingParams
-
-
 def _listed(name: str, values: object) -> tuple[Any, ...]:
     """The values of a list that may be missing."""
     if values is None:

@@ -6,8 +6,8 @@ from numbers import Integral
 from typing import NotRequired, TypeAlias, TypedDict, cast
 
 from gpu_worker.offline.absent import PROMPT_KEYS, refuse_absent
-from octavo import limits
 from octavo.errors import InvalidArgument
+from octavo.validation import validate_salt
 
 
 class TextPrompt(TypedDict):
@@ -97,10 +97,9 @@ def _of_mapping(prompt: Mapping[str, object], argument: str) -> OfflinePrompt:
         raise InvalidArgument(
             f"{argument}.prompt", f"a {type(text).__name__} is no text; token ids go to prompt_token_ids"
         )
-    if salt is not None and not (isinstance(salt, str) and salt.isascii() and len(salt) <= limits.MAX_SALT_BYTES):
-        raise InvalidArgument(f"{argument}.cache_salt", f"must be ASCII, at most {limits.MAX_SALT_BYTES} bytes")
     token_ids = None if ids is None else _ids(ids, f"{argument}.prompt_token_ids")
-    return OfflinePrompt(argument, text, token_ids, salt or "")
+    checked_salt = "" if salt is None else validate_salt(f"{argument}.cache_salt", salt)
+    return OfflinePrompt(argument, text, token_ids, checked_salt)
 
 
 def _ids(value: object, argument: str) -> Sequence[int]:

@@ -67,17 +67,15 @@ class RequestBuilder:
     def _encode(self, prompt: OfflinePrompt) -> list[int]:
         if prompt.token_ids is not None:
             return list(prompt.token_ids)
-        data = _utf8(prompt.text or "", prompt.argument)
         context = self._info.context_tokens
-        token_ids = self._tokenizer.encode(
-            validation.validate_text(data, prompt.argument, context_tokens=context, allow_empty=True)
-        )
+        text = validation.validate_text(prompt.text or "", prompt.argument, context_tokens=context, allow_empty=True)
+        token_ids = self._tokenizer.encode(text)
         if not token_ids:
             raise InvalidArgument(prompt.argument, "is empty; give some text, or at least one token id")
         return token_ids
 
     def _apply_chat(self, turns: Sequence[ChatTurn], argument: str, add_generation_prompt: bool) -> list[int]:
-        messages = [(role, _utf8(content, argument)) for role, content in message_pairs(turns, argument)]
+        messages = message_pairs(turns, argument)
         try:
             checked = validation.validate_chat(messages, context_tokens=self._info.context_tokens)
             return self._tokenizer.apply_chat(checked, add_generation_prompt)
@@ -160,10 +158,3 @@ class RequestBuilder:
         if text is None:
             text = self._token_texts[token_id] = self._tokenizer.decode([token_id], skip_special_tokens=False)
         return text
-
-
-def _utf8(text: str, argument: str) -> bytes:
-    try:
-        return text.encode()
-    except UnicodeEncodeError as error:
-        raise InvalidArgument(argument, f"has no UTF-8 form at character {error.start}") from None

@@ -117,6 +117,10 @@ class Ops(Protocol):
         """x · weightᵀ + bias, weight: [out, in]."""
         ...
 
+    def logits(self, hidden: Tensor, head: Tensor, bias: Tensor | None = None) -> Tensor:
+        """hidden · headᵀ + bias. On a CPU the result is in float32, in which near ties stay apart."""
+        ...
+
     def copy_blocks(self, arena: Tensor, pairs: Sequence[tuple[int, int]]) -> None:
         """Copies blocks (from, to) in all layers of `arena` [num_layers, num_blocks, ...].
 

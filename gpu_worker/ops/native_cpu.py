@@ -88,6 +88,11 @@ class NativeCpuOps:
         self.extension.linear(out, rows, packed, None if bias is None else bias.float())
         return out.to(x.dtype).view(*x.shape[:-1], out.shape[1])
 
+    def logits(self, hidden: Tensor, head: Tensor, bias: Tensor | None = None) -> Tensor:
+        if head.dtype not in FLOATS or head.stride(-1) != 1:
+            return self._reference.logits(hidden, head, bias)
+        return self.linear(hidden.float(), head, bias)
+
     def copy_blocks(self, arena: Tensor, pairs: Sequence[tuple[int, int]]) -> None:
         self.swap_blocks(arena, arena, pairs)
 

@@ -163,6 +163,9 @@ class NativeCudaOps:
     def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         return _linear_by_tiles(x, weight, bias) if self._fixed_piece else functional.linear(x, weight, bias)  # cuBLAS
 
+    def logits(self, hidden: Tensor, head: Tensor, bias: Tensor | None = None) -> Tensor:
+        return self.linear(hidden, head, bias)
+
     def copy_blocks(self, arena: Tensor, pairs: Sequence[tuple[int, int]]) -> None:
         if not pairs:
             return

@@ -51,6 +51,11 @@ class ReferenceOps:
     def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         return functional.linear(x, weight, bias)
 
+    def logits(self, hidden: Tensor, head: Tensor, bias: Tensor | None = None) -> Tensor:
+        if hidden.device.type != "cpu":
+            return self.linear(hidden, head, bias)
+        return self.linear(hidden.float(), head.float(), None if bias is None else bias.float())
+
     def copy_blocks(self, arena: Tensor, pairs: Sequence[tuple[int, int]]) -> None:
         self.swap_blocks(arena, arena, pairs)
 

@@ -10,7 +10,6 @@ from gpu_worker.scheduling.workload import Workload
 from octavo.errors import BadLogits
 from octavo.sampling import FinishReason, TokenScore
 
-NO_SCORES: tuple[TokenScore, ...] = ()
 NONE, STOP, LENGTH, ERROR = FinishReason.NONE, FinishReason.STOP, FinishReason.LENGTH, FinishReason.ERROR
 
 

@@ -4,8 +4,7 @@ import ipaddress
 import socket
 
 from octavo.endpoint import parse_advertised, parse_listener
-
-EVERYWHERE = ("0.0.0.0", "[::]")  # hosts that mean every address of this machine
+from octavo.listen_address import EVERY_INTERFACE
 
 
 class NoAddress(RuntimeError):
@@ -20,7 +19,7 @@ def advertised_address(listen: str, advertise: str) -> tuple[str, int | None]:
     if advertise:
         return parse_advertised(advertise)
     host = parse_listener(listen).host
-    return own_address() if host in EVERYWHERE else host, None
+    return own_address() if host in EVERY_INTERFACE else host, None
 
 
 def own_address() -> str:

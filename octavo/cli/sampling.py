@@ -10,10 +10,8 @@ from octavo.sampling import SamplingParams
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds a flag for each parameter that people often use. The model may recommend values for those left out."""
-    group, defaults = (
-        parser.add_argument_group("sampling", "What a model recommends counts before these defaults."),
-        SamplingParams(),
-    )
+    group = parser.add_argument_group("sampling", "What a model recommends counts before these defaults.")
+    defaults = SamplingParams()
     for name, kind, metavar, text in (
         ("max_tokens", int, "TOKENS", f"output at most [default: {DEFAULT_MAX_TOKENS}, or what fits into the context]"),
         ("temperature", float, "T", "how evenly tokens are drawn; 0: always the likeliest token"),

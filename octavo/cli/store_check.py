@@ -38,9 +38,7 @@ async def store(url: str) -> CheckReport:
         async with asyncio.timeout(STORE_TIMEOUT_S):
             await opened.open()
     except TimeoutError:
-        return CheckReport(
-            "store", "bad", f"{shown} gives no answer within {STORE_TIMEOUT_S:.0f} s", "start it, or correct --store"
-        )
+        return CheckReport("store", "bad", f"{shown} gives no answer within {STORE_TIMEOUT_S:.0f} s", START_IT)
     except StoreUnavailable as error:
         return CheckReport("store", "bad", f"{shown}: {error.message}", fix_of(error.message))
     finally:

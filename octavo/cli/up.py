@@ -3,16 +3,15 @@
 import argparse
 import asyncio
 import json
-import shutil
 import signal
 import sys
-from pathlib import Path
 
 from octavo import settings
 from octavo.cli import checks, model_checks, state, store_check
 from octavo.cli.check_report import CheckReport
 from octavo.cli.cluster import Cluster, ClusterSettings
 from octavo.cli.command_error import CommandError
+from octavo.cli.programs import find_program
 from octavo.cli.supervisor import StartError, Supervisor
 from octavo.client import AsyncClient, Completion
 from octavo.command_parser import USAGE
@@ -161,7 +160,7 @@ def _banner(current: state.ClusterState) -> str:
             f"  workers     {workers}",
             "",
             f"  {grpcurl_line(current.endpoints[0])}",
-            f"  {_program('octavo')} generate --endpoint {endpoints} '{SAMPLE_PROMPT}' --max-tokens 16",
+            f"  {find_program('octavo') or 'octavo'} generate --endpoint {endpoints} '{SAMPLE_PROMPT}' --max-tokens 16",
             "",
         ]
     )
@@ -170,10 +169,5 @@ def _banner(current: state.ClusterState) -> str:
 def grpcurl_line(endpoint: str) -> str:
     """A grpcurl command that can be pasted."""
     request = {"text": SAMPLE_PROMPT, "sampling": {"max_tokens": 16, "temperature": 0}}
-    return f"{_program('grpcurl')} -plaintext -d '{json.dumps(request)}' {endpoint} octavo.v1.Inference/Complete"
-
-
-def _program(name: str) -> str:
-    """The path by which a shell finds a program of this environment without activating it."""
-    beside = Path(sys.executable).with_name(name)
-    return str(beside) if beside.exists() else shutil.which(name) or name
+    grpcurl = find_program("grpcurl") or "grpcurl"
+    return f"{grpcurl} -plaintext -d '{json.dumps(request)}' {endpoint} octavo.v1.Inference/Complete"

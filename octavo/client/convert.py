@@ -41,7 +41,7 @@ def generate_request(
 
 
 def sampling_message(sampling: SamplingParams, named: Collection[str] | None = None) -> types_pb2.SamplingParams:
-    """The message, with the fields in `named`; None: with all.
+    """The message with the fields in `named`, or with all of them if that is None.
 
     Raises errors.InvalidArgument, with the field's name, for a value that its field cannot hold.
     """
@@ -54,8 +54,8 @@ def sampling_message(sampling: SamplingParams, named: Collection[str] | None = N
             except (ValueError, TypeError, AttributeError) as error:
                 raise errors.InvalidArgument(field.name, str(error)) from None
         raise
-    for name in () if named is None else message.DESCRIPTOR.fields_by_name:
-        if name not in (named or ()):
+    if named is not None:
+        for name in set(message.DESCRIPTOR.fields_by_name) - set(named):
             message.ClearField(name)
     return message
 
@@ -92,9 +92,9 @@ def _extend(ids: "RepeatedScalarFieldContainer[int]", token_ids: Iterable[int]) 
 
 
 def set_text(message: "Message", field: str, text: str | bytes) -> None:
-    """Sets the string field, or for bytes the bytes field beside it (`text_bytes` beside `text`)."""
+    """Sets the string field, or for bytes the bytes field beside it (`raw_text` beside `text`)."""
     if isinstance(text, bytes):
-        setattr(message, f"{field}_bytes", text)
+        setattr(message, f"raw_{field}", text)
         return
     try:
         setattr(message, field, text)

@@ -3,22 +3,22 @@
 from typing import Any
 
 from octavo.store.base import Store
+from octavo.store_url import require_store_url
 
 
 def open_store(url: str, **options: Any) -> Store:
     """The store at a URL: redis://, rediss://, unix:///path/to/socket, or memory:// for one process alone.
 
     It is not connected before `await store.open()`. `options` are the fields of RedisOptions, and `on_generation`.
+    Raises ValueError, which shows no part of the URL that may be a secret, if this is no URL of a store.
     """
-    scheme = url.split(":", 1)[0]
-    if scheme == "memory":
+    require_store_url(url)
+    if url.startswith("memory:"):
         from octavo.store.memory import MemoryStore
 
         return MemoryStore(**options)
-    if scheme in ("redis", "rediss", "unix"):
-        from octavo.store.redis import RedisStore
-        from octavo.store.redis_server import RedisOptions
+    from octavo.store.redis import RedisStore
+    from octavo.store.redis_server import RedisOptions
 
-        on_generation = options.pop("on_generation", None)
-        return RedisStore(url, RedisOptions(**options), on_generation)
-    raise ValueError(f"store URL {url!r}: the scheme is not one of memory, redis, rediss, unix")
+    on_generation = options.pop("on_generation", None)
+    return RedisStore(url, RedisOptions(**options), on_generation)

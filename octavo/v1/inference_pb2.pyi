@@ -46,14 +46,14 @@ REQUEST_STATE_FAILED: RequestState
 REQUEST_STATE_CANCELLED: RequestState
 
 class ChatMessage(_message.Message):
-    __slots__ = ("role", "content", "content_bytes")
+    __slots__ = ("role", "content", "raw_content")
     ROLE_FIELD_NUMBER: _ClassVar[int]
     CONTENT_FIELD_NUMBER: _ClassVar[int]
-    CONTENT_BYTES_FIELD_NUMBER: _ClassVar[int]
+    RAW_CONTENT_FIELD_NUMBER: _ClassVar[int]
     role: str
     content: str
-    content_bytes: bytes
-    def __init__(self, role: _Optional[str] = ..., content: _Optional[str] = ..., content_bytes: _Optional[bytes] = ...) -> None: ...
+    raw_content: bytes
+    def __init__(self, role: _Optional[str] = ..., content: _Optional[str] = ..., raw_content: _Optional[bytes] = ...) -> None: ...
 
 class Chat(_message.Message):
     __slots__ = ("messages", "add_generation_prompt")
@@ -64,11 +64,11 @@ class Chat(_message.Message):
     def __init__(self, messages: _Optional[_Iterable[_Union[ChatMessage, _Mapping]]] = ..., add_generation_prompt: bool = ...) -> None: ...
 
 class GenerateRequest(_message.Message):
-    __slots__ = ("request_id", "model", "text", "text_bytes", "token_ids", "chat", "sampling", "priority", "on_disconnect")
+    __slots__ = ("request_id", "model", "text", "raw_text", "token_ids", "chat", "sampling", "priority", "on_disconnect")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     TEXT_FIELD_NUMBER: _ClassVar[int]
-    TEXT_BYTES_FIELD_NUMBER: _ClassVar[int]
+    RAW_TEXT_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     CHAT_FIELD_NUMBER: _ClassVar[int]
     SAMPLING_FIELD_NUMBER: _ClassVar[int]
@@ -77,13 +77,13 @@ class GenerateRequest(_message.Message):
     request_id: str
     model: str
     text: str
-    text_bytes: bytes
+    raw_text: bytes
     token_ids: _types_pb2.TokenIds
     chat: Chat
     sampling: _types_pb2.SamplingParams
     priority: Priority
     on_disconnect: OnDisconnect
-    def __init__(self, request_id: _Optional[str] = ..., model: _Optional[str] = ..., text: _Optional[str] = ..., text_bytes: _Optional[bytes] = ..., token_ids: _Optional[_Union[_types_pb2.TokenIds, _Mapping]] = ..., chat: _Optional[_Union[Chat, _Mapping]] = ..., sampling: _Optional[_Union[_types_pb2.SamplingParams, _Mapping]] = ..., priority: _Optional[_Union[Priority, str]] = ..., on_disconnect: _Optional[_Union[OnDisconnect, str]] = ...) -> None: ...
+    def __init__(self, request_id: _Optional[str] = ..., model: _Optional[str] = ..., text: _Optional[str] = ..., raw_text: _Optional[bytes] = ..., token_ids: _Optional[_Union[_types_pb2.TokenIds, _Mapping]] = ..., chat: _Optional[_Union[Chat, _Mapping]] = ..., sampling: _Optional[_Union[_types_pb2.SamplingParams, _Mapping]] = ..., priority: _Optional[_Union[Priority, str]] = ..., on_disconnect: _Optional[_Union[OnDisconnect, str]] = ...) -> None: ...
 
 class GenerateEvent(_message.Message):
     __slots__ = ("request_id", "branch", "first_index", "token_ids", "text", "logprobs", "prompt_logprobs", "resume_token", "finish_reason", "finished", "first_prompt_position")
@@ -206,16 +206,16 @@ class TimelineEntry(_message.Message):
     def __init__(self, after_ms: _Optional[int] = ..., what: _Optional[str] = ..., detail: _Optional[str] = ...) -> None: ...
 
 class TokenizeRequest(_message.Message):
-    __slots__ = ("model", "text", "text_bytes", "chat")
+    __slots__ = ("model", "text", "raw_text", "chat")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     TEXT_FIELD_NUMBER: _ClassVar[int]
-    TEXT_BYTES_FIELD_NUMBER: _ClassVar[int]
+    RAW_TEXT_FIELD_NUMBER: _ClassVar[int]
     CHAT_FIELD_NUMBER: _ClassVar[int]
     model: str
     text: str
-    text_bytes: bytes
+    raw_text: bytes
     chat: Chat
-    def __init__(self, model: _Optional[str] = ..., text: _Optional[str] = ..., text_bytes: _Optional[bytes] = ..., chat: _Optional[_Union[Chat, _Mapping]] = ...) -> None: ...
+    def __init__(self, model: _Optional[str] = ..., text: _Optional[str] = ..., raw_text: _Optional[bytes] = ..., chat: _Optional[_Union[Chat, _Mapping]] = ...) -> None: ...
 
 class TokenizeResponse(_message.Message):
     __slots__ = ("token_ids",)

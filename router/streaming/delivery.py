@@ -158,13 +158,12 @@ class Delivery:
         found = False
         for start in range(0, len(token_ids) or 1, MAX_RUN):
             part, is_last = token_ids[start : start + MAX_RUN], start + MAX_RUN >= len(token_ids)
-            num_known = reader.next_index - first_index - start
+            num_known = reader.next_index - first_index
             piece = reader.read_run(
                 first_index + start, part, chain if is_last else None, finish if is_last else FinishReason.NONE
             )
             if piece is not None:
-                if scores:
-                    piece.token_scores = scores[start + num_known : start + num_known + len(piece.token_ids)]
+                piece.token_scores = scores[num_known : num_known + len(piece.token_ids)]
                 self._add_piece(piece)
                 found = True
         return found

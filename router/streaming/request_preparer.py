@@ -165,15 +165,15 @@ def checked_input(
     match request.WhichOneof("input"):
         case "token_ids":
             return cast("inference_pb2.GenerateRequest", request).token_ids.ids
-        case "text" | "text_bytes" as field:
-            data = request.text if field == "text" else request.text_bytes
+        case "text" | "raw_text" as field:
+            data = request.text if field == "text" else request.raw_text
             return validation.validate_text(data, field, context_tokens=model.context_tokens)
         case "chat":
             chat = wire.chat_from_wire(request.chat)
             messages = validation.validate_chat(chat.messages, context_tokens=model.context_tokens)
             return CheckedChat(messages, chat.begin_answer)
     ids = ", token_ids" if isinstance(request, inference_pb2.GenerateRequest) else ""
-    raise InvalidArgument("input", f"send text, text_bytes{ids} or chat")
+    raise InvalidArgument("input", f"send text, raw_text{ids} or chat")
 
 
 def check_input(request: inference_pb2.GenerateRequest, model: ServedModel) -> None:

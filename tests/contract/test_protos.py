@@ -140,8 +140,17 @@ def test_text_that_clients_send_is_a_string_with_bytes_beside_it():
     for message, name in (("GenerateRequest", "text"), ("TokenizeRequest", "text"), ("ChatMessage", "content")):
         fields = inference_pb2.DESCRIPTOR.message_types_by_name[message].fields_by_name
         assert fields[name].type == FieldDescriptor.TYPE_STRING
-        assert fields[f"{name}_bytes"].type == FieldDescriptor.TYPE_BYTES
-        assert fields[name].containing_oneof is fields[f"{name}_bytes"].containing_oneof
+        assert fields[f"raw_{name}"].type == FieldDescriptor.TYPE_BYTES
+        assert fields[name].containing_oneof is fields[f"raw_{name}"].containing_oneof
+
+
+def test_java_can_compile_its_stubs():
+    """Java's accessors of a string `x` are getX and getXBytes, those of an enum getX and getXValue."""
+    suffixes = {FieldDescriptor.TYPE_STRING: "_bytes", FieldDescriptor.TYPE_ENUM: "_value"}
+    for module in MODULES.values():
+        for message in module.DESCRIPTOR.message_types_by_name.values():
+            taken = {field.name + suffixes[field.type] for field in message.fields if field.type in suffixes}
+            assert not taken & set(message.fields_by_name), message.name
 
 
 def test_the_public_contract_does_not_depend_on_the_internal_one():

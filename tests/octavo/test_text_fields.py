@@ -34,7 +34,7 @@ def test_the_path_names_the_field(before, after, path):
 
 
 def test_bytes_may_hold_anything():
-    data = inference_pb2.GenerateRequest(text_bytes=b"\xff").SerializeToString()
+    data = inference_pb2.GenerateRequest(raw_text=b"\xff").SerializeToString()
     assert find_bad_text(GENERATE, data) is None
 
 

@@ -106,6 +106,11 @@ def test_the_place_where_text_stops_being_utf8_is_named():
         validation.validate_text(b"ab\xff", "text", context_tokens=10)
 
 
+def test_half_a_surrogate_pair_is_refused():
+    with pytest.raises(InvalidArgument, match="text: has no UTF-8 form at character 2"):
+        validation.validate_text("ab\ud800", "text", context_tokens=10)
+
+
 def test_chats():
     turns = validation.validate_chat([("system", b"be brief"), ("user", b"")], context_tokens=10)
     assert turns == [("system", "be brief"), ("user", "")]
@@ -120,7 +125,7 @@ def test_chats():
         ([("", b"x")], "chat.messages[0].role"),
         ([("user", b"x"), ("r" * 65, b"x")], "chat.messages[1].role"),
         ([("a\nb", b"x")], "chat.messages[0].role"),
-        ([("user", b"\xff")], "chat.messages[0].content_bytes"),
+        ([("user", b"\xff")], "chat.messages[0].raw_content"),
         ([("user", "x"), ("user", None)], "chat.messages[1].content"),
     ],
 )

@@ -207,3 +207,16 @@ def test_norms_activations_and_rotation(ops, dtype, tolerance):
         close(ops.rotary_cache_write(kv, given.clone(), given, heads, cos, sin, batch), expected)
         close(kv[0, :, 0, :7].transpose(0, 1), expected)
         assert torch.equal(kv[0, :, 1, :7].transpose(0, 1), heads)
+
+
+@each_ops
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("biased", [False, True])
+def test_logits_are_not_rounded_to_the_type_of_the_weights(ops, dtype, biased):
+    torch.manual_seed(3)
+    hidden, head = torch.randn(3, 64).to(dtype), torch.randn(50, 64).to(dtype)
+    bias = torch.randn(50).to(dtype) if biased else None
+    exact = hidden.double() @ head.double().T + (0 if bias is None else bias.double())
+    logits = ops.logits(hidden, head, bias)
+    assert logits.dtype == torch.float32
+    assert float((logits - exact).abs().max()) < 1e-4, "in 16 bits it would be more than 1e-3"

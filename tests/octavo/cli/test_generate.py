@@ -25,7 +25,7 @@ def test_bytes_that_are_no_text_are_sent_as_they_are(router, endpoint, capsys, m
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"caf\xe9")))
     assert main(["generate", "--endpoint", endpoint, "-"]) == 0
     assert main(["generate", "--endpoint", endpoint, "caf\udce9"]) == 0  # as Python reads it from the command line
-    assert [request.text_bytes for request in router.requests] == [b"caf\xe9"] * 2
+    assert [request.raw_text for request in router.requests] == [b"caf\xe9"] * 2
     assert main(["generate", "--endpoint", endpoint, "--chat", "caf\udce9"]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert "not valid Unicode" in line

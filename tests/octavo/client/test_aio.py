@@ -216,7 +216,7 @@ async def test_unary_calls_are_retried_and_converted(router, serve, script):
     ("prompt", "kind"),
     [
         ("a", "text"),
-        (b"\xff", "text_bytes"),
+        (b"\xff", "raw_text"),
         ([1, 2], "token_ids"),
         ([], "token_ids"),
         ([("user", "é")], "chat"),

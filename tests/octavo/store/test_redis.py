@@ -214,5 +214,11 @@ async def test_open_store_knows_its_schemes(server: EmbeddedStore) -> None:
     store = open_store("memory://")
     await store.open()
     assert await store.queue_depth() == QueueDepth(0, 0)
-    with pytest.raises(ValueError, match="scheme"):
+    with pytest.raises(ValueError, match="must begin with"):
         open_store("http://localhost")
+
+
+def test_the_error_of_a_wrong_url_hides_its_password() -> None:
+    with pytest.raises(ValueError, match="must begin with") as caught:
+        open_store("http://user:hunter2@localhost")
+    assert "hunter2" not in str(caught.value)

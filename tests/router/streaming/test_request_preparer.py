@@ -65,7 +65,7 @@ async def test_a_retry_is_the_same_body_and_a_new_request_another_one(preparer):
         (message(request_id="a\n"), "request_id"),
         (message(priority=77), "priority"),
         (message(sampling={"top_p": 2.0}), "sampling.top_p"),
-        (message(text_bytes=b"\xff"), "text_bytes"),
+        (message(raw_text=b"\xff"), "raw_text"),
         (inference_pb2.GenerateRequest(token_ids=types_pb2.TokenIds(ids=[256])), "token_ids"),
         (message(text="x" * 100), "text"),
     ],
@@ -92,8 +92,8 @@ async def test_a_list_that_is_too_long_hides_no_other_wrong_field(preparer):
 @pytest.mark.parametrize(
     ("empty", "forms"),
     [
-        (inference_pb2.GenerateRequest(), "text, text_bytes, token_ids or chat"),
-        (inference_pb2.TokenizeRequest(), "text, text_bytes or chat"),
+        (inference_pb2.GenerateRequest(), "text, raw_text, token_ids or chat"),
+        (inference_pb2.TokenizeRequest(), "text, raw_text or chat"),
     ],
 )
 async def test_a_request_without_a_prompt_is_told_which_forms_there_are(preparer, empty, forms):
@@ -142,11 +142,11 @@ async def without_tokenizer(hello) -> RequestPreparer:
     "request_",
     [
         message(),
-        message(text_bytes=b"abc"),
+        message(raw_text=b"abc"),
         message(chat=inference_pb2.Chat(messages=[inference_pb2.ChatMessage(role="user", content="a")])),
         message(token_ids=types_pb2.TokenIds(ids=[1]), sampling={"stop": ("a",)}),
     ],
-    ids=["text", "text_bytes", "chat", "stop"],
+    ids=["text", "raw_text", "chat", "stop"],
 )
 async def test_a_model_without_a_tokenizer_takes_no_text(without_tokenizer, request_):
     with pytest.raises(NoTokenizer, match="this model has no tokenizer: send "):
