@@ -57,7 +57,7 @@ def test_chaos_with_a_window_changes_no_output(make_world, seed: int) -> None:
 @pytest.mark.parametrize(
     ("seed", "config", "runner"),
     [
-        # A branch that was taken over was swapped out before its first token, and its repeated tokens lost their scores.
+        # A branch that was taken over was swapped out before its first token, and lost the scores of repeated tokens.
         (35, {"prefix_caching": False, "watermark": 0.01}, {"num_blocks": 8}),
         # A forced step counted each of its chunks as one token.
         (387, {"watermark": 0, "max_batch_tokens": 8, "min_preempt_interval_s": 2.0}, {"num_blocks": 7}),
