@@ -69,7 +69,7 @@ class Preemption:
     def recompute(self, sequence: Sequence) -> int:
         """Takes a sequence's blocks and keeps its tokens. Returns how many blocks it had."""
         branches = [branch for branch in sequence.branches if branch.state in (RUNNING, SWAPPED)]
-        num_blocks = len({block for branch in branches for block in branch.blocks})
+        num_blocks = len({block for branch in branches for block in self._tables.held_blocks(branch)})
         num_blocks += len({block for branch in branches for block in branch.host_blocks})
         self._workload.send_back(sequence)
         return num_blocks
@@ -127,7 +127,8 @@ class Preemption:
         blocks = {block for branch in branches for block in self._tables.computed_blocks(branch)}
         num_tokens = sum(branch.num_computed for branch in branches)
         if config.prefix_caching:  # branches compute shared blocks once
-            num_tokens = min(num_tokens, len(blocks) * info.block_size)
+            num_passed = max((branch.num_passed for branch in branches), default=0)
+            num_tokens = min(num_tokens, (num_passed + len(blocks)) * info.block_size)
         return self._costs.swap_is_cheaper(len(blocks) * info.bytes_per_block, num_tokens)
 
     def _others_hold_blocks(self) -> bool:
@@ -150,7 +151,7 @@ class Preemption:
         if not requester.num_output:
             failure = OutOfBlocks(
                 f"no block left to compute the prompt of {requester.num_prompt} tokens: it holds "
-                f"{len(requester.blocks)} of {work.info.num_blocks} and no other sequence has any"
+                f"{len(self._tables.held_blocks(requester))} of {work.info.num_blocks} and no other sequence has any"
             ).failure()
             work.report(work.end(sequence, FinishReason.ERROR, failure.to_json()))
         elif sequence.search is not None:
