@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import time
+from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Protocol
@@ -15,6 +16,7 @@ from octavo.store.calls import Notice
 log = logging.getLogger(__name__)
 
 CLOCK_INTERVAL_S = 0.1
+MAX_EARLY = 1024  # sequences remembered because they were heard of before they had a session
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +80,8 @@ class SessionRegistry:
 
     def __init__(self) -> None:
         self._sessions: dict[SequenceId, list[RegisteredSession]] = {}
+        # Another router may pop and assign a sequence before the reply to `accept` has reached this one.
+        self._heard_early: OrderedDict[SequenceId, None] = OrderedDict()
         # The clock of all sessions. It is coarse, and costs less than a clock and a timer per token.
         self.now = time.monotonic()
 
@@ -89,7 +93,11 @@ class SessionRegistry:
             self._tell(self._all(), lambda session: session.note_time(self.now))
 
     def add(self, session: RegisteredSession) -> None:
+        """Adds a session. If something was announced of its sequence before, the session reads the record."""
         self._sessions.setdefault(session.seq_id, []).append(session)
+        if session.seq_id in self._heard_early:
+            del self._heard_early[session.seq_id]
+            self._tell([session], lambda session: session.poll_record())
 
     def remove(self, session: RegisteredSession) -> bool:
         """Removes a session. Returns whether no session of the same sequence is left."""
@@ -114,9 +122,11 @@ class SessionRegistry:
         return bool(sessions)
 
     def announce_assignment(self, seq_id: SequenceId, assignment: Assignment) -> None:
+        self._note_early(seq_id)
         self._tell(self._of(seq_id), lambda session: session.note_assignment(assignment))
 
     def announce_notice(self, notice: Notice) -> None:
+        self._note_early(notice.seq_id)
         self._tell(self._of(notice.seq_id), lambda session: session.handle_notice(notice))
 
     def announce_unknown(self, seq_id: SequenceId, owner: Incarnation) -> None:
@@ -135,6 +145,12 @@ class SessionRegistry:
     def end_streams(self, error: ServingError) -> None:
         """Ends the streams of all clients. The requests go on."""
         self._tell(self._all(), lambda session: session.end_stream(error))
+
+    def _note_early(self, seq_id: SequenceId) -> None:
+        if seq_id not in self._sessions:
+            self._heard_early[seq_id] = None
+            if len(self._heard_early) > MAX_EARLY:
+                self._heard_early.popitem(last=False)
 
     def _of(self, seq_id: SequenceId) -> list[RegisteredSession]:
         return list(self._sessions.get(seq_id, ()))

@@ -23,6 +23,7 @@ WIRE_MODULES = {
 WIRE_FILES = (
     "octavo/wire.py",
     "octavo/rpc.py",
+    "octavo/statuses.py",
     "octavo/client/*",
     "octavo/cli/*",
     *(f"{folder}/{stem}.py" for folder, stems in WIRE_MODULES.items() for stem in stems),

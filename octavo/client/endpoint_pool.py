@@ -9,7 +9,7 @@ from importlib import resources
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from octavo import errors, rpc
+from octavo import errors, rpc, statuses
 from octavo.endpoint import parse_targets
 from octavo.v1 import inference_pb2_grpc
 
@@ -107,6 +107,6 @@ def typed(error: grpc.RpcError) -> errors.ServingError:
     proxy: if its code is in STRANGE, the error is Unreachable.
     """
     strange = isinstance(error, grpc.aio.AioRpcError) and error.code() in STRANGE
-    if strange and rpc.status_in(error) is None:
+    if strange and statuses.status_in(error) is None:
         return errors.Unreachable(error.details() or error.code().name)
-    return rpc.error_from(error)
+    return statuses.error_from(error)

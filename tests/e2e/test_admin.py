@@ -5,7 +5,7 @@ import contextlib
 import grpc
 import pytest
 
-from octavo import errors, rpc
+from octavo import errors, statuses
 from octavo.client import SamplingParams
 from octavo.v1 import admin_pb2, inference_pb2
 
@@ -63,7 +63,7 @@ async def test_explain_placement(cluster, client):
     ]:
         with pytest.raises(grpc.RpcError) as raised:
             cluster.admin().ExplainPlacement(bad or admin_pb2.ExplainPlacementRequest())
-        assert isinstance(rpc.error_from(raised.value), error)
+        assert isinstance(statuses.error_from(raised.value), error)
 
 
 def by_id(request_id):
@@ -79,4 +79,4 @@ def test_what_comes_later_says_so(cluster):
     ):
         with pytest.raises(grpc.RpcError) as raised:
             call()
-        assert isinstance(rpc.error_from(raised.value), errors.Unimplemented)
+        assert isinstance(statuses.error_from(raised.value), errors.Unimplemented)

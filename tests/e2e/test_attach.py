@@ -6,7 +6,7 @@ import grpc
 import pytest
 from live.history import History
 
-from octavo import errors, rpc
+from octavo import errors, rpc, statuses
 from octavo.client import SamplingParams, convert
 from octavo.v1 import inference_pb2, inference_pb2_grpc
 
@@ -196,7 +196,7 @@ async def test_what_is_refused(routers, rng):
         with pytest.raises(grpc.aio.AioRpcError) as raised:
             async for _ in call:
                 pass
-        found = rpc.error_from(raised.value)
+        found = statuses.error_from(raised.value)
         assert type(found) is error, (found, field)
         assert found.metadata.get("field", "") == field
 

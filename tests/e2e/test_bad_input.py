@@ -6,7 +6,7 @@ import time
 import grpc
 import pytest
 
-from octavo import errors, limits, rpc
+from octavo import errors, limits, statuses
 from octavo.v1 import inference_pb2, inference_pb2_grpc
 
 NAN, INF = math.nan, math.inf
@@ -142,7 +142,7 @@ def test_a_bad_field_is_named_at_once_and_leaves_nothing(cluster):
             with pytest.raises(grpc.RpcError) as raised:
                 call()
             times.append(time.perf_counter() - began)
-            error = rpc.error_from(raised.value)
+            error = statuses.error_from(raised.value)
             assert isinstance(error, errors.InvalidArgument), (field, error)
             assert error.metadata == {"field": field}, (field, error)
             assert error.message.startswith(field)
@@ -173,7 +173,7 @@ def test_what_has_no_field(cluster):
         began = time.monotonic()
         with pytest.raises(grpc.RpcError) as raised:
             call()
-        assert type(rpc.error_from(raised.value)) is error
+        assert type(statuses.error_from(raised.value)) is error
         assert time.monotonic() - began < 20
     channel.close()
 
@@ -185,7 +185,7 @@ def test_every_wrong_field_is_named_at_once(cluster):
     )
     with pytest.raises(grpc.RpcError) as raised:
         cluster.inference().Complete(bad)
-    error = rpc.error_from(raised.value)
+    error = statuses.error_from(raised.value)
     assert [violation.field for violation in error.violations] == [
         "request_id",
         "sampling.top_p",
@@ -201,7 +201,7 @@ def test_every_wrong_field_is_named_at_once(cluster):
 def test_an_answer_that_no_message_holds_is_refused_before_work(cluster):
     with pytest.raises(grpc.RpcError, match="call Generate") as raised:
         cluster.inference().Complete(request({"n": 16, "max_tokens": 8000, "logprobs": 20}))
-    assert rpc.error_from(raised.value).field == "sampling.logprobs"
+    assert statuses.error_from(raised.value).field == "sampling.logprobs"
 
 
 @pytest.mark.usefixtures("untouched")
@@ -222,7 +222,7 @@ def test_bytes_that_are_no_message(cluster):
     for method, data, field in calls:
         with pytest.raises(grpc.RpcError) as raised:
             list(channel.unary_stream(f"/octavo.v1.Inference/{method}")(data))
-        error = rpc.error_from(raised.value)
+        error = statuses.error_from(raised.value)
         assert isinstance(error, errors.InvalidArgument), (method, data, error)
         assert (error.field, method) == (field, method)
 
@@ -235,7 +235,7 @@ def test_a_request_id_used_twice(cluster):
     assert stub.Complete(first).outputs == answer.outputs
     with pytest.raises(grpc.RpcError) as raised:
         stub.Complete(request({"max_tokens": 3}, text="x", request_id="used"))
-    assert isinstance(rpc.error_from(raised.value), errors.RequestExists)
+    assert isinstance(statuses.error_from(raised.value), errors.RequestExists)
     assert raised.value.code() is grpc.StatusCode.ALREADY_EXISTS
     assert cluster.store.num_keys() == keys
 

@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 import grpc
 import pytest
 
-from octavo import errors, rpc
+from octavo import errors, rpc, statuses
 from octavo.client import FinishReason, RetryPolicy, SamplingParams
 from octavo.v1 import admin_pb2, inference_pb2, inference_pb2_grpc
 
@@ -39,7 +39,7 @@ async def refused(call):
     began = time.monotonic()
     with pytest.raises(grpc.aio.AioRpcError) as raised:
         await call
-    return rpc.error_from(raised.value), time.monotonic() - began
+    return statuses.error_from(raised.value), time.monotonic() - began
 
 
 async def begun(client, prompt=b"abc", params=LONG, **options):

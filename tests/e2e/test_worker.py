@@ -5,7 +5,7 @@ import time
 import grpc
 import pytest
 
-from octavo import errors, hashing, rpc, wire
+from octavo import errors, hashing, statuses, wire
 from octavo.client import SamplingParams
 from octavo.internal.v1 import worker_pb2
 
@@ -76,7 +76,7 @@ def test_schedule_answers_each_item_for_itself(worker, solo):
     assert len(schedule(worker, *[admission(7)] * 1024)) == 1024
     with pytest.raises(grpc.RpcError) as raised:
         schedule(worker, *[admission(7)] * 1025)
-    assert isinstance(rpc.error_from(raised.value), errors.InvalidArgument)
+    assert isinstance(statuses.error_from(raised.value), errors.InvalidArgument)
 
 
 def test_a_step_after_a_schedule_runs_it(worker, solo):
@@ -112,13 +112,13 @@ def test_swap_out_in_and_drop(worker, solo):
     assert swap(0).failure.reason == "INVALID_ARGUMENT"
     with pytest.raises(grpc.RpcError) as raised:
         worker.Swap(worker_pb2.SwapRequest(items=[worker_pb2.SwapItem()] * 1025))
-    assert isinstance(rpc.error_from(raised.value), errors.InvalidArgument)
+    assert isinstance(statuses.error_from(raised.value), errors.InvalidArgument)
 
 
 def test_bad_commands_end_the_stream_alone(worker, solo):
     with pytest.raises(grpc.RpcError) as raised:
         steps(worker, 1, worker_pb2.StepRequest())
-    assert isinstance(rpc.error_from(raised.value), errors.InvalidArgument)
+    assert isinstance(statuses.error_from(raised.value), errors.InvalidArgument)
     unknown = worker_pb2.StepRequest(follow=worker_pb2.Follow(seq_id=SEQ % 5))
     assert SEQ % 5 in [seq_id for result in steps(worker, 1, unknown) for seq_id in result.unknown_seq_ids]
     assert steps(worker, 1)

@@ -16,7 +16,7 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from hypothesis import given
 from hypothesis import strategies as st
 
-from octavo import errors, limits, rpc
+from octavo import errors, limits, rpc, statuses
 from octavo.errors import ServingError
 
 SERVICE = "octavo.test.Echo"
@@ -115,7 +115,7 @@ async def test_every_error_of_the_tree_crosses_unary_and_stream_calls_unchanged(
         for cls in ALL:
             for kind in KINDS:
                 echo.error = sent = made(cls)
-                with pytest.raises(ServingError) as caught, rpc.serving_errors():
+                with pytest.raises(ServingError) as caught, statuses.serving_errors():
                     await call(channel, kind)
                 got = caught.value
                 assert type(got) is cls
@@ -137,14 +137,14 @@ async def test_replies_before_the_error_arrive():
     async with served(Echo(errors.HistoryLost("gone"))) as channel:
         stream = channel.unary_stream(f"/{SERVICE}/unary_stream")(b"x")
         assert await stream.read() == b"first"
-        with pytest.raises(errors.HistoryLost), rpc.serving_errors():
+        with pytest.raises(errors.HistoryLost), statuses.serving_errors():
             await stream.read()
 
 
 @pytest.mark.parametrize("kind", KINDS)
 async def test_other_exceptions_become_internal_and_are_logged_without_what_they_say(kind, caplog):
     async with served(Echo(KeyError(CANARY))) as channel:
-        with caplog.at_level(logging.DEBUG), pytest.raises(ServingError) as caught, rpc.serving_errors():
+        with caplog.at_level(logging.DEBUG), pytest.raises(ServingError) as caught, statuses.serving_errors():
             await call(channel, kind, b"request " + CANARY.encode())
     assert type(caught.value) is ServingError
     error_id = caught.value.metadata["id"]
@@ -179,13 +179,13 @@ async def test_an_abort_by_the_handler_is_left_as_it_is(caplog):
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await call(channel, "unary_unary")
     assert caught.value.code() is grpc.StatusCode.OUT_OF_RANGE
-    assert type(rpc.error_from(caught.value)) is ServingError
+    assert type(statuses.error_from(caught.value)) is ServingError
     assert not [record for record in caplog.records if record.name == "octavo.rpc"]
 
 
 async def test_a_string_that_is_not_utf8_is_the_callers_mistake():
     async with served(Echo()) as channel:
-        with pytest.raises(errors.InvalidArgument) as caught, rpc.serving_errors():
+        with pytest.raises(errors.InvalidArgument) as caught, statuses.serving_errors():
             await channel.unary_unary(f"/{SERVICE}/parsed")(b"\x0a\x01\xff")
         assert caught.value.field == "service"
         assert await channel.unary_unary(f"/{SERVICE}/parsed")(b"\x0a\x01a") == b"\x0a\x01a"
@@ -195,14 +195,14 @@ async def test_errors_before_any_handler_still_have_a_class():
     unlimited = [("grpc.max_send_message_length", -1), ("grpc.max_receive_message_length", -1)]
     async with serving(Echo()) as endpoint:
         async with rpc.channel(endpoint) as channel:
-            with pytest.raises(errors.Unimplemented), rpc.serving_errors():
+            with pytest.raises(errors.Unimplemented), statuses.serving_errors():
                 await call(channel, "no_such_method")
         async with grpc.aio.insecure_channel(endpoint, options=unlimited) as big:
-            with pytest.raises(errors.MessageTooLarge), rpc.serving_errors():
+            with pytest.raises(errors.MessageTooLarge), statuses.serving_errors():
                 await call(big, "unary_unary", b"x" * (limits.MAX_MESSAGE_BYTES + 1))
             assert len((await call(big, "unary_unary", b"x" * limits.MAX_MESSAGE_BYTES))[0]) == limits.MAX_MESSAGE_BYTES
     async with rpc.channel("127.0.0.1:1") as nobody:
-        with pytest.raises(errors.Unreachable), rpc.serving_errors():
+        with pytest.raises(errors.Unreachable), statuses.serving_errors():
             await call(nobody, "unary_unary")
 
 
@@ -216,14 +216,14 @@ async def test_too_many_calls_at_once():
     async with served(Echo(), max_concurrent_rpcs=1) as channel:
         hanging = asyncio.create_task(call(channel, "unary_unary", b"hang"))
         await asyncio.sleep(0.1)
-        with pytest.raises(errors.TooManyStreams), rpc.serving_errors():
+        with pytest.raises(errors.TooManyStreams), statuses.serving_errors():
             await call(channel, "unary_unary")
         hanging.cancel()
 
 
 async def test_a_deadline_is_a_deadline():
     async with served(Echo()) as channel:
-        with pytest.raises(errors.DeadlineExceeded), rpc.serving_errors():
+        with pytest.raises(errors.DeadlineExceeded), statuses.serving_errors():
             await channel.unary_unary(f"/{SERVICE}/unary_unary")(b"hang", timeout=0.05)
 
 
@@ -232,10 +232,10 @@ async def test_all_violations_cross_the_connection():
     violations = [errors.FieldViolation(f"sampling.field_{i}", f"{i} is out of range; ü") for i in range(9)]
     async with served(echo) as channel:
         echo.error = errors.InvalidArgument(*violations[0], *violations[1:])
-        with pytest.raises(errors.InvalidArgument) as caught, rpc.serving_errors():
+        with pytest.raises(errors.InvalidArgument) as caught, statuses.serving_errors():
             await call(channel, "unary_unary")
     assert list(caught.value.violations) == violations
-    details = rpc.status_in(caught.value.__cause__).details
+    details = statuses.status_in(caught.value.__cause__).details
     assert any(detail.Is(error_details_pb2.BadRequest.DESCRIPTOR) for detail in details)
 
 
@@ -243,11 +243,11 @@ async def test_what_was_not_found_is_said():
     echo = Echo()
     async with served(echo) as channel:
         echo.error = errors.NotFound("no model 'x' here", resource="model", name="x")
-        with pytest.raises(errors.NotFound) as caught, rpc.serving_errors():
+        with pytest.raises(errors.NotFound) as caught, statuses.serving_errors():
             await call(channel, "unary_unary")
     assert caught.value.resource == "model"
     resource = error_details_pb2.ResourceInfo()
-    assert any(detail.Unpack(resource) for detail in rpc.status_in(caught.value.__cause__).details)
+    assert any(detail.Unpack(resource) for detail in statuses.status_in(caught.value.__cause__).details)
     assert (resource.resource_type, resource.resource_name) == ("model", "x")
 
 
@@ -256,7 +256,7 @@ async def test_a_delay_is_also_said_to_the_retries_of_grpc_libraries():
     async with served(echo) as channel:
         for retry_ms, pushback in ((700, "700"), (0, None)):
             echo.error = errors.QueueFull("full", retry_after_ms=retry_ms)
-            with pytest.raises(errors.QueueFull) as caught, rpc.serving_errors():
+            with pytest.raises(errors.QueueFull) as caught, statuses.serving_errors():
                 await call(channel, "unary_unary")
             assert dict(caught.value.__cause__.trailing_metadata()).get("grpc-retry-pushback-ms") == pushback
 
@@ -264,7 +264,7 @@ async def test_a_delay_is_also_said_to_the_retries_of_grpc_libraries():
 @given(st.lists(st.tuples(st.text(max_size=300), st.text(max_size=1000)), min_size=1, max_size=30))
 def test_the_status_of_many_violations_fits_the_trailers(violations):
     first, *others = (errors.FieldViolation(*violation) for violation in violations)
-    status = rpc.status_of(errors.InvalidArgument(*first, *others))
+    status = statuses.status_of(errors.InvalidArgument(*first, *others))
     assert 3 * len(status.message.encode()) + 4 / 3 * status.ByteSize() < limits.MAX_METADATA_BYTES
 
 
@@ -275,7 +275,7 @@ def test_the_status_of_many_violations_fits_the_trailers(violations):
 )
 def test_status_of_is_total_and_fits_the_trailers(message, metadata, retry_ms):
     error = errors.QueueFull.restore(message, retry_ms, metadata)
-    status = rpc.status_of(error)
+    status = statuses.status_of(error)
     assert status.code == errors.Code.RESOURCE_EXHAUSTED
     assert 3 * len(status.message.encode()) + 4 / 3 * status.ByteSize() < limits.MAX_METADATA_BYTES
 
@@ -298,7 +298,7 @@ class Failed(grpc.RpcError):
 
 @given(st.binary(max_size=200))
 def test_details_that_are_not_ours_are_not_believed(data):
-    error = rpc.error_from(Failed([(DETAILS_KEY, data)]))
+    error = statuses.error_from(Failed([(DETAILS_KEY, data)]))
     assert isinstance(error, errors.Unreachable)
 
 
@@ -309,7 +309,7 @@ def failed_with(domain="octavo", code=grpc.StatusCode.UNAVAILABLE, message="deta
 
 
 def test_details_that_fit_the_call_name_the_error():
-    assert type(rpc.error_from(failed_with())) is errors.StaleEpoch
+    assert type(statuses.error_from(failed_with())) is errors.StaleEpoch
 
 
 @pytest.mark.parametrize(
@@ -322,12 +322,12 @@ def test_details_that_fit_the_call_name_the_error():
     ids=["another domain", "another code", "another message"],
 )
 def test_details_that_contradict_the_call_are_not_believed(failed):
-    assert type(rpc.error_from(failed)) is errors.Unreachable
+    assert type(statuses.error_from(failed)) is errors.Unreachable
 
 
 @pytest.mark.parametrize("code", list(grpc.StatusCode))
 def test_every_code_has_an_error(code):
-    error = rpc.error_from(Failed(None, code))
+    error = statuses.error_from(Failed(None, code))
     assert error.message
     assert type(error) is ServingError or error.code == code.value[0]
 
@@ -348,7 +348,7 @@ async def test_standard_services_answer():
             assert (
                 await check(health_pb2.HealthCheckRequest(service=name))
             ).status == health_pb2.HealthCheckResponse.SERVING
-        with pytest.raises(errors.NotFound), rpc.serving_errors():
+        with pytest.raises(errors.NotFound), statuses.serving_errors():
             await check(health_pb2.HealthCheckRequest(service="nobody"))
         listed = await health_pb2_grpc.HealthStub(channel).List(health_pb2.HealthListRequest())
         assert set(listed.statuses) == {"", SERVICE, "alive"}

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from gpu_worker.testing.fake_runner import FakeRunner
-from octavo import rpc, wire
+from octavo import rpc, statuses, wire
 from octavo.errors import DeadlineExceeded, NotFound, NoTokenizer, QueueFull
 from octavo.hashing import block_hashes, root_key
 from octavo.sampling import FinishReason, SamplingParams
@@ -188,7 +188,7 @@ async def test_the_deadline_of_an_attach_is_of_that_call_alone(world):
     stub = raw(world, world.routers[0])
     call = stub.Generate(request("long", max_tokens=8000))
     await call.read()
-    with pytest.raises(DeadlineExceeded), rpc.serving_errors():
+    with pytest.raises(DeadlineExceeded), statuses.serving_errors():
         async for _ in stub.Attach(inference_pb2.AttachRequest(request_id="long"), timeout=0.2):
             pass
     status = await stub.Get(inference_pb2.GetRequest(request_id="long"))
@@ -229,7 +229,7 @@ async def test_a_full_queue_says_when_to_come_back(world):
     stub = raw(world, router)
     waiting = [stub.Generate(request(f"w{i}")) for i in range(2)]
     await world.until(lambda: len(world.state.queue) == 2)
-    with pytest.raises(QueueFull) as caught, rpc.serving_errors():
+    with pytest.raises(QueueFull) as caught, statuses.serving_errors():
         await stub.Complete(request("third"))
     assert caught.value.retry_after_ms > 0
     for call in waiting:

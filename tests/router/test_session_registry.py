@@ -4,7 +4,8 @@ from dataclasses import dataclass, field
 
 from octavo.ids import Incarnation, SequenceId
 from octavo.step_item import StepItem
-from router.session_registry import Assignment, SessionRegistry
+from octavo.store.calls import Notice
+from router.session_registry import MAX_EARLY, Assignment, SessionRegistry
 
 
 @dataclass(eq=False)
@@ -53,3 +54,25 @@ def test_the_sessions_concerned_are_told_and_a_defect_in_one_does_not_reach_anot
     assert registry.remove(whole)
     assert a not in registry
     assert len(registry) == 1
+
+
+def test_a_session_that_comes_after_the_news_of_its_sequence_reads_the_record():
+    """Another router may assign a sequence before this router has the reply that it was accepted."""
+    registry, a, b = SessionRegistry(), SequenceId("a"), SequenceId("b")
+    registry.announce_notice(Notice(a, "taken", 1, Incarnation("w")))
+    registry.announce_assignment(b, Assignment(1, Incarnation("w")))
+    for seq_id in (a, b):
+        late, later = FakeSession(seq_id), FakeSession(seq_id)
+        registry.add(late)
+        registry.add(later)
+        assert (late.heard, later.heard) == (["poll"], [])
+
+
+def test_only_so_many_sequences_without_a_session_are_remembered():
+    registry = SessionRegistry()
+    for number in range(MAX_EARLY + 1):
+        registry.announce_notice(Notice(SequenceId(str(number)), "taken", 1, Incarnation("w")))
+    oldest, next_oldest = FakeSession(SequenceId("0")), FakeSession(SequenceId("1"))
+    for session in (oldest, next_oldest):
+        registry.add(session)
+    assert (oldest.heard, next_oldest.heard) == ([], ["poll"])

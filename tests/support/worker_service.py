@@ -14,7 +14,7 @@ from gpu_worker.serving.journal_writer import JournalWriter
 from gpu_worker.serving.server import WorkerService
 from gpu_worker.serving.step_publisher import StepPublisher
 from gpu_worker.testing.fake_runner import FakeRunner
-from octavo import errors, hashing, rpc, wire
+from octavo import errors, hashing, rpc, statuses, wire
 from octavo.ids import Incarnation
 from octavo.internal.v1 import worker_pb2, worker_pb2_grpc
 from octavo.sampling import SamplingParams
@@ -108,7 +108,7 @@ class StepCall:
             async with asyncio.timeout(20):
                 while await self.call.read() is not grpc.aio.EOF:
                     pass
-        return rpc.error_from(raised.value)
+        return statuses.error_from(raised.value)
 
 
 def admission(

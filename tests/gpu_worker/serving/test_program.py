@@ -11,7 +11,7 @@ from gpu_worker.serving import program
 from gpu_worker.serving.listener import Listener
 from gpu_worker.serving.program import build_runner_in_thread
 from gpu_worker.testing.fake_runner import FakeRunner
-from octavo import errors, rpc
+from octavo import errors, rpc, statuses
 from octavo.errors import NotFound
 from octavo.internal.v1 import worker_pb2, worker_pb2_grpc
 from octavo.settings import WorkerSettings
@@ -32,7 +32,7 @@ async def test_it_listens_and_says_so_while_the_model_loads(monkeypatch):
     async with rpc.channel(listener.endpoint, internal=True) as channel:
         with pytest.raises(grpc.aio.AioRpcError) as raised:
             await worker_pb2_grpc.WorkerStub(channel).Hello(worker_pb2.HelloRequest())
-        assert isinstance(rpc.error_from(raised.value), errors.Loading)
+        assert isinstance(statuses.error_from(raised.value), errors.Loading)
         answer = await health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest())
         assert answer.status == health_pb2.HealthCheckResponse.NOT_SERVING
     release.set()

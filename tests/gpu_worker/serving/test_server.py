@@ -9,7 +9,7 @@ from worker_service import ADMITTED, Service, StepCall, admission, tokens_of
 
 from gpu_worker.serving import step_handler, step_subscription
 from gpu_worker.testing.fake_runner import fake_oracle
-from octavo import errors, rpc
+from octavo import errors, statuses
 from octavo.internal.v1 import worker_pb2, worker_pb2_grpc
 from octavo.sampling import FinishReason
 
@@ -39,7 +39,7 @@ async def test_a_worker_that_still_loads_says_so_to_every_call():
     ):
         with pytest.raises(grpc.aio.AioRpcError) as raised:
             await call
-        error = rpc.error_from(raised.value)
+        error = statuses.error_from(raised.value)
         assert isinstance(error, errors.Loading)
         assert raised.value.code() is grpc.StatusCode.UNAVAILABLE
         assert error.retry_after_ms > 0
@@ -52,7 +52,7 @@ async def test_a_stopping_worker_takes_nothing_and_goes_on(service):
     service.service.stopping = True
     with pytest.raises(grpc.aio.AioRpcError) as raised:
         await service.schedule(admission())
-    assert isinstance(rpc.error_from(raised.value), errors.Draining)
+    assert isinstance(statuses.error_from(raised.value), errors.Draining)
     assert len(await (await service.step().grant(1)).rest()) == 1
 
 
@@ -275,7 +275,7 @@ async def test_one_bad_item_is_that_items_outcome(service):
     assert outcomes == [ADMITTED, rejected, rejected, ADMITTED]
     with pytest.raises(grpc.aio.AioRpcError) as raised:
         await service.schedule(*[admission()] * 1025)
-    assert isinstance(rpc.error_from(raised.value), errors.InvalidArgument)
+    assert isinstance(statuses.error_from(raised.value), errors.InvalidArgument)
 
 
 async def test_a_batch_of_swaps_takes_one_step_boundary(service):

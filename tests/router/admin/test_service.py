@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from octavo import rpc, wire
+from octavo import rpc, statuses, wire
 from octavo.errors import InvalidArgument, NotFound
 from octavo.sampling import SamplingParams
 from octavo.v1 import admin_pb2, admin_pb2_grpc, inference_pb2, types_pb2
@@ -50,9 +50,9 @@ async def test_placement_is_explained_for_past_and_hypothetical_requests(world):
 async def test_placement_of_what_is_not_known(world):
     await world.start()
     admin = admin_of(world, world.routers[0])
-    with pytest.raises(NotFound), rpc.serving_errors():
+    with pytest.raises(NotFound), statuses.serving_errors():
         await admin.ExplainPlacement(admin_pb2.ExplainPlacementRequest(request_id="never"))
-    with pytest.raises(InvalidArgument), rpc.serving_errors():
+    with pytest.raises(InvalidArgument), statuses.serving_errors():
         await admin.ExplainPlacement(admin_pb2.ExplainPlacementRequest())
 
 
@@ -69,7 +69,7 @@ async def test_sequences_are_listed_while_they_live(world):
     owner = reply.sequences[0].owner
     mine = await admin.ListSequences(admin_pb2.ListSequencesRequest(owner=owner))
     assert {s.request_id for s in mine.sequences} == {s.request_id for s in reply.sequences if s.owner == owner}
-    with pytest.raises(InvalidArgument), rpc.serving_errors():
+    with pytest.raises(InvalidArgument), statuses.serving_errors():
         await admin.ListSequences(admin_pb2.ListSequencesRequest(limit=10_001))
     await asyncio.gather(*(client.cancel(f"s{i}") for i in range(3)))
     for stream in streams:
