@@ -45,9 +45,12 @@ def validate_sampling(params: SamplingParams, *, vocab_size: int, eos_token_ids:
         checks.run(_check_sequences, params.banned_sequences, vocab_size)
     checks.run(_check_logit_bias, params.logit_bias, vocab_size)
     checks.raise_found()  # the checks below compare fields, and so need each of them to be right
-    checks.run(_check_together, params)
+    for check in (_check_best_of, _check_greedy_branches, _check_min_tokens):
+        checks.run(check, params)
     if params.beam_width:
-        checks.run(_check_beams, params)
+        checks.run(_check_beam_width, params)
+        for field, default in limits.WITHOUT_BEAMS.items():
+            checks.run(_check_left_out_beside_beams, field, getattr(params, field), default)
     checks.run(_check_some_token_is_left, params, vocab_size, eos_token_ids)
     checks.raise_found()
 
@@ -116,9 +119,15 @@ def _check_logit_bias(bias: object, vocab_size: int) -> None:
             raise InvalidArgument("logit_bias", f"the value for token {token_id} must be a number, {allowed}")
 
 
-def _check_together(params: SamplingParams) -> None:
-    if params.best_of and not params.n <= params.best_of:
+def _check_best_of(params: SamplingParams) -> None:
+    if params.beam_width:
+        if params.best_of not in (0, params.n):
+            raise InvalidArgument("best_of", "not allowed beside beam_width, which ranks already; leave it out")
+    elif params.best_of and not params.n <= params.best_of:
         raise InvalidArgument("best_of", f"{params.best_of} is less than n ({params.n}); raise it or leave it out")
+
+
+def _check_greedy_branches(params: SamplingParams) -> None:
     if params.greedy and not params.beam_width and max(params.n, params.best_of) > 1:
         field = "n" if params.n > 1 else "best_of"
         raise InvalidArgument(
@@ -126,6 +135,9 @@ def _check_together(params: SamplingParams) -> None:
             f"{getattr(params, field)} branches at temperature 0 would all be equal; "
             "use beam_width, or a temperature above 0",
         )
+
+
+def _check_min_tokens(params: SamplingParams) -> None:
     if params.max_tokens is None and not params.min_tokens <= limits.DEFAULT_MAX_TOKENS:
         raise InvalidArgument(
             "min_tokens", f"{params.min_tokens} exceeds the default max_tokens of {limits.DEFAULT_MAX_TOKENS}; set both"
@@ -134,7 +146,7 @@ def _check_together(params: SamplingParams) -> None:
         raise InvalidArgument("min_tokens", f"{params.min_tokens} exceeds max_tokens of {params.max_tokens}")
 
 
-def _check_beams(params: SamplingParams) -> None:
+def _check_beam_width(params: SamplingParams) -> None:
     if not params.beam_width >= limits.MIN_BEAM_WIDTH:
         low, high = limits.MIN_BEAM_WIDTH, limits.MAX_BEAM_WIDTH
         raise InvalidArgument(
@@ -142,11 +154,11 @@ def _check_beams(params: SamplingParams) -> None:
         )
     if not params.n <= params.beam_width:
         raise InvalidArgument("beam_width", f"{params.beam_width} is less than n ({params.n}); raise it")
-    if params.best_of not in (0, params.n):
-        raise InvalidArgument("best_of", "not allowed beside beam_width, which ranks already; leave it out")
-    for field, default in limits.WITHOUT_BEAMS.items():
-        if getattr(params, field) != default:
-            raise InvalidArgument(field, "not allowed beside beam_width, which does not sample; leave it out")
+
+
+def _check_left_out_beside_beams(field: str, value: object, default: object) -> None:
+    if value != default:
+        raise InvalidArgument(field, "not allowed beside beam_width, which does not sample; leave it out")
 
 
 def _check_some_token_is_left(params: SamplingParams, vocab_size: int, eos_token_ids: Collection[int]) -> None:
@@ -245,7 +257,7 @@ def validate_chat(messages: Sequence[tuple[str, str | bytes]], *, context_tokens
 
 def _check_role(field: str, role: object) -> None:
     if not (type(role) is str and 1 <= len(role) <= limits.MAX_ROLE_BYTES and role.isascii() and role.isprintable()):
-        raise InvalidArgument(field, "must be a short name such as system, user or assistant")
+        raise InvalidArgument(field, f"must be 1 to {limits.MAX_ROLE_BYTES} printable ASCII characters, such as user")
 
 
 def _num_bytes(text: object) -> int:

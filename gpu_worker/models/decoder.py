@@ -1,6 +1,6 @@
 """The interface of a model: what the model runner asks of it."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Protocol
 
 from torch import Tensor
@@ -17,6 +17,7 @@ class Decoder(Protocol):
     num_layers: int
     num_kv_heads: int
     head_dim: int
+    window: int  # how many tokens a query sees at most, in whatever layer; 0: in some layer it sees all
     # Whether forward and logits do the same operations for all batches of the same sizes, without looking at numbers on
     # the device, so that a step can be captured as a CUDA graph.
     capturable: bool
@@ -32,3 +33,9 @@ class Decoder(Protocol):
     def logits(self, hidden: Tensor) -> Tensor:
         """Scores [num_rows, vocab_size] of the next token."""
         ...
+
+
+def common_window(windows: Iterable[int]) -> int:
+    """The longest of the windows of all layers; 0 if some layer has none (0)."""
+    windows = list(windows)
+    return max(windows) if windows and all(windows) else 0

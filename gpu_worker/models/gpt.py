@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from gpu_worker.models.decoder import common_window
 from gpu_worker.models.gpt_config import GptConfig
 from gpu_worker.models.weights import CheckpointReader, ProgressCallback, WeightSource
 from gpu_worker.ops import AttentionOptions, Ops, TokenBatch
@@ -108,6 +109,7 @@ class GptDecoder:
         self.num_layers = config.num_layers
         self.num_kv_heads = config.num_kv_heads
         self.head_dim = config.head_dim
+        self.window = common_window(config.windows)
         self._ops = ops
         self._tensors = {name: tensor.to(device) for name, tensor in tensors.items()}
         self._head = self._tensors.get("head", self._tensors["embedding"])

@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from gpu_worker.models.config import LlamaConfig
+from gpu_worker.models.decoder import common_window
 from gpu_worker.models.weights import CheckpointReader, ProgressCallback, WeightSource
 from gpu_worker.ops import AttentionOptions, Ops, TokenBatch
 
@@ -137,6 +138,7 @@ class LlamaDecoder:
         self.num_layers = config.num_layers
         self.num_kv_heads = config.num_kv_heads
         self.head_dim = config.head_dim
+        self.window = common_window(config.windows)
         self._ops = ops
         self._embedding = on_device["embedding"]
         self._norm = on_device["norm"]

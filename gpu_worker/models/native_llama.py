@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from gpu_worker.models.config import LlamaConfig
+from gpu_worker.models.decoder import common_window
 from gpu_worker.models.llama import collect
 from gpu_worker.models.packing import MatrixPacker, NativeMatrix
 from gpu_worker.models.weights import CheckpointReader, ProgressCallback, WeightSource
@@ -42,6 +43,7 @@ class NativeLlamaDecoder:
         self.num_layers = config.num_layers
         self.num_kv_heads = config.num_kv_heads
         self.head_dim = config.head_dim
+        self.window = common_window(config.windows)
         self._extension = extension
         cos, sin = config.rope.table(config.context_tokens)
         arguments = {name: x.weight if isinstance(x, NativeMatrix) else x for name, x in tensors.items()}

@@ -21,6 +21,7 @@ from transformers import logging as transformers_logging
 from transformers.masking_utils import AttentionMaskInterface
 from transformers.modeling_utils import AttentionInterface
 
+from gpu_worker.models.decoder import common_window
 from gpu_worker.models.transformers_checks import check_weights, check_windows, find_context
 from gpu_worker.ops import AttentionOptions, Ops, TokenBatch, make_batch
 from gpu_worker.ops.kv_shape import KvShape
@@ -39,6 +40,7 @@ class _StepContext:
     batch: TokenBatch
     kv: Sequence[Tensor]
     options: dict[Any, AttentionOptions]
+    window: int = 0  # of the decoder: blocks behind it are not kept
     windows: dict[int, int] = field(default_factory=dict)  # by layer: the window that the model asked for
     masked: set[int] = field(default_factory=set)  # the windows of the masks that the model asked for
     shapes: dict[int, tuple[int, int]] = field(default_factory=dict)  # by layer: (num_kv_heads, head_dim)
@@ -73,6 +75,8 @@ def _attend(
     scale = queries.shape[-1] ** -0.5 if scaling is None else float(scaling)
     kind = (scale, sliding_window or 0, softcap or 0.0, id(s_aux))
     if kind not in step.options:
+        if step.window and not 0 < (sliding_window or 0) <= step.window:
+            raise BadModel(f"layer {layer} looks back {sliding_window or 'to the start'}, not {step.window} as it did")
         step.options[kind] = AttentionOptions(scale, sliding_window or 0, softcap or 0.0, sinks=s_aux)
     step.ops.cache_write(step.kv[layer], keys, values, step.batch)
     attended = step.ops.paged_attention(queries.contiguous(), step.kv[layer], step.batch, step.options[kind])
@@ -111,6 +115,7 @@ class TransformersDecoder:
         self.name = f"transformers:{config.model_type}"
         self.vocab_size = int(config.vocab_size)
         self.context_tokens = find_context(self.name, config)
+        self.window = 0
         self.num_layers, self.num_kv_heads, self.head_dim = self._probe(config)
 
     @classmethod
@@ -197,7 +202,7 @@ class TransformersDecoder:
 
     @contextmanager
     def _step(self, batch: TokenBatch, kv: Sequence[Tensor]) -> Iterator[_StepContext]:
-        step = _StepContext(self._ops, batch, kv, self._options)
+        step = _StepContext(self._ops, batch, kv, self._options, self.window)
         token = _current.set(step)
         try:
             yield step
@@ -216,4 +221,5 @@ class TransformersDecoder:
         if len(set(step.shapes.values())) != 1:
             raise BadModel(f"{self.name}: layers have keys of different shapes: {sorted(set(step.shapes.values()))}")
         check_windows(self.name, config, step.windows, step.masked)
+        self.window = common_window(step.windows.values())
         return num_layers, *step.shapes[0]

@@ -85,5 +85,5 @@ def _used(plan: StepPlan) -> set[BlockId]:
     for pair in plan.copies:
         used.update(pair)
     for chunk in plan.chunks:
-        used.update(chunk.branch.blocks)
+        used.update(chunk.branch.blocks[chunk.branch.num_passed :])
     return used

@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -124,8 +125,9 @@ def load_runner(
     arena = KvArena(shape, num_blocks, swap_bytes // shape.bytes_per_block, where, ops)
     if batch_invariant:
         _expect_invariant(ops, decoder, arena)
-    context = min(context, num_blocks * block_size)
     info = _info(loaded, arena, where, context, name)
+    if not 0 < info.max_sequence_blocks <= num_blocks:  # else blocks out of the window are used again
+        info = replace(info, context_tokens=min(context, num_blocks * block_size))
     _log_start(info, ops, decoder)
     sampler = choose_sampler(decoder.vocab_size, where, loaded.eos_token_ids)
     graphs = capture(arena.layers)
@@ -181,6 +183,7 @@ def _info(loaded: LoadedModel, arena: KvArena, device: torch.device, context: in
         num_blocks=arena.num_blocks,
         num_host_blocks=arena.num_host_blocks,
         bytes_per_block=arena.shape.bytes_per_block,
+        window=loaded.decoder.window,
         tokenizer=loaded.tokenizer,
         sampling_defaults=loaded.sampling_defaults,
     )

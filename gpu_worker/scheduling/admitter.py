@@ -35,7 +35,9 @@ class Admitter:
         longest = max(len(branch.tokens) for branch in sequence.branches)
         if len(sequence.prompt) >= info.context_tokens:
             return f"prompt of {len(sequence.prompt)} tokens leaves no room in the context of {info.context_tokens}"
-        needed = longest // info.block_size + width if width else work.tables.device.blocks_for(longest)
+        needed = work.tables.num_missing(longest, 0, 0)
+        if width:  # full blocks that the beams share, and one for each beam
+            needed = min(longest // info.block_size, info.window_blocks or longest) + width
         if needed > info.num_blocks:
             return (
                 f"{longest} tokens need {needed} blocks of {info.block_size} tokens; this worker has {info.num_blocks}"

@@ -1,6 +1,12 @@
 """The block tables of all branches, on the device and in the host pool, and what the step being planned does to them.
 
-A branch's `blocks`, `host_blocks`, `hashes`, `num_sealed` and `slots_end` change only here. Two sets of sequences
+A branch's `blocks`, `host_blocks`, `hashes`, `num_sealed`, `num_passed` and `slots_end` change only here.
+
+If every layer of the model has a window, a branch gives back its leading blocks as soon as no later token of it sees
+them: it has *passed* them. Places in `blocks` are positions, so they stay, with ids that are never read: kernels read
+the blocks of a window only. A host table begins with the first block that has not been passed.
+
+Two sets of sequences
 are kept until the step being planned is over:
 
     written       The step copies something into their blocks. The plan may not move these out, because a step copies
@@ -32,6 +38,7 @@ class BlockTables:
         )
         self.host = HostPool(info.num_host_blocks)
         self._block_size = info.block_size
+        self._window_blocks = info.window_blocks
         self._debug = config.debug
         self._written: set[Sequence] = set()
         self._moving_out: set[Sequence] = set()
@@ -50,19 +57,22 @@ class BlockTables:
 
     def fork_table(self, parent: Branch, child: Branch) -> None:
         """Gives the child the parent's computed blocks; either of them copies a shared block before it writes to it."""
-        child.blocks = self.device.share(self.computed_blocks(parent))
+        child.blocks = parent.blocks[: parent.num_passed] + self.device.share(self.computed_blocks(parent))
         child.num_computed, child.num_sealed = parent.num_computed, parent.num_sealed
+        child.num_passed = parent.num_passed
         child.hashes = parent.hashes.copy()
         child.slots_end = parent.slots_end = 0
 
     def release(self, branch: Branch) -> None:
         """Takes back all blocks of the branch, on device and host. Afterwards none of its tokens counts as computed."""
         if branch.blocks:
-            self.host.cancel_copies_in(block for block in branch.blocks if self.device.is_writable(block))
-            self.device.release(branch.blocks)
+            held = self.held_blocks(branch)
+            self.host.cancel_copies_in(block for block in held if self.device.is_writable(block))
+            self.device.release(held)
+            branch.blocks.clear()
         if branch.host_blocks:
             self.host.release(branch.host_blocks)
-        branch.num_computed = branch.num_sealed = branch.slots_end = 0
+        branch.num_computed = branch.num_sealed = branch.num_passed = branch.slots_end = 0
 
     def has_own_slot(self, branch: Branch) -> bool:
         """Whether the branch's next token has a slot in a block that no other table has."""
@@ -70,8 +80,32 @@ class BlockTables:
         return index < len(branch.blocks) and self.device.is_writable(branch.blocks[index])
 
     def computed_blocks(self, branch: Branch) -> list[BlockId]:
-        """The blocks that hold keys and values of earlier steps; the last one may be part-filled."""
-        return branch.blocks[: self.device.blocks_for(branch.num_computed)]
+        """The blocks that the branch holds with keys and values of earlier steps; the last one may be part-filled."""
+        return branch.blocks[branch.num_passed : self.device.blocks_for(branch.num_computed)]
+
+    def held_blocks(self, branch: Branch) -> list[BlockId]:
+        """The blocks on the device that the branch holds: all of its table but those that it has passed."""
+        return branch.blocks[branch.num_passed :]
+
+    # Windows
+
+    def num_passed(self, num_computed: int) -> int:
+        """How many leading blocks a branch has passed whose first `num_computed` tokens are computed."""
+        if not self._window_blocks:
+            return 0
+        return max(0, num_computed // self._block_size - self._window_blocks)
+
+    def num_missing(self, num_tokens: int, num_blocks: int, num_passed: int, *, chunk: int = 1) -> int:
+        """How many blocks more a branch holds, at its most, before it has computed its first `num_tokens` tokens.
+
+        Its table has `num_blocks` blocks now, of which it has passed `num_passed`. With a window it computes the rest
+        in chunks of at most `chunk` tokens, and gives blocks back after each.
+        """
+        missing = self.device.blocks_for(num_tokens) - num_blocks
+        if self._window_blocks:
+            at_once = self._window_blocks + self.device.blocks_for(chunk - 1) + 1
+            missing = min(missing, at_once - (num_blocks - num_passed))
+        return max(0, missing)
 
     # Prefixes
 
@@ -89,19 +123,23 @@ class BlockTables:
 
     def share_prefix(self, branch: Branch, blocks: list[BlockId]) -> None:
         """Begins the branch's table with blocks in which its first tokens are computed."""
-        branch.blocks = self.device.share(blocks)
         branch.num_sealed = len(blocks)
         branch.num_computed = len(blocks) * self._block_size
+        branch.num_passed = passed = self.num_passed(branch.num_computed)
+        branch.blocks = blocks[:passed] + self.device.share(blocks[passed:])
 
     def seal_blocks(self, branch: Branch) -> None:
-        """Offers the blocks that are full and computed now to the prefix cache."""
-        first, end = branch.num_sealed, branch.num_computed // self._block_size
+        """Offers the blocks that are full and computed now to the prefix cache, and gives back those passed now."""
+        first, end = max(branch.num_sealed, branch.num_passed), branch.num_computed // self._block_size
         branch.num_sealed = end
-        if not self.cache.enabled:
-            return
-        hashes = self.hashes_of(branch, end)
-        for index in range(first, end):
-            self.device.seal_block(hashes[index], branch.blocks[index])
+        if self.cache.enabled:
+            hashes = self.hashes_of(branch, end)
+            for index in range(first, end):
+                self.device.seal_block(hashes[index], branch.blocks[index])
+        passed = self.num_passed(branch.num_computed)
+        if passed > branch.num_passed:
+            self.device.release(branch.blocks[branch.num_passed : passed])
+            branch.num_passed = passed
 
     # To and from the host pool
 
@@ -112,9 +150,9 @@ class BlockTables:
         """
         tables = self.host.copy_out(self.computed_blocks(branch) for branch in branches)
         for branch, table in zip(branches, tables, strict=True):
-            num_computed = branch.num_computed
+            num_computed, num_passed = branch.num_computed, branch.num_passed
             self.release(branch)
-            branch.host_blocks, branch.num_computed = table, num_computed
+            branch.host_blocks, branch.num_computed, branch.num_passed = table, num_computed, num_passed
         self._moving_out.add(sequence)
 
     def places_for(self, branches: Iterable[Branch]) -> dict[HostBlockId, BlockId | None]:
@@ -123,7 +161,7 @@ class BlockTables:
         for branch in branches:
             num_known = branch.num_computed // self._block_size if self.cache.enabled else 0
             hashes = self.hashes_of(branch, num_known)
-            for index, host in enumerate(branch.host_blocks):
+            for index, host in enumerate(branch.host_blocks, branch.num_passed):
                 if places.get(host) is None:
                     places[host] = self.cache.find(hashes[index]) if index < num_known else None
         return places
@@ -144,7 +182,8 @@ class BlockTables:
             else:
                 targets[host] = found
         for branch in branches:
-            branch.blocks = device.share(targets[host] for host in branch.host_blocks)
+            shared = device.share(targets[host] for host in branch.host_blocks)
+            branch.blocks = shared[:1] * branch.num_passed + shared
             host_pool.release(branch.host_blocks)
             branch.slots_end = 0
         device.release(held)
@@ -184,5 +223,5 @@ class BlockTables:
 
     def check_tables(self, branches: Collection[Branch]) -> None:
         """Recounts all blocks from the tables of all branches; raises AssertionError with what is wrong."""
-        self.device.check_blocks(branch.blocks for branch in branches)
+        self.device.check_blocks(self.held_blocks(branch) for branch in branches)
         self.host.check_host_blocks(branch.host_blocks for branch in branches)

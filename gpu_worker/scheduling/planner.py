@@ -70,12 +70,14 @@ class Planner:
                 prefills = self._prefills(only, budget, stalled, now)
             self._add_decodes(plan, only, stalled)
         self._add_prefills(plan, prefills)
+        has_prompts = bool(prefills)
         if not plan.chunks and not work.tables.host.has_copies_in:
             stalled += [branch for branch in self._stuck_beams(only) if branch not in stalled]
             if stalled:
                 self._force(plan, only, stalled, now)
-        plan.num_tokens = sum(chunk.length for chunk in plan.chunks) if prefills else len(plan.chunks)
-        plan.num_branches = sum(len(chunk.samples) for chunk in plan.chunks) if prefills else len(plan.chunks)
+                has_prompts = True  # the forced branch may be one
+        plan.num_tokens = sum(chunk.length for chunk in plan.chunks) if has_prompts else len(plan.chunks)
+        plan.num_branches = sum(len(chunk.samples) for chunk in plan.chunks) if has_prompts else len(plan.chunks)
 
     # Decodes
 

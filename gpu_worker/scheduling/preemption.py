@@ -1,8 +1,9 @@
 """Which sequence gives up its blocks when blocks are short, and whether by swap or by recompute.
 
-The sequence of the highest rank gives way first: with the policy fcfs the one that arrived last, with priority the last
-one of the lowest class. So no sequence waits for blocks while one of a higher rank has some. A sequence that was
-preempted a moment ago is spared only by coming back later (`Starter`), and by keeping its blocks when it needs more.
+A low rank goes first, so the sequence of the highest rank gives way: with the policy fcfs the one that arrived last,
+with priority the last one of the lowest class. So no sequence waits for blocks while one of a higher rank has some. A
+sequence that was preempted a moment ago is spared only by coming back later (`Starter`), and by keeping its blocks when
+it needs more.
 
 Some sequence always advances, because the sequence of the lowest rank is never preempted for another. When no branch
 could advance, the planner *forces* the one of the lowest rank: it takes blocks from all others, then from later
@@ -68,7 +69,7 @@ class Preemption:
     def recompute(self, sequence: Sequence) -> int:
         """Takes a sequence's blocks and keeps its tokens. Returns how many blocks it had."""
         branches = [branch for branch in sequence.branches if branch.state in (RUNNING, SWAPPED)]
-        num_blocks = len({block for branch in branches for block in branch.blocks})
+        num_blocks = len({block for branch in branches for block in self._tables.held_blocks(branch)})
         num_blocks += len({block for branch in branches for block in branch.host_blocks})
         self._workload.send_back(sequence)
         return num_blocks
@@ -126,7 +127,8 @@ class Preemption:
         blocks = {block for branch in branches for block in self._tables.computed_blocks(branch)}
         num_tokens = sum(branch.num_computed for branch in branches)
         if config.prefix_caching:  # branches compute shared blocks once
-            num_tokens = min(num_tokens, len(blocks) * info.block_size)
+            num_passed = max((branch.num_passed for branch in branches), default=0)
+            num_tokens = min(num_tokens, (num_passed + len(blocks)) * info.block_size)
         return self._costs.swap_is_cheaper(len(blocks) * info.bytes_per_block, num_tokens)
 
     def _others_hold_blocks(self) -> bool:
@@ -149,7 +151,7 @@ class Preemption:
         if not requester.num_output:
             failure = OutOfBlocks(
                 f"no block left to compute the prompt of {requester.num_prompt} tokens: it holds "
-                f"{len(requester.blocks)} of {work.info.num_blocks} and no other sequence has any"
+                f"{len(self._tables.held_blocks(requester))} of {work.info.num_blocks} and no other sequence has any"
             ).failure()
             work.report(work.end(sequence, FinishReason.ERROR, failure.to_json()))
         elif sequence.search is not None:

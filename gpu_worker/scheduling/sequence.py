@@ -2,7 +2,8 @@
 
 A branch's tokens are the prompt and then its output. For each branch, half-open intervals over token positions:
 
-    [0, num_sealed blocks)      full blocks that were offered to the prefix cache: perhaps shared, never written again
+    [0, num_passed blocks)      out of every layer's window: no later token sees them; the branch gave them back
+    [passed, num_sealed blocks) full blocks that were offered to the prefix cache: perhaps shared, never written again
     [sealed, num_computed)      keys and values written by earlier steps
     [num_computed, end)         written by the step in flight, whose chunk ends there; lost if that step fails
     [end, len(tokens))          known, still to be run
@@ -47,6 +48,8 @@ class Branch:
     hashes: list[BlockHash] = field(default_factory=list)  # of the leading full blocks, as far as computed
     cumulative_logprob: float = 0.0
     num_sealed: int = 0  # leading blocks that have been offered to the prefix cache
+    # Leading blocks that are out of every layer's window: given back. Their places in `blocks` stay, and mean nothing.
+    num_passed: int = 0
     first_unscored: int = sys.maxsize  # the first position that a prefill has still to score; maxsize: none
     stops: frozenset[int] = frozenset()  # tokens that need a second look: stop tokens and BAD_LOGITS
     last: int = sys.maxsize  # position of the last token it may have: max_tokens or the end of the context

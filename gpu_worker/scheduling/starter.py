@@ -170,7 +170,8 @@ class Starter:
         for other in branch.sequence.branches:  # their prompt blocks, also if the cache has evicted them
             if other.state is RUNNING:
                 shared = min(num_blocks, min(other.num_computed, branch.num_prompt) // self._block_size)
-                hits = max(hits, other.blocks[:shared], key=len)
+                if other.num_passed <= self._tables.num_passed(shared * self._block_size):
+                    hits = max(hits, other.blocks[:shared], key=len)
         return hits
 
     def _num_shareable(self, branch: Branch) -> int:
@@ -221,13 +222,14 @@ class Starter:
         """Whether there are rows and blocks for the branch beside those that run; `hits` are the blocks it shares."""
         work, sequence, blocks = self._workload, branch.sequence, self._tables.device
         num_waiting = 1 if not sequence.fan_out else len(sequence.branches)
+        passed = self._tables.num_passed(len(hits) * self._block_size)
         if work.active and self._num_rows() + self._rows_of(sequence, num_waiting) > work.config.max_batch_sequences:
             return False
         if not work.active or (len(work.active) == 1 and sequence in work.active):
-            needed, spare = blocks.blocks_for(branch.prefill_end), 0
+            num_new, spare = self._tables.num_missing(branch.prefill_end, len(hits), passed), 0
         else:
-            needed, spare = self._blocks_of(branch), self._spare() + headroom
-        return blocks.has_room_for(needed - len(hits), hits, spare=spare)
+            num_new, spare = self._still_needed(branch, len(hits), passed), self._spare() + headroom
+        return blocks.has_room_for(num_new, hits[passed:], spare=spare)
 
     def _displace(self, sequence: Sequence, now: float) -> bool:
         """With the priority policy, preempts the newest sequence of the lowest class for a waiting higher one."""
@@ -256,13 +258,17 @@ class Starter:
             return 0 if sequence in self._lists.searches else sequence.params.beam_width
         return len(sequence.branches) if sequence.fan_out else num_branches
 
-    def _blocks_of(self, branch: Branch) -> int:
-        """Blocks that the branch needs until its next token, and one for each branch that will fork from it."""
+    def _still_needed(self, branch: Branch, num_blocks: int, num_passed: int) -> int:
+        """Blocks that the branch needs until its next token, and one for each branch that will fork from it.
+
+        Its table has `num_blocks` blocks by then, of which it has passed `num_passed`.
+        """
         sequence = branch.sequence
         forks = len(sequence.branches) - 1 if sequence.fan_out else 0
         if sequence.search is not None and not branch.num_output:
             forks = sequence.params.beam_width - 1
-        return self._tables.device.blocks_for(len(branch.tokens)) + forks
+        chunk = self._workload.config.max_batch_tokens
+        return self._tables.num_missing(len(branch.tokens), num_blocks, num_passed, chunk=chunk) + forks
 
     def _headroom(self, sequence: Sequence, now: float) -> int:
         """Blocks that a sequence preempted a moment ago must leave: one for each row, so that it runs on a while."""
@@ -271,5 +277,6 @@ class Starter:
 
     def _spare(self) -> int:
         """Blocks that a new branch must leave: the watermark, and what prompts under way still need."""
-        promised = sum(max(0, self._blocks_of(branch) - len(branch.blocks)) for branch in self._lists.prefilling)
+        prefilling = self._lists.prefilling
+        promised = sum(self._still_needed(branch, len(branch.blocks), branch.num_passed) for branch in prefilling)
         return self._tables.device.num_watermark + promised

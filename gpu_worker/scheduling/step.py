@@ -123,9 +123,21 @@ class RunnerInfo:
     num_blocks: int
     num_host_blocks: int
     bytes_per_block: int
+    # How many tokens a query sees at most, its own included, in whatever layer. 0: in some layer it sees all.
+    window: int = 0
     tokenizer: str  # what octavo.text.tokenizer.open_tokenizer takes: a path, or empty if there is none
     # What the model recommends, by field of SamplingParams.
     sampling_defaults: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
+
+    @property
+    def window_blocks(self) -> int:
+        """How many full blocks before its own a token may see, if every layer has a window; at least one. 0: all."""
+        return max(1, -(-(self.window - 1) // self.block_size)) if self.window else 0
+
+    @property
+    def max_sequence_blocks(self) -> int:
+        """How many blocks suffice for one branch of any length, alone, if every layer has a window. 0: no number."""
+        return self.window_blocks + 1 if self.window else 0
 
 
 class Runner(Protocol):

@@ -250,6 +250,9 @@ class Workload:
             "a branch has blocks in the wrong place": any(
                 bool(b.blocks) > (b.state is RUNNING) or bool(b.host_blocks) != (b.state is SWAPPED) for b in branches
             ),
+            "a branch keeps blocks that it has passed, or has given back others": any(
+                b.num_passed != self.tables.num_passed(b.num_computed) for b in branches
+            ),
             "active is not the sequences that run": set(self._active) != {branch.sequence for branch in running},
             "a decode has no slot of its own": any(
                 chunk.branch not in needy and not self.tables.has_own_slot(chunk.branch) for chunk in self.lists.decodes

@@ -36,6 +36,7 @@ def hello_to_wire(worker_id: str, incarnation: Incarnation, engine_client: Engin
         max_batch_sequences=engine_client.max_batch_sequences,
         device=info.device,
         sampling_defaults=wire.recommended_to_wire(info.sampling_defaults),
+        max_sequence_blocks=info.max_sequence_blocks,
     )
 
 

@@ -31,6 +31,7 @@ class RunnerSizes(TypedDict, total=False):
     num_blocks: int
     num_host_blocks: int
     context_tokens: int
+    window: int
     model: str
 
 
@@ -52,6 +53,7 @@ def new_runner_info(
         num_blocks=sizes.get("num_blocks", 1024),
         num_host_blocks=sizes.get("num_host_blocks", 256),
         bytes_per_block=block_size * bytes_per_slot,
+        window=sizes.get("window", 0),
         tokenizer=byte_tokenizer.NAME,
     )
 

@@ -52,7 +52,7 @@ class WitnessRunner:
             self._arena.reshape(-1, len(LAYERS), 2)[slots] = witnesses(chunk.branch, chunk.start, slots.size)
         output = StepOutput([])
         for number, chunk in enumerate(plan.chunks):
-            if chunk.samples or chunk.score_from >= 0:
+            if chunk.samples or chunk.score_from >= 0 or self.info.window:
                 self._read(number, chunk, output)
         return output
 
@@ -80,23 +80,29 @@ class WitnessRunner:
         return slots[first : first + end - start]
 
     def _read(self, number: int, chunk: Chunk, output: StepOutput) -> None:
-        branch, end = chunk.branch, chunk.start + chunk.length
-        found = self._arena.reshape(-1, len(LAYERS), 2)[self._slots(branch, 0, end)]
-        wrong = np.nonzero((found != witnesses(branch, 0, end)).any(axis=(1, 2)))[0]
+        branch, end, window = chunk.branch, chunk.start + chunk.length, self.info.window
+        begin = max(0, chunk.start + 1 - window) if window else 0  # what the first query of the chunk sees first
+        found = self._arena.reshape(-1, len(LAYERS), 2)[self._slots(branch, begin, end)]
+        wrong = np.nonzero((found != witnesses(branch, begin, end - begin)).any(axis=(1, 2)))[0]
         if wrong.size:
             self.mismatches += 1
             self.first_mismatch = self.first_mismatch or (
-                f"step with {branch.sequence.seq_id} branch {branch.index}: position {wrong[0]} of {end} "
+                f"step with {branch.sequence.seq_id} branch {branch.index}: position {begin + wrong[0]} of {end} "
                 f"(chunk from {chunk.start}) is not what was written for it"
             )
-        sums = np.cumsum(contributions(found))
+        sums = np.concatenate((np.zeros(1, dtype=np.uint64), np.cumsum(contributions(found))))
+
+        def state(length: int) -> int:
+            """The state of the context of so many tokens, of which the last query sees the window."""
+            first = max(0, length - window) if window else 0
+            return settle((int(sums[length - begin]) - int(sums[first - begin])) & MASK, length)
+
         if chunk.score_from >= 0:
             output.scored[number] = [
-                self._choose.score(settle(int(sums[p - 1]), p), branch.tokens[p], branch)
-                for p in range(chunk.score_from, chunk.score_end)
+                self._choose.score(state(p), branch.tokens[p], branch) for p in range(chunk.score_from, chunk.score_end)
             ]
         if chunk.samples:
-            self._choose.sample(settle(int(sums[-1]), end), chunk.samples, output)
+            self._choose.sample(state(end), chunk.samples, output)
 
 
 def unwritten_blocks(num_blocks: int, block_size: int) -> Words:
@@ -138,6 +144,28 @@ def contribution(token: int, position: int, salt: int) -> int:
     return total & MASK
 
 
+class WitnessContext:
+    """What a WitnessRunner makes of tokens if it reads what it must, computed in plain integers."""
+
+    def __init__(self, window: int, salt: int, tokens: Sequence[int] = ()) -> None:
+        self._window, self._salt, self._total = window, salt, 0
+        self._parts: list[int] = []
+        for token in tokens:
+            self.append(token)
+
+    def append(self, token: int) -> None:
+        """Adds a token, and lets go of the one that leaves the window."""
+        self._parts.append(contribution(token, len(self._parts), self._salt))
+        self._total += self._parts[-1]
+        if self._window and len(self._parts) > self._window:
+            self._total -= self._parts[-1 - self._window]
+
+    @property
+    def state(self) -> int:
+        """The state from which the next token is chosen."""
+        return settle(self._total & MASK, len(self._parts))
+
+
 def settle(total: int, length: int) -> int:
     """The state of a context from the sum of its slots."""
     state = ((total ^ length) * MULTIPLIERS[0]) & MASK
@@ -155,12 +183,10 @@ def witness_oracle(
     generate_eos: bool = False,
 ) -> list[int]:
     """The tokens that a WitnessRunner generates after a prompt if every block is right, computed without blocks."""
-    chooser, salt, total = Chooser(info, generate_eos=generate_eos), salt_of(root), 0
-    tokens = list(prompt)
-    for position, token in enumerate(prompt):
-        total += contribution(token, position, salt)
+    chooser, tokens = Chooser(info, generate_eos=generate_eos), list(prompt)
+    context = WitnessContext(info.window, salt_of(root), prompt)
     for index in range(num_tokens):
-        token = chooser.token(settle(total & MASK, len(tokens)), params, branch, index)
-        total += contribution(token, len(tokens), salt)
+        token = chooser.token(context.state, params, branch, index)
+        context.append(token)
         tokens.append(token)
     return tokens[len(prompt) :]

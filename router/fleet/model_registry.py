@@ -34,6 +34,7 @@ class WorkerFacts:
     max_batch_sequences: int
     device: str
     sampling_defaults: Mapping[str, float] = field(default_factory=dict)  # by field of SamplingParams
+    max_sequence_blocks: int = 0  # how many blocks suffice for one branch, however long it is; 0: no number does
 
 
 @dataclass(slots=True, eq=False)

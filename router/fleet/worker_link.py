@@ -184,6 +184,7 @@ class WorkerLink:
             block_size=facts.block_size if facts else 1,
             max_batch_sequences=facts.max_batch_sequences if facts else 1,
             context_tokens=facts.context_tokens if facts else 0,
+            max_sequence_blocks=facts.max_sequence_blocks if facts else 0,
             prefill_tokens_per_s=load.prefill_tokens_per_s,
             recent_picks=self.pending_dispatches.num_recent,
         )
@@ -297,4 +298,5 @@ def facts_of(hello: worker_pb2.HelloResponse) -> WorkerFacts:
         max_batch_sequences=hello.max_batch_sequences,
         device=hello.device,
         sampling_defaults=wire.recommended_from_wire(hello.sampling_defaults),
+        max_sequence_blocks=hello.max_sequence_blocks,
     )

@@ -27,6 +27,7 @@ class WorkerView:
     block_size: int
     max_batch_sequences: int
     context_tokens: int
+    max_sequence_blocks: int = 0  # how many blocks suffice for one branch, however long it is; 0: no number does
     prefill_tokens_per_s: float = 0.0  # 0: not known yet
     recent_picks: int = 0
     # These follow from the fields above. They are computed once per view, because many placements read one view.
@@ -41,4 +42,7 @@ class WorkerView:
         load = self.queued_tokens + self.dispatched_tokens + BRANCH_TOKENS * num_branches + OVERFLOW_TOKENS * overflow
         object.__setattr__(self, "num_coming", num_coming)
         object.__setattr__(self, "load_cost", float(load))
-        object.__setattr__(self, "prompt_limit", min(self.context_tokens, self.num_blocks * self.block_size))
+        limit = self.context_tokens
+        if not 0 < self.max_sequence_blocks <= self.num_blocks:
+            limit = min(limit, self.num_blocks * self.block_size)
+        object.__setattr__(self, "prompt_limit", limit)

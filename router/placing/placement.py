@@ -135,6 +135,8 @@ def _costs(view: WorkerView, num_tokens: int, on_device: int, in_host: int, slow
         factor = slow * SLOW_RATIO / view.prefill_tokens_per_s
         prefill, load = prefill * factor, load * factor
     num_needed = (num_tokens - on_device) // view.block_size + 1  # the last one is for the output
+    if view.max_sequence_blocks:
+        num_needed = min(num_needed, view.max_sequence_blocks)
     if num_needed <= view.num_free_blocks:
         return prefill, load, 0.0
     return prefill, load, _pressure(view, num_needed, on_device // view.block_size)

@@ -22,8 +22,8 @@ def check_answer_fits(params: SamplingParams, prompt_len: int) -> None:
         largest = max(parts, key=lambda name: parts[name])
         raise InvalidArgument(
             f"sampling.{largest}",
-            f"the answer may have {total / limits.MIB:.1f} MiB, and one message has at most "
-            f"{limits.MAX_MESSAGE_BYTES // limits.MIB}; "
+            f"the answer may have {total / limits.MIB:.1f} MiB, and Complete answers with at most "
+            f"{SAFE_BYTES / limits.MIB:g}; "
             "call Generate, which streams it, or ask for less",
         )
 

@@ -4,15 +4,15 @@ import asyncio
 import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TypeVar, cast
+from typing import Any, TypeVar, cast
 
-from octavo import hashing, validation, wire
+from octavo import hashing, limits, validation, wire
 from octavo.errors import InvalidArgument, NoWorkers, ViolationCollector
 from octavo.ids import Incarnation, RequestId, new_request_id, sequence_id
 from octavo.record import NewSequence
 from octavo.sampling import SamplingParams
 from octavo.text.absent_tokenizer import no_tokenizer
-from octavo.v1 import inference_pb2
+from octavo.v1 import inference_pb2, types_pb2
 from router.fleet.model_registry import ModelRegistry, ServedModel
 
 T = TypeVar("T")
@@ -124,20 +124,28 @@ def check_request(request: inference_pb2.GenerateRequest, model: ServedModel) ->
     checks = ViolationCollector()
     if request.HasField("request_id"):
         checks.run(validation.validate_request_id, request.request_id)
-    params = (
-        checks.run_inside("sampling", wire.sampling_from_wire, request.sampling, model.sampling_defaults)
-        or SamplingParams()
-    )
-    checks.run_inside(
-        "sampling",
-        validation.validate_sampling,
-        params,
-        vocab_size=model.vocab_size,
-        eos_token_ids=model.eos_token_ids,
-    )
+    params = checks.run_inside("sampling", checked_sampling, request.sampling, model)
     checks.run(priority_of, request.priority)
     if checks.found:
-        checks.run(checked_input, request, model)
+        checks.run(check_input, request, model)
+    checks.raise_found()
+    return params or SamplingParams()
+
+
+def checked_sampling(message: types_pb2.SamplingParams, model: ServedModel) -> SamplingParams:
+    """The sampling parameters in the message. Raises InvalidArgument with all that is wrong."""
+    checks = ViolationCollector()
+    for field in limits.COUNTS:
+        checks.run(validation.check_count, field, getattr(message, field))
+    if checks.found:  # what is wrong beside lists that are too long is found without them
+        long_lists, whole = checks.found, message
+        message = types_pb2.SamplingParams()
+        message.CopyFrom(whole)
+        for violation in long_lists:
+            message.ClearField(cast("Any", violation.field))
+    params = wire.sampling_from_wire(message, model.sampling_defaults)
+    vocab_size, ends = model.vocab_size, model.eos_token_ids
+    checks.run(validation.validate_sampling, params, vocab_size=vocab_size, eos_token_ids=ends)
     checks.raise_found()
     return params
 
@@ -164,7 +172,16 @@ def checked_input(
             chat = wire.chat_from_wire(request.chat)
             messages = validation.validate_chat(chat.messages, context_tokens=model.context_tokens)
             return CheckedChat(messages, chat.begin_answer)
-    raise InvalidArgument("input", "send text, raw_text, token_ids or chat")
+    ids = ", token_ids" if isinstance(request, inference_pb2.GenerateRequest) else ""
+    raise InvalidArgument("input", f"send text, raw_text{ids} or chat")
+
+
+def check_input(request: inference_pb2.GenerateRequest, model: ServedModel) -> None:
+    """Raises InvalidArgument with all that is wrong with the prompt and can be found without tokenizing."""
+    checked = checked_input(request, model)
+    if request.WhichOneof("input") == "token_ids":
+        token_ids = cast("Sequence[int]", checked)
+        validation.validate_prompt(token_ids, vocab_size=model.vocab_size, context_tokens=model.context_tokens)
 
 
 async def run_aside(size: int, work: Callable[[], T]) -> T:

@@ -14,7 +14,7 @@ from gpu_worker.scheduling.scheduler_config import SchedulerConfig
 from gpu_worker.scheduling.sequence import Sequence
 from gpu_worker.scheduling.step import StepDeltas, StepOutput
 from gpu_worker.testing.fake_runner import Chooser
-from gpu_worker.testing.witness_runner import MASK, WitnessRunner, contribution, salt_of, settle
+from gpu_worker.testing.witness_runner import WitnessContext, WitnessRunner, salt_of
 from octavo.errors import NotFound, OutOfBlocks
 from octavo.ids import SequenceId
 from octavo.sampling import FinishReason, SamplingParams
@@ -31,25 +31,21 @@ class Model:
         self.chooser = Chooser(runner.info, generate_eos=generate_eos)
 
     def state(self, tokens: list[int], root: bytes) -> int:
-        salt = salt_of(root)
-        total = sum(contribution(token, position, salt) for position, token in enumerate(tokens))
-        return settle(total & MASK, len(tokens))
+        return WitnessContext(self.info.window, salt_of(root), tokens).state
 
     def stops(self, params: SamplingParams) -> set[int]:
         return {*params.stop_token_ids, *(() if params.ignore_eos else self.info.eos_token_ids)}
 
     def run(self, request: "Request", branch: int) -> tuple[list[int], FinishReason]:
         """The undisturbed output of a branch."""
-        params, salt, total = request.params, salt_of(request.root), 0
-        for position, token in enumerate(request.prompt):
-            total += contribution(token, position, salt)
+        params = request.params
+        context = WitnessContext(self.info.window, salt_of(request.root), request.prompt)
         output: list[int] = []
         room = self.info.context_tokens - len(request.prompt)
         while len(output) < min(params.max_tokens, room):
-            position = len(request.prompt) + len(output)
-            token = self.chooser.token(settle(total & MASK, position), params, branch, len(output))
+            token = self.chooser.token(context.state, params, branch, len(output))
             output.append(token)
-            total += contribution(token, position, salt)
+            context.append(token)
             if token in self.stops(params) and len(output) > params.min_tokens:
                 return output, FinishReason.STOP
         return output, FinishReason.LENGTH

@@ -80,6 +80,22 @@ def passes(params):
     return False
 
 
+@pytest.mark.parametrize(
+    ("params", "fields"),
+    [
+        (SamplingParams(n=4, best_of=2, min_tokens=9, max_tokens=5), {"best_of", "min_tokens"}),
+        (SamplingParams(temperature=0, n=2, min_tokens=9, max_tokens=5), {"n", "min_tokens"}),
+        (
+            SamplingParams(beam_width=2, n=3, best_of=4, temperature=0.5, top_p=0.5, presence_penalty=1.0),
+            {"beam_width", "best_of", "temperature", "top_p", "presence_penalty"},
+        ),
+    ],
+)
+def test_all_fields_that_contradict_others_are_named_together(params, fields):
+    error = refusal(check, params)
+    assert {violation.field for violation in error.violations} == fields
+
+
 # One bad value at a time
 
 

@@ -43,7 +43,7 @@ class HelloRequest(_message.Message):
     def __init__(self, router_id: _Optional[str] = ..., internal_revision: _Optional[int] = ...) -> None: ...
 
 class HelloResponse(_message.Message):
-    __slots__ = ("worker_id", "incarnation", "internal_revision", "model", "model_fingerprint", "block_size", "kv_dtype", "kv_layout", "num_blocks", "num_host_blocks", "context_tokens", "vocab_size", "tokenizer", "eos_token_ids", "max_batch_tokens", "max_batch_sequences", "device", "sampling_defaults")
+    __slots__ = ("worker_id", "incarnation", "internal_revision", "model", "model_fingerprint", "block_size", "kv_dtype", "kv_layout", "num_blocks", "num_host_blocks", "context_tokens", "vocab_size", "tokenizer", "eos_token_ids", "max_batch_tokens", "max_batch_sequences", "device", "sampling_defaults", "max_sequence_blocks")
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     INTERNAL_REVISION_FIELD_NUMBER: _ClassVar[int]
@@ -62,6 +62,7 @@ class HelloResponse(_message.Message):
     MAX_BATCH_SEQUENCES_FIELD_NUMBER: _ClassVar[int]
     DEVICE_FIELD_NUMBER: _ClassVar[int]
     SAMPLING_DEFAULTS_FIELD_NUMBER: _ClassVar[int]
+    MAX_SEQUENCE_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     worker_id: str
     incarnation: str
     internal_revision: int
@@ -80,7 +81,8 @@ class HelloResponse(_message.Message):
     max_batch_sequences: int
     device: str
     sampling_defaults: _types_pb2.SamplingParams
-    def __init__(self, worker_id: _Optional[str] = ..., incarnation: _Optional[str] = ..., internal_revision: _Optional[int] = ..., model: _Optional[str] = ..., model_fingerprint: _Optional[str] = ..., block_size: _Optional[int] = ..., kv_dtype: _Optional[str] = ..., kv_layout: _Optional[str] = ..., num_blocks: _Optional[int] = ..., num_host_blocks: _Optional[int] = ..., context_tokens: _Optional[int] = ..., vocab_size: _Optional[int] = ..., tokenizer: _Optional[str] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., max_batch_tokens: _Optional[int] = ..., max_batch_sequences: _Optional[int] = ..., device: _Optional[str] = ..., sampling_defaults: _Optional[_Union[_types_pb2.SamplingParams, _Mapping]] = ...) -> None: ...
+    max_sequence_blocks: int
+    def __init__(self, worker_id: _Optional[str] = ..., incarnation: _Optional[str] = ..., internal_revision: _Optional[int] = ..., model: _Optional[str] = ..., model_fingerprint: _Optional[str] = ..., block_size: _Optional[int] = ..., kv_dtype: _Optional[str] = ..., kv_layout: _Optional[str] = ..., num_blocks: _Optional[int] = ..., num_host_blocks: _Optional[int] = ..., context_tokens: _Optional[int] = ..., vocab_size: _Optional[int] = ..., tokenizer: _Optional[str] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., max_batch_tokens: _Optional[int] = ..., max_batch_sequences: _Optional[int] = ..., device: _Optional[str] = ..., sampling_defaults: _Optional[_Union[_types_pb2.SamplingParams, _Mapping]] = ..., max_sequence_blocks: _Optional[int] = ...) -> None: ...
 
 class Admission(_message.Message):
     __slots__ = ("seq_id", "epoch", "prompt", "outputs", "finished_branches", "sampling", "salt", "priority", "deadline_in_ms", "alone")

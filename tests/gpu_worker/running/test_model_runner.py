@@ -158,6 +158,32 @@ def test_preemption_changes_nothing(make, alone, how):
 
 
 @pytest.mark.usefixtures("on_ops")
+@pytest.mark.parametrize("how", ["swap", "recompute"])
+def test_blocks_out_of_the_window_are_given_back(make, model, how):
+    """A context of 220 tokens on 5 blocks of 8; what is given back is poisoned with NaN, and nothing reads it."""
+    prompts = [[(i * 37 + j * 11 + j * j) % 96 for j in range(length)] for i, length in enumerate((180, 3, 60))]
+
+    def run(runner: ModelRunner, **config) -> list[list[int]]:
+        sequences = [request(n, prompt, max_tokens=40) for n, prompt in enumerate(prompts)]
+        return drive(runner, sequences, preemption=how, **config)[0]
+
+    keeping = make(128)
+    assert keeping.info.window == 27
+    keeping._info = replace(keeping.info, window=0)
+    kept = run(keeping, prefix_caching=False)
+    small = make(num_blocks=5)
+    assert small.info.max_sequence_blocks == 5
+    assert small.info.context_tokens == 256, "all that the model was made for"
+    for caching in (True, False):
+        assert run(small, prefix_caching=caching) == kept
+        assert run(make(num_blocks=11), prefix_caching=caching, max_batch_tokens=23, max_batch_sequences=6) == kept
+    for prompt, output in zip(prompts, kept, strict=True):
+        with torch.inference_mode():
+            logits = model[1](torch.tensor([prompt + output]), use_cache=False).logits[0]
+        assert output == logits[len(prompt) - 1 : -1].argmax(-1).tolist()
+
+
+@pytest.mark.usefixtures("on_ops")
 def test_the_repetition_penalty_is_that_of_transformers_whatever_happens_to_a_sequence(make, model):
     """It counts prompt and output: alone, after a swap, after a recomputation, and after a replay on another worker."""
     expected = []
@@ -282,10 +308,10 @@ def test_a_score_of_an_earlier_chunk_is_refused(make):
 
 
 def test_sizes_follow_from_bytes(make, model):
-    info = make(num_blocks=9, num_host_blocks=5).info
-    assert (info.num_blocks, info.num_host_blocks) == (9, 5)
+    info = make(num_blocks=4, num_host_blocks=5).info
+    assert (info.num_blocks, info.num_host_blocks) == (4, 5)
     assert info.bytes_per_block == 3 * 2 * 2 * BLOCK * 8 * 4
-    assert info.context_tokens == 9 * BLOCK, "no longer than what the blocks can hold"
+    assert info.context_tokens == 4 * BLOCK, "no longer than what the blocks can hold, which is less than a window"
     assert load_runner(str(model[0]), context_tokens=40).info.context_tokens == 40
     assert "float32" in info.layout and info.fingerprint == make().info.fingerprint
 

@@ -40,6 +40,37 @@ def test_chaos_changes_no_output(make_world, seed: int) -> None:
     world.drain()
 
 
+@pytest.mark.parametrize("seed", range(24, 42))
+def test_chaos_with_a_window_changes_no_output(make_world, seed: int) -> None:
+    """Blocks are given back on the way, and memories may be smaller than the contexts that run in them."""
+    config, runner = sizes(seed)
+    rng = random.Random(-seed)
+    window = rng.choice([1, 2, 4, 5, 7, 9, 13, 20])
+    least = -(-window // 4) + 2  # what a branch needs, and a block for a fork
+    runner |= {"window": window, "num_blocks": rng.choice([least, least + 1, 10, 12, 20])}
+    world = make_world(seed, config, runner, eos=seed % 2 == 0)
+    for _ in range(250):
+        world.operate()
+    world.drain()
+
+
+@pytest.mark.parametrize(
+    ("seed", "config", "runner"),
+    [
+        # A branch that was taken over was swapped out before its first token, and lost the scores of repeated tokens.
+        (35, {"prefix_caching": False, "watermark": 0.01}, {"num_blocks": 8}),
+        # A forced step counted each of its chunks as one token.
+        (387, {"watermark": 0, "max_batch_tokens": 8, "min_preempt_interval_s": 2.0}, {"num_blocks": 7}),
+    ],
+)
+def test_what_chaos_once_found(make_world, seed: int, config: dict, runner: dict) -> None:
+    usual = {"policy": "priority", "max_partial_prefills": 2, "min_preempt_interval_s": 0}
+    world = make_world(seed, usual | config, {"window": 20, **runner}, eos=False)
+    for _ in range(250):
+        world.operate()
+    world.drain()
+
+
 def test_a_search_that_is_alone_at_last_starts_its_other_beams(make_world) -> None:
     world = make_world(480, *sizes(480), eos=False)  # ended with LENGTH although there was room
     for _ in range(300):

@@ -169,6 +169,17 @@ def test_says_why_nobody_can_take_a_prompt() -> None:
     assert "10 blocks" in {c.worker_id: c.reason for c in choose_worker(500, {}, [small]).candidates}["b"]
 
 
+def test_a_model_that_slides_in_every_layer_takes_prompts_longer_than_its_blocks() -> None:
+    sizes = {"num_blocks": 10, "num_free_blocks": 10, "num_cached_blocks": 0}
+    assert choose_worker(500, {}, [idle("a", **sizes)]).worker is None
+    sliding = idle("b", **sizes, max_sequence_blocks=10)
+    assert choose_worker(500, {}, [idle("a", **sizes), sliding]).worker == sliding
+    assert choose_worker(9000, {}, [sliding]).worker is None, "its context is what it was"
+    assert choose_worker(500, {}, [idle("c", **sizes, max_sequence_blocks=11)]).worker is None
+    (candidate,) = choose_worker(500, {}, [sliding]).candidates
+    assert candidate.pressure_cost == 0, "ten blocks suffice, and ten are free"
+
+
 @given(A_VIEW)
 def test_room_shrinks_with_load(view: WorkerView) -> None:
     places, coming = room_left(view), view.num_waiting + view.num_dispatched

@@ -20,6 +20,11 @@ def test_an_answer_that_no_message_holds_is_refused_with_the_way_round_it(params
     assert raised.value.field == field
 
 
+def test_the_refusal_names_the_size_above_which_it_comes():
+    with pytest.raises(InvalidArgument, match=r"may have 3\.8 MiB, and Complete answers with at most 3\.5;"):
+        check_answer_fits(SamplingParams(max_tokens=500_000), 1)
+
+
 def test_usual_answers_fit():
     check_answer_fits(SamplingParams(max_tokens=131_072), 131_072)
     check_answer_fits(SamplingParams(max_tokens=4096, logprobs=20), 10)

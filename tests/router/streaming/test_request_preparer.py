@@ -77,6 +77,30 @@ async def test_what_is_wrong_is_named(preparer, request_, field):
     assert refused.value.field == field
 
 
+async def test_a_list_that_is_too_long_hides_no_other_wrong_field(preparer):
+    request = inference_pb2.GenerateRequest(
+        token_ids=types_pb2.TokenIds(ids=[256]),
+        sampling={"temperature": -1, "stop": ["a"] * 17, "stop_token_ids": [1] * 65, "max_tokens": 0},
+        priority=77,
+    )
+    with pytest.raises(InvalidArgument) as refused:
+        await preparer.prepare(request)
+    sampling = {f"sampling.{field}" for field in ("temperature", "stop", "stop_token_ids", "max_tokens")}
+    assert {violation.field for violation in refused.value.violations} == {*sampling, "priority", "token_ids"}
+
+
+@pytest.mark.parametrize(
+    ("empty", "forms"),
+    [
+        (inference_pb2.GenerateRequest(), "text, raw_text, token_ids or chat"),
+        (inference_pb2.TokenizeRequest(), "text, raw_text or chat"),
+    ],
+)
+async def test_a_request_without_a_prompt_is_told_which_forms_there_are(preparer, empty, forms):
+    with pytest.raises(InvalidArgument, match=f"send {forms}$"):
+        await preparer.read_prompt(empty, preparer.find_model(empty))
+
+
 async def test_fields_left_out_are_what_the_model_recommends(hello):
     models = ModelRegistry()
     await models.add_worker(hello("w", sampling_defaults={"temperature": 0.5, "top_k": 40, "max_tokens": 9}))
