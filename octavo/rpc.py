@@ -1,11 +1,13 @@
 """Servers and channels of gRPC. A ServingError leaves a handler as a status, and comes out of a call as itself again.
 
-server = rpc.server()                      # its servicers raise ServingErrors and know no statuses
-health = rpc.add_standard_services(server, ["octavo.v1.Inference"])
+    server = rpc.server()                      # its servicers raise ServingErrors and know no statuses
+    health = rpc.add_standard_services(server, ["octavo.v1.Inference"])
 
-async with rpc.channel(endpoint) as channel:
-    with statuses.serving_errors():        # calls raise ServingErrors, too
-        await stub.Complete(request)
+    async with rpc.channel(endpoint) as channel:
+        with statuses.serving_errors():        # calls raise ServingErrors, too
+            await stub.Complete(request)
+
+octavo.statuses says how an error crosses the connection.
 """
 
 import logging

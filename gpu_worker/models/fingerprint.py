@@ -39,7 +39,7 @@ def model_fingerprint(small_files: list[Path], weight_files: list[Path], variant
             _add(state, path.name.encode(), file.read(WHOLE_BYTES))
     for path in weight_files:
         _add(state, path.name.encode() if len(weight_files) > 1 else b"", sample_file(path))
-    if variant:
+    if variant:  # its label is what fingerprints have had since a rounding was the only variant
         _add(state, b"rounding", variant.encode())
     return state.hexdigest()
 

@@ -145,7 +145,6 @@ METHODS: dict[str, str] = {
     "set_tokenizer": "give tokenizer= to LLM",
 }
 
-
 Params = TypeVar("Params", bound=type[Any])
 
 

@@ -10,8 +10,6 @@ outputs have vLLM's names, so that a program written for vLLM needs only another
 
 import random
 import threading
-import time
-from collections import deque
 from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
@@ -19,31 +17,21 @@ from typing import Any, Self, TypedDict, Unpack
 
 from tqdm import tqdm
 
-from gpu_worker.blocks.cost_model import CostModel
 from gpu_worker.engine.configuration import build_runner, scheduler_config
-from gpu_worker.engine.engine import BLOCKED_ROUND_S, Engine
-from gpu_worker.engine.step_times import StepTimes
 from gpu_worker.models.locate import locate
 from gpu_worker.offline.absent import CALL_ARGUMENTS, CHAT_ARGUMENTS, METHODS, refuse_absent
 from gpu_worker.offline.interrupt_guard import InterruptGuard
 from gpu_worker.offline.llm_options import LLMOptions, worker_settings
+from gpu_worker.offline.offline_engine import OfflineEngine
 from gpu_worker.offline.offline_request import OfflineRequest
 from gpu_worker.offline.outputs import BeamSearchOutput, BeamSearchSequence, RequestOutput
 from gpu_worker.offline.params import BeamSearchParams, OfflineParams
-from gpu_worker.offline.progress_bar import ProgressBar
 from gpu_worker.offline.prompts import PromptArgument, read_prompts
 from gpu_worker.offline.request_builder import ParamsArgument, RequestBuilder
 from gpu_worker.offline.transformers_tokenizer import load_transformers_tokenizer
-from gpu_worker.scheduling.scheduler import Scheduler
-from gpu_worker.scheduling.sequence import Sequence as ScheduledSequence
 from gpu_worker.scheduling.step import Runner
-from gpu_worker.scheduling.step_budget import StepBudget
-from gpu_worker.scheduling.workload import Workload
-from octavo import hashing
 from octavo.chat_messages import ChatTurn
-from octavo.errors import InvalidArgument, NotFound, TooLarge
-from octavo.ids import SequenceId
-from octavo.record import Admission, AdmissionAnswer
+from octavo.errors import InvalidArgument, NotFound
 from octavo.text import byte_tokenizer
 from octavo.text.tokenizer import open_tokenizer
 
@@ -91,11 +79,10 @@ class LLM:
         self.tokenizer = open_tokenizer(path)
         self._tokenizer_path = path
         self._transformers_tokenizer: Any = None
-        self._start_anew()
+        self.engine = OfflineEngine(scheduler_config(self._settings, self.info), self.runner)
         seeds: random.Random = random.SystemRandom() if seed is None else random.Random(seed)
         self._builder = RequestBuilder(self.info, self.tokenizer, seeds)
         self._lock = threading.Lock()
-        self._num_requests = 0
         self._num_outputs = 0
 
     def __enter__(self) -> Self:
@@ -188,7 +175,7 @@ class LLM:
     def reset_prefix_cache(self) -> bool:
         """Forgets the blocks of all earlier prompts. Always True: no request runs between two calls."""
         with self._lock:
-            self._start_anew()
+            self.engine.start_anew()
         return True
 
     def _prioritize(self, requests: Sequence[OfflineRequest], priority: Sequence[int] | None) -> None:
@@ -213,93 +200,16 @@ class LLM:
         return BeamSearchOutput(sequences)
 
     def _complete(self, requests: Sequence[OfflineRequest], use_tqdm: bool) -> list[RequestOutput]:
-        """Runs all requests to their ends.
-
-        After an exception the scheduler and the engine are replaced, and requests that had not ended are dropped.
-        """
+        """The outputs of the requests, once all have ended. After an exception those that had not ended are dropped."""
         with (
             self._lock,
             tqdm(total=len(requests), unit="prompt", dynamic_ncols=True, disable=not use_tqdm) as bar,
             InterruptGuard() as guard,
         ):
-            try:
-                self._check_size(requests)
-                self._run_steps(requests, bar, guard)
-            except BaseException:
-                self._start_anew()
-                raise
+            self.engine.run(requests, bar, guard)
             first = self._num_outputs
             self._num_outputs += len(requests)
         return [request.output(str(number)) for number, request in enumerate(requests, first)]
-
-    def _check_size(self, requests: Sequence[OfflineRequest]) -> None:
-        """Raises TooLarge if a request can never run here, by admitting each to the empty queue and dropping it."""
-        for request in requests:
-            sequence = self._new_sequence(request)
-            _expect_admitted(request, self.scheduler.admit(sequence))
-            self.scheduler.drop(sequence)
-
-    def _run_steps(self, requests: Sequence[OfflineRequest], bar: tqdm, guard: InterruptGuard) -> None:
-        waiting = deque(sorted(requests, key=lambda request: request.priority))
-        admitted = dict[SequenceId, OfflineRequest]()
-        progress = ProgressBar(bar)
-        while waiting or admitted:
-            guard.deliver_interrupt()
-            self._admit(waiting, admitted)
-            result = self.engine.step()
-            for delta in result.deltas:
-                seq_id = delta.sequence.seq_id
-                request = admitted.get(seq_id)
-                if request is None:
-                    continue
-                stopped = request.add_delta(delta)
-                progress.num_tokens += len(delta.token_ids)
-                if request.ended:
-                    self.scheduler.drop(delta.sequence)  # the scheduler does not know an end by a stop string
-                    del admitted[seq_id]
-                    bar.update()
-                elif stopped:
-                    self.scheduler.end_branch(delta.sequence, delta.branch_index)
-            progress.show()
-            if not result.num_tokens and not result.deltas:
-                time.sleep(BLOCKED_ROUND_S)  # every sequence waits for time to pass
-
-    def _admit(self, waiting: deque[OfflineRequest], admitted: dict[SequenceId, OfflineRequest]) -> None:
-        """Admits as many requests as the scheduler's queue takes. The rest waits outside, where it costs nothing."""
-        work = self.workload
-        while waiting and len(work.waiting) < work.config.max_waiting:
-            request = waiting.popleft()
-            sequence = self._new_sequence(request)
-            admitted[sequence.seq_id] = request
-            _expect_admitted(request, self.scheduler.admit(sequence))
-
-    def _new_sequence(self, request: OfflineRequest) -> ScheduledSequence:
-        self._num_requests += 1
-        admission = Admission(
-            seq_id=SequenceId(f"{self._num_requests:032x}"),
-            epoch=1,
-            prompt=request.prompt_token_ids,
-            sampling=request.params,
-            priority=request.priority,
-        )
-        root = hashing.root_key(self.info.fingerprint, self.info.layout, salt=request.salt)
-        sequence = ScheduledSequence.from_admission(admission, root=root, now=time.monotonic())
-        sequence.beam_text = request.new_beam_text()
-        return sequence
-
-    def _start_anew(self) -> None:
-        """Begins with an empty workload. The engine is never started: its steps run in the caller's thread."""
-        self.workload = Workload(scheduler_config(self._settings, self.info), self.info)
-        costs, budget = CostModel(), StepBudget(self.workload.config, self.info.block_size)
-        self.scheduler = Scheduler(self.workload, costs, budget)
-        times = StepTimes(costs, budget, self.info.bytes_per_block)
-        self.engine = Engine(self.scheduler, self.runner, times, on_deltas=lambda _: None)
-
-
-def _expect_admitted(request: OfflineRequest, answer: AdmissionAnswer) -> None:
-    """Raises TooLarge after a refusal. It can only be NEVER: the queue has room, and every sequence id is new."""
-    if answer.failure is not None:
-        raise TooLarge(f"{request.argument}: {answer.failure.message}")
 
 
 def _tokenizer_path(name: str | None) -> str:

@@ -15,7 +15,8 @@ GIB = 1024**3
 class LLMOptions(TypedDict, total=False):
     """The settings of a worker that matter without a service; octavo.settings.WorkerSettings explains each.
 
-    After them come vLLM's names, which VLLM_NAMES explains. None means the default.
+    After them come vLLM's names: those in VLLM_NAMES mean settings, and of the last three, which octavo does not have,
+    only harmless values pass. None means the default.
     """
 
     device: str
@@ -103,7 +104,10 @@ VLLM_VALUES: dict[str, dict[str, str]] = {
     "generation_config": {"vllm": "off"},
 }
 
-_KNOWN = (*LLMOptions.__annotations__, "model", "tokenizer", "seed", "runner")
+_KNOWN = [
+    *(name for name in LLMOptions.__annotations__ if name not in LLM_ARGUMENTS),
+    *("model", "tokenizer", "seed", "runner"),
+]
 
 
 def worker_settings(model: str, options: Mapping[str, Any]) -> WorkerSettings:
@@ -112,7 +116,6 @@ def worker_settings(model: str, options: Mapping[str, Any]) -> WorkerSettings:
     Raises SettingsError for a value that cannot be used, TypeError for a name that does not exist, Unimplemented for
     an argument of vLLM that octavo does not have.
     """
-    refuse_absent("LLM", {name: value for name, value in options.items() if name in LLM_ARGUMENTS}, (), LLM_ARGUMENTS)
     refuse_absent("LLM", options, _KNOWN, LLM_ARGUMENTS)
     given: dict[str, Any] = {"model": model}
     origins: dict[str, str] = {}

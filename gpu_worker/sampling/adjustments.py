@@ -1,8 +1,8 @@
 """The changes that a request makes to its logits before a token is drawn: bias, penalties and masks, in vLLM's order.
 
 1. `logit_bias` is added. `banned_token_ids` become -inf, and each token that would complete one of `banned_sequences`
-   at the end of the output. So do tokens that would end the branch (`stop_token_ids`, and
-   the model's end tokens unless `ignore_eos`) while it has fewer than `min_tokens` output tokens.
+   at the end of the output. So do tokens that would end the branch (`stop_token_ids`, and the model's end tokens
+   unless `ignore_eos`) while it has fewer than `min_tokens` output tokens.
 2. `repetition_penalty` divides positive and multiplies negative logits of tokens seen in prompt or output.
 3. For each token in the output, `frequency_penalty` per occurrence and `presence_penalty` once are subtracted.
 4. All tokens but `allowed_token_ids` become -inf.
@@ -79,9 +79,7 @@ class LogitEdit:
 
     bias_ids: Ids  # distinct; banned tokens have a bias of -inf
     bias: Floats
-    seen: (
-        Ids  # distinct; the logit of a seen token is divided (or multiplied) by `repetition`, then its cost subtracted
-    )
+    seen: Ids  # distinct; their logits are divided (or multiplied) by `repetition`, and then their costs subtracted
     costs: Floats
     repetition: float
     allowed: Ids | None  # all other tokens become -inf; None: all tokens are allowed

@@ -1,8 +1,9 @@
 """Which sequence gives up its blocks when blocks are short, and whether by swap or by recompute.
 
-The sequence of the highest rank gives way first: with the policy fcfs the one that arrived last, with priority the last
-one of the lowest class. So no sequence waits for blocks while one of a higher rank has some. A sequence that was
-preempted a moment ago is spared only by coming back later (`Starter`), and by keeping its blocks when it needs more.
+A low rank goes first, so the sequence of the highest rank gives way: with the policy fcfs the one that arrived last,
+with priority the last one of the lowest class. So no sequence waits for blocks while one of a higher rank has some. A
+sequence that was preempted a moment ago is spared only by coming back later (`Starter`), and by keeping its blocks when
+it needs more.
 
 Some sequence always advances, because the sequence of the lowest rank is never preempted for another. When no branch
 could advance, the planner *forces* the one of the lowest rank: it takes blocks from all others, then from later

@@ -19,9 +19,7 @@ _numbers = count(1)
 class StepMessage:
     """One message of a Step stream. On the wire: octavo.internal.v1.StepResult."""
 
-    step_id: (
-        int  # of the last step in the message; 0: an answer to Follow, with what earlier steps brought or `unknown`
-    )
+    step_id: int  # of the last step in it; 0: an answer to Follow, with what earlier steps brought or `unknown`
     items: list[StepItem] = field(default_factory=list)
     unknown: list[SequenceId] = field(default_factory=list)  # sequences that the reader asked for and that have no log
     num_branches: int = 0  # of the last step alone; 0 in a message that was withheld until no further step came

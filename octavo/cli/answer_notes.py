@@ -9,7 +9,7 @@ from octavo.sampling import FinishReason
 
 
 def notes(outputs: Iterable[Output], arguments: SamplingArguments) -> list[str]:
-    """One line for each way in which branches were cut."""
+    """One line for each way in which branches were cut; none if all have ended by themselves."""
     found = (_note(output.finish_reason, len(output.token_ids), arguments.get("max_tokens")) for output in outputs)
     return sorted({note for note in found if note})
 

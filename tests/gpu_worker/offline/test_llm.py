@@ -29,9 +29,9 @@ def make(seed=0, generate_eos=False, options=None, **runner):
 
 
 def idle(llm):
-    load = Load.of(llm.workload)
-    llm.scheduler.check_state()
-    return load.num_sequences == load.num_used_blocks == load.num_waiting == 0 and not llm.scheduler.has_work
+    load = Load.of(llm.engine.workload)
+    llm.engine.scheduler.check_state()
+    return load.num_sequences == load.num_used_blocks == load.num_waiting == 0 and not llm.engine.scheduler.has_work
 
 
 def text_of(token_ids):
@@ -97,16 +97,16 @@ def test_max_tokens_beyond_the_context_ends_with_length():
 
 def test_more_prompts_than_the_queue_takes():
     llm = make(vocab_size=50)
-    bound = llm.workload.config.max_waiting
+    bound = llm.engine.workload.config.max_waiting
     longest = 0
-    step = llm.engine.step
+    step = llm.engine.loop.step
 
     def watched():
         nonlocal longest
-        longest = max(longest, len(llm.workload.waiting))
+        longest = max(longest, len(llm.engine.workload.waiting))
         return step()
 
-    llm.engine.step = watched
+    llm.engine.loop.step = watched
     prompts = [[i % 50, i // 50] for i in range(bound + 300)]
     answers = llm.generate(prompts, SamplingParams(temperature=0, max_tokens=2), use_tqdm=False)
     assert longest == bound
@@ -158,7 +158,7 @@ def test_no_step_is_spent_on_what_a_stop_string_has_ended():
     llm = make()
     expected = fake_oracle(list(b"q"), 5, info=llm.info)
     llm.generate("q", replace(GREEDY, max_tokens=1000, stop=(text_of(expected[:1]),)), use_tqdm=False)
-    assert llm.engine.times.num_steps == 1
+    assert llm.engine.loop.times.num_steps == 1
 
 
 def test_stop_tokens_say_which_and_the_end_of_sequence_does_not():
@@ -267,13 +267,13 @@ def test_a_seed_repeats_a_program_and_requests_differ():
 
 
 def test_nothing_runs_if_one_prompt_is_bad(llm):
-    steps = llm.engine.times.num_steps
+    steps = llm.engine.loop.times.num_steps
     with pytest.raises(InvalidArgument, match=r"^prompts\[1\]: is empty"):
         llm.generate(["ok", ""], GREEDY, use_tqdm=False)
     with pytest.raises(InvalidArgument, match=r"^messages\[0\]: .*template"):
         llm.chat([{"role": "user", "content": "Hi"}], use_tqdm=False)
     assert idle(llm)
-    assert llm.engine.times.num_steps == steps
+    assert llm.engine.loop.times.num_steps == steps
 
 
 def test_what_can_never_fit_is_named_before_anything_runs():
@@ -281,7 +281,7 @@ def test_what_can_never_fit_is_named_before_anything_runs():
     with pytest.raises(TooLarge, match=r"^prompts\[1\]: 100 tokens need 7 blocks"):
         llm.generate([[1] * 10, [1] * 100], GREEDY, use_tqdm=False)
     assert idle(llm)
-    assert llm.engine.times.num_steps == 0
+    assert llm.engine.loop.times.num_steps == 0
 
 
 def test_options_are_those_of_a_worker():
@@ -291,7 +291,7 @@ def test_options_are_those_of_a_worker():
         LLM(runner=FakeRunner(), listen=":1")
     with pytest.raises(SettingsError, match="max_batch_sequences"):
         LLM(runner=FakeRunner(), max_batch_sequences=0)
-    config = LLM(runner=FakeRunner(), max_batch_sequences=3, prefix_caching=False).workload.config
+    config = LLM(runner=FakeRunner(), max_batch_sequences=3, prefix_caching=False).engine.workload.config
     assert (config.max_batch_sequences, config.prefix_caching) == (3, False)
 
 

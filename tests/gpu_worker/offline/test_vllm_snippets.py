@@ -81,7 +81,7 @@ def test_every_argument_of_the_engine(model):
     output = llm.generate("x" * 40, SamplingParams(max_tokens=4), use_tqdm=False)[0]
 
     assert len(output.outputs[0].token_ids) == 4
-    config = llm.workload.config
+    config = llm.engine.workload.config
     assert (config.max_batch_sequences, config.max_batch_tokens) == (4, 64)
     assert (config.prefix_caching, config.chunked_prefill) == (True, True)
     assert llm.info.context_tokens == 128
@@ -268,8 +268,8 @@ def test_priorities(model):
 
     llm = LLM(model=model, scheduling_policy="priority", max_num_seqs=1, max_model_len=64)
     ended = []
-    drop = llm.scheduler.drop
-    llm.scheduler.drop = lambda sequence: (ended.append(sequence.prompt[0]), drop(sequence))[1]
+    drop = llm.engine.scheduler.drop
+    llm.engine.scheduler.drop = lambda sequence: (ended.append(sequence.prompt[0]), drop(sequence))[1]
     outputs = llm.generate(["a", "b", "c"], SamplingParams(max_tokens=2, temperature=0), priority=[5, 0, -3])
 
     assert [output.prompt for output in outputs] == ["a", "b", "c"]

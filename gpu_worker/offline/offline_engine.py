@@ -1,0 +1,117 @@
+"""The engine of an LLM: the service's scheduler and step loop, in the caller's thread."""
+
+import time
+from collections import deque
+from collections.abc import Sequence
+
+from tqdm import tqdm
+
+from gpu_worker.blocks.cost_model import CostModel
+from gpu_worker.engine.engine import BLOCKED_ROUND_S, Engine
+from gpu_worker.engine.step_times import StepTimes
+from gpu_worker.offline.interrupt_guard import InterruptGuard
+from gpu_worker.offline.offline_request import OfflineRequest
+from gpu_worker.offline.progress_bar import ProgressBar
+from gpu_worker.scheduling.scheduler import Scheduler
+from gpu_worker.scheduling.scheduler_config import SchedulerConfig
+from gpu_worker.scheduling.sequence import Sequence as ScheduledSequence
+from gpu_worker.scheduling.step import Runner
+from gpu_worker.scheduling.step_budget import StepBudget
+from gpu_worker.scheduling.workload import Workload
+from octavo import hashing
+from octavo.errors import TooLarge
+from octavo.ids import SequenceId
+from octavo.record import Admission, AdmissionAnswer
+
+
+class OfflineEngine:
+    """Runs requests to their ends, one list of them at a time."""
+
+    def __init__(self, config: SchedulerConfig, runner: Runner) -> None:
+        self._config = config
+        self._runner = runner
+        self._info = runner.info
+        self._num_sequences = 0
+        self.start_anew()
+
+    def start_anew(self) -> None:
+        """Begins with an empty workload and an empty prefix cache. What has not ended is dropped."""
+        self.workload = Workload(self._config, self._info)
+        costs, budget = CostModel(), StepBudget(self._config, self._info.block_size)
+        self.scheduler = Scheduler(self.workload, costs, budget)
+        times = StepTimes(costs, budget, self._info.bytes_per_block)
+        # It is never started: its steps run in the caller's thread.
+        self.loop = Engine(self.scheduler, self._runner, times, on_deltas=lambda _: None)
+
+    def run(self, requests: Sequence[OfflineRequest], bar: tqdm, guard: InterruptGuard) -> None:
+        """Runs all requests to their ends, and shows it on the bar. After an exception, it has started anew.
+
+        Raises TooLarge, before any step, if one of them can never run here.
+        """
+        try:
+            self._check_size(requests)
+            self._run_steps(requests, bar, guard)
+        except BaseException:
+            self.start_anew()
+            raise
+
+    def _check_size(self, requests: Sequence[OfflineRequest]) -> None:
+        """Raises TooLarge if a request can never run here, by admitting each to the empty queue and dropping it."""
+        for request in requests:
+            sequence = self._new_sequence(request)
+            _expect_admitted(request, self.scheduler.admit(sequence))
+            self.scheduler.drop(sequence)
+
+    def _run_steps(self, requests: Sequence[OfflineRequest], bar: tqdm, guard: InterruptGuard) -> None:
+        waiting = deque(sorted(requests, key=lambda request: request.priority))
+        admitted = dict[SequenceId, OfflineRequest]()
+        progress = ProgressBar(bar)
+        while waiting or admitted:
+            guard.deliver_interrupt()
+            self._admit(waiting, admitted)
+            result = self.loop.step()
+            for delta in result.deltas:
+                seq_id = delta.sequence.seq_id
+                request = admitted.get(seq_id)
+                if request is None:
+                    continue
+                stopped = request.add_delta(delta)
+                progress.num_tokens += len(delta.token_ids)
+                if request.ended:
+                    self.scheduler.drop(delta.sequence)  # the scheduler does not know an end by a stop string
+                    del admitted[seq_id]
+                    bar.update()
+                elif stopped:
+                    self.scheduler.end_branch(delta.sequence, delta.branch_index)
+            progress.show()
+            if not result.num_tokens and not result.deltas:
+                time.sleep(BLOCKED_ROUND_S)  # every sequence waits for time to pass
+
+    def _admit(self, waiting: deque[OfflineRequest], admitted: dict[SequenceId, OfflineRequest]) -> None:
+        """Admits as many requests as the scheduler's queue takes. The rest waits outside, where it costs nothing."""
+        work = self.workload
+        while waiting and len(work.waiting) < work.config.max_waiting:
+            request = waiting.popleft()
+            sequence = self._new_sequence(request)
+            admitted[sequence.seq_id] = request
+            _expect_admitted(request, self.scheduler.admit(sequence))
+
+    def _new_sequence(self, request: OfflineRequest) -> ScheduledSequence:
+        self._num_sequences += 1
+        admission = Admission(
+            seq_id=SequenceId(f"{self._num_sequences:032x}"),
+            epoch=1,
+            prompt=request.prompt_token_ids,
+            sampling=request.params,
+            priority=request.priority,
+        )
+        root = hashing.root_key(self._info.fingerprint, self._info.layout, salt=request.salt)
+        sequence = ScheduledSequence.from_admission(admission, root=root, now=time.monotonic())
+        sequence.beam_text = request.new_beam_text()
+        return sequence
+
+
+def _expect_admitted(request: OfflineRequest, answer: AdmissionAnswer) -> None:
+    """Raises TooLarge after a refusal. It can only be NEVER: the queue has room, and every sequence id is new."""
+    if answer.failure is not None:
+        raise TooLarge(f"{request.argument}: {answer.failure.message}")
