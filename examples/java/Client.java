@@ -13,7 +13,7 @@ import dev.octavo.v1.GenerateRequest;
 import dev.octavo.v1.InferenceGrpc;
 import dev.octavo.v1.Output;
 import dev.octavo.v1.SamplingParams;
-import google.rpc.GoogleRpc; // of ../protos; with proto-google-common-protos 2 or later: com.google.rpc
+import google.rpc.GoogleRpc; // of ../protos; newer proto-google-common-protos have com.google.rpc.ErrorInfo
 import grpc.health.v1.GrpcHealthV1.HealthCheckRequest;
 import grpc.health.v1.HealthGrpc;
 import io.grpc.Context;

@@ -29,3 +29,14 @@ def test_node(example, cluster):
     done = subprocess.run(["node", "-e", script], cwd=ROOT, env=environment, capture_output=True, timeout=60)
     assert done.returncode == 0, done.stderr.decode()
     assert done.stdout
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.skipif("ruby" not in languages(), reason="Ruby is not among the chosen languages")
+@pytest.mark.parametrize("example", ["ruby"], indirect=True)
+def test_ruby(example, cluster):
+    script = block("ruby").replace("127.0.0.1:50051", cluster.endpoints[0])
+    command = ["ruby", "-W0", "-I", ROOT / "build" / "examples" / "ruby", "-e", script]
+    done = subprocess.run(command, capture_output=True, timeout=60)
+    assert done.returncode == 0, done.stderr.decode()
+    assert done.stdout

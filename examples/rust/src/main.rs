@@ -41,9 +41,23 @@ mod grpc {
     pub const INTERNAL: Code = Code(13);
     pub const UNAVAILABLE: Code = Code(14);
     const NAMES: [&str; 17] = [
-        "OK", "CANCELLED", "UNKNOWN", "INVALID_ARGUMENT", "DEADLINE_EXCEEDED", "NOT_FOUND", "ALREADY_EXISTS",
-        "PERMISSION_DENIED", "RESOURCE_EXHAUSTED", "FAILED_PRECONDITION", "ABORTED", "OUT_OF_RANGE", "UNIMPLEMENTED",
-        "INTERNAL", "UNAVAILABLE", "DATA_LOSS", "UNAUTHENTICATED",
+        "OK",
+        "CANCELLED",
+        "UNKNOWN",
+        "INVALID_ARGUMENT",
+        "DEADLINE_EXCEEDED",
+        "NOT_FOUND",
+        "ALREADY_EXISTS",
+        "PERMISSION_DENIED",
+        "RESOURCE_EXHAUSTED",
+        "FAILED_PRECONDITION",
+        "ABORTED",
+        "OUT_OF_RANGE",
+        "UNIMPLEMENTED",
+        "INTERNAL",
+        "UNAVAILABLE",
+        "DATA_LOSS",
+        "UNAUTHENTICATED",
     ];
 
     impl Code {
@@ -68,8 +82,13 @@ mod grpc {
         fn from_trailers(trailers: &http::HeaderMap) -> Option<Self> {
             let text = |name| trailers.get(name).map(|value| value.as_bytes());
             let code = std::str::from_utf8(text("grpc-status")?).ok()?.parse().unwrap_or(UNKNOWN.0);
-            let message = String::from_utf8_lossy(&percent_decoded(text("grpc-message").unwrap_or_default())).into_owned();
-            Some(Self { code: Code(code), message, details: base64_decoded(text("grpc-status-details-bin").unwrap_or_default()) })
+            let message =
+                String::from_utf8_lossy(&percent_decoded(text("grpc-message").unwrap_or_default())).into_owned();
+            Some(Self {
+                code: Code(code),
+                message,
+                details: base64_decoded(text("grpc-status-details-bin").unwrap_or_default()),
+            })
         }
     }
 
@@ -162,7 +181,13 @@ mod grpc {
         }
 
         /// Begins a call. `attempt` counts those that gRPC has made of this call before.
-        async fn begin<Q: Message>(&self, path: &str, request: &Q, deadline: Option<Instant>, attempt: u32) -> Result<h2::RecvStream, Status> {
+        async fn begin<Q: Message>(
+            &self,
+            path: &str,
+            request: &Q,
+            deadline: Option<Instant>,
+            attempt: u32,
+        ) -> Result<h2::RecvStream, Status> {
             let mut head = http::Request::post(format!("http://{}{path}", self.endpoint))
                 .header("te", "trailers")
                 .header("content-type", "application/grpc");
@@ -211,7 +236,12 @@ mod grpc {
         }
 
         /// A call whose answers come one by one. To drop the stream cancels the call.
-        pub async fn streaming<Q: Message>(&self, path: &str, request: &Q, deadline: Option<Instant>) -> Result<Streaming, Status> {
+        pub async fn streaming<Q: Message>(
+            &self,
+            path: &str,
+            request: &Q,
+            deadline: Option<Instant>,
+        ) -> Result<Streaming, Status> {
             let body = within(deadline, self.begin(path, request, deadline, 0)).await?;
             Ok(Streaming { body, buffer: BytesMut::new(), deadline })
         }
@@ -233,7 +263,8 @@ mod grpc {
         async fn next<A: Message + Default>(&mut self) -> Result<Option<A>, Status> {
             loop {
                 if self.buffer.len() >= 5 {
-                    let size = u32::from_be_bytes([self.buffer[1], self.buffer[2], self.buffer[3], self.buffer[4]]) as usize;
+                    let size =
+                        u32::from_be_bytes([self.buffer[1], self.buffer[2], self.buffer[3], self.buffer[4]]) as usize;
                     if self.buffer.len() >= 5 + size {
                         self.buffer.advance(5);
                         let message = A::decode(self.buffer.split_to(size));
@@ -326,7 +357,11 @@ struct Explanation {
 
 fn unpack<M: Message + Default>(detail: &Any, name: &str) -> Option<M> {
     let named = detail.type_url.ends_with(&format!("/google.rpc.{name}"));
-    if named { M::decode(detail.value.as_slice()).ok() } else { None }
+    if named {
+        M::decode(detail.value.as_slice()).ok()
+    } else {
+        None
+    }
 }
 
 fn explain(status: &Status) -> Explanation {
@@ -513,7 +548,8 @@ async fn errors(routers: &[Channel]) -> Result<String, Status> {
 }
 
 async fn attach(routers: &[Channel]) -> Result<String, Status> {
-    let (mut answer, mut events) = (Answer::default(), follow(routers, new_request("The story of a router:", 1000), None));
+    let (mut answer, mut events) =
+        (Answer::default(), follow(routers, new_request("The story of a router:", 1000), None));
     while let Some(event) = events.next().await? {
         if answer.tokens == 0 {
             println!("attach reading from={}", routers[0].endpoint); // kill this router now
@@ -553,7 +589,12 @@ fn main() -> std::process::ExitCode {
             Err(status) => {
                 let told = explain(&status);
                 let retry_ms = told.retry.as_millis();
-                println!("{name} failed code={} reason={} retry_ms={retry_ms} {}", told.code.name(), told.reason, status.message);
+                println!(
+                    "{name} failed code={} reason={} retry_ms={retry_ms} {}",
+                    told.code.name(),
+                    told.reason,
+                    status.message
+                );
                 failed = true;
             }
         }
