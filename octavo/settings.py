@@ -7,6 +7,7 @@
 
 import argparse
 import os
+import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -42,6 +43,11 @@ def _unless_empty(check: Callable[[str], object]) -> Callable[[str], object]:
 def _require_workers(number: int) -> None:
     if number < 1:
         raise ValueError("must be at least 1; `octavo router` runs a router alone")
+
+
+def _require_device(name: str) -> None:
+    if not re.fullmatch(r"auto|cpu|cuda(:\d{1,3})?", name):
+        raise ValueError("must be auto, cpu, cuda or cuda:N")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,7 +116,7 @@ class WorkerSettings:
     store: str = option("redis://127.0.0.1:6379/0", _STORE_HELP, secret=True, check=require_store_url)
     model: str = option(DEMO_MODEL, _MODEL_HELP)
     model_name: str = option("", "name that requests use for the model; empty: made from `model`")
-    device: str = option("auto", "auto, cpu, cuda or cuda:N")
+    device: str = option("auto", "auto, cpu, cuda or cuda:N", check=_require_device)
     dtype: str = option("auto", "data type of weights and cache", choices=("auto", "float32", "bfloat16", "float16"))
     quantization: str = option(
         "auto",
@@ -208,7 +214,7 @@ class UpSettings:
         "127.0.0.1", "host on which routers listen for clients; 0.0.0.0: every interface", check=parse_host
     )
     state_dir: str = option("", "directory of state, logs and the store's file; empty: ~/.local/state/octavo")
-    device: str = option("auto", "auto, cpu, cuda or cuda:N")
+    device: str = option("auto", "auto, cpu, cuda or cuda:N", check=_require_device)
     store: str = option(
         "", "URL of a store; empty: a private one is started", secret=True, check=_unless_empty(require_store_url)
     )

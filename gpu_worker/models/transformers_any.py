@@ -135,7 +135,8 @@ class TransformersDecoder:
         except KeyError as error:
             raise BadModel(f"{directory.name}: this model's attention cannot be replaced ({error})") from error
         except (ValueError, OSError, ImportError, NotImplementedError, RuntimeError) as error:
-            raise BadModel(f"{directory.name}: {error}") from error
+            first_line = str(error).partition("\n")[0]  # more would be a list of everything that Transformers knows
+            raise BadModel(f"{directory.name}: {first_line}") from error
         check_weights(directory.name, weights)
         try:
             decoder = cls(model.eval().to(device), ops, device)

@@ -1,5 +1,8 @@
 """Decoders through Transformers: types beyond those of test_architectures.py, and what `verify` cannot see."""
 
+import json
+import shutil
+
 import pytest
 from transformers_types import TYPES
 
@@ -68,6 +71,15 @@ def test_a_model_whose_code_fails_is_refused(tiny, load, monkeypatch):
     monkeypatch.setattr(transformers_any.TransformersDecoder, "_logits", fail)
     with pytest.raises(BadModel, match=r"its own code failed on a short prompt \(TypeError: no such thing\)"):
         load(tiny("opt").directory)
+
+
+def test_a_type_that_transformers_does_not_know_is_refused_in_one_line(tiny, load, tmp_path):
+    directory = shutil.copytree(tiny("opt").directory, tmp_path / "copied")
+    (directory / "config.json").write_text(json.dumps({"model_type": "of-nobody"}))
+    with pytest.raises(BadModel, match="model type `of-nobody` but Transformers does not recognize") as refused:
+        load(directory)
+    assert "\n" not in refused.value.message
+    assert "pip install" not in refused.value.message
 
 
 def test_a_model_with_a_mask_of_its_own_is_refused(tiny, load):

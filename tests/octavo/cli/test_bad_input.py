@@ -72,6 +72,7 @@ BAD = [
     *(([name, "--store=foo://x"], 2, "must begin with redis://") for name in ("up", "router", "worker", "doctor")),
     *(([name, "--store=redis://h:port"], 2, "must have a port") for name in ("up", "router", "worker", "doctor")),
     *(([name, "--kv-cache-bytes=12 parsecs"], 2, "512MiB") for name in ("up", "worker")),
+    *(([name, "--device=tpu"], 2, "must be auto, cpu, cuda or cuda:N") for name in ("up", "worker", "doctor")),
     (["up", "--workers=two"], 2, "whole number"),
     (["up", "--grpc-port=70000"], 2, "at most 65535"),
     # the state directory
