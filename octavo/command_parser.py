@@ -26,7 +26,10 @@ class CommandParser(argparse.ArgumentParser):
             flags = [
                 text for action in self._actions for text in action.option_strings if action.help != argparse.SUPPRESS
             ]
-            self.error(f"no such argument: {unknown[0]}{closest(unknown[0].split('=')[0], flags)}")
+            hint = closest(unknown[0].split("=")[0], flags)
+            if not hint and not unknown[0].startswith("-"):
+                hint = "; a text with spaces needs quotes"
+            self.error(f"no such argument: {unknown[0]}{hint}")
 
 
 class ReadableHelpFormatter(argparse.HelpFormatter):

@@ -34,6 +34,7 @@ _METAVARS = {  # by the last word of a setting's name
     "tokens": "TOKENS",
     "aliases": "ALIAS=MODEL,...",
     "utilization": "FRACTION",
+    "watermark": "FRACTION",
 }
 _YES_NO = {"true": True, "1": True, "yes": True, "on": True, "false": False, "0": False, "no": False, "off": False}
 

@@ -22,6 +22,7 @@ from octavo.setting_sources import SettingValue, add_arguments, describe, effect
 from octavo.store_url import require_store_url
 
 CONFIG_VARIABLE = "OCTAVO_CONFIG"
+DEMO_MODEL = "smollm2"  # the model of a package that is installed beside octavo
 _EXAMPLES = {"up": "workers = 4", "router": "max_streams = 2048", "worker": 'kv_cache_bytes = "2GiB"'}
 _EPILOG = """\
 A flag counts before an environment variable ({variable}), and that before the file. SIZE is in bytes, or with
@@ -29,6 +30,7 @@ a unit: 512MiB, 1.5GB. A file, whose keys are the flags with _ for -, may have t
 
 {example}
 """
+_MODEL_HELP = f"a directory, a GGUF file, a hub name, or {DEMO_MODEL}, the demo model"
 _STORE_HELP = "URL of the store: redis://, rediss:// or unix://, or memory:// within one process"
 _HOST_HELP = "host to listen on, in place of that in --listen; 0.0.0.0: every interface"
 
@@ -106,7 +108,7 @@ class WorkerSettings:
     )
     worker_id: str = option("", "stable name of this worker, such as its pod's; empty: made from host and port")
     store: str = option("redis://127.0.0.1:6379/0", _STORE_HELP, secret=True, check=require_store_url)
-    model: str = option("smollm2", "a directory, a GGUF file, a hub name, or smollm2, the demo model")
+    model: str = option(DEMO_MODEL, _MODEL_HELP)
     model_name: str = option("", "name that requests use for the model; empty: made from `model`")
     device: str = option("auto", "auto, cpu, cuda or cuda:N")
     dtype: str = option("auto", "data type of weights and cache", choices=("auto", "float32", "bfloat16", "float16"))
@@ -198,7 +200,7 @@ class UpSettings:
     program: ClassVar[str] = "up"
     headings: ClassVar[Mapping[str, str]] = {"model": "what runs, and where"}
 
-    model: str = option("smollm2", "a directory, a GGUF file, a hub name, or smollm2, the demo model")
+    model: str = option(DEMO_MODEL, _MODEL_HELP)
     workers: int = option(2, "worker processes", check=_require_workers, low=1, high=1024)
     routers: int = option(1, "router processes, on consecutive ports", low=1, high=1024)
     grpc_port: int = option(50051, "port of the first router; 0: any free ones", low=0, high=65535)

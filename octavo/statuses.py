@@ -123,4 +123,6 @@ def _error_without_info(code: grpc.StatusCode, details: str) -> ServingError:
     cls = _CLASS_OF_CODE.get(code, ServingError)
     if code is grpc.StatusCode.RESOURCE_EXHAUSTED and "larger than max" in details:
         cls = errors.MessageTooLarge
+    if cls is errors.Unimplemented:
+        details = f"what answers here is no router's Inference listener, or another version's: {details}"
     return cls.restore(details if cls is not ServingError else f"{code.name}: {details}")

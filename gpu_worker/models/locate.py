@@ -5,6 +5,7 @@ from pathlib import Path
 
 from gpu_worker.models import demo
 from octavo.errors import NotFound
+from octavo.settings import DEMO_MODEL
 
 # The files that are fetched from a repository: no code, no pickles.
 HUB_PATTERNS = ["*.json", "*.safetensors", "*.jinja", "merges.txt", "vocab.txt", "*.model"]
@@ -20,7 +21,7 @@ class ModelFiles:
 
 def locate(model: str) -> ModelFiles:
     """The files of `smollm2`, of a path, or of a name on the hub (`owner/name`); NotFound says what was tried."""
-    if model == demo.NAME:
+    if model == DEMO_MODEL:
         return ModelFiles(model, demo.demo_file())
     path = Path(model).expanduser()
     if path.is_file():
@@ -31,7 +32,7 @@ def locate(model: str) -> ModelFiles:
         return _in_directory(path.resolve())
     if model.count("/") == 1 and not model.startswith((".", "/", "~")):
         return ModelFiles(model, _from_hub(model))
-    raise NotFound(f"model {model!r} is neither {demo.NAME!r}, a .gguf file, a directory, nor a name like owner/name")
+    raise NotFound(f"model {model!r} is neither {DEMO_MODEL!r}, a .gguf file, a directory, nor a name like owner/name")
 
 
 def _in_directory(path: Path) -> ModelFiles:

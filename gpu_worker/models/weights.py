@@ -1,7 +1,6 @@
 """Where weights come from: a source knows tensors by the names of Transformers checkpoints and reads them lazily."""
 
 import json
-import shlex
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Protocol
@@ -11,15 +10,9 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from octavo.errors import BadModel
+from octavo.pickled_weights import conversion, find_pickle
 
 PLAIN = (torch.float32, torch.float16, torch.bfloat16, torch.float64)  # what a number in a checkpoint means by itself
-# A command that makes model.safetensors of all pytorch_model*.bin in the current directory. Each tensor gets memory of
-# its own, because safetensors stores none under two names.
-CONVERSION = (
-    'python -c "import glob, torch, safetensors.torch as s; s.save_file({n: t.contiguous().clone() '
-    "for f in glob.glob('pytorch_model*.bin') for n, t in torch.load(f, map_location='cpu', weights_only=True).items()}"
-    ", 'model.safetensors')\""
-)
 ProgressCallback = Callable[[int, int], None]  # (tensors read, tensors in all)
 
 
@@ -91,12 +84,12 @@ def _whole(directory: Path) -> Iterator[tuple[str, str]]:
 
 def _explain_absence(directory: Path) -> str:
     """Why there are no safetensors, and what helps."""
-    pickled = sorted(directory.glob("pytorch_model*.bin"))
+    pickled = find_pickle(directory)
     if not pickled:
         return f"{directory.name} has no model.safetensors (other formats of weights are not read)"
     return (
-        f"{directory.name} has no model.safetensors but {pickled[0].name}, a pickle, which may contain code. "
-        f" Convert it once (torch runs no code with weights_only): cd {shlex.quote(str(directory))} && {CONVERSION}"
+        f"{directory.name} has no model.safetensors but {pickled}, a pickle, which may contain code. "
+        f" Convert it once (torch runs no code with weights_only): {conversion(directory)}"
     )
 
 

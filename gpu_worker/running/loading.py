@@ -116,7 +116,9 @@ def load_runner(
     num_blocks = kv_cache_bytes // shape.bytes_per_block
     if num_blocks < 1:
         raise InvalidArgument(
-            "kv_cache_bytes", f"{kv_cache_bytes} do not hold a block of {shape.bytes_per_block} bytes"
+            "kv_cache_bytes",
+            f"{kv_cache_bytes} do not hold a block of {shape.bytes_per_block} bytes: give more, as many as the longest"
+            " sequence needs at least",
         )
     if swap_bytes is None:
         swap_bytes = host_pool_bytes(available_bytes())

@@ -22,7 +22,7 @@ def choose_device(name: str) -> torch.device:
     try:
         device = torch.device(name)
     except RuntimeError as error:
-        raise InvalidArgument("device", f"{name!r} is not a device") from error
+        raise InvalidArgument("device", f"{name!r} is not a device; give auto, cpu, cuda or cuda:N") from error
     if device.type not in ("cpu", "cuda"):
         raise InvalidArgument("device", f"{name!r}: only cpu and cuda are supported")
     if device.type == "cuda" and not torch.cuda.is_available():

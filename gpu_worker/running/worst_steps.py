@@ -19,7 +19,7 @@ def worst_steps(
     They are: prompts of equal length; one prompt as long as possible beside prompts of one token; and decodes at the
     end of the context. All sequences sample, with scores, and each prompt is scored.
     """
-    params = greediest_params(vocab_size)
+    params = costliest_params(vocab_size)
     most = min(max_sequences, max_tokens)
     plans = []
     for lengths in (spread(max_tokens, most, context_tokens), pile_up(max_tokens, most, context_tokens)):
@@ -30,7 +30,7 @@ def worst_steps(
     return plans
 
 
-def greediest_params(vocab_size: int) -> SamplingParams:
+def costliest_params(vocab_size: int) -> SamplingParams:
     """Sampling parameters that need every buffer of a sampler, at its largest."""
     listed = tuple(range(min(limits.MAX_LISTED_TOKEN_IDS, vocab_size)))
     return SamplingParams(
@@ -57,7 +57,10 @@ def spread(max_tokens: int, num_sequences: int, context_tokens: int) -> list[int
 
 
 def pile_up(max_tokens: int, num_sequences: int, context_tokens: int) -> list[int]:
-    """The lengths of prompts of which the first are as long as they can be, if each of the others has one token."""
+    """The lengths of `num_sequences` prompts that have `max_tokens` together, most of them in as few as possible.
+
+    Each has at least one token, and at most as many as the context.
+    """
     lengths, left = [], max_tokens
     for others in range(num_sequences - 1, -1, -1):
         lengths.append(min(left - others, context_tokens))

@@ -1,4 +1,4 @@
-"""What `octavo generate` and `octavo chat` say on stderr of an answer that did not end by itself."""
+"""What `octavo generate` and `octavo chat` say on stderr of an answer that did not end by itself, or shows nothing."""
 
 from collections.abc import Iterable
 
@@ -9,9 +9,12 @@ from octavo.sampling import FinishReason
 
 
 def notes(outputs: Iterable[Output], arguments: SamplingArguments) -> list[str]:
-    """One line for each way in which branches were cut; none if all have ended by themselves."""
-    found = (_note(output.finish_reason, len(output.token_ids), arguments.get("max_tokens")) for output in outputs)
-    return sorted({note for note in found if note})
+    """One line for each way in which branches were cut, and one if there are tokens without text."""
+    outputs = list(outputs)
+    found = {_note(output.finish_reason, len(output.token_ids), arguments.get("max_tokens")) for output in outputs}
+    if any(output.token_ids and not output.text for output in outputs):
+        found.add("the answer has tokens but no text: --json prints the token ids")
+    return sorted(note for note in found if note)
 
 
 def _note(reason: FinishReason, num_tokens: int, max_tokens: int | None) -> str:

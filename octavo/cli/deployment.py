@@ -28,20 +28,19 @@ def directory(args: argparse.Namespace) -> Path:
     return state.directory_of(args.state_dir)
 
 
-def running(args: argparse.Namespace) -> state.ClusterState:
+def running(args: argparse.Namespace, other_flag: str) -> state.ClusterState:
+    """The `octavo up` on the state directory. Raises NoDeploymentError, which names the flag that does without one."""
     found = state.read(directory(args))
     if found is None:
-        raise NoDeploymentError(f"no `octavo up` runs on {directory(args)}: start one, or say where with --state-dir")
+        text = f"no `octavo up` runs on {directory(args)}: start one, or say where with --state-dir"
+        raise NoDeploymentError(f"{text}, or name routers with {other_flag}")
     return found
 
 
 def endpoints(args: argparse.Namespace) -> list[str]:
     if args.endpoint:
         return split_endpoints("--endpoint", args.endpoint)
-    try:
-        return running(args).endpoints
-    except NoDeploymentError as error:
-        raise NoDeploymentError(f"{error}, or name routers with --endpoint") from None
+    return running(args, "--endpoint").endpoints
 
 
 def split_endpoints(flag: str, text: str) -> list[str]:

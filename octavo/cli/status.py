@@ -32,7 +32,7 @@ def run(args: argparse.Namespace) -> int:
         names = deployment.split_endpoints("--admin-endpoint", args.admin_endpoint)
         state, routers = None, [RouterState("", None, "", name) for name in names]
     else:
-        state = deployment.running(args)
+        state = deployment.running(args, "--admin-endpoint")
         routers = state.routers
     addresses = [router.admin_endpoint for router in routers]
     with connection.delayed_notice(args.command, addresses, args.timeout):

@@ -13,7 +13,7 @@ from octavo.cli.cluster import Cluster, ClusterSettings
 from octavo.cli.command_error import CommandError
 from octavo.cli.programs import find_program
 from octavo.cli.supervisor import StartError, Supervisor
-from octavo.client import AsyncClient, Completion
+from octavo.client import AsyncClient
 from octavo.command_parser import USAGE
 from octavo.errors import ServingError
 from octavo.listen_address import exposure_warning
@@ -22,6 +22,7 @@ from octavo.setting_sources import add_arguments
 START_TIMEOUT_S = 600.0  # for loading a large model; a process that ends is noticed at once
 GRACE_S = 10.0
 SAMPLE_PROMPT = "The capital of France is"
+SAMPLE_IDS = [1, 2, 3]  # the prompt where a model has no tokenizer
 SAMPLE_TIMEOUT_S = 60.0
 
 
@@ -125,21 +126,28 @@ class _UpProcess:
         if self._as_json:
             print(json.dumps(current.to_json()), flush=True)
             return
-        print(_banner(current), flush=True)
-        await self._show_sample(current)
+        async with AsyncClient(current.endpoints) as client:
+            try:
+                has_text = all(model.has_tokenizer for model in await client.models())
+            except ServingError:
+                has_text = True  # the sample tells what is wrong
+            print(_banner(current, has_text), flush=True)
+            await self._show_sample(client, has_text)
         print("Ctrl-C ends everything.", flush=True)
 
-    async def _show_sample(self, current: state.ClusterState) -> None:
+    async def _show_sample(self, client: AsyncClient, has_text: bool) -> None:
+        prompt = SAMPLE_PROMPT if has_text else SAMPLE_IDS
         try:
-            completion = await self._sample(current)
+            answer = await client.complete(prompt, max_tokens=16, temperature=0.0, deadline_s=SAMPLE_TIMEOUT_S)
         except ServingError as error:
             self._say(f"the sample request failed: {error.message}")
             return
-        print(f"  sample      {SAMPLE_PROMPT}{completion.text!r}\n", flush=True)
-
-    async def _sample(self, current: state.ClusterState) -> Completion:
-        async with AsyncClient(current.endpoints) as client:
-            return await client.complete(SAMPLE_PROMPT, max_tokens=16, temperature=0.0, deadline_s=SAMPLE_TIMEOUT_S)
+        if has_text:
+            print(f"  sample      {prompt}{answer.text!r}\n", flush=True)
+        else:
+            print(
+                f"  sample      {prompt} {list(answer.outputs[0].token_ids)}; the model has no tokenizer\n", flush=True
+            )
 
     def _write_state(self) -> None:
         state.write(self._settings.state_dir, self._cluster.state(self._ready))
@@ -148,9 +156,10 @@ class _UpProcess:
         print(text, file=sys.stderr, flush=True)
 
 
-def _banner(current: state.ClusterState) -> str:
+def _banner(current: state.ClusterState, has_text: bool) -> str:
     endpoints = ",".join(current.endpoints)
     workers = ", ".join(f"{worker.worker_id} {worker.endpoint}" for worker in current.workers)
+    prompt = f"'{SAMPLE_PROMPT}'" if has_text else f"--json --token-ids {','.join(map(str, SAMPLE_IDS))}"
     return "\n".join(
         [
             "",
@@ -159,15 +168,16 @@ def _banner(current: state.ClusterState) -> str:
             f"  admin       {', '.join(router.admin_endpoint for router in current.routers)}",
             f"  workers     {workers}",
             "",
-            f"  {grpcurl_line(current.endpoints[0])}",
-            f"  {find_program('octavo') or 'octavo'} generate --endpoint {endpoints} '{SAMPLE_PROMPT}' --max-tokens 16",
+            f"  {grpcurl_line(current.endpoints[0], has_text)}",
+            f"  {find_program('octavo') or 'octavo'} generate --endpoint {endpoints} {prompt} --max-tokens 16",
             "",
         ]
     )
 
 
-def grpcurl_line(endpoint: str) -> str:
+def grpcurl_line(endpoint: str, has_text: bool = True) -> str:
     """A grpcurl command that can be pasted."""
-    request = {"text": SAMPLE_PROMPT, "sampling": {"max_tokens": 16, "temperature": 0}}
+    prompt = {"text": SAMPLE_PROMPT} if has_text else {"token_ids": {"ids": SAMPLE_IDS}}
+    request = {**prompt, "sampling": {"max_tokens": 16, "temperature": 0}}
     grpcurl = find_program("grpcurl") or "grpcurl"
     return f"{grpcurl} -plaintext -d '{json.dumps(request)}' {endpoint} octavo.v1.Inference/Complete"

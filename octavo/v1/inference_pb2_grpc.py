@@ -109,13 +109,16 @@ class InferenceServicer(object):
         Idempotent on request_id: a second call with the same body gets the stream of the first one, from index 0, and the
         request keeps the deadline of the first.
 
-        * INVALID_ARGUMENT: fields are out of their limits; BadRequest names all of them. Correct them.
+        * INVALID_ARGUMENT: fields are wrong. BadRequest names all that are out of their limits, or else all that contradict
+        each other. Correct them.
         * NOT_FOUND: there is no such model. ListModels names the models.
+        * FAILED_PRECONDITION: the model has no tokenizer, and the request has text, a chat or stop strings. Send token ids.
         * ALREADY_EXISTS: request_id was used with a different body. Choose another id.
         * RESOURCE_EXHAUSTED: the queue is full, or this router has as many streams as it accepts. Retry after
         RetryInfo.retry_delay.
-        * UNAVAILABLE: no worker serves the model, the store does not answer, or this router is about to end. Retry after
-        RetryInfo.retry_delay, on any router. A retry of an accepted request can get this, too; the request goes on.
+        * UNAVAILABLE: no worker serves the model, the store does not answer, or this router is about to end. Retry on any
+        router, after RetryInfo.retry_delay; a router that is about to end sends none, because no other router need wait.
+        A retry of an accepted request can get this, too; the request goes on.
         * DEADLINE_EXCEEDED: the deadline passed before acceptance.
         * DATA_LOSS: the history of this stream cannot be trusted. Start again with a new request_id.
         """
@@ -127,9 +130,12 @@ class InferenceServicer(object):
         """Generates tokens and returns them all at once: the unary twin of Generate, for grpcurl and simple clients.
 
         Idempotent on request_id, as Generate is. Whoever retries Complete chooses request_id: without it every attempt is a
-        new request. With it a retry gets the whole answer of the first attempt, however that one was lost.
-        Statuses as Generate; a failure after acceptance is a status, too. An answer that may be larger than a message
-        (Limits.max_message_bytes) is INVALID_ARGUMENT before any work: call Generate, which streams it, or ask for less.
+        new request. With it a retry gets the whole answer of the first attempt, however that one was lost; log
+        probabilities are missing if the request had ended by then.
+        Statuses as Generate; a failure after acceptance is a status, too: the one of Failure.code, with its reason.
+        A request that is cancelled or reaches its deadline has not failed: its answer has the tokens generated until then.
+        An answer that may have more than seven eighths of a message (Limits.max_message_bytes) is INVALID_ARGUMENT before
+        any work: call Generate, which streams it, or ask for less.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -142,13 +148,15 @@ class InferenceServicer(object):
         attached clients both receive all events. The deadline of an Attach is of this call alone: when it passes, the stream
         ends, and the request keeps the deadline that it came with.
 
-        * INVALID_ARGUMENT: no octavo router made the resume token, or next_indexes does not fit the request. Correct it.
+        * INVALID_ARGUMENT: no octavo router made the resume token, the request id cannot be one, or there are more
+        next_indexes than branches. Correct it.
         * NOT_FOUND: the request was never accepted, has another tenant, or ended longer ago than records are kept. Do not
         retry.
         * RESOURCE_EXHAUSTED: this router has as many streams as it accepts. Retry on another one.
         * DATA_LOSS: the history differs from what this client has seen, or is shorter. Start again.
-        * UNAVAILABLE: the store does not answer, this router knows no worker with the model, or this router is about to
-        end. Retry after RetryInfo.retry_delay, on any router.
+        * UNAVAILABLE: the store does not answer, this router has not yet met a worker with the model, or this router is
+        about to end. Retry on any router, after RetryInfo.retry_delay if it is there. While a known model has no worker
+        the stream waits, without a status.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -160,6 +168,7 @@ class InferenceServicer(object):
         Idempotent. The answer comes as soon as the store knows of the wish, which may be before the worker does: attached
         streams may bring some more tokens, and then end with FINISH_REASON_CANCELLED.
 
+        * INVALID_ARGUMENT: the request id cannot be one. Correct it.
         * NOT_FOUND: the request was never accepted, has another tenant, or ended long ago. Do not retry.
         * UNAVAILABLE: the store does not answer. Retry.
         """
@@ -170,6 +179,7 @@ class InferenceServicer(object):
     def Get(self, request, context):
         """Returns the record of a request: its owner, its numbers of tokens, its timeline. Changes nothing.
 
+        * INVALID_ARGUMENT: the request id cannot be one. Correct it.
         * NOT_FOUND: the request was never accepted, has another tenant, or ended long ago. Do not retry.
         * UNAVAILABLE: the store does not answer. Retry.
         """
@@ -180,8 +190,10 @@ class InferenceServicer(object):
     def Tokenize(self, request, context):
         """Turns text or chat messages into token ids with the model's tokenizer and chat template. Changes nothing.
 
-        * INVALID_ARGUMENT: invalid UTF-8, or a text longer than the limit. Correct it.
+        * INVALID_ARGUMENT: no text, invalid UTF-8, a text longer than the limit, or a bad role. BadRequest names all.
         * NOT_FOUND: there is no such model.
+        * FAILED_PRECONDITION: the model has no tokenizer.
+        * UNAVAILABLE: this router has met no worker yet. Retry.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -192,6 +204,8 @@ class InferenceServicer(object):
 
         * INVALID_ARGUMENT: an id is not in the vocabulary. Correct it.
         * NOT_FOUND: there is no such model.
+        * FAILED_PRECONDITION: the model has no tokenizer.
+        * UNAVAILABLE: this router has met no worker yet. Retry.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -195,7 +195,7 @@ async def test_errors_before_any_handler_still_have_a_class():
     unlimited = [("grpc.max_send_message_length", -1), ("grpc.max_receive_message_length", -1)]
     async with serving(Echo()) as endpoint:
         async with rpc.channel(endpoint) as channel:
-            with pytest.raises(errors.Unimplemented), statuses.serving_errors():
+            with pytest.raises(errors.Unimplemented, match="no router's Inference listener"), statuses.serving_errors():
                 await call(channel, "no_such_method")
         async with grpc.aio.insecure_channel(endpoint, options=unlimited) as big:
             with pytest.raises(errors.MessageTooLarge), statuses.serving_errors():

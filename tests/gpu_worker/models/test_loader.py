@@ -191,7 +191,7 @@ def test_an_encoder_is_refused(load, tmp_path):
 def test_parts_that_the_configuration_asks_for_are_not_optional(name, dropped, first, tiny, load, tmp_path):
     copied = Path(shutil.copytree(tiny(name).directory, tmp_path / "copied"))
     rewrite(copied, lambda weights: [weights.pop(key) for key in list(weights) if dropped in key])
-    with pytest.raises(BadModel, match=f"the checkpoint has no tensor '{re.escape(first)}'"):
+    with pytest.raises(BadModel, match=f"^copied: the checkpoint has no tensor '{re.escape(first)}'"):
         load(copied)
 
 

@@ -29,6 +29,7 @@ MODELS = {  # folders of a model, by file
     "no-json": {"config.json": b"model_type: llama", "model.safetensors": SAFETENSORS},
     "no-text": {"config.json": b"\xff\xfe\x00", "model.safetensors": SAFETENSORS},
     "a-list": {"config.json": b"[]", "model.safetensors": SAFETENSORS},
+    "pickled": {"config.json": LLAMA, "pytorch_model.bin": b""},
     "cut": {"config.json": LLAMA, "model.safetensors": SAFETENSORS[:9]},
     "lfs": {"config.json": LLAMA, "model.safetensors": b"version https://git-lfs.github.com/spec/v1\n"},
     "weights": {"config.json": LLAMA, "model.safetensors": None},  # a folder where a file should be
@@ -60,6 +61,7 @@ BAD = [
     *(([name, "--jsn"], 2, "did you mean --json?") for name in ("up", "status", "doctor", "chat")),
     *(([name, "--stor=x"], 2, "did you mean --store?") for name in ("router", "worker", "up", "doctor")),
     (["generate", "hi", "--token-ids=1,x"], 2, "such as 1,2,3"),
+    (["generate", "Once", "upon", "a", "time"], 2, "no such argument: upon; a text with spaces needs quotes"),
     *((["generate", "hi", flag], 2, "number of seconds above 0") for flag in NO_SECONDS),
     (["status", "--timeout=soon"], 2, "number of seconds above 0"),
     (["generate", "hi", "--max-tokens=many"], 2, "--max-tokens"),
@@ -78,7 +80,7 @@ BAD = [
     (["generate", "--state-dir=a-file", *ASK], 1, "is not a directory: choose another"),
     (["status", "--state-dir=~nobody-of-this-name/x"], 1, "no home directory is known: say with --state-dir"),
     (["chat", "--state-dir=a-file"], 1, "is not a directory: choose another"),
-    (["status", "--state-dir=nowhere"], 1, "no `octavo up` runs on"),
+    (["status", "--state-dir=nowhere"], 1, "or name routers with --admin-endpoint"),
     (["generate", "--state-dir=nowhere", *ASK], 1, "name routers with --endpoint"),
     # the store
     ([*UP, "--store=redis://127.0.0.1:1"], 1, "start it, or correct --store"),
@@ -97,6 +99,7 @@ BAD = [
     ([*UP, "--model=no-json"], 1, "is not JSON"),
     ([*UP, "--model=no-text"], 1, "is not JSON"),
     ([*UP, "--model=cut"], 1, "cut short"),
+    ([*UP, "--model=pickled"], 1, "pytorch_model.bin, a pickle, which may contain code: convert it once"),
     ([*UP, "--model=lfs"], 1, "git lfs pull"),
     ([*UP, "--model=weights"], 1, "make it readable"),
     ([*UP, "--model=a-file"], 1, "is no GGUF file"),
@@ -137,6 +140,13 @@ def test_a_gguf_file_that_no_worker_reads_is_refused_before_one_starts(tmp_path,
 def test_only_who_has_a_tokenizer_json_is_told_to_copy_it(folder):
     assert model_checks.tokenizer("tokenizer").fix.startswith("copy tokenizer.json")
     assert {model_checks.tokenizer(name).fix for name in ("gguf", "gguf/model.gguf")} == {model_checks.ANOTHER}
+
+
+def test_a_model_without_a_tokenizer_is_not_said_to_have_one(folder):
+    assert model_checks.tokenizer("cut").result == "note"
+    assert "text is refused" in model_checks.tokenizer("cut").detail
+    (folder / "cut" / "tokenizer.model").write_bytes(b"")
+    assert model_checks.tokenizer("cut").result == "ok"
 
 
 def test_a_directory_of_somebody_else_is_named(tmp_path, monkeypatch):

@@ -210,6 +210,8 @@ def test_the_grpcurl_line_can_be_pasted():
     assert words[1:3] == ["-plaintext", "-d"]
     assert words[4:] == ["127.0.0.1:50051", "octavo.v1.Inference/Complete"]
     assert json.loads(words[3])["text"] == up.SAMPLE_PROMPT
+    without_tokenizer = shlex.split(up.grpcurl_line("127.0.0.1:50051", has_text=False))
+    assert json.loads(without_tokenizer[3])["token_ids"] == {"ids": up.SAMPLE_IDS}
 
 
 def test_doctor_says_what_to_fix(capsys, tmp_path):

@@ -54,8 +54,14 @@ def test_an_answer_that_was_cut_has_a_note(router, endpoint, capsys, reason, fla
 
 
 def test_the_note_names_the_default():
-    output = Output(0, "", tuple(range(256)), FinishReason.LENGTH)
+    output = Output(0, "a", tuple(range(256)), FinishReason.LENGTH)
     assert answer_notes.notes([output], {}) == ["cut at 256 tokens, the default; --max-tokens sets another limit"]
+
+
+def test_an_answer_without_text_is_not_shown_as_nothing():
+    output = Output(0, "", (7, 8), FinishReason.STOP)
+    assert answer_notes.notes([output], {}) == ["the answer has tokens but no text: --json prints the token ids"]
+    assert answer_notes.notes([Output(0, "", (), FinishReason.STOP)], {}) == []
 
 
 def test_a_cut_answer_in_a_chat_has_a_note(router, endpoint, capsys, monkeypatch):

@@ -7,6 +7,7 @@ import sys
 import pytest
 
 from octavo.cli import ports, state
+from octavo.cli.command_error import CommandError
 from octavo.cli.state import ClusterState, RouterState, StoreState, WorkerState
 
 
@@ -91,6 +92,12 @@ def test_a_port_in_use_is_named_with_the_remedy():
         with pytest.raises(ports.PortInUseError, match=rf"port {port} .* --grpc-port"):
             ports.require_free("127.0.0.1", port, "--grpc-port")
     ports.require_free("127.0.0.1", port, "--grpc-port")
+
+
+@pytest.mark.parametrize("host", ["nowhere.invalid", "203.0.113.1"])
+def test_a_host_of_another_machine_is_not_called_a_port_in_use(host):
+    with pytest.raises(CommandError, match=f"^--host {host} is no address of this machine: give one, or 0.0.0.0"):
+        ports.require_free(host, 50051, "--grpc-port")
 
 
 def test_picked_ports_are_free_different_and_not_given_to_clients():
