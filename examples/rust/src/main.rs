@@ -27,7 +27,6 @@ mod grpc {
     //! Unary calls and streams of gRPC over HTTP/2, without TLS and compression.
     use super::*;
     use bytes::{Buf, Bytes, BytesMut};
-    use std::sync::atomic::{AtomicBool, Ordering};
     use std::sync::{Arc, Mutex};
 
     #[derive(Clone, Copy, Debug, PartialEq)]
@@ -141,7 +140,7 @@ mod grpc {
 
     struct Connection {
         requests: h2::client::SendRequest<Bytes>,
-        gone: Arc<AtomicBool>,
+        driver: Arc<tokio::task::JoinHandle<Result<(), h2::Error>>>,
     }
 
     /// A connection to one router, made when it is needed and made again when it has broken.
@@ -157,7 +156,7 @@ mod grpc {
 
         async fn requests(&self) -> Result<h2::client::SendRequest<Bytes>, Status> {
             if let Some(connection) = &*self.connection.lock().unwrap() {
-                if !connection.gone.load(Ordering::Relaxed) {
+                if !connection.driver.is_finished() {
                     return Ok(connection.requests.clone());
                 }
             }
@@ -165,18 +164,17 @@ mod grpc {
             let socket = tokio::net::TcpStream::connect(&self.endpoint).await.map_err(refused)?;
             socket.set_nodelay(true).map_err(refused)?;
             let (requests, mut transport) = h2::client::handshake(socket).await?;
-            let gone = Arc::new(AtomicBool::new(false));
             let pings = transport.ping_pong();
-            let ended = gone.clone();
+            let driver = Arc::new(tokio::spawn(transport));
+            let handle = driver.clone();
             tokio::spawn(async move {
-                // Pings notice a router that vanished without a word: dropping the transport ends its streams.
-                match pings {
-                    Some(pings) => select(transport, Box::pin(keep_alive(pings))).await,
-                    None => drop(transport.await),
+                // Pings notice a router that vanished without a word: to drop the transport ends its streams.
+                if let Some(pings) = pings {
+                    keep_alive(pings).await;
+                    handle.abort();
                 }
-                ended.store(true, Ordering::Relaxed);
             });
-            *self.connection.lock().unwrap() = Some(Connection { requests: requests.clone(), gone });
+            *self.connection.lock().unwrap() = Some(Connection { requests: requests.clone(), driver });
             Ok(requests)
         }
 
@@ -306,17 +304,6 @@ mod grpc {
                 return;
             }
         }
-    }
-
-    /// Runs both until one has ended, and drops them.
-    async fn select<T>(mut one: impl Future<Output = T> + Unpin, mut other: impl Future<Output = ()> + Unpin) {
-        std::future::poll_fn(|context| {
-            if Pin::new(&mut other).poll(context).is_ready() || Pin::new(&mut one).poll(context).is_ready() {
-                return std::task::Poll::Ready(());
-            }
-            std::task::Poll::Pending
-        })
-        .await
     }
 }
 

@@ -1,5 +1,6 @@
 """Blocks that several share: computed once, hit by those who may, told of to whoever watches."""
 
+import pytest
 from scheduler_bench import Bench
 
 
@@ -54,17 +55,23 @@ def test_who_waits_for_a_shared_prompt_goes_on_where_it_ends() -> None:
     assert second.cached_tokens == 24 and len(bench.tokens["second.0"]) == 8  # what the first step computed
 
 
-def test_nobody_waits_for_a_prompt_of_a_lower_class_or_another_tenant() -> None:
-    shared = [1 + i % 50 for i in range(40)]
-    bench = Bench(max_batch_tokens=128)
+@pytest.mark.parametrize(
+    ("policy", "begin"),
+    [("priority", {"bulk", "default", "foreign"}), ("fcfs", {"bulk", "foreign"})],
+)
+def test_nobody_waits_for_a_prompt_of_another_tenant_or_where_classes_count_of_a_lower_class(policy, begin) -> None:
+    shared = [1 + i % 50 for i in range(60)]
+    bench = Bench(policy=policy, max_batch_tokens=48)
     bench.admit("bulk", shared, priority=4)
+    bench.step()  # a part of its prompt is computed
     bench.admit("default", shared)
     bench.admit("foreign", shared, root=b"x" * 32)
     bench.admit("late", shared, priority=4)
     bench.step()
-    assert set(bench.lengths) == {"bulk", "default", "foreign"}
+    begun = set(bench.lengths)
     bench.finish()
     assert {len(tokens) for tokens in bench.tokens.values()} == {8}
+    assert begun == begin
 
 
 def test_cache_events_lead_to_the_snapshot() -> None:
