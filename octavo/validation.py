@@ -50,6 +50,8 @@ def validate_sampling(params: SamplingParams, *, vocab_size: int, eos_token_ids:
     if params.beam_width:
         checks.run(_check_beam_width, params)
         for field, default in limits.WITHOUT_BEAMS.items():
+            if field == "temperature" and params.greedy:  # 0 means what a beam search does: it draws nothing
+                continue
             checks.run(_check_left_out_beside_beams, field, getattr(params, field), default)
     checks.run(_check_some_token_is_left, params, vocab_size, eos_token_ids)
     checks.raise_found()
@@ -206,13 +208,19 @@ def resolve(
 ) -> SamplingParams:
     """`params`, validated as their prompt is, with concrete values for max_tokens, best_of and seed.
 
+    Beside a beam search the temperature is 1, whether it was 1 or 0: log probabilities are those before temperature.
+
     A branch that fills the context ends with LENGTH. So max_tokens and min_tokens are at most what the prompt leaves.
     """
     asked = limits.DEFAULT_MAX_TOKENS if params.max_tokens is None else params.max_tokens
     max_tokens = min(asked, context_tokens - prompt_len)
     min_tokens = min(params.min_tokens, max_tokens)
     seed = params.seed if params.seed is not None else seed_source() & limits.U64_MAX
-    return replace(params, max_tokens=max_tokens, min_tokens=min_tokens, best_of=params.best_of or params.n, seed=seed)
+    temperature = 1.0 if params.beam_width else params.temperature
+    best_of = params.best_of or params.n
+    return replace(
+        params, temperature=temperature, max_tokens=max_tokens, min_tokens=min_tokens, best_of=best_of, seed=seed
+    )
 
 
 def validate_text(data: str | bytes, field: str, *, context_tokens: int, allow_empty: bool = False) -> str:

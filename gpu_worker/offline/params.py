@@ -112,7 +112,6 @@ class OfflineParams:
         }
         if self.use_beam_search:
             values |= {"beam_width": self.beam_width or self.best_of or self.n, "best_of": 0}
-            values["temperature"] = 1.0 if self.temperature == 0 else self.temperature  # a beam search draws no tokens
         return SamplingParams(**values)
 
     @classmethod

@@ -33,7 +33,8 @@ def allows(p, vocab=VOCAB, eos=EOS):
         2 <= p.beam_width <= 16
         and p.n <= p.beam_width
         and p.best_of in (0, p.n)
-        and (p.temperature, p.top_p, p.top_k, p.min_p) == (1, 1, 0, 0)
+        and p.temperature in (0, 1)
+        and (p.top_p, p.top_k, p.min_p) == (1, 0, 0)
         and (p.repetition_penalty, p.presence_penalty, p.frequency_penalty) == (1, 0, 0)
     )
     return all(
@@ -343,3 +344,12 @@ def test_twenty_thousand_values_of_any_type():
     for _ in range(20_000):
         chosen = {name: rng.choice(HOSTILE) for name in rng.sample(names, rng.choice([1, 1, 2, 4]))}
         passes(dataclasses.replace(DEFAULT, **chosen))
+
+
+def test_a_beam_search_may_have_temperature_0_or_none():
+    """Who is told that n > 1 at temperature 0 needs beam_width adds it, and keeps the temperature."""
+    for temperature in (0.0, 1.0):
+        params = SamplingParams(temperature=temperature, beam_width=3, n=2)
+        validation.validate_sampling(params, vocab_size=100)
+        concrete = validation.resolve(params, prompt_len=3, context_tokens=100, seed_source=lambda: 1)
+        assert (concrete.temperature, concrete.beam_width) == (1.0, 3)

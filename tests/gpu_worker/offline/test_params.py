@@ -31,8 +31,8 @@ SAME = [
     ({"logit_bias": {3: 1.0}, "allowed_token_ids": [3, 4]}, {"logit_bias": {3: 1.0}, "allowed_token_ids": (3, 4)}),
     ({"logprobs": True, "prompt_logprobs": True}, {"logprobs": 1, "prompt_logprobs": 1}),
     ({"beam_width": 4, "n": 2}, None),
-    ({"use_beam_search": True, "n": 2, "best_of": 4, "temperature": 0}, {"beam_width": 4, "n": 2}),
-    ({"use_beam_search": True, "n": 3, "temperature": 0.0}, {"beam_width": 3, "n": 3}),
+    ({"use_beam_search": True, "n": 2, "best_of": 4, "temperature": 0}, {"beam_width": 4, "n": 2, "temperature": 0}),
+    ({"use_beam_search": True, "n": 3, "temperature": 0.0}, {"beam_width": 3, "n": 3, "temperature": 0.0}),
     ({"detokenize": False, "truncate_prompt_tokens": 5, "bad_words": ["x"]}, {}),
     ({"spaces_between_special_tokens": True, "logits_processors": None, "guided_decoding": None}, {}),
 ]
