@@ -19,7 +19,7 @@ class FinishReason(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """How tokens are chosen and when generation ends. octavo.validation says which values are allowed."""
+    """How tokens are chosen and when generation ends. octavo.sampling_validation says which values are allowed."""
 
     temperature: float = 1.0
     top_p: float = 1.0

@@ -17,9 +17,9 @@ from octavo.ids import SequenceId
 from octavo.internal.v1 import worker_pb2
 from octavo.record import Admission, AdmissionAnswer, AdmissionOutcome, SequenceState
 from octavo.sampling import FinishReason, SamplingParams, TokenScore
+from octavo.sampling_validation import check_count
 from octavo.step_item import StepItem
 from octavo.v1 import inference_pb2, types_pb2
-from octavo.validation import check_count
 
 # Grows by one with each change of protos/octavo/v1 that a client could notice.
 SCHEMA_REVISION = 2

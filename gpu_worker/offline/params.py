@@ -9,7 +9,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from gpu_worker.offline.absent import BEAM_ARGUMENTS, PARAMS_ARGUMENTS, refusing
-from octavo import limits, validation
+from octavo import limits, sampling_validation
 from octavo.errors import InvalidArgument, Unimplemented
 from octavo.sampling import SamplingParams
 
@@ -75,7 +75,7 @@ class OfflineParams:
         for i, word in enumerate(self.words):
             if not word.strip():
                 raise InvalidArgument("bad_words", f"entry {i} must be a string that is not empty")
-        validation.validate_sampling(self.to_sampling(), vocab_size=limits.U32_MAX)
+        sampling_validation.validate_sampling(self.to_sampling(), vocab_size=limits.U32_MAX)
 
     @property
     def words(self) -> tuple[str, ...]:

@@ -11,7 +11,7 @@ from gpu_worker.offline.offline_request import OfflineRequest
 from gpu_worker.offline.params import OfflineParams
 from gpu_worker.offline.prompts import OfflinePrompt
 from gpu_worker.scheduling.step import RunnerInfo
-from octavo import limits, validation
+from octavo import limits, sampling_validation, validation
 from octavo.chat_messages import ChatTurn, is_conversation, message_pairs
 from octavo.errors import InvalidArgument
 from octavo.sampling import SamplingParams
@@ -103,7 +103,9 @@ class RequestBuilder:
             own = params if isinstance(params, OfflineParams) else OfflineParams.of(params)
             own.check_values()
             sampling = own.to_sampling([form for word in own.words for form in self._forms_of_word(word)])
-            validation.validate_sampling(sampling, vocab_size=info.vocab_size, eos_token_ids=info.eos_token_ids)
+            sampling_validation.validate_sampling(
+                sampling, vocab_size=info.vocab_size, eos_token_ids=info.eos_token_ids
+            )
         except InvalidArgument as error:
             raise error.inside(argument) from None
         return ModelParams(own, sampling)
@@ -126,7 +128,7 @@ class RequestBuilder:
         validation.validate_prompt(
             token_ids, vocab_size=info.vocab_size, context_tokens=info.context_tokens, field=prompt.argument
         )
-        resolved = validation.resolve(
+        resolved = sampling_validation.resolve(
             sampling,
             prompt_len=len(token_ids),
             context_tokens=info.context_tokens,

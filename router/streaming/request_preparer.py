@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar, cast
 
-from octavo import hashing, limits, validation, wire
+from octavo import hashing, limits, sampling_validation, validation, wire
 from octavo.errors import InvalidArgument, NoWorkers, ViolationCollector
 from octavo.ids import Incarnation, RequestId, new_request_id, sequence_id
 from octavo.record import NewSequence
@@ -60,7 +60,7 @@ class RequestPreparer:
         prompt = await self.read_prompt(request, model)
         token_ids, context = prompt.token_ids, model.context_tokens
         validation.validate_prompt(token_ids, vocab_size=model.vocab_size, context_tokens=context, field=prompt.field)
-        params = validation.resolve(
+        params = sampling_validation.resolve(
             params, prompt_len=len(token_ids), context_tokens=context, seed_source=lambda: secrets.randbits(63)
         )
         new = NewSequence(
@@ -110,7 +110,7 @@ class RequestPreparer:
         model = self.find_model(request)
         if not model.tokenizer.has_text:
             raise no_tokenizer("keep the token ids")
-        validation.check_token_ids("token_ids", request.token_ids, model.vocab_size)
+        sampling_validation.check_token_ids("token_ids", request.token_ids, model.vocab_size)
         skip = request.skip_special_tokens if request.HasField("skip_special_tokens") else True
         ids = list(request.token_ids)
         return await run_aside(len(ids), lambda: model.tokenizer.decode(ids, skip))
@@ -136,7 +136,7 @@ def checked_sampling(message: types_pb2.SamplingParams, model: ServedModel) -> S
     """The sampling parameters in the message. Raises InvalidArgument with all that is wrong."""
     checks = ViolationCollector()
     for field in limits.COUNTS:
-        checks.run(validation.check_count, field, getattr(message, field))
+        checks.run(sampling_validation.check_count, field, getattr(message, field))
     if checks.found:  # what is wrong beside lists that are too long is found without them
         long_lists, whole = checks.found, message
         message = types_pb2.SamplingParams()
@@ -145,7 +145,7 @@ def checked_sampling(message: types_pb2.SamplingParams, model: ServedModel) -> S
             message.ClearField(cast("Any", violation.field))
     params = wire.sampling_from_wire(message, model.sampling_defaults)
     vocab_size, ends = model.vocab_size, model.eos_token_ids
-    checks.run(validation.validate_sampling, params, vocab_size=vocab_size, eos_token_ids=ends)
+    checks.run(sampling_validation.validate_sampling, params, vocab_size=vocab_size, eos_token_ids=ends)
     checks.raise_found()
     return params
 
