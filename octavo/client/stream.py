@@ -59,6 +59,7 @@ class AsyncStream(AsyncIterator[Event]):
         return self._receiver.resume_token
 
     async def _run(self) -> AsyncGenerator[Event, None]:
+        failure = None
         while not self._receiver.done:
             opened = time.monotonic()
             try:
@@ -69,15 +70,15 @@ class AsyncStream(AsyncIterator[Event]):
                         if new is not None:
                             self._recovery.progress()
                             yield new
-                        if event.finished and event.finished.failure:
-                            raise event.finished.failure.error()
+                        failure = event.finished and event.finished.failure
                 if not self._receiver.done:
                     raise BrokenStreamError("the stream ended without its terminal event")
             except (errors.ServingError, BrokenStreamError) as error:
-                if self._receiver.done:
-                    raise
-                self._recovery.was_open_for(time.monotonic() - opened)
-                await self._recover(error)
+                if not self._receiver.done:  # else the router died between the terminal event and the call's status
+                    self._recovery.was_open_for(time.monotonic() - opened)
+                    await self._recover(error)
+        if failure:
+            raise failure.error()
 
     async def _connect(self) -> AsyncGenerator[Event, None]:
         """The events of one connection. The call ends when the caller leaves the iteration."""

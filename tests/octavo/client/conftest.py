@@ -98,6 +98,8 @@ class FakeRouter(inference_pb2_grpc.InferenceServicer):
                 await asyncio.sleep(3600)
             await asyncio.sleep(self.delay_s)
             yield event
+        if at == len(events) and fault in grpc.StatusCode.__members__:
+            await context.abort(grpc.StatusCode[fault], "as the script says")
 
     async def Generate(self, request, context):
         self.calls.append(("Generate", request))

@@ -71,6 +71,14 @@ async def test_a_broken_stream_goes_on_at_the_next_router(router, make_router, s
     assert call[1].resume_token
 
 
+@pytest.mark.parametrize("fault", ["UNAVAILABLE", "UNKNOWN"])
+async def test_a_connection_that_breaks_after_the_terminal_event_breaks_nothing(router, serve, script, fault):
+    router.scripts.append(script(at=len(router.oracle[0]) // 2, fault=fault))
+    async with serve(router) as endpoint, AsyncClient(endpoint, policy=QUICK) as client:
+        assert await gather(client.generate("hello")) == (*router.oracle, [FinishReason.LENGTH])
+    assert [method for method, _ in router.calls] == ["Generate"]
+
+
 async def test_a_stream_that_breaks_before_its_first_event_is_generated_again_under_the_same_id(router, serve, script):
     router.scripts.extend([script(at=0, fault="UNAVAILABLE"), script(at=0, fault="end")])
     async with serve(router) as endpoint, AsyncClient(endpoint, policy=QUICK) as client:
