@@ -52,21 +52,23 @@ class JournalWriter:
         self._window = window_steps
         self._pending: deque[StepDeltas] = deque()
         self._wake = asyncio.Event()
-        self._empty = asyncio.Event()
-        self._empty.set()
+        self._num_submitted = self._num_settled = 0  # StepDeltas so far
+        self._settled = asyncio.Condition()
         self._held = False
 
     def submit_deltas(self, result: StepDeltas) -> None:
         """Adds the deltas of a step to those that wait for the store. Only the event loop may call this."""
         self._pending.append(result)
-        self._empty.clear()
+        self._num_submitted += 1
         if len(self._pending) >= self._window and not self._held:
             self._hold(True)
         self._wake.set()
 
     async def wait_until_flushed(self) -> None:
-        """Returns when everything that was submitted has been accepted or refused."""
-        await self._empty.wait()
+        """Returns when everything that was submitted before this call has been accepted or refused."""
+        wanted = self._num_submitted
+        async with self._settled:
+            await self._settled.wait_for(lambda: self._num_settled >= wanted)
 
     async def run(self) -> None:
         """Appends for as long as the worker lives. An exception here must end the worker."""
@@ -80,7 +82,9 @@ class JournalWriter:
                     self._pending.popleft()
                 if self._held:
                     self._hold(False)
-            self._empty.set()
+                async with self._settled:
+                    self._num_settled += len(results)
+                    self._settled.notify_all()
 
     def _hold(self, held: bool) -> None:
         self._held = held

@@ -61,6 +61,7 @@ class Session:
         self._inbox: deque[StepItem] = deque()
         self._wake = asyncio.Event()
         self._error: ServingError | None = None  # Draining: this router ends
+        self._error_announced = False  # a client that has had no event yet has been sent a resume token
 
     # What the rest of the router tells a session: router.session_registry.RegisteredSession
 
@@ -151,7 +152,12 @@ class Session:
         """Waits for the next events. Returns an empty list after the terminal event."""
         while not self._delivery.ended:
             if self._error is not None:
-                raise self._error
+                if self._error_announced:
+                    raise self._error
+                self._error_announced = True
+                if self._at_start and (last := self._encoder.place_event()) is not None:
+                    return [last]
+                continue
             if not self._at_start:
                 await self._go_to_start()
             elif self._inbox:
