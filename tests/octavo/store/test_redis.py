@@ -75,8 +75,8 @@ async def test_every_key_expires(bench: Any, new: New) -> None:
     keys = [key.decode() for key in await store.server.client.keys("*")]
     ttls = {key: await store.server.client.pttl(key) for key in keys}
     kinds = {key.split(":")[1] for key in keys}
-    assert kinds >= {"gen", "seq", "queue", "claims", "queue-tokens", "queues", "arrivals", "live", "owned", "attached", "deadlines",
-                     "detached", "next-sweep", "changes", "lease", "member", "members",
+    assert kinds >= {"gen", "seq", "queue", "claims", "queue-tokens", "queues", "arrivals", "live", "owned", "attached",
+                     "deadlines", "detached", "next-sweep", "changes", "lease", "member", "members",
                      "secret", "test-clock"}  # fmt: skip
     assert all(ttl > 0 for ttl in ttls.values()), {key: ttl for key, ttl in ttls.items() if ttl <= 0}
     for name, bound in (("ends", 600_000), ("cancelled", 600_000), ("runs", 24 * 3600 * 1000)):
