@@ -26,7 +26,7 @@ class SequenceState(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NewSequence:
-    """What a router writes about a sequence when it accepts a request. Of its fields, only `router` changes later: see `Record.routers`."""
+    """What a router writes about a sequence when it accepts a request."""
 
     seq_id: SequenceId
     request_id: RequestId
