@@ -39,6 +39,7 @@ log = logging.getLogger(__name__)
 INFERENCE = "octavo.v1.Inference"
 ADMIN = "octavo.v1.Admin"
 STOP_GRACE_S = 2.0
+TELLING_S = 0.25  # how long a router that drains still answers new calls, with DRAINING
 ASSIGNING_GRACE_S = 2.5  # as long as a Schedule may take
 MIN_ATTACHMENT_INTERVAL_S = 0.25
 HEALTH_INTERVAL_S = 0.25
@@ -134,10 +135,22 @@ class Router:
         self._admin_health.shut_down()
         self._opener.refuse_sessions()
         log.info("draining: no new calls, %d to go", self._opener.num_sessions)
-        waiting = [asyncio.create_task(each) for each in (self._opener.wait_until_empty(), urgent.wait())]
+        waiting = [asyncio.create_task(each) for each in (self._lose_sessions(), urgent.wait())]
         await asyncio.wait(waiting, timeout=self._settings.drain_ms / 1000, return_when=asyncio.FIRST_COMPLETED)
         for task in waiting:
             task.cancel()
+        await asyncio.gather(*waiting, return_exceptions=True)
+
+    async def _lose_sessions(self) -> None:
+        """Returns when no session is open. First probes and callers are told, then connections are: a client that has
+        the address of a balancer connects again, to another router, while its streams here go on.
+        """
+        await asyncio.sleep(TELLING_S)
+        closing = asyncio.create_task(self._public_server.stop(self._settings.drain_ms / 1000))
+        try:
+            await self._opener.wait_until_empty()
+        finally:
+            closing.cancel()
 
     async def stop(self) -> None:
         """Ends the streams of all clients, which attach elsewhere, and the lease. The workers go on.
