@@ -125,6 +125,7 @@ define('sweep', function(store, keys, limit, grace_ms)
   local now, live = now_ms(), store.prefix .. 'live'
   local orphans, cancelled, expired = {}, {}, {}
   grace_ms = tonumber(grace_ms)
+  relieve_memory(store)
   local requeued = requeue_expired_claims(store, now, limit)
   for _, id in ipairs(redis.call('ZRANGEBYSCORE', live, '-inf', now, 'LIMIT', 0, limit)) do
     local rec = fetch(record_key(store, id))
