@@ -5,7 +5,7 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Awaitable, Iterable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from octavo.errors import StoreUnavailable
 from octavo.ids import Incarnation, SequenceId
@@ -40,7 +40,7 @@ class AttachmentOutbox:
         self._pauses: dict[SequenceId, float] = {}  # before it is told again
         self._late_until: dict[SequenceId, float | None] = {}  # None: the store has not answered since
         self._coming: Counter[SequenceId] = Counter()  # sequences that may get a session when a call is answered
-        self._calls: set[asyncio.Task[object]] = set()
+        self._calls: set[asyncio.Task[Any]] = set()
         self._wake = asyncio.Event()
         self._at_once = asyncio.Semaphore(AT_ONCE)
 
@@ -109,7 +109,7 @@ class AttachmentOutbox:
             del self._coming[seq_id]
             self._wake.set()
 
-    def _forget_call(self, task: "asyncio.Task[object]") -> None:
+    def _forget_call(self, task: "asyncio.Task[Any]") -> None:
         self._calls.discard(task)
         if not task.cancelled():
             task.exception()  # the caller has it, unless it has left

@@ -15,7 +15,7 @@ from octavo import rpc
 from octavo.ids import new_request_id
 from octavo.v1 import admin_pb2, admin_pb2_grpc, inference_pb2, inference_pb2_grpc
 
-AT_ONCE = 24
+AT_ONCE = 8
 LATEST_S = 0.012  # by then `accept` is under way, or the first events have come
 SHAPE = Shape(step_delay_ms=15, router_args=("--grace-ms", "1000"))
 SETTLED_S = 1.0 + 2.0  # the grace, and time for the sweep
