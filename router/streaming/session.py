@@ -51,6 +51,7 @@ class Session:
         self._sessions = context.sessions
         self._dispatcher = context.dispatcher
         self._attachments = context.attachments
+        self._router_id = context.router_id
         self._owner_link = OwnerLink(record, context.pool)
         self._delivery = Delivery(record, params, partial(model.text_stream, params), start)
         self._encoder = EventEncoder(record, self._delivery, context.resume_tokens)
@@ -199,7 +200,7 @@ class Session:
         self._poller.note_attached(self._sessions.now)
         if record.state.ended:
             return
-        if not record.router:  # the router that attached last has detached, perhaps after this one attached
+        if self._router_id not in record.routers:  # another client of the sequence left here, or the lease had ended
             self._attachments.add(self.seq_id)
         if record.state is SequenceState.QUEUED:
             self._dispatcher.note_queued()
