@@ -85,6 +85,15 @@ async def test_every_key_expires(bench: Any, new: New) -> None:
         assert all(bound - 60_000 < ttl <= bound for ttl in of_this)
 
 
+async def test_heartbeats_keep_the_secret_of_resume_tokens(bench: Any) -> None:
+    client, name = bench.store.server.client, "octavo:secret:resume"
+    secret = await bench.store.secret("resume")
+    await client.pexpire(name, 60_000)
+    await bench.store.heartbeat(Member("router", ROUTER, b""), 1000)
+    assert await client.pttl(name) > 24 * 3600 * 1000
+    assert await bench.store.secret("resume") == secret
+
+
 async def test_a_record_that_vanished_leaves_no_count_behind(bench: Any, new: New) -> None:
     await bench.store.accept(new(), LIMITS)
     await bench.store.server.client.delete(f"octavo:seq:{new().seq_id}")
