@@ -304,8 +304,14 @@ async def test_what_is_left_when_the_time_is_over_ends_with_draining_and_a_resum
         assert isinstance(statuses.error_from(raised.value), Draining)
         assert bool(events[-1].token_ids) == (request_id == "begun")
         attached = [event async for event in world.client(0).attach(resume_token=events[-1].resume_token)]
-        [(expected, _, _)] = oracle.outputs(PROMPT, replace(GREEDY, max_tokens=num_tokens))
+        [(expected, _, _)] = oracle.outputs(PROMPT, replace(GREEDY, max_tokens=num_tokens, ignore_eos=True))
         rest = tuple(token for event in attached for token in event.token_ids)
+        print(
+            request_id,
+            [(e.first_index, len(e.token_ids), e.finish_reason, bool(e.finished)) for e in attached],
+            "before",
+            [(e.first_index, len(e.token_ids), bool(e.resume_token)) for e in events][-3:],
+        )
         assert expected[len(expected) - len(rest) :] == rest
         assert attached[-1].finished
 
