@@ -283,8 +283,8 @@ async def test_what_is_left_when_the_time_is_over_ends_with_draining_and_a_resum
     gate = asyncio.Event()
     runner = FakeRunner(step_s=0.01)
     await world.worker(runner)
-    router = await world.router(drain_ms=300)
-    await world.router()
+    router = await world.router(drain_ms=300, grace_ms=30_000)
+    await world.router(grace_ms=30_000)
     await world.ready()
     stream = await call_of(world, 0, "begun", 400)
     await anext(stream)
@@ -306,12 +306,6 @@ async def test_what_is_left_when_the_time_is_over_ends_with_draining_and_a_resum
         attached = [event async for event in world.client(0).attach(resume_token=events[-1].resume_token)]
         [(expected, _, _)] = oracle.outputs(PROMPT, replace(GREEDY, max_tokens=num_tokens, ignore_eos=True))
         rest = tuple(token for event in attached for token in event.token_ids)
-        print(
-            request_id,
-            [(e.first_index, len(e.token_ids), e.finish_reason, bool(e.finished)) for e in attached],
-            "before",
-            [(e.first_index, len(e.token_ids), bool(e.resume_token)) for e in events][-3:],
-        )
         assert expected[len(expected) - len(rest) :] == rest
         assert attached[-1].finished
 
