@@ -46,9 +46,8 @@ class Worker:
         self.engine = Engine(self.scheduler, runner, times, self._on_deltas, self._on_progress, idle_round_s)
         self.publisher = StepPublisher(settings.stream_interval)
         self.engine_client = EngineClient(self.engine, self.workload, budget, self.publisher)
-        self.journal_writer = JournalWriter(
-            store if settings.journal == "strict" else None, self.publisher, self.engine_client
-        )
+        journal = store if settings.journal == "strict" else None
+        self.journal_writer = JournalWriter(journal, listener.incarnation, self.publisher, self.engine_client)
         self.lease = Lease(store, member_of(listener), settings.lease_ms)
         self.monitor = ProgressMonitor(self.engine, self.lease, listener.health, lease_s)
         self._journalling: asyncio.Task[None] | None = None

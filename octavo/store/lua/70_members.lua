@@ -21,6 +21,12 @@ define('register', function(store, keys, id, lease_ms, kind, name, endpoint)
   return hold_name(store, id, tonumber(lease_ms), kind, name, endpoint, true) or { 'OK' }
 end, true)
 
+-- Remembers the longest lease of the last day, by which take-overs freeze after a restart.
+local function note_lease_length(store, lease_ms)
+  local key = store.prefix .. 'longest-lease'
+  if lease_ms >= tonumber(redis.call('GET', key) or 0) then redis.call('SET', key, lease_ms, 'PX', ALIVE_MS) end
+end
+
 -- KEYS: generation.  a: id, lease ms, kind, info, name or '', endpoint.
 -- Reply: {'OK', generation}; or as `register`, and then nothing was written
 define('heartbeat', function(store, keys, id, lease_ms, kind, info, name, endpoint)
@@ -28,7 +34,9 @@ define('heartbeat', function(store, keys, id, lease_ms, kind, info, name, endpoi
   local held = (name or '') ~= '' and hold_name(store, id, lease_ms, kind, name, endpoint, false)
   if held then return held end
   local stop = now_ms() + lease_ms
-  redis.call('SET', store.prefix .. 'lease:' .. id, string.format('%.0f', stop), 'PX', lease_ms + LEASE_LINGER_MS)
+  local lease = string.format('%.0f %.0f', stop, lease_ms)
+  redis.call('SET', store.prefix .. 'lease:' .. id, lease, 'PX', lease_ms + LEASE_LINGER_MS)
+  note_lease_length(store, lease_ms)
   redis.call('PEXPIRE', keys[1], GENERATION_MS)
   redis.call('SET', store.prefix .. 'member:' .. id, info, 'PX', lease_ms + LEASE_LINGER_MS)
   redis.call('ZADD', store.prefix .. 'members:' .. kind, stop, id)
@@ -36,8 +44,10 @@ define('heartbeat', function(store, keys, id, lease_ms, kind, info, name, endpoi
   return { 'OK', store.generation }
 end, true)
 
+-- A worker that leaves has stopped on purpose, and its tombstone says so for as long as it may own sequences.
 -- KEYS: generation.  a: id, kind, name or ''.  Reply: {'OK'}
 define('leave', function(store, keys, id, kind, name)
+  if kind == 'worker' then redis.call('SET', store.prefix .. 'left:' .. id, '1', 'PX', ALIVE_MS) end
   redis.call('DEL', store.prefix .. 'lease:' .. id, store.prefix .. 'member:' .. id)
   redis.call('ZREM', store.prefix .. 'members:' .. kind, id)
   local key = name_key(store, kind, name or '')
