@@ -2,10 +2,12 @@
 
 -- Gives the sequence to a new owner at the next epoch. `migration` is the number of the migration that does it, or 0.
 local function hand_over(store, rec, owner, take_id, migration)
+  set_owner(store, rec, owner)
   update(rec, {
-    state = 'RUNNING', owner = owner, epoch = tonumber(rec.epoch) + 1, take_id = take_id,
+    state = 'RUNNING', epoch = tonumber(rec.epoch) + 1, take_id = take_id,
     mig_number = 0, mig_to = '', last_mig = migration,
   })
+  set_deadline(store, rec)
   expire_all(rec, ALIVE_MS)
   if tonumber(rec.crashes) >= POISON_CRASHES - 1 then
     local mark = string.format('%s %.0f', rec.id, now_ms() + QUARANTINE_MS)
