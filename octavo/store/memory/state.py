@@ -84,8 +84,11 @@ class MemoryState:
         return self.frozen_until > self.now_ms()
 
     def lease_alive(self, member: Incarnation) -> bool:
-        lease = self.leases.get(member)
-        return lease is not None and lease.until_ms > self.now_ms()
+        return self.lease_end(member) > self.now_ms()
+
+    def lease_end(self, member: Incarnation) -> int:
+        """When the lease ends, or has ended; 0 if there is none."""
+        return self.leases[member].until_ms if member in self.leases else 0
 
     def renew_lease(self, member: Incarnation, lease_ms: int) -> StoredLease:
         now = self.now_ms()
