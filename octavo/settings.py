@@ -176,6 +176,11 @@ class WorkerSettings:
     )
     policy: str = option("fcfs", "which sequence runs first", choices=("fcfs", "priority"))
     stream_interval: int = option(1, "steps whose tokens are sent together; first ones and ends go at once", low=1)
+    append_tokens: int = option(
+        4, "tokens of a stream that gather for the journal, in steps of many branches; 1: none wait", low=1
+    )
+    append_delay_ms: int = option(50, "how long a token waits for others, at most", low=0)
+    append_branches: int = option(32, "branches in a step from which tokens gather", low=1)
     journal: str = option(
         "strict",
         "strict: a token is delivered once the journal has it; off: at once, for benchmarks only",

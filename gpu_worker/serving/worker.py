@@ -20,6 +20,7 @@ from gpu_worker.serving.engine_client import EngineClient
 from gpu_worker.serving.journal_writer import JournalWriter
 from gpu_worker.serving.lease import Lease
 from gpu_worker.serving.listener import Listener
+from gpu_worker.serving.pending_deltas import AppendPolicy
 from gpu_worker.serving.progress_monitor import ProgressMonitor
 from gpu_worker.serving.step_publisher import StepPublisher
 from octavo.settings import WorkerSettings
@@ -46,8 +47,9 @@ class Worker:
         self.engine = Engine(self.scheduler, runner, times, self._on_deltas, self._on_progress, idle_round_s)
         self.publisher = StepPublisher(settings.stream_interval)
         self.engine_client = EngineClient(self.engine, self.workload, budget, self.publisher)
+        policy = AppendPolicy(settings.append_tokens, settings.append_delay_ms / 1000, settings.append_branches)
         journal = store if settings.journal == "strict" else None
-        self.journal_writer = JournalWriter(journal, listener.incarnation, self.publisher, self.engine_client)
+        self.journal_writer = JournalWriter(journal, listener.incarnation, self.publisher, self.engine_client, policy)
         self.lease = Lease(store, member_of(listener), settings.lease_ms)
         self.monitor = ProgressMonitor(self.engine, self.lease, listener.health, lease_s)
         self._journalling: asyncio.Task[None] | None = None

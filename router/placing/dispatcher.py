@@ -183,5 +183,9 @@ class Dispatcher:
         if swept.requeued:
             self.note_queued()
         for seq_id in swept.cancelled:
-            self._background.spawn(self._end_cancelled(seq_id))
+            self._background.spawn(self._stop_abandoned(seq_id))
         self._sessions.poll_records([*swept.cancelled, *swept.expired])
+
+    async def _stop_abandoned(self, seq_id: SequenceId) -> None:
+        """Tells the owner of a sequence that a sweep has cancelled: one that waits in its worker appends nothing."""
+        await self.cancel_sequence(seq_id)
