@@ -57,7 +57,7 @@ class Session:
         self._encoder = EventEncoder(record, self._delivery, context.resume_tokens)
         self._deadline = RequestDeadline()
         self._journals = JournalReader(self._store, self._owner_link, self._delivery, self._deadline)
-        self._poller = RecordPoller(self._sessions.now, context.attachment_interval_s)
+        self._poller = RecordPoller(self._sessions.now)
         self._at_start = start.fresh  # whether the delivery is where the client is
         self._inbox: deque[StepItem] = deque()
         self._wake = asyncio.Event()
@@ -197,7 +197,6 @@ class Session:
     async def _keep_going(self) -> None:
         """Sees to it that a worker runs the sequence and sends it here, and that the store knows of the client."""
         record = self._owner_link.record
-        self._poller.note_attached(self._sessions.now)
         if record.state.ended:
             return
         if self._router_id not in record.routers:  # another client of the sequence left here, or the lease had ended

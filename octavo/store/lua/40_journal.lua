@@ -50,8 +50,8 @@ local function append(store, key, owner, epoch, branch, first, count, reason, to
 end
 
 -- KEYS: generation, then the record of each item.
--- a: the owner that appends, then per item <u64 epoch><u16 branch><u32 first><u32 count><u8 reason><u32 failure bytes><f64 score, NaN: none><tokens>
--- <failure>, packed.
+-- a: the owner that appends; then per item <u64 epoch><u16 branch><u32 first><u32 count><u8 reason><u32 failure bytes>
+-- <f64 score, NaN: none><tokens><failure>, packed.
 -- Reply: {'OK', then per item: status + 8 * journal length}.
 define('append_batch', function(store, keys, owner, blob)
   local unpack_head, sub = struct.unpack, string.sub
@@ -67,4 +67,4 @@ define('append_batch', function(store, keys, owner, blob)
     at = tokens_end + size
   end
   return reply
-end)
+end, true)
