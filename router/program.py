@@ -42,7 +42,6 @@ ADMIN = "octavo.v1.Admin"
 STOP_GRACE_S = 2.0
 TELLING_S = 0.25  # how long a router that drains still answers new calls, with DRAINING
 ASSIGNING_GRACE_S = 2.5  # as long as a Schedule may take
-MIN_ATTACHMENT_INTERVAL_S = 0.25
 HEALTH_INTERVAL_S = 0.25
 
 
@@ -84,13 +83,13 @@ class Router:
             self.dispatcher,
             self.attachments,
             ResumeTokens(secret),
-            attachment_interval_s=max(MIN_ATTACHMENT_INTERVAL_S, settings.grace_ms / 3000),
         )
         preparer = RequestPreparer(self.models, incarnation)
         limits = QueueLimits(settings.max_queued_requests, settings.max_queued_tokens)
         self._opener = opener = SessionOpener(context, self.models, preparer, limits, settings.max_streams)
         self.inference = InferenceService(opener, store, self.dispatcher, self.models, preparer)
         self.admin = AdminService(store, incarnation, self.pool, self.assigner, preparer)
+        self._may_have_lapsed = False  # whether the last heartbeat was not answered
         self._tasks: list[asyncio.Task[None]] = []
 
     async def start(self) -> None:
@@ -186,7 +185,12 @@ class Router:
                 task.result()
 
     async def _renew_lease(self) -> None:
-        await self._store.heartbeat(self._member, self._settings.lease_ms)
+        """Renews the lease. If it had ended, a sweep may have detached the clients, and all are attached again."""
+        self._may_have_lapsed, was_unanswered = True, self._may_have_lapsed  # the next reply says nothing of this call
+        renewal = await self._store.heartbeat(self._member, self._settings.lease_ms)
+        self._may_have_lapsed = False
+        if renewal.lapsed or was_unanswered:
+            self.attachments.add_all(self.sessions.seq_ids())
 
     async def _keep_lease(self) -> None:
         await self._renew_lease()

@@ -52,9 +52,8 @@ class Worker:
         self.publisher = StepPublisher(settings.stream_interval)
         self.engine_client = EngineClient(self.engine, self.workload, budget, self.publisher)
         policy = AppendPolicy(settings.append_tokens, settings.append_delay_ms / 1000, settings.append_branches)
-        self.journal_writer = JournalWriter(
-            store if settings.journal == "strict" else None, self.publisher, self.engine_client, policy
-        )
+        journal = store if settings.journal == "strict" else None
+        self.journal_writer = JournalWriter(journal, listener.incarnation, self.publisher, self.engine_client, policy)
         self.step_timeout_s = STOP_TIMEOUT_S  # how long `stop` waits for the step in flight
         self._leave_s = settings.drain_ms / 1000
         self._draining = False

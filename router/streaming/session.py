@@ -57,7 +57,7 @@ class Session:
         self._encoder = EventEncoder(record, self._delivery, context.resume_tokens)
         self._deadline = RequestDeadline()
         self._journals = JournalReader(self._store, self._owner_link, self._delivery, self._deadline)
-        self._poller = RecordPoller(self._sessions.now, context.attachment_interval_s)
+        self._poller = RecordPoller(self._sessions.now)
         self._at_start = start.fresh  # whether the delivery is where the client is
         self._inbox: deque[StepItem] = deque()
         self._wake = asyncio.Event()
@@ -203,7 +203,6 @@ class Session:
     async def _keep_going(self) -> None:
         """Sees to it that a worker runs the sequence and sends it here, and that the store knows of the client."""
         record = self._owner_link.record
-        self._poller.note_attached(self._sessions.now)
         if record.state.ended:
             return
         if self._router_id not in record.routers:  # another client of the sequence left here, or the lease had ended
@@ -239,8 +238,10 @@ class Session:
                 finish = Finish(self.seq_id, FinishReason.STOP, stopped.branch, stopped.length, score=stopped.score)
                 await until_answered(partial(self._store.finish, finish), patience_s=STORE_PATIENCE_S, what="finish")
             if delivery.failure is not None:
-                failure = delivery.failure.to_json()
-                await self._store.finish(Finish(self.seq_id, FinishReason.ERROR, failure=failure))
+                failure, epoch = delivery.failure.to_json(), delivery.failure_epoch
+                finish = Finish(self.seq_id, FinishReason.ERROR, failure=failure, epoch=epoch)
+                if not await self._store.finish(finish):
+                    return  # another worker goes on with the request: as unsettled, this stream detaches from it
             delivery.unsettled = False
         except StoreUnavailable:
             return  # any router that reads the journals finds the same end
