@@ -13,6 +13,7 @@ log = logging.getLogger(__name__)
 ROUND_S = 0.1
 HANG_LEASES = 10  # a step that takes as long as so many leases counts as a hang
 HANG_STATUS = 70
+NO_LEASE = "the store has not renewed the lease"
 
 
 class ProgressMonitor:
@@ -27,7 +28,14 @@ class ProgressMonitor:
         self._lease = lease
         self._health = health
         self._lease_s = lease_s
-        self._told: str | None = None  # the trouble that was reported last; None: it starts
+        self._told = NO_LEASE  # the trouble that was reported last
+        self._draining = False
+
+    def set_draining(self, draining: bool) -> None:
+        """A worker that drains does not serve, from this call on. After the drain it does so again, a round later."""
+        self._draining = draining
+        if draining:
+            self._report(self._trouble(0.0))
 
     async def run(self) -> None:
         """Reports SERVING once the store knows the worker, and NOT_SERVING after a lease without progress or renewal.
@@ -40,21 +48,23 @@ class ProgressMonitor:
             progress = self._engine.last_progress
             silent_s = 0.0 if progress != seen else silent_s + ROUND_S
             seen = progress
-            trouble = self._trouble(silent_s)
-            if trouble != self._told:
-                self._told = trouble
-                self._report(trouble)
+            self._report(self._trouble(silent_s))
             if self._engine.crashed or silent_s > HANG_LEASES * self._lease_s:
                 give_up(f"the step loop hangs or has ended ({silent_s:.1f} s without a step)")
             await asyncio.sleep(ROUND_S)
 
     def _trouble(self, silent_s: float) -> str:
         """Why this worker does not serve; empty if it does."""
+        if self._draining:
+            return "it drains"
         if silent_s >= self._lease_s:
             return "no step for as long as a lease"
-        return "" if self._lease.runs else "the store has not renewed the lease"
+        return "" if self._lease.runs else NO_LEASE
 
     def _report(self, trouble: str) -> None:
+        if trouble == self._told:
+            return
+        self._told = trouble
         self._health.set_all(not trouble)
         if trouble:
             log.warning("%s: this worker does not serve", trouble)
