@@ -223,6 +223,14 @@ class UpSettings:
     store: str = option(
         "", "URL of a store; empty: a private one is started", secret=True, check=_unless_empty(require_store_url)
     )
+    store_memory_bytes: int = option(
+        AUTO,
+        "memory that the private store may fill with requests; auto: an eighth of the machine's, or of the container's "
+        "limit, from 64 MiB to 4 GiB",
+        size=True,
+        auto=True,
+        low=16 * 2**20,
+    )
     restart: bool = option(True, "starts a process again when it has ended")
 
 
