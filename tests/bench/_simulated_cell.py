@@ -32,7 +32,6 @@ from router.fleet.worker_pool import DISCOVER_S
 from router.placing.dispatcher import (
     CLAIM_MS,
     IDLE_POLL_S,
-    MAX_OWNED,
     POP_AT_ONCE,
     RECOVERIES_AT_ONCE,
     SWEEP_INTERVAL_MS,
@@ -96,6 +95,7 @@ class SimulatedWorker:
         self.member = Member("worker", Incarnation(f"w{random.getrandbits(60):015x}"), b"{}" * 200)
         self.streams: dict[SequenceId, SimulatedStream] = {}
         self.tasks: list[asyncio.Task[None]] = []
+        self.num_held = 0  # steps since the last append of all streams
 
     async def heartbeat(self) -> None:
         await self.site.store.heartbeat(self.member, LEASE_MS)
@@ -117,10 +117,15 @@ class SimulatedWorker:
                 started, steps = site.now(), 0
 
     async def append(self) -> None:
-        per_append, items, ended = self.site.plan.tokens_per_append, [], []
+        """Appends as JournalWriter does: the tokens of a few steps together, first ones and ends at once."""
+        self.num_held += 1
+        due = self.num_held >= self.site.plan.tokens_per_append
+        if due:
+            self.num_held = 0
+        items, ended = [], []
         for stream in self.streams.values():
             new = stream.computed - stream.done
-            if new >= per_append or (new and (stream.done == 0 or stream.computed == stream.end)):
+            if new and (due or stream.done == 0 or stream.computed == stream.end):
                 stops = stream.computed == stream.end
                 by_router = stops and random.random() < STOPPED_SHARE
                 reason = FinishReason.LENGTH if stops and not by_router else FinishReason.NONE
@@ -234,14 +239,14 @@ class SimulatedRouter:
 
     async def recover(self, owner: Incarnation) -> None:
         """What a router does when it sees a worker die."""
-        records = await self.store.list_sequences(owner, MAX_OWNED)
+        owned = await self.store.owned(owner)
         limit = asyncio.Semaphore(RECOVERIES_AT_ONCE)
 
         async def one(seq_id: SequenceId, epoch: int) -> None:
             async with limit:
                 await self.take(seq_id, epoch, TakeReason.CONNECTION)
 
-        await asyncio.gather(*(one(record.seq_id, record.epoch) for record in records))
+        await asyncio.gather(*(one(sequence.seq_id, sequence.epoch) for sequence in owned))
 
 
 class Site:
