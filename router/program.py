@@ -41,6 +41,8 @@ INFERENCE = "octavo.v1.Inference"
 ADMIN = "octavo.v1.Admin"
 STOP_GRACE_S = 2.0
 HEALTH_INTERVAL_S = 0.25
+GENERATION_INTERVAL_S = 0.1
+RESUME_SECRET = "resume"
 
 
 class Router:
@@ -72,6 +74,8 @@ class Router:
         self.dispatcher = Dispatcher(
             store, incarnation, self.pool, self.assigner, self.sessions, self._background, settings.grace_ms
         )
+        self._resume_tokens = ResumeTokens(secret, store.generation)
+        self._generation = store.generation  # the one that the router has prepared itself for
         self.attachments = AttachmentOutbox(store, incarnation, self.sessions)
         context = SessionContext(
             store,
@@ -80,7 +84,7 @@ class Router:
             self.pool,
             self.dispatcher,
             self.attachments,
-            ResumeTokens(secret),
+            self._resume_tokens,
         )
         preparer = RequestPreparer(self.models, incarnation)
         limits = QueueLimits(settings.max_queued_requests, settings.max_queued_tokens)
@@ -120,6 +124,7 @@ class Router:
             self.attachments.keep_telling(),
             repeat_forever("discovery", self.pool.discover_workers),
             repeat_forever("lease", self._keep_lease),
+            repeat_forever("generation", self._follow_generation),
             repeat_forever("health", self._report_health),
         )
         self._tasks = [asyncio.create_task(loop) for loop in loops]
@@ -161,6 +166,16 @@ class Router:
     async def _keep_lease(self) -> None:
         await self._renew_lease()
         await asyncio.sleep(self._settings.lease_ms / 3000)
+
+    async def _follow_generation(self) -> None:
+        """A new generation of the store may have lost anything: the secret, attachments, and the ends of journals."""
+        await asyncio.sleep(GENERATION_INTERVAL_S)
+        generation = self._store.generation
+        if generation != self._generation:
+            self._resume_tokens.use_key(await self._store.secret(RESUME_SECRET), generation)
+            self.attachments.add_all(self.sessions.seq_ids())
+            self.sessions.poll_records(self.sessions.seq_ids())
+            self._generation = generation
 
     async def _report_health(self) -> None:
         """A router is healthy while the store answers and at least one worker can be given sequences."""
@@ -230,4 +245,4 @@ async def serve(settings: RouterSettings) -> int:
 async def open_with_secret(store: Store) -> bytes:
     """Opens the store, and returns the key of resume tokens."""
     await store.open()
-    return await store.secret("resume")
+    return await store.secret(RESUME_SECRET)

@@ -22,7 +22,7 @@ from router.fleet.model_registry import ServedModel
 from router.session_registry import Assignment
 from router.streaming.delivery import Delivery
 from router.streaming.event_encoder import Event, EventEncoder
-from router.streaming.journal_reader import STORE_PATIENCE_S, JournalReader
+from router.streaming.journal_reader import REPAIR_S, STORE_PATIENCE_S, JournalReader
 from router.streaming.owner_link import OwnerLink
 from router.streaming.record_poller import RecordPoller
 from router.streaming.request_deadline import RequestDeadline
@@ -187,7 +187,7 @@ class Session:
             return
         self._drain_inbox()
         if not self._journals.deliver(reading):
-            self._poll_in(ON_ITS_WAY_S)
+            self._poll_in(ON_ITS_WAY_S if self._journals.is_verified else REPAIR_S)
         if not self._delivery.ended:
             await self._keep_going()
 

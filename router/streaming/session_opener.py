@@ -15,10 +15,11 @@ from octavo.errors import (
 )
 from octavo.ids import RequestId, sequence_id
 from octavo.record import first_record
-from octavo.store.calls import AcceptReply, AcceptStatus, QueueLimits
+from octavo.store.calls import RETAIN_MS, AcceptReply, AcceptStatus, QueueLimits
 from octavo.v1 import inference_pb2
 from router.fleet.model_registry import ModelRegistry
 from router.streaming.answer_size import check_answer_fits
+from router.streaming.journal_reader import record_missing
 from router.streaming.request_preparer import TENANT, RequestPreparer
 from router.streaming.resume_tokens import ResumePoint, StreamPlace, StreamStart
 from router.streaming.session import Session
@@ -113,6 +114,9 @@ class SessionOpener:
         attaching = self._store.attach(seq_id, self._router_id)
         record = await self._attachments.attach_by(seq_id, attaching)
         if record is None:
+            is_newer = bool(point.generation) and self._store.generation > point.generation
+            if is_newer or point.is_younger_than(RETAIN_MS / 1000):
+                raise record_missing(is_lost=True)
             raise unknown_request(point.request_id)
         try:
             model = self._models.find_for_record(record)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from octavo.ids import Incarnation, SequenceId
 from octavo.record import Record, SequenceState, TimelineEntry
 from octavo.sampling import FinishReason
-from octavo.store.calls import Finish, Member, NameHolder, Notice, QueueDepth
+from octavo.store.calls import RETAIN_MS, Finish, Member, NameHolder, Notice, QueueDepth
 
 ALIVE_MS = 24 * 3600 * 1000
 QUARANTINE_MS = 60_000
@@ -42,7 +42,7 @@ class MemoryState:
     """The data of one store. Several MemoryStores on it stand for several processes on one server."""
 
     def __init__(
-        self, now_ms: Callable[[], int] = wall_clock_ms, *, freeze_ms: int = 3000, retain_ms: int = 600_000
+        self, now_ms: Callable[[], int] = wall_clock_ms, *, freeze_ms: int = 3000, retain_ms: int = RETAIN_MS
     ) -> None:
         self.now_ms = now_ms
         self.freeze_ms = freeze_ms
