@@ -29,6 +29,7 @@ from router.fleet.worker_pool import WorkerPool
 from router.placing.assigner import Assigner
 from router.placing.dispatcher import Dispatcher
 from router.session_registry import SessionRegistry
+from router.streaming.request_deadline import DeadlineMargin
 from router.streaming.request_preparer import RequestPreparer
 from router.streaming.resume_tokens import ResumeTokens
 from router.streaming.server import InferenceService
@@ -77,6 +78,8 @@ class Router:
         self._resume_tokens = ResumeTokens(secret, store.generation)
         self._generation = store.generation  # the one that the router has prepared itself for
         self.attachments = AttachmentOutbox(store, incarnation, self.sessions)
+        margin = DeadlineMargin()
+        self.sessions.on_lateness = lambda seconds: margin.note_lateness(seconds, self.sessions.now)
         context = SessionContext(
             store,
             incarnation,
@@ -85,6 +88,7 @@ class Router:
             self.dispatcher,
             self.attachments,
             self._resume_tokens,
+            margin,
         )
         preparer = RequestPreparer(self.models, incarnation)
         limits = QueueLimits(settings.max_queued_requests, settings.max_queued_tokens)

@@ -56,6 +56,7 @@ class Session:
         self._delivery = Delivery(record, params, partial(model.text_stream, params), start)
         self._encoder = EventEncoder(record, self._delivery, context.resume_tokens)
         self._deadline = RequestDeadline()
+        self._deadline_margin = context.deadline_margin
         self._journals = JournalReader(self._store, self._owner_link, self._delivery, self._deadline)
         self._poller = RecordPoller(self._sessions.now)
         self._at_start = start.fresh  # whether the delivery is where the client is
@@ -124,6 +125,8 @@ class Session:
 
     async def __aexit__(self, *exc_info: object) -> None:
         delivery, worker = self._delivery, self._owner_link.worker_link
+        if (lateness_s := self._deadline.lateness(now := time.monotonic())) > 0:
+            self._deadline_margin.note_lateness(lateness_s, now)  # the last event has left only now, or the client has
         if delivery.ended and worker is not None:
             worker.pending_dispatches.remove(self.seq_id)  # an ended sequence is no load, whatever the next report says
         if not self._sessions.remove(self) or (delivery.ended and not delivery.unsettled):
@@ -136,7 +139,7 @@ class Session:
     def set_deadline(self, deadline_in_ms: int) -> None:
         """The request ends after that time, even if no worker has begun it. A time of 0 means: there is no deadline."""
         if deadline_in_ms:
-            self._deadline.set_remaining(deadline_in_ms / 1000)
+            self._deadline.set_first(deadline_in_ms / 1000)
 
     def returned_scores(self) -> list[float | None] | None:
         """The scores of the returned branches, once all have ended. None if branches do not compete."""
