@@ -1,5 +1,6 @@
 """Opens sessions: for new requests, which it has the store accept, and for requests that were accepted before."""
 
+import asyncio
 import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
@@ -35,7 +36,7 @@ RETRY_SHARE = 1 / 8
 
 
 class SessionOpener:
-    """Opens at most `max_sessions` sessions at a time, and none after `close`."""
+    """Opens at most `max_sessions` sessions at a time, and none after `refuse_sessions` or `close`."""
 
     def __init__(
         self,
@@ -58,8 +59,9 @@ class SessionOpener:
         self._preparer = preparer
         self._queue_limits = queue_limits
         self._max_sessions = max_sessions
-        self._num_sessions = 0
+        self.num_sessions = 0  # that are open, or are being opened
         self._draining = False
+        self._empty = asyncio.Event()
 
     @asynccontextmanager
     async def open_new(
@@ -100,9 +102,22 @@ class SessionOpener:
             async with await self._attach(self._resume_point(request)) as session:
                 yield session
 
+    def refuse_sessions(self) -> None:
+        """Refuses new sessions. Those that are open go on."""
+        self._draining = True
+        self._note_empty()
+
+    def _note_empty(self) -> None:
+        if self._draining and not self.num_sessions:
+            self._empty.set()
+
+    async def wait_until_empty(self) -> None:
+        """Returns when sessions are refused, and none is open any more."""
+        await self._empty.wait()
+
     def close(self) -> None:
         """Refuses new sessions, and ends the streams of those that are open: their clients attach elsewhere."""
-        self._draining = True
+        self.refuse_sessions()
         self._sessions.end_streams(Draining("this router stops: attach again, on another one"))
 
     def _resume_point(self, request: inference_pb2.AttachRequest) -> ResumePoint:
@@ -137,15 +152,16 @@ class SessionOpener:
     def _counted(self) -> Iterator[None]:
         if self._draining:
             raise Draining("this router stops: call another one")
-        if self._num_sessions >= self._max_sessions:
+        if self.num_sessions >= self._max_sessions:
             raise TooManyStreams(
                 f"this router carries {self._max_sessions} calls already: retry, or call another", retry_after_ms=1000
             )
-        self._num_sessions += 1
+        self.num_sessions += 1
         try:
             yield
         finally:
-            self._num_sessions -= 1
+            self.num_sessions -= 1
+            self._note_empty()
 
     def _deadline_before(self, ends_at: float | None) -> int:
         """The deadline of a request whose call ends at that time, in ms from now; 0: none."""
