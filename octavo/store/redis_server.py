@@ -16,6 +16,7 @@ from octavo.store import keys, library
 
 T = TypeVar("T")
 MAX_GENERATIONS_PER_CALL = 4
+RESET_CONNECTION = "the handler is closed"  # in the RuntimeError of uvloop for a write to a connection that was reset
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,9 +81,18 @@ class RedisServer:
     async def guard(self, operation: Callable[..., Awaitable[T]], *args: Any) -> T:
         """The result of `operation`. Errors of the connection or the server become StoreUnavailable."""
         try:
-            return await operation(*args)
+            try:
+                return await operation(*args)
+            except RuntimeError as error:
+                if RESET_CONNECTION not in str(error):
+                    raise
+                return await operation(*args)  # the dead connection has left the pool
         except (RedisError, OSError, TimeoutError) as error:
             raise StoreUnavailable(f"the store does not answer ({type(error).__name__}: {error})") from error
+        except RuntimeError as error:
+            if RESET_CONNECTION not in str(error):
+                raise
+            raise StoreUnavailable("the store has reset the connection") from error
 
     async def _fcall(self, name: str, names: Sequence[str], args: Sequence[Any]) -> Any:
         try:
@@ -127,7 +137,9 @@ class RedisServer:
                 pause_s = 0.05
                 async for message in subscriber.listen():
                     yield message["data"]
-            except (RedisError, OSError, TimeoutError):
+            except (RedisError, OSError, TimeoutError, RuntimeError) as error:
+                if isinstance(error, RuntimeError) and RESET_CONNECTION not in str(error):
+                    raise
                 await asyncio.sleep(pause_s)
                 pause_s = min(2 * pause_s, 1.0)
             finally:
