@@ -145,6 +145,12 @@ class StepPublisher:
         if self.logs.get(sequence_log.seq_id) is sequence_log:
             del self.logs[sequence_log.seq_id]
 
+    def release_log(self, sequence_log: SequenceLog) -> None:
+        """Forgets the log of a sequence that this worker has given up. Followers are told that it is not here."""
+        for subscription in sequence_log.followers:
+            subscription.queue_message(StepMessage(0, unknown=[sequence_log.seq_id]))
+        self.forget_log(sequence_log)
+
     def forget_before(self, seq_id: SequenceId, epoch: int) -> None:
         """Forgets the log of the sequence if the log is of an epoch below `epoch`."""
         sequence_log = self.logs.get(seq_id)
@@ -193,8 +199,11 @@ class StepPublisher:
 
     # Steps
 
-    def flush(self, result: StepDeltas) -> None:
-        """Ends the items of a step: each subscription that has enough to send, or granted the step, gets a message."""
+    def flush(self, result: StepDeltas, num_steps: int = 1) -> None:
+        """Ends the items of a step: each subscription that has enough to send, or granted the step, gets a message.
+
+        `num_steps` is how many steps brought the items, where the tokens of several were journalled together.
+        """
         self._last_step = result.step_id
         withheld = False
         for subscription in self.subscriptions.values():
@@ -203,7 +212,7 @@ class StepPublisher:
                 subscription.forget_steps(1)
             elif not subscription.buffer:
                 continue
-            subscription.num_withheld += 1
+            subscription.num_withheld += num_steps
             if granted or subscription.urgent or subscription.num_withheld >= self._interval:
                 subscription.send_buffer(result.step_id, result.num_branches, result.num_tokens)
             else:

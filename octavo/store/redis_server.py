@@ -9,14 +9,15 @@ import redis.asyncio as client
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.exceptions import ConnectionError as ConnectionLost
-from redis.exceptions import RedisError, ResponseError
+from redis.exceptions import OutOfMemoryError, RedisError, ResponseError
 
-from octavo.errors import StoreUnavailable
+from octavo.errors import StoreFull, StoreUnavailable
 from octavo.store import keys, library
 
 T = TypeVar("T")
 MAX_GENERATIONS_PER_CALL = 4
 RESET_CONNECTION = "the handler is closed"  # in the RuntimeError of uvloop for a write to a connection that was reset
+FULL_RETRY_MS = 2000  # by then, records that have ended have been dropped, or streams have ended
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,7 +26,6 @@ class RedisOptions:
 
     connect_timeout_s: float = 1.0
     call_timeout_s: float = 2.0
-    freeze_ms: int = 3000
     retain_ms: int = 600_000
     max_connections: int = 16
 
@@ -76,10 +76,16 @@ class RedisServer:
                 raise
             current = 0
         if current < library.REVISION:
-            await self.client.function_load(self.source, replace=True)
+            try:
+                await self.client.function_load(self.source, replace=True)
+            except OutOfMemoryError as error:  # what was accepted waits, too: this is an outage, not a refusal
+                raise StoreUnavailable(f"the store has no memory for the function library: {error}") from error
 
     async def guard(self, operation: Callable[..., Awaitable[T]], *args: Any) -> T:
-        """The result of `operation`. Errors of the connection or the server become StoreUnavailable."""
+        """The result of `operation`.
+
+        Errors of the connection or the server become StoreUnavailable; that there is no memory left, StoreFull.
+        """
         try:
             try:
                 return await operation(*args)
@@ -87,6 +93,11 @@ class RedisServer:
                 if RESET_CONNECTION not in str(error):
                     raise
                 return await operation(*args)  # the dead connection has left the pool
+        except OutOfMemoryError as error:
+            raise StoreFull(
+                "the store has no memory left for new requests: retry later, or give it more (maxmemory)",
+                retry_after_ms=FULL_RETRY_MS,
+            ) from error
         except (RedisError, OSError, TimeoutError) as error:
             raise StoreUnavailable(f"the store does not answer ({type(error).__name__}: {error})") from error
         except RuntimeError as error:
@@ -108,7 +119,7 @@ class RedisServer:
         options = self._options
         names = [keys.GENERATION, *records]
         for _ in range(MAX_GENERATIONS_PER_CALL):
-            header = (self.generation, options.freeze_ms, options.retain_ms)
+            header = (self.generation, options.retain_ms)
             reply: list[Any] = await self.guard(self._fcall, f"octavo1_{name}", names, [*header, *args])
             if reply[0] != b"STALE_GENERATION":
                 return reply

@@ -48,19 +48,21 @@ class Session:
     ) -> None:
         self.seq_id = record.seq_id
         self._store = context.store
-        self._router_id = context.router_id
         self._sessions = context.sessions
         self._dispatcher = context.dispatcher
+        self._attachments = context.attachments
+        self._router_id = context.router_id
         self._owner_link = OwnerLink(record, context.pool)
         self._delivery = Delivery(record, params, partial(model.text_stream, params), start)
         self._encoder = EventEncoder(record, self._delivery, context.resume_tokens)
         self._deadline = RequestDeadline()
         self._journals = JournalReader(self._store, self._owner_link, self._delivery, self._deadline)
-        self._poller = RecordPoller(self._sessions.now, context.attachment_interval_s)
+        self._poller = RecordPoller(self._sessions.now)
         self._at_start = start.fresh  # whether the delivery is where the client is
         self._inbox: deque[StepItem] = deque()
         self._wake = asyncio.Event()
         self._error: ServingError | None = None  # Draining: this router ends
+        self._error_announced = False  # a client that has had no event yet has been sent a resume token
 
     # What the rest of the router tells a session: router.session_registry.RegisteredSession
 
@@ -78,7 +80,9 @@ class Session:
             self._wake.set()
 
     def note_assignment(self, assignment: Assignment) -> None:
-        self._owner_link.set_owner(assignment.owner, assignment.epoch, is_streaming=True)
+        self._owner_link.set_owner(assignment.owner, assignment.epoch, is_streaming=assignment.follows)
+        if not assignment.follows:  # this session was opened while the worker was asked
+            self._owner_link.follow_items(self._delivery.missing_indexes)
 
     def handle_notice(self, notice: Notice) -> None:
         if notice.what == "taken":
@@ -128,15 +132,7 @@ class Session:
         if worker is not None:
             worker.step_stream.unfollow(self.seq_id)
         if self._error is None:  # otherwise this router ends, and the end of its lease detaches its clients
-            try:
-                await asyncio.shield(self._detach())
-            except StoreUnavailable:
-                pass  # the end of this router's lease detaches its clients
-
-    async def _detach(self) -> None:
-        await self._store.detach(self.seq_id, self._router_id)
-        if self.seq_id in self._sessions:  # another client has attached to the sequence meanwhile
-            await self._store.attach(self.seq_id, self._router_id)
+            self._attachments.add(self.seq_id)
 
     def set_deadline(self, deadline_in_ms: int) -> None:
         """The request ends after that time, even if no worker has begun it. A time of 0 means: there is no deadline."""
@@ -151,7 +147,12 @@ class Session:
         """Waits for the next events. Returns an empty list after the terminal event."""
         while not self._delivery.ended:
             if self._error is not None:
-                raise self._error
+                if self._error_announced:
+                    raise self._error
+                self._error_announced = True
+                if self._at_start and (last := self._encoder.place_event()) is not None:
+                    return [last]
+                continue
             if not self._at_start:
                 await self._go_to_start()
             elif self._inbox:
@@ -202,14 +203,10 @@ class Session:
     async def _keep_going(self) -> None:
         """Sees to it that a worker runs the sequence and sends it here, and that the store knows of the client."""
         record = self._owner_link.record
-        self._poller.note_attached(self._sessions.now)
         if record.state.ended:
             return
         if self._router_id not in record.routers:  # another client of the sequence left here, or the lease had ended
-            try:
-                await self._store.attach(self.seq_id, self._router_id)
-            except StoreUnavailable:
-                pass  # the next reading is soon enough
+            self._attachments.add(self.seq_id)
         if record.state is SequenceState.QUEUED:
             self._dispatcher.note_queued()
         elif self._owner_link.is_lost:
@@ -241,8 +238,10 @@ class Session:
                 finish = Finish(self.seq_id, FinishReason.STOP, stopped.branch, stopped.length, score=stopped.score)
                 await until_answered(partial(self._store.finish, finish), patience_s=STORE_PATIENCE_S, what="finish")
             if delivery.failure is not None:
-                failure = delivery.failure.to_json()
-                await self._store.finish(Finish(self.seq_id, FinishReason.ERROR, failure=failure))
+                failure, epoch = delivery.failure.to_json(), delivery.failure_epoch
+                finish = Finish(self.seq_id, FinishReason.ERROR, failure=failure, epoch=epoch)
+                if not await self._store.finish(finish):
+                    return  # another worker goes on with the request: as unsettled, this stream detaches from it
             delivery.unsettled = False
         except StoreUnavailable:
             return  # any router that reads the journals finds the same end

@@ -1,7 +1,8 @@
 """Opens sessions: for new requests, which it has the store accept, and for requests that were accepted before."""
 
+import asyncio
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager, suppress
+from contextlib import asynccontextmanager, contextmanager
 
 from octavo import validation, wire
 from octavo.errors import (
@@ -11,8 +12,6 @@ from octavo.errors import (
     NoWorkers,
     QueueFull,
     RequestExists,
-    ServingError,
-    StoreUnavailable,
     TooManyStreams,
 )
 from octavo.ids import RequestId, sequence_id
@@ -33,7 +32,7 @@ RETRY_SHARE = 1 / 8
 
 
 class SessionOpener:
-    """Opens at most `max_sessions` sessions at a time, and none after `close`."""
+    """Opens at most `max_sessions` sessions at a time, and none after `refuse_sessions` or `close`."""
 
     def __init__(
         self,
@@ -47,6 +46,7 @@ class SessionOpener:
         self._store = context.store
         self._router_id = context.router_id
         self._sessions = context.sessions
+        self._attachments = context.attachments
         self._pool = context.pool
         self._dispatcher = context.dispatcher
         self._resume_tokens = context.resume_tokens
@@ -54,8 +54,9 @@ class SessionOpener:
         self._preparer = preparer
         self._queue_limits = queue_limits
         self._max_sessions = max_sessions
-        self._num_sessions = 0
+        self.num_sessions = 0  # that are open, or are being opened
         self._draining = False
+        self._empty = asyncio.Event()
 
     @asynccontextmanager
     async def open_new(
@@ -71,7 +72,8 @@ class SessionOpener:
             if whole_answer:
                 check_answer_fits(prepared.params, len(prepared.new.prompt))
             new = prepared.new
-            accepted = await self._store.accept(new, self._queue_limits)
+            accepting = self._store.accept(new, self._queue_limits)
+            accepted = await self._attachments.attach_by(new.seq_id, accepting)
             if accepted.status == AcceptStatus.FULL:
                 raise self._queue_full(accepted)
             if accepted.status == AcceptStatus.MISMATCH:
@@ -94,9 +96,22 @@ class SessionOpener:
             async with await self._attach(self._resume_point(request)) as session:
                 yield session
 
+    def refuse_sessions(self) -> None:
+        """Refuses new sessions. Those that are open go on."""
+        self._draining = True
+        self._note_empty()
+
+    def _note_empty(self) -> None:
+        if self._draining and not self.num_sessions:
+            self._empty.set()
+
+    async def wait_until_empty(self) -> None:
+        """Returns when sessions are refused, and none is open any more."""
+        await self._empty.wait()
+
     def close(self) -> None:
         """Refuses new sessions, and ends the streams of those that are open: their clients attach elsewhere."""
-        self._draining = True
+        self.refuse_sessions()
         self._sessions.end_streams(Draining("this router stops: attach again, on another one"))
 
     def _resume_point(self, request: inference_pb2.AttachRequest) -> ResumePoint:
@@ -110,7 +125,8 @@ class SessionOpener:
 
     async def _attach(self, point: ResumePoint) -> Session:
         seq_id = sequence_id(TENANT, point.request_id)
-        record = await self._store.attach(seq_id, self._router_id)
+        attaching = self._store.attach(seq_id, self._router_id)
+        record = await self._attachments.attach_by(seq_id, attaching)
         if record is None:
             raise unknown_request(point.request_id)
         try:
@@ -119,25 +135,24 @@ class SessionOpener:
                 raise NoWorkers("no worker has been met that serves this request's model: retry", retry_after_ms=500)
             params = wire.sampling_from_bytes(record.sampling)
             return Session(self._context, model, record, params, StreamStart(point.places))
-        except ServingError:
-            if seq_id not in self._sessions:
-                with suppress(StoreUnavailable):  # the client is told of the first error, and not of the store
-                    await self._store.detach(seq_id, self._router_id)
+        except Exception:
+            self._attachments.add(seq_id)
             raise
 
     @contextmanager
     def _counted(self) -> Iterator[None]:
         if self._draining:
             raise Draining("this router stops: call another one")
-        if self._num_sessions >= self._max_sessions:
+        if self.num_sessions >= self._max_sessions:
             raise TooManyStreams(
                 f"this router carries {self._max_sessions} calls already: retry, or call another", retry_after_ms=1000
             )
-        self._num_sessions += 1
+        self.num_sessions += 1
         try:
             yield
         finally:
-            self._num_sessions -= 1
+            self.num_sessions -= 1
+            self._note_empty()
 
     def _queue_full(self, accepted: AcceptReply) -> QueueFull:
         workers = self._pool.links.values()

@@ -99,7 +99,10 @@ class Storm:
         options = ["--endpoints", ",".join(self._cluster.client_endpoints), "--streams", str(arguments.streams)]
         options += ["--log", str(self.folder / log), "--seed", str(arguments.seed), "--patience-s", "300"]
         clients = Process(
-            "clients", module_command("storm.stream_clients", *options), self.folder / "clients.log", ROOT
+            "clients",
+            module_command(self._cluster.code, "storm.stream_clients", *options),
+            self.folder / "clients.log",
+            ROOT,
         )
         self._clients = clients
         await asyncio.to_thread(clients.start)

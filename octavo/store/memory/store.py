@@ -4,6 +4,7 @@ import asyncio
 import secrets
 from collections.abc import AsyncIterator, Callable, Sequence
 
+from octavo.errors import StoreFull
 from octavo.ids import Incarnation, SequenceId
 from octavo.record import NewSequence, Record, SequenceState, Snapshot, first_record
 from octavo.sampling import FinishReason
@@ -25,8 +26,8 @@ from octavo.store.calls import (
     TakeReply,
     TakeRequest,
 )
-from octavo.store.memory import ownership
-from octavo.store.memory.journal import append
+from octavo.store.memory import migration, ownership
+from octavo.store.memory.journal import append, of_this_epoch
 from octavo.store.memory.state import ALIVE_MS, MemoryState, StoredSequence
 from octavo.store.memory.sweep import sweep
 
@@ -67,6 +68,8 @@ class MemoryStore:
         if known is not None:
             same = known.record.body_hash == new.body_hash
             return AcceptReply(AcceptStatus.EXISTS if same else AcceptStatus.MISMATCH, count, tokens)
+        if state.full:
+            raise StoreFull("the store has no memory left for new requests", retry_after_ms=1)
         if count >= limits.max_requests or (count > 0 and tokens + new.cost > limits.max_tokens):
             return AcceptReply(AcceptStatus.FULL, count, tokens)
         now = state.now_ms()
@@ -82,6 +85,9 @@ class MemoryStore:
         )
         depth = state.depth(new.model)
         return AcceptReply(AcceptStatus.OK, depth.num_queued, depth.queued_tokens)
+
+    async def accepting(self) -> bool:
+        return not self._enter().full
 
     async def pop(self, model: str, count: int, claim_ms: int) -> list[PoppedSequence]:
         state = self._enter()
@@ -114,7 +120,7 @@ class MemoryStore:
         state.release_quarantine(stored)
         owner = record.owner
         record.state, record.epoch, record.owner = SequenceState.QUEUED, epoch + 1, Incarnation("")
-        record.take_id = record.mig_id = record.mig_to = ""
+        record.take_id, record.mig_number, record.mig_to, record.last_mig = "", 0, Incarnation(""), 0
         state.note(stored, "requeued", owner)
         state.wait(stored)
         state.notify(stored, "queued")
@@ -124,14 +130,14 @@ class MemoryStore:
     async def take_ownership(self, request: TakeRequest) -> TakeReply:
         return ownership.take_ownership(self._enter(), request)
 
-    async def append_batch(self, items: Sequence[AppendItem]) -> list[AppendReply]:
+    async def append_batch(self, owner: Incarnation, items: Sequence[AppendItem]) -> list[AppendReply]:
         state = self._enter()
-        return [append(state, item) for item in items]
+        return [append(state, owner, item) for item in items]
 
     async def finish(self, finish: Finish) -> bool:
         state = self._enter()
         stored = state.get(finish.seq_id)
-        if stored is None:
+        if stored is None or not of_this_epoch(stored, finish):
             return False
         branches = finish.branches(stored.record.num_branches)
         if not branches or any((finish.length or 0) > len(stored.journals[branch]) for branch in branches):
@@ -179,16 +185,16 @@ class MemoryStore:
 
     # Migration
 
-    async def mig_begin(self, seq_id: SequenceId, epoch: int, mig_id: str, target: Incarnation) -> MigrateReply:
-        return ownership.mig_begin(self._enter(), seq_id, epoch, mig_id, target)
+    async def mig_begin(self, seq_id: SequenceId, epoch: int, number: int, target: Incarnation) -> MigrateReply:
+        return migration.mig_begin(self._enter(), seq_id, epoch, number, target)
 
     async def mig_commit(
-        self, seq_id: SequenceId, epoch: int, mig_id: str, target: Incarnation, num_tokens: Sequence[int]
+        self, seq_id: SequenceId, epoch: int, number: int, target: Incarnation, num_tokens: Sequence[int]
     ) -> MigrateReply:
-        return ownership.mig_commit(self._enter(), seq_id, epoch, mig_id, target, num_tokens)
+        return migration.mig_commit(self._enter(), seq_id, epoch, number, target, num_tokens)
 
-    async def mig_abort(self, seq_id: SequenceId, epoch: int, mig_id: str) -> MigrateReply:
-        return ownership.mig_abort(self._enter(), seq_id, epoch, mig_id)
+    async def mig_abort(self, seq_id: SequenceId, epoch: int, number: int) -> MigrateReply:
+        return migration.mig_abort(self._enter(), seq_id, epoch, number)
 
     # Members and housekeeping
 
@@ -200,13 +206,14 @@ class MemoryStore:
         if member.name and (holder := state.hold_name(member, lease_ms, starts=False)):
             return Renewal(holder)
         lapsed = not state.lease_alive(member.id)
-        until = state.now_ms() + lease_ms
-        state.leases[member.id] = until
+        until = state.renew_lease(member.id, lease_ms).until_ms
         state.members.setdefault(member.kind, {})[member.id] = (member.info, until)
         return Renewal(lapsed=lapsed)
 
     async def leave(self, member: Member) -> None:
         state = self._enter()
+        if member.kind == "worker":
+            state.tombstones[member.id] = state.now_ms() + ALIVE_MS
         state.leases.pop(member.id, None)
         state.members.get(member.kind, {}).pop(member.id, None)
         holder = state.names.get((member.kind, member.name))

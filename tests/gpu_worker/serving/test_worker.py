@@ -4,14 +4,13 @@ import asyncio
 import threading
 import time
 from collections.abc import AsyncIterator
-from functools import partial
 
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from waiting import until
 
 from gpu_worker.scheduling.step import StepOutput, StepPlan
-from gpu_worker.serving import program, progress_monitor, worker
+from gpu_worker.serving import drain, program, progress_monitor, reconciler
 from gpu_worker.serving.listener import Listener
 from gpu_worker.serving.worker import Worker
 from gpu_worker.testing.fake_runner import FakeRunner
@@ -80,7 +79,7 @@ class Life:
     async def known(self) -> bool:
         return bool(await self.store.members("worker"))
 
-    async def run_something(self, max_tokens: int = 5000) -> None:
+    async def run_something(self, max_tokens: int = 5000, *, scheduled: bool = True) -> None:
         params = SamplingParams(temperature=0, max_tokens=max_tokens, best_of=1, seed=0, ignore_eos=True)
         new = NewSequence(
             seq_id=SEQ, request_id="r", body_hash=b"", tenant="t", salt="", model="m", layout="l", sampling=b"",
@@ -89,6 +88,8 @@ class Life:
         )  # fmt: skip
         await self.store.accept(new, QueueLimits())
         taken = await self.store.take_ownership(TakeRequest(SEQ, 0, self.listener.incarnation, "t", TakeReason.QUEUED))
+        if not scheduled:
+            return
         item = worker_pb2.Admission(seq_id=SEQ, epoch=taken.epoch, priority=3, sampling=wire.sampling_to_wire(params))
         item.prompt.ids.extend([1, 2, 3])
         await self.stub.Schedule(worker_pb2.ScheduleRequest(admissions=[item]))
@@ -97,6 +98,9 @@ class Life:
     async def tokens(self) -> int:
         snapshot = await self.store.read(SEQ, from_indexes=[0])
         return len(snapshot.outputs[0])
+
+    async def is_in_state(self, state: SequenceState) -> bool:
+        return (await self.store.read(SEQ)).record.state is state
 
     async def has_journalled(self, num_tokens: int) -> bool:
         return await self.tokens() > num_tokens
@@ -107,7 +111,8 @@ async def life(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Life]:
     made = Life()
     monkeypatch.setattr(progress_monitor, "give_up", made.ended.append)
     monkeypatch.setattr(progress_monitor, "HANG_LEASES", 4)
-    monkeypatch.setattr(worker, "FLUSH_TIMEOUT_S", 0.5)
+    monkeypatch.setattr(drain, "FLUSH_TIMEOUT_S", 0.5)
+    monkeypatch.setattr(drain, "STORE_PATIENCE_S", 0.5)
     await made.begin()
     yield made
     await made.end()
@@ -127,15 +132,31 @@ async def test_it_serves_once_the_store_knows_it_and_leaves_at_the_end(life):
     assert not life.ended
 
 
-async def test_what_was_generated_is_journalled_before_it_ends(life):
+async def test_what_was_generated_is_journalled_and_released_before_it_ends(life):
     await life.run_something()
     await until(lambda: life.has_journalled(20))
     await life.worker.stop()
     sequence = life.worker.workload.sequences[SEQ]
     assert await life.tokens() == sequence.branches[0].num_output > 20
     snapshot = await life.store.read(SEQ)
-    assert snapshot.record.state is SequenceState.RUNNING  # for others to take over
+    assert snapshot.record.state is SequenceState.QUEUED  # for others to take
+    assert snapshot.record.epoch == 2  # what this worker might still append is fenced
+    assert snapshot.record.crashes == 0
     assert snapshot.record.finishes == (FinishReason.NONE,)
+
+
+async def test_a_sequence_whose_router_died_before_schedule_goes_back_to_the_queue(life, monkeypatch):
+    monkeypatch.setattr(reconciler, "ROUND_S", 0.05)
+    await life.run_something(scheduled=False)
+    await until(lambda: life.is_in_state(SequenceState.QUEUED))
+    assert not life.ended
+
+
+async def test_a_sequence_that_runs_stays_where_it_is(life, monkeypatch):
+    monkeypatch.setattr(reconciler, "ROUND_S", 0.01)
+    await life.run_something()
+    await until(lambda: life.has_journalled(50))
+    assert await life.is_in_state(SequenceState.RUNNING)
 
 
 async def test_a_loop_that_hangs_loses_lease_and_health_and_in_the_end_the_process(life):
@@ -174,7 +195,7 @@ async def test_an_idle_worker_keeps_its_lease(life):
 async def test_a_loop_that_ends_or_a_journal_that_ends_ends_the_process(life):
     await until(life.serving)
 
-    async def broken(items):
+    async def broken(owner, items):
         raise ValueError("the store says something nobody understands")
 
     life.store.append_batch = broken
@@ -203,12 +224,12 @@ async def test_a_runner_is_closed_after_its_last_step_only(life):
     await until(lambda: life.has_journalled(5))
     life.runner.go.clear()
     await until(life.runner.hangs.is_set)
-    life.worker.engine.stop = partial(life.worker.engine.stop, timeout_s=0.05)
+    life.worker.step_timeout_s = 0.05
     await program.end_worker(life.worker, life.store, life.runner)
     assert not life.runner.closed
     assert "step in flight" in life.ended[0]
     life.runner.go.set()
-    life.worker.engine.stop = partial(life.worker.engine.stop, timeout_s=10.0)
+    life.worker.step_timeout_s = 10.0
     await program.end_worker(life.worker, life.store, life.runner)
     assert life.runner.closed
     assert len(life.ended) == 1
@@ -233,12 +254,13 @@ async def test_a_store_that_is_away_costs_the_lease_and_nothing_else(life):
 
     life.store.heartbeat = life.store.append_batch = away
     await asyncio.sleep(2 * LEASE_MS / 1000)
-    assert await life.serving()  # its loop goes round
+    assert not await life.serving()  # its loop goes round, but nobody gives it anything
     count, steps = await life.tokens(), life.worker.engine.times.num_steps
     await asyncio.sleep(0.1)
     assert life.worker.engine.times.num_steps == steps  # held: no more than the window is not journalled
     life.store.heartbeat, life.store.append_batch = heartbeat, append
     await until(life.known)
+    await until(life.serving)
     await until(lambda: life.worker.engine.times.num_steps > steps + 50)
     assert await life.tokens() > count
     assert not life.ended

@@ -2,6 +2,8 @@
 
 import asyncio
 import json
+import os
+import signal
 import socket
 import sys
 import threading
@@ -74,6 +76,14 @@ class StoreProcess:
         self._run(self._store.kill())
         assert not state_of(pid), "the store lives on"
 
+    def pause(self) -> None:
+        os.kill(self.pid, signal.SIGSTOP)
+        wait_until(lambda: state_of(self.pid) == "T", 10, "the store does not stop")
+
+    def resume(self) -> None:
+        os.kill(self.pid, signal.SIGCONT)
+        wait_until(lambda: state_of(self.pid) != "T", 10, "the store does not go on")
+
     def stop(self) -> None:
         self._run(self._store.stop())
         self._loop.call_soon_threadsafe(self._loop.stop)
@@ -131,6 +141,10 @@ class Cluster:
     def kill(self, name: str) -> None:
         """kill -9."""
         (self.store if name == "store" else self.processes[name]).kill()
+
+    def terminate(self, name: str) -> float:
+        """SIGTERM to a router or a worker; how many seconds it took to end, with status 0."""
+        return self.processes[name].terminate()
 
     def spawn(self, name: str) -> None:
         (self.store if name == "store" else self.processes[name]).start()

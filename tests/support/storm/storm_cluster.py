@@ -1,6 +1,7 @@
 """Routers and workers behind fault proxies, with a replicated store: each process has a network of its own."""
 
 import asyncio
+import shutil
 import sys
 from pathlib import Path
 
@@ -16,12 +17,18 @@ from octavo import rpc
 from octavo.cli import ports
 from octavo.internal.v1 import worker_pb2, worker_pb2_grpc
 
-SUPPORT = ROOT / "tests" / "support"
+PACKAGES = ("octavo", "router", "gpu_worker", "tests/support")
 
 
-def module_command(module: str, *arguments: str) -> list[str]:
-    """The command line that runs a module of tests/support as a program."""
-    code = f"import runpy, sys; sys.path[:0] = [{str(ROOT)!r}, {str(SUPPORT)!r}]"
+def copy_code(folder: Path) -> None:
+    """A copy of the code that runs, so that whoever edits the code during a long run does not change what runs."""
+    for package in PACKAGES:
+        shutil.copytree(ROOT / package, folder / package, ignore=shutil.ignore_patterns("__pycache__", "*.so"))
+
+
+def module_command(code_folder: Path, module: str, *arguments: str) -> list[str]:
+    """The command line that runs a module of the copied code as a program."""
+    code = f"import runpy, sys; sys.path[:0] = [{str(code_folder)!r}, {str(code_folder / 'tests/support')!r}]"
     code += f"; runpy.run_module({module!r}, run_name='__main__', alter_sys=True)"
     return [sys.executable, "-c", code, *arguments]
 
@@ -31,6 +38,8 @@ class StormCluster:
 
     def __init__(self, folder: Path, shape: Shape) -> None:
         self.folder = folder
+        self.code = folder / "code"
+        copy_code(self.code)
         self.shape = shape
         self.routers = [f"r{number}" for number in range(shape.routers)]
         self.workers = [f"w{number}" for number in range(shape.workers)]
@@ -45,7 +54,7 @@ class StormCluster:
             side = "client" if name in self.routers else "router"
             self._add_link(f"{side}-{name}", free.pop(), ("127.0.0.1", port))
             self._add_link(f"{name}-store", free.pop(), self.store.primary.address)
-        self.processes = {name: Process(name, self._command(name), folder / f"{name}.log", ROOT) for name in names}
+        self.processes = {name: Process(name, self._command(name), folder / f"{name}.log", self.code) for name in names}
 
     def _add_link(self, name: str, port: int, target: tuple[str, int]) -> None:
         self.links[name] = FaultProxy(name, port, target)
@@ -61,7 +70,7 @@ class StormCluster:
     def _command(self, name: str) -> list[str]:
         shape, store = self.shape, f"redis://{self.links[f'{name}-store'].endpoint}/0"
         common = ["--store", store, "--lease-ms", str(shape.lease_ms), "--listen", self.endpoints[name]]
-        observed = module_command("storm.observed", str(self.observation(name)))
+        observed = module_command(self.code, "storm.observed", str(self.observation(name)))
         if name in self.routers:
             own = ["--admin-listen", self.admin_endpoints[name], "--router-id", name, *shape.router_args]
             return [*observed, "router", *common, *own]
