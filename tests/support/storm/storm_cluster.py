@@ -23,7 +23,9 @@ PACKAGES = ("octavo", "router", "gpu_worker", "tests/support")
 def copy_code(folder: Path) -> None:
     """A copy of the code that runs, so that whoever edits the code during a long run does not change what runs."""
     for package in PACKAGES:
-        shutil.copytree(ROOT / package, folder / package, ignore=shutil.ignore_patterns("__pycache__", "*.so"))
+        shutil.copytree(
+            ROOT / package, folder / package, dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__", "*.so")
+        )
 
 
 def module_command(code_folder: Path, module: str, *arguments: str) -> list[str]:
