@@ -91,8 +91,8 @@ class Dispatcher:
     async def stop_assigning(self, patience_s: float) -> None:
         """Begins no more assignments, and waits for those in progress, for up to `patience_s`.
 
-        An assignment that is cut off between its take and its Schedule leaves a sequence that nobody runs for a while. A
-        pop whose answer is not waited for leaves one that nobody assigns until its claim has ended.
+        An assignment that is cut off between its take and its Schedule leaves a sequence that nobody runs for a while.
+        A pop whose answer is not waited for leaves one that nobody assigns until its claim has ended.
         """
         self._stopping = True
         self._note_ended()
