@@ -13,6 +13,7 @@ from redis.exceptions import OutOfMemoryError, RedisError, ResponseError
 
 from octavo.errors import StoreFull, StoreUnavailable
 from octavo.store import keys, library
+from octavo.store.calls import RETAIN_MS
 
 T = TypeVar("T")
 MAX_GENERATIONS_PER_CALL = 4
@@ -26,7 +27,7 @@ class RedisOptions:
 
     connect_timeout_s: float = 1.0
     call_timeout_s: float = 2.0
-    retain_ms: int = 600_000
+    retain_ms: int = RETAIN_MS
     max_connections: int = 16
 
 
