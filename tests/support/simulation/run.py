@@ -9,9 +9,13 @@ from live.oracle import Oracle
 
 from simulation.cluster import Cluster
 from simulation.event_log import EventLog
+from simulation.faults import FaultMenu
+from simulation.leaks import leaks
 from simulation.loop import SimLoop
 from simulation.traffic import Client
 
+NUM_CLIENTS, NUM_STREAMS = 3, 4
+REST_S = 20.0  # and within this time after the last stream, nothing of them is left
 QUIET_S = 60.0  # within this time after the last fault, every stream has ended
 
 
@@ -50,7 +54,10 @@ class Simulation:
         self.loop.set_exception_handler(self._note_exception)
         self.cluster = Cluster(self.loop, self.log, seed, routers=2, workers=2)
         oracle = Oracle("witness")
-        self.clients = [Client(self.cluster, f"c{number}", oracle, 3) for number in range(3)]
+        names = [f"c{number}" for number in range(NUM_CLIENTS)]
+        self.faults = FaultMenu(self.cluster, names)
+        lossy = lambda: self.faults.is_lossy  # noqa: E731
+        self.clients = [Client(self.cluster, name, oracle, NUM_STREAMS, lossy) for name in names]
         self.violations: list[str] = []
 
     def run(self) -> Outcome:
@@ -80,9 +87,23 @@ class Simulation:
         self.cluster.start()
         for client in self.clients:
             client.start()
+        await self.faults.serve()
         _, going = await asyncio.wait([client.task for client in self.clients], timeout=QUIET_S)
         for client in self.clients:
             if client.task in going:
-                self.violations.append(f"{client.name} is at its stream {client.ended} after {QUIET_S} s")
+                self.violations.append(f"{client.name}: stream {client.ended} has not ended after {QUIET_S:.0f} s")
             elif error := client.task.exception():
                 self.violations.append("".join(traceback.format_exception(error)))
+        await self._come_to_rest()
+        self.violations += self.cluster.store.monitor.violations
+        self.violations += [runner.first_mismatch for runner in self.cluster.runners if runner.mismatches]
+
+    async def _come_to_rest(self) -> None:
+        """Waits until nothing is left of the requests."""
+        ends = self.loop.time() + REST_S
+        while found := leaks(self.cluster):
+            if self.loop.time() > ends:
+                self.violations += [f"{what}, {REST_S:.0f} s after the last stream" for what in found]
+                return
+            await asyncio.sleep(0.25)
+        self.log.add("-", "at rest")

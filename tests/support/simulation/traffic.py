@@ -2,18 +2,19 @@
 
 import asyncio
 import random
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from live.history import History
 from live.oracle import Expected, Oracle
 
 from octavo.client import AsyncClient, Event, FinishReason, RetryPolicy, SamplingParams
-from octavo.errors import PoisonSuspected, ServingError
+from octavo.errors import DeadlineExceeded, HistoryLost, NotFound, PoisonSuspected, ServingError
+from octavo.ids import RequestId, sequence_id
+from router.streaming.request_preparer import TENANT
 from simulation.cluster import Cluster
-from simulation.engine import POISON
+from simulation.engine import FREE, MAX_TOKEN, POISON
 from simulation.loop import Host
-
-MAX_TOKEN = 900  # of prompts: below the poison
 
 
 class Violation(Exception):
@@ -27,15 +28,25 @@ class Request:
     name: str
     prompt: list[int]
     params: SamplingParams
-    behaviour: str  # "read", "cancel", "leave", "move" (another client attaches), "poison"
+    behaviour: str  # "read", "cancel", "leave", or "move": another client attaches
     after: int  # tokens after which the client does that
+    deadline_s: float | None = None
+
+    @property
+    def is_free(self) -> bool:
+        """Whether each worker computes other tokens, so that only the journal knows which are right."""
+        return self.prompt[0] == FREE
 
 
 class Client:
     """One client on a machine of its own."""
 
-    def __init__(self, cluster: Cluster, name: str, oracle: Oracle, num_streams: int) -> None:
+    def __init__(
+        self, cluster: Cluster, name: str, oracle: Oracle, num_streams: int, is_lossy: Callable[[], bool]
+    ) -> None:
+        """`is_lossy` says whether the store may have lost what it had acknowledged."""
         self._cluster = cluster
+        self._is_lossy = is_lossy
         self._log = cluster.log
         self._oracle = oracle
         self._num_streams = num_streams
@@ -71,7 +82,12 @@ class Client:
             ]
         )
         behaviour = rng.choices(["read", "cancel", "leave", "move"], [8, 1, 1, 1])[0]
-        return Request(f"{self.name}-{number}", prompt, params, behaviour, rng.randrange(0, length))
+        deadline_s = rng.uniform(0.05, 0.8) if behaviour == "read" and rng.random() < 0.08 else None
+        if rng.random() < 0.25:
+            prompt[0], behaviour, deadline_s = FREE, "read", None
+        elif rng.random() < 0.02:
+            prompt[-1], behaviour, deadline_s = POISON, "read", None
+        return Request(f"{self.name}-{number}", prompt, params, behaviour, rng.randrange(0, length), deadline_s)
 
     async def _stream(self, client: AsyncClient, request: Request) -> None:
         history = History()
@@ -79,26 +95,20 @@ class Client:
         self._log.add(self.name, f"{request.name}: {request.behaviour}, {size}")
         try:
             complete = await self._read(client, request, history)
+            self._judge(request, history, complete=complete)
         except ServingError as error:
+            self._log.add(self.name, f"{request.name}: {type(error).__name__}")
             self._judge_error(request, history, error)
-            return
         except AssertionError as error:
-            raise Violation(f"{request.name}: {error}") from error
-        expected = self._expected(request)
-        if complete and FinishReason.CANCELLED not in history.finishes.values():
-            try:
-                history.check(expected)
-            except AssertionError as error:
-                raise Violation(f"{request.name}: {error}: {history} and not {expected}") from error
-        elif complete and request.behaviour != "cancel":
-            raise Violation(f"{request.name}: cancelled, and nobody asked for it: {history}")
-        self._check_prefix(request, history, expected)
-        self._log.add(self.name, f"{request.name}: {'ended' if complete else 'left'}")
+            raise Violation(f"{request.name}: {error}: {history}") from error
+        self._log.add(self.name, f"{request.name}: over")
 
     async def _read(self, client: AsyncClient, request: Request, history: History) -> bool:
         """Reads the stream, and does what the request says. Returns whether the stream came to its end."""
         loop = asyncio.get_running_loop()
-        stream = client.generate(request.prompt, request.params, request_id=request.name)
+        stream = client.generate(
+            request.prompt, request.params, request_id=request.name, deadline_s=request.deadline_s
+        )
         num_tokens, last = 0, loop.time()
         async with stream:
             async for event in stream:
@@ -131,19 +141,48 @@ class Client:
         place = f"{event.branch}.{event.first_index}"
         self._log.add(self.name, f"{request.name}: {place} {list(event.token_ids)} {end}")
 
+    def _judge(self, request: Request, history: History, *, complete: bool) -> None:
+        """The stream has come to its end, or was left: it says what it must say."""
+        ends = set(history.finishes.values())
+        early = ends & {FinishReason.CANCELLED, FinishReason.DEADLINE}
+        allowed = {FinishReason.CANCELLED} if request.behaviour == "cancel" else set()
+        if request.deadline_s is not None:
+            allowed.add(FinishReason.DEADLINE)
+        if not early <= allowed:
+            raise Violation(f"{request.name}: ended early, and nobody asked for it: {history}")
+        if request.is_free:
+            self._compare_journals(request, history)
+        elif complete and not early:
+            history.check(self._expected(request))
+        self._check_prefix(request, history)
+
+    def _judge_error(self, request: Request, history: History, error: ServingError) -> None:
+        self._check_prefix(request, history)
+        if request.prompt[-1] == POISON and isinstance(error, PoisonSuspected):
+            return
+        if request.deadline_s is not None and isinstance(error, DeadlineExceeded):
+            return
+        if self._is_lossy() and isinstance(error, HistoryLost | NotFound):
+            return
+        raise Violation(f"{request.name}: {type(error).__name__}: {error} after {history.tokens}")
+
     def _expected(self, request: Request) -> list[Expected]:
         return self._oracle.outputs(request.prompt, request.params)
 
-    def _check_prefix(self, request: Request, history: History, expected: list[Expected]) -> None:
+    def _check_prefix(self, request: Request, history: History) -> None:
         """Whatever was delivered is the beginning of the right answer."""
-        if request.params.ranked:
+        if request.params.ranked or request.is_free:
             return
-        for branch, tokens in history.tokens.items():
-            if tuple(tokens) != expected[branch].token_ids[: len(tokens)]:
-                raise Violation(f"{request.name}: branch {branch} is {tokens} and not {expected[branch].token_ids}")
+        for branch, expected in enumerate(self._expected(request)):
+            tokens = tuple(history.tokens.get(branch, ()))
+            if tokens != expected.token_ids[: len(tokens)]:
+                raise Violation(f"{request.name}: branch {branch} is {tokens} and not {expected.token_ids}")
 
-    def _judge_error(self, request: Request, history: History, error: ServingError) -> None:
-        self._check_prefix(request, history, self._expected(request))
-        if request.prompt[-1] == POISON and isinstance(error, PoisonSuspected):
+    def _compare_journals(self, request: Request, history: History) -> None:
+        """The client has what the journals say, whoever computed it."""
+        stored = self._cluster.store.state.get(sequence_id(TENANT, RequestId(request.name)))
+        if stored is None or request.params.ranked:
             return
-        raise Violation(f"{request.name}: {type(error).__name__}: {error} after {history.tokens}")
+        for branch, journal in enumerate(stored.journals):
+            if history.tokens.get(branch, []) != journal:
+                raise Violation(f"{request.name}: branch {branch} is {history.tokens[branch]}; journal: {journal}")
