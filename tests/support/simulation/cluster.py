@@ -2,6 +2,7 @@
 
 import os
 import signal
+from collections import Counter
 from collections.abc import Callable
 from contextvars import Context
 from types import SimpleNamespace
@@ -36,6 +37,7 @@ class Cluster:
         self.worker_names = [f"w{number}" for number in range(workers)]
         self.hosts: dict[str, Host] = {}
         self.runners: list[engine.SimRunner] = []  # of all workers that have ever run
+        self.poisoned: Counter[str] = Counter()  # how many workers each poison request has killed
         self.restarts = True  # whether whatever ends is started again
         self.rng = self.network.rng("cluster")
         self.store = StoreServer(self.network, log, self.new_host("store"))
@@ -72,8 +74,9 @@ class Cluster:
         self.runners.append(runner)
         return runner
 
-    def _poison(self) -> None:
+    def _poison(self, seq_id: str) -> None:
         self.log.count("poison", HOST.get().name)
+        self.poisoned[seq_id] += 1
         os._exit(137)
 
     @property

@@ -85,15 +85,16 @@ async def _drive(engine: Engine) -> None:
 class SimRunner(WitnessRunner):
     """A WitnessRunner whose steps take virtual time, and which a poison token kills."""
 
-    def __init__(self, on_poison: Callable[[], None], life: int) -> None:
+    def __init__(self, on_poison: Callable[[str], None], life: int) -> None:
         super().__init__(num_blocks=BLOCKS, num_host_blocks=16, context_tokens=1024)
         self.next_step_s = STEP_S
         self._on_poison = on_poison
         self._life = life
 
     def run(self, plan: StepPlan) -> StepOutput:
-        if any(chunk.branch.sequence.prompt[-1] == POISON for chunk in plan.chunks):
-            self._on_poison()
+        for chunk in plan.chunks:
+            if chunk.branch.sequence.prompt[-1] == POISON:
+                self._on_poison(chunk.branch.sequence.seq_id)
         HOST.get().busy_s += self.next_step_s
         self.next_step_s = STEP_S + TOKEN_S * plan.num_tokens
         output = super().run(plan)

@@ -10,7 +10,7 @@ from simulation.cluster import Cluster
 Fault = Callable[[], Awaitable[None]]
 
 FAULTS_S = 5.0  # how long faults happen
-MAX_FAULTS = 5
+MAX_FAULTS = 9
 
 
 class FaultMenu:
@@ -31,6 +31,7 @@ class FaultMenu:
             "worker killed": lambda: self._kill("worker killed", self._cluster.worker_names),
             "router killed": lambda: self._kill("router killed", self._cluster.router_names),
             "machine vanished": self._vanish,
+            "killed in a call": self._kill_in_call,
             "worker paused": lambda: self._pause("worker paused", self._cluster.worker_names),
             "router paused": lambda: self._pause("router paused", self._cluster.router_names),
             "store paused": lambda: self._pause("store paused", ["store"]),
@@ -51,7 +52,7 @@ class FaultMenu:
     async def serve(self) -> None:
         """Lets the seed's faults happen, of few kinds in one run, and ends them all."""
         menu = self.menu
-        kinds = self._rng.sample(sorted(menu), self._rng.randrange(1, 5))
+        kinds = self._rng.sample(sorted(menu), self._rng.randrange(1, 6))
         ordered = [self._rng.choice(kinds) for _ in range(self._rng.randrange(1, MAX_FAULTS + 1))]
         await asyncio.gather(*(self._serve_one(menu[kind]) for kind in ordered))
         self.end()
@@ -78,6 +79,11 @@ class FaultMenu:
         if self._cluster.hosts[name].alive:
             self._log.count(kind, name)
             self._cluster.kill(name)
+
+    async def _kill_in_call(self) -> None:
+        """A process dies at one of its next calls of the store: before the store has it, or before its reply comes."""
+        host = self._cluster.hosts[self._rng.choice([*self._cluster.worker_names, *self._cluster.router_names])]
+        host.calls_left = self._rng.randrange(1, 12)
 
     async def _vanish(self) -> None:
         name = self._rng.choice([*self._cluster.worker_names, *self._cluster.router_names])

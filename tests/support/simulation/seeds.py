@@ -44,15 +44,22 @@ class Summary:
         self.faults: Counter[str] = Counter()
         self.num_streams = 0
         self.num_runs = 0
+        self.num_refused = 0
+        self.longest_s = (0.0, 0)
 
     def add(self, outcome: Outcome) -> None:
         self.num_runs += 1
         self.num_streams += outcome.streams
+        self.num_refused += outcome.refused
+        self.longest_s = max(self.longest_s, (outcome.settled_s, outcome.seed))
         self.faults.update(outcome.faults)
         if outcome.violations:
             self.failed.append(outcome.seed)
 
     def report(self) -> str:
         lines = [f"{self.num_runs} runs, {self.num_streams} streams, {len(self.failed)} runs failed: {self.failed}"]
+        longest_s, seed = self.longest_s
+        lines.append(f"the last stream ended at most {longest_s:.1f} s after the last fault (seed {seed})")
+        lines.append(f"{self.num_refused:7} appends refused")
         lines += [f"{count:7} {kind}" for kind, count in sorted(self.faults.items())]
         return "\n".join(lines)

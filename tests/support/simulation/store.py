@@ -102,8 +102,14 @@ class SimStore:
         server, loop, rng = self._server, asyncio.get_running_loop(), self._rng
         log, drawn = server.log, rng.random()
         reply: asyncio.Future[Any] = loop.create_future()
+        dies = self._dies_in_this_call(name)
 
         def execute(*, answered: bool = True) -> None:
+            if dies:
+                log.count("killed in a call", f"{self._host} {name}")
+                self._host.die(137)
+                if rng.random() < 0.3:
+                    return  # the request did not arrive
             if server.down:
                 outcome = StoreUnavailable("Connection refused")
             else:
@@ -157,6 +163,13 @@ class SimStore:
             if self._on_generation is not None:
                 self._on_generation(self.generation)
         return outcome
+
+    def _dies_in_this_call(self, name: str) -> bool:
+        host = self._host
+        if host.calls_left is None or name in QUIET:
+            return False
+        host.calls_left -= 1
+        return host.calls_left == 0
 
     async def notices(self, router: Incarnation) -> AsyncIterator[Notice]:
         """Notices come late, and are lost while the store cannot reach the router."""

@@ -11,10 +11,17 @@ from live.oracle import Expected, Oracle
 from octavo.client import AsyncClient, Event, FinishReason, RetryPolicy, SamplingParams
 from octavo.errors import DeadlineExceeded, HistoryLost, NotFound, PoisonSuspected, ServingError
 from octavo.ids import RequestId, sequence_id
+from octavo.record import Record, SequenceState
 from router.streaming.request_preparer import TENANT
-from simulation.cluster import Cluster
+from simulation.cluster import GRACE_MS, Cluster
 from simulation.engine import FREE, MAX_TOKEN, POISON
 from simulation.loop import Host
+
+LEAVING = ("leave", "give up")
+ABANDONED_TOKENS = 900  # more than a request can get between the last client's leaving and its cancellation
+# Faults after which a client may wait for longer than the grace time before its keepalive tells it.
+SILENT = {"machine vanished", "router paused", "partition one way", "partition both ways"}
+BEHAVIOURS = ("read", "cancel", "leave", "give up", "move", "share")
 
 
 class Violation(Exception):
@@ -28,9 +35,10 @@ class Request:
     name: str
     prompt: list[int]
     params: SamplingParams
-    behaviour: str  # "read", "cancel", "leave", or "move": another client attaches
+    behaviour: str  # "read"; "cancel"; "leave"; "give up" before any event; "move": another client goes on; "share" it
     after: int  # tokens after which the client does that
     deadline_s: float | None = None
+    longest_gap_s: float = 0.0  # between two events
 
     @property
     def is_free(self) -> bool:
@@ -53,9 +61,9 @@ class Client:
         self.name = name
         self.host: Host = cluster.new_host(name)
         self.rng: random.Random = cluster.network.rng(f"client {name}")
+        self.abandoned: list[str] = []  # requests that this client has left
         self.task: asyncio.Task[None] | None = None
         self.ended = 0
-        self.longest_gap_s = 0.0
 
     def start(self) -> None:
         self.task = self.host.spawn(self._run())
@@ -81,12 +89,14 @@ class Client:
                 SamplingParams(temperature=1.0, seed=seed, n=1, best_of=2, max_tokens=length),
             ]
         )
-        behaviour = rng.choices(["read", "cancel", "leave", "move"], [8, 1, 1, 1])[0]
+        behaviour = rng.choices(BEHAVIOURS, [10, 1, 1, 2, 1, 2])[0]
         deadline_s = rng.uniform(0.05, 0.8) if behaviour == "read" and rng.random() < 0.08 else None
         if rng.random() < 0.25:
             prompt[0], behaviour, deadline_s = FREE, "read", None
         elif rng.random() < 0.02:
             prompt[-1], behaviour, deadline_s = POISON, "read", None
+        if behaviour in LEAVING:
+            params, deadline_s = SamplingParams(temperature=0.0, max_tokens=ABANDONED_TOKENS), None
         return Request(f"{self.name}-{number}", prompt, params, behaviour, rng.randrange(0, length), deadline_s)
 
     async def _stream(self, client: AsyncClient, request: Request) -> None:
@@ -94,7 +104,15 @@ class Client:
         size = f"{len(request.prompt)} + {request.params.max_tokens}"
         self._log.add(self.name, f"{request.name}: {request.behaviour}, {size}")
         try:
-            complete = await self._read(client, request, history)
+            if request.behaviour == "share":
+                complete, _ = await asyncio.gather(self._read(client, request, history), self._look_on(request))
+            elif request.behaviour == "give up":
+                await self._give_up(client, request, history)
+                complete = False
+            else:
+                complete = await self._read(client, request, history)
+            if request.behaviour in LEAVING and not complete:
+                self.abandoned.append(request.name)
             self._judge(request, history, complete=complete)
         except ServingError as error:
             self._log.add(self.name, f"{request.name}: {type(error).__name__}")
@@ -106,15 +124,13 @@ class Client:
     async def _read(self, client: AsyncClient, request: Request, history: History) -> bool:
         """Reads the stream, and does what the request says. Returns whether the stream came to its end."""
         loop = asyncio.get_running_loop()
-        stream = client.generate(
-            request.prompt, request.params, request_id=request.name, deadline_s=request.deadline_s
-        )
+        stream = client.generate(request.prompt, request.params, request_id=request.name, deadline_s=request.deadline_s)
         num_tokens, last = 0, loop.time()
         async with stream:
             async for event in stream:
                 history.add(event)
                 num_tokens += len(event.token_ids)
-                self.longest_gap_s = max(self.longest_gap_s, loop.time() - last)
+                request.longest_gap_s = max(request.longest_gap_s, loop.time() - last)
                 last = loop.time()
                 self._note_event(request, event)
                 if num_tokens > request.after and not history.ended:
@@ -127,11 +143,38 @@ class Client:
                         return await self._move(request, history, stream.resume_token)
         return True
 
+    async def _give_up(self, client: AsyncClient, request: Request, history: History) -> None:
+        """Leaves at any moment of the opening, as a client that is cancelled does."""
+        try:
+            async with asyncio.timeout(self.rng.uniform(0.0, 0.015)):
+                await self._read(client, request, history)
+        except TimeoutError:
+            pass
+
+    async def _look_on(self, request: Request) -> None:
+        """A second client reads the same stream from another router for a while, and leaves."""
+        await asyncio.sleep(self.rng.uniform(0.0, 0.3))
+        history = History()
+        endpoint = self.rng.choice(self._cluster.endpoints)
+        try:
+            async with asyncio.timeout(self.rng.uniform(0.05, 2.0)):
+                async with AsyncClient([endpoint]) as other, other.attach(request.name) as stream:
+                    async for event in stream:
+                        history.add(event)
+        except (TimeoutError, ServingError):
+            pass
+        self._check_prefix(request, history)
+
     async def _move(self, request: Request, history: History, resume_token: bytes) -> bool:
         """Goes on with another client, from the resume token."""
         async with AsyncClient(self._cluster.endpoints, policy=RetryPolicy(min_retries=10**6)) as other:
             async with other.attach(resume_token=resume_token) as stream:
                 async for event in stream:
+                    if (
+                        event.branch in history.finishes and not event.token_ids
+                    ):  # a new client is told of the end again
+                        history.ended |= event.finished is not None
+                        continue
                     history.add(event)
                     self._note_event(request, event)
         return True
@@ -146,6 +189,8 @@ class Client:
         ends = set(history.finishes.values())
         early = ends & {FinishReason.CANCELLED, FinishReason.DEADLINE}
         allowed = {FinishReason.CANCELLED} if request.behaviour == "cancel" else set()
+        if request.longest_gap_s > GRACE_MS / 1000 and SILENT & set(self._log.faults):
+            allowed.add(FinishReason.CANCELLED)  # the client had no router for the grace time, and could not know it
         if request.deadline_s is not None:
             allowed.add(FinishReason.DEADLINE)
         if not early <= allowed:
@@ -160,11 +205,20 @@ class Client:
         self._check_prefix(request, history)
         if request.prompt[-1] == POISON and isinstance(error, PoisonSuspected):
             return
-        if request.deadline_s is not None and isinstance(error, DeadlineExceeded):
-            return
+        if request.deadline_s is not None and (isinstance(error, DeadlineExceeded) or error.retryable):
+            return  # a retry would have come too late
         if self._is_lossy() and isinstance(error, HistoryLost | NotFound):
             return
         raise Violation(f"{request.name}: {type(error).__name__}: {error} after {history.tokens}")
+
+    def outlived(self) -> list[str]:
+        """The requests that this client has left, and that ran to their end all the same."""
+        records = [(name, self._record(name)) for name in self.abandoned]
+        return [name for name, record in records if record is not None and record.state is SequenceState.DONE]
+
+    def _record(self, name: str) -> Record | None:
+        stored = self._cluster.store.state.get(sequence_id(TENANT, RequestId(name)))
+        return stored.record if stored is not None else None
 
     def _expected(self, request: Request) -> list[Expected]:
         return self._oracle.outputs(request.prompt, request.params)
