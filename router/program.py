@@ -13,7 +13,7 @@ from octavo.endpoint import parse_listener
 from octavo.errors import StoreUnavailable
 from octavo.ids import Incarnation, new_incarnation
 from octavo.listen_address import why_not_listening
-from octavo.loop import Stopped, before, stop_event
+from octavo.loop import Stopped, StopRequest, before, stop_request
 from octavo.model_aliases import parse_aliases
 from octavo.retry import until_answered
 from octavo.settings import RouterSettings
@@ -40,7 +40,8 @@ log = logging.getLogger(__name__)
 INFERENCE = "octavo.v1.Inference"
 ADMIN = "octavo.v1.Admin"
 STOP_GRACE_S = 2.0
-MIN_ATTACHMENT_INTERVAL_S = 0.25
+TELLING_S = 0.25  # how long a router that drains still answers new calls, with DRAINING
+ASSIGNING_GRACE_S = 2.5  # as long as a Schedule may take
 HEALTH_INTERVAL_S = 0.25
 
 
@@ -82,13 +83,13 @@ class Router:
             self.dispatcher,
             self.attachments,
             ResumeTokens(secret),
-            attachment_interval_s=max(MIN_ATTACHMENT_INTERVAL_S, settings.grace_ms / 3000),
         )
         preparer = RequestPreparer(self.models, incarnation)
         limits = QueueLimits(settings.max_queued_requests, settings.max_queued_tokens)
-        opener = SessionOpener(context, self.models, preparer, limits, settings.max_streams)
+        self._opener = opener = SessionOpener(context, self.models, preparer, limits, settings.max_streams)
         self.inference = InferenceService(opener, store, self.dispatcher, self.models, preparer)
         self.admin = AdminService(store, incarnation, self.pool, self.assigner, preparer)
+        self._may_have_lapsed = False  # whether the last heartbeat was not answered
         self._tasks: list[asyncio.Task[None]] = []
 
     async def start(self) -> None:
@@ -128,13 +129,45 @@ class Router:
         await self._admin_server.start()
         log.info("%s (%s) listens on %s", info["router_id"], self.incarnation, self.endpoint)
 
-    async def stop(self) -> None:
-        """Ends the streams of all clients, which attach elsewhere, and the lease. The workers go on."""
+    async def leave(self, urgent: asyncio.Event) -> None:
+        """Refuses new calls at once. Returns when no call is left, when `drain_ms` have passed, or if `urgent` is set.
+
+        Until then streams go on, and sequences are assigned to workers, as this router may be the only one.
+        """
         self._public_health.shut_down()
         self._admin_health.shut_down()
+        self._opener.refuse_sessions()
+        log.info("draining: no new calls, %d to go", self._opener.num_sessions)
+        waiting = [asyncio.create_task(each) for each in (self._lose_sessions(), urgent.wait())]
+        await asyncio.wait(waiting, timeout=self._settings.drain_ms / 1000, return_when=asyncio.FIRST_COMPLETED)
+        for task in waiting:
+            task.cancel()
+        await asyncio.gather(*waiting, return_exceptions=True)
+
+    async def _lose_sessions(self) -> None:
+        """Returns when no session is open. First probes and callers are told, then connections are: a client that has
+        the address of a balancer connects again, to another router, while its streams here go on.
+        """
+        await asyncio.sleep(TELLING_S)
+        closing = asyncio.create_task(self._public_server.stop(self._settings.drain_ms / 1000))
+        try:
+            await self._opener.wait_until_empty()
+        finally:
+            closing.cancel()
+
+    async def stop(self) -> None:
+        """Ends the streams of all clients, which attach elsewhere, and the lease. The workers go on.
+
+        What this router has begun to assign, it still assigns: no sequence is left with an owner that was not told.
+        """
+        self._public_health.shut_down()
+        self._admin_health.shut_down()
+        if self._opener.num_sessions:
+            log.info("ending %d streams: their clients attach elsewhere", self._opener.num_sessions)
         self.inference.close()
         await self._public_server.stop(STOP_GRACE_S)
         await self._admin_server.stop(0)
+        await self.dispatcher.stop_assigning(ASSIGNING_GRACE_S)
         await end_tasks(self._tasks)
         await self._background.close()
         await self.attachments.close()
@@ -152,7 +185,12 @@ class Router:
                 task.result()
 
     async def _renew_lease(self) -> None:
-        await self._store.heartbeat(self._member, self._settings.lease_ms)
+        """Renews the lease. If it had ended, a sweep may have detached the clients, and all are attached again."""
+        self._may_have_lapsed, was_unanswered = True, self._may_have_lapsed  # the next reply says nothing of this call
+        renewal = await self._store.heartbeat(self._member, self._settings.lease_ms)
+        self._may_have_lapsed = False
+        if renewal.lapsed or was_unanswered:
+            self.attachments.add_all(self.sessions.seq_ids())
 
     async def _keep_lease(self) -> None:
         await self._renew_lease()
@@ -196,14 +234,17 @@ def listen(server: grpc.aio.Server, address: str, flag: str) -> str:
 
 
 async def serve(settings: RouterSettings) -> int:
-    """Runs a router until SIGTERM or SIGINT. Returns the exit status of the process."""
-    stop = stop_event()
+    """Runs a router until SIGTERM or SIGINT. Returns the exit status of the process.
+
+    After SIGTERM its streams may go on for `drain_ms`; SIGINT, or a second SIGTERM, ends them at once.
+    """
+    stop = stop_request()
     store = open_store(settings.store)
     try:
-        tokenizer = await before(stop, asyncio.to_thread(given_tokenizer, settings.tokenizer))
-        secret = await before(stop, until_answered(lambda: open_with_secret(store), pause_s=0.5, what="start"))
+        tokenizer = await before(stop.asked, asyncio.to_thread(given_tokenizer, settings.tokenizer))
+        secret = await before(stop.asked, until_answered(lambda: open_with_secret(store), pause_s=0.5, what="start"))
         router = Router(settings, store, secret, new_incarnation(), tokenizer)
-        await before(stop, router.start())
+        await before(stop.asked, router.start())
     except Stopped:
         log.info("asked to end while starting")
         await store.close()
@@ -212,12 +253,20 @@ async def serve(settings: RouterSettings) -> int:
         log.error("%s", error)
         await store.close()
         return 1
+    return await end_when_asked(router, store, stop)
+
+
+async def end_when_asked(router: Router, store: Store, stop: StopRequest) -> int:
+    """Returns the exit status once the router has ended: asked to, or because one of its loops has failed."""
     failed = asyncio.create_task(router.wait_for_failure())
-    stopping = asyncio.create_task(stop.wait())
+    stopping = asyncio.create_task(stop.asked.wait())
     await asyncio.wait([failed, stopping], return_when=asyncio.FIRST_COMPLETED)
+    asked = stop.asked.is_set()
+    if asked:
+        await router.leave(stop.urgent)
     await router.stop()
     await store.close()
-    if failed.done() and not stop.is_set():
+    if failed.done() and not asked:
         log.error("a loop of the router ended: %s", failed.exception())
         return 1
     return 0

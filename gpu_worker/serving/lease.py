@@ -7,6 +7,7 @@ ends: the one that starts, if the other one renews its lease; the other one, if 
 import asyncio
 import logging
 import time
+from dataclasses import replace
 
 from octavo.errors import StoreUnavailable
 from octavo.retry import until_answered
@@ -84,6 +85,11 @@ class Lease:
         else:
             self._ended, self.loss = True, WorkerIdTaken(self._member, renewal.holder)
             self.lost.set()
+
+    def describe(self, info: bytes) -> None:
+        """Changes what other processes read of this worker in the store, and tells the store soon."""
+        self._member = replace(self._member, info=info)
+        self._start_renewal()
 
     async def end(self) -> None:
         """Ends the lease after a renewal under way, which would otherwise make the worker look alive again."""

@@ -26,6 +26,15 @@ class ProgressMonitor:
         self._lease = lease
         self._health = health
         self._lease_s = lease_s
+        self._serving = False
+        self._draining = False
+
+    def set_draining(self, draining: bool) -> None:
+        """A worker that drains does not serve, from this call on. After the drain it does so again, a round later."""
+        self._draining = draining
+        if draining and self._serving:
+            self._serving = False
+            self._health.set_all(False)
 
     async def run(self) -> None:
         """Reports SERVING once the store knows the worker, and NOT_SERVING after a lease time without progress.
@@ -33,13 +42,14 @@ class ProgressMonitor:
         Ends the process when the step loop has crashed, or has made no progress for HANG_LEASES lease times. Silence
         is counted in rounds of this task, so time in which the whole process was stopped is not silence of the loop.
         """
-        serving, silent_s, seen = False, 0.0, 0.0
+        silent_s, seen = 0.0, 0.0
         while True:
             progress = self._engine.last_progress
             silent_s = 0.0 if progress != seen else silent_s + ROUND_S
             seen = progress
-            if serving != (self._lease.begun and silent_s < self._lease_s):
-                serving = not serving
+            serving = self._lease.begun and not self._draining and silent_s < self._lease_s
+            if serving != self._serving:
+                self._serving = serving
                 self._report(serving)
             if self._engine.crashed or silent_s > HANG_LEASES * self._lease_s:
                 give_up(f"the step loop hangs or has ended ({silent_s:.1f} s without a step)")

@@ -123,7 +123,7 @@ class AsyncStream(AsyncIterator[Event]):
         if isinstance(error, errors.NotFound) and self._past_deadline:
             raise errors.DeadlineExceeded("the deadline passed before the request was accepted") from error
         delay = self._recovery.delay_s(error)
-        self._broken |= isinstance(error, errors.Unreachable | BrokenStreamError)
+        self._broken |= isinstance(error, errors.Unreachable | errors.Draining | BrokenStreamError)
         self._endpoint = self._endpoints.after(self._endpoint)
         await asyncio.sleep(delay)
 

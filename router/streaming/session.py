@@ -57,11 +57,12 @@ class Session:
         self._encoder = EventEncoder(record, self._delivery, context.resume_tokens)
         self._deadline = RequestDeadline()
         self._journals = JournalReader(self._store, self._owner_link, self._delivery, self._deadline)
-        self._poller = RecordPoller(self._sessions.now, context.attachment_interval_s)
+        self._poller = RecordPoller(self._sessions.now)
         self._at_start = start.fresh  # whether the delivery is where the client is
         self._inbox: deque[StepItem] = deque()
         self._wake = asyncio.Event()
         self._error: ServingError | None = None  # Draining: this router ends
+        self._error_announced = False  # a client that has had no event yet has been sent a resume token
 
     # What the rest of the router tells a session: router.session_registry.RegisteredSession
 
@@ -146,7 +147,12 @@ class Session:
         """Waits for the next events. Returns an empty list after the terminal event."""
         while not self._delivery.ended:
             if self._error is not None:
-                raise self._error
+                if self._error_announced:
+                    raise self._error
+                self._error_announced = True
+                if self._at_start and (last := self._encoder.place_event()) is not None:
+                    return [last]
+                continue
             if not self._at_start:
                 await self._go_to_start()
             elif self._inbox:
@@ -197,7 +203,6 @@ class Session:
     async def _keep_going(self) -> None:
         """Sees to it that a worker runs the sequence and sends it here, and that the store knows of the client."""
         record = self._owner_link.record
-        self._poller.note_attached(self._sessions.now)
         if record.state.ended:
             return
         if self._router_id not in record.routers:  # another client of the sequence left here, or the lease had ended
@@ -233,8 +238,10 @@ class Session:
                 finish = Finish(self.seq_id, FinishReason.STOP, stopped.branch, stopped.length, score=stopped.score)
                 await until_answered(partial(self._store.finish, finish), patience_s=STORE_PATIENCE_S, what="finish")
             if delivery.failure is not None:
-                failure = delivery.failure.to_json()
-                await self._store.finish(Finish(self.seq_id, FinishReason.ERROR, failure=failure))
+                failure, epoch = delivery.failure.to_json(), delivery.failure_epoch
+                finish = Finish(self.seq_id, FinishReason.ERROR, failure=failure, epoch=epoch)
+                if not await self._store.finish(finish):
+                    return  # another worker goes on with the request: as unsettled, this stream detaches from it
             delivery.unsettled = False
         except StoreUnavailable:
             return  # any router that reads the journals finds the same end

@@ -25,4 +25,3 @@ class SessionContext:
     dispatcher: Dispatcher
     attachments: AttachmentOutbox
     resume_tokens: ResumeTokens
-    attachment_interval_s: float  # how often a session makes sure that the store knows that its client is attached

@@ -1,5 +1,6 @@
 """Opens sessions: for new requests, which it has the store accept, and for requests that were accepted before."""
 
+import asyncio
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 
@@ -31,7 +32,7 @@ RETRY_SHARE = 1 / 8
 
 
 class SessionOpener:
-    """Opens at most `max_sessions` sessions at a time, and none after `close`."""
+    """Opens at most `max_sessions` sessions at a time, and none after `refuse_sessions` or `close`."""
 
     def __init__(
         self,
@@ -53,8 +54,9 @@ class SessionOpener:
         self._preparer = preparer
         self._queue_limits = queue_limits
         self._max_sessions = max_sessions
-        self._num_sessions = 0
+        self.num_sessions = 0  # that are open, or are being opened
         self._draining = False
+        self._empty = asyncio.Event()
 
     @asynccontextmanager
     async def open_new(
@@ -94,9 +96,22 @@ class SessionOpener:
             async with await self._attach(self._resume_point(request)) as session:
                 yield session
 
+    def refuse_sessions(self) -> None:
+        """Refuses new sessions. Those that are open go on."""
+        self._draining = True
+        self._note_empty()
+
+    def _note_empty(self) -> None:
+        if self._draining and not self.num_sessions:
+            self._empty.set()
+
+    async def wait_until_empty(self) -> None:
+        """Returns when sessions are refused, and none is open any more."""
+        await self._empty.wait()
+
     def close(self) -> None:
         """Refuses new sessions, and ends the streams of those that are open: their clients attach elsewhere."""
-        self._draining = True
+        self.refuse_sessions()
         self._sessions.end_streams(Draining("this router stops: attach again, on another one"))
 
     def _resume_point(self, request: inference_pb2.AttachRequest) -> ResumePoint:
@@ -128,15 +143,16 @@ class SessionOpener:
     def _counted(self) -> Iterator[None]:
         if self._draining:
             raise Draining("this router stops: call another one")
-        if self._num_sessions >= self._max_sessions:
+        if self.num_sessions >= self._max_sessions:
             raise TooManyStreams(
                 f"this router carries {self._max_sessions} calls already: retry, or call another", retry_after_ms=1000
             )
-        self._num_sessions += 1
+        self.num_sessions += 1
         try:
             yield
         finally:
-            self._num_sessions -= 1
+            self.num_sessions -= 1
+            self._note_empty()
 
     def _queue_full(self, accepted: AcceptReply) -> QueueFull:
         workers = self._pool.links.values()

@@ -69,7 +69,7 @@ async def test_a_quiet_request_costs_the_store_few_reads(world, monkeypatch):
     monkeypatch.setattr("router.streaming.record_poller.SILENCE_S", 60.0)  # however slow this machine is
     store = Counting(world.state)
     await world.worker()
-    await world.router(store, grace_ms=180_000)
+    await world.router(store)
     await world.ready()
     for max_tokens in (20, 120):
         store.counts.clear()
