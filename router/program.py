@@ -26,9 +26,11 @@ from router.attachment_outbox import AttachmentOutbox
 from router.background_tasks import BackgroundTasks, end_tasks, repeat_forever
 from router.fleet.model_registry import ModelRegistry
 from router.fleet.worker_pool import WorkerPool
+from router.health_monitor import INFERENCE, HealthMonitor
 from router.placing.assigner import Assigner
 from router.placing.dispatcher import Dispatcher
 from router.session_registry import SessionRegistry
+from router.streaming.request_deadline import DeadlineMargin
 from router.streaming.request_preparer import RequestPreparer
 from router.streaming.resume_tokens import ResumeTokens
 from router.streaming.server import InferenceService
@@ -37,12 +39,12 @@ from router.streaming.session_opener import SessionOpener
 
 log = logging.getLogger(__name__)
 
-INFERENCE = "octavo.v1.Inference"
 ADMIN = "octavo.v1.Admin"
 STOP_GRACE_S = 2.0
+GENERATION_INTERVAL_S = 0.1
+RESUME_SECRET = "resume"
 TELLING_S = 0.25  # how long a router that drains still answers new calls, with DRAINING
 ASSIGNING_GRACE_S = 2.5  # as long as a Schedule may take
-HEALTH_INTERVAL_S = 0.25
 
 
 class Router:
@@ -74,7 +76,11 @@ class Router:
         self.dispatcher = Dispatcher(
             store, incarnation, self.pool, self.assigner, self.sessions, self._background, settings.grace_ms
         )
+        self._resume_tokens = ResumeTokens(secret, store.generation)
+        self._generation = store.generation  # the one that the router has prepared itself for
         self.attachments = AttachmentOutbox(store, incarnation, self.sessions)
+        margin = DeadlineMargin()
+        self.sessions.on_lateness = lambda seconds: margin.note_lateness(seconds, self.sessions.now)
         context = SessionContext(
             store,
             incarnation,
@@ -82,7 +88,8 @@ class Router:
             self.pool,
             self.dispatcher,
             self.attachments,
-            ResumeTokens(secret),
+            self._resume_tokens,
+            margin,
         )
         preparer = RequestPreparer(self.models, incarnation)
         limits = QueueLimits(settings.max_queued_requests, settings.max_queued_tokens)
@@ -116,13 +123,15 @@ class Router:
         }
         self._member = Member("router", self.incarnation, json.dumps(info).encode())
         await until_answered(self._renew_lease, what="start")
+        health = HealthMonitor(self._store, self.pool, self._public_health, self._admin_health)
         loops = (
             self.sessions.keep_time(),
             self.dispatcher.keep_dispatching(),
             self.attachments.keep_telling(),
             repeat_forever("discovery", self.pool.discover_workers),
             repeat_forever("lease", self._keep_lease),
-            repeat_forever("health", self._report_health),
+            repeat_forever("generation", self._follow_generation),
+            repeat_forever("health", health.report),
         )
         self._tasks = [asyncio.create_task(loop) for loop in loops]
         await self._public_server.start()
@@ -196,17 +205,15 @@ class Router:
         await self._renew_lease()
         await asyncio.sleep(self._settings.lease_ms / 3000)
 
-    async def _report_health(self) -> None:
-        """A router is healthy while the store answers and at least one worker can be given sequences."""
-        try:
-            await self._store.queue_depth()
-            answers = True
-        except StoreUnavailable:
-            answers = False
-        available = any(link.view().available for link in self.pool.links.values())
-        self._public_health.set_all(answers and available)
-        self._admin_health.set_all(True)
-        await asyncio.sleep(HEALTH_INTERVAL_S)
+    async def _follow_generation(self) -> None:
+        """A new generation of the store may have lost anything: the secret, attachments, and the ends of journals."""
+        await asyncio.sleep(GENERATION_INTERVAL_S)
+        generation = self._store.generation
+        if generation != self._generation:
+            self._resume_tokens.use_key(await self._store.secret(RESUME_SECRET), generation)
+            self.attachments.add_all(self.sessions.seq_ids())
+            self.sessions.poll_records(self.sessions.seq_ids())
+            self._generation = generation
 
 
 class ListenError(Exception):
@@ -275,4 +282,4 @@ async def end_when_asked(router: Router, store: Store, stop: StopRequest) -> int
 async def open_with_secret(store: Store) -> bytes:
     """Opens the store, and returns the key of resume tokens."""
     await store.open()
-    return await store.secret("resume")
+    return await store.secret(RESUME_SECRET)
