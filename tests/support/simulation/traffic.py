@@ -12,6 +12,7 @@ from octavo.client import AsyncClient, Event, FinishReason, RetryPolicy, Samplin
 from octavo.errors import DeadlineExceeded, HistoryLost, NotFound, PoisonSuspected, ServingError
 from octavo.ids import RequestId, sequence_id
 from octavo.record import Record, SequenceState
+from octavo.store.memory.ownership import POISON_CRASHES
 from router.streaming.request_preparer import TENANT
 from simulation.cluster import GRACE_MS, Cluster
 from simulation.engine import FREE, MAX_TOKEN, POISON
@@ -21,6 +22,8 @@ LEAVING = ("leave", "give up")
 ABANDONED_TOKENS = 900  # more than a request can get between the last client's leaving and its cancellation
 # Faults after which a client may wait for longer than the grace time before its keepalive tells it.
 SILENT = {"machine vanished", "router paused", "partition one way", "partition both ways"}
+# Faults by which a sequence loses an owner.
+LOSSES = ("worker killed", "machine vanished", "killed in a call", "poison", "step hung", "worker paused")
 BEHAVIOURS = ("read", "cancel", "leave", "give up", "move", "share")
 
 
@@ -93,7 +96,8 @@ class Client:
         deadline_s = rng.uniform(0.05, 0.8) if behaviour == "read" and rng.random() < 0.08 else None
         if rng.random() < 0.25:
             prompt[0], behaviour, deadline_s = FREE, "read", None
-        elif rng.random() < 0.02:
+        elif rng.random() < 0.02 and not self._cluster.has_poison:  # the store cannot tell two of them apart
+            self._cluster.has_poison = True
             prompt[-1], behaviour, deadline_s = POISON, "read", None
         if behaviour in LEAVING:
             params, deadline_s = SamplingParams(temperature=0.0, max_tokens=ABANDONED_TOKENS), None
@@ -203,7 +207,10 @@ class Client:
 
     def _judge_error(self, request: Request, history: History, error: ServingError) -> None:
         self._check_prefix(request, history)
-        if request.prompt[-1] == POISON and isinstance(error, PoisonSuspected):
+        if isinstance(error, PoisonSuspected) and request.prompt[-1] == POISON:
+            return
+        if isinstance(error, PoisonSuspected) and sum(self._log.faults[kind] for kind in LOSSES) >= POISON_CRASHES:
+            self._log.faults["innocent, and suspected"] += 1  # its owners have died in a row: it may fail
             return
         if request.deadline_s is not None and (isinstance(error, DeadlineExceeded) or error.retryable):
             return  # a retry would have come too late
