@@ -23,7 +23,7 @@ def main() -> int:
         if args.bug and outcome.violations:
             break
     print(summary.report())
-    return 1 if summary.failed else 0
+    return 1 if summary.is_bad else 0
 
 
 if __name__ == "__main__":

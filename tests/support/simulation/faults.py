@@ -12,6 +12,33 @@ Fault = Callable[[], Awaitable[None]]
 FAULTS_S = 5.0  # how long faults happen
 MAX_FAULTS = 9
 
+# What many runs together must have shown, as it is counted where a fault has its effect.
+EVERY_KIND = (
+    "worker killed",
+    "router killed",
+    "machine vanished",
+    "killed in a call",
+    "worker paused",
+    "router paused",
+    "store paused",
+    "step hung",
+    "partition one way",
+    "partition both ways",
+    "slow link",
+    "connection reset",
+    "store restarted",
+    "lossy failover",
+    "lost request",
+    "lost reply",
+    "late request",
+    "repeated request",
+    "duplicate",
+    "clock skew",
+    "worker left",
+    "router left",
+    "poison",
+)
+
 
 class FaultMenu:
     """Each method is one fault, from its beginning to its end; it is counted when it has had an effect."""

@@ -109,7 +109,9 @@ class Simulation:
         allowed = MAX_POISONED + bool(CUTS & set(self.log.faults))
         if not self.faults.is_lossy:
             killed = self.cluster.poisoned.items()
-            self.violations += [f"{seq_id} has killed {number} workers" for seq_id, number in killed if number > allowed]
+            self.violations += [
+                f"{seq_id} has killed {number} workers" for seq_id, number in killed if number > allowed
+            ]
         self.violations += [runner.first_mismatch for runner in self.cluster.runners if runner.mismatches]
 
     async def _come_to_rest(self) -> None:

@@ -20,6 +20,7 @@ from simulation.loop import Host
 
 LEAVING = ("leave", "give up")
 ABANDONED_TOKENS = 900  # more than a request can get between the last client's leaving and its cancellation
+SHARED_TOKENS = 320  # takes longer than the grace time
 # Faults after which a client may wait for longer than the grace time before its keepalive tells it.
 SILENT = {"machine vanished", "router paused", "partition one way", "partition both ways"}
 # Faults by which a sequence loses an owner.
@@ -101,6 +102,8 @@ class Client:
             prompt[-1], behaviour, deadline_s = POISON, "read", None
         if behaviour in LEAVING:
             params, deadline_s = SamplingParams(temperature=0.0, max_tokens=ABANDONED_TOKENS), None
+        if behaviour == "share":
+            params, deadline_s = SamplingParams(temperature=0.0, max_tokens=SHARED_TOKENS), None
         return Request(f"{self.name}-{number}", prompt, params, behaviour, rng.randrange(0, length), deadline_s)
 
     async def _stream(self, client: AsyncClient, request: Request) -> None:
