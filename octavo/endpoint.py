@@ -93,6 +93,28 @@ def parse_targets(given: str | Sequence[str]) -> tuple[str, ...]:
     return targets
 
 
+def parse_cells(given: str | Sequence[str] | Sequence[Sequence[str]]) -> tuple[tuple[str, ...], ...]:
+    """The targets of each cell: in a text with semicolons between cells, or in a list of lists. A list is one cell.
+
+    The ValueError names the cell, if there are several, and the target that is wrong.
+    """
+    cells: Sequence[str | Sequence[str]]
+    if isinstance(given, str):
+        cells = given.split(";")
+    elif all(isinstance(each, str) for each in given):
+        cells = [[str(each) for each in given]]
+    else:
+        cells = given
+    parsed = []
+    for number, cell in enumerate(cells):
+        try:
+            parsed.append(parse_targets(cell))
+        except ValueError as error:
+            where = f"cell {number} of {len(cells)}: " if len(cells) > 1 else ""
+            raise ValueError(f"{where}{error}") from None
+    return tuple(parsed)
+
+
 def _parse(text: str, *, lowest_port: int) -> Endpoint:
     if scheme := _SCHEME.match(text):
         raise ValueError(f"write HOST:PORT, without {scheme[0]}")
