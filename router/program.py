@@ -30,6 +30,7 @@ from router.health_monitor import INFERENCE, HealthMonitor
 from router.placing.assigner import Assigner
 from router.placing.dispatcher import Dispatcher
 from router.session_registry import SessionRegistry
+from router.streaming.request_deadline import DeadlineMargin
 from router.streaming.request_preparer import RequestPreparer
 from router.streaming.resume_tokens import ResumeTokens
 from router.streaming.server import InferenceService
@@ -40,6 +41,8 @@ log = logging.getLogger(__name__)
 
 ADMIN = "octavo.v1.Admin"
 STOP_GRACE_S = 2.0
+GENERATION_INTERVAL_S = 0.1
+RESUME_SECRET = "resume"
 TELLING_S = 0.25  # how long a router that drains still answers new calls, with DRAINING
 ASSIGNING_GRACE_S = 2.5  # as long as a Schedule may take
 
@@ -73,7 +76,11 @@ class Router:
         self.dispatcher = Dispatcher(
             store, incarnation, self.pool, self.assigner, self.sessions, self._background, settings.grace_ms
         )
+        self._resume_tokens = ResumeTokens(secret, store.generation)
+        self._generation = store.generation  # the one that the router has prepared itself for
         self.attachments = AttachmentOutbox(store, incarnation, self.sessions)
+        margin = DeadlineMargin()
+        self.sessions.on_lateness = lambda seconds: margin.note_lateness(seconds, self.sessions.now)
         context = SessionContext(
             store,
             incarnation,
@@ -81,7 +88,8 @@ class Router:
             self.pool,
             self.dispatcher,
             self.attachments,
-            ResumeTokens(secret),
+            self._resume_tokens,
+            margin,
         )
         preparer = RequestPreparer(self.models, incarnation)
         limits = QueueLimits(settings.max_queued_requests, settings.max_queued_tokens)
@@ -122,6 +130,7 @@ class Router:
             self.attachments.keep_telling(),
             repeat_forever("discovery", self.pool.discover_workers),
             repeat_forever("lease", self._keep_lease),
+            repeat_forever("generation", self._follow_generation),
             repeat_forever("health", health.report),
         )
         self._tasks = [asyncio.create_task(loop) for loop in loops]
@@ -196,6 +205,16 @@ class Router:
         await self._renew_lease()
         await asyncio.sleep(self._settings.lease_ms / 3000)
 
+    async def _follow_generation(self) -> None:
+        """A new generation of the store may have lost anything: the secret, attachments, and the ends of journals."""
+        await asyncio.sleep(GENERATION_INTERVAL_S)
+        generation = self._store.generation
+        if generation != self._generation:
+            self._resume_tokens.use_key(await self._store.secret(RESUME_SECRET), generation)
+            self.attachments.add_all(self.sessions.seq_ids())
+            self.sessions.poll_records(self.sessions.seq_ids())
+            self._generation = generation
+
 
 class ListenError(Exception):
     """The address is taken, or is not an address of this machine."""
@@ -265,4 +284,4 @@ async def end_when_asked(router: Router, store: Store, stop: StopRequest) -> int
 async def open_with_secret(store: Store) -> bytes:
     """Opens the store, and returns the key of resume tokens."""
     await store.open()
-    return await store.secret("resume")
+    return await store.secret(RESUME_SECRET)

@@ -22,7 +22,7 @@ class Client:
     Close it, or use `with`. A stream is a plain iterator; a caller that closes it early disconnects.
     """
 
-    def __init__(self, endpoints: str | Sequence[str], *, policy: RetryPolicy = RetryPolicy()) -> None:  # noqa: B008  frozen: one for all
+    def __init__(self, endpoints: str | Sequence[str] | Sequence[Sequence[str]], *, policy: RetryPolicy = RetryPolicy()) -> None:  # noqa: B008  frozen: one for all
         self._client = AsyncClient(endpoints, policy=policy)
         self._loop = _LoopThread()
 
@@ -38,7 +38,7 @@ class Client:
             self._loop.stop()
 
     def connect(self, timeout_s: float = 5.0) -> None:
-        """Returns once one of the routers is connected, which no call needs. Raises Unreachable after `timeout_s`."""
+        """Returns once a router of each cell is connected, which no call needs. Raises Unreachable after `timeout_s`."""
         self._loop.wait_for(self._client.connect(timeout_s))
 
     def generate(

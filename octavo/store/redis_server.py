@@ -13,11 +13,13 @@ from redis.exceptions import OutOfMemoryError, RedisError, ResponseError
 
 from octavo.errors import Mismatch, StoreFull, StoreUnavailable
 from octavo.store import keys, library
+from octavo.store.calls import RETAIN_MS
 from octavo.store.redis_primary import connection_pool
 from octavo.store_url import server_urls
 
 T = TypeVar("T")
 MAX_GENERATIONS_PER_CALL = 4
+RESET_CONNECTION = "the handler is closed"  # in the RuntimeError of uvloop for a write to a connection that was reset
 BARRIER_MS = 60_000
 # What clients come to see: it survives the promotion of a replica, if a write waits for replicas.
 DURABLE = frozenset(f"octavo1_{name}" for name in ("accept", "take", "append_batch", "finish", "cancel", "mig_commit"))
@@ -32,7 +34,7 @@ class RedisOptions:
     call_timeout_s: float = 2.0
     replicas: int = 0  # how many replicas must have a write before it counts; 0: the primary alone decides
     replica_timeout_ms: int = 1000  # how long a write waits for them; shorter than call_timeout_s
-    retain_ms: int = 600_000
+    retain_ms: int = RETAIN_MS
     max_connections: int = 16
 
 
@@ -103,7 +105,12 @@ class RedisServer:
         Errors of the connection or the server become StoreUnavailable; that there is no memory left, StoreFull.
         """
         try:
-            return await operation(*args)
+            try:
+                return await operation(*args)
+            except RuntimeError as error:
+                if RESET_CONNECTION not in str(error):
+                    raise
+                return await operation(*args)  # the dead connection has left the pool
         except OutOfMemoryError as error:
             raise StoreFull(
                 "the store has no memory left for new requests: retry later, or give it more (maxmemory)",
@@ -111,6 +118,10 @@ class RedisServer:
             ) from error
         except (RedisError, OSError, TimeoutError) as error:
             raise StoreUnavailable(f"the store does not answer ({type(error).__name__}: {error})") from error
+        except RuntimeError as error:
+            if RESET_CONNECTION not in str(error):
+                raise
+            raise StoreUnavailable("the store has reset the connection") from error
 
     async def _fcall(self, name: str, names: Sequence[str], args: Sequence[Any]) -> Any:
         send = self._send_durably if self._options.replicas and name in DURABLE else self.client.fcall
@@ -180,7 +191,9 @@ class RedisServer:
                 pause_s = 0.05
                 async for message in subscriber.listen():
                     yield message["data"]
-            except (RedisError, OSError, TimeoutError):
+            except (RedisError, OSError, TimeoutError, RuntimeError) as error:
+                if isinstance(error, RuntimeError) and RESET_CONNECTION not in str(error):
+                    raise
                 await asyncio.sleep(pause_s)
                 pause_s = min(2 * pause_s, 1.0)
             finally:
