@@ -1,4 +1,4 @@
-"""Which cell a request belongs to: every client computes it from the request id alone. docs/cells.md says what a cell is."""
+"""Which cell a request belongs to: every client computes it from the request id (docs/cells.md)."""
 
 import hashlib
 

@@ -10,13 +10,14 @@ import grpc
 from octavo import errors, ids
 from octavo.client import convert
 from octavo.client.arguments import PriorityName, RequestArguments, SamplingArguments, make_sampling
-from octavo.client.convert import Messages, Prompt
 from octavo.client.cell_pools import CellPools
+from octavo.client.convert import Messages, Prompt
 from octavo.client.endpoint_pool import EndpointPool, typed
 from octavo.client.events import Completion, Model, RequestStatus
 from octavo.client.receiver import StreamReceiver
 from octavo.client.retry import Recovery, RetryBudget, RetryPolicy
 from octavo.client.stream import AsyncStream, collect
+from octavo.endpoint import Endpoints
 from octavo.sampling import SamplingParams
 from octavo.v1 import inference_pb2
 
@@ -34,7 +35,7 @@ class AsyncClient:
     `async with`.
     """
 
-    def __init__(self, endpoints: str | Sequence[str] | Sequence[Sequence[str]], *, policy: RetryPolicy = RetryPolicy()) -> None:  # noqa: B008  frozen: one for all
+    def __init__(self, endpoints: Endpoints, *, policy: RetryPolicy = RetryPolicy()) -> None:  # noqa: B008  frozen: one for all
         self._cells = CellPools(endpoints)
         self._policy = policy
         self._budget = RetryBudget(policy.retry_ratio, policy.min_retries)
@@ -49,7 +50,7 @@ class AsyncClient:
         await self._cells.close()
 
     async def connect(self, timeout_s: float = 5.0) -> None:
-        """Returns once a router of each cell is connected, which no call needs. Raises Unreachable after `timeout_s`."""
+        """Returns once one of the routers is connected, which no call needs. Raises Unreachable after `timeout_s`."""
         await self._cells.connect(timeout_s)
 
     def generate(

@@ -1,18 +1,17 @@
 """The cells that a client may call, with a pool of endpoints for each. A request belongs to one of them, by its id."""
 
 import asyncio
-from collections.abc import Sequence
 
 from octavo import errors
 from octavo.cells import cell_number
 from octavo.client.endpoint_pool import EndpointPool
-from octavo.endpoint import parse_cells
+from octavo.endpoint import Endpoints, parse_cells
 
 
 class CellPools:
     """Says which pool a call goes to. They belong to one event loop."""
 
-    def __init__(self, endpoints: str | Sequence[str] | Sequence[Sequence[str]]) -> None:
+    def __init__(self, endpoints: Endpoints) -> None:
         """Raises InvalidArgument, which names the cell, if one of the endpoints is none."""
         try:
             cells = parse_cells(endpoints)
@@ -44,8 +43,19 @@ class CellPools:
         return self._pools[self._turn % len(self._pools)]
 
     async def connect(self, timeout_s: float) -> None:
-        """Returns once one router of each cell is connected. Raises Unreachable, which names the routers."""
-        await asyncio.gather(*(pool.connect(timeout_s) for pool in self._pools))
+        """Returns once a router of any cell is connected. Raises Unreachable, which names the routers of a cell."""
+        tries = [asyncio.ensure_future(pool.connect(timeout_s)) for pool in self._pools]
+        try:
+            for attempt in asyncio.as_completed(tries):
+                try:
+                    return await attempt
+                except errors.Unreachable as error:
+                    failed = error
+            raise failed
+        finally:
+            for each in tries:
+                each.cancel()
+            await asyncio.gather(*tries, return_exceptions=True)
 
     async def close(self) -> None:
         for pool in self._pools:

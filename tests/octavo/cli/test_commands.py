@@ -43,6 +43,13 @@ def test_generate_streams_text_and_survives_a_break(router, endpoint, capsys):
     assert router.attached == 1
 
 
+def test_generate_goes_to_the_cell_of_its_request(endpoint, capsys):
+    assert main(["generate", "--endpoint", f"{endpoint};{endpoint}", "--prompt", "hi"]) == 0
+    assert capsys.readouterr().out == ANSWER + "\n"
+    assert main(["generate", "--endpoint", f"{endpoint};a:0", "--prompt", "hi"]) == 2
+    assert "--endpoint: cell 1 of 2: a:0: port must be 1 to 65535" in capsys.readouterr().err
+
+
 def test_generate_counts_reattaches(router, endpoint, capsys):
     router.breaks = 2  # the second breaks the re-attached stream before its first event: that one brought nothing
     assert main(["generate", "--endpoint", endpoint, "--prompt", "hi", "--json"]) == 0
