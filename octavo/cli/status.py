@@ -90,12 +90,12 @@ async def _ask(endpoint: str, timeout_s: float) -> RouterAnswer | str:
 
 
 async def _serves(channel: grpc.aio.Channel, timeout_s: float) -> bool:
-    """What the router's health says of new requests. A router of an older version does not say it here: True."""
+    """What the router's health says of new requests. What does not know the question counts as serving."""
     request = health_pb2.HealthCheckRequest(service=INFERENCE)
     try:
         reply = await health_pb2_grpc.HealthStub(channel).Check(request, timeout=timeout_s, wait_for_ready=True)
     except grpc.aio.AioRpcError as error:
-        if error.code() is grpc.StatusCode.NOT_FOUND:
+        if error.code() in (grpc.StatusCode.NOT_FOUND, grpc.StatusCode.UNIMPLEMENTED):
             return True
         raise
     return bool(reply.status == health_pb2.HealthCheckResponse.SERVING)
