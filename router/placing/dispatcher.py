@@ -211,8 +211,8 @@ class Dispatcher:
     async def _sweep(self) -> None:
         await asyncio.sleep(SWEEP_INTERVAL_MS / 1000 if self._sweep_was_full else SWEEP_S * random.uniform(0.5, 1.5))
         swept = await self._store.sweep(SWEEP_LIMIT, self._grace_ms, SWEEP_INTERVAL_MS)
-        most = max(map(len, (swept.orphans, swept.requeued, swept.cancelled, swept.expired)))
-        self._sweep_was_full = most >= SWEEP_LIMIT
+        found = (len(swept.orphans), len(swept.requeued), len(swept.cancelled), len(swept.expired))
+        self._sweep_was_full = max(found) >= SWEEP_LIMIT
         for orphan in swept.orphans:
             self.recover_sequence(orphan.seq_id, orphan.epoch, TakeReason.LEASE)
         if swept.requeued:
