@@ -277,8 +277,10 @@ class Assigner:
 
     async def _requeue_later(self, seq_id: SequenceId, epoch: int) -> None:
         """Puts the sequence back into the queue after a pause: without the pause it would be popped again at once."""
-        await asyncio.sleep(REQUEUE_DELAY_S * random.uniform(0.5, 1.5))
-        await self._requeue(seq_id, epoch)
+        try:
+            await asyncio.sleep(REQUEUE_DELAY_S * random.uniform(0.5, 1.5))
+        finally:
+            await self._requeue(seq_id, epoch)  # also if this router ends meanwhile: others need not wait for the claim
 
     async def _requeue(self, seq_id: SequenceId, epoch: int) -> None:
         await until_answered(lambda: self.store.requeue(seq_id, epoch), patience_s=STORE_PATIENCE_S, what="requeue")
