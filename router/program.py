@@ -26,6 +26,7 @@ from router.attachment_outbox import AttachmentOutbox
 from router.background_tasks import BackgroundTasks, end_tasks, repeat_forever
 from router.fleet.model_registry import ModelRegistry
 from router.fleet.worker_pool import WorkerPool
+from router.health_monitor import INFERENCE, HealthMonitor
 from router.placing.assigner import Assigner
 from router.placing.dispatcher import Dispatcher
 from router.session_registry import SessionRegistry
@@ -37,12 +38,10 @@ from router.streaming.session_opener import SessionOpener
 
 log = logging.getLogger(__name__)
 
-INFERENCE = "octavo.v1.Inference"
 ADMIN = "octavo.v1.Admin"
 STOP_GRACE_S = 2.0
 TELLING_S = 0.25  # how long a router that drains still answers new calls, with DRAINING
 ASSIGNING_GRACE_S = 2.5  # as long as a Schedule may take
-HEALTH_INTERVAL_S = 0.25
 
 
 class Router:
@@ -116,13 +115,14 @@ class Router:
         }
         self._member = Member("router", self.incarnation, json.dumps(info).encode())
         await until_answered(self._renew_lease, what="start")
+        health = HealthMonitor(self._store, self.pool, self._public_health, self._admin_health)
         loops = (
             self.sessions.keep_time(),
             self.dispatcher.keep_dispatching(),
             self.attachments.keep_telling(),
             repeat_forever("discovery", self.pool.discover_workers),
             repeat_forever("lease", self._keep_lease),
-            repeat_forever("health", self._report_health),
+            repeat_forever("health", health.report),
         )
         self._tasks = [asyncio.create_task(loop) for loop in loops]
         await self._public_server.start()
@@ -195,18 +195,6 @@ class Router:
     async def _keep_lease(self) -> None:
         await self._renew_lease()
         await asyncio.sleep(self._settings.lease_ms / 3000)
-
-    async def _report_health(self) -> None:
-        """A router is healthy while the store answers and at least one worker can be given sequences."""
-        try:
-            await self._store.queue_depth()
-            answers = True
-        except StoreUnavailable:
-            answers = False
-        available = any(link.view().available for link in self.pool.links.values())
-        self._public_health.set_all(answers and available)
-        self._admin_health.set_all(True)
-        await asyncio.sleep(HEALTH_INTERVAL_S)
 
 
 class ListenError(Exception):

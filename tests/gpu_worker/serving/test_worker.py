@@ -254,12 +254,13 @@ async def test_a_store_that_is_away_costs_the_lease_and_nothing_else(life):
 
     life.store.heartbeat = life.store.append_batch = away
     await asyncio.sleep(2 * LEASE_MS / 1000)
-    assert await life.serving()  # its loop goes round
+    assert not await life.serving()  # its loop goes round, but nobody gives it anything
     count, steps = await life.tokens(), life.worker.engine.times.num_steps
     await asyncio.sleep(0.1)
     assert life.worker.engine.times.num_steps == steps  # held: no more than the window is not journalled
     life.store.heartbeat, life.store.append_batch = heartbeat, append
     await until(life.known)
+    await until(life.serving)
     await until(lambda: life.worker.engine.times.num_steps > steps + 50)
     assert await life.tokens() > count
     assert not life.ended

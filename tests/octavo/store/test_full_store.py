@@ -18,7 +18,7 @@ from octavo.store.redis import RedisStore
 
 W1, ROUTER = Incarnation("worker1"), Incarnation("router1")
 UNBOUNDED = QueueLimits(10**9, 10**12)
-MEMORY_BYTES = 8 * 2**20
+MEMORY_BYTES = 16 * 2**20
 PROMPT = tuple(range(16_384))  # 64 KiB in the store
 RETAIN_MS = 600_000
 SETTLED_MS = 10 * RETAIN_MS  # with this retention, a record that was kept for RETAIN_MS seems to have ended long ago
