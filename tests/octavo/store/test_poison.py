@@ -4,6 +4,8 @@ import random
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
+import pytest
+
 from octavo.ids import Incarnation, SequenceId
 from octavo.record import NewSequence
 from octavo.sampling import FinishReason
@@ -29,7 +31,7 @@ class FleetWorker:
     up: bool = True
     died_ms: int = 0
     back_ms: int = 0  # when the next life begins
-    streams: set["FleetStream"] = field(default_factory=set)
+    streams: list["FleetStream"] = field(default_factory=list)  # no set: a seed gives the same run every time
 
     @property
     def incarnation(self) -> Incarnation:
@@ -125,7 +127,7 @@ class Fleet:
         stream.longest_stall_ms = max(stream.longest_stall_ms, self.now_ms - stream.stalled_from_ms)
         stream.stalled_from_ms = self.now_ms
         if stream.tokens >= STREAM_TOKENS:
-            worker.streams.discard(stream)
+            worker.streams.remove(stream)
             await self.store.finish(Finish(stream.seq_id, FinishReason.LENGTH))
 
     async def _journal(self, stream: FleetStream, worker: FleetWorker) -> None:
@@ -162,7 +164,7 @@ class Fleet:
                 assert await self.store.announce(stream.seq_id, taken.epoch, owner)
             stream.worker, stream.alone, stream.next_take_ms = worker, taken.alone, None
             stream.running_from_ms = self.now_ms + self._within(PREFILL_MS)
-            worker.streams.add(stream)
+            worker.streams.append(stream)
             return
         stream.next_take_ms = self.now_ms + 250
         if occupied:
@@ -177,3 +179,51 @@ class Fleet:
     @property
     def poisoned(self) -> list[FleetStream]:
         return [stream for stream in [*self.streams, *self.ended] if stream.failed]
+
+
+async def busy_fleet(new: Callable[..., NewSequence], seed: int, num_streams: int) -> Fleet:
+    fleet = Fleet(new, seed)
+    for _ in range(num_streams):
+        await fleet.add_stream()
+    return fleet
+
+
+@pytest.mark.timeout(300)
+async def test_random_deaths_blame_nobody(new: Callable[..., NewSequence]) -> None:
+    """Four hundred deaths in a quarter of an hour, sixty streams; and nobody waits long for another suspect."""
+    fleet, kills = await busy_fleet(new, 20261122, 60), random.Random(20261122)
+    await fleet.run(900, [kills.randrange(900_000) for _ in range(400)])
+    every = [*fleet.streams, *fleet.ended]
+    assert fleet.poisoned == []
+    assert len(every) > 2000
+    assert len(fleet.state.deaths) > 200
+    assert max(stream.longest_stall_ms for stream in every) < 20_000
+
+
+@pytest.mark.parametrize("seed", range(5))
+async def test_three_deaths_at_once_blame_nobody(new: Callable[..., NewSequence], seed: int) -> None:
+    fleet = await busy_fleet(new, seed, 40)
+    await fleet.run(5)
+    await fleet.run(20, [0, 200, 400])
+    assert fleet.poisoned == []
+
+
+@pytest.mark.parametrize("fatal_after", [0, 7, 300])
+async def test_poison_costs_three_workers(new: Callable[..., NewSequence], fatal_after: int) -> None:
+    fleet = await busy_fleet(new, fatal_after, 40)
+    await fleet.run(5)
+    poison = await fleet.add_stream(fatal_after)
+    await fleet.run(60)
+    assert (fleet.poisoned, poison.deaths) == ([poison], 3)
+
+
+@pytest.mark.parametrize(("num_poisons", "most"), [(2, 6), (5, 13)])
+async def test_several_poisons_at_once_end_and_take_no_innocent_along(
+    new: Callable[..., NewSequence], num_poisons: int, most: int
+) -> None:
+    fleet = await busy_fleet(new, num_poisons, 40)
+    await fleet.run(5)
+    poisons = [await fleet.add_stream(random.Random(number).randrange(60)) for number in range(num_poisons)]
+    await fleet.run(240)
+    assert set(fleet.poisoned) == set(poisons)
+    assert max(poison.deaths for poison in poisons) <= most
