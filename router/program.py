@@ -4,6 +4,7 @@ import asyncio
 import json
 import logging
 import os
+import time
 from dataclasses import replace
 
 import grpc.aio
@@ -30,6 +31,7 @@ from router.health_monitor import INFERENCE, HealthMonitor
 from router.placing.assigner import Assigner
 from router.placing.dispatcher import Dispatcher
 from router.session_registry import SessionRegistry
+from router.streaming.request_deadline import DeadlineMargin
 from router.streaming.request_preparer import RequestPreparer
 from router.streaming.resume_tokens import ResumeTokens
 from router.streaming.server import InferenceService
@@ -40,6 +42,9 @@ log = logging.getLogger(__name__)
 
 ADMIN = "octavo.v1.Admin"
 STOP_GRACE_S = 2.0
+CUT_OFF_S = 20.0  # less than the time for which the store keeps the requests of a router that it does not hear of
+GENERATION_INTERVAL_S = 0.1
+RESUME_SECRET = "resume"
 TELLING_S = 0.25  # how long a router that drains still answers new calls, with DRAINING
 ASSIGNING_GRACE_S = 2.5  # as long as a Schedule may take
 
@@ -73,7 +78,11 @@ class Router:
         self.dispatcher = Dispatcher(
             store, incarnation, self.pool, self.assigner, self.sessions, self._background, settings.grace_ms
         )
+        self._resume_tokens = ResumeTokens(secret, store.generation)
+        self._generation = store.generation  # the one that the router has prepared itself for
         self.attachments = AttachmentOutbox(store, incarnation, self.sessions)
+        margin = DeadlineMargin()
+        self.sessions.on_lateness = lambda seconds: margin.note_lateness(seconds, self.sessions.now)
         context = SessionContext(
             store,
             incarnation,
@@ -81,7 +90,8 @@ class Router:
             self.pool,
             self.dispatcher,
             self.attachments,
-            ResumeTokens(secret),
+            self._resume_tokens,
+            margin,
         )
         preparer = RequestPreparer(self.models, incarnation)
         limits = QueueLimits(settings.max_queued_requests, settings.max_queued_tokens)
@@ -89,6 +99,7 @@ class Router:
         self.inference = InferenceService(opener, store, self.dispatcher, self.models, preparer)
         self.admin = AdminService(store, incarnation, self.pool, self.assigner, preparer)
         self._may_have_lapsed = False  # whether the last heartbeat was not answered
+        self._renewed_at = time.monotonic()
         self._tasks: list[asyncio.Task[None]] = []
 
     async def start(self) -> None:
@@ -122,6 +133,7 @@ class Router:
             self.attachments.keep_telling(),
             repeat_forever("discovery", self.pool.discover_workers),
             repeat_forever("lease", self._keep_lease),
+            repeat_forever("generation", self._follow_generation),
             repeat_forever("health", health.report),
         )
         self._tasks = [asyncio.create_task(loop) for loop in loops]
@@ -188,13 +200,31 @@ class Router:
         """Renews the lease. If it had ended, a sweep may have detached the clients, and all are attached again."""
         self._may_have_lapsed, was_unanswered = True, self._may_have_lapsed  # the next reply says nothing of this call
         renewal = await self._store.heartbeat(self._member, self._settings.lease_ms)
-        self._may_have_lapsed = False
+        self._may_have_lapsed, self._renewed_at = False, time.monotonic()
         if renewal.lapsed or was_unanswered:
             self.attachments.add_all(self.sessions.seq_ids())
 
     async def _keep_lease(self) -> None:
-        await self._renew_lease()
+        """A router that the store does not hear of for long ends its streams, while their requests still live."""
+        try:
+            await self._renew_lease()
+        except StoreUnavailable:
+            if time.monotonic() - self._renewed_at > CUT_OFF_S:
+                self.sessions.end_streams(
+                    StoreUnavailable("the store does not answer: attach again, on any router", retry_after_ms=1000)
+                )
+            raise
         await asyncio.sleep(self._settings.lease_ms / 3000)
+
+    async def _follow_generation(self) -> None:
+        """A new generation of the store may have lost anything: the secret, attachments, and the ends of journals."""
+        await asyncio.sleep(GENERATION_INTERVAL_S)
+        generation = self._store.generation
+        if generation != self._generation:
+            self._resume_tokens.use_key(await self._store.secret(RESUME_SECRET), generation)
+            self.attachments.add_all(self.sessions.seq_ids())
+            self.sessions.poll_records(self.sessions.seq_ids())
+            self._generation = generation
 
 
 class ListenError(Exception):
@@ -263,4 +293,4 @@ async def end_when_asked(router: Router, store: Store, stop: StopRequest) -> int
 async def open_with_secret(store: Store) -> bytes:
     """Opens the store, and returns the key of resume tokens."""
     await store.open()
-    return await store.secret("resume")
+    return await store.secret(RESUME_SECRET)

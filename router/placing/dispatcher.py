@@ -56,6 +56,7 @@ class Dispatcher:
         self._wake = asyncio.Event()
         self._backlog = False  # whether the last pop stopped for lack of room, so that more sequences may wait
         self._num_assigning: Counter[str] = Counter()  # by model
+        self._num_popping = 0
         self._num_recovering = 0
         self._stopping = False
         self._stopped = asyncio.Event()  # no assignment is in progress, and none begins any more
@@ -91,6 +92,7 @@ class Dispatcher:
         """Begins no more assignments, and waits for those in progress, for up to `patience_s`.
 
         An assignment that is cut off between its take and its Schedule leaves a sequence that nobody runs for a while.
+        A pop whose answer is not waited for leaves one that nobody assigns until its claim has ended.
         """
         self._stopping = True
         self._note_ended()
@@ -143,7 +145,7 @@ class Dispatcher:
             self._note_ended()
 
     def _note_ended(self) -> None:
-        if self._stopping and not self._num_assigning.total() and not self._num_recovering:
+        if self._stopping and not (self._num_popping or self._num_assigning.total() or self._num_recovering):
             self._stopped.set()
 
     # The queue
@@ -164,10 +166,15 @@ class Dispatcher:
         while not self._stopping and (num_wanted := self._room_left(model) - self._num_assigning[model]) > 0:
             # Few at once: a more urgent newcomer cannot overtake sequences that are being assigned.
             count = min(num_wanted, POP_AT_ONCE)
-            popped = await self._store.pop(model, count, CLAIM_MS)
-            for item in popped:
-                self._num_assigning[model] += 1
-                self._background.spawn(self._assign_popped(model, item))
+            self._num_popping += 1
+            try:
+                popped = await self._store.pop(model, count, CLAIM_MS)
+                for item in popped:
+                    self._num_assigning[model] += 1
+                    self._background.spawn(self._assign_popped(model, item))
+            finally:
+                self._num_popping -= 1
+                self._note_ended()
             if len(popped) < count:
                 return False
         return True

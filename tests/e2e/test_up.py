@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 import time
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 
 import grpc
 import pytest
@@ -209,17 +209,31 @@ class Story:
         self.tokens = list(next(self._stream).token_ids)  # it has begun, at the first endpoint
         self._finish_reason = FinishReason.NONE
         self._thread = threading.Thread(target=self._read, daemon=True)
+        self._leaving = False
         self._thread.start()
 
     def _read(self):
-        for event in self._stream:
-            self.tokens += event.token_ids
-            self._finish_reason = event.finish_reason
+        try:
+            for event in self._stream:
+                self.tokens += event.token_ids
+                self._finish_reason = event.finish_reason
+        except Exception:  # whatever a client raises that is closed
+            if not self._leaving:
+                raise
 
     def goes_on(self):
         """It brings more, or has ended."""
         told = len(self.tokens)
         wait_until(lambda: len(self.tokens) > told or not self._thread.is_alive(), STORY_PATIENCE_S, "it is stuck")
+
+    @contextmanager
+    def leaving(self):
+        """The service ends, and the stream with it."""
+        self._leaving = True
+        yield
+        self._client.close()
+        self._thread.join(STORY_PATIENCE_S)
+        assert not self._thread.is_alive()
 
     def end(self):
         """How often it was attached again."""
@@ -259,3 +273,51 @@ def test_kill_9_of_up_leaves_nothing_behind(tmp_path):
     again = Up(tmp_path, routers=1, workers=1)  # nothing in the way: neither lock, nor port, nor state
     wait_until(again.whole, 60, again.process.tail())
     assert again.process.stop(STOP_S) == 0
+
+
+@pytest.mark.timeout(300)
+def test_a_worker_is_emptied_by_command_and_one_that_is_stopped_comes_back(up):
+    """While a stream runs, which is given to the other worker each time."""
+    story = Story([router["endpoint"] for router in up.status()["routers"]])
+    busy = next(row["worker_id"] for row in up.status()["workers"] if row["num_sequences"])
+    idle = {"worker-0": "worker-1", "worker-1": "worker-0"}[busy]
+    before = up.pids()
+    drained = up.run("drain", busy)
+    assert drained == {"worker_id": busy, "draining": True, "num_left": 0, "num_released": 1}
+
+    def row(name):
+        return next(row for row in up.status()["workers"] if row["worker_id"] == name)
+
+    assert (row(busy)["available"], row(busy)["reason"]) == (False, "draining")
+    wait_until(lambda: row(busy)["num_sequences"] == 0, 20, "it still has sequences")
+    wait_until(lambda: row(idle)["num_sequences"] == 1, 20, "nobody took it")
+    story.goes_on()
+    assert up.run("drain", busy, "--undo")["draining"] is False
+    wait_until(up.whole, 20, "the worker gets no work again")
+    assert up.pids() == before  # `up` let it be
+    os.kill(before[idle], signal.SIGTERM)
+    wait_until(lambda: not exists(before[idle]), 30, f"{idle} does not leave")
+    wait_until(up.whole, 60, f"{idle} is not started again:\n{up.process.tail()}")
+    story.goes_on()
+    nobody = up.started("drain", "nobody")
+    assert nobody.returncode == 1
+    assert nobody.stderr.strip().endswith("this router knows no worker 'nobody'; it knows: worker-0, worker-1")
+    began = time.monotonic()
+    with story.leaving():
+        assert up.process.stop(STOP_S) == 0  # with a stream under way
+    assert time.monotonic() - began < 15  # about two seconds on a quiet machine, and not the 25 of --drain-ms
+
+
+@pytest.mark.timeout(240)
+def test_a_second_signal_ends_up_at_once(tmp_path):
+    """Also where a process does not answer: it is killed 10 s after the first signal, or at the second one."""
+    up = Up(tmp_path, routers=1, workers=1)
+    children, worker = up.children(), up.pids()["worker-0"]
+    os.kill(worker, signal.SIGSTOP)
+    began = time.monotonic()
+    os.kill(up.process.pid, signal.SIGINT)
+    wait_until(lambda: "ending" in up.process.log.read_text(), 10, "it does not end")
+    os.kill(up.process.pid, signal.SIGINT)
+    assert up.process.stop(STOP_S) == 0
+    assert time.monotonic() - began < 8
+    assert not [pid for pid in children if exists(pid)]

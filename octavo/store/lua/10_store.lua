@@ -128,7 +128,7 @@ end
 --   owned:<worker>     what a worker owns, by its place in the queue
 --   attached:<router>  the sequences whose client is attached to a router, by their places in the queue
 --   deadlines          live sequences with a deadline, by the time when a sweep ends them
---   detached           live sequences without a client that end for that, by the time when the last client left
+--   detached           live sequences without a client that end for that, by the time from which the grace counts
 -- A member of `owned` and `attached` is a member of members:<kind>, too, so that a sweep finds what the dead leave behind.
 
 local function add_to_index(store, name, score, id)

@@ -150,11 +150,12 @@ define('attach', function(store, keys, router)
   return described(rec)
 end, true)
 
-local function detach(store, rec, router)
+-- Without this router. If it was the last one, the grace counts from `since` on.
+local function detach(store, rec, router, since)
   local found, others = split_routers(rec, router)
   if ended(rec) or not found then return end
   drop_from_index(store, 'attached:' .. router, rec.id)
-  local since = others == '' and now_ms() or 0
+  since = others == '' and since or 0
   update(rec, { routers = others, detached_since_ms = since })
   if since > 0 and rec.keep_on_disconnect == '0' and rec.cancel == '0' then
     add_to_index(store, 'detached', since, rec.id)
@@ -165,6 +166,6 @@ end
 -- KEYS: generation, record.  a: router.  Reply: {'OK'}
 define('detach', function(store, keys, router)
   local rec = fetch(keys[2])
-  if rec then detach(store, rec, router) end
+  if rec then detach(store, rec, router, now_ms()) end
   return { 'OK' }
 end, true)

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from octavo.ids import Incarnation, SequenceId
 from octavo.record import Record, SequenceState, TimelineEntry
 from octavo.sampling import FinishReason
-from octavo.store.calls import Finish, Member, NameHolder, Notice, QueueDepth
+from octavo.store.calls import RETAIN_MS, Finish, Member, NameHolder, Notice, QueueDepth
 
 ALIVE_MS = 24 * 3600 * 1000
 QUARANTINE_MS = 60_000
@@ -50,7 +50,7 @@ class StoredSequence:
 class MemoryState:
     """The data of one store. Several MemoryStores on it stand for several processes on one server."""
 
-    def __init__(self, now_ms: Callable[[], int] = wall_clock_ms, *, retain_ms: int = 600_000) -> None:
+    def __init__(self, now_ms: Callable[[], int] = wall_clock_ms, *, retain_ms: int = RETAIN_MS) -> None:
         self.now_ms = now_ms
         self.retain_ms = retain_ms
         self.full = False  # as a server that has used up its memory
@@ -60,6 +60,7 @@ class MemoryState:
         self.queue: set[SequenceId] = set()
         self.claims: dict[SequenceId, int] = {}  # popped sequences, and when their claims end
         self.next_sweep = 0
+        self.swept_since = 0  # since when sweeps come without a pause
         self.leases: dict[Incarnation, StoredLease] = {}
         self.longest_lease = StoredLease(0, 0)  # of the last day; `until_ms` is when it is forgotten
         self.tombstones: dict[Incarnation, int] = {}  # workers that have left, and when that is forgotten
@@ -145,11 +146,12 @@ class MemoryState:
             if router in record.routers:
                 queue.put_nowait(notice)
 
-    def detach(self, stored: StoredSequence, router: Incarnation) -> None:
+    def detach(self, stored: StoredSequence, router: Incarnation, delay_ms: int = 0) -> None:
+        """Without this router. If it was the last one, the grace counts from `delay_ms` later on."""
         record = stored.record
         if router in record.routers and not record.state.ended:
             record.routers = tuple(other for other in record.routers if other != router)
-            record.detached_since_ms = 0 if record.routers else self.now_ms()
+            record.detached_since_ms = 0 if record.routers else self.now_ms() + delay_ms
 
     # The queue
 

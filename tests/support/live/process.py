@@ -36,6 +36,11 @@ class Process:
     def running(self) -> bool:
         return self._popen is not None and self._popen.poll() is None
 
+    @property
+    def exit_code(self) -> int | None:
+        """Of a process that has ended; −n if signal n ended it."""
+        return None if self._popen is None else self._popen.poll()
+
     def start(self) -> None:
         assert not self.running, f"{self.name} runs already"
         with self.log.open("ab") as log:
