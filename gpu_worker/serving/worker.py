@@ -17,6 +17,7 @@ from gpu_worker.scheduling.step import Runner, StepDeltas
 from gpu_worker.scheduling.step_budget import StepBudget
 from gpu_worker.scheduling.workload import Workload
 from gpu_worker.serving import progress_monitor
+from gpu_worker.serving.announcer import SuspectAnnouncer
 from gpu_worker.serving.drain import WorkerDrain, describe_worker
 from gpu_worker.serving.engine_client import EngineClient
 from gpu_worker.serving.journal_writer import JournalWriter
@@ -62,6 +63,7 @@ class Worker:
         self.drain = WorkerDrain(
             store, listener.incarnation, self.engine_client, self.journal_writer, self._note_draining
         )
+        self.announcer = SuspectAnnouncer(store, listener.incarnation) if journal is not None else None
         self.reconciler = Reconciler(store, listener.incarnation, self.engine_client.runs)
         self._journalling: asyncio.Task[None] | None = None
         self._reconciling: asyncio.Task[None] | None = None
@@ -79,7 +81,7 @@ class Worker:
         self._monitoring = asyncio.create_task(self.monitor.run())
         self._monitoring.add_done_callback(partial(give_up_at_end, "the watch over progress"))
         self.engine.start()
-        self.listener.service.serve_engine(self.engine_client, self.drain)
+        self.listener.service.serve_engine(self.engine_client, self.drain, self.announcer)
 
     async def leave(self, urgent: asyncio.Event) -> None:
         """Refuses new sequences at once, and gives away those that are here while `stop` still has time, or until

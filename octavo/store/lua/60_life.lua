@@ -21,7 +21,8 @@ define('accept', function(store, keys, cost, max_requests, max_tokens, deadline_
   redis.call('HSET', rec.key, unpack(fixed))
   update(rec, {
     state = 'QUEUED', epoch = 0, owner = '', take_id = '', mig_number = 0, mig_to = '', last_mig = 0,
-    deadline_ms = deadline, detached_since_ms = 0, accepted_ms = now, crashes = 0, suspects = '', cancel = 0,
+    deadline_ms = deadline, detached_since_ms = 0, accepted_ms = now, crashes = 0, suspects = '',
+    first_crash_ms = 0, announced = 0, cancel = 0,
     finishes = string.rep('0', tonumber(branches)), failure = '', timeline = '0 queued ' .. rec.routers, proof = 0,
     cost = cost, place = place_of(store, rec),
   })

@@ -11,7 +11,7 @@ from octavo.errors import BadModel, OutOfBlocks, TooLarge
 from octavo.ids import Incarnation, SequenceId
 from octavo.record import AdmissionAnswer, AdmissionOutcome, SequenceState
 from octavo.sampling import FinishReason
-from octavo.store.calls import Finish, Member, QueueLimits, TakeReason, TakeStatus
+from octavo.store.calls import Finish, Member, QueueLimits, TakeReason, TakeRequest, TakeStatus
 from octavo.store.memory import MemoryState, MemoryStore
 from router.background_tasks import BackgroundTasks
 from router.fleet.kv_index import KvIndex
@@ -195,6 +195,35 @@ async def test_a_healthy_worker_keeps_what_a_router_with_a_bad_connection_would_
     assert [reply.status for reply in replies] == [TakeStatus.ALIVE, TakeStatus.ALIVE]
     record = (await scene.store.read(scene.seq_id)).record
     assert (record.owner, record.epoch, record.crashes) == ("a", 1, 0)
+
+
+async def suspect(scene) -> int:
+    """Makes the sequence one that must run alone; its epoch."""
+    epoch = 0
+    for owner in ("x", "y", "z"):
+        reason = TakeReason.CONNECTION if epoch else TakeReason.QUEUED
+        taken = await scene.store.take_ownership(TakeRequest(scene.seq_id, epoch, Incarnation(owner), owner, reason))
+        epoch = taken.epoch
+        await scene.store.announce(scene.seq_id, epoch, Incarnation(owner))
+    assert taken.alone
+    return epoch
+
+
+async def test_a_suspect_goes_where_no_other_suspect_runs(make_scene):
+    scene = await make_scene(ADMITTED, ADMITTED)
+    epoch, state = await suspect(scene), scene.store.shared
+    until_ms = state.now_ms() + 60_000
+    state.quarantine |= {Incarnation(name): (SequenceId("other"), until_ms) for name in "ab"}
+    state.get(scene.seq_id).record.crashes -= 1  # z still runs it; when z has died, it is to run alone
+    assigning = asyncio.create_task(scene.assigner.assign_sequence(scene.seq_id, epoch, TakeReason.LEASE))
+    await asyncio.sleep(0.1)
+    assert not assigning.done()  # it waits for one of them
+    del state.quarantine[Incarnation("b")]
+    await assigning
+    record = (await scene.store.read(scene.seq_id)).record
+    assert (record.owner, record.crashes) == ("b", 2)
+    assert scene.links[1].admissions[0].alone
+    assert scene.num_asked() == [0, 1]
 
 
 async def test_what_no_worker_can_take_now_waits_again(make_scene):
