@@ -12,7 +12,6 @@ from octavo.client import AsyncClient, Event, FinishReason, RetryPolicy, Samplin
 from octavo.errors import DeadlineExceeded, HistoryLost, NotFound, PoisonSuspected, ServingError
 from octavo.ids import RequestId, sequence_id
 from octavo.record import Record, SequenceState
-from octavo.store.memory.ownership import POISON_CRASHES
 from router.streaming.request_preparer import TENANT
 from simulation.cluster import GRACE_MS, Cluster
 from simulation.engine import FREE, MAX_TOKEN, POISON
@@ -25,6 +24,7 @@ SHARED_TOKENS = 320  # takes longer than the grace time
 SILENT = {"machine vanished", "router paused", "partition one way", "partition both ways"}
 # Faults by which a sequence loses an owner.
 LOSSES = ("worker killed", "machine vanished", "killed in a call", "poison", "step hung", "worker paused")
+MAX_LOSSES = 3  # owners in a row, after which a request may fail
 BEHAVIOURS = ("read", "cancel", "leave", "give up", "move", "share")
 
 
@@ -212,7 +212,7 @@ class Client:
         self._check_prefix(request, history)
         if isinstance(error, PoisonSuspected) and request.prompt[-1] == POISON:
             return
-        if isinstance(error, PoisonSuspected) and sum(self._log.faults[kind] for kind in LOSSES) >= POISON_CRASHES:
+        if isinstance(error, PoisonSuspected) and sum(self._log.faults[kind] for kind in LOSSES) >= MAX_LOSSES:
             self._log.faults["innocent, and suspected"] += 1  # its owners have died in a row: it may fail
             return
         if request.deadline_s is not None and (isinstance(error, DeadlineExceeded) or error.retryable):
