@@ -13,6 +13,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from effort import patience
 from guard.processes import command_of, descendants, exists
 from live.cluster import ROOT, Shape
 from live.process import Process
@@ -26,11 +27,6 @@ CATCH_UP = 3  # faults of one kind that may be under way at once, where some too
 STATUS_S = 15.0
 WARM_UP_S = 8.0
 Inject = Callable[[], Awaitable[dict[str, Any]]]
-
-
-def patience(seconds: float) -> float:
-    """Longer where the machine has more to do than it has cores."""
-    return seconds * max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1))
 
 
 class Storm:
