@@ -86,7 +86,7 @@ class AssignmentAttempt:
 
 @dataclass
 class Assigner:
-    """Makes one attempt per sequence at a time. Other routers may attempt the same sequence; the store decides."""
+    """Makes one attempt per sequence and epoch at a time. Other routers may make the same one; the store decides."""
 
     store: Store
     pool: WorkerPool
@@ -94,7 +94,7 @@ class Assigner:
     models: ModelRegistry
     background: BackgroundTasks
     decisions: OrderedDict[SequenceId, PlacementDecision] = field(default_factory=OrderedDict)  # the oldest first
-    _in_progress: set[SequenceId] = field(default_factory=set)
+    _in_progress: dict[SequenceId, set[int]] = field(default_factory=dict)  # the epochs that attempts began with
 
     def is_assigning(self, seq_id: SequenceId) -> bool:
         """Whether an attempt is in progress here.
@@ -107,9 +107,12 @@ class Assigner:
 
     async def assign_sequence(self, seq_id: SequenceId, expected_epoch: int, reason: TakeReason) -> None:
         """Assigns a sequence to a worker, if the sequence still has that epoch and a worker has room."""
-        if seq_id in self._in_progress:
+        # An attempt at an older epoch may still wait until the store allows its take. It must not keep this one back: a
+        # sequence that was popped and is then forgotten waits until its claim has ended.
+        epochs = self._in_progress.setdefault(seq_id, set())
+        if expected_epoch in epochs:
             return
-        self._in_progress.add(seq_id)
+        epochs.add(expected_epoch)
         try:
             snapshot, read_at = await self._read(seq_id, prompt=True), time.monotonic()
             if snapshot is None or snapshot.record.state.ended or snapshot.record.epoch != expected_epoch:
@@ -120,7 +123,9 @@ class Assigner:
                 AssignmentAttempt(snapshot, read_at, expected_epoch, reason, {owner} if owner else set())
             )
         finally:
-            self._in_progress.discard(seq_id)
+            epochs.discard(expected_epoch)
+            if not epochs:
+                self._in_progress.pop(seq_id, None)
 
     def decide_placement(
         self, model: ServedModel, tokens: list[int], salt: str, excluded: set[Incarnation]

@@ -18,7 +18,7 @@ local MAX_OCCUPIED_MS = 10000     -- how long a suspect waits, in all, for worke
 local function note_death(store, owner, now)
   local key = store.prefix .. 'deaths'
   redis.call('ZADD', key, 'NX', now, owner)
-  redis.call('ZREMRANGEBYSCORE', key, '-inf', now - DEATHS_KEPT_MS)
+  redis.call('ZREMRANGEBYSCORE', key, DEATHS_KEPT_MS - now, now - DEATHS_KEPT_MS)
   redis.call('PEXPIRE', key, DEATHS_KEPT_MS)
 end
 
@@ -28,27 +28,30 @@ local function suspects_of(rec)
   return suspects
 end
 
--- How many workers have died that the sequence had no part in, since one minute before its first crash.
-local function num_other_deaths(store, rec, now)
+-- How many crashes count against the sequence: those that no poison request has explained. And how many workers have died
+-- that it had no part in, since one minute before its first crash.
+local function count_deaths(store, rec, now)
   local first = tonumber(rec.first_crash_ms)
   local since = (first > 0 and first or now) - DEATHS_BEFORE_MS
-  local key = store.prefix .. 'deaths'
-  local count = redis.call('ZCOUNT', key, since, '+inf')
+  local key, own = store.prefix .. 'deaths', 0
+  local others = redis.call('ZCOUNT', key, since, '+inf')
   for _, suspect in ipairs(suspects_of(rec)) do
-    if tonumber(redis.call('ZSCORE', key, suspect) or -1) >= since then count = count - 1 end
+    local at = tonumber(redis.call('ZSCORE', key, suspect) or 0)
+    if at >= 0 then own = own + 1 end
+    if at >= since then others = others - 1 end
   end
-  return count
+  return own, others
 end
 
--- How many crashes fail the sequence.
-local function crashes_needed(store, rec, now)
-  return math.min(MAX_CRASHES, MIN_CRASHES + math.ceil(num_other_deaths(store, rec, now) / OTHERS_PER_CRASH))
+-- How many crashes of its own the sequence may still have before it fails.
+local function crashes_left(store, rec, now)
+  local own, others = count_deaths(store, rec, now)
+  return math.min(MAX_CRASHES, MIN_CRASHES + math.ceil(others / OTHERS_PER_CRASH)) - own
 end
 
 -- Whether the next crash would fail the sequence: it runs alone, so that it alone can be blamed.
 local function runs_alone(store, rec, now)
-  local crashes = tonumber(rec.crashes)
-  return crashes >= MIN_CRASHES - 1 and crashes >= crashes_needed(store, rec, now) - 1
+  return tonumber(rec.crashes) >= MIN_CRASHES - 1 and crashes_left(store, rec, now) <= 1
 end
 
 -- Whether this worker runs another suspect alone. If the worker dies, that suspect is blamed.
@@ -57,6 +60,14 @@ local function runs_another_suspect(store, worker, rec, now)
   if not mark then return false end
   local id, stop = string.match(mark, '^(%S+) (%d+)$')
   return id ~= rec.id and tonumber(stop) > now
+end
+
+-- The deaths that this sequence is blamed for count for and against no other any more. Their times become negative.
+local function explain_deaths(store, suspects)
+  for _, suspect in ipairs(suspects) do
+    local at = tonumber(redis.call('ZSCORE', store.prefix .. 'deaths', suspect) or 0)
+    if at > 0 then redis.call('ZADD', store.prefix .. 'deaths', -at, suspect) end
+  end
 end
 
 -- Whether the death of its owner counts against the sequence. It does not if another suspect ran alone there. Of a
@@ -81,7 +92,9 @@ local function judge_death(store, rec, now)
     crashes = tonumber(rec.crashes) + 1, suspects = table.concat(suspects, ','),
     first_crash_ms = rec.first_crash_ms == '0' and now or rec.first_crash_ms,
   })
-  return tonumber(rec.crashes) >= crashes_needed(store, rec, now)
+  if crashes_left(store, rec, now) > 0 then return false end
+  explain_deaths(store, suspects)
+  return true
 end
 
 -- Whether a sequence that is to run alone must look for another worker, because this one runs another suspect. No

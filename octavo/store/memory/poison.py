@@ -29,7 +29,10 @@ def judge_death(state: MemoryState, record: Record) -> bool:
     if not is_blamed(state, record):
         return False
     count_crash(state, record)
-    return is_poison(state, record)
+    if not is_poison(state, record):
+        return False
+    explain_deaths(state, record)
+    return True
 
 
 def note_death(state: MemoryState, owner: Incarnation) -> None:
@@ -37,8 +40,18 @@ def note_death(state: MemoryState, owner: Incarnation) -> None:
     now = state.now_ms()
     state.deaths.setdefault(owner, now)
     for member, at in list(state.deaths.items()):
-        if at <= now - DEATHS_KEPT_MS:
+        if abs(at) <= now - DEATHS_KEPT_MS:
             del state.deaths[member]
+
+
+def explain_deaths(state: MemoryState, record: Record) -> None:
+    """The deaths that this sequence is blamed for count for and against no other any more.
+
+    Their times become negative.
+    """
+    for owner in record.suspects:
+        if owner in state.deaths:
+            state.deaths[owner] = -abs(state.deaths[owner])
 
 
 def is_blamed(state: MemoryState, record: Record) -> bool:
@@ -58,6 +71,11 @@ def count_crash(state: MemoryState, record: Record) -> None:
     record.suspects = (*record.suspects, record.owner)[-MAX_CRASHES:]
 
 
+def num_own_deaths(state: MemoryState, record: Record) -> int:
+    """How many crashes count against the sequence: those that no poison request has explained."""
+    return sum(state.deaths.get(owner, 0) >= 0 for owner in record.suspects)
+
+
 def num_other_deaths(state: MemoryState, record: Record) -> int:
     """How many workers have died that the sequence had no part in, since one minute before its first crash."""
     since = (record.first_crash_ms or state.now_ms()) - DEATHS_BEFORE_MS
@@ -70,12 +88,12 @@ def crashes_needed(state: MemoryState, record: Record) -> int:
 
 
 def is_poison(state: MemoryState, record: Record) -> bool:
-    return record.crashes >= crashes_needed(state, record)
+    return num_own_deaths(state, record) >= crashes_needed(state, record)
 
 
 def runs_alone(state: MemoryState, record: Record) -> bool:
     """Whether the next crash would fail the sequence: it runs alone, so that it alone can be blamed."""
-    return record.crashes >= crashes_needed(state, record) - 1
+    return num_own_deaths(state, record) >= crashes_needed(state, record) - 1
 
 
 def is_occupied(state: MemoryState, record: Record, worker: Incarnation, waited_ms: int) -> bool:

@@ -279,6 +279,33 @@ async def test_an_epoch_that_has_moved_on_is_left_alone(make_scene):
     assert scene.session.told == ["poll"]
 
 
+async def test_an_attempt_at_an_older_epoch_does_not_keep_back_what_was_popped(make_scene):
+    """The older one waits until the store allows its take. Meanwhile the owner has released the sequence."""
+    scene = await make_scene(ADMITTED, ADMITTED)
+    record = await scene.assign()
+    take, asked, go = scene.store.take_ownership, asyncio.Event(), asyncio.Event()
+
+    async def slow(request):
+        if request.reason is TakeReason.CONNECTION:
+            asked.set()
+            await go.wait()
+        return await take(request)
+
+    scene.store.take_ownership = slow
+    older = asyncio.create_task(scene.assigner.assign_sequence(scene.seq_id, record.epoch, TakeReason.CONNECTION))
+    await asked.wait()
+    assert await scene.store.requeue(scene.seq_id, record.epoch)
+    (popped,) = await scene.store.pop("weights", 1, 60_000)
+    async with asyncio.timeout(5):
+        await scene.assigner.assign_sequence(popped.seq_id, popped.epoch, TakeReason.QUEUED)
+    assert (await scene.store.read(scene.seq_id)).record.epoch == popped.epoch + 1
+    assert scene.assigner.is_assigning(scene.seq_id)
+    go.set()
+    await older
+    assert not scene.assigner.is_assigning(scene.seq_id)
+    assert (await scene.store.read(scene.seq_id)).record.crashes == 0
+
+
 async def test_without_a_worker_the_sequence_goes_back_after_a_pause(make_scene, monkeypatch):
     monkeypatch.setattr(assigner_module, "REQUEUE_DELAY_S", 0.0)
     scene = await make_scene()

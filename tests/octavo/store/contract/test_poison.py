@@ -85,6 +85,17 @@ async def test_deaths_of_others_count_from_one_minute_before_the_first_crash(ben
     assert (await bench.crash(seq_id, epoch + 3, W5)).status is TakeStatus.POISON
 
 
+async def test_deaths_that_are_explained_spare_no_other_poison(bench: Any, new: New) -> None:
+    """Else a client that sends its request again and again would kill more workers each time."""
+    for name in ("first", "again", "and again"):
+        seq_id, epoch = new(name).seq_id, await bench.run(new(name), Incarnation(f"{name} 0"))
+        await bench.run(new(f"beside {name}"), Incarnation(f"{name} 2"))
+        owners = [Incarnation(f"{name} {number}") for number in (1, 2, 3)]
+        statuses = [(await bench.crash(seq_id, epoch + i, owner)).status for i, owner in enumerate(owners)]
+        assert statuses == [TakeStatus.OK, TakeStatus.OK, TakeStatus.POISON]
+        await bench.crash(new(f"beside {name}").seq_id, 1, W5)  # it finds the explained death once more
+
+
 async def test_no_sequence_outlives_twelve_owners(bench: Any, new: New) -> None:
     await others_die(bench, new, *(f"x{i}" for i in range(40)))
     seq_id, epoch = new().seq_id, await bench.run(new())
