@@ -21,7 +21,7 @@ LEAVING = ("leave", "give up")
 ABANDONED_TOKENS = 900  # more than a request can get between the last client's leaving and its cancellation
 SHARED_TOKENS = 320  # takes longer than the grace time
 # Faults after which a client may wait for longer than the grace time before its keepalive tells it.
-SILENT = {"machine vanished", "router paused", "partition one way", "partition both ways"}
+SILENT = {"router paused", "partition one way", "partition both ways"}
 # Faults by which a sequence loses an owner.
 LOSSES = ("worker killed", "machine vanished", "killed in a call", "poison", "step hung", "worker paused")
 MAX_LOSSES = 3  # owners in a row, after which a request may fail
