@@ -4,7 +4,6 @@ import asyncio
 import logging
 import traceback
 from dataclasses import dataclass, field
-from math import ceil
 
 from live.oracle import Oracle
 
@@ -125,10 +124,8 @@ class Simulation:
         if not happened & ROUTER_LOSSES:  # the clients of a dead router get more time, also those that had left
             for client in self.clients:
                 self.violations += [f"{name} ran to its end, though its client had left" for name in client.outlived()]
-        if not self.faults.is_lossy:
-            # Other deaths excuse a request, and an admission that dies with its connection may go unseen.
-            others = sum(self.log.faults[kind] for kind in LOSSES if kind != "poison")
-            allowed = MAX_POISONED + ceil(others / 2) + bool(happened & CUTS)
+        if not (happened & LOSSES or self.faults.is_lossy):  # other deaths excuse a request
+            allowed = MAX_POISONED + bool(happened & CUTS)  # a death at an admission may go unseen with its connection
             for seq_id, number in self.cluster.poisoned.items():
                 if number > allowed:
                     self.violations.append(f"{seq_id} has killed {number} workers")
