@@ -28,6 +28,7 @@ from router.background_tasks import BackgroundTasks, end_tasks, repeat_forever
 from router.fleet.model_registry import ModelRegistry
 from router.fleet.worker_pool import WorkerPool
 from router.health_monitor import INFERENCE, HealthMonitor
+from router.loop_watchdog import HANG_LEASES, LoopWatchdog
 from router.placing.assigner import Assigner
 from router.placing.dispatcher import Dispatcher
 from router.session_registry import SessionRegistry
@@ -273,7 +274,8 @@ async def serve(settings: RouterSettings) -> int:
         log.error("%s", error)
         await store.close()
         return 1
-    return await end_when_asked(router, store, stop)
+    with LoopWatchdog(HANG_LEASES * settings.lease_ms / 1000):
+        return await end_when_asked(router, store, stop)
 
 
 async def end_when_asked(router: Router, store: Store, stop: StopRequest) -> int:
