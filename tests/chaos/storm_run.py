@@ -94,6 +94,7 @@ class Storm:
         arguments = self._arguments
         options = ["--endpoints", ",".join(self._cluster.client_endpoints), "--streams", str(arguments.streams)]
         options += ["--log", str(self.folder / log), "--seed", str(arguments.seed), "--patience-s", "300"]
+        options += ["--backoff-s", str(arguments.backoff_s)]
         clients = Process(
             "clients",
             module_command(self._cluster.code, "storm.stream_clients", *options),
@@ -243,6 +244,7 @@ def main() -> int:
     parser.add_argument("--workers", type=int, default=4)
     parser.add_argument("--routers", type=int, default=3)
     parser.add_argument("--step-ms", type=float, default=100.0)
+    parser.add_argument("--backoff-s", type=float, default=1.0, help="how long clients wait at most before a new try")
     parser.add_argument("--kinds", default="", help="only these kinds of faults, separated by commas")
     parser.add_argument("--rate", type=float, default=1.0, help="so many times the usual number of faults")
     parser.add_argument("--folder", default="", help="where logs and report go; empty: build/chaos/<time>")
