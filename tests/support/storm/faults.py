@@ -15,6 +15,7 @@ from storm.storm_cluster import StormCluster
 
 GRACE_S = 60.0  # within which a process that was asked to leave has ended
 READY_S = 20.0
+LONG_STOP = 6.0  # in leases: longer than lease and grace of a request
 OUT_S = 12.0  # longer than the grace of a request
 TRAFFIC_S = 10.0  # within which something comes over a link, else another link is tried
 LINK_TRIES = 4
@@ -108,7 +109,8 @@ class Faults:
         """SIGSTOP for longer than the lease."""
         async with self._one_of(names) as name:
             process = self._cluster.processes[name]
-            seconds = self._cluster.shape.lease_ms / 1000 * self._random.uniform(1.2, 3.5)
+            leases = self._random.choice([self._random.uniform(1.2, 3.5), self._random.uniform(1.2, 3.5), LONG_STOP])
+            seconds = self._cluster.shape.lease_ms / 1000 * leases
             await asyncio.to_thread(process.pause)
             await asyncio.sleep(seconds)
             await asyncio.to_thread(process.resume)  # raises unless it was stopped all the time
