@@ -36,6 +36,7 @@ log = logging.getLogger(__name__)
 REFRESH_EVERY_S = 0.05  # how often load and cache events are brought from a busy engine to the event loop
 MAX_END_S = 5.0  # of the time that leaving may take: kept for the step in flight, the journal and the last releases
 END_SHARE = 0.25  # the same as a share, where leaving may take less
+MIN_STEP_S = 2.0  # how long the step in flight may take in any case
 
 
 class Worker:
@@ -89,7 +90,7 @@ class Worker:
         """
         self.listener.health.shut_down()
         end_s = min(MAX_END_S, END_SHARE * self._leave_s)
-        self.step_timeout_s = min(self.step_timeout_s, end_s)
+        self.step_timeout_s = max(MIN_STEP_S, end_s)
         self.drain.begin(self._leave_s - end_s)
         waiting = [asyncio.create_task(each) for each in (self.drain.wait_until_done(), urgent.wait())]
         await asyncio.wait(waiting, timeout=self._leave_s - end_s, return_when=asyncio.FIRST_COMPLETED)

@@ -134,6 +134,20 @@ async def test_a_second_signal_releases_everything_at_once(world):
     await asyncio.gather(*tasks, return_exceptions=True)
 
 
+async def test_a_worker_that_has_no_time_to_leave_still_ends_its_step(world):
+    worker = await world.worker(FakeRunner(step_s=0.2), drain_ms=0)
+    await world.router()
+    await world.ready()
+    tasks = await world.streams(world.client(), 2, LONG)
+    world.workers.remove(worker)
+    await worker.leave(asyncio.Event())
+    assert await worker.stop()
+    assert {entry.record.state for entry in world.state._entries.values()} == {SequenceState.QUEUED}
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
 async def test_the_others_are_given_a_few_replays_at_a_time_and_the_cheapest_first(world, monkeypatch):
     """A replay that does not come to its first token keeps further ones away."""
     monkeypatch.setattr(drain, "RELEASES_PER_WORKER", 2)
