@@ -127,7 +127,10 @@ class Store(Protocol):
         ...
 
     async def detach(self, seq_id: SequenceId, router: Incarnation) -> None:
-        """Notes that the client has left this router. Others may still be attached."""
+        """Notes that the client has left this router. Others may still be attached.
+
+        If none is, and a sweep has put the grace off because a router was dead, the grace begins now.
+        """
         ...
 
     # Migration

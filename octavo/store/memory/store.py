@@ -185,6 +185,9 @@ class MemoryStore:
         stored = state.get(seq_id)
         if stored is not None:
             state.detach(stored, router)
+            record = stored.record
+            if not record.state.ended and record.detached_since_ms > state.now_ms():
+                record.detached_since_ms = state.now_ms()  # a sweep had detached this router, which lives
 
     # Migration
 
