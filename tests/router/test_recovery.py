@@ -8,7 +8,7 @@ from slow_beams import best_outputs
 
 from gpu_worker.testing.fake_runner import FakeRunner
 from octavo import rpc
-from octavo.errors import OutOfBlocks, RunnerFailed, ServingError, TooLarge
+from octavo.errors import OutOfBlocks, RunnerFailed, TooLarge
 from octavo.ids import Incarnation
 from octavo.record import AdmissionAnswer, AdmissionOutcome, SequenceState
 from octavo.sampling import FinishReason, SamplingParams
@@ -169,12 +169,13 @@ async def test_a_failure_that_an_earlier_owner_reports_ends_no_request(world):
     await world.router()
     await world.ready()
     stream = world.client().generate(PROMPT, replace(GREEDY, max_tokens=4000), request_id="goes on")
-    seen = [await anext(stream) for _ in range(3)]
-    record = world.entry("goes on").record
-    at = seen[-1].first_index + len(seen[-1].token_ids)
-    late = StepItem(record.seq_id, 0, 0, at, (), 0, FinishReason.ERROR, RunnerFailed("late").failure())
-    world.routers[0].sessions.deliver_item(late)
-    with pytest.raises(ServingError):
+    for _ in range(3):
+        await anext(stream)
+    record, session = world.entry("goes on").record, world.routers[0].sessions._all()[0]
+    at, chain = session._delivery.readers[0].next_index, session._delivery.readers[0].chain
+    late = StepItem(record.seq_id, 0, 0, at, (), chain, FinishReason.ERROR, RunnerFailed("late").failure())
+    session.deliver_item(late)
+    with pytest.raises(RunnerFailed):
         async for _ in stream:
             pass
     assert record.state is SequenceState.RUNNING
