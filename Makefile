@@ -89,6 +89,10 @@ test-chart: install  ## k8s/: both Helms, Kubernetes' schemas, the Dockerfiles (
 	@tools/helm.sh $(BIN)
 	@$(BIN)/python -m pytest tests/k8s $(ARGS)
 
+.PHONY: sim
+sim: install  ## simulate clusters with faults, a seed each (SEEDS=500, or SEEDS=7-7 ARGS=--log for every event of one)
+	@PYTHONPATH=tests/support $(BIN)/python -m simulation --seeds $(or $(SEEDS),100) $(ARGS)
+
 .PHONY: mutants
 mutants: install  ## seed classic bugs into the extension; each must be seen (ARGS='pool', 'cpu' or 'cuda', and names)
 	@PYTHONPATH=tests/support $(BIN)/python tests/csrc/mutants $(ARGS)

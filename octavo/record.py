@@ -26,7 +26,7 @@ class SequenceState(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NewSequence:
-    """What a router writes about a sequence when it accepts a request. Of its fields, only `router` changes later."""
+    """What a router writes about a sequence when it accepts a request."""
 
     seq_id: SequenceId
     request_id: RequestId
@@ -88,7 +88,7 @@ class Record:
     priority: int
     deadline_ms: int = 0  # 0: none
     keep_on_disconnect: bool
-    router: Incarnation  # the router that is told of changes; empty if detached
+    routers: tuple[Incarnation, ...]  # those that the client is attached to, and that are told of changes
     detached_since_ms: int = 0  # 0: attached
     accepted_ms: int = 0
     crashes: int = 0
@@ -122,7 +122,7 @@ def first_record(new: NewSequence, now_ms: int = 0) -> Record:
         priority=new.priority,
         deadline_ms=now_ms + new.deadline_in_ms if new.deadline_in_ms else 0,
         keep_on_disconnect=new.keep_on_disconnect,
-        router=new.router,
+        routers=(new.router,) if new.router else (),
         accepted_ms=now_ms,
         finishes=(FinishReason.NONE,) * new.num_branches,
         scores=(None,) * new.num_branches,

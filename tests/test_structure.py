@@ -104,7 +104,30 @@ def extension(name: str, tree: ast.AST) -> Violations:
             yield f"line {node.lineno}: imports the extension"
 
 
-RULES: list[Callable[[str, ast.AST], Violations]] = [wire_types, environment, unsafe_loading, asserts, extension]
+def sources_of_chance(name: str, tree: ast.AST) -> Violations:
+    """Clocks and chance are called through their modules (`time.monotonic()`), where the simulation replaces them."""
+    if name.startswith(("octavo/cli/", "gpu_worker/offline/")):
+        return
+    called = {id(node.func) for node in ast.walk(tree) if isinstance(node, ast.Call)}
+    for module, line in imports(tree):
+        if module.split(".")[0] == "uuid" or module.startswith(("time.", "random.", "secrets.", "os.urandom")):
+            yield f"line {line}: imports {module}"
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+            text = f"{node.value.id}.{node.attr}"
+            kept = node.value.id in ("time", "random", "secrets") and id(node) not in called
+            if kept or text in ("os.urandom", "random.Random", "random.SystemRandom"):
+                yield f"line {node.lineno}: {text}"
+
+
+RULES: list[Callable[[str, ast.AST], Violations]] = [
+    wire_types,
+    environment,
+    unsafe_loading,
+    asserts,
+    extension,
+    sources_of_chance,
+]
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.__name__)
@@ -125,6 +148,9 @@ def test_code_follows(rule: Callable[[str, ast.AST], Violations]) -> None:
         (unsafe_loading, "router/placing/dispatcher.py", "torch.load('x')"),
         (unsafe_loading, "router/placing/dispatcher.py", "eval('1')"),
         (asserts, "router/placing/dispatcher.py", "def f(x):\n    assert x"),
+        (sources_of_chance, "router/placing/dispatcher.py", "from time import monotonic"),
+        (sources_of_chance, "router/placing/dispatcher.py", "import time\ndef f(clock=time.monotonic): ..."),
+        (sources_of_chance, "router/placing/dispatcher.py", "import random\nrandom.Random()"),
         (extension, "gpu_worker/engine/engine.py", "from gpu_worker import _C_cpu"),
         (extension, "gpu_worker/engine/engine.py", "importlib.import_module('gpu_worker._C_cpu')"),
     ],

@@ -40,7 +40,7 @@ class Scheduler:
         workload: Workload,
         costs: CostModel,
         budget: StepBudget,
-        clock: Callable[[], float] = time.monotonic,
+        clock: Callable[[], float] = lambda: time.monotonic(),
     ) -> None:
         preemption = Preemption(workload, costs)
         slots = SlotAllocator(workload.tables, preemption)

@@ -75,14 +75,14 @@ class Lease:
 
     async def _renew(self) -> None:
         try:
-            holder = await self._store.heartbeat(self._member, self._lease_ms)
+            renewal = await self._store.heartbeat(self._member, self._lease_ms)
         except StoreUnavailable as error:
             log.warning("lease not renewed: %s", error)
             return
-        if holder is None:
+        if renewal.holder is None:
             self.begun = True
         else:
-            self._ended, self.loss = True, WorkerIdTaken(self._member, holder)
+            self._ended, self.loss = True, WorkerIdTaken(self._member, renewal.holder)
             self.lost.set()
 
     async def end(self) -> None:

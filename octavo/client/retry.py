@@ -3,7 +3,7 @@
 import random
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from octavo import errors
 from octavo.client.receiver import BrokenStreamError
@@ -65,7 +65,6 @@ class Recovery:
     accepted: bool = False
     _failures: int = 0
     _trouble_since: float | None = None
-    _random: random.Random = field(default_factory=random.Random)
 
     def progress(self) -> None:
         """Notes that an event or a reply has arrived."""
@@ -102,4 +101,4 @@ class Recovery:
         """A random time between 0 and a bound that doubles with each failure (full jitter)."""
         bound = min(self.policy.backoff_cap_s, self.policy.backoff_base_s * 2 ** min(self._failures, 32))
         self._failures += 1
-        return self._random.uniform(0.0, bound)
+        return random.uniform(0.0, bound)

@@ -20,6 +20,7 @@ from octavo.store.calls import (
     PoppedSequence,
     QueueDepth,
     QueueLimits,
+    Renewal,
     SweepReport,
     TakeReply,
     TakeRequest,
@@ -47,8 +48,8 @@ class Store(Protocol):
         """
         ...
 
-    async def pop(self, router: Incarnation, count: int, claim_ms: int) -> list[PoppedSequence]:
-        """The first sequences in the queue, claimed for this router until the claim ends.
+    async def pop(self, model: str, count: int, claim_ms: int) -> list[PoppedSequence]:
+        """The first sequences in the queue of a model (its fingerprint), claimed for the caller until the claim ends.
 
         A sequence past its deadline ends instead.
         """
@@ -105,14 +106,14 @@ class Store(Protocol):
         ...
 
     async def attach(self, seq_id: SequenceId, router: Incarnation) -> Record | None:
-        """Makes this router the one that gets the notices of the sequence: it has the client now.
+        """Adds this router to those that get the notices of the sequence: it has a client now.
 
         The result is the record after that; None if there is no such record.
         """
         ...
 
     async def detach(self, seq_id: SequenceId, router: Incarnation) -> None:
-        """Notes that the client has left this router. Nothing changes if another router is attached by now."""
+        """Notes that the client has left this router. Others may still be attached."""
         ...
 
     # Migration
@@ -138,10 +139,11 @@ class Store(Protocol):
         """
         ...
 
-    async def heartbeat(self, member: Member, lease_ms: int) -> NameHolder | None:
+    async def heartbeat(self, member: Member, lease_ms: int) -> Renewal:
         """Renews the member's lease, its description, and its hold on its name.
 
-        If another member has the name by now, the result says which, and nothing changes.
+        If another member has the name by now, the result says which, and nothing changes. A router whose lease had
+        ended attaches its clients again: a sweep may have detached them.
         """
         ...
 
@@ -153,12 +155,13 @@ class Store(Protocol):
         """The members of one kind whose lease runs, in the order of their ids."""
         ...
 
-    async def sweep(self, limit: int, grace_ms: int) -> SweepReport:
-        """Housekeeping that every router does for all routers: looks at up to `limit` sequences whose time has come.
+    async def sweep(self, limit: int, grace_ms: int, interval_ms: int = 0) -> SweepReport:
+        """Housekeeping that every router does for all routers: up to `limit` sequences of each kind of work.
 
-        Sequences with an unused claim go back to the queue. Waiting sequences past their deadline end. Sequences that
-        no client is attached to for longer than the grace are cancelled, unless they are kept. Running sequences
-        without a living owner are reported.
+        Sequences with an unused claim go back to the queue. Sequences past their deadline end: waiting ones at once,
+        running ones two seconds later. Routers without a lease lose their attachments. Sequences that no client is
+        attached to for longer than the grace are cancelled, unless they are kept. Running sequences without a living
+        owner are reported. A call less than the last one's `interval_ms` after it does nothing.
         """
         ...
 
@@ -166,8 +169,12 @@ class Store(Protocol):
         """Up to `limit` live sequences of one owner, or of all owners, in no particular order."""
         ...
 
+    async def owned(self, owner: Incarnation) -> list[PoppedSequence]:
+        """What a worker owns by the records, in the order of the queue."""
+        ...
+
     async def queue_depth(self) -> QueueDepth:
-        """How much waits in the queue."""
+        """How much waits, for any model."""
         ...
 
     async def secret(self, name: str) -> bytes:
@@ -175,7 +182,7 @@ class Store(Protocol):
         ...
 
     def notices(self, router: Incarnation) -> AsyncIterator[Notice]:
-        """Notices of what happens to sequences attached to this router, and "queued" for every sequence that waits.
+        """Notices of what happens to sequences attached to this router. "queued" is for those that wait again.
 
         The router gets notices of its own calls, too. A notice is a hint: it is lost while the connection is down, so
         a router also polls.

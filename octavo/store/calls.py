@@ -203,6 +203,14 @@ class NameHolder:
 
 
 @dataclass(frozen=True, slots=True)
+class Renewal:
+    """The answer to a heartbeat."""
+
+    holder: NameHolder | None = None  # another member has the name by now, and nothing was renewed
+    lapsed: bool = False  # the lease had ended, or never begun: clients that were attached may be detached
+
+
+@dataclass(frozen=True, slots=True)
 class Notice:
     """What happened to a sequence whose client is attached to this router."""
 

@@ -48,7 +48,7 @@ def fixed_fields(new: NewSequence) -> list[str | bytes | int]:
         "salt": new.salt,
         "priority": new.priority,
         "keep_on_disconnect": int(new.keep_on_disconnect),
-        "router": new.router,
+        "routers": new.router,
     }
     return [part for pair in fields.items() for part in pair]
 
@@ -92,7 +92,7 @@ def parse_record(seq_id: SequenceId, flat: Sequence[bytes], lengths: Sequence[in
         priority=int(text["priority"]),
         deadline_ms=int(text["deadline_ms"]),
         keep_on_disconnect=text["keep_on_disconnect"] == "1",
-        router=Incarnation(text["router"]),
+        routers=tuple(Incarnation(name) for name in text["routers"].split(",") if name),
         detached_since_ms=int(text["detached_since_ms"]),
         accepted_ms=int(text["accepted_ms"]),
         crashes=int(text["crashes"]),

@@ -6,7 +6,6 @@ The functions in lua/ derive the other keys from the generation key, so the name
 from octavo.ids import Incarnation, SequenceId
 
 GENERATION = "octavo:gen"
-QUEUED_CHANNEL = "octavo:queued"
 
 
 def record(seq_id: SequenceId) -> str:

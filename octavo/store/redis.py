@@ -24,6 +24,7 @@ from octavo.store.calls import (
     PoppedSequence,
     QueueDepth,
     QueueLimits,
+    Renewal,
     SweepReport,
     TakeReply,
     TakeRequest,
@@ -50,6 +51,7 @@ class RedisStore:
     ) -> None:
         self.server = RedisServer(url, options or RedisOptions(), on_generation, source)
         self._call = self.server.call
+        self._members: dict[str, tuple[bytes, list[Member]]] = {}  # by kind: the version that was read last
 
     @property
     def generation(self) -> int:
@@ -82,9 +84,8 @@ class RedisStore:
         )
         return AcceptReply(AcceptStatus(reply[0].decode()), reply[1], reply[2])
 
-    async def pop(self, router: Incarnation, count: int, claim_ms: int) -> list[PoppedSequence]:
-        reply = await self._call("pop", count, claim_ms)
-        return [PoppedSequence(SequenceId(seq.decode()), int(epoch)) for seq, epoch in codec.pairs(reply[1:])]
+    async def pop(self, model: str, count: int, claim_ms: int) -> list[PoppedSequence]:
+        return _sequences(await self._call("pop", model, count, claim_ms))
 
     async def requeue(self, seq_id: SequenceId, epoch: int) -> bool:
         reply = await self._call_on(seq_id, "requeue", epoch)
@@ -149,19 +150,25 @@ class RedisStore:
     async def register(self, member: Member, lease_ms: int) -> NameHolder | None:
         return _holder(await self._call("register", member.id, lease_ms, member.kind, member.name, member.endpoint))
 
-    async def heartbeat(self, member: Member, lease_ms: int) -> NameHolder | None:
+    async def heartbeat(self, member: Member, lease_ms: int) -> Renewal:
         described = (member.kind, member.info, member.name, member.endpoint)
-        return _holder(await self._call("heartbeat", member.id, lease_ms, *described))
+        reply = await self._call("heartbeat", member.id, lease_ms, *described)
+        holder = _holder(reply)
+        return Renewal(holder, lapsed=holder is None and bool(reply[1]))
 
     async def leave(self, member: Member) -> None:
         await self._call("leave", member.id, member.kind, member.name)
 
     async def members(self, kind: str) -> list[Member]:
-        reply = await self._call("members", kind)
-        return [Member(kind, Incarnation(name.decode()), info) for name, info in codec.pairs(reply[1:])]
+        version, known = self._members.get(kind, (b"", []))
+        reply = await self._call("members", kind, version)
+        if reply[1] != version:
+            known = [Member(kind, Incarnation(name.decode()), info) for name, info in codec.pairs(reply[2:])]
+            self._members[kind] = reply[1], known
+        return list(known)
 
-    async def sweep(self, limit: int, grace_ms: int) -> SweepReport:
-        _, orphans, requeued, cancelled, expired = await self._call("sweep", limit, grace_ms)
+    async def sweep(self, limit: int, grace_ms: int, interval_ms: int = 0) -> SweepReport:
+        _, orphans, requeued, cancelled, expired = await self._call("sweep", limit, grace_ms, interval_ms)
         return SweepReport(
             orphans=[OrphanedSequence(SequenceId(seq.decode()), int(epoch)) for seq, epoch in codec.pairs(orphans)],
             requeued=_ids(requeued),
@@ -181,6 +188,9 @@ class RedisStore:
             first, more = first + LIST_CHUNK, reply[1] == 1
         return list(found.values())[:limit]
 
+    async def owned(self, owner: Incarnation) -> list[PoppedSequence]:
+        return _sequences(await self._call("owned", owner))
+
     async def queue_depth(self) -> QueueDepth:
         reply = await self._call("depth")
         return QueueDepth(reply[1], reply[2])
@@ -190,14 +200,18 @@ class RedisStore:
         return bytes(reply[1])
 
     async def notices(self, router: Incarnation) -> AsyncIterator[Notice]:
-        """Notices for this router and about the queue, until the caller stops iterating."""
-        async with aclosing(self.server.listen(keys.notice_channel(router), keys.QUEUED_CHANNEL)) as payloads:
+        """Notices for this router, until the caller stops iterating."""
+        async with aclosing(self.server.listen(keys.notice_channel(router))) as payloads:
             async for payload in payloads:
                 yield codec.parse_notice(payload)
 
 
 def _record(seq_id: SequenceId, reply: list[Any]) -> Record | None:
     return None if reply[0] == b"GONE" else codec.parse_record(seq_id, reply[1], reply[2])
+
+
+def _sequences(reply: list[Any]) -> list[PoppedSequence]:
+    return [PoppedSequence(SequenceId(seq.decode()), int(epoch)) for seq, epoch in codec.pairs(reply[1:])]
 
 
 def _holder(reply: list[Any]) -> NameHolder | None:

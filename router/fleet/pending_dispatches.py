@@ -20,7 +20,7 @@ class PendingDispatches:
 
     __slots__ = ("_admitted", "_clock", "_num_tokens_by_key", "_times", "num_tokens")
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, clock: Callable[[], float] = lambda: time.monotonic()) -> None:
         self._clock = clock
         self._num_tokens_by_key: dict[Hashable, int] = {}
         self._admitted: set[Hashable] = set()

@@ -6,6 +6,7 @@ The queue itself, its order and its limits are in the store, so that a router th
 import asyncio
 import logging
 import random
+from collections import Counter
 
 from octavo.errors import StoreUnavailable
 from octavo.ids import Incarnation, SequenceId
@@ -26,6 +27,7 @@ POP_AT_ONCE = 16
 CLAIM_MS = 2000  # longer than most assignments take; a take after the claim's end does no harm
 IDLE_POLL_S = 0.5
 SWEEP_S = 1.0
+SWEEP_INTERVAL_MS = 500  # of all routers together
 SWEEP_LIMIT = 256
 RECOVERIES_AT_ONCE = 32
 MAX_OWNED = 10_000
@@ -54,7 +56,7 @@ class Dispatcher:
         self._grace_ms = grace_ms
         self._wake = asyncio.Event()
         self._backlog = False  # whether the last pop stopped for lack of room, so that more sequences may wait
-        self._num_assigning = 0
+        self._num_assigning: Counter[str] = Counter()  # by model
         self._recoveries = asyncio.Semaphore(RECOVERIES_AT_ONCE)
 
     async def keep_dispatching(self) -> None:
@@ -129,28 +131,34 @@ class Dispatcher:
         except TimeoutError:
             pass
         self._wake.clear()
-        while (num_wanted := self._room_left() - self._num_assigning) > 0:
+        self._backlog = False
+        for model in {link.facts.fingerprint for link in self._pool.links.values() if link.facts}:
+            self._backlog |= await self._pop_model(model)
+
+    async def _pop_model(self, model: str) -> bool:
+        """Pops the queue of one model while its workers have room. Returns whether more may wait than they have."""
+        while (num_wanted := self._room_left(model) - self._num_assigning[model]) > 0:
             # Few at once: a more urgent newcomer cannot overtake sequences that are being assigned.
             count = min(num_wanted, POP_AT_ONCE)
-            popped = await self._store.pop(self._router_id, count, CLAIM_MS)
+            popped = await self._store.pop(model, count, CLAIM_MS)
             for item in popped:
-                self._num_assigning += 1
-                self._background.spawn(self._assign_popped(item))
+                self._num_assigning[model] += 1
+                self._background.spawn(self._assign_popped(model, item))
             if len(popped) < count:
-                self._backlog = False
-                return
-        self._backlog = True
+                return False
+        return True
 
-    def _room_left(self) -> int:
-        """How many more sequences all workers together should be given now."""
-        return sum(room_left(link.view()) for link in self._pool.links.values())
+    def _room_left(self, model: str) -> int:
+        """How many more sequences the workers of a model together should be given now."""
+        links = [link for link in self._pool.links.values() if link.facts and link.facts.fingerprint == model]
+        return sum(room_left(link.view()) for link in links)
 
-    async def _assign_popped(self, popped: PoppedSequence) -> None:
+    async def _assign_popped(self, model: str, popped: PoppedSequence) -> None:
         """Runs as a task of its own, so that a worker that hangs does not keep sequences from the other workers."""
         try:
             await self._assigner.assign_sequence(popped.seq_id, popped.epoch, TakeReason.QUEUED)
         finally:
-            self._num_assigning -= 1
+            self._num_assigning[model] -= 1
             self.note_room()
 
     # Notices and sweeps
@@ -169,7 +177,7 @@ class Dispatcher:
 
     async def _sweep(self) -> None:
         await asyncio.sleep(SWEEP_S * random.uniform(0.5, 1.5))
-        swept = await self._store.sweep(SWEEP_LIMIT, self._grace_ms)
+        swept = await self._store.sweep(SWEEP_LIMIT, self._grace_ms, SWEEP_INTERVAL_MS)
         for orphan in swept.orphans:
             self.recover_sequence(orphan.seq_id, orphan.epoch, TakeReason.LEASE)
         if swept.requeued:

@@ -205,7 +205,7 @@ class Session:
         self._poller.note_attached(self._sessions.now)
         if record.state.ended:
             return
-        if not record.router:  # the router that attached last has detached, perhaps after this one attached
+        if self._router_id not in record.routers:  # another client of the sequence left here, or the lease had ended
             try:
                 await self._store.attach(self.seq_id, self._router_id)
             except StoreUnavailable:

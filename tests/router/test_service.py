@@ -281,7 +281,7 @@ async def test_a_client_that_comes_while_another_leaves_is_attached(world):
     two = client.attach("one")
     await anext(two)
     await asyncio.sleep(0.1)
-    assert world.entry("one").record.router == router.incarnation
+    assert world.entry("one").record.routers == (router.incarnation,)
     await client.cancel("one")
     await two.aclose()
 

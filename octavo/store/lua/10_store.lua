@@ -9,10 +9,10 @@
 --   ARGV[4]  and on: the function's own arguments, which its comment names as a
 --   reply    an array that starts with a status; {'STALE_GENERATION', generation} means that nothing was done
 
-local ALIVE_MS = 24 * 3600 * 1000            -- how long the keys of a live sequence last; writes and sweeps renew it
+local ALIVE_MS = 24 * 3600 * 1000            -- how long the keys of a live sequence and of the indexes last; takes and sweeps renew it
 local GENERATION_MS = 30 * 24 * 3600 * 1000  -- how long the generation key lasts; heartbeats renew it
 local LEASE_LINGER_MS = 60 * 1000            -- how much longer than its lease a lease key lasts
-local CHECK_MS = 1000                        -- how often a sweep looks at a live sequence
+local OVERDUE_MS = 2000                      -- how long after its deadline a sweep ends a running sequence
 local SUSPECT_RETRY_MS = 250                 -- when a suspect may ask again for a worker that runs another one
 local QUARANTINE_MS = 60 * 1000              -- how long a worker counts as running one suspect alone
 local POISON_CRASHES = 3
@@ -114,10 +114,57 @@ local function note(rec, now, what, detail)
   update(rec, { timeline = lines })
 end
 
--- Tells the router whose client is attached. The notice may get lost, so routers also poll.
+-- Tells the routers that clients are attached to. The notice may get lost, so routers also poll.
 local function notify(rec, what)
-  if rec.router == '' then return end
-  redis.call('PUBLISH', 'octavo:notice:' .. rec.router, table.concat({ rec.id, what, rec.epoch, rec.owner }, ' '))
+  local notice = table.concat({ rec.id, what, rec.epoch, rec.owner }, ' ')
+  for router in string.gmatch(rec.routers, '[^,]+') do redis.call('PUBLISH', 'octavo:notice:' .. router, notice) end
+end
+
+-- The indexes: sorted sets of sequences, so that nobody needs to look at all that are alive.
+--   live               every live sequence, by the time when its keys' lives must be renewed
+--   owned:<worker>     what a worker owns, by its place in the queue
+--   attached:<router>  the sequences whose client is attached to a router, by their places in the queue
+--   deadlines          live sequences with a deadline, by the time when a sweep ends them
+--   detached           live sequences without a client that end for that, by the time when the last client left
+-- A member of `owned` and `attached` is a member of members:<kind>, too, so that a sweep finds what the dead leave behind.
+
+local function add_to_index(store, name, score, id)
+  redis.call('ZADD', store.prefix .. name, score, id)
+  redis.call('PEXPIRE', store.prefix .. name, ALIVE_MS)
+end
+
+local function drop_from_index(store, name, id) redis.call('ZREM', store.prefix .. name, id) end
+
+-- Enters the sequence among those of a member. A member that the store does not know counts as dead.
+local function give_to(store, rec, index, kind, member)
+  if member == '' then return end
+  add_to_index(store, index .. ':' .. member, rec.place, rec.id)
+  redis.call('ZADD', store.prefix .. 'members:' .. kind, 'NX', 0, member)
+  redis.call('PEXPIRE', store.prefix .. 'members:' .. kind, ALIVE_MS)
+end
+
+local function set_owner(store, rec, owner)
+  if rec.owner ~= '' then drop_from_index(store, 'owned:' .. rec.owner, rec.id) end
+  give_to(store, rec, 'owned', 'worker', owner)
+  update(rec, { owner = owner })
+end
+
+-- What waits ends at its deadline. What runs ends OVERDUE_MS later: its owner should have ended it by then.
+local function set_deadline(store, rec)
+  if rec.deadline_ms == '0' then return end
+  local extra = rec.state == 'RUNNING' and OVERDUE_MS or 0
+  add_to_index(store, 'deadlines', tonumber(rec.deadline_ms) + extra, rec.id)
+end
+
+-- A record that is gone is in no index any more, whichever of them named it.
+local function forget_live(store, id)
+  for _, name in ipairs({ 'live', 'deadlines', 'detached' }) do drop_from_index(store, name, id) end
+end
+
+local function forget_indexes(store, rec)
+  forget_live(store, rec.id)
+  if rec.owner ~= '' then drop_from_index(store, 'owned:' .. rec.owner, rec.id) end
+  for router in string.gmatch(rec.routers, '[^,]+') do drop_from_index(store, 'attached:' .. router, rec.id) end
 end
 
 local function lease_alive(store, member, now)

@@ -1,5 +1,6 @@
--- The queue: two sorted sets, `queue` (waiting, by score) and `claims` (popped, by the time the claim
--- ends), and `queue-tokens`, the sum of the costs in both. The order is decided by place_of alone.
+-- The queue of a model: two sorted sets, `queue:<model>` (waiting, by place) and `claims:<model>` (popped, by the time the
+-- claim ends), and `queue-tokens:<model>`, the sum of the costs in both. `queues` names the models with a queue that is
+-- not empty. The order is decided by place_of alone.
 
 local function place_of(store, rec)
   local arrival = redis.call('INCR', store.prefix .. 'arrivals')
@@ -7,31 +8,41 @@ local function place_of(store, rec)
   return tonumber(rec.priority) * 2 ^ 40 + arrival
 end
 
-local function depth(store)
-  local count = redis.call('ZCARD', store.prefix .. 'queue') + redis.call('ZCARD', store.prefix .. 'claims')
-  return count, tonumber(redis.call('GET', store.prefix .. 'queue-tokens') or 0)
+local function depth(store, model)
+  local count = redis.call('ZCARD', store.prefix .. 'queue:' .. model) + redis.call('ZCARD', store.prefix .. 'claims:' .. model)
+  return count, tonumber(redis.call('GET', store.prefix .. 'queue-tokens:' .. model) or 0)
+end
+
+-- The models with a queue that is not empty, in the order of their names.
+local function queued_models(store)
+  local models = redis.call('SMEMBERS', store.prefix .. 'queues')
+  table.sort(models)
+  return models
 end
 
 local function put_in_queue(store, rec)
-  redis.call('ZADD', store.prefix .. 'queue', rec.place, rec.id)
-  redis.call('PEXPIRE', store.prefix .. 'queue', ALIVE_MS)
-  redis.call('PUBLISH', 'octavo:queued', table.concat({ rec.id, 'queued', rec.epoch, '' }, ' '))
+  add_to_index(store, 'queue:' .. rec.model, rec.place, rec.id)
+  redis.call('SADD', store.prefix .. 'queues', rec.model)
+  redis.call('PEXPIRE', store.prefix .. 'queues', ALIVE_MS)
+  set_deadline(store, rec)
 end
 
 local function enter_queue(store, rec)
   put_in_queue(store, rec)
-  redis.call('INCRBY', store.prefix .. 'queue-tokens', rec.cost)
-  redis.call('PEXPIRE', store.prefix .. 'queue-tokens', ALIVE_MS)
+  redis.call('INCRBY', store.prefix .. 'queue-tokens:' .. rec.model, rec.cost)
+  redis.call('PEXPIRE', store.prefix .. 'queue-tokens:' .. rec.model, ALIVE_MS)
 end
 
 -- Forgets the sum when nothing waits: records that expired while they waited were not subtracted from it.
-local function settle_tokens(store)
-  if depth(store) == 0 then redis.call('DEL', store.prefix .. 'queue-tokens') end
+local function settle_tokens(store, model)
+  if depth(store, model) > 0 then return end
+  redis.call('DEL', store.prefix .. 'queue-tokens:' .. model)
+  redis.call('SREM', store.prefix .. 'queues', model)
 end
 
 local function leave_queue(store, rec)
-  local left = redis.call('ZREM', store.prefix .. 'queue', rec.id) + redis.call('ZREM', store.prefix .. 'claims', rec.id)
-  if left == 0 then return end
-  redis.call('DECRBY', store.prefix .. 'queue-tokens', rec.cost)
-  settle_tokens(store)
+  local queue, claims = store.prefix .. 'queue:' .. rec.model, store.prefix .. 'claims:' .. rec.model
+  if redis.call('ZREM', queue, rec.id) + redis.call('ZREM', claims, rec.id) == 0 then return end
+  redis.call('DECRBY', store.prefix .. 'queue-tokens:' .. rec.model, rec.cost)
+  settle_tokens(store, rec.model)
 end

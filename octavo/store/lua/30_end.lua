@@ -13,7 +13,7 @@ local function close(store, rec, now)
   update(rec, { state = state, mig_id = '', mig_to = '' })
   note(rec, now, 'ended', state)
   leave_queue(store, rec)
-  redis.call('ZREM', store.prefix .. 'live', rec.id)
+  forget_indexes(store, rec)
   if rec.crashes ~= '0' then clear_quarantine(store, rec) end
   expire_all(rec, store.retain_ms)
   notify(rec, 'ended')

@@ -2,9 +2,11 @@
 
 -- Gives the sequence to a new owner at the next epoch.
 local function hand_over(store, rec, owner, fields)
-  fields.state, fields.owner, fields.epoch = 'RUNNING', owner, tonumber(rec.epoch) + 1
+  fields.state, fields.epoch = 'RUNNING', tonumber(rec.epoch) + 1
   fields.mig_id, fields.mig_to = '', ''
+  set_owner(store, rec, owner)
   update(rec, fields)
+  set_deadline(store, rec)
   expire_all(rec, ALIVE_MS)
   if tonumber(rec.crashes) >= POISON_CRASHES - 1 then
     local mark = string.format('%s %.0f', rec.id, now_ms() + QUARANTINE_MS)

@@ -8,7 +8,7 @@ define('accept', function(store, keys, cost, max_requests, max_tokens, deadline_
   local rec = { key = keys[2], id = id_of(keys[2]), cost = cost, state = 'QUEUED', epoch = '0', owner = '' }
   local fixed = { ... }
   for i = 1, #fixed, 2 do rec[fixed[i]] = fixed[i + 1] end
-  local count, tokens = depth(store)
+  local count, tokens = depth(store, rec.model)
   local known = redis.call('HGET', rec.key, 'body_hash')
   if known then return { known == rec.body_hash and 'EXISTS' or 'MISMATCH', count, tokens } end
   if count >= tonumber(max_requests) or (count > 0 and tokens + tonumber(cost) > tonumber(max_tokens)) then
@@ -22,29 +22,29 @@ define('accept', function(store, keys, cost, max_requests, max_tokens, deadline_
   update(rec, {
     state = 'QUEUED', epoch = 0, owner = '', take_id = '', mig_id = '', mig_to = '', last_mig = '',
     deadline_ms = deadline, detached_since_ms = 0, accepted_ms = now, crashes = 0, suspects = '', cancel = 0,
-    finishes = string.rep('0', tonumber(branches)), failure = '', timeline = '0 queued ' .. rec.router, proof = 0,
+    finishes = string.rep('0', tonumber(branches)), failure = '', timeline = '0 queued ' .. rec.routers, proof = 0,
     cost = cost, place = place_of(store, rec),
   })
   redis.call('SET', rec.key .. ':prompt', prompt)
   for branch = 0, tonumber(branches) - 1 do redis.call('SET', rec.key .. ':' .. branch, '') end
   expire_all(rec, ALIVE_MS)
   enter_queue(store, rec)
-  redis.call('ZADD', store.prefix .. 'live', now + CHECK_MS, rec.id)
-  redis.call('PEXPIRE', store.prefix .. 'live', ALIVE_MS)
-  return { 'OK', depth(store) }
+  give_to(store, rec, 'attached', 'router', rec.routers)
+  add_to_index(store, 'live', now + ALIVE_MS / 2, rec.id)
+  return { 'OK', depth(store, rec.model) }
 end)
 
--- KEYS: generation.  a: count, claim ms.  Reply: {'OK', id, epoch, id, epoch, ...}
-define('pop', function(store, keys, count, claim_ms)
+-- KEYS: generation.  a: model, count, claim ms.  Reply: {'OK', id, epoch, id, epoch, ...}
+define('pop', function(store, keys, model, count, claim_ms)
   local reply, now = { 'OK' }, now_ms()
-  local queue, claims = store.prefix .. 'queue', store.prefix .. 'claims'
+  local queue, claims = store.prefix .. 'queue:' .. model, store.prefix .. 'claims:' .. model
   for _ = 1, tonumber(count) + MAX_EXPIRED_PER_POP do
     local id = redis.call('ZRANGE', queue, 0, 0)[1]
     if not id or #reply > 2 * tonumber(count) then break end
     local rec = fetch(record_key(store, id))
     if not rec then
       redis.call('ZREM', queue, id)
-      settle_tokens(store)
+      settle_tokens(store, model)
     elseif rec.deadline_ms ~= '0' and tonumber(rec.deadline_ms) <= now then
       finish(store, rec, -1, STOPPED.DEADLINE, nil, '')
     else
@@ -65,7 +65,7 @@ define('requeue', function(store, keys, epoch)
   if not rec or ended(rec) then return { 'OK', 0 } end
   local ahead = tonumber(rec.epoch) - tonumber(epoch)
   if rec.state == 'QUEUED' and (ahead == 0 or ahead == 1) then
-    if redis.call('ZREM', store.prefix .. 'claims', rec.id) == 1 then put_in_queue(store, rec) end
+    if redis.call('ZREM', store.prefix .. 'claims:' .. rec.model, rec.id) == 1 then put_in_queue(store, rec) end
     return { 'OK', 1 }
   end
   if ahead ~= 0 then return { 'OK', 0 } end
@@ -75,10 +75,12 @@ define('requeue', function(store, keys, epoch)
   end
   local now, left = now_ms(), rec.owner
   if rec.crashes ~= '0' then clear_quarantine(store, rec) end
-  update(rec, { state = 'QUEUED', epoch = tonumber(rec.epoch) + 1, owner = '', take_id = '', mig_id = '', mig_to = '' })
+  set_owner(store, rec, '')
+  update(rec, { state = 'QUEUED', epoch = tonumber(rec.epoch) + 1, take_id = '', mig_id = '', mig_to = '' })
   note(rec, now, 'requeued', left)
   enter_queue(store, rec)
   expire_all(rec, ALIVE_MS)
+  notify(rec, 'queued')
   return { 'OK', 1 }
 end, true)
 
@@ -109,6 +111,7 @@ local function cancel(store, rec)
     finish(store, rec, -1, STOPPED.CANCELLED, nil, '')
   elseif rec.state == 'RUNNING' and rec.cancel == '0' then
     update(rec, { cancel = 1 })
+    drop_from_index(store, 'detached', rec.id)
     note(rec, now_ms(), 'cancelled', rec.owner)
     notify(rec, 'cancelled')
   end
@@ -122,20 +125,43 @@ define('cancel', function(store, keys)
   return described(rec)
 end, true)
 
+-- Whether this router is among those that clients are attached to, and the others, joined.
+local function split_routers(rec, router)
+  local others, found = {}, false
+  for other in string.gmatch(rec.routers, '[^,]+') do
+    if other == router then found = true else others[#others + 1] = other end
+  end
+  return found, table.concat(others, ',')
+end
+
 -- KEYS: generation, record.  a: router.  Reply: {'GONE'} or {'OK', fields, lengths}
 define('attach', function(store, keys, router)
   local rec = fetch(keys[2])
   if not rec then return { 'GONE' } end
-  update(rec, { router = router, detached_since_ms = 0 })
+  local found, others = split_routers(rec, router)
+  if not ended(rec) and not found then
+    update(rec, { routers = others == '' and router or others .. ',' .. router, detached_since_ms = 0 })
+    give_to(store, rec, 'attached', 'router', router)
+    drop_from_index(store, 'detached', rec.id)
+  end
   return described(rec)
 end, true)
 
--- Does nothing if another router is attached.
+local function detach(store, rec, router)
+  local found, others = split_routers(rec, router)
+  if ended(rec) or not found then return end
+  drop_from_index(store, 'attached:' .. router, rec.id)
+  local since = others == '' and now_ms() or 0
+  update(rec, { routers = others, detached_since_ms = since })
+  if since > 0 and rec.keep_on_disconnect == '0' and rec.cancel == '0' then
+    add_to_index(store, 'detached', since, rec.id)
+  end
+end
+
+-- Does nothing if this router is not attached.
 -- KEYS: generation, record.  a: router.  Reply: {'OK'}
 define('detach', function(store, keys, router)
   local rec = fetch(keys[2])
-  if rec and rec.router == router and router ~= '' then
-    update(rec, { router = '', detached_since_ms = now_ms() })
-  end
+  if rec then detach(store, rec, router) end
   return { 'OK' }
 end, true)

@@ -21,45 +21,66 @@ define('register', function(store, keys, id, lease_ms, kind, name, endpoint)
   return hold_name(store, id, tonumber(lease_ms), kind, name, endpoint, true) or { 'OK' }
 end, true)
 
+-- Changes whenever `members` would reply otherwise than before, except when a lease ends: see there.
+local function count_change(store, kind)
+  redis.call('INCR', store.prefix .. 'changes:' .. kind)
+  redis.call('PEXPIRE', store.prefix .. 'changes:' .. kind, GENERATION_MS)
+end
+
 -- KEYS: generation.  a: id, lease ms, kind, info, name or '', endpoint.
--- Reply: {'OK', generation}; or as `register`, and then nothing was written
+-- Reply: {'OK', 1 if the lease had ended, or never begun, else 0}; or as `register`, and then nothing was written
 define('heartbeat', function(store, keys, id, lease_ms, kind, info, name, endpoint)
   lease_ms = tonumber(lease_ms)
   local held = (name or '') ~= '' and hold_name(store, id, lease_ms, kind, name, endpoint, false)
   if held then return held end
-  local stop = now_ms() + lease_ms
+  local now, index, member = now_ms(), store.prefix .. 'members:' .. kind, store.prefix .. 'member:' .. id
+  local lapsed = (tonumber(redis.call('ZSCORE', index, id) or 0)) <= now
+  if lapsed or redis.call('GET', member) ~= info then count_change(store, kind) end
+  local stop = now + lease_ms
   redis.call('SET', store.prefix .. 'lease:' .. id, string.format('%.0f', stop), 'PX', lease_ms + LEASE_LINGER_MS)
+  redis.call('SET', member, info, 'PX', lease_ms + LEASE_LINGER_MS)
+  redis.call('ZADD', index, stop, id)
+  redis.call('PEXPIRE', index, ALIVE_MS)
   redis.call('PEXPIRE', keys[1], GENERATION_MS)
-  redis.call('SET', store.prefix .. 'member:' .. id, info, 'PX', lease_ms + LEASE_LINGER_MS)
-  redis.call('ZADD', store.prefix .. 'members:' .. kind, stop, id)
-  redis.call('PEXPIRE', store.prefix .. 'members:' .. kind, ALIVE_MS)
-  return { 'OK', store.generation }
+  redis.call('PEXPIRE', store.prefix .. 'secret:resume', GENERATION_MS)
+  return { 'OK', lapsed and 1 or 0 }
 end, true)
 
 -- KEYS: generation.  a: id, kind, name or ''.  Reply: {'OK'}
 define('leave', function(store, keys, id, kind, name)
   redis.call('DEL', store.prefix .. 'lease:' .. id, store.prefix .. 'member:' .. id)
-  redis.call('ZREM', store.prefix .. 'members:' .. kind, id)
+  redis.call('ZADD', store.prefix .. 'members:' .. kind, 'XX', 0, id)  -- a sweep finds what is left of it
+  count_change(store, kind)
   local key = name_key(store, kind, name or '')
   if string.match(redis.call('GET', key) or '', '^%d+ (%S+) ') == id then redis.call('DEL', key) end
   return { 'OK' }
 end, true)
 
--- KEYS: generation.  a: kind.  Reply: {'OK', id, info, id, info, ...} in the order of ids
-define('members', function(store, keys, kind)
-  local index = store.prefix .. 'members:' .. kind
-  redis.call('ZREMRANGEBYSCORE', index, '-inf', now_ms())
-  local ids = redis.call('ZRANGE', index, 0, -1)
+-- The members with a lease. A lease that ends changes their number, everything else the count of changes.
+-- KEYS: generation.  a: kind, the version that the caller knows.
+-- Reply: {'OK', version}; if it is another one, followed by id, info, id, info, ... in the order of ids
+define('members', function(store, keys, kind, known)
+  local index, now = store.prefix .. 'members:' .. kind, now_ms()
+  local changes = redis.call('GET', store.prefix .. 'changes:' .. kind) or '0'
+  local reply = { 'OK', changes .. ':' .. redis.call('ZCOUNT', index, '(' .. now, '+inf') }
+  if reply[2] == known then return reply end
+  local ids = redis.call('ZRANGEBYSCORE', index, '(' .. now, '+inf')
   table.sort(ids)
-  local reply = { 'OK' }
   for _, id in ipairs(ids) do
     reply[#reply + 1], reply[#reply + 2] = id, redis.call('GET', store.prefix .. 'member:' .. id) or ''
   end
   return reply
 end, true)
 
--- KEYS: generation.  Reply: {'OK', number waiting, their tokens}
-define('depth', function(store) return { 'OK', depth(store) } end, true)
+-- KEYS: generation.  Reply: {'OK', number waiting for any model, their tokens}
+define('depth', function(store)
+  local waiting, cost = 0, 0
+  for _, model in ipairs(queued_models(store)) do
+    local count, tokens = depth(store, model)
+    waiting, cost = waiting + count, cost + tokens
+  end
+  return { 'OK', waiting, cost }
+end, true)
 
 -- KEYS: generation.  a: name, 32 random bytes.  Reply: {'OK', the bytes that all processes share}
 define('secret', function(store, keys, name, proposal)
@@ -69,14 +90,15 @@ define('secret', function(store, keys, name, proposal)
   return { 'OK', redis.call('GET', key) }
 end, true)
 
--- Live sequences by their rank in `live`. Ranks change between calls, so several calls give no snapshot.
+-- Live sequences by their rank in an index. Ranks change between calls, so several calls give no snapshot.
 -- KEYS: generation.  a: first rank, count, owner or ''.  Reply: {'OK', 1 if there may be more, {id, fields, lengths}, ...}
 define('list', function(store, keys, first, count, owner)
-  local ids = redis.call('ZRANGE', store.prefix .. 'live', first, tonumber(first) + tonumber(count) - 1)
+  local index = store.prefix .. (owner == '' and 'live' or 'owned:' .. owner)
+  local ids = redis.call('ZRANGE', index, first, tonumber(first) + tonumber(count) - 1)
   local reply = { 'OK', #ids == tonumber(count) and 1 or 0 }
   for _, id in ipairs(ids) do
     local rec = fetch(record_key(store, id))
-    if rec and (owner == '' or rec.owner == owner) then
+    if rec then
       local entry = described(rec)
       reply[#reply + 1] = { id, entry[2], entry[3] }
     end
@@ -84,68 +106,11 @@ define('list', function(store, keys, first, count, owner)
   return reply
 end, true)
 
-local function requeue_expired_claims(store, now, limit)
-  local claims, requeued = store.prefix .. 'claims', {}
-  for _, id in ipairs(redis.call('ZRANGEBYSCORE', claims, '-inf', now, 'LIMIT', 0, limit)) do
-    local rec = fetch(record_key(store, id))
-    redis.call('ZREM', claims, id)
-    if rec then
-      put_in_queue(store, rec)
-      requeued[#requeued + 1] = id
-    else
-      settle_tokens(store)
-    end
+-- KEYS: generation.  a: owner.  Reply: {'OK', id, epoch, id, epoch, ...}: what it owns, in the order of the queue
+define('owned', function(store, keys, owner)
+  local reply = { 'OK' }
+  for _, id in ipairs(redis.call('ZRANGE', store.prefix .. 'owned:' .. owner, 0, -1)) do
+    reply[#reply + 1], reply[#reply + 2] = id, redis.call('HGET', record_key(store, id), 'epoch') or '0'
   end
-  return requeued
-end
-
--- Whether no client was attached for the grace. A router without a lease counts as gone from the moment this is seen. If
--- its lease comes back, so does the attachment.
-local function abandoned(store, rec, now, grace_ms)
-  local since = tonumber(rec.detached_since_ms)
-  if rec.router ~= '' and store.frozen_until <= now then
-    local alive = lease_alive(store, rec.router, now)
-    if alive and since > 0 then since = 0 elseif not alive and since == 0 then since = now end
-    if since ~= tonumber(rec.detached_since_ms) then update(rec, { detached_since_ms = since }) end
-  end
-  return since > 0 and now - since >= grace_ms and rec.keep_on_disconnect == '0'
-end
-
-local function next_check(rec, now, grace_ms)
-  local at = now + CHECK_MS
-  if rec.state == 'QUEUED' and rec.deadline_ms ~= '0' then at = math.min(at, tonumber(rec.deadline_ms)) end
-  local since = tonumber(rec.detached_since_ms)
-  if since > 0 and since + grace_ms > now then at = math.min(at, since + grace_ms) end
-  return at
-end
-
--- KEYS: generation.  a: limit, grace ms.
--- Reply: {'OK', {orphan, epoch, orphan, epoch, ...}, {requeued}, {cancelled}, {past their deadline}}
-define('sweep', function(store, keys, limit, grace_ms)
-  local now, live = now_ms(), store.prefix .. 'live'
-  local orphans, cancelled, expired = {}, {}, {}
-  grace_ms = tonumber(grace_ms)
-  local requeued = requeue_expired_claims(store, now, limit)
-  for _, id in ipairs(redis.call('ZRANGEBYSCORE', live, '-inf', now, 'LIMIT', 0, limit)) do
-    local rec = fetch(record_key(store, id))
-    if not rec then
-      redis.call('ZREM', live, id)
-    elseif rec.state == 'QUEUED' and rec.deadline_ms ~= '0' and tonumber(rec.deadline_ms) <= now then
-      finish(store, rec, -1, STOPPED.DEADLINE, nil, '')
-      expired[#expired + 1] = id
-    else
-      if abandoned(store, rec, now, grace_ms) and rec.cancel == '0' then
-        cancel(store, rec)
-        cancelled[#cancelled + 1] = id
-      end
-      if not ended(rec) then
-        redis.call('ZADD', live, next_check(rec, now, grace_ms), id)
-        if redis.call('PTTL', rec.key) < ALIVE_MS / 2 then expire_all(rec, ALIVE_MS) end
-        if rec.state == 'RUNNING' and store.frozen_until <= now and not lease_alive(store, rec.owner, now) then
-          orphans[#orphans + 1], orphans[#orphans + 2] = id, rec.epoch
-        end
-      end
-    end
-  end
-  return { 'OK', orphans, requeued, cancelled, expired }
+  return reply
 end, true)

@@ -11,7 +11,6 @@ from octavo.sampling import FinishReason
 from octavo.store.calls import Finish, Member, NameHolder, Notice, QueueDepth
 
 ALIVE_MS = 24 * 3600 * 1000
-CHECK_MS = 1000
 QUARANTINE_MS = 60_000
 MAX_TIMELINE = 32
 
@@ -53,7 +52,7 @@ class MemoryState:
         self.arrivals = 0
         self.queue: set[SequenceId] = set()
         self.claims: dict[SequenceId, int] = {}  # popped sequences, and when their claims end
-        self.checks: dict[SequenceId, int] = {}  # live sequences, and when a sweep looks at them next
+        self.next_sweep = 0
         self.leases: dict[Incarnation, int] = {}
         self.quarantine: dict[Incarnation, tuple[SequenceId, int]] = {}  # by worker: a suspect, until when
         self.members: dict[str, dict[Incarnation, tuple[bytes, int]]] = {}
@@ -91,7 +90,6 @@ class MemoryState:
 
     def add(self, stored: StoredSequence) -> None:
         self._entries[stored.record.seq_id] = stored
-        self.checks[stored.record.seq_id] = self.now_ms() + CHECK_MS
         self.wait(stored)
 
     def get(self, seq_id: SequenceId) -> StoredSequence | None:
@@ -101,10 +99,10 @@ class MemoryState:
             return None
         return stored
 
-    def purge(self) -> None:
-        """Drops all sequences that have expired."""
-        for seq_id in list(self._entries):
-            self.get(seq_id)
+    def live(self) -> list[StoredSequence]:
+        """All sequences that wait or run, by their places in the queue."""
+        found = [stored for stored in map(self.get, list(self._entries)) if stored is not None]
+        return sorted((each for each in found if not each.record.state.ended), key=lambda each: each.place)
 
     def note(self, stored: StoredSequence, what: str, detail: str) -> None:
         record = stored.record
@@ -114,40 +112,38 @@ class MemoryState:
     # Notices
 
     def notify(self, stored: StoredSequence, what: str) -> None:
-        """Sends a notice to the attached router."""
+        """Sends a notice to the attached routers."""
         record = stored.record
         notice = Notice(record.seq_id, what, record.epoch, record.owner)
         for queue, router in self.subscribers.items():
-            if record.router and router == record.router:
+            if router in record.routers:
                 queue.put_nowait(notice)
 
-    def wake(self, stored: StoredSequence) -> None:
-        """Tells all routers that a sequence waits."""
-        for queue in self.subscribers:
-            queue.put_nowait(Notice(stored.record.seq_id, "queued", stored.record.epoch, Incarnation("")))
+    def detach(self, stored: StoredSequence, router: Incarnation) -> None:
+        record = stored.record
+        if router in record.routers and not record.state.ended:
+            record.routers = tuple(other for other in record.routers if other != router)
+            record.detached_since_ms = 0 if record.routers else self.now_ms()
 
     # The queue
 
     def wait(self, stored: StoredSequence) -> None:
         self.claims.pop(stored.record.seq_id, None)
         self.queue.add(stored.record.seq_id)
-        self.wake(stored)
 
     def next_arrival(self, priority: int) -> int:
         self.arrivals += 1
         return priority * 2**40 + self.arrivals
 
-    def first_waiting(self) -> SequenceId | None:
-        def order(seq_id: SequenceId) -> tuple[int, SequenceId]:
-            stored = self.get(seq_id)
-            return (stored.place if stored else 0, seq_id)
+    def first_waiting(self, model: str) -> StoredSequence | None:
+        entries = [stored for stored in map(self.get, self.queue) if stored is not None]
+        return min((e for e in entries if e.record.model == model), key=lambda e: e.place, default=None)
 
-        return min(self.queue, key=order, default=None)
-
-    def depth(self) -> QueueDepth:
-        waiting = [*self.queue, *self.claims]
-        entries = [stored for stored in map(self.get, waiting) if stored is not None]
-        return QueueDepth(len(waiting), sum(stored.cost for stored in entries))
+    def depth(self, model: str | None = None) -> QueueDepth:
+        """How much waits for a model, or for any."""
+        entries = [stored for stored in map(self.get, [*self.queue, *self.claims]) if stored is not None]
+        entries = [stored for stored in entries if model in (None, stored.record.model)]
+        return QueueDepth(len(entries), sum(stored.cost for stored in entries))
 
     # Ends
 
@@ -185,7 +181,6 @@ class MemoryState:
         self.note(stored, "ended", record.state)
         self.queue.discard(record.seq_id)
         self.claims.pop(record.seq_id, None)
-        self.checks.pop(record.seq_id, None)
         self.release_quarantine(stored)
         stored.expires_ms = self.now_ms() + self.retain_ms
         self.notify(stored, "ended")

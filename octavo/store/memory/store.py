@@ -20,6 +20,7 @@ from octavo.store.calls import (
     PoppedSequence,
     QueueDepth,
     QueueLimits,
+    Renewal,
     SweepReport,
     TakeReply,
     TakeRequest,
@@ -60,7 +61,7 @@ class MemoryStore:
 
     async def accept(self, new: NewSequence, limits: QueueLimits) -> AcceptReply:
         state = self._enter()
-        depth = state.depth()
+        depth = state.depth(new.model)
         count, tokens = depth.num_queued, depth.queued_tokens
         known = state.get(new.seq_id)
         if known is not None:
@@ -79,21 +80,20 @@ class MemoryStore:
                 expires_ms=now + ALIVE_MS,
             )
         )
-        depth = state.depth()
+        depth = state.depth(new.model)
         return AcceptReply(AcceptStatus.OK, depth.num_queued, depth.queued_tokens)
 
-    async def pop(self, router: Incarnation, count: int, claim_ms: int) -> list[PoppedSequence]:
+    async def pop(self, model: str, count: int, claim_ms: int) -> list[PoppedSequence]:
         state = self._enter()
         popped: list[PoppedSequence] = []
-        while len(popped) < count and (seq_id := state.first_waiting()) is not None:
-            stored = state.get(seq_id)
-            if stored is not None and state.past_deadline(stored.record):
+        while len(popped) < count and (stored := state.first_waiting(model)) is not None:
+            seq_id = stored.record.seq_id
+            if state.past_deadline(stored.record):
                 state.finish(stored, Finish(seq_id, FinishReason.DEADLINE))
                 continue
             state.queue.discard(seq_id)
-            if stored is not None:
-                state.claims[seq_id] = state.now_ms() + claim_ms
-                popped.append(PoppedSequence(seq_id, stored.record.epoch))
+            state.claims[seq_id] = state.now_ms() + claim_ms
+            popped.append(PoppedSequence(seq_id, stored.record.epoch))
         return popped
 
     async def requeue(self, seq_id: SequenceId, epoch: int) -> bool:
@@ -117,6 +117,7 @@ class MemoryStore:
         record.take_id = record.mig_id = record.mig_to = ""
         state.note(stored, "requeued", owner)
         state.wait(stored)
+        state.notify(stored, "queued")
         stored.expires_ms = state.now_ms() + ALIVE_MS
         return True
 
@@ -165,14 +166,16 @@ class MemoryStore:
         stored = self._enter().get(seq_id)
         if stored is None:
             return None
-        stored.record.router, stored.record.detached_since_ms = router, 0
+        record = stored.record
+        if router not in record.routers and not record.state.ended:
+            record.routers, record.detached_since_ms = (*record.routers, router), 0
         return stored.snapshot()
 
     async def detach(self, seq_id: SequenceId, router: Incarnation) -> None:
         state = self._enter()
         stored = state.get(seq_id)
-        if stored is not None and router and stored.record.router == router:
-            stored.record.router, stored.record.detached_since_ms = Incarnation(""), state.now_ms()
+        if stored is not None:
+            state.detach(stored, router)
 
     # Migration
 
@@ -192,14 +195,15 @@ class MemoryStore:
     async def register(self, member: Member, lease_ms: int) -> NameHolder | None:
         return self._enter().hold_name(member, lease_ms, starts=True)
 
-    async def heartbeat(self, member: Member, lease_ms: int) -> NameHolder | None:
+    async def heartbeat(self, member: Member, lease_ms: int) -> Renewal:
         state = self._enter()
         if member.name and (holder := state.hold_name(member, lease_ms, starts=False)):
-            return holder
+            return Renewal(holder)
+        lapsed = not state.lease_alive(member.id)
         until = state.now_ms() + lease_ms
         state.leases[member.id] = until
         state.members.setdefault(member.kind, {})[member.id] = (member.info, until)
-        return None
+        return Renewal(lapsed=lapsed)
 
     async def leave(self, member: Member) -> None:
         state = self._enter()
@@ -214,13 +218,16 @@ class MemoryStore:
         known = sorted(state.members.get(kind, {}).items())
         return [Member(kind, name, info) for name, (info, until) in known if until > state.now_ms()]
 
-    async def sweep(self, limit: int, grace_ms: int) -> SweepReport:
-        return sweep(self._enter(), limit, grace_ms)
+    async def sweep(self, limit: int, grace_ms: int, interval_ms: int = 0) -> SweepReport:
+        return sweep(self._enter(), limit, grace_ms, interval_ms)
 
     async def list_sequences(self, owner: Incarnation | None, limit: int) -> list[Record]:
-        state = self._enter()
-        entries = [stored for stored in map(state.get, sorted(state.checks)) if stored is not None]
-        return [stored.snapshot() for stored in entries if owner in (None, stored.record.owner)][:limit]
+        live = self._enter().live()
+        return [stored.snapshot() for stored in live if owner in (None, stored.record.owner)][:limit]
+
+    async def owned(self, owner: Incarnation) -> list[PoppedSequence]:
+        live = [stored.record for stored in self._enter().live()]
+        return [PoppedSequence(record.seq_id, record.epoch) for record in live if record.owner == owner]
 
     async def queue_depth(self) -> QueueDepth:
         return self._enter().depth()

@@ -1,76 +1,87 @@
 """The housekeeping of the store: unused claims, passed deadlines, clients that have left, owners that have died."""
 
-from octavo.ids import SequenceId
+from octavo.ids import Incarnation, SequenceId
 from octavo.record import Record, SequenceState
 from octavo.sampling import FinishReason
 from octavo.store.calls import Finish, OrphanedSequence, SweepReport
-from octavo.store.memory.state import ALIVE_MS, CHECK_MS, MemoryState, StoredSequence
+from octavo.store.memory.state import ALIVE_MS, MemoryState, StoredSequence
+
+OVERDUE_MS = 2000
 
 
-def sweep(state: MemoryState, limit: int, grace_ms: int) -> SweepReport:
-    state.purge()
-    swept = SweepReport(requeued=_requeue_claims(state, limit))
-    for seq_id in _due(state.checks, state.now_ms(), limit):
-        stored = state.get(seq_id)
-        if stored is None:
-            del state.checks[seq_id]
-        elif stored.record.state is SequenceState.QUEUED and state.past_deadline(stored.record):
-            state.finish(stored, Finish(seq_id, FinishReason.DEADLINE))
-            swept.expired.append(seq_id)
-        else:
-            _check(state, stored, grace_ms, swept)
+def sweep(state: MemoryState, limit: int, grace_ms: int, interval_ms: int) -> SweepReport:
+    now = state.now_ms()
+    if now < state.next_sweep:
+        return SweepReport()
+    if interval_ms:
+        state.next_sweep = now + interval_ms
+    swept = SweepReport(requeued=_requeue_claims(state, limit), expired=_end_overdue(state, limit))
+    if not state.frozen:
+        _detach_dead_routers(state, limit)
+        swept.orphans = _orphans(state, limit)
+    swept.cancelled = _cancel_abandoned(state, limit, grace_ms)
+    for stored in state.live():
+        stored.expires_ms = now + ALIVE_MS
     return swept
 
 
 def _requeue_claims(state: MemoryState, limit: int) -> list[SequenceId]:
-    requeued: list[SequenceId] = []
-    for seq_id in _due(state.claims, state.now_ms(), limit):
-        del state.claims[seq_id]
+    def order(seq_id: SequenceId) -> tuple[str, int, SequenceId]:
         stored = state.get(seq_id)
-        if stored is not None:
+        return (stored.record.model if stored else "", state.claims[seq_id], seq_id)
+
+    requeued: list[SequenceId] = []
+    for seq_id in sorted((each for each, until in state.claims.items() if until <= state.now_ms()), key=order):
+        stored = state.get(seq_id)
+        if stored is None:
+            del state.claims[seq_id]
+        elif len(requeued) < limit:
             state.wait(stored)
             requeued.append(seq_id)
     return requeued
 
 
-def _check(state: MemoryState, stored: StoredSequence, grace_ms: int, swept: SweepReport) -> None:
-    record = stored.record
-    if _abandoned(state, record, grace_ms) and not record.cancel:
+def _end_overdue(state: MemoryState, limit: int) -> list[SequenceId]:
+    """Ends what waits past its deadline, and what runs OVERDUE_MS past it: its owner should have ended it by then."""
+    due: list[tuple[int, SequenceId, StoredSequence]] = []
+    for stored in state.live():
+        record = stored.record
+        at = record.deadline_ms + (OVERDUE_MS if record.state is SequenceState.RUNNING else 0)
+        if record.deadline_ms and at <= state.now_ms():
+            due.append((at, record.seq_id, stored))
+    for _, seq_id, stored in sorted(due, key=lambda each: each[:2])[:limit]:
+        state.finish(stored, Finish(seq_id, FinishReason.DEADLINE))
+    return [seq_id for _, seq_id, _ in sorted(due, key=lambda each: each[:2])[:limit]]
+
+
+def _detach_dead_routers(state: MemoryState, limit: int) -> None:
+    """A router without a lease loses its attachments. A heartbeat tells it, if it lives on."""
+    dead = {router for stored in state.live() for router in stored.record.routers if not state.lease_alive(router)}
+    for router in _longest_dead_first(state, dead):
+        for stored in state.live():
+            if router in stored.record.routers and limit > 0:
+                state.detach(stored, router)
+                limit -= 1
+
+
+def _orphans(state: MemoryState, limit: int) -> list[OrphanedSequence]:
+    running = [stored.record for stored in state.live() if stored.record.state is SequenceState.RUNNING]
+    dead = {record.owner for record in running if not state.lease_alive(record.owner)}
+    found = [record for owner in _longest_dead_first(state, dead) for record in running if record.owner == owner]
+    return [OrphanedSequence(record.seq_id, record.epoch) for record in found[:limit]]
+
+
+def _longest_dead_first(state: MemoryState, members: set[Incarnation]) -> list[Incarnation]:
+    return sorted(members, key=lambda member: (state.leases.get(member, 0), member))
+
+
+def _cancel_abandoned(state: MemoryState, limit: int, grace_ms: int) -> list[SequenceId]:
+    def is_abandoned(record: Record) -> bool:
+        return record.detached_since_ms > 0 and not record.keep_on_disconnect and not record.cancel
+
+    alone = [stored for stored in state.live() if is_abandoned(stored.record)]
+    due = [stored for stored in alone if stored.record.detached_since_ms <= state.now_ms() - grace_ms]
+    due = sorted(due, key=lambda stored: (stored.record.detached_since_ms, stored.record.seq_id))[:limit]
+    for stored in due:
         state.cancel(stored)
-        swept.cancelled.append(record.seq_id)
-    if record.state.ended:
-        return
-    now = state.now_ms()
-    state.checks[record.seq_id] = _next_check(record, now, grace_ms)
-    stored.expires_ms = now + ALIVE_MS
-    if record.state is SequenceState.RUNNING and not state.frozen and not state.lease_alive(record.owner):
-        swept.orphans.append(OrphanedSequence(record.seq_id, record.epoch))
-
-
-def _next_check(record: Record, now: int, grace_ms: int) -> int:
-    times = [now + CHECK_MS]
-    if record.state is SequenceState.QUEUED and record.deadline_ms:
-        times.append(record.deadline_ms)
-    if record.detached_since_ms and record.detached_since_ms + grace_ms > now:
-        times.append(record.detached_since_ms + grace_ms)
-    return min(times)
-
-
-def _abandoned(state: MemoryState, record: Record, grace_ms: int) -> bool:
-    """Whether the client has been away for the grace time.
-
-    If the router has no lease, the client counts as away from this moment on, and as attached again when it has one.
-    """
-    if record.router and not state.frozen:
-        if state.lease_alive(record.router):
-            record.detached_since_ms = 0
-        elif not record.detached_since_ms:
-            record.detached_since_ms = state.now_ms()
-    since = record.detached_since_ms
-    return since > 0 and state.now_ms() - since >= grace_ms and not record.keep_on_disconnect
-
-
-def _due(times: dict[SequenceId, int], now_ms: int, limit: int) -> list[SequenceId]:
-    """The sequences whose time has come, the longest overdue first."""
-    due = sorted((at, seq_id) for seq_id, at in times.items() if at <= now_ms)
-    return [seq_id for _, seq_id in due[:limit]]
+    return [stored.record.seq_id for stored in due]

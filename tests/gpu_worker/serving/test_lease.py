@@ -7,7 +7,7 @@ import pytest
 from gpu_worker.serving import lease as lease_module
 from gpu_worker.serving.lease import Lease, WorkerIdTaken, register_worker
 from octavo.ids import Incarnation
-from octavo.store.calls import Member
+from octavo.store.calls import Member, Renewal
 from octavo.store.memory import MemoryState, MemoryStore
 
 LEASE_MS = 600
@@ -29,9 +29,10 @@ class SlowStore(MemoryStore):
         super().__init__()
         self.order: list[str] = []
 
-    async def heartbeat(self, member: Member, lease_ms: int) -> None:
+    async def heartbeat(self, member: Member, lease_ms: int) -> Renewal:
         await asyncio.sleep(0.05)
         self.order.append("heartbeat")
+        return Renewal()
 
     async def leave(self, member: Member) -> None:
         self.order.append("leave")
@@ -65,7 +66,7 @@ async def test_a_worker_waits_until_the_lease_of_its_predecessor_has_ended():
     began = loop.time()
     await register_worker(store, member("new", "10.0.0.2:7"), LEASE_MS)
     assert LEASE_MS / 2000 < loop.time() - began < 2 * LEASE_MS / 1000
-    assert await store.heartbeat(member("new", "10.0.0.2:7"), LEASE_MS) is None
+    assert (await store.heartbeat(member("new", "10.0.0.2:7"), LEASE_MS)).holder is None
 
 
 async def test_a_worker_that_starts_again_where_it_was_does_not_wait():

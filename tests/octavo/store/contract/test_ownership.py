@@ -114,7 +114,7 @@ async def test_take_overs_freeze_after_a_restart(bench: Any, new: New) -> None:
 async def test_placing_goes_on_after_a_restart(bench: Any, new: New) -> None:
     await bench.store.accept(new(), LIMITS)
     await bench.restart()
-    assert len(await bench.store.pop(ROUTER, 1, 100)) == 1
+    assert len(await bench.store.pop("model", 1, 100)) == 1
     assert (await bench.take_ownership(new().seq_id, 0, W1, "t", TakeReason.QUEUED)).status is TakeStatus.OK
 
 

@@ -1,0 +1,86 @@
+-- The housekeeping that every router does for all routers. A sweep reads what is due, and nothing else.
+
+-- The first entries of an index with a score of at most `last`, whose records exist. The others leave the index.
+local function due(store, name, last, limit)
+  local found = {}
+  for _, id in ipairs(redis.call('ZRANGEBYSCORE', store.prefix .. name, '-inf', last, 'LIMIT', 0, limit)) do
+    local rec = fetch(record_key(store, id))
+    if rec then found[#found + 1] = rec else drop_from_index(store, name, id) end
+  end
+  return found
+end
+
+local function requeue_expired_claims(store, now, limit)
+  local requeued = {}
+  for _, model in ipairs(queued_models(store)) do
+    local claims = 'claims:' .. model
+    for _, rec in ipairs(due(store, claims, now, limit - #requeued)) do
+      drop_from_index(store, claims, rec.id)
+      put_in_queue(store, rec)
+      requeued[#requeued + 1] = rec.id
+    end
+    settle_tokens(store, model)
+  end
+  return requeued
+end
+
+local function end_overdue(store, now, limit)
+  local expired = {}
+  for _, rec in ipairs(due(store, 'deadlines', now, limit)) do
+    finish(store, rec, -1, STOPPED.DEADLINE, nil, '')
+    expired[#expired + 1] = rec.id
+  end
+  return expired
+end
+
+-- The members of a kind whose leases have ended, the longest ended first. One that has left nothing behind is forgotten.
+local function each_dead(store, kind, index, now, limit, use)
+  local members, used = store.prefix .. 'members:' .. kind, 0
+  for _, id in ipairs(redis.call('ZRANGEBYSCORE', members, '-inf', now)) do
+    local name = index .. ':' .. id
+    for _, rec in ipairs(due(store, name, '+inf', limit - used)) do
+      use(rec, id)
+      used = used + 1
+    end
+    if redis.call('EXISTS', store.prefix .. name) == 0 then redis.call('ZREM', members, id) end
+    if used >= limit then break end
+  end
+end
+
+local function cancel_abandoned(store, last, limit)
+  local cancelled = {}
+  for _, rec in ipairs(due(store, 'detached', last, limit)) do
+    drop_from_index(store, 'detached', rec.id)
+    cancel(store, rec)
+    cancelled[#cancelled + 1] = rec.id
+  end
+  return cancelled
+end
+
+local function renew_keys(store, now, limit)
+  for _, rec in ipairs(due(store, 'live', now, limit)) do
+    expire_all(rec, ALIVE_MS)
+    add_to_index(store, 'live', now + ALIVE_MS / 2, rec.id)
+  end
+end
+
+-- KEYS: generation.  a: limit (of each kind of work), grace ms, ms between two sweeps: a call that comes earlier does nothing
+-- Reply: {'OK', {orphan, epoch, orphan, epoch, ...}, {requeued}, {cancelled}, {past their deadline}}
+define('sweep', function(store, keys, limit, grace_ms, interval_ms)
+  local now, orphans = now_ms(), {}
+  limit, interval_ms = tonumber(limit), tonumber(interval_ms)
+  local next_sweep = store.prefix .. 'next-sweep'
+  if (tonumber(redis.call('GET', next_sweep) or 0)) > now then return { 'OK', {}, {}, {}, {} } end
+  if interval_ms > 0 then redis.call('SET', next_sweep, string.format('%.0f', now + interval_ms), 'PX', interval_ms + LEASE_LINGER_MS) end
+  local requeued = requeue_expired_claims(store, now, limit)
+  local expired = end_overdue(store, now, limit)
+  if store.frozen_until <= now then
+    each_dead(store, 'router', 'attached', now, limit, function(rec, router) detach(store, rec, router) end)
+    each_dead(store, 'worker', 'owned', now, limit, function(rec)
+      orphans[#orphans + 1], orphans[#orphans + 2] = rec.id, rec.epoch
+    end)
+  end
+  local cancelled = cancel_abandoned(store, now - tonumber(grace_ms), limit)
+  renew_keys(store, now, limit)
+  return { 'OK', orphans, requeued, cancelled, expired }
+end, true)

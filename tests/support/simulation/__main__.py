@@ -1,0 +1,24 @@
+"""Runs seeds: python -m simulation --seeds 500, --seeds 100-199, or --seeds 7-7 --log for every event of one."""
+
+import argparse
+import sys
+
+from simulation.seeds import Summary, parse_seeds, run_seed
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="simulation", description=__doc__)
+    parser.add_argument("--seeds", type=parse_seeds, default="20", help="how many, or FIRST-LAST")
+    parser.add_argument("--log", action="store_true", help="print every event")
+    args = parser.parse_args()
+    summary = Summary()
+    for seed in args.seeds:
+        outcome = run_seed(seed, keep_log=args.log)
+        summary.add(outcome)
+        print(outcome.report(), flush=True)
+    print(summary.report())
+    return 1 if summary.failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

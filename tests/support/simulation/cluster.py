@@ -1,0 +1,122 @@
+"""The processes of one simulated cluster: each is the real program, from its settings to its exit status."""
+
+import os
+import signal
+from types import SimpleNamespace
+
+import gpu_worker.serving.program as worker_program
+import router.program as router_program
+from octavo.settings import RouterSettings, WorkerSettings
+from simulation import engine
+from simulation.clock import replace_sources
+from simulation.event_log import EventLog
+from simulation.loop import HOST, Host, SimLoop
+from simulation.network import Network
+from simulation.store import StoreServer
+from simulation.transport import Transport
+
+LEASE_MS, GRACE_MS = 1000, 3000
+RESTART_S = (0.1, 1.5)
+STORE_URL = "redis://store"
+
+
+class Cluster:
+    """Machines by name: store, r0, r1, …, w0, w1, …, c0, c1, …; the hosts are the processes that run on them now."""
+
+    def __init__(self, loop: SimLoop, log: EventLog, seed: int, *, routers: int, workers: int) -> None:
+        replace_sources(loop, seed)
+        self.loop = loop
+        self.log = log
+        self.network = Network(loop, seed)
+        self.transport = Transport(self.network, log)
+        self.router_names = [f"r{number}" for number in range(routers)]
+        self.worker_names = [f"w{number}" for number in range(workers)]
+        self.hosts: dict[str, Host] = {}
+        self.restarts = True  # whether whatever ends is started again
+        self.rng = self.network.rng("cluster")
+        self.store = StoreServer(self.network, log, self.new_host("store"))
+        self.offsets: dict[str, float] = {}  # of wall clocks, by machine
+        self._lives = 0
+        self._install()
+
+    def _install(self) -> None:
+        """Puts the simulation's parts where the programs look for the real ones."""
+        self.transport.install()
+        engine.install()
+        for program in (router_program, worker_program):
+            program.open_store = self._open_store
+        worker_program.build_runner = lambda settings: engine.SimRunner(self._poison)
+        worker_program.gc = SimpleNamespace(collect=lambda: 0, freeze=lambda: None)
+
+    def _open_store(self, url: str, on_generation: object = None, **_: object) -> object:
+        return self.store.client(HOST.get(), on_generation)
+
+    def _poison(self) -> None:
+        self.log.count("poison", HOST.get().name)
+        os._exit(137)
+
+    @property
+    def endpoints(self) -> list[str]:
+        return [f"{name}:7000" for name in self.router_names]
+
+    def new_host(self, name: str) -> Host:
+        self._lives = getattr(self, "_lives", 0) + 1
+        return Host(self.loop, name, self.network.rng(f"host {name} {self._lives}"))
+
+    def start(self) -> None:
+        for name in [*self.router_names, *self.worker_names]:
+            self.start_process(name)
+
+    def start_process(self, name: str) -> None:
+        host = self.hosts[name] = self.new_host(name)
+        host.wall_offset = self.offsets.get(name, 0.0)
+        host.on_death.append(lambda: self._note_death(host))
+        common = {"store": STORE_URL, "lease_ms": LEASE_MS, "listen": f"{name}:7000"}
+        if name in self.router_names:
+            settings = RouterSettings(admin_listen="", router_id=name, grace_ms=GRACE_MS, **common)
+            main = router_program.serve(settings)
+        else:
+            main = worker_program.serve(WorkerSettings(worker_id=name, runner="witness", **common))
+        task = host.spawn(main)
+        host.main = task
+        task.add_done_callback(lambda task: self._ended(host, task))
+        self.log.add(name, "started")
+
+    def _ended(self, host: Host, task: object) -> None:
+        if host.alive:
+            error = None if task.cancelled() else task.exception()
+            if error is not None:
+                self.log.errors.append(f"{host}: the program has ended with {error!r}")
+            host.die(1 if error else task.result())
+
+    def _note_death(self, host: Host) -> None:
+        self.log.add(host.name, f"ended with {host.exit_status}")
+        self.network.note_change()
+        if self.restarts:
+            self.loop.call_later(self.rng.uniform(*RESTART_S), self._restart, host)
+
+    def _restart(self, host: Host) -> None:
+        if self.hosts[host.name] is host and self.restarts:
+            self.start_process(host.name)
+
+    def kill(self, name: str, *, vanishes: bool = False) -> None:
+        """SIGKILL; with `vanishes`, the machine goes too, and no connection is reset."""
+        host = self.hosts[name]
+        host.vanished = vanishes
+        host.die(137)
+
+    def terminate(self, name: str) -> None:
+        """SIGTERM."""
+        host = self.hosts[name]
+        if host.alive and signal.SIGTERM in host.signal_handlers:
+            host.signal(signal.SIGTERM)
+
+    def pause(self, name: str) -> Host:
+        host = self.store.host if name == "store" else self.hosts[name]
+        host.pause()
+        self.network.note_change()
+        return host
+
+    def resume(self, host: Host) -> None:
+        host.resume()
+        self.network.note_change()

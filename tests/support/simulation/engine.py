@@ -1,0 +1,94 @@
+"""The step loop of a simulated worker: its rounds run on the event loop, and a step takes virtual time."""
+
+import asyncio
+from collections.abc import Callable
+
+from gpu_worker.engine.engine import Engine
+from gpu_worker.scheduling.step import StepOutput, StepPlan
+from gpu_worker.testing.witness_runner import WitnessRunner
+from simulation.loop import HOST
+
+STEP_S, TOKEN_S = 0.012, 0.0001  # of each step, and of each of its tokens
+BLOCKS = 96
+POISON = 999  # a prompt that ends with this token kills the worker that runs it
+
+
+class RoundWake:
+    """Takes the place of the engine's threading.Event: a wait is noted, and waited for by the driver."""
+
+    def __init__(self) -> None:
+        self._event = asyncio.Event()
+        self.wanted_s = 0.0
+
+    def set(self) -> None:
+        self._event.set()
+
+    def clear(self) -> None:
+        self._event.clear()
+        self.wanted_s = 0.0
+
+    def wait(self, timeout: float) -> None:
+        self.wanted_s = timeout
+
+    async def elapse(self) -> None:
+        """Waits for as long as the last round wanted, or until the event is set."""
+        if self.wanted_s:
+            try:
+                async with asyncio.timeout(self.wanted_s):
+                    await self._event.wait()
+            except TimeoutError:
+                pass
+
+
+def install() -> None:
+    """Lets every engine of this process run on the event loop."""
+    Engine.start = _start
+    Engine.stop = _stop
+
+
+def _start(engine: Engine) -> None:
+    engine._wake = RoundWake()
+    engine.driver = asyncio.create_task(_drive(engine))
+
+
+def _stop(engine: Engine, timeout_s: float = 0.0) -> bool:
+    engine._stopping = True
+    engine._ended = True
+    if hasattr(engine, "driver"):
+        engine.driver.cancel()
+    engine._refuse_commands()
+    return True
+
+
+async def _drive(engine: Engine) -> None:
+    """What Engine._loop does in its thread. The time of a step passes before it, so its result is never early."""
+    try:
+        while not engine._stopping:
+            if engine._scheduler.has_work and not engine._held:
+                await asyncio.sleep(engine._runner.next_step_s)
+            engine._round()
+            await engine._wake.elapse()
+            if not engine._wake.wanted_s and not engine._scheduler.has_work:
+                await asyncio.sleep(0)
+    except Exception as error:
+        HOST.get().loop.call_exception_handler({"message": "the step loop has ended", "exception": error})
+        engine.crashed = True
+    finally:
+        engine._ended = True
+        engine._refuse_commands()
+
+
+class SimRunner(WitnessRunner):
+    """A WitnessRunner whose steps take virtual time, and which a poison token kills."""
+
+    def __init__(self, on_poison: Callable[[], None]) -> None:
+        super().__init__(num_blocks=BLOCKS, num_host_blocks=16, context_tokens=1024)
+        self.next_step_s = STEP_S
+        self._on_poison = on_poison
+
+    def run(self, plan: StepPlan) -> StepOutput:
+        if any(chunk.branch.sequence.prompt[-1] == POISON for chunk in plan.chunks):
+            self._on_poison()
+        HOST.get().busy_s += self.next_step_s
+        self.next_step_s = STEP_S + TOKEN_S * plan.num_tokens
+        return super().run(plan)

@@ -1,0 +1,184 @@
+"""The store as a host of its own: a MemoryState, and what each router and worker has to reach it."""
+
+import asyncio
+import copy
+from collections.abc import AsyncIterator, Callable
+from contextlib import aclosing
+from typing import Any
+
+from octavo.errors import StoreUnavailable
+from octavo.ids import Incarnation
+from octavo.store.calls import Notice
+from octavo.store.memory import MemoryState, MemoryStore
+from simulation.clock import wall_clock_s
+from simulation.event_log import EventLog
+from simulation.loop import Host
+from simulation.network import Network, Pipe
+
+CALL_TIMEOUT_S = 2.0
+QUIET = ("heartbeat", "queue_depth", "members", "sweep", "owned", "read")  # not in the log, unless they fail
+NOT_SHARED = ("subscribers", "now_ms")  # parts of a MemoryState that a replica does not have
+
+
+class StoreServer:
+    """The data, and the faults of the server that holds them.
+
+    Shares of calls: `lost_requests` are not executed, `lost_replies` are executed and not answered, `late` ones are
+    executed after their caller has given up, `twice` are executed again after a pause.
+    """
+
+    def __init__(self, network: Network, log: EventLog, host: Host) -> None:
+        self.network = network
+        self.log = log
+        self.host = host
+        self.state = MemoryState(lambda: int(wall_clock_s(host.loop, host) * 1000))
+        self.down = False
+        self.lost_requests = self.lost_replies = self.late = self.twice = 0.0
+        self.accepted: list[tuple[str, int]] = []  # for checks: what append_batch accepted with which epoch
+        self._replica: dict[str, Any] | None = None
+        self._number = 0
+
+    def client(self, host: Host, on_generation: Callable[[int], None] | None = None) -> "SimStore":
+        self._number += 1
+        return SimStore(self, host, on_generation, self._number)
+
+    # Faults
+
+    def crash(self) -> None:
+        self.down = True
+
+    def come_back(self) -> None:
+        """The server has restarted, with all its data."""
+        self.down = False
+        self.state.restart()
+
+    def stop_replication(self) -> None:
+        """What is written from now on does not reach the replica."""
+        self._replica = self._copy()
+
+    def fail_over(self) -> None:
+        """The replica becomes the primary: what was written since `stop_replication` is lost."""
+        if self._replica is not None:
+            for name, value in self._replica.items():
+                setattr(self.state, name, value)
+            self._replica = None
+        self.state.restart()
+
+    def _copy(self) -> dict[str, Any]:
+        return copy.deepcopy({name: value for name, value in vars(self.state).items() if name not in NOT_SHARED})
+
+
+class SimStore:
+    """The Store of one host. Every method is a call over the network; the functions are those of MemoryStore."""
+
+    def __init__(
+        self, server: StoreServer, host: Host, on_generation: Callable[[int], None] | None, number: int
+    ) -> None:
+        self._server = server
+        self._host = host
+        self._memory = MemoryStore(server.state)
+        self._on_generation = on_generation
+        self._rng = server.network.rng(f"store client {number}")
+        self.generation = self._memory.generation
+
+    def __getattr__(self, name: str) -> Any:
+        function = getattr(self._memory, name)
+
+        async def call(*args: Any, **kwargs: Any) -> Any:
+            return await self._call(name, lambda: function(*args, **kwargs))
+
+        return call
+
+    async def close(self) -> None:
+        pass
+
+    async def _call(self, name: str, function: Callable[[], Any]) -> Any:
+        """What the function returns. Raises StoreUnavailable when no answer comes in time."""
+        server, loop, rng = self._server, asyncio.get_running_loop(), self._rng
+        log, drawn = server.log, rng.random()
+        reply: asyncio.Future[Any] = loop.create_future()
+
+        def execute(*, answered: bool = True) -> None:
+            if server.down:
+                outcome = StoreUnavailable("Connection refused")
+            else:
+                outcome = run(function)
+            if answered:
+                Pipe(server.network, server.host, self._host, rng).send(lambda: settle(reply, outcome))
+
+        def send(delay_s: float = 0.0, *, answered: bool = True) -> None:
+            pipe = Pipe(server.network, self._host, server.host, rng)
+            if delay_s:
+                loop.call_later(
+                    delay_s, lambda: pipe.send(lambda: execute(answered=answered)), context=server.host.context
+                )
+            else:
+                pipe.send(lambda: execute(answered=answered))
+
+        if drawn < (bound := server.lost_requests):
+            log.count("lost request", f"{self._host} {name}")
+            await asyncio.sleep(rng.choice([0.001, CALL_TIMEOUT_S]))
+            raise StoreUnavailable("the request was lost")
+        if drawn < (bound := bound + server.lost_replies):
+            log.count("lost reply", f"{self._host} {name}")
+            send(answered=False)
+            await asyncio.sleep(rng.choice([0.002, CALL_TIMEOUT_S]))
+            if rng.random() < 0.5:
+                raise StoreUnavailable("the reply was lost")
+            send()  # as the client library repeats a call whose connection broke
+        elif drawn < (bound := bound + server.late):
+            log.count("late request", f"{self._host} {name}")
+            send(rng.uniform(CALL_TIMEOUT_S, 2 * CALL_TIMEOUT_S), answered=False)
+            await asyncio.sleep(CALL_TIMEOUT_S)
+            raise StoreUnavailable("Timeout reading")
+        else:
+            send()
+            if drawn < bound + server.twice:
+                log.count("repeated request", f"{self._host} {name}")
+                send(rng.uniform(0.001, 0.5), answered=False)
+        try:
+            async with asyncio.timeout(CALL_TIMEOUT_S):
+                outcome = await reply
+        except TimeoutError:
+            log.add(str(self._host), f"store.{name}: timed out")
+            raise StoreUnavailable("Timeout reading") from None
+        if name not in QUIET or isinstance(outcome, Exception):
+            log.add(str(self._host), f"store.{name}: {brief(outcome)}")
+        if isinstance(outcome, Exception):
+            raise outcome
+        if self._memory.generation != self.generation:
+            self.generation = self._memory.generation
+            if self._on_generation is not None:
+                self._on_generation(self.generation)
+        return outcome
+
+    async def notices(self, router: Incarnation) -> AsyncIterator[Notice]:
+        """Notices come late, and are lost while the store cannot reach the router."""
+        server = self._server
+        async with aclosing(self._memory.notices(router)) as notices:
+            async for notice in notices:
+                await asyncio.sleep(server.network.delay_s(server.host.name, self._host.name, self._rng))
+                if not server.down and server.network.reaches(server.host.name, self._host.name):
+                    yield notice
+
+
+def run(function: Callable[[], Any]) -> Any:
+    """The outcome of a function of MemoryStore, which awaits nothing: what it returns, or the exception it raises."""
+    work = function()
+    try:
+        work.send(None)
+    except StopIteration as stopped:
+        return stopped.value
+    except Exception as error:
+        return error
+    raise RuntimeError("a function of MemoryStore has waited")
+
+
+def settle(reply: "asyncio.Future[Any]", outcome: Any) -> None:
+    if not reply.done():
+        reply.set_result(outcome)
+
+
+def brief(outcome: Any) -> str:
+    text = repr(outcome)
+    return text if len(text) < 160 else f"{text[:157]}..."
