@@ -7,10 +7,11 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from modelcheck.explorer import Step
-from modelcheck.world import PROMPT_CHAIN, SEQ, World, chain_of, router_name
+from modelcheck.world import PROMPT_CHAIN, World, chain_of, router_name
 
 from octavo.errors import HistoryLost
 from octavo.sampling import FinishReason
+from octavo.store.calls import AcceptStatus
 from octavo.text.stop import TextDelta
 from router.streaming.branch_reader import BranchReader
 from router.streaming.resume_tokens import StreamPlace
@@ -48,14 +49,14 @@ def steps(system: "System", world: World) -> Iterator[Step]:
     if client.end:
         return
     if world.has("walk away"):
-        yield Step("the client leaves for good", _hang_up(world.spend("walk away"))._replace().with_client(gone=True), False)
+        yield Step("the client leaves for good", _hang_up(world.spend("walk away")).with_client(gone=True), False)
     if client.router >= 0:
         yield from _read(system, world)
         if world.has("reconnect"):
             yield Step("the client's stream breaks", _hang_up(world.spend("reconnect")), progress=False)
         return
     for index, router in enumerate(world.routers):
-        if router.up:
+        if router.state == "up":
             name = router_name(index, router.number)
             yield from system.issue(
                 world, name, ("attach", name), lambda after, record, index=index: _attached(after, index, record)
@@ -64,20 +65,27 @@ def steps(system: "System", world: World) -> Iterator[Step]:
 
 def _hang_up(world: World) -> World:
     index = world.client.router
-    if index >= 0 and world.routers[index].up:
-        world = world.with_router(index, detaching=True)
+    if index >= 0:
+        world = world.with_router(index, telling=True)
     return world.with_client(router=-1)
 
 
 def _call(system: "System", world: World) -> Iterator[Step]:
     """A new request. The client may leave while the router waits for the reply, which may never come."""
     for index, router in enumerate(world.routers[:1]):
-        if not router.up:
+        if router.state != "up":
             continue
         name = router_name(index, router.number)
-        yield from system.issue(
-            world, name, ("accept",), lambda after, _: after.with_client(router=index, end="", generation=1)
-        )
+
+
+        def accepted(after: World, reply: Any, index: int = index, name: Any = name) -> World:
+            if reply.status is AcceptStatus.EXISTS:  # by an earlier call
+                after, record, _ = system.perform(after, ("attach", name))
+                return _attached(after.with_client(end=""), index, record)
+            generation = system.stores.view(after.store).generation
+            return after.with_client(router=index, end="", generation=generation)
+
+        yield from system.issue(world, name, ("accept",), accepted)
         if world.has("walk away"):
             left = world.spend("walk away").with_client(gone=True, end="")
             for what, after in (
@@ -85,7 +93,7 @@ def _call(system: "System", world: World) -> Iterator[Step]:
                 ("while it is accepted", system.perform(left, ("accept",))[0]),
             ):
                 if system.keeps("accept is shielded"):
-                    after = after.with_router(index, detaching=True)
+                    after = after.with_router(index, telling=True)
                 yield Step(f"the client of {name} leaves {what}", after, progress=False)
 
 
@@ -97,6 +105,8 @@ def _attached(world: World, index: int, record: Any) -> World:
 
 def _read(system: "System", world: World) -> Iterator[Step]:
     client, record, journal = world.client, system.record(world), system.journal(world)
+    if world.routers[client.router].state != "up":
+        return
     name = router_name(client.router, world.routers[client.router].number)
     if record is None:
         yield Step(f"{name}: the record is gone", world.with_client(end="NOT_FOUND"))
@@ -152,20 +162,3 @@ def receive(system: "System", world: World, first: int, tokens: tuple[int, ...])
     except HistoryLost:
         return world.with_client(end=LOST), ""
     return world.with_client(tokens=client.tokens + (tuple(piece.token_ids) if piece else ())), ""
-
-
-def look(system: "System", world: World) -> World:
-    """Each session makes sure now and then that the store knows of its client."""
-    client, record = world.client, system.record(world)
-    if client.end or client.router < 0 or record is None or record.state.ended or not system.keeps("session looks"):
-        return world
-    name = router_name(client.router, world.routers[client.router].number)
-    if name in attached(record):
-        return world
-    return world._replace(store=system.stores.call(world.store, "attach", SEQ, name)[0])
-
-
-def attached(record: Any) -> tuple[str, ...]:
-    """The routers that the record names."""
-    routers = getattr(record, "routers", None)
-    return tuple(routers) if routers is not None else ((record.router,) if record.router else ())

@@ -17,13 +17,25 @@ if TYPE_CHECKING:
 def steps(system: "System", world: World, index: int) -> Iterator[Step]:
     router = world.routers[index]
     name = router_name(index, router.number)
-    if not router.up:
+    if router.state == "down":
         yield _restart(system, world, index)
         return
     if world.has("router crash"):
         yield Step(f"{name} crashes", _down(world.spend("router crash"), index), progress=False)
-    if router.detaching:
-        yield from _detach(system, world, index)
+    if router.state == "stalled":
+        yield Step(f"{name} goes on", world.with_router(index, state="up"), progress=False)
+        return
+    if world.has("router stall"):
+        yield Step(f"{name} stands still", world.spend("router stall").with_router(index, state="stalled"), progress=False)
+    if router.telling:
+        call = attachment_call(world, index)
+        yield from system.issue(world, name, call, lambda after, _: after.with_router(index, telling=False))
+    if router.guest:
+        left = world.with_router(index, guest=False, telling=True)
+        yield Step(f"the other client leaves {name}", left, progress=False)
+    elif world.has("guest") and world.client.router == 1 - index and system.record(world) is not None:
+        after, _, wrong = system.perform(world.spend("guest"), ("attach", name))
+        yield Step(f"{name}: another client attaches", after.with_router(index, guest=True), False, wrong)
     if router.task is None:
         yield from _find_work(system, world, index)
     elif router.task.stage == "take":
@@ -36,7 +48,7 @@ def steps(system: "System", world: World, index: int) -> Iterator[Step]:
 
 
 def _down(world: World, index: int) -> World:
-    world = world.with_router(index, up=False, task=None, detaching=False)
+    world = world.with_router(index, state="down", task=None, telling=False, guest=False)
     return world.with_client(router=-1) if world.client.router == index else world
 
 
@@ -45,23 +57,13 @@ def _restart(system: "System", world: World, index: int) -> Step:
 
     number = world.routers[index].number + 1
     store, _ = system.stores.call(world.store, "heartbeat", router_member(router_name(index, number)), LEASE_MS)
-    after = world._replace(store=store).with_router(index, number=number, up=True)
+    after = world._replace(store=store).with_router(index, number=number, state="up")
     return Step(f"{router_name(index, number)} starts", after)
 
 
-def _detach(system: "System", world: World, index: int) -> Iterator[Step]:
-    """A client has left, so the store must be told until it knows."""
-    name = router_name(index, world.routers[index].number)
-    if not system.keeps("detach until known"):
-        yield Step(f"{name} gives up a detach", world.with_router(index, detaching=False))
-
-    def done(after: World, _: Any) -> World:
-        after = after.with_router(index, detaching=False)
-        if after.client.router == index:  # the client has come back meanwhile
-            after, _, _ = system.perform(after, ("attach", name))
-        return after
-
-    yield from system.issue(world, name, ("detach", name), done)
+def attachment_call(world: World, index: int) -> tuple[Any, ...]:
+    """What a router tells the store: it is attached if and only if it has a client."""
+    return ("attach" if world.is_attached(index) else "detach", router_name(index, world.routers[index].number))
 
 
 def _find_work(system: "System", world: World, index: int) -> Iterator[Step]:
@@ -109,7 +111,7 @@ def _owner(world: World, record: Record) -> int | None:
 
 
 def _being_scheduled(world: World) -> bool:
-    return any(router.up and router.task and router.task.stage == "schedule" for router in world.routers)
+    return any(router.state == "up" and router.task and router.task.stage == "schedule" for router in world.routers)
 
 
 def _take(system: "System", world: World, index: int, task: Task) -> Iterator[Step]:

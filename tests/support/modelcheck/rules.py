@@ -2,8 +2,8 @@
 
 from typing import TYPE_CHECKING, Any
 
-from modelcheck.clients import LOST, attached
-from modelcheck.world import World, router_name, worker_name
+from modelcheck.clients import LOST
+from modelcheck.world import World
 
 from octavo.record import SequenceState
 from octavo.sampling import FinishReason
@@ -62,9 +62,11 @@ def wrong_call(system: "System", before: World, after: World, call: "Call") -> s
     if now.crashes > was.crashes and was.owner not in truth.faulty:
         return "a crash was counted of a worker that had not crashed"
     if now.cancel > was.cancel or (now.state is SequenceState.CANCELLED and not was.state.ended and not was.cancel):
-        client = before.client
-        if not truth.cancelled and not client.gone and (client.router >= 0 or client.end == "to call"):
+        router = before.client.router
+        if not truth.cancelled and router >= 0 and before.routers[router].state == "up":
             return "a request was cancelled while its client was attached"
+    if call[0] == "take" and now.epoch > was.epoch and system.is_late(before):
+        return "I14: a worker was given a sequence past its deadline"
     if now.state is SequenceState.FAILED and not was.state.ended:
         return _wrong_failure(was, now, truth)
     return ""
@@ -123,20 +125,3 @@ def _wrong_end(system: "System", world: World, record: Any) -> str:
     if client.end == FinishReason.CANCELLED.name and record is not None and record.state is not SequenceState.CANCELLED:
         return "the client was told CANCELLED of a request that was not"
     return ""
-
-
-def unknown_attachments(system: "System", world: World) -> list[str]:
-    """Routers that live, that the record names, and that have neither a client nor a detach under way."""
-    record = system.record(world)
-    if record is None:
-        return []
-    names = {router_name(i, r.number): (i, r) for i, r in enumerate(world.routers) if r.up}
-    return [
-        name
-        for name in attached(record)
-        if name in names and world.client.router != names[name][0] and not names[name][1].detaching
-    ]
-
-
-def owners(world: World) -> list[str]:
-    return [worker_name(i, w.number) for i, w in enumerate(world.workers) if w.state != "down"]

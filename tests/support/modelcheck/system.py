@@ -54,7 +54,7 @@ class System:
             store=setup,
             workers=(Worker(), Worker()),
             routers=(Router(), Router()),
-            client=Client(router=0 if c.client else -1, gone=not c.client, generation=1),
+            client=Client(router=0 if c.client else -1, gone=not c.client, generation=self.stores.view(0).generation),
             late=frozenset(),
             backup=-1,
             budget=c.budget,
@@ -103,6 +103,11 @@ class System:
     def journal(self, world: World) -> tuple[int, ...]:
         stored = self.stores.view(world.store).get(SEQ)
         return () if stored is None else tuple(stored.journals[0])
+
+    def is_late(self, world: World) -> bool:
+        """Whether the deadline has passed."""
+        record, state = self.record(world), self.stores.view(world.store)
+        return record is not None and state.past_deadline(record)
 
     def keeps(self, rule: str) -> bool:
         """Whether processes keep this rule. A weakening leaves it out."""
@@ -154,7 +159,7 @@ class System:
             case "accept":
                 return call(number, "accept", new_sequence(c), QueueLimits())
             case "pop":
-                return call(number, "pop", args[0], 1, CLAIM_MS)
+                return call(number, "pop", "model", 1, CLAIM_MS)
             case "sweep":
                 return call(number, "sweep", 8, GRACE_MS)
             case "take":
@@ -195,10 +200,24 @@ class System:
             if worker.state in ("up", "leaving"):
                 member = worker_member(worker_name(index, worker.number))
                 number, _ = self.stores.call(number, "heartbeat", member, LEASE_MS)
+        world = world._replace(store=number)
         for index, router in enumerate(world.routers):
-            if router.up:
-                number, _ = self.stores.call(number, "heartbeat", router_member(router_name(index, router.number)), LEASE_MS)
-        return clients.look(self, world._replace(store=number))
+            if router.state == "up":
+                world = self._renew_router(world, index, router_name(index, router.number))
+        return world
+
+    def _renew_router(self, world: World, index: int, name: Incarnation) -> World:
+        """Within the grace a router also tells the store again whether it is attached, if the store may not know."""
+        number, renewal = self.stores.call(world.store, "heartbeat", router_member(name), LEASE_MS)
+        world = world._replace(store=number)
+        lapsed = renewal.lapsed and self.keeps("a lapsed lease attaches again")
+        late = any(self._attaches(call, name) for call in world.late) and self.keeps("attachments are told again")
+        if lapsed or late or world.routers[index].telling:
+            world, _, _ = self.perform(world, routers.attachment_call(world, index))
+        return world
+
+    def _attaches(self, call: Call, name: Incarnation) -> bool:
+        return call[0] == "accept" or (call[0] in ("attach", "detach") and call[1] == name)
 
 
 def forget_take(state: MemoryState) -> None:

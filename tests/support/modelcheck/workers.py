@@ -88,7 +88,7 @@ def _reconcile(system: "System", world: World, index: int) -> Iterator[Step]:
         return
     if worker.run is not None and worker.run.epoch >= record.epoch:
         return
-    if any(router.up and router.task and router.task.stage == "schedule" for router in world.routers):
+    if any(router.state == "up" and router.task and router.task.stage == "schedule" for router in world.routers):
         return
     yield from system.issue(world, name, ("requeue", record.epoch), lambda after, _: after)
 
@@ -121,6 +121,10 @@ def compute(system: "System", index: int, number: int, run: Run, count: int) -> 
 def _compute(system: "System", world: World, index: int, run: Run) -> Iterator[Step]:
     c, number = system.configuration, world.workers[index].number
     name = worker_name(index, number)
+    if system.is_late(world):
+        call = ("append", name, run.epoch, len(run.log), (), FinishReason.DEADLINE)
+        yield from system.issue(world, name, call, lambda after, _: _end_run(after, index))
+        return
     for count in range(1, min(c.most_at_once, c.num_tokens - len(run.log)) + 1):
         tokens = compute(system, index, number, run, count)
         at_end = len(run.log) + count == c.num_tokens and not c.endless

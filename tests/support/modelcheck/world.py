@@ -48,9 +48,10 @@ class Task(NamedTuple):
 
 class Router(NamedTuple):
     number: int = 0
-    up: bool = True
+    state: str = "up"  # "stalled", "down"
     task: Task | None = None
-    detaching: bool = False  # its client has left, and the store does not know it yet
+    telling: bool = False  # it has yet to tell the store whether it is attached
+    guest: bool = False  # another client of the request is here
 
 
 class Client(NamedTuple):
@@ -97,6 +98,10 @@ class World(NamedTuple):
     def with_truth(self, **changes: Any) -> "World":
         return self._replace(truth=self.truth._replace(**changes))
 
+    def is_attached(self, router: int) -> bool:
+        """Whether a router has a client of the request."""
+        return self.client.router == router or self.routers[router].guest
+
     def has(self, fault: str) -> bool:
         return self.budget[FAULTS.index(fault)] > 0
 
@@ -116,6 +121,7 @@ FAULTS = (
     "reject",  # a worker says that it can never hold the sequence
     "router crash",
     "router stall",  # a router's heartbeats are missing for as long as it pleases
+    "guest",  # another client attaches to the same request, on the other router
     "reconnect",  # the client's stream breaks
     "walk away",  # the client leaves for good
     "cancel",  # the client asks for the end
