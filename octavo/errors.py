@@ -194,6 +194,14 @@ class OutOfBlocks(ServingError):
     retryable = True
 
 
+class StoreFull(ServingError):
+    """The store has no memory left for new requests; those that were accepted go on. Retry after the delay."""
+
+    code = Code.RESOURCE_EXHAUSTED
+    reason = "STORE_FULL"
+    retryable = True
+
+
 class TooManyStreams(ServingError):
     """This process has as many open streams as it accepts. Retry on another router."""
 

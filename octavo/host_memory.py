@@ -1,5 +1,6 @@
 """How much memory the machine has, and how much this process may still take, by the limits of its cgroups as well."""
 
+import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -28,6 +29,14 @@ def total_bytes(meminfo: Path = MEMINFO) -> int:
     return next(_of_the_machine(meminfo, "MemTotal"), 0)
 
 
+def bound_bytes(meminfo: Path = MEMINFO, cgroups: Path = CGROUPS, membership: Path = MEMBERSHIP) -> int:
+    """The memory of the machine, or the least limit of the cgroups around this process. 0 if nothing is known."""
+    found = [*_of_the_machine(meminfo, "MemTotal")]
+    for folder in cgroup_folders("memory", cgroups, membership):
+        found += _limit(folder)
+    return min(found, default=0)
+
+
 def _of_the_machine(meminfo: Path, wanted: str) -> Iterator[int]:
     """The value of that name in /proc/meminfo, if it is there."""
     try:
@@ -38,6 +47,12 @@ def _of_the_machine(meminfo: Path, wanted: str) -> Iterator[int]:
         name, _, value = line.partition(":")
         if name == wanted:
             yield int(value.split()[0]) * 1024
+
+
+def _limit(folder: CgroupFolder) -> Iterator[int]:
+    """The limit of one cgroup, if it has one."""
+    with contextlib.suppress(OSError, ValueError):  # of which "max" is one
+        yield int((folder.path / FILES[folder.version][0]).read_text())
 
 
 def _left(folder: CgroupFolder) -> Iterator[int]:

@@ -176,6 +176,11 @@ class WorkerSettings:
     )
     policy: str = option("fcfs", "which sequence runs first", choices=("fcfs", "priority"))
     stream_interval: int = option(1, "steps whose tokens are sent together; first ones and ends go at once", low=1)
+    append_tokens: int = option(
+        4, "tokens of a stream that gather for the journal, in steps of many branches; 1: none wait", low=1
+    )
+    append_delay_ms: int = option(50, "how long a token waits for others, at most", low=0)
+    append_branches: int = option(32, "branches in a step from which tokens gather", low=1)
     journal: str = option(
         "strict",
         "strict: a token is delivered once the journal has it; off: at once, for benchmarks only",
@@ -217,6 +222,14 @@ class UpSettings:
     device: str = option("auto", "auto, cpu, cuda or cuda:N", check=_require_device)
     store: str = option(
         "", "URL of a store; empty: a private one is started", secret=True, check=_unless_empty(require_store_url)
+    )
+    store_memory_bytes: int = option(
+        AUTO,
+        "memory that the private store may fill with requests; auto: an eighth of the machine's, or of the container's "
+        "limit, from 64 MiB to 4 GiB",
+        size=True,
+        auto=True,
+        low=16 * 2**20,
     )
     restart: bool = option(True, "starts a process again when it has ended")
 

@@ -22,6 +22,7 @@ from octavo.store.base import Store
 from octavo.store.calls import Member, QueueLimits
 from octavo.text.tokenizer import Tokenizer, load_tokenizer
 from router.admin.service import AdminService
+from router.attachment_outbox import AttachmentOutbox
 from router.background_tasks import BackgroundTasks, end_tasks, repeat_forever
 from router.fleet.model_registry import ModelRegistry
 from router.fleet.worker_pool import WorkerPool
@@ -72,12 +73,14 @@ class Router:
         self.dispatcher = Dispatcher(
             store, incarnation, self.pool, self.assigner, self.sessions, self._background, settings.grace_ms
         )
+        self.attachments = AttachmentOutbox(store, incarnation, self.sessions)
         context = SessionContext(
             store,
             incarnation,
             self.sessions,
             self.pool,
             self.dispatcher,
+            self.attachments,
             ResumeTokens(secret),
             attachment_interval_s=max(MIN_ATTACHMENT_INTERVAL_S, settings.grace_ms / 3000),
         )
@@ -115,6 +118,7 @@ class Router:
         loops = (
             self.sessions.keep_time(),
             self.dispatcher.keep_dispatching(),
+            self.attachments.keep_telling(),
             repeat_forever("discovery", self.pool.discover_workers),
             repeat_forever("lease", self._keep_lease),
             repeat_forever("health", self._report_health),
@@ -133,6 +137,7 @@ class Router:
         await self._admin_server.stop(0)
         await end_tasks(self._tasks)
         await self._background.close()
+        await self.attachments.close()
         await self.pool.close()
         try:
             await self._store.leave(self._member)

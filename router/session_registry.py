@@ -21,13 +21,11 @@ MAX_EARLY = 1024  # sequences remembered because they were heard of before they 
 
 @dataclass(frozen=True, slots=True)
 class Assignment:
-    """A worker owns a sequence at an epoch.
-
-    Its Step stream brings the sequence's items to this router if a session was here when Schedule asked for them.
-    """
+    """A worker owns a sequence at an epoch."""
 
     epoch: int
     owner: Incarnation
+    follows: bool  # whether Schedule asked for the sequence's items: it does if a session was here by then
 
 
 class RegisteredSession(Protocol):
@@ -114,6 +112,10 @@ class SessionRegistry:
     def __len__(self) -> int:
         """How many sequences have a session here."""
         return len(self._sessions)
+
+    def seq_ids(self) -> list[SequenceId]:
+        """The sequences that have a session here."""
+        return list(self._sessions)
 
     def deliver_item(self, item: StepItem) -> bool:
         """Gives the item to the sessions of its sequence. Returns False if there is none."""

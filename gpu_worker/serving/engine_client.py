@@ -83,6 +83,11 @@ class EngineClient:
             self.publisher.add_follower(entry, router_id)
         return answer
 
+    def runs(self, seq_id: SequenceId, epoch: int) -> bool:
+        """Whether the sequence runs here at that epoch, or its admission is being decided."""
+        entry = self.publisher.logs.get(seq_id)
+        return (seq_id, epoch) in self._deciding or (entry is not None and entry.epoch == epoch)
+
     async def _decide(self, admission: Admission, router_id: str) -> AdmissionAnswer:
         known_epoch = self.publisher.known_epoch(admission.seq_id)
         if known_epoch == admission.epoch:  # also when it has ended since

@@ -1,19 +1,19 @@
 """Appends tokens to the journals in the store, and publishes only those that the store has accepted.
 
 The step loop does not wait for the store. The engine submits the deltas of each step that has any, and of each step of
-a finite grant, which its stream awaits. One task appends everything that has gathered in one call, then publishes what
-was accepted. While the store is away StepDeltas gather. At WINDOW_STEPS of them the engine is held until the store
-answers, so that a worker that dies costs at most about that many computed steps.
+a finite grant, which its stream awaits. One task appends everything that is due (`pending_deltas`) in one call, then
+publishes what was accepted. While the store is away StepDeltas gather. At WINDOW_STEPS of them the engine is held until
+the store answers, so that a worker that dies costs at most about that many computed steps.
 """
 
 import asyncio
 import logging
-from collections import deque
-from dataclasses import replace
+import time
 from typing import Protocol
 
 from gpu_worker.scheduling.sequence import Sequence
-from gpu_worker.scheduling.step import Delta, StepDeltas
+from gpu_worker.scheduling.step import StepDeltas
+from gpu_worker.serving.pending_deltas import AppendPolicy, BranchRun, DeltaBatch, PendingDeltas, join_runs
 from gpu_worker.serving.sequence_log import SequenceLog
 from gpu_worker.serving.step_publisher import StepPublisher
 from octavo.errors import HistoryLost
@@ -43,61 +43,71 @@ class JournalWriter:
     """Appends the tokens of each step to the store, in order, and publishes those that the store has accepted."""
 
     def __init__(
-        self, store: Store | None, publisher: StepPublisher, control: EngineControl, window_steps: int = WINDOW_STEPS
+        self,
+        store: Store | None,
+        publisher: StepPublisher,
+        control: EngineControl,
+        policy: AppendPolicy = AppendPolicy(),  # noqa: B008  frozen: one for all
+        window_steps: int = WINDOW_STEPS,
     ) -> None:
         """`store` is None where the journal is off, for benchmarks: all tokens count as accepted."""
         self._store = store
         self._publisher = publisher
         self._control = control
         self._window = window_steps
-        self._pending: deque[StepDeltas] = deque()
+        self._pending = PendingDeltas(policy)
         self._wake = asyncio.Event()
-        self._empty = asyncio.Event()
-        self._empty.set()
+        self._num_submitted = self._num_settled = 0  # StepDeltas so far
+        self._settled = asyncio.Condition()
         self._held = False
 
     def submit_deltas(self, result: StepDeltas) -> None:
         """Adds the deltas of a step to those that wait for the store. Only the event loop may call this."""
-        self._pending.append(result)
-        self._empty.clear()
-        if len(self._pending) >= self._window and not self._held:
+        self._pending.add_step(result, time.monotonic())
+        self._num_submitted += 1
+        if self._num_submitted - self._num_settled >= self._window and not self._held:
             self._hold(True)
         self._wake.set()
 
     async def wait_until_flushed(self) -> None:
-        """Returns when everything that was submitted has been accepted or refused."""
-        await self._empty.wait()
+        """Returns when everything that was submitted before this call has been accepted or refused."""
+        wanted = self._num_submitted
+        async with self._settled:
+            await self._settled.wait_for(lambda: self._num_settled >= wanted)
 
     async def run(self) -> None:
         """Appends for as long as the worker lives. An exception here must end the worker."""
         while True:
-            await self._wake.wait()
-            self._wake.clear()
-            while self._pending:
-                results = list(self._pending)
-                await self._append(results)
-                for _ in results:
-                    self._pending.popleft()
+            await self._wait_for_deltas()
+            while batch := self._pending.next_batch(time.monotonic()):
+                await self._append(batch)
                 if self._held:
                     self._hold(False)
-            self._empty.set()
+                async with self._settled:
+                    self._num_settled += len(batch.steps)
+                    self._settled.notify_all()
+
+    async def _wait_for_deltas(self) -> None:
+        """Returns with the next step, or when the steps that wait are due without another one."""
+        try:
+            async with asyncio.timeout(self._pending.wait_s(time.monotonic())):
+                await self._wake.wait()
+        except TimeoutError:
+            pass
+        self._wake.clear()
 
     def _hold(self, held: bool) -> None:
         self._held = held
         self._control.hold_steps(held)
 
-    async def _append(self, results: list[StepDeltas]) -> None:
-        find_log = self._publisher.find_log
-        steps = [[(delta, found) for delta in r.deltas if (found := find_log(delta))] for r in results]
-        replies = iter(await self._send([append_item(delta) for step in steps for delta, _ in step]))
-        for result, step in zip(results, steps, strict=True):
-            for delta, sequence_log in step:
-                reply = next(replies)
-                # While the store was awaited, an earlier reply of this batch may have ended the sequence or the
-                # branch, or a newer admission may have replaced the log.
-                if not sequence_log.gone and not sequence_log.branches[delta.branch_index].ended:
-                    await self._settle(sequence_log, delta, reply)
-            self._publisher.flush(result)
+    async def _append(self, batch: DeltaBatch) -> None:
+        runs = join_runs(batch.deltas, self._publisher.find_log)
+        for run, reply in zip(runs, await self._send([run.to_item() for run in runs]), strict=True):
+            # While the store was awaited, an earlier reply of this batch may have ended the sequence or the branch, or
+            # a newer admission may have replaced the log.
+            if not run.sequence_log.gone and not run.sequence_log.branches[run.branch_index].ended:
+                await self._settle(run, reply)
+        self._publisher.flush(batch.last_step, max(1, len(batch.steps)))
 
     async def _send(self, items: list[AppendItem]) -> list[AppendReply]:
         store = self._store
@@ -105,17 +115,19 @@ class JournalWriter:
             return [AppendReply(AppendStatus.OK, item.first_index + len(item.token_ids)) for item in items]
         return await until_answered(lambda: store.append_batch(items), what="the journal")
 
-    async def _settle(self, sequence_log: SequenceLog, delta: Delta, reply: AppendReply) -> None:
-        """Does what the store's reply to one delta asks for."""
+    async def _settle(self, run: BranchRun, reply: AppendReply) -> None:
+        """Does what the store's reply to one item asks for."""
+        sequence_log = run.sequence_log
         if reply.status == AppendStatus.GAP:
-            reply = await self._mend(sequence_log, delta, reply.length)
+            reply = await self._mend(run, reply.length)
         if reply.status in ACCEPTED:
-            self._publisher.publish_delta(sequence_log, delta)
-            if reply.status == AppendStatus.OK_CANCEL and not delta.finish:
+            for delta in run.deltas:
+                self._publisher.publish_delta(sequence_log, delta)
+            if reply.status == AppendStatus.OK_CANCEL and not run.deltas[-1].finish:
                 self._control.cancel_one(sequence_log.sequence)
         elif reply.status == AppendStatus.CLOSED:
-            self._control.end_branch(sequence_log.sequence, delta.branch_index)
-            self._publisher.end_branch(sequence_log, delta.branch_index)
+            self._control.end_branch(sequence_log.sequence, run.branch_index)
+            self._publisher.end_branch(sequence_log, run.branch_index)
         elif reply.status in BROKEN:
             await self._give_up(sequence_log, reply.status)
         else:
@@ -125,12 +137,11 @@ class JournalWriter:
             self._control.drop(sequence_log.sequence)
             self._publisher.forget_log(sequence_log)
 
-    async def _mend(self, sequence_log: SequenceLog, delta: Delta, length: int) -> AppendReply:
+    async def _mend(self, run: BranchRun, length: int) -> AppendReply:
         """Appends again what the store has lost of the journal's end. The log still has every token of it."""
-        tokens = sequence_log.branches[delta.branch_index].tokens[length:] + list(delta.token_ids)
-        log.warning("journal of %s fell back to %d tokens; appending %d", sequence_log.seq_id, length, len(tokens))
-        item = replace(append_item(delta), first_index=length, token_ids=tokens)
-        return (await self._send([item]))[0]
+        lost = run.sequence_log.branches[run.branch_index].tokens[length:]
+        log.warning("journal of %s fell back to %d tokens; appending it again", run.sequence_log.seq_id, length)
+        return (await self._send([run.to_item(length, lost)]))[0]
 
     async def _give_up(self, sequence_log: SequenceLog, status: AppendStatus) -> None:
         """Ends the record with HISTORY_LOST: it does not hold what this worker computed, so no worker can go on."""
@@ -143,17 +154,3 @@ class JournalWriter:
             await until_answered(lambda: store.finish(end), what=f"the record of {seq_id}")
         if not sequence_log.gone:
             self._publisher.publish_failure(sequence_log, failure)
-
-
-def append_item(delta: Delta) -> AppendItem:
-    """What the store is asked to append for one delta."""
-    return AppendItem(
-        delta.sequence.seq_id,
-        delta.sequence.epoch,
-        delta.branch_index,
-        delta.first_index,
-        delta.token_ids,
-        delta.finish,
-        delta.failure,
-        delta.cumulative_logprob if delta.finish else None,
-    )

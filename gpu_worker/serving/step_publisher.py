@@ -193,8 +193,11 @@ class StepPublisher:
 
     # Steps
 
-    def flush(self, result: StepDeltas) -> None:
-        """Ends the items of a step: each subscription that has enough to send, or granted the step, gets a message."""
+    def flush(self, result: StepDeltas, num_steps: int = 1) -> None:
+        """Ends the items of a step: each subscription that has enough to send, or granted the step, gets a message.
+
+        `num_steps` is how many steps brought the items, where the tokens of several were journalled together.
+        """
         self._last_step = result.step_id
         withheld = False
         for subscription in self.subscriptions.values():
@@ -203,7 +206,7 @@ class StepPublisher:
                 subscription.forget_steps(1)
             elif not subscription.buffer:
                 continue
-            subscription.num_withheld += 1
+            subscription.num_withheld += num_steps
             if granted or subscription.urgent or subscription.num_withheld >= self._interval:
                 subscription.send_buffer(result.step_id, result.num_branches, result.num_tokens)
             else:

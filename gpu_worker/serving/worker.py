@@ -20,7 +20,9 @@ from gpu_worker.serving.engine_client import EngineClient
 from gpu_worker.serving.journal_writer import JournalWriter
 from gpu_worker.serving.lease import Lease
 from gpu_worker.serving.listener import Listener
+from gpu_worker.serving.pending_deltas import AppendPolicy
 from gpu_worker.serving.progress_monitor import ProgressMonitor
+from gpu_worker.serving.reconciler import Reconciler
 from gpu_worker.serving.step_publisher import StepPublisher
 from octavo.settings import WorkerSettings
 from octavo.store.base import Store
@@ -46,12 +48,15 @@ class Worker:
         self.engine = Engine(self.scheduler, runner, times, self._on_deltas, self._on_progress, idle_round_s)
         self.publisher = StepPublisher(settings.stream_interval)
         self.engine_client = EngineClient(self.engine, self.workload, budget, self.publisher)
+        policy = AppendPolicy(settings.append_tokens, settings.append_delay_ms / 1000, settings.append_branches)
         self.journal_writer = JournalWriter(
-            store if settings.journal == "strict" else None, self.publisher, self.engine_client
+            store if settings.journal == "strict" else None, self.publisher, self.engine_client, policy
         )
         self.lease = Lease(store, member_of(listener), settings.lease_ms)
         self.monitor = ProgressMonitor(self.engine, self.lease, listener.health, lease_s)
+        self.reconciler = Reconciler(store, listener.incarnation, self.engine_client.runs)
         self._journalling: asyncio.Task[None] | None = None
+        self._reconciling: asyncio.Task[None] | None = None
         self._monitoring: asyncio.Task[None] | None = None
         self._loop = asyncio.get_running_loop()
         self._refreshed = 0.0  # the engine's thread alone uses this and _busy
@@ -61,6 +66,8 @@ class Worker:
         """Begins to run and to answer. Health says SERVING once the loop goes round and the store knows the worker."""
         self._journalling = asyncio.create_task(self.journal_writer.run())
         self._journalling.add_done_callback(partial(give_up_at_end, "the journal writer"))
+        self._reconciling = asyncio.create_task(self.reconciler.run())
+        self._reconciling.add_done_callback(partial(give_up_at_end, "the comparison with the store"))
         self._monitoring = asyncio.create_task(self.monitor.run())
         self._monitoring.add_done_callback(partial(give_up_at_end, "the watch over progress"))
         self.engine.start()
@@ -74,6 +81,7 @@ class Worker:
         self.listener.service.stopping = True
         self.listener.health.shut_down()
         cancel_task(self._monitoring)  # before the engine ends: its silence is no hang from here on
+        cancel_task(self._reconciling)
         loop_ended = await asyncio.to_thread(self.engine.stop)
         try:
             await asyncio.wait_for(self.journal_writer.wait_until_flushed(), FLUSH_TIMEOUT_S)

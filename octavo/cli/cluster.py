@@ -17,7 +17,7 @@ from octavo.cli.state import ClusterState, RouterState, StoreState, WorkerState
 from octavo.cli.supervisor import SupervisedProcess
 from octavo.cores import usable_cores
 from octavo.listen_address import reachable_address, with_host
-from octavo.options import Settings
+from octavo.options import AUTO, Settings
 from octavo.setting_sources import arguments_of, environment_of
 from octavo.settings import RouterSettings, UpSettings, WorkerSettings
 from octavo.store.embedded import MAX_SOCKET_PATH, EmbeddedStore
@@ -85,7 +85,12 @@ class Cluster:
             return None
         directory = self._settings.state_dir / "store"
         too_long = len(os.fsencode(directory / "store.sock")) > MAX_SOCKET_PATH
-        return EmbeddedStore(directory, port=ports.pick(1)[0] if too_long else None)
+        memory_bytes = self._settings.up.store_memory_bytes
+        return EmbeddedStore(
+            directory,
+            port=ports.pick(1)[0] if too_long else None,
+            memory_bytes=None if memory_bytes == AUTO else memory_bytes,
+        )
 
     def _router(self, index: int, listen: str, admin_listen: str) -> tuple[SupervisedProcess, RouterState]:
         name = f"router-{index}"

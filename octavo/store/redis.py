@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import aclosing
 from typing import Any
 
+from octavo.errors import StoreFull
 from octavo.ids import Incarnation, SequenceId
 from octavo.record import NewSequence, Record, Snapshot
 from octavo.store import codec, keys
@@ -71,18 +72,20 @@ class RedisStore:
     # A sequence's life
 
     async def accept(self, new: NewSequence, limits: QueueLimits) -> AcceptReply:
-        reply = await self._call_on(
-            new.seq_id,
-            "accept",
-            new.cost,
-            limits.max_requests,
-            limits.max_tokens,
-            new.deadline_in_ms,
-            new.num_branches,
-            codec.pack_tokens(new.prompt),
-            *codec.fixed_fields(new),
-        )
+        prompt, fixed = codec.pack_tokens(new.prompt), codec.fixed_fields(new)
+        bounds = (new.cost, limits.max_requests, limits.max_tokens, new.deadline_in_ms, new.num_branches)
+        try:
+            reply = await self._call_on(new.seq_id, "accept", *bounds, prompt, *fixed)
+        except StoreFull:
+            if (known := await self.read(new.seq_id)) is None:
+                raise
+            same = known.record.body_hash == new.body_hash
+            return AcceptReply(AcceptStatus.EXISTS if same else AcceptStatus.MISMATCH, 0, 0)
         return AcceptReply(AcceptStatus(reply[0].decode()), reply[1], reply[2])
+
+    async def accepting(self) -> bool:
+        reply = await self._call("accepting")
+        return bool(reply[1])
 
     async def pop(self, model: str, count: int, claim_ms: int) -> list[PoppedSequence]:
         return _sequences(await self._call("pop", model, count, claim_ms))

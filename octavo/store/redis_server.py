@@ -9,13 +9,14 @@ import redis.asyncio as client
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.exceptions import ConnectionError as ConnectionLost
-from redis.exceptions import RedisError, ResponseError
+from redis.exceptions import OutOfMemoryError, RedisError, ResponseError
 
-from octavo.errors import StoreUnavailable
+from octavo.errors import StoreFull, StoreUnavailable
 from octavo.store import keys, library
 
 T = TypeVar("T")
 MAX_GENERATIONS_PER_CALL = 4
+FULL_RETRY_MS = 2000  # by then, records that have ended have been dropped, or streams have ended
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,12 +76,23 @@ class RedisServer:
                 raise
             current = 0
         if current < library.REVISION:
-            await self.client.function_load(self.source, replace=True)
+            try:
+                await self.client.function_load(self.source, replace=True)
+            except OutOfMemoryError as error:  # what was accepted waits, too: this is an outage, not a refusal
+                raise StoreUnavailable(f"the store has no memory for the function library: {error}") from error
 
     async def guard(self, operation: Callable[..., Awaitable[T]], *args: Any) -> T:
-        """The result of `operation`. Errors of the connection or the server become StoreUnavailable."""
+        """The result of `operation`.
+
+        Errors of the connection or the server become StoreUnavailable; that there is no memory left, StoreFull.
+        """
         try:
             return await operation(*args)
+        except OutOfMemoryError as error:
+            raise StoreFull(
+                "the store has no memory left for new requests: retry later, or give it more (maxmemory)",
+                retry_after_ms=FULL_RETRY_MS,
+            ) from error
         except (RedisError, OSError, TimeoutError) as error:
             raise StoreUnavailable(f"the store does not answer ({type(error).__name__}: {error})") from error
 

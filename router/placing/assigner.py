@@ -51,6 +51,7 @@ class AssignmentAttempt:
     excluded: set[Incarnation]  # workers that are not asked (again)
     num_to_compute: int = 0  # tokens of the sequence that the chosen worker has not cached
     never_failure: Failure | None = None  # what a worker said that can never hold the sequence
+    follows: bool = False  # whether the worker that was asked last was asked for the sequence's items, too
     retry_later: bool = False  # whether a worker that was asked may be able to run the sequence later
 
     @property
@@ -125,7 +126,8 @@ class Assigner:
             answer = await self._ask(attempt, link)
             match answer.outcome:
                 case AdmissionOutcome.ADMITTED:
-                    self.sessions.announce_assignment(seq_id, Assignment(attempt.epoch, link.incarnation))
+                    assignment = Assignment(attempt.epoch, link.incarnation, attempt.follows)
+                    self.sessions.announce_assignment(seq_id, assignment)
                     return
                 case AdmissionOutcome.STALE_EPOCH:
                     self.sessions.poll_records([seq_id])
@@ -169,10 +171,11 @@ class Assigner:
         attempt.excluded.add(link.incarnation)
         if not is_new and not await self._reread_journals(attempt):
             return NOT_ASSIGNABLE
-        admission, follow = admission_of(attempt.snapshot, taken), attempt.record.seq_id in self.sessions
+        admission = admission_of(attempt.snapshot, taken)
+        attempt.follows = attempt.record.seq_id in self.sessions
         was_connected = link.step_stream.connected
         try:
-            return await link.schedule(admission, follow)
+            return await link.schedule(admission, attempt.follows)
         except LinkError as error:
             log.warning("%s", error)
             if was_connected and await link.probe() is ProbeResult.GONE:

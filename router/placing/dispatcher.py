@@ -30,7 +30,6 @@ SWEEP_S = 1.0
 SWEEP_INTERVAL_MS = 500  # of all routers together
 SWEEP_LIMIT = 256
 RECOVERIES_AT_ONCE = 32
-MAX_OWNED = 10_000
 CANCEL_PATIENCE_S = 2.0  # a worker that has not stopped a cancelled sequence by then never stops it
 
 
@@ -87,11 +86,11 @@ class Dispatcher:
     async def recover_sequences_of(self, owner: Incarnation) -> None:
         """Recovers every sequence of a worker that this router has seen die."""
         try:
-            records = await self._store.list_sequences(owner, MAX_OWNED)
+            owned = await self._store.owned(owner)
         except StoreUnavailable:
             return  # a later sweep finds the sequences
-        for record in sorted(records, key=lambda record: (record.priority, record.accepted_ms)):
-            self.recover_sequence(record.seq_id, record.epoch, TakeReason.CONNECTION)
+        for found in owned:
+            self.recover_sequence(found.seq_id, found.epoch, TakeReason.CONNECTION)
 
     async def cancel_sequence(self, seq_id: SequenceId) -> Record | None:
         """Cancels a sequence. Returns its record, or None if there is none.
@@ -183,5 +182,9 @@ class Dispatcher:
         if swept.requeued:
             self.note_queued()
         for seq_id in swept.cancelled:
-            self._background.spawn(self._end_cancelled(seq_id))
+            self._background.spawn(self._stop_abandoned(seq_id))
         self._sessions.poll_records([*swept.cancelled, *swept.expired])
+
+    async def _stop_abandoned(self, seq_id: SequenceId) -> None:
+        """Tells the owner of a sequence that a sweep has cancelled: one that waits in its worker appends nothing."""
+        await self.cancel_sequence(seq_id)

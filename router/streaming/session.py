@@ -48,9 +48,10 @@ class Session:
     ) -> None:
         self.seq_id = record.seq_id
         self._store = context.store
-        self._router_id = context.router_id
         self._sessions = context.sessions
         self._dispatcher = context.dispatcher
+        self._attachments = context.attachments
+        self._router_id = context.router_id
         self._owner_link = OwnerLink(record, context.pool)
         self._delivery = Delivery(record, params, partial(model.text_stream, params), start)
         self._encoder = EventEncoder(record, self._delivery, context.resume_tokens)
@@ -78,7 +79,9 @@ class Session:
             self._wake.set()
 
     def note_assignment(self, assignment: Assignment) -> None:
-        self._owner_link.set_owner(assignment.owner, assignment.epoch, is_streaming=True)
+        self._owner_link.set_owner(assignment.owner, assignment.epoch, is_streaming=assignment.follows)
+        if not assignment.follows:  # this session was opened while the worker was asked
+            self._owner_link.follow_items(self._delivery.missing_indexes)
 
     def handle_notice(self, notice: Notice) -> None:
         if notice.what == "taken":
@@ -128,15 +131,7 @@ class Session:
         if worker is not None:
             worker.step_stream.unfollow(self.seq_id)
         if self._error is None:  # otherwise this router ends, and the end of its lease detaches its clients
-            try:
-                await asyncio.shield(self._detach())
-            except StoreUnavailable:
-                pass  # the end of this router's lease detaches its clients
-
-    async def _detach(self) -> None:
-        await self._store.detach(self.seq_id, self._router_id)
-        if self.seq_id in self._sessions:  # another client has attached to the sequence meanwhile
-            await self._store.attach(self.seq_id, self._router_id)
+            self._attachments.add(self.seq_id)
 
     def set_deadline(self, deadline_in_ms: int) -> None:
         """The request ends after that time, even if no worker has begun it. A time of 0 means: there is no deadline."""
@@ -206,10 +201,7 @@ class Session:
         if record.state.ended:
             return
         if self._router_id not in record.routers:  # another client of the sequence left here, or the lease had ended
-            try:
-                await self._store.attach(self.seq_id, self._router_id)
-            except StoreUnavailable:
-                pass  # the next reading is soon enough
+            self._attachments.add(self.seq_id)
         if record.state is SequenceState.QUEUED:
             self._dispatcher.note_queued()
         elif self._owner_link.is_lost:

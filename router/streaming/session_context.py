@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from octavo.ids import Incarnation
 from octavo.store.base import Store
+from router.attachment_outbox import AttachmentOutbox
 from router.fleet.worker_pool import WorkerPool
 from router.placing.dispatcher import Dispatcher
 from router.session_registry import SessionRegistry
@@ -22,5 +23,6 @@ class SessionContext:
     sessions: SessionRegistry
     pool: WorkerPool
     dispatcher: Dispatcher
+    attachments: AttachmentOutbox
     resume_tokens: ResumeTokens
     attachment_interval_s: float  # how often a session makes sure that the store knows that its client is attached

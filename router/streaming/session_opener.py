@@ -1,7 +1,7 @@
 """Opens sessions: for new requests, which it has the store accept, and for requests that were accepted before."""
 
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager, suppress
+from contextlib import asynccontextmanager, contextmanager
 
 from octavo import validation, wire
 from octavo.errors import (
@@ -11,8 +11,6 @@ from octavo.errors import (
     NoWorkers,
     QueueFull,
     RequestExists,
-    ServingError,
-    StoreUnavailable,
     TooManyStreams,
 )
 from octavo.ids import RequestId, sequence_id
@@ -47,6 +45,7 @@ class SessionOpener:
         self._store = context.store
         self._router_id = context.router_id
         self._sessions = context.sessions
+        self._attachments = context.attachments
         self._pool = context.pool
         self._dispatcher = context.dispatcher
         self._resume_tokens = context.resume_tokens
@@ -71,7 +70,8 @@ class SessionOpener:
             if whole_answer:
                 check_answer_fits(prepared.params, len(prepared.new.prompt))
             new = prepared.new
-            accepted = await self._store.accept(new, self._queue_limits)
+            accepting = self._store.accept(new, self._queue_limits)
+            accepted = await self._attachments.attach_by(new.seq_id, accepting)
             if accepted.status == AcceptStatus.FULL:
                 raise self._queue_full(accepted)
             if accepted.status == AcceptStatus.MISMATCH:
@@ -110,7 +110,8 @@ class SessionOpener:
 
     async def _attach(self, point: ResumePoint) -> Session:
         seq_id = sequence_id(TENANT, point.request_id)
-        record = await self._store.attach(seq_id, self._router_id)
+        attaching = self._store.attach(seq_id, self._router_id)
+        record = await self._attachments.attach_by(seq_id, attaching)
         if record is None:
             raise unknown_request(point.request_id)
         try:
@@ -119,10 +120,8 @@ class SessionOpener:
                 raise NoWorkers("no worker has been met that serves this request's model: retry", retry_after_ms=500)
             params = wire.sampling_from_bytes(record.sampling)
             return Session(self._context, model, record, params, StreamStart(point.places))
-        except ServingError:
-            if seq_id not in self._sessions:
-                with suppress(StoreUnavailable):  # the client is told of the first error, and not of the store
-                    await self._store.detach(seq_id, self._router_id)
+        except Exception:
+            self._attachments.add(seq_id)
             raise
 
     @contextmanager

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from octavo.host_memory import available_bytes
+from octavo.host_memory import available_bytes, bound_bytes
 
 GIB = 1 << 30
 
@@ -48,6 +48,17 @@ def test_the_first_version_of_cgroups(meminfo: Path, tmp_path: Path) -> None:
     write(tmp_path / "groups" / "memory", memory__stat=f"total_inactive_file {GIB // 2}", **values)
     membership = write(tmp_path, cgroup="4:memory:/") / "cgroup"
     assert available_bytes(meminfo, tmp_path / "groups", membership) == 3 * GIB // 2
+
+
+def test_the_least_limit_bounds_what_a_process_may_have(tmp_path: Path) -> None:
+    meminfo = write(tmp_path, meminfo=f"MemTotal: {64 * GIB // 1024} kB") / "meminfo"
+    root = tmp_path / "groups"
+    write(root / "pod", memory__max=str(4 * GIB))
+    write(root / "pod" / "worker", memory__max="max")
+    membership = write(tmp_path, cgroup="0::/pod/worker") / "cgroup"
+    assert bound_bytes(meminfo, root, membership) == 4 * GIB
+    assert bound_bytes(meminfo, tmp_path / "none", tmp_path / "none") == 64 * GIB
+    assert bound_bytes(tmp_path / "none", tmp_path / "none", tmp_path / "none") == 0
 
 
 def test_what_is_available_here() -> None:

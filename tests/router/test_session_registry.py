@@ -40,7 +40,7 @@ def test_the_sessions_concerned_are_told_and_a_defect_in_one_does_not_reach_anot
     broken, whole, other = FakeSession(a, broken=True), FakeSession(a), FakeSession(b, Incarnation("v"))
     for session in (broken, whole, other):
         registry.add(session)
-    item, assignment = item_of(a), Assignment(1, Incarnation("w"))
+    item, assignment = item_of(a), Assignment(1, Incarnation("w"), follows=True)
     assert registry.deliver_item(item)
     assert not registry.deliver_item(item_of(c))
     registry.poll_records([a])
@@ -60,7 +60,7 @@ def test_a_session_that_comes_after_the_news_of_its_sequence_reads_the_record():
     """Another router may assign a sequence before this router has the reply that it was accepted."""
     registry, a, b = SessionRegistry(), SequenceId("a"), SequenceId("b")
     registry.announce_notice(Notice(a, "taken", 1, Incarnation("w")))
-    registry.announce_assignment(b, Assignment(1, Incarnation("w")))
+    registry.announce_assignment(b, Assignment(1, Incarnation("w"), follows=True))
     for seq_id in (a, b):
         late, later = FakeSession(seq_id), FakeSession(seq_id)
         registry.add(late)

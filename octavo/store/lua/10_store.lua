@@ -60,11 +60,12 @@ local function enter(generation_key, args)
   return store
 end
 
--- Registers body(store, keys, a1, a2, ...). Functions that free memory still run when memory is short.
-local function define(name, body, frees)
+-- Registers body(store, keys, a1, a2, ...). Functions that sequences need which were accepted before are `essential`: they
+-- run even when the server has used up its maxmemory.
+local function define(name, body, essential)
   redis.register_function{
     function_name = 'octavo1_' .. name,
-    flags = frees and { 'allow-oom' } or {},
+    flags = essential and { 'allow-oom' } or {},
     callback = function(keys, args)
       local store = enter(keys[1], args)
       if store.generation ~= tonumber(args[1]) then return { 'STALE_GENERATION', store.generation } end

@@ -15,7 +15,7 @@ local function close(store, rec, now)
   leave_queue(store, rec)
   forget_indexes(store, rec)
   if rec.crashes ~= '0' then clear_quarantine(store, rec) end
-  expire_all(rec, store.retain_ms)
+  keep_ended(store, rec)
   notify(rec, 'ended')
 end
 

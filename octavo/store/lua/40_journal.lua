@@ -67,4 +67,4 @@ define('append_batch', function(store, keys, blob)
     at = tokens_end + size
   end
   return reply
-end)
+end, true)

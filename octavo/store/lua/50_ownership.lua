@@ -100,7 +100,7 @@ define('mig_begin', function(store, keys, epoch, mig_id, target)
   update(rec, { mig_id = mig_id, mig_to = target })
   note(rec, now_ms(), 'migrating', target)
   return { 'OK', rec.epoch }
-end)
+end, true)
 
 -- The target calls it when it holds all blocks and tokens.
 -- KEYS: generation, record.  a: epoch, migration id, target, journal length of each branch.  Reply: {status, epoch}
@@ -119,7 +119,7 @@ define('mig_commit', function(store, keys, epoch, mig_id, target, ...)
   note(rec, now_ms(), 'migrated', target)
   hand_over(store, rec, target, { take_id = '', last_mig = mig_id })
   return { 'OK', rec.epoch }
-end)
+end, true)
 
 -- The source calls it. Exactly one of commit and abort wins.
 -- KEYS: generation, record.  a: epoch, migration id.  Reply: {status, epoch}

@@ -72,6 +72,7 @@ define('sweep', function(store, keys, limit, grace_ms, interval_ms)
   local next_sweep = store.prefix .. 'next-sweep'
   if (tonumber(redis.call('GET', next_sweep) or 0)) > now then return { 'OK', {}, {}, {}, {} } end
   if interval_ms > 0 then redis.call('SET', next_sweep, string.format('%.0f', now + interval_ms), 'PX', interval_ms + LEASE_LINGER_MS) end
+  relieve_memory(store)
   local requeued = requeue_expired_claims(store, now, limit)
   local expired = end_overdue(store, now, limit)
   if store.frozen_until <= now then

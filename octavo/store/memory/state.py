@@ -47,6 +47,7 @@ class MemoryState:
         self.now_ms = now_ms
         self.freeze_ms = freeze_ms
         self.retain_ms = retain_ms
+        self.full = False  # as a server that has used up its memory
         self.generation = max(1, now_ms() // 1000)
         self.frozen_until = 0
         self.arrivals = 0
@@ -182,6 +183,7 @@ class MemoryState:
         self.queue.discard(record.seq_id)
         self.claims.pop(record.seq_id, None)
         self.release_quarantine(stored)
+        stored.prompt = ()
         stored.expires_ms = self.now_ms() + self.retain_ms
         self.notify(stored, "ended")
 

@@ -4,6 +4,7 @@ import asyncio
 import secrets
 from collections.abc import AsyncIterator, Callable, Sequence
 
+from octavo.errors import StoreFull
 from octavo.ids import Incarnation, SequenceId
 from octavo.record import NewSequence, Record, SequenceState, Snapshot, first_record
 from octavo.sampling import FinishReason
@@ -67,6 +68,8 @@ class MemoryStore:
         if known is not None:
             same = known.record.body_hash == new.body_hash
             return AcceptReply(AcceptStatus.EXISTS if same else AcceptStatus.MISMATCH, count, tokens)
+        if state.full:
+            raise StoreFull("the store has no memory left for new requests", retry_after_ms=1)
         if count >= limits.max_requests or (count > 0 and tokens + new.cost > limits.max_tokens):
             return AcceptReply(AcceptStatus.FULL, count, tokens)
         now = state.now_ms()
@@ -82,6 +85,9 @@ class MemoryStore:
         )
         depth = state.depth(new.model)
         return AcceptReply(AcceptStatus.OK, depth.num_queued, depth.queued_tokens)
+
+    async def accepting(self) -> bool:
+        return not self._enter().full
 
     async def pop(self, model: str, count: int, claim_ms: int) -> list[PoppedSequence]:
         state = self._enter()

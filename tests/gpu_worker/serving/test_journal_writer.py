@@ -2,6 +2,7 @@
 
 import asyncio
 from collections import deque
+from contextlib import asynccontextmanager
 
 import pytest
 from sequences import new_sequence
@@ -9,6 +10,7 @@ from sequences import new_sequence
 from gpu_worker.scheduling.sequence import Sequence
 from gpu_worker.scheduling.step import Delta, StepDeltas
 from gpu_worker.serving.journal_writer import JournalWriter
+from gpu_worker.serving.pending_deltas import AppendPolicy
 from gpu_worker.serving.step_publisher import StepPublisher
 from gpu_worker.serving.step_subscription import StepSubscription
 from octavo.errors import StoreUnavailable
@@ -28,11 +30,19 @@ class ScriptedStore:
         self.script: deque[AppendStatus | Exception] = deque()
         self.batches: list[list[AppendItem]] = []
         self.finished: list[Finish] = []
+        self.wake = asyncio.Event()
+
+    async def appended(self, num_batches: int) -> None:
+        async with asyncio.timeout(5):
+            while len(self.batches) < num_batches:
+                self.wake.clear()
+                await self.wake.wait()
 
     async def append_batch(self, items: list[AppendItem]) -> list[AppendReply]:
         if self.script and isinstance(self.script[0], Exception):
             raise self.script.popleft()
         self.batches.append(list(items))
+        self.wake.set()
         return [self._append(item) for item in items]
 
     async def finish(self, finish: Finish) -> bool:
@@ -71,9 +81,9 @@ class Control:
 class World:
     """A journal that runs, one stream that follows, and a sequence of two branches."""
 
-    def __init__(self) -> None:
+    def __init__(self, policy: AppendPolicy) -> None:
         self.store, self.control, self.publisher = ScriptedStore(), Control(), StepPublisher()
-        self.journal_writer = JournalWriter(self.store, self.publisher, self.control, window_steps=4)
+        self.journal_writer = JournalWriter(self.store, self.publisher, self.control, policy, window_steps=4)
         self.subscription = StepSubscription()
         self.publisher.add_subscription(self.subscription)
         self.publisher.assign_router(self.subscription, "r1")
@@ -97,7 +107,20 @@ class World:
 
 @pytest.fixture
 async def world():
-    made = World()
+    async with running(AppendPolicy()) as made:
+        yield made
+
+
+@pytest.fixture
+async def busy_world():
+    """Holds tokens back, as a worker with many branches does; its steps come faster than their tokens are due."""
+    async with running(AppendPolicy(max_tokens=4, max_delay_s=1.0, from_branches=1)) as made:
+        yield made
+
+
+@asynccontextmanager
+async def running(policy):
+    made = World(policy)
     task = asyncio.create_task(made.journal_writer.run())
     yield made
     task.cancel()
@@ -110,6 +133,7 @@ async def settle(world: World) -> None:
 
 async def test_items_carry_index_and_chain_and_come_once_per_step(world):
     world.step((0, 0, [10]), (1, 0, [20]))
+    await settle(world)
     world.step((0, 1, [11]))
     await settle(world)
     assert world.told() == [(0, 0, (10,)), (1, 0, (20,)), (0, 1, (11,))]
@@ -118,12 +142,62 @@ async def test_items_carry_index_and_chain_and_come_once_per_step(world):
     assert last.chain == extend_chain(prompt_chain(PROMPT), [10, 11])
 
 
-async def test_steps_that_gather_go_in_one_batch(world):
-    world.step((0, 0, [10]))
+async def test_steps_that_gather_while_the_store_is_slow_go_in_one_item_per_branch(world):
+    world.step((0, 0, [10]), (1, 0, [20]))
     world.step((0, 1, [11]))
-    world.step((0, 2, [12]))
+    world.step((0, 2, [12]), (1, 1, [21]))
     await settle(world)
-    assert [len(batch) for batch in world.store.batches] == [3]
+    ((one, other),) = world.store.batches
+    assert (one.first_index, one.token_ids, other.first_index, other.token_ids) == (0, [10, 11, 12], 0, [20, 21])
+    assert world.told() == [(0, 0, (10, 11, 12)), (1, 0, (20, 21))]
+    assert [step.step_id for step in world.subscription.ready] == [3]
+    chain = world.subscription.ready[0].items[0].chain
+    assert chain == extend_chain(prompt_chain(PROMPT), [10, 11, 12])
+
+
+async def test_a_step_that_was_granted_by_itself_is_told_of_by_itself(world):
+    for index in range(3):
+        granted = [Delta(world.sequence, 0, index, (10 + index,))]
+        world.journal_writer.submit_deltas(StepDeltas(index + 1, granted, 1, 1, world.subscription.subscription_id))
+    await settle(world)
+    assert [step.step_id for step in world.subscription.ready] == [1, 2, 3]
+    assert world.told() == [(0, 0, (10,)), (0, 1, (11,)), (0, 2, (12,))]
+
+
+async def test_a_worker_with_many_branches_appends_several_tokens_at_once(busy_world):
+    world = busy_world
+    world.step((0, 0, [10]), (1, 0, [20]))
+    await settle(world)
+    for index in range(1, 9):
+        world.step((0, index, [10 + index]), (1, index, [20 + index]))
+        await asyncio.sleep(0)
+    await settle(world)
+    assert [[len(item.token_ids) for item in batch] for batch in world.store.batches] == [[1, 1], [4, 4], [4, 4]]
+    assert [tokens for branch, _, tokens in world.told() if branch == 0] == [(10,), (11, 12, 13, 14), (15, 16, 17, 18)]
+
+
+async def test_first_tokens_and_ends_are_not_held_back_and_take_the_branch_along(busy_world):
+    world = busy_world
+    world.step((0, 0, [10]))
+    await settle(world)
+    world.step((0, 1, [11]))
+    world.step((0, 2, [12]), (1, 0, [20]))
+    await world.store.appended(2)  # long before the first branch is due
+    assert [(item.branch, item.token_ids) for item in world.store.batches[-1]] == [(1, [20])]
+    world.step((0, 3, [13]), finish=FinishReason.LENGTH)
+    await settle(world)
+    assert [(item.first_index, item.token_ids) for item in world.store.batches[-1]] == [(1, [11, 12, 13])]
+    assert world.store.batches[-1][0].finish is FinishReason.LENGTH
+    assert world.told() == [(0, 0, (10,)), (1, 0, (20,)), (0, 1, (11, 12, 13))]
+
+
+async def test_held_tokens_go_when_no_further_step_comes(busy_world):
+    world = busy_world
+    world.step((0, 0, [10]))
+    await settle(world)
+    world.step((0, 1, [11]))
+    await settle(world)
+    assert world.store.journal[("s", 0)] == [10, 11]
 
 
 async def test_nothing_is_told_while_the_store_is_away_and_nothing_is_lost(world):
@@ -134,7 +208,7 @@ async def test_nothing_is_told_while_the_store_is_away_and_nothing_is_lost(world
     assert world.told() == []
     assert ("hold", True) in world.control.calls  # more than the window has gathered
     await settle(world)
-    assert [tokens for _, _, tokens in world.told()] == [(i,) for i in range(6)]
+    assert [token for _, _, tokens in world.told() for token in tokens] == list(range(6))
     assert world.control.calls[-1] == ("hold", False)
 
 
@@ -166,7 +240,7 @@ async def test_a_journal_that_lost_its_end_is_mended_from_what_this_worker_holds
     world.step((0, 5, [35]))
     await settle(world)
     assert world.store.journal[("s", 0)] == [30, 31, 32, 33, 34, 35]
-    assert [index for _, index, _ in world.told()] == [0, 1, 2, 3, 4, 5]
+    assert world.told() == [(0, 0, (30, 31, 32, 33, 34)), (0, 5, (35,))]
 
 
 async def test_a_branch_that_a_router_has_ended_is_run_no_further_and_the_other_goes_on(world):
@@ -198,13 +272,13 @@ async def test_a_conflict_ends_the_record_and_every_branch_with_data_loss(world)
 
 async def test_steps_run_ahead_of_a_branch_that_a_router_has_ended_cost_the_other_branch_nothing(world):
     """The engine runs on while the store says that one branch is closed, in one batch or in the next."""
-    world.store.script.extend([AppendStatus.CLOSED, AppendStatus.OK, AppendStatus.CLOSED, AppendStatus.OK])
+    world.store.script.extend([AppendStatus.CLOSED, AppendStatus.OK])
     world.step((0, 0, [10]), (1, 0, [20]))
     world.step((0, 1, [11]), (1, 1, [21]))
     await settle(world)
     world.step((0, 2, [12]), (1, 2, [22]))
     await settle(world)
-    assert world.told() == [(1, 0, (20,)), (1, 1, (21,)), (1, 2, (22,))]
+    assert world.told() == [(1, 0, (20, 21)), (1, 2, (22,))]
     assert world.control.calls == [("end_branch", "s", 3, 0)]
     assert [item.branch for item in world.store.batches[-1]] == [1]
 

@@ -11,7 +11,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from waiting import until
 
 from gpu_worker.scheduling.step import StepOutput, StepPlan
-from gpu_worker.serving import program, progress_monitor, worker
+from gpu_worker.serving import program, progress_monitor, reconciler, worker
 from gpu_worker.serving.listener import Listener
 from gpu_worker.serving.worker import Worker
 from gpu_worker.testing.fake_runner import FakeRunner
@@ -80,7 +80,7 @@ class Life:
     async def known(self) -> bool:
         return bool(await self.store.members("worker"))
 
-    async def run_something(self, max_tokens: int = 5000) -> None:
+    async def run_something(self, max_tokens: int = 5000, *, scheduled: bool = True) -> None:
         params = SamplingParams(temperature=0, max_tokens=max_tokens, best_of=1, seed=0, ignore_eos=True)
         new = NewSequence(
             seq_id=SEQ, request_id="r", body_hash=b"", tenant="t", salt="", model="m", layout="l", sampling=b"",
@@ -89,6 +89,8 @@ class Life:
         )  # fmt: skip
         await self.store.accept(new, QueueLimits())
         taken = await self.store.take_ownership(TakeRequest(SEQ, 0, self.listener.incarnation, "t", TakeReason.QUEUED))
+        if not scheduled:
+            return
         item = worker_pb2.Admission(seq_id=SEQ, epoch=taken.epoch, priority=3, sampling=wire.sampling_to_wire(params))
         item.prompt.ids.extend([1, 2, 3])
         await self.stub.Schedule(worker_pb2.ScheduleRequest(admissions=[item]))
@@ -97,6 +99,9 @@ class Life:
     async def tokens(self) -> int:
         snapshot = await self.store.read(SEQ, from_indexes=[0])
         return len(snapshot.outputs[0])
+
+    async def is_in_state(self, state: SequenceState) -> bool:
+        return (await self.store.read(SEQ)).record.state is state
 
     async def has_journalled(self, num_tokens: int) -> bool:
         return await self.tokens() > num_tokens
@@ -136,6 +141,20 @@ async def test_what_was_generated_is_journalled_before_it_ends(life):
     snapshot = await life.store.read(SEQ)
     assert snapshot.record.state is SequenceState.RUNNING  # for others to take over
     assert snapshot.record.finishes == (FinishReason.NONE,)
+
+
+async def test_a_sequence_whose_router_died_before_schedule_goes_back_to_the_queue(life, monkeypatch):
+    monkeypatch.setattr(reconciler, "ROUND_S", 0.05)
+    await life.run_something(scheduled=False)
+    await until(lambda: life.is_in_state(SequenceState.QUEUED))
+    assert not life.ended
+
+
+async def test_a_sequence_that_runs_stays_where_it_is(life, monkeypatch):
+    monkeypatch.setattr(reconciler, "ROUND_S", 0.01)
+    await life.run_something()
+    await until(lambda: life.has_journalled(50))
+    assert await life.is_in_state(SequenceState.RUNNING)
 
 
 async def test_a_loop_that_hangs_loses_lease_and_health_and_in_the_end_the_process(life):

@@ -147,7 +147,7 @@ async def test_an_admitted_sequence_has_an_owner_and_a_dispatch(make_scene):
     scene = await make_scene(ADMITTED)
     record = await scene.assign()
     assert (record.state, record.owner, record.epoch) == (SequenceState.RUNNING, "a", 1)
-    assert scene.session.told == [Assignment(1, Incarnation("a"))]
+    assert scene.session.told == [Assignment(1, Incarnation("a"), follows=True)]
     assert scene.links[0].pending_dispatches.num_sequences == 1
     (admission,) = scene.links[0].admissions
     assert (admission.seq_id, admission.epoch, tuple(admission.prompt)) == (scene.seq_id, 1, (1, 2))

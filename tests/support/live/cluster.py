@@ -2,6 +2,8 @@
 
 import asyncio
 import json
+import os
+import signal
 import socket
 import sys
 import threading
@@ -73,6 +75,14 @@ class StoreProcess:
         pid = self.pid
         self._run(self._store.kill())
         assert not state_of(pid), "the store lives on"
+
+    def pause(self) -> None:
+        os.kill(self.pid, signal.SIGSTOP)
+        wait_until(lambda: state_of(self.pid) == "T", 10, "the store does not stop")
+
+    def resume(self) -> None:
+        os.kill(self.pid, signal.SIGCONT)
+        wait_until(lambda: state_of(self.pid) != "T", 10, "the store does not go on")
 
     def stop(self) -> None:
         self._run(self._store.stop())

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import grpc
 import grpc.aio
+
 from simulation.connection import Connection
 
 if TYPE_CHECKING:

@@ -1,0 +1,66 @@
+-- What stays of a sequence that has ended, and for how long. The list `ended` has the ids, the oldest end first. When
+-- memory is short, the oldest records go before their time, but none within SETTLE_MS of its end: its client may still
+-- come back for the last tokens.
+
+local SETTLE_MS = 60 * 1000
+local SHORT, ENOUGH = 0.9, 0.85  -- shares of maxmemory: dropping begins at the first, and ends below the second
+local FULL = 0.98                -- from this share on the store says that it is full; the server refuses `accept` at 1
+local MAX_DROPS = 1024           -- per sweep, which takes 8 ms
+local DROPS_PER_LOOK = 32        -- how many records are dropped before memory is measured again
+
+-- Removes up to two ids whose records have expired. Each end adds one id, so the list does not grow for ever.
+local function forget_expired(store, list)
+  for _ = 1, 2 do
+    local id = redis.call('LINDEX', list, 0)
+    if not id or redis.call('EXISTS', record_key(store, id)) == 1 then return end
+    redis.call('LPOP', list)
+  end
+end
+
+-- Drops the prompt, which only an owner needs, and the room that the journals had to grow. The rest lasts for the retention.
+local function keep_ended(store, rec)
+  redis.call('DEL', rec.key .. ':prompt')
+  for branch = 0, #rec.finishes - 1 do
+    local journal = rec.key .. ':' .. branch
+    redis.call('SET', journal, redis.call('GET', journal) or '')
+  end
+  expire_all(rec, store.retain_ms)
+  local list = store.prefix .. 'ended'
+  redis.call('RPUSH', list, rec.id)
+  redis.call('PEXPIRE', list, store.retain_ms)
+  forget_expired(store, list)
+end
+
+-- How much of maxmemory is used; 0 if the server has no bound.
+local function memory_used()
+  local info = redis.call('INFO', 'memory')
+  local bound = tonumber(string.match(info, '\nmaxmemory:(%d+)') or 0)
+  return bound > 0 and tonumber(string.match(info, 'used_memory:(%d+)')) / bound or 0
+end
+
+-- Drops a record that has ended long enough ago. False if it ended too recently.
+local function drop_ended(store, id)
+  local key = record_key(store, id)
+  local state, finishes = unpack(redis.call('HMGET', key, 'state', 'finishes'))
+  if not state or not ended({ state = state }) then return true end  -- expired; or the id was accepted again
+  if redis.call('PTTL', key) > store.retain_ms - SETTLE_MS then return false end
+  redis.call('DEL', key)
+  for branch = 0, #finishes - 1 do redis.call('DEL', key .. ':' .. branch) end
+  return true
+end
+
+-- Drops the oldest ended records while memory is short.
+local function relieve_memory(store)
+  local used = memory_used()
+  if used < SHORT then return end
+  local list = store.prefix .. 'ended'
+  for drops = 1, MAX_DROPS do
+    local id = redis.call('LINDEX', list, 0)
+    if not id or not drop_ended(store, id) then return end
+    redis.call('LPOP', list)
+    if drops % DROPS_PER_LOOK == 0 and memory_used() < ENOUGH then return end
+  end
+end
+
+-- KEYS: generation.  Reply: {'OK', 1 if there is memory for a new request, else 0}
+define('accepting', function() return { 'OK', memory_used() < FULL and 1 or 0 } end, true)

@@ -1,0 +1,158 @@
+"""A server that has used up its memory: what was accepted goes on to its end, and only new requests are refused."""
+
+from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from octavo.errors import StoreFull
+from octavo.ids import Incarnation, SequenceId
+from octavo.record import NewSequence, SequenceState
+from octavo.sampling import FinishReason
+from octavo.store import open_store
+from octavo.store.calls import AcceptStatus, AppendItem, AppendStatus, Member, QueueLimits, TakeReason, TakeRequest
+from octavo.store.embedded import MIN_MEMORY_BYTES, EmbeddedStore, default_memory_bytes
+from octavo.store.redis import RedisStore
+
+W1, ROUTER = Incarnation("worker1"), Incarnation("router1")
+UNBOUNDED = QueueLimits(10**9, 10**12)
+MEMORY_BYTES = 8 * 2**20
+PROMPT = tuple(range(16_384))  # 64 KiB in the store
+RETAIN_MS = 600_000
+SETTLED_MS = 10 * RETAIN_MS  # with this retention, a record that was kept for RETAIN_MS seems to have ended long ago
+New = Callable[..., NewSequence]
+
+
+@pytest.fixture
+async def server(tmp_path: Path) -> AsyncIterator[EmbeddedStore]:
+    server = EmbeddedStore(tmp_path, memory_bytes=MEMORY_BYTES)
+    await server.start()
+    yield server
+    await server.stop()
+
+
+@pytest.fixture
+async def store(server: EmbeddedStore) -> AsyncIterator[Any]:
+    store = open_store(server.url, retain_ms=RETAIN_MS)
+    await store.open()
+    yield store
+    await store.close()
+
+
+async def fill(store: RedisStore, new: New) -> list[NewSequence]:
+    """Accepts requests until one is refused; those that were accepted."""
+    accepted: list[NewSequence] = []
+    for number in range(1000):
+        request = new(f"fill{number}", seq_id=SequenceId(f"{number:032x}"), prompt=PROMPT, max_tokens=1000)
+        try:
+            await store.accept(request, UNBOUNDED)
+        except StoreFull:
+            return accepted
+        accepted.append(request)
+    pytest.fail("the store has no bound")
+
+
+async def take(store: RedisStore, seq_id: SequenceId) -> None:
+    taken = await store.take_ownership(TakeRequest(seq_id, 0, W1, "t", TakeReason.QUEUED))
+    assert taken.epoch == 1
+
+
+async def append(store: RedisStore, seq_id: SequenceId, first: int, end: FinishReason = FinishReason.NONE) -> None:
+    [reply] = await store.append_batch([AppendItem(seq_id, 1, 0, first, list(range(500)), end)])
+    assert reply.status is AppendStatus.OK
+
+
+async def test_running_sequences_end_well_in_a_full_store_and_then_there_is_room(store: Any, new: New) -> None:
+    running = new(max_tokens=100_000)
+    await store.accept(running, UNBOUNDED)
+    await take(store, running.seq_id)
+    assert await store.accepting()
+    waiting = await fill(store, new)
+    assert len(waiting) > 20
+    with pytest.raises(StoreFull) as caught:
+        await store.accept(new("one more", prompt=PROMPT), UNBOUNDED)
+    assert caught.value.retry_after_ms > 0
+    assert not await store.accepting()
+    for first in range(0, 20_000, 500):  # beyond the bound
+        await append(store, running.seq_id, first)
+    await store.heartbeat(Member("router", ROUTER, b"r"), 3000)
+    assert await store.attach(running.seq_id, ROUTER) is not None
+    await append(store, running.seq_id, 20_000, FinishReason.LENGTH)
+    snapshot = await store.read(running.seq_id, from_indexes=[0])
+    assert snapshot.record.state is SequenceState.DONE
+    assert snapshot.outputs[0] == tuple(range(500)) * 41
+    for request in waiting[:30]:  # one of them that ends gives back its prompt
+        await take(store, request.seq_id)
+        await append(store, request.seq_id, 0, FinishReason.LENGTH)
+    assert await store.accepting()
+    assert (await store.accept(new("later"), UNBOUNDED)).status is AcceptStatus.OK
+
+
+async def test_a_full_store_knows_what_it_has_accepted(store: Any, new: New) -> None:
+    known = (await fill(store, new))[0]
+    assert (await store.accept(known, UNBOUNDED)).status is AcceptStatus.EXISTS
+    assert (await store.accept(replace(known, body_hash=b"other"), UNBOUNDED)).status is AcceptStatus.MISMATCH
+
+
+async def test_the_oldest_ended_records_go_first_when_memory_is_short(
+    server: EmbeddedStore, store: Any, new: New
+) -> None:
+    ended: list[SequenceId] = []
+    while await store.accepting():
+        seq_id = SequenceId(f"e{len(ended):031x}")
+        await store.accept(new(f"e{len(ended)}", seq_id=seq_id, max_tokens=100_000), UNBOUNDED)
+        await take(store, seq_id)
+        for first in range(0, 10_000, 500):
+            await append(store, seq_id, first)
+        await append(store, seq_id, 10_000, FinishReason.LENGTH)
+        ended.append(seq_id)
+    alive = new("alive")
+    assert len(ended) > 50
+    await store.sweep(10, 1000, 0)
+    assert not await store.accepting()  # all of them ended just now: their clients may come back
+    later: Any = open_store(server.url, retain_ms=SETTLED_MS)
+    await later.open()
+    await later.sweep(10, 1000, 0)
+    assert await store.accepting()
+    left = [await store.read(seq_id) is not None for seq_id in ended]
+    assert left == sorted(left), "a younger record went before an older one"
+    assert 0 < sum(left) < len(ended)
+    await store.accept(alive, UNBOUNDED)
+    await later.sweep(10, 1000, 0)
+    assert [await store.read(seq_id) is not None for seq_id in ended] == left, "there was no need"
+    assert await store.read(alive.seq_id) is not None
+    await later.close()
+
+
+async def test_an_ended_record_takes_little_memory(store: Any, new: New) -> None:
+    """With 100 tokens at most 1.5 kB, whatever the prompt. Once it was 3 kB and the prompt."""
+    request = new("req_" + "0" * 30, prompt=PROMPT[:1000], max_tokens=100, model="m" * 32, layout="l" * 32)
+    await store.accept(replace(request, sampling=b"s" * 63, body_hash=b"h" * 32), UNBOUNDED)
+    await take(store, request.seq_id)
+    tokens = tuple(range(100))
+    for first in range(0, 100, 2):
+        end = FinishReason.LENGTH if first == 98 else FinishReason.NONE
+        await store.append_batch([AppendItem(request.seq_id, 1, 0, first, tokens[first : first + 2], end)])
+    client = store.server.client
+    sizes = [
+        await client.memory_usage(key, samples=0) async for key in client.scan_iter(f"octavo:seq:{request.seq_id}*")
+    ]
+    assert sum(sizes) < 1500
+    assert (await store.read(request.seq_id, from_indexes=[0])).outputs == (tokens,)
+
+
+async def test_the_list_of_ended_sequences_forgets_those_that_have_expired(store: Any, new: New) -> None:
+    client = store.server.client
+    for number in range(20):
+        request = new(f"e{number}", seq_id=SequenceId(f"{number:032x}"))
+        await store.accept(request, UNBOUNDED)
+        await store.cancel(request.seq_id)
+        if number < 10:
+            await client.delete(f"octavo:seq:{request.seq_id}")  # as its expiry does
+    assert await client.llen("octavo:ended") == 10
+
+
+def test_the_bound_fits_the_machine() -> None:
+    assert default_memory_bytes() >= MIN_MEMORY_BYTES

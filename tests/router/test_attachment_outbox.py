@@ -1,0 +1,146 @@
+"""In the end the store knows to which sequences a router is attached, whatever ended a call and whatever was lost."""
+
+import asyncio
+
+import pytest
+from waiting import until
+
+from octavo.errors import StoreUnavailable
+from octavo.ids import Incarnation, SequenceId
+from router import attachment_outbox
+from router.attachment_outbox import AttachmentOutbox
+from router.session_registry import SessionRegistry
+
+A, ROUTER = SequenceId("a"), Incarnation("router")
+
+
+class FakeSession:
+    def __init__(self, seq_id) -> None:
+        self.seq_id = seq_id
+
+
+class FakeStore:
+    """A store that knows which sequences are attached, and that can be down or silent."""
+
+    def __init__(self) -> None:
+        self.attached: set[SequenceId] = set()
+        self.calls: list[str] = []
+        self.down = False
+        self.answering = asyncio.Event()
+        self.answering.set()
+
+    async def attach(self, seq_id, router) -> bool:
+        await self._enter("attach")
+        self.attached.add(seq_id)
+        await self.answering.wait()
+        return True
+
+    async def detach(self, seq_id, router) -> None:
+        await self._enter("detach")
+        self.attached.discard(seq_id)
+        await self.answering.wait()
+
+    async def _enter(self, name) -> None:
+        self.calls.append(name)
+        await asyncio.sleep(0)
+        if self.down:
+            raise StoreUnavailable("down")
+
+
+class Parts:
+    def __init__(self) -> None:
+        self.store, self.sessions = FakeStore(), SessionRegistry()
+        self.outbox = AttachmentOutbox(self.store, ROUTER, self.sessions)
+
+    def attach(self) -> asyncio.Task:
+        """A call that opens a session once the store has answered."""
+        return asyncio.create_task(self._attach())
+
+    async def _attach(self) -> None:
+        await self.outbox.attach_by(A, self.store.attach(A, ROUTER))
+        self.sessions.add(FakeSession(A))
+
+
+@pytest.fixture
+async def parts(monkeypatch):
+    monkeypatch.setattr(attachment_outbox, "RETRY_S", 0.01)
+    monkeypatch.setattr(attachment_outbox, "MAX_RETRY_S", 0.02)
+    monkeypatch.setattr(attachment_outbox, "LATE_S", 0.3)
+    made = Parts()
+    loop = asyncio.create_task(made.outbox.keep_telling())
+    yield made
+    loop.cancel()
+    await made.outbox.close()
+
+
+async def test_a_reply_that_its_caller_has_is_not_undone(parts):
+    await parts.attach()
+    assert (len(parts.outbox), parts.store.attached, parts.store.calls) == (0, {A}, ["attach"])
+
+
+async def test_a_caller_that_leaves_before_the_reply_is_detached_after_it(parts):
+    parts.store.answering.clear()
+    call = parts.attach()
+    await until(lambda: parts.store.attached)
+    call.cancel()
+    await asyncio.gather(call, return_exceptions=True)
+    assert parts.store.attached == {A}
+    parts.store.answering.set()
+    await until(lambda: not parts.store.attached)
+
+
+async def test_an_unanswered_detach_is_repeated_until_the_store_answers(parts):
+    parts.store.attached, parts.store.down = {A}, True
+    parts.outbox.add(A)
+    await until(lambda: parts.store.calls.count("detach") > 3)
+    parts.store.down = False
+    await until(lambda: not parts.store.attached)
+
+
+async def test_a_call_that_is_done_long_after_it_failed_is_undone(parts):
+    """An accept that timed out may be in the store's socket, and be done after the detach that followed it."""
+    parts.store.down = True
+    with pytest.raises(StoreUnavailable):
+        await parts.attach()
+    parts.store.down = False
+    await until(lambda: "detach" in parts.store.calls)
+    parts.store.attached = {A}
+    await until(lambda: not parts.store.attached)
+    await until(lambda: not len(parts.outbox))
+
+
+async def test_a_late_detach_does_not_take_the_attachment_from_a_client_that_came_back(parts):
+    parts.store.down = True
+    parts.outbox.add(A)
+    await until(lambda: "detach" in parts.store.calls)
+    parts.sessions.add(FakeSession(A))
+    parts.store.down = False
+    await until(lambda: parts.store.attached)
+    parts.store.attached = set()  # the detach that was not answered is done now
+    await until(lambda: parts.store.attached)
+    await until(lambda: not len(parts.outbox))
+    assert parts.store.attached == {A}
+
+
+async def test_a_client_that_comes_back_while_its_detach_is_under_way_stays_attached(parts):
+    parts.store.attached = {A}
+    parts.store.answering.clear()
+    parts.outbox.add(A)
+    await until(lambda: parts.store.calls)
+    parts.sessions.add(FakeSession(A))
+    parts.store.answering.set()
+    await until(lambda: parts.store.calls[-1] == "attach")
+    assert parts.store.attached == {A}
+
+
+async def test_nothing_is_told_while_a_call_may_bring_a_session(parts):
+    parts.store.answering.clear()
+    call = parts.attach()
+    await until(lambda: parts.store.attached)
+    parts.outbox.add(A)
+    await asyncio.sleep(0.05)
+    assert "detach" not in parts.store.calls
+    parts.store.answering.set()
+    await call
+    await until(lambda: not len(parts.outbox))
+    assert "detach" not in parts.store.calls
