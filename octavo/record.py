@@ -73,9 +73,9 @@ class Record:
     epoch: int = 0
     owner: Incarnation = Incarnation("")  # empty: none
     take_id: str = ""
-    mig_id: str = ""
-    mig_to: str = ""
-    last_mig: str = ""
+    mig_number: int = 0  # the highest number with which a migration was begun or aborted at this epoch
+    mig_to: Incarnation = Incarnation("")  # the target of that migration; empty unless it is under way
+    last_mig: int = 0  # the number of the migration that began this epoch; 0: it was a take
     model: str
     layout: str
     sampling: bytes

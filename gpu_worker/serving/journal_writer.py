@@ -17,6 +17,7 @@ from gpu_worker.serving.pending_deltas import AppendPolicy, BranchRun, DeltaBatc
 from gpu_worker.serving.sequence_log import SequenceLog
 from gpu_worker.serving.step_publisher import StepPublisher
 from octavo.errors import HistoryLost
+from octavo.ids import Incarnation
 from octavo.retry import until_answered
 from octavo.sampling import FinishReason
 from octavo.store.base import Store
@@ -45,13 +46,18 @@ class JournalWriter:
     def __init__(
         self,
         store: Store | None,
+        owner: Incarnation,
         publisher: StepPublisher,
         control: EngineControl,
         policy: AppendPolicy = AppendPolicy(),  # noqa: B008  frozen: one for all
         window_steps: int = WINDOW_STEPS,
     ) -> None:
-        """`store` is None where the journal is off, for benchmarks: all tokens count as accepted."""
+        """`owner` is this worker, in whose name tokens are appended.
+
+        `store` is None where the journal is off, for benchmarks: all tokens count as accepted.
+        """
         self._store = store
+        self._owner = owner
         self._publisher = publisher
         self._control = control
         self._window = window_steps
@@ -113,7 +119,7 @@ class JournalWriter:
         store = self._store
         if store is None or not items:
             return [AppendReply(AppendStatus.OK, item.first_index + len(item.token_ids)) for item in items]
-        return await until_answered(lambda: store.append_batch(items), what="the journal")
+        return await until_answered(lambda: store.append_batch(self._owner, items), what="the journal")
 
     async def _settle(self, run: BranchRun, reply: AppendReply) -> None:
         """Does what the store's reply to one item asks for."""
@@ -144,13 +150,21 @@ class JournalWriter:
         return (await self._send([run.to_item(length, lost)]))[0]
 
     async def _give_up(self, sequence_log: SequenceLog, status: AppendStatus) -> None:
-        """Ends the record with HISTORY_LOST: it does not hold what this worker computed, so no worker can go on."""
+        """Ends the record with HISTORY_LOST: it does not hold what this worker computed, so no worker can go on.
+
+        Where this worker is the owner no more, nothing ends: sessions compare what they delivered with the journal.
+        """
         seq_id = sequence_log.seq_id
         log.error("journal of %s says %s: history cannot be trusted", seq_id, status)
         failure = HistoryLost("the journal does not continue what this worker computed").failure()
         self._control.drop(sequence_log.sequence)
+        ended = True
         if (store := self._store) is not None:
-            end = Finish(seq_id, FinishReason.ERROR, failure=failure.to_json())
-            await until_answered(lambda: store.finish(end), what=f"the record of {seq_id}")
-        if not sequence_log.gone:
+            end = Finish(seq_id, FinishReason.ERROR, failure=failure.to_json(), epoch=sequence_log.epoch)
+            ended = await until_answered(lambda: store.finish(end), what=f"the record of {seq_id}")
+        if sequence_log.gone:
+            return
+        if ended:
             self._publisher.publish_failure(sequence_log, failure)
+        else:
+            self._publisher.forget_log(sequence_log)

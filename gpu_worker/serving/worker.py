@@ -49,9 +49,8 @@ class Worker:
         self.publisher = StepPublisher(settings.stream_interval)
         self.engine_client = EngineClient(self.engine, self.workload, budget, self.publisher)
         policy = AppendPolicy(settings.append_tokens, settings.append_delay_ms / 1000, settings.append_branches)
-        self.journal_writer = JournalWriter(
-            store if settings.journal == "strict" else None, self.publisher, self.engine_client, policy
-        )
+        journal = store if settings.journal == "strict" else None
+        self.journal_writer = JournalWriter(journal, listener.incarnation, self.publisher, self.engine_client, policy)
         self.lease = Lease(store, member_of(listener), settings.lease_ms)
         self.monitor = ProgressMonitor(self.engine, self.lease, listener.health, lease_s)
         self.reconciler = Reconciler(store, listener.incarnation, self.engine_client.runs)

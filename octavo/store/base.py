@@ -72,13 +72,13 @@ class Store(Protocol):
         """Makes a worker the owner at epoch + 1.
 
         The reason QUEUED is for a sequence that waits, the others are for one that runs. LEASE and CONNECTION count a
-        crash of the old owner, unless it is the new owner, too. A sequence that was cancelled or is past its deadline
-        ends instead: CLOSED.
+        crash of the old owner, unless it is the new owner, too, or has left. A sequence that was cancelled or is past
+        its deadline ends instead: CLOSED.
         """
         ...
 
-    async def append_batch(self, items: Sequence[AppendItem]) -> list[AppendReply]:
-        """Appends tokens to journals, in the order of the items; one reply per item.
+    async def append_batch(self, owner: Incarnation, items: Sequence[AppendItem]) -> list[AppendReply]:
+        """Appends tokens to journals on behalf of their owner, in the order of the items; one reply per item.
 
         Tokens that the journal has already are compared, and not appended again. Two calls at once may arrive in
         either order, so a worker sends the next item of a branch after the reply to the last one.
@@ -88,7 +88,8 @@ class Store(Protocol):
     async def finish(self, finish: Finish) -> bool:
         """Ends one branch, or every branch that still runs.
 
-        A router may decide this only where every router decides alike, or before the branch begins. With STOP and a
+        With an epoch, nothing ends unless the record is at that epoch. Without one, this may only be decided where
+        every router decides alike. With STOP and a
         `length`, the end of a branch that its worker has ended further on (STOP or LENGTH) moves back to `length`, even
         if the sequence has ended. Returns whether one of the branches has this reason.
         """
@@ -122,18 +123,24 @@ class Store(Protocol):
         ...
 
     # Migration
-    async def mig_begin(self, seq_id: SequenceId, epoch: int, mig_id: str, target: Incarnation) -> MigrateReply:
-        """Notes in the record that the sequence moves to `target`. The owner goes on."""
+    async def mig_begin(self, seq_id: SequenceId, epoch: int, number: int, target: Incarnation) -> MigrateReply:
+        """Notes in the record that the sequence moves to `target`. The owner goes on.
+
+        The number is higher than that of each earlier migration at this epoch, which it replaces.
+        """
         ...
 
     async def mig_commit(
-        self, seq_id: SequenceId, epoch: int, mig_id: str, target: Incarnation, num_tokens: Sequence[int]
+        self, seq_id: SequenceId, epoch: int, number: int, target: Incarnation, num_tokens: Sequence[int]
     ) -> MigrateReply:
         """Makes the target the owner at epoch + 1, if each journal is as long as `num_tokens` says."""
         ...
 
-    async def mig_abort(self, seq_id: SequenceId, epoch: int, mig_id: str) -> MigrateReply:
-        """Ends a migration without a new owner. Of commit and abort, only the first one takes effect."""
+    async def mig_abort(self, seq_id: SequenceId, epoch: int, number: int) -> MigrateReply:
+        """Ends the migration of this number without a new owner, even if its begin arrives later.
+
+        Of commit and abort of one number, only the first one takes effect.
+        """
         ...
 
     # Members and housekeeping
@@ -153,7 +160,10 @@ class Store(Protocol):
         ...
 
     async def leave(self, member: Member) -> None:
-        """Ends the lease at once, and gives up the name."""
+        """Ends the lease at once, and gives up the name.
+
+        What a worker that has left still owns may be taken at once, and such a take counts no crash.
+        """
         ...
 
     async def members(self, kind: str) -> list[Member]:

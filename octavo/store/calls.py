@@ -39,7 +39,7 @@ class TakeReason(StrEnum):
 
     QUEUED = "queued"  # it has no owner
     LEASE = "lease"  # the owner's lease has ended
-    CONNECTION = "connection"  # the connection to the owner was lost, and a probe failed
+    CONNECTION = "connection"  # the connection to the owner was lost, a probe failed, and it has missed a renewal
     REFUSED = "refused"  # the owner did not admit it, or does not know it: counts no crash
 
 
@@ -51,7 +51,7 @@ class TakeStatus(StrEnum):
     FENCED = "FENCED"  # the record is at another epoch, or in another state than the reason says
     CLOSED = "CLOSED"  # the sequence has ended
     GONE = "GONE"  # there is no such record
-    ALIVE = "ALIVE"  # the owner's lease still runs
+    ALIVE = "ALIVE"  # the owner's lease still runs, or with CONNECTION: it has missed no renewal yet; see retry_ms
     FROZEN = "FROZEN"  # not yet: the store has just restarted, or the worker runs another suspect; see retry_ms
     POISON = "POISON"  # too many owners have crashed: the sequence has ended with an error
 
@@ -75,12 +75,16 @@ def poison_failure(seq_id: SequenceId) -> str:
 
 @dataclass(frozen=True, slots=True)
 class TakeReply:
-    """The answer to a take. `epoch` and `crashes` are those of the record after the take."""
+    """The answer to a take. `epoch` and `crashes` are those of the record after the take.
+
+    `alone` says whether the new owner is to run the sequence alone, because the sequence may be what killed others.
+    """
 
     status: TakeStatus
     epoch: int = 0
     crashes: int = 0
-    retry_ms: int = 0  # with FROZEN: when to ask again
+    retry_ms: int = 0  # with FROZEN and ALIVE: when to ask again
+    alone: bool = False
 
 
 class AppendStatus(StrEnum):
@@ -89,7 +93,7 @@ class AppendStatus(StrEnum):
     OK = "OK"
     OK_CANCEL = "OK_CANCEL"  # written; the worker must stop, because the client has cancelled
     DUP = "DUP"  # written before
-    FENCED = "FENCED"  # the sequence has another epoch, or waits
+    FENCED = "FENCED"  # the sequence has another epoch or another owner, or waits
     CLOSED = "CLOSED"  # the branch has ended
     GAP = "GAP"  # the journal is shorter: append from `length` on
     CONFLICT = "CONFLICT"  # other tokens stand there; an error in the program
@@ -124,6 +128,10 @@ class Finish:
 
     `length` is the number of tokens that were delivered, where a stop string cut the branch before the journal's end,
     and `score` is the sum of the log probabilities up to there. Both are of one branch: they need `branch`.
+
+    Whoever decides by what an owner did, such as a failure, names the `epoch` of that owner: at another epoch nothing
+    ends. What every router decides alike from the journal and the record (a stop string, a deadline, a cancellation)
+    holds at any epoch.
     """
 
     seq_id: SequenceId
@@ -132,6 +140,7 @@ class Finish:
     length: int | None = None  # None: as long as the journal
     failure: str = ""  # JSON of octavo.errors.Failure, with FinishReason.ERROR
     score: float | None = None  # where branches are ranked
+    epoch: int | None = None  # None: any
 
     def branches(self, num_branches: int) -> range:
         """The numbers of the branches that are to end, of `num_branches`; none if there is no such branch."""
@@ -145,7 +154,7 @@ class MigrateStatus(StrEnum):
 
     OK = "OK"
     SAME = "SAME"  # this call was made before
-    BUSY = "BUSY"  # another migration of the sequence has begun
+    OUTDATED = "OUTDATED"  # a migration of this or a higher number was begun or aborted before
     FENCED = "FENCED"  # the sequence has another epoch, or waits
     CLOSED = "CLOSED"  # the sequence has ended
     GONE = "GONE"  # there is no such record

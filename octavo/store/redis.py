@@ -95,17 +95,18 @@ class RedisStore:
         return bool(reply[1])
 
     async def take_ownership(self, request: TakeRequest) -> TakeReply:
-        seq_id, epoch, owner = request.seq_id, request.expected_epoch, request.new_owner
-        poison = poison_failure(seq_id)
-        reply = await self._call_on(seq_id, "take", epoch, owner, request.take_id, request.reason, poison)
-        return TakeReply(TakeStatus(reply[0].decode()), int(reply[1]), int(reply[2]), int(reply[3]))
+        seq_id, poison = request.seq_id, poison_failure(request.seq_id)
+        args = (request.expected_epoch, request.new_owner, request.take_id, request.reason, poison)
+        reply = await self._call_on(seq_id, "take", *args)
+        status, epoch, crashes, retry_ms, alone = reply
+        return TakeReply(TakeStatus(status.decode()), int(epoch), int(crashes), int(retry_ms), alone == 1)
 
-    async def append_batch(self, items: Sequence[AppendItem]) -> list[AppendReply]:
+    async def append_batch(self, owner: Incarnation, items: Sequence[AppendItem]) -> list[AppendReply]:
         replies: list[AppendReply] = []
         for start in range(0, len(items), MAX_BATCH):  # one after the other: a branch's items stay in order
             chunk = items[start : start + MAX_BATCH]
             records = [keys.record(item.seq_id) for item in chunk]
-            reply = await self._call("append_batch", codec.pack_items(chunk), records=records)
+            reply = await self._call("append_batch", owner, codec.pack_items(chunk), records=records)
             replies += [AppendReply(APPEND_STATUSES[code & 7], code >> 3) for code in reply[1:]]
         return replies
 
@@ -113,7 +114,9 @@ class RedisStore:
         branch = EVERY_BRANCH if finish.branch is None else finish.branch
         length = "" if finish.length is None else finish.length
         score = "" if finish.score is None else repr(finish.score)
-        reply = await self._call_on(finish.seq_id, "finish", branch, int(finish.reason), length, finish.failure, score)
+        epoch = "" if finish.epoch is None else finish.epoch
+        args = (branch, int(finish.reason), length, finish.failure, score, epoch)
+        reply = await self._call_on(finish.seq_id, "finish", *args)
         return bool(reply[1])
 
     async def read(
@@ -137,16 +140,16 @@ class RedisStore:
 
     # Migration
 
-    async def mig_begin(self, seq_id: SequenceId, epoch: int, mig_id: str, target: Incarnation) -> MigrateReply:
-        return _migrated(await self._call_on(seq_id, "mig_begin", epoch, mig_id, target))
+    async def mig_begin(self, seq_id: SequenceId, epoch: int, number: int, target: Incarnation) -> MigrateReply:
+        return _migrated(await self._call_on(seq_id, "mig_begin", epoch, number, target))
 
     async def mig_commit(
-        self, seq_id: SequenceId, epoch: int, mig_id: str, target: Incarnation, num_tokens: Sequence[int]
+        self, seq_id: SequenceId, epoch: int, number: int, target: Incarnation, num_tokens: Sequence[int]
     ) -> MigrateReply:
-        return _migrated(await self._call_on(seq_id, "mig_commit", epoch, mig_id, target, *num_tokens))
+        return _migrated(await self._call_on(seq_id, "mig_commit", epoch, number, target, *num_tokens))
 
-    async def mig_abort(self, seq_id: SequenceId, epoch: int, mig_id: str) -> MigrateReply:
-        return _migrated(await self._call_on(seq_id, "mig_abort", epoch, mig_id))
+    async def mig_abort(self, seq_id: SequenceId, epoch: int, number: int) -> MigrateReply:
+        return _migrated(await self._call_on(seq_id, "mig_abort", epoch, number))
 
     # Members and housekeeping
 

@@ -25,7 +25,6 @@ class RedisOptions:
 
     connect_timeout_s: float = 1.0
     call_timeout_s: float = 2.0
-    freeze_ms: int = 3000
     retain_ms: int = 600_000
     max_connections: int = 16
 
@@ -110,7 +109,7 @@ class RedisServer:
         options = self._options
         names = [keys.GENERATION, *records]
         for _ in range(MAX_GENERATIONS_PER_CALL):
-            header = (self.generation, options.freeze_ms, options.retain_ms)
+            header = (self.generation, options.retain_ms)
             reply: list[Any] = await self.guard(self._fcall, f"octavo1_{name}", names, [*header, *args])
             if reply[0] != b"STALE_GENERATION":
                 return reply

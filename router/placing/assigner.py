@@ -29,9 +29,9 @@ from router.session_registry import Assignment, SessionRegistry
 log = logging.getLogger(__name__)
 
 DECISIONS_REMEMBERED = 1024
-ALONE_AFTER_CRASHES = 2
 REQUEUE_DELAY_S = 0.5  # after which a sequence that no worker can take now goes back into the queue
 STORE_PATIENCE_S = 20.0
+CLOCK_GRAIN_MS = 5  # how much later than the store says a take is repeated: the clocks of two processes tick apart
 ALL_JOURNALS = [0] * limits.MAX_N  # from index 0 on; no record has more branches
 
 # The answer where the store did not give the sequence: its owner lives, another router was faster, or the sequence has
@@ -53,6 +53,7 @@ class AssignmentAttempt:
     never_failure: Failure | None = None  # what a worker said that can never hold the sequence
     follows: bool = False  # whether the worker that was asked last was asked for the sequence's items, too
     retry_later: bool = False  # whether a worker that was asked may be able to run the sequence later
+    taken_here: bool = False  # whether this attempt has made its present owner the owner
 
     @property
     def record(self) -> Record:
@@ -64,9 +65,14 @@ class AssignmentAttempt:
         return self.reason in (TakeReason.LEASE, TakeReason.CONNECTION)
 
     @property
-    def crashes(self) -> int:
-        """The number of crashes, as the store will count them when ownership is taken."""
-        return self.record.crashes + self.recovers
+    def lost_connection(self) -> bool:
+        """Whether all that speaks against the owner is that routers do not reach it."""
+        return self.reason is TakeReason.CONNECTION
+
+    @property
+    def suspected(self) -> bool:
+        """Whether the sequence may be what killed its owners, as far as this router can tell before the take."""
+        return self.record.crashes > 0 and self.recovers
 
     @property
     def tokens(self) -> list[int]:
@@ -133,7 +139,7 @@ class Assigner:
                     self.sessions.poll_records([seq_id])
                     return
                 case AdmissionOutcome.REJECTED:
-                    await self._fail(seq_id, answer.failure)
+                    await self._fail(seq_id, attempt.epoch, answer.failure)
                     return
                 case AdmissionOutcome.NEVER:
                     attempt.never_failure = answer.failure
@@ -161,12 +167,16 @@ class Assigner:
         if attempt.recovers:
             await link.wait_to_replay(attempt.num_to_compute)
         taken = await self._take_ownership(attempt, link)
-        if taken.status is TakeStatus.FROZEN:
+        if taken.status in (TakeStatus.FROZEN, TakeStatus.ALIVE) and link.lost:
             attempt.excluded.add(link.incarnation)
             return not_now("the worker was lost while the store did not allow a take yet")
+        if taken.status is TakeStatus.ALIVE and attempt.taken_here:
+            # This router alone has no connection to that owner. What it gave the owner it may give to another one.
+            attempt.reason = TakeReason.REFUSED
+            taken = await self._take_ownership(attempt, link)
         if taken.status not in (TakeStatus.OK, TakeStatus.SAME):
             return NOT_ASSIGNABLE
-        is_new, attempt.epoch = attempt.reason is TakeReason.QUEUED, taken.epoch
+        is_new, attempt.epoch, attempt.taken_here = attempt.reason is TakeReason.QUEUED, taken.epoch, True
         attempt.reason = TakeReason.REFUSED  # holds if this worker does not admit the sequence
         attempt.excluded.add(link.incarnation)
         if not is_new and not await self._reread_journals(attempt):
@@ -185,16 +195,23 @@ class Assigner:
     async def _take_ownership(self, attempt: AssignmentAttempt, link: WorkerLink) -> TakeReply:
         """The store's reply. While it is FROZEN (the store has just restarted, or the worker runs another suspect), the
         take is repeated; FROZEN is returned only if the worker was lost meanwhile.
+
+        After ALIVE, a take because of a lost connection is repeated once, when the owner has renewed its lease if it
+        lives.
         """
         seq_id, epoch, take_id = attempt.record.seq_id, attempt.epoch, new_operation_id()
         request = TakeRequest(seq_id, epoch, link.incarnation, take_id, attempt.reason)
+        num_alive = 0
         while True:
             taken = await until_answered(
                 lambda: self.store.take_ownership(request), patience_s=STORE_PATIENCE_S, what="take"
             )
-            if taken.status is not TakeStatus.FROZEN or link.lost:
+            is_alive = taken.status is TakeStatus.ALIVE
+            num_alive += is_alive
+            ask_again = taken.status is TakeStatus.FROZEN or (is_alive and attempt.lost_connection and num_alive == 1)
+            if not ask_again or link.lost:
                 return taken
-            await asyncio.sleep(taken.retry_ms / 1000)
+            await asyncio.sleep((taken.retry_ms + CLOCK_GRAIN_MS) / 1000)
 
     async def _read(self, seq_id: SequenceId, prompt: bool) -> Snapshot | None:
         snapshot = await until_answered(
@@ -223,7 +240,7 @@ class Assigner:
         if model is None:
             return None
         decision = self.decide_placement(model, tokens, record.salt, attempt.excluded)
-        if attempt.crashes >= ALONE_AFTER_CRASHES:
+        if attempt.suspected:
             decision = replace(decision, worker=quietest_worker(decision))
         self._remember(record.seq_id, decision)
         link = self.pool.find_link(decision.worker.incarnation) if decision.worker else None
@@ -246,7 +263,7 @@ class Assigner:
         """
         record, epoch = attempt.record, attempt.epoch
         if not attempt.retry_later and (failure := attempt.never_failure or self._too_large(attempt)):
-            await self._fail(record.seq_id, failure)
+            await self._fail(record.seq_id, epoch, failure)
         elif attempt.reason is TakeReason.REFUSED:
             await self._requeue(record.seq_id, epoch)
             self.sessions.poll_records([record.seq_id])
@@ -270,9 +287,9 @@ class Assigner:
         limit = max(view.prompt_limit for view in views)
         return TooLarge(f"{num_tokens} tokens so far: the largest worker holds fewer than {limit}").failure()
 
-    async def _fail(self, seq_id: SequenceId, failure: Failure | None) -> None:
+    async def _fail(self, seq_id: SequenceId, epoch: int, failure: Failure | None) -> None:
         failure = failure or TooLarge("no worker can hold this request").failure()
-        finish = Finish(seq_id, FinishReason.ERROR, failure=failure.to_json())
+        finish = Finish(seq_id, FinishReason.ERROR, failure=failure.to_json(), epoch=epoch)
         await until_answered(
             lambda: self.store.finish(finish), patience_s=STORE_PATIENCE_S, what="end of a failed sequence"
         )
@@ -303,5 +320,5 @@ def admission_of(snapshot: Snapshot, taken: TakeReply) -> Admission:
         salt=record.salt,
         priority=record.priority,
         deadline_in_ms=max(1, record.deadline_ms - snapshot.now_ms) if record.deadline_ms else 0,
-        alone=taken.crashes >= ALONE_AFTER_CRASHES,
+        alone=taken.alone,
     )

@@ -45,6 +45,7 @@ class Delivery:
         self.readers = [new_reader(branch) for branch in range(record.num_branches)]
         self.branch_scores: list[float | None] = [None] * record.num_branches
         self.failure: Failure | None = None  # why the request failed
+        self.failure_epoch: int | None = None  # of the worker that said so; None: the record says it
         self.unsettled = False  # whether there is an end that the store has to be told of
         # Ranked branches that have a stop string before their end. Their score is known only for more tokens than the
         # client gets.
@@ -110,7 +111,7 @@ class Delivery:
     def add_item(self, item: StepItem) -> bool:
         """Adds what a worker has journalled. False if tokens before it are missing."""
         if item.failure is not None:
-            self.failure, self.unsettled = item.failure, True
+            self.failure, self.failure_epoch, self.unsettled = item.failure, item.epoch, True
         reader, score = self.readers[item.branch], item.cumulative_logprob
         if reader.finish:
             if item.branch in self._without_score and score is not None and item.end == reader.next_index:

@@ -233,8 +233,10 @@ class Session:
                 finish = Finish(self.seq_id, FinishReason.STOP, stopped.branch, stopped.length, score=stopped.score)
                 await until_answered(partial(self._store.finish, finish), patience_s=STORE_PATIENCE_S, what="finish")
             if delivery.failure is not None:
-                failure = delivery.failure.to_json()
-                await self._store.finish(Finish(self.seq_id, FinishReason.ERROR, failure=failure))
+                failure, epoch = delivery.failure.to_json(), delivery.failure_epoch
+                finish = Finish(self.seq_id, FinishReason.ERROR, failure=failure, epoch=epoch)
+                if not await self._store.finish(finish):
+                    return  # another worker goes on with the request: as unsettled, this stream detaches from it
             delivery.unsettled = False
         except StoreUnavailable:
             return  # any router that reads the journals finds the same end

@@ -120,7 +120,7 @@ class SimulatedWorker:
                     ended.append((stream, by_router))
         if not items:
             return
-        for item, reply in zip(items, await self.site.store.append_batch(items), strict=True):
+        for item, reply in zip(items, await self.site.store.append_batch(self.member.id, items), strict=True):
             self.site.usage.refused += reply.status not in ACCEPTED
             self.site.usage.tokens += len(item.token_ids)
         self.site.usage.items += len(items)

@@ -41,7 +41,9 @@ async def measure(store: Any, batch: int, num_items: int) -> tuple[float, float]
     await store.server.client.config_resetstat()
     begun = time.perf_counter()
     for index in range(rounds):
-        replies = await store.append_batch([AppendItem(seq_id, 1, 0, index, [index]) for seq_id in ids])
+        replies = await store.append_batch(
+            Incarnation("bench"), [AppendItem(seq_id, 1, 0, index, [index]) for seq_id in ids]
+        )
         if any(reply.status is not AppendStatus.OK for reply in replies):
             raise RuntimeError(f"unexpected replies: {replies}")
     seconds = time.perf_counter() - begun

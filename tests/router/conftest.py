@@ -85,7 +85,7 @@ class World:
     """Routers, workers, their stores, and clients of them."""
 
     def __init__(self) -> None:
-        self.state = MemoryState(freeze_ms=100)
+        self.state = MemoryState()
         self.stack = AsyncExitStack()
         self.workers: list[Worker] = []
         self.routers: list[Router] = []

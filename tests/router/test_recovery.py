@@ -154,8 +154,8 @@ async def test_the_old_owner_may_journal_until_the_take(world):
     stream = world.client().generate(PROMPT, GREEDY, request_id="moody")
     seen = [await anext(stream) for _ in range(5)]
     router.dispatcher.recover_sequence(
-        world.entry("moody").record.seq_id, 1, TakeReason.CONNECTION
-    )  # it is alive and well
+        world.entry("moody").record.seq_id, 1, TakeReason.REFUSED
+    )  # though it runs there
     seen += [event async for event in stream]
     assert [token for event in seen for token in event.token_ids] == world.entry("moody").journals[0]
     assert world.entry("moody").record.epoch == 2

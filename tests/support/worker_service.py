@@ -40,7 +40,7 @@ class Service:
         self.engine = parts.engine(self.runner, on_deltas, on_progress=on_progress, idle_round_s=0.02)
         self.publisher = StepPublisher()
         self.engine_client = EngineClient(self.engine, parts.workload, parts.budget, self.publisher)
-        self.journal_writer = JournalWriter(None, self.publisher, self.engine_client)
+        self.journal_writer = JournalWriter(None, Incarnation("w"), self.publisher, self.engine_client)
         self.service = WorkerService("w", Incarnation("me"))
 
     async def start(self) -> None:

@@ -4,14 +4,16 @@
 --   KEYS[1]  the generation key, octavo:gen; the functions derive all other keys from it
 --   KEYS[2]  the sequence's record, octavo:seq:<id>, if the function is about one sequence
 --   ARGV[1]  the generation that the caller knows
---   ARGV[2]  how long take-overs freeze after a restart, in ms
---   ARGV[3]  how long ended sequences are kept, in ms
---   ARGV[4]  and on: the function's own arguments, which its comment names as a
+--   ARGV[2]  how long ended sequences are kept, in ms
+--   ARGV[3]  and on: the function's own arguments, which its comment names as a
 --   reply    an array that starts with a status; {'STALE_GENERATION', generation} means that nothing was done
 
 local ALIVE_MS = 24 * 3600 * 1000            -- how long the keys of a live sequence and of the indexes last; takes and sweeps renew it
 local GENERATION_MS = 30 * 24 * 3600 * 1000  -- how long the generation key lasts; heartbeats renew it
 local LEASE_LINGER_MS = 60 * 1000            -- how much longer than its lease a lease key lasts
+local FREEZE_MARGIN_MS = 1000                -- how much longer than the longest lease take-overs freeze after a restart
+local RENEWALS_PER_LEASE = 3                 -- how often a member renews its lease within the lease
+local LATE_RENEWAL_MS = 200                  -- how late a renewal may come before it counts as missed
 local OVERDUE_MS = 2000                      -- how long after its deadline a sweep ends a running sequence
 local SUSPECT_RETRY_MS = 250                 -- when a suspect may ask again for a worker that runs another one
 local QUARANTINE_MS = 60 * 1000              -- how long a worker counts as running one suspect alone
@@ -36,6 +38,11 @@ local function begin_generation(generation_key, floor, frozen)
   return generation, raw
 end
 
+-- How long take-overs freeze after a restart: every member with a lease must have had the time to renew it.
+local function freeze_ms(prefix)
+  return tonumber(redis.call('GET', prefix .. 'longest-lease') or 0) + FREEZE_MARGIN_MS
+end
+
 -- The generation that the server serves, with the prefix of its keys. The first call begins a new generation after the
 -- server's process has changed (by a restart, or by the promotion of a replica). So does a call that knows a newer generation than the data do: then the
 -- data are older than the caller, as those of a replica that lagged behind.
@@ -44,19 +51,17 @@ local function enter(generation_key, args)
   local store, told = served, tonumber(args[1])
   if not store or store.raw ~= raw or told > store.generation then
     run_id = run_id or string.match(redis.call('INFO', 'server'), 'run_id:(%x+)')
+    local prefix = string.sub(generation_key, 1, -4)
     local generation, writer, frozen = string.match(raw or '', '^(%d+) (%x+) (%d+)$')
     generation, frozen = tonumber(generation or 0), tonumber(frozen or 0)
     if writer ~= run_id or told > generation then
-      frozen = generation > 0 and now_ms() + tonumber(args[2]) or 0
+      frozen = generation > 0 and now_ms() + freeze_ms(prefix) or 0
       generation, raw = begin_generation(generation_key, math.max(generation, told), frozen)
     end
-    store = {
-      raw = raw, generation = generation, frozen_until = frozen,
-      prefix = string.sub(generation_key, 1, -4),
-    }
+    store = { raw = raw, generation = generation, frozen_until = frozen, prefix = prefix }
     served = store
   end
-  store.retain_ms = tonumber(args[3])
+  store.retain_ms = tonumber(args[2])
   return store
 end
 
@@ -69,7 +74,7 @@ local function define(name, body, essential)
     callback = function(keys, args)
       local store = enter(keys[1], args)
       if store.generation ~= tonumber(args[1]) then return { 'STALE_GENERATION', store.generation } end
-      return body(store, keys, unpack(args, 4))
+      return body(store, keys, unpack(args, 3))
     end,
   }
 end
@@ -168,6 +173,10 @@ local function forget_indexes(store, rec)
   for router in string.gmatch(rec.routers, '[^,]+') do drop_from_index(store, 'attached:' .. router, rec.id) end
 end
 
-local function lease_alive(store, member, now)
-  return (tonumber(redis.call('GET', store.prefix .. 'lease:' .. member) or 0)) > now
+-- The end of a member's lease and the lease's length, in ms; zeros if there is none.
+local function lease_of(store, member)
+  local stop, length = string.match(redis.call('GET', store.prefix .. 'lease:' .. member) or '', '^(%d+) (%d+)$')
+  return tonumber(stop or 0), tonumber(length or 0)
 end
+
+local function lease_alive(store, member, now) return lease_of(store, member) > now end

@@ -10,7 +10,7 @@ local function close(store, rec, now)
   local state = 'DONE'
   if string.find(rec.finishes, STOPPED.ERROR, 1, true) then state = 'FAILED'
   elseif string.find(rec.finishes, STOPPED.CANCELLED, 1, true) then state = 'CANCELLED' end
-  update(rec, { state = state, mig_id = '', mig_to = '' })
+  update(rec, { state = state, mig_to = '' })
   note(rec, now, 'ended', state)
   leave_queue(store, rec)
   forget_indexes(store, rec)
@@ -50,12 +50,14 @@ local function cut(rec, branch, length, score)
   if score then update(rec, { ['score' .. branch] = string.format('%.17g', score) }) end
 end
 
--- KEYS: generation, record.  a: branch or -1, reason digit, delivered length or '', failure JSON or '', score or ''
+-- KEYS: generation, record.
+-- a: branch or -1, reason digit, delivered length or '', failure JSON or '', score or '', epoch or '' (any)
 -- Reply: {'OK', 1} if the branch (with -1: a branch) ends for this reason, now or before; else {'OK', 0}.
-define('finish', function(store, keys, branch, reason, length, failure, score)
+define('finish', function(store, keys, branch, reason, length, failure, score, epoch)
   local rec = fetch(keys[2])
   branch, length, score = tonumber(branch), tonumber(length), tonumber(score)
   if not rec or branch >= #rec.finishes then return { 'OK', 0 } end
+  if epoch ~= '' and rec.epoch ~= epoch then return { 'OK', 0 } end
   if length and length > journal_length(rec, branch) then return { 'OK', 0 } end
   if not ended(rec) then finish(store, rec, branch, reason, length, failure, score) end
   if reason == CUT.STOP and length and branch >= 0 then cut(rec, branch, length, score) end

@@ -17,14 +17,14 @@ end
 
 -- Appends one item; returns the status and the journal's length. Only the owner at the record's epoch may write, and only
 -- at the end. It may send again what it has sent before.
-local function append(store, key, epoch, branch, first, count, reason, tokens, failure, score)
-  local rec = redis.call('HMGET', key, 'epoch', 'state', 'finishes', 'cancel', 'crashes', 'max_tokens')
+local function append(store, key, owner, epoch, branch, first, count, reason, tokens, failure, score)
+  local rec = redis.call('HMGET', key, 'epoch', 'state', 'finishes', 'cancel', 'crashes', 'max_tokens', 'owner')
   if not rec[1] then return GONE, 0 end
   local state, finishes = rec[2], rec[3]
   if branch >= #finishes then return CONFLICT, 0 end
   local journal = key .. ':' .. branch
   local length = redis.call('STRLEN', journal) / 4
-  if tonumber(rec[1]) ~= epoch or state == 'QUEUED' then return FENCED, length end
+  if tonumber(rec[1]) ~= epoch or rec[7] ~= owner or state == 'QUEUED' then return FENCED, length end
 
   local done = string.byte(finishes, branch + 1) - 48
   local open = state == 'RUNNING' and done == 0
@@ -50,10 +50,10 @@ local function append(store, key, epoch, branch, first, count, reason, tokens, f
 end
 
 -- KEYS: generation, then the record of each item.
--- a: per item <u64 epoch><u16 branch><u32 first><u32 count><u8 reason><u32 failure bytes><f64 score, NaN: none><tokens>
+-- a: the owner that appends, then per item <u64 epoch><u16 branch><u32 first><u32 count><u8 reason><u32 failure bytes><f64 score, NaN: none><tokens>
 -- <failure>, packed.
 -- Reply: {'OK', then per item: status + 8 * journal length}.
-define('append_batch', function(store, keys, blob)
+define('append_batch', function(store, keys, owner, blob)
   local unpack_head, sub = struct.unpack, string.sub
   local reply, at = { 'OK' }, 1
   for i = 2, #keys do
@@ -62,7 +62,7 @@ define('append_batch', function(store, keys, blob)
     local tokens_end = at + 4 * count
     local failure = size > 0 and sub(blob, tokens_end, tokens_end + size - 1) or ''
     local tokens = sub(blob, at, tokens_end - 1)
-    local status, length = append(store, keys[i], epoch, branch, first, count, reason, tokens, failure, score)
+    local status, length = append(store, keys[i], owner, epoch, branch, first, count, reason, tokens, failure, score)
     reply[i] = status + 8 * length
     at = tokens_end + size
   end

@@ -20,7 +20,7 @@ define('accept', function(store, keys, cost, max_requests, max_tokens, deadline_
   if deadline > 0 then deadline = deadline + now end
   redis.call('HSET', rec.key, unpack(fixed))
   update(rec, {
-    state = 'QUEUED', epoch = 0, owner = '', take_id = '', mig_id = '', mig_to = '', last_mig = '',
+    state = 'QUEUED', epoch = 0, owner = '', take_id = '', mig_number = 0, mig_to = '', last_mig = 0,
     deadline_ms = deadline, detached_since_ms = 0, accepted_ms = now, crashes = 0, suspects = '', cancel = 0,
     finishes = string.rep('0', tonumber(branches)), failure = '', timeline = '0 queued ' .. rec.routers, proof = 0,
     cost = cost, place = place_of(store, rec),
@@ -76,7 +76,9 @@ define('requeue', function(store, keys, epoch)
   local now, left = now_ms(), rec.owner
   if rec.crashes ~= '0' then clear_quarantine(store, rec) end
   set_owner(store, rec, '')
-  update(rec, { state = 'QUEUED', epoch = tonumber(rec.epoch) + 1, take_id = '', mig_id = '', mig_to = '' })
+  update(rec, {
+    state = 'QUEUED', epoch = tonumber(rec.epoch) + 1, take_id = '', mig_number = 0, mig_to = '', last_mig = 0,
+  })
   note(rec, now, 'requeued', left)
   enter_queue(store, rec)
   expire_all(rec, ALIVE_MS)

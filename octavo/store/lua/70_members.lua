@@ -21,6 +21,12 @@ define('register', function(store, keys, id, lease_ms, kind, name, endpoint)
   return hold_name(store, id, tonumber(lease_ms), kind, name, endpoint, true) or { 'OK' }
 end, true)
 
+-- Remembers the longest lease of the last day, by which take-overs freeze after a restart.
+local function note_lease_length(store, lease_ms)
+  local key = store.prefix .. 'longest-lease'
+  if lease_ms >= tonumber(redis.call('GET', key) or 0) then redis.call('SET', key, lease_ms, 'PX', ALIVE_MS) end
+end
+
 -- Changes whenever `members` would reply otherwise than before, except when a lease ends: see there.
 local function count_change(store, kind)
   redis.call('INCR', store.prefix .. 'changes:' .. kind)
@@ -37,7 +43,9 @@ define('heartbeat', function(store, keys, id, lease_ms, kind, info, name, endpoi
   local lapsed = (tonumber(redis.call('ZSCORE', index, id) or 0)) <= now
   if lapsed or redis.call('GET', member) ~= info then count_change(store, kind) end
   local stop = now + lease_ms
-  redis.call('SET', store.prefix .. 'lease:' .. id, string.format('%.0f', stop), 'PX', lease_ms + LEASE_LINGER_MS)
+  local lease = string.format('%.0f %.0f', stop, lease_ms)
+  redis.call('SET', store.prefix .. 'lease:' .. id, lease, 'PX', lease_ms + LEASE_LINGER_MS)
+  note_lease_length(store, lease_ms)
   redis.call('SET', member, info, 'PX', lease_ms + LEASE_LINGER_MS)
   redis.call('ZADD', index, stop, id)
   redis.call('PEXPIRE', index, ALIVE_MS)
@@ -46,8 +54,10 @@ define('heartbeat', function(store, keys, id, lease_ms, kind, info, name, endpoi
   return { 'OK', lapsed and 1 or 0 }
 end, true)
 
+-- A worker that leaves has stopped on purpose, and its tombstone says so for as long as it may own sequences.
 -- KEYS: generation.  a: id, kind, name or ''.  Reply: {'OK'}
 define('leave', function(store, keys, id, kind, name)
+  if kind == 'worker' then redis.call('SET', store.prefix .. 'left:' .. id, '1', 'PX', ALIVE_MS) end
   redis.call('DEL', store.prefix .. 'lease:' .. id, store.prefix .. 'member:' .. id)
   redis.call('ZADD', store.prefix .. 'members:' .. kind, 'XX', 0, id)  -- a sweep finds what is left of it
   count_change(store, kind)

@@ -3,7 +3,8 @@
 Only the owner at the record's epoch may write, and only at the end. The owner may send the same tokens again.
 """
 
-from octavo.record import SequenceState
+from octavo.ids import Incarnation
+from octavo.record import Record, SequenceState
 from octavo.sampling import FinishReason
 from octavo.store.calls import AppendItem, AppendReply, AppendStatus, Finish
 from octavo.store.memory.state import MemoryState, StoredSequence
@@ -11,7 +12,7 @@ from octavo.store.memory.state import MemoryState, StoredSequence
 PROOF_TOKENS = 16
 
 
-def append(state: MemoryState, item: AppendItem) -> AppendReply:
+def append(state: MemoryState, owner: Incarnation, item: AppendItem) -> AppendReply:
     stored = state.get(item.seq_id)
     if stored is None:
         return AppendReply(AppendStatus.GONE)
@@ -20,7 +21,7 @@ def append(state: MemoryState, item: AppendItem) -> AppendReply:
         return AppendReply(AppendStatus.CONFLICT)
     journal = stored.journals[item.branch]
     length, stop = len(journal), item.first_index + len(item.token_ids)
-    if record.epoch != item.epoch or record.state is SequenceState.QUEUED:
+    if fenced(record, owner, item.epoch):
         return AppendReply(AppendStatus.FENCED, length)
 
     finished = record.finishes[item.branch]
@@ -50,6 +51,19 @@ def append(state: MemoryState, item: AppendItem) -> AppendReply:
         end = Finish(item.seq_id, item.finish, item.branch, failure=item.failure, score=score)
         state.finish(stored, end)
     return AppendReply(AppendStatus.OK_CANCEL if record.cancel else AppendStatus.OK, len(journal))
+
+
+def fenced(record: Record, owner: Incarnation, epoch: int) -> bool:
+    """Whether this worker does not own the sequence at this epoch.
+
+    The epoch alone does not tell: after a take whose reply was lost, two workers may believe that they own it.
+    """
+    return record.epoch != epoch or record.owner != owner or record.state is SequenceState.QUEUED
+
+
+def of_this_epoch(stored: StoredSequence, finish: Finish) -> bool:
+    """Whether an end that was decided by an owner, or on behalf of one, is of the record's epoch."""
+    return finish.epoch is None or finish.epoch == stored.record.epoch
 
 
 def _count_proof(state: MemoryState, stored: StoredSequence, num_tokens: int) -> None:

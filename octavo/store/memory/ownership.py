@@ -1,20 +1,17 @@
-"""How a sequence gets an owner: by a take, or by a migration."""
+"""How a sequence gets an owner: a take, and what speaks for it or against it."""
 
-from collections.abc import Sequence
-
-from octavo.ids import Incarnation, SequenceId
+from octavo.ids import Incarnation
 from octavo.record import Record, SequenceState
 from octavo.sampling import FinishReason
 from octavo.store.calls import (
     Finish,
-    MigrateReply,
-    MigrateStatus,
     TakeReason,
     TakeReply,
     TakeRequest,
     TakeStatus,
     poison_failure,
 )
+from octavo.store.memory.evidence import has_left, protected_ms
 from octavo.store.memory.state import ALIVE_MS, QUARANTINE_MS, MemoryState, StoredSequence
 
 POISON_CRASHES = 3
@@ -29,7 +26,7 @@ def take_ownership(state: MemoryState, request: TakeRequest) -> TakeReply:
     record, reason, new_owner = stored.record, request.reason, request.new_owner
 
     def answer(status: TakeStatus, retry_ms: int = 0) -> TakeReply:
-        return TakeReply(status, record.epoch, record.crashes, retry_ms)
+        return TakeReply(status, record.epoch, record.crashes, retry_ms, record.crashes >= POISON_CRASHES - 1)
 
     repeated, epoch = record.take_id == request.take_id, request.expected_epoch
     if repeated and record.epoch == epoch + 1:
@@ -40,11 +37,11 @@ def take_ownership(state: MemoryState, request: TakeRequest) -> TakeReply:
         return answer(TakeStatus.CLOSED)
     if record.epoch != epoch or (record.state is SequenceState.QUEUED) != (reason is TakeReason.QUEUED):
         return answer(TakeStatus.FENCED)
-    owner_lost = reason in (TakeReason.LEASE, TakeReason.CONNECTION)
+    owner_lost = reason in (TakeReason.LEASE, TakeReason.CONNECTION) and not has_left(state, record.owner)
     if owner_lost and state.frozen:
         return answer(TakeStatus.FROZEN, state.frozen_until - state.now_ms())
-    if reason is TakeReason.LEASE and state.lease_alive(record.owner):
-        return answer(TakeStatus.ALIVE)
+    if owner_lost and (wait_ms := protected_ms(state, record.owner, reason)):
+        return answer(TakeStatus.ALIVE, wait_ms)
     if record.cancel or state.past_deadline(record):
         state.finish(stored, Finish(record.seq_id, FinishReason.CANCELLED if record.cancel else FinishReason.DEADLINE))
         return answer(TakeStatus.CLOSED)
@@ -57,8 +54,8 @@ def take_ownership(state: MemoryState, request: TakeRequest) -> TakeReply:
     state.queue.discard(record.seq_id)
     state.claims.pop(record.seq_id, None)
     state.note(stored, "taken", f"{new_owner} {reason}")
-    record.take_id, stored.proof = request.take_id, 0
-    _hand_over(state, stored, new_owner)
+    stored.proof = 0
+    hand_over(state, stored, new_owner, take_id=request.take_id, migration=0)
     return answer(TakeStatus.OK)
 
 
@@ -83,73 +80,15 @@ def _runs_another_suspect(state: MemoryState, owner: Incarnation, record: Record
     return suspect != record.seq_id and until > state.now_ms()
 
 
-def _hand_over(state: MemoryState, stored: StoredSequence, owner: Incarnation) -> None:
+def hand_over(state: MemoryState, stored: StoredSequence, owner: Incarnation, *, take_id: str, migration: int) -> None:
+    """Gives the sequence to a new owner at the next epoch.
+
+    `migration` is the number of the migration that does it, or 0.
+    """
     record = stored.record
     record.state, record.owner, record.epoch = SequenceState.RUNNING, owner, record.epoch + 1
-    record.mig_id = record.mig_to = ""
+    record.take_id, record.mig_number, record.mig_to, record.last_mig = take_id, 0, Incarnation(""), migration
     stored.expires_ms = state.now_ms() + ALIVE_MS
     if record.crashes >= POISON_CRASHES - 1:
         state.quarantine[owner] = (record.seq_id, state.now_ms() + QUARANTINE_MS)
     state.notify(stored, "taken")
-
-
-def mig_begin(state: MemoryState, seq_id: SequenceId, epoch: int, mig_id: str, target: Incarnation) -> MigrateReply:
-    stored = state.get(seq_id)
-    if stored is None:
-        return MigrateReply(MigrateStatus.GONE)
-    record = stored.record
-    if refused := _not_running(record, epoch):
-        return refused
-    if record.mig_id:
-        same = (record.mig_id, record.mig_to) == (mig_id, target)
-        return MigrateReply(MigrateStatus.SAME if same else MigrateStatus.BUSY, epoch)
-    record.mig_id, record.mig_to = mig_id, target
-    state.note(stored, "migrating", target)
-    return MigrateReply(MigrateStatus.OK, epoch)
-
-
-def mig_commit(
-    state: MemoryState, seq_id: SequenceId, epoch: int, mig_id: str, target: Incarnation, num_tokens: Sequence[int]
-) -> MigrateReply:
-    """Makes the target the owner. The target calls this when it holds all blocks and tokens."""
-    stored = state.get(seq_id)
-    if stored is None:
-        return MigrateReply(MigrateStatus.GONE)
-    record = stored.record
-    if (record.last_mig, record.epoch) == (mig_id, epoch + 1):
-        return MigrateReply(MigrateStatus.SAME, epoch + 1)
-    if refused := _not_running(record, epoch):
-        return refused
-    if (record.mig_id, record.mig_to) != (mig_id, target):
-        return MigrateReply(MigrateStatus.NO_MIGRATION, epoch)
-    if [len(journal) for journal in stored.journals] != list(num_tokens):
-        return MigrateReply(MigrateStatus.GAP, epoch)
-    state.note(stored, "migrated", target)
-    record.take_id, record.last_mig = "", mig_id
-    _hand_over(state, stored, target)
-    return MigrateReply(MigrateStatus.OK, record.epoch)
-
-
-def mig_abort(state: MemoryState, seq_id: SequenceId, epoch: int, mig_id: str) -> MigrateReply:
-    """Ends a migration without a new owner. The source calls this; after a commit it has no effect."""
-    stored = state.get(seq_id)
-    if stored is None:
-        return MigrateReply(MigrateStatus.GONE)
-    record = stored.record
-    if record.last_mig == mig_id:
-        return MigrateReply(MigrateStatus.COMMITTED, record.epoch)
-    if refused := _not_running(record, epoch):
-        return refused
-    if record.mig_id not in ("", mig_id):
-        return MigrateReply(MigrateStatus.NO_MIGRATION, epoch)
-    if record.mig_id:
-        record.mig_id = record.mig_to = ""
-        state.note(stored, "stayed", record.owner)
-    return MigrateReply(MigrateStatus.ABORTED, epoch)
-
-
-def _not_running(record: Record, epoch: int) -> MigrateReply | None:
-    """The reply that refuses a call, unless the sequence runs at this epoch; else None."""
-    if record.epoch != epoch or record.state is SequenceState.QUEUED:
-        return MigrateReply(MigrateStatus.FENCED, record.epoch)
-    return MigrateReply(MigrateStatus.CLOSED, record.epoch) if record.state.ended else None

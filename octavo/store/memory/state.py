@@ -4,6 +4,7 @@ import asyncio
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 from octavo.ids import Incarnation, SequenceId
 from octavo.record import Record, SequenceState, TimelineEntry
@@ -13,10 +14,18 @@ from octavo.store.calls import Finish, Member, NameHolder, Notice, QueueDepth
 ALIVE_MS = 24 * 3600 * 1000
 QUARANTINE_MS = 60_000
 MAX_TIMELINE = 32
+FREEZE_MARGIN_MS = 1000
 
 
 def wall_clock_ms() -> int:
     return time.time_ns() // 1_000_000
+
+
+class StoredLease(NamedTuple):
+    """A member's lease: when it ends, and how long it was at its last renewal."""
+
+    until_ms: int
+    length_ms: int
 
 
 @dataclass(slots=True, kw_only=True)
@@ -41,11 +50,8 @@ class StoredSequence:
 class MemoryState:
     """The data of one store. Several MemoryStores on it stand for several processes on one server."""
 
-    def __init__(
-        self, now_ms: Callable[[], int] = wall_clock_ms, *, freeze_ms: int = 3000, retain_ms: int = 600_000
-    ) -> None:
+    def __init__(self, now_ms: Callable[[], int] = wall_clock_ms, *, retain_ms: int = 600_000) -> None:
         self.now_ms = now_ms
-        self.freeze_ms = freeze_ms
         self.retain_ms = retain_ms
         self.full = False  # as a server that has used up its memory
         self.generation = max(1, now_ms() // 1000)
@@ -54,7 +60,9 @@ class MemoryState:
         self.queue: set[SequenceId] = set()
         self.claims: dict[SequenceId, int] = {}  # popped sequences, and when their claims end
         self.next_sweep = 0
-        self.leases: dict[Incarnation, int] = {}
+        self.leases: dict[Incarnation, StoredLease] = {}
+        self.longest_lease = StoredLease(0, 0)  # of the last day; `until_ms` is when it is forgotten
+        self.tombstones: dict[Incarnation, int] = {}  # workers that have left, and when that is forgotten
         self.quarantine: dict[Incarnation, tuple[SequenceId, int]] = {}  # by worker: a suspect, until when
         self.members: dict[str, dict[Incarnation, tuple[bytes, int]]] = {}
         self.names: dict[tuple[str, str], NameHolder] = {}  # by kind of member and name
@@ -65,14 +73,30 @@ class MemoryState:
     def restart(self) -> None:
         """Begins a new generation, as after a crash and restart of the server in which no data was lost."""
         self.generation = max(self.generation + 1, self.now_ms() // 1000)
-        self.frozen_until = self.now_ms() + self.freeze_ms
+        self.frozen_until = self.now_ms() + self.freeze_ms()
+
+    def freeze_ms(self) -> int:
+        """How long takes freeze after a restart: every member with a lease must have had the time to renew it."""
+        longest = self.longest_lease
+        return FREEZE_MARGIN_MS + (longest.length_ms if longest.until_ms > self.now_ms() else 0)
 
     @property
     def frozen(self) -> bool:
         return self.frozen_until > self.now_ms()
 
     def lease_alive(self, member: Incarnation) -> bool:
-        return self.leases.get(member, 0) > self.now_ms()
+        return self.lease_end(member) > self.now_ms()
+
+    def lease_end(self, member: Incarnation) -> int:
+        """When the lease ends, or has ended; 0 if there is none."""
+        return self.leases[member].until_ms if member in self.leases else 0
+
+    def renew_lease(self, member: Incarnation, lease_ms: int) -> StoredLease:
+        now = self.now_ms()
+        self.leases[member] = lease = StoredLease(now + lease_ms, lease_ms)
+        if lease_ms >= self.longest_lease.length_ms or self.longest_lease.until_ms <= now:
+            self.longest_lease = StoredLease(now + ALIVE_MS, lease_ms)
+        return lease
 
     def hold_name(self, member: Member, lease_ms: int, *, starts: bool) -> NameHolder | None:
         """Gives a member its name until its lease ends, or returns the other member that has it until then.
@@ -178,7 +202,7 @@ class MemoryState:
             record.state = SequenceState.FAILED
         elif FinishReason.CANCELLED in record.finishes:
             record.state = SequenceState.CANCELLED
-        record.mig_id = record.mig_to = ""
+        record.mig_to = Incarnation("")
         self.note(stored, "ended", record.state)
         self.queue.discard(record.seq_id)
         self.claims.pop(record.seq_id, None)

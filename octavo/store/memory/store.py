@@ -26,8 +26,8 @@ from octavo.store.calls import (
     TakeReply,
     TakeRequest,
 )
-from octavo.store.memory import ownership
-from octavo.store.memory.journal import append
+from octavo.store.memory import migration, ownership
+from octavo.store.memory.journal import append, of_this_epoch
 from octavo.store.memory.state import ALIVE_MS, MemoryState, StoredSequence
 from octavo.store.memory.sweep import sweep
 
@@ -120,7 +120,7 @@ class MemoryStore:
         state.release_quarantine(stored)
         owner = record.owner
         record.state, record.epoch, record.owner = SequenceState.QUEUED, epoch + 1, Incarnation("")
-        record.take_id = record.mig_id = record.mig_to = ""
+        record.take_id, record.mig_number, record.mig_to, record.last_mig = "", 0, Incarnation(""), 0
         state.note(stored, "requeued", owner)
         state.wait(stored)
         state.notify(stored, "queued")
@@ -130,14 +130,14 @@ class MemoryStore:
     async def take_ownership(self, request: TakeRequest) -> TakeReply:
         return ownership.take_ownership(self._enter(), request)
 
-    async def append_batch(self, items: Sequence[AppendItem]) -> list[AppendReply]:
+    async def append_batch(self, owner: Incarnation, items: Sequence[AppendItem]) -> list[AppendReply]:
         state = self._enter()
-        return [append(state, item) for item in items]
+        return [append(state, owner, item) for item in items]
 
     async def finish(self, finish: Finish) -> bool:
         state = self._enter()
         stored = state.get(finish.seq_id)
-        if stored is None:
+        if stored is None or not of_this_epoch(stored, finish):
             return False
         branches = finish.branches(stored.record.num_branches)
         if not branches or any((finish.length or 0) > len(stored.journals[branch]) for branch in branches):
@@ -185,16 +185,16 @@ class MemoryStore:
 
     # Migration
 
-    async def mig_begin(self, seq_id: SequenceId, epoch: int, mig_id: str, target: Incarnation) -> MigrateReply:
-        return ownership.mig_begin(self._enter(), seq_id, epoch, mig_id, target)
+    async def mig_begin(self, seq_id: SequenceId, epoch: int, number: int, target: Incarnation) -> MigrateReply:
+        return migration.mig_begin(self._enter(), seq_id, epoch, number, target)
 
     async def mig_commit(
-        self, seq_id: SequenceId, epoch: int, mig_id: str, target: Incarnation, num_tokens: Sequence[int]
+        self, seq_id: SequenceId, epoch: int, number: int, target: Incarnation, num_tokens: Sequence[int]
     ) -> MigrateReply:
-        return ownership.mig_commit(self._enter(), seq_id, epoch, mig_id, target, num_tokens)
+        return migration.mig_commit(self._enter(), seq_id, epoch, number, target, num_tokens)
 
-    async def mig_abort(self, seq_id: SequenceId, epoch: int, mig_id: str) -> MigrateReply:
-        return ownership.mig_abort(self._enter(), seq_id, epoch, mig_id)
+    async def mig_abort(self, seq_id: SequenceId, epoch: int, number: int) -> MigrateReply:
+        return migration.mig_abort(self._enter(), seq_id, epoch, number)
 
     # Members and housekeeping
 
@@ -206,13 +206,14 @@ class MemoryStore:
         if member.name and (holder := state.hold_name(member, lease_ms, starts=False)):
             return Renewal(holder)
         lapsed = not state.lease_alive(member.id)
-        until = state.now_ms() + lease_ms
-        state.leases[member.id] = until
+        until = state.renew_lease(member.id, lease_ms).until_ms
         state.members.setdefault(member.kind, {})[member.id] = (member.info, until)
         return Renewal(lapsed=lapsed)
 
     async def leave(self, member: Member) -> None:
         state = self._enter()
+        if member.kind == "worker":
+            state.tombstones[member.id] = state.now_ms() + ALIVE_MS
         state.leases.pop(member.id, None)
         state.members.get(member.kind, {}).pop(member.id, None)
         holder = state.names.get((member.kind, member.name))

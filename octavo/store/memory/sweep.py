@@ -72,7 +72,7 @@ def _orphans(state: MemoryState, limit: int) -> list[OrphanedSequence]:
 
 
 def _longest_dead_first(state: MemoryState, members: set[Incarnation]) -> list[Incarnation]:
-    return sorted(members, key=lambda member: (state.leases.get(member, 0), member))
+    return sorted(members, key=lambda member: (state.lease_end(member), member))
 
 
 def _cancel_abandoned(state: MemoryState, limit: int, grace_ms: int) -> list[SequenceId]:

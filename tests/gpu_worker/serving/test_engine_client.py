@@ -19,7 +19,7 @@ from gpu_worker.serving.step_publisher import StepPublisher
 from gpu_worker.serving.step_subscription import StepSubscription
 from gpu_worker.testing.fake_runner import FakeRunner, fake_oracle
 from octavo.errors import Draining, InvalidArgument, NotFound, StaleEpoch
-from octavo.ids import SequenceId
+from octavo.ids import Incarnation, SequenceId
 from octavo.record import Admission, AdmissionOutcome
 from octavo.sampling import SamplingParams
 
@@ -51,7 +51,7 @@ class World:
         self.engine = self.parts.engine(self.runner, on_deltas)
         self.publisher = StepPublisher()
         self.engine_client = EngineClient(self.engine, self.parts.workload, self.parts.budget, self.publisher)
-        self.journal_writer = JournalWriter(None, self.publisher, self.engine_client)
+        self.journal_writer = JournalWriter(None, Incarnation("w"), self.publisher, self.engine_client)
         self.task = asyncio.create_task(self.journal_writer.run())
         self.observer = StepSubscription()
         self.publisher.add_subscription(self.observer)

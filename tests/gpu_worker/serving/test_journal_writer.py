@@ -15,11 +15,12 @@ from gpu_worker.serving.step_publisher import StepPublisher
 from gpu_worker.serving.step_subscription import StepSubscription
 from octavo.errors import StoreUnavailable
 from octavo.hashing import extend_chain, prompt_chain
-from octavo.ids import SequenceId
+from octavo.ids import Incarnation, SequenceId
 from octavo.sampling import FinishReason, SamplingParams
 from octavo.store.calls import AppendItem, AppendReply, AppendStatus, Finish
 
 PROMPT = [5, 6, 7]
+OWNER = Incarnation("this-worker")
 
 
 class ScriptedStore:
@@ -30,6 +31,7 @@ class ScriptedStore:
         self.script: deque[AppendStatus | Exception] = deque()
         self.batches: list[list[AppendItem]] = []
         self.finished: list[Finish] = []
+        self.can_finish = True
         self.wake = asyncio.Event()
 
     async def appended(self, num_batches: int) -> None:
@@ -38,16 +40,17 @@ class ScriptedStore:
                 self.wake.clear()
                 await self.wake.wait()
 
-    async def append_batch(self, items: list[AppendItem]) -> list[AppendReply]:
+    async def append_batch(self, owner: Incarnation, items: list[AppendItem]) -> list[AppendReply]:
         if self.script and isinstance(self.script[0], Exception):
             raise self.script.popleft()
+        assert owner == OWNER
         self.batches.append(list(items))
         self.wake.set()
         return [self._append(item) for item in items]
 
     async def finish(self, finish: Finish) -> bool:
         self.finished.append(finish)
-        return True
+        return self.can_finish
 
     def _append(self, item: AppendItem) -> AppendReply:
         tokens = self.journal.setdefault((item.seq_id, item.branch), [])
@@ -83,7 +86,7 @@ class World:
 
     def __init__(self, policy: AppendPolicy) -> None:
         self.store, self.control, self.publisher = ScriptedStore(), Control(), StepPublisher()
-        self.journal_writer = JournalWriter(self.store, self.publisher, self.control, policy, window_steps=4)
+        self.journal_writer = JournalWriter(self.store, OWNER, self.publisher, self.control, policy, window_steps=4)
         self.subscription = StepSubscription()
         self.publisher.add_subscription(self.subscription)
         self.publisher.assign_router(self.subscription, "r1")
@@ -265,7 +268,20 @@ async def test_a_conflict_ends_the_record_and_every_branch_with_data_loss(world)
         (1, 0, FinishReason.ERROR),
     ]
     assert all(item.failure.reason == "HISTORY_LOST" for item in items)
-    assert [(end.seq_id, end.branch, end.reason) for end in world.store.finished] == [("s", None, FinishReason.ERROR)]
+    assert [(end.seq_id, end.branch, end.reason, end.epoch) for end in world.store.finished] == [
+        ("s", None, FinishReason.ERROR, 3)
+    ]
+    assert ("drop", "s", 3) in world.control.calls
+    assert world.publisher.logs == {}
+
+
+async def test_a_conflict_found_by_an_owner_that_was_fenced_meanwhile_ends_nothing(world):
+    world.store.can_finish = False
+    world.store.script.append(AppendStatus.CONFLICT)
+    world.step((0, 0, [10]))
+    await settle(world)
+    assert [end.epoch for end in world.store.finished] == [3]
+    assert world.told() == []
     assert ("drop", "s", 3) in world.control.calls
     assert world.publisher.logs == {}
 

@@ -193,7 +193,7 @@ async def test_an_idle_worker_keeps_its_lease(life):
 async def test_a_loop_that_ends_or_a_journal_that_ends_ends_the_process(life):
     await until(life.serving)
 
-    async def broken(items):
+    async def broken(owner, items):
         raise ValueError("the store says something nobody understands")
 
     life.store.append_batch = broken

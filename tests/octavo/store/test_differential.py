@@ -27,6 +27,7 @@ MODEL = st.sampled_from(["m1", "m1", "m2"])
 ROUTER = st.sampled_from([Incarnation("router1"), Incarnation("router2")])
 WORKER = st.sampled_from([Incarnation("worker1"), Incarnation("worker2"), Incarnation("worker3")])
 OPERATION = st.sampled_from(["x", "y", "z"])
+NUMBER = st.sampled_from([1, 1, 2, 3])  # of a migration
 SOME = st.lists(st.integers(0, 1), min_size=1, max_size=3)
 MANY = st.lists(st.integers(0, 1), min_size=16, max_size=16)
 WRITTEN = st.just(None)  # the tokens that are there already
@@ -140,19 +141,27 @@ class Differential(RuleBasedStateMachine):
 
     @rule(items=st.lists(GOOD, min_size=1, max_size=3))
     def append(self, items: list[tuple[str, int, int, int, list[int] | None, FinishReason]]) -> None:
-        self.append_all(items)
+        self.append_all(None, items)
 
-    @rule(items=st.lists(WILD, min_size=1, max_size=3))
-    def append_anything(self, items: list[tuple[str, int, int, int, list[int] | None, FinishReason]]) -> None:
-        self.append_all(items)
+    @rule(owner=st.none() | WORKER, items=st.lists(WILD, min_size=1, max_size=3))
+    def append_anything(
+        self, owner: Incarnation | None, items: list[tuple[str, int, int, int, list[int] | None, FinishReason]]
+    ) -> None:
+        self.append_all(owner, items)
 
-    def append_all(self, items: list[tuple[str, int, int, int, list[int] | None, FinishReason]]) -> None:
+    def append_all(
+        self, owner: Incarnation | None, items: list[tuple[str, int, int, int, list[int] | None, FinishReason]]
+    ) -> None:
+        """None: the owner of the first item's sequence."""
         appends = [self.item(*item) for item in items]
-        replies = self.both("append_batch", appends)
+        first = self.last.get(items[0][0])
+        owner = owner or (first.record.owner if first else Incarnation("worker1"))
+        replies = self.both("append_batch", owner, appends)
         for item, reply in zip(appends, replies, strict=True):
             name = next(name for name, seq_id in self.seq_ids.items() if seq_id == item.seq_id)
             if reply.status in (AppendStatus.OK, AppendStatus.OK_CANCEL):
-                assert item.epoch == self.last[name].record.epoch  # I6
+                record = self.last[name].record
+                assert (item.epoch, owner) == (record.epoch, record.owner)  # I6
 
     def item(
         self, name: str, lag: int, branch: int, offset: int, tokens: list[int] | None, finish: FinishReason
@@ -172,14 +181,18 @@ class Differential(RuleBasedStateMachine):
         branch=st.sampled_from([None, 0, 0, 1]),
         reason=REASON,
         length=st.sampled_from([None, None, 0, 1, 20]),
+        lag=st.none() | LAG,
     )
-    def end(self, name: str, how: str, branch: int | None, reason: FinishReason, length: int | None) -> None:
+    def end(
+        self, name: str, how: str, branch: int | None, reason: FinishReason, length: int | None, lag: int | None
+    ) -> None:
         if how == "cancel":
             self.both("cancel", self.seq_ids[name])
         elif how == "finish":
             score = -0.5 * length if length and length % 2 else None
             delivered = None if branch is None else length
-            self.both("finish", Finish(self.seq_ids[name], reason, branch, delivered, "why not", score))
+            epoch = None if lag is None else self.epoch(name, lag)
+            self.both("finish", Finish(self.seq_ids[name], reason, branch, delivered, "why not", score, epoch))
 
     @rule(name=NAME, router=ROUTER, how=st.sampled_from(["attach", "detach"]))
     def client(self, name: str, router: Incarnation, how: str) -> None:
@@ -189,17 +202,17 @@ class Differential(RuleBasedStateMachine):
         name=NAME,
         lag=LAG,
         how=st.sampled_from(["begin", "commit", "abort"]),
-        mig_id=st.none() | OPERATION,
+        number=st.none() | NUMBER,
         worker=st.none() | WORKER,
         behind=st.sampled_from([0, 0, 0, 1]),
     )
     def migrate(
-        self, name: str, lag: int, how: str, mig_id: str | None, worker: Incarnation | None, behind: int
+        self, name: str, lag: int, how: str, number: int | None, worker: Incarnation | None, behind: int
     ) -> None:
         """None: the migration that is going on, and its target."""
         record = self.last[name].record if name in self.last else None
         target = worker or Incarnation(record.mig_to if record else "worker1")
-        operation = [self.seq_ids[name], self.epoch(name, lag), mig_id or (record.mig_id if record else "") or "x"]
+        operation = [self.seq_ids[name], self.epoch(name, lag), number or (record.mig_number if record else 0) or 1]
         if how == "begin":
             self.both("mig_begin", *operation, target or Incarnation("worker1"))
         elif how == "commit":
@@ -209,11 +222,11 @@ class Differential(RuleBasedStateMachine):
 
     @rule(name=NAME, worker=WORKER, again=st.booleans(), behind=st.sampled_from([0, 0, 0, 1]), late=st.booleans())
     def migrate_through(self, name: str, worker: Incarnation, again: bool, behind: int, late: bool) -> None:
-        self.migrate(name, 0, "begin", "m", worker, 0)
+        self.migrate(name, 0, "begin", 4, worker, 0)
         for _ in range(1 + again):
-            self.migrate(name, 0, "commit", "m", worker, behind)
+            self.migrate(name, 0, "commit", 4, worker, behind)
         if late:
-            self.migrate(name, 0, "abort", "m", worker, 0)
+            self.migrate(name, 0, "abort", 4, worker, 0)
         self.equal()
 
     @rule(

@@ -38,7 +38,7 @@ async def test_killing_the_server_loses_nothing(tmp_path: Path, new: New) -> Non
         killer = asyncio.ensure_future(_after(enough, server.kill))
         with pytest.raises(StoreUnavailable):
             while True:
-                [reply] = await store.append_batch([AppendItem(seq_id, 1, 0, answered, [answered])])
+                [reply] = await store.append_batch(W1, [AppendItem(seq_id, 1, 0, answered, [answered])])
                 assert reply.status in (AppendStatus.OK, AppendStatus.DUP)
                 answered += 1
                 if answered == goal:

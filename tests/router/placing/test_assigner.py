@@ -1,5 +1,7 @@
 """What an assigner makes of each answer of a worker, and which worker gets a sequence that may kill its worker."""
 
+import asyncio
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -9,7 +11,7 @@ from octavo.errors import BadModel, OutOfBlocks, TooLarge
 from octavo.ids import Incarnation, SequenceId
 from octavo.record import AdmissionAnswer, AdmissionOutcome, SequenceState
 from octavo.sampling import FinishReason
-from octavo.store.calls import Finish, Member, QueueLimits, TakeReason
+from octavo.store.calls import Finish, Member, QueueLimits, TakeReason, TakeStatus
 from octavo.store.memory import MemoryState, MemoryStore
 from router.background_tasks import BackgroundTasks
 from router.fleet.kv_index import KvIndex
@@ -132,7 +134,7 @@ async def make_scene(hello):
         await models.add_worker(hello("a"))
         await store.heartbeat(Member("router", Incarnation("router"), b""), 60_000)
         for name in "abc":
-            await store.heartbeat(Member("worker", Incarnation(name), b""), 60_000)
+            await store.heartbeat(Member("worker", Incarnation(name), b""), 300)
         await store.accept(accepted_sequence(), QueueLimits())
         assert len(await store.pop("weights", 1, 60_000)) == 1
         made.append(Scene(store, models, answers))
@@ -161,6 +163,38 @@ async def test_after_a_refusal_the_next_worker_is_asked_at_the_next_epoch(make_s
     assert scene.num_asked() == [1, 1]
     assert [link.pending_dispatches.num_sequences for link in scene.links] == [0, 1]
     assert record.crashes == isinstance(refusal, LinkError)  # the probe found the worker gone
+
+
+async def test_a_worker_that_one_router_does_not_reach_has_not_crashed(make_scene):
+    """It goes on renewing its lease, so the router may only move what it has itself just placed there."""
+    scene = await make_scene(LinkError("broken"), ADMITTED)
+
+    async def renew():
+        while True:
+            await scene.store.heartbeat(Member("worker", Incarnation("a"), b""), 300)
+            await asyncio.sleep(0.03)
+
+    renewing = asyncio.create_task(renew())
+    record = await scene.assign()
+    renewing.cancel()
+    assert (record.owner, record.epoch, record.crashes) == ("b", 2, 0)
+
+
+async def test_a_healthy_worker_keeps_what_a_router_with_a_bad_connection_would_take(make_scene):
+    scene = await make_scene(ADMITTED, ADMITTED)
+    await scene.assign()
+    await scene.store.heartbeat(Member("worker", Incarnation("a"), b""), 60_000)
+    take, replies = scene.store.take_ownership, []
+
+    async def take_soon(request):
+        replies.append(await take(request))
+        return replace(replies[-1], retry_ms=1)
+
+    scene.store.take_ownership = take_soon
+    await scene.assigner.assign_sequence(scene.seq_id, 1, TakeReason.CONNECTION)
+    assert [reply.status for reply in replies] == [TakeStatus.ALIVE, TakeStatus.ALIVE]
+    record = (await scene.store.read(scene.seq_id)).record
+    assert (record.owner, record.epoch, record.crashes) == ("a", 1, 0)
 
 
 async def test_what_no_worker_can_take_now_waits_again(make_scene):

@@ -8,15 +8,17 @@ from octavo.record import NewSequence, SequenceState
 from octavo.sampling import FinishReason
 from octavo.store.calls import AppendItem, AppendStatus, Finish
 
-W2, W3, W4 = (Incarnation(f"worker{i}") for i in (2, 3, 4))
+W1, W2, W3, W4 = (Incarnation(f"worker{i}") for i in (1, 2, 3, 4))
 New = Callable[..., NewSequence]
 
 
 async def test_appends_are_checked_for_epoch_index_and_content(bench: Any, new: New) -> None:
     seq_id, epoch = new().seq_id, await bench.run(new())
 
-    async def append(first: int, tokens: list[int], at: int = epoch, **more: Any) -> tuple[AppendStatus, int]:
-        [reply] = await bench.store.append_batch([AppendItem(seq_id, at, 0, first, tokens, **more)])
+    async def append(
+        first: int, tokens: list[int], at: int = epoch, owner: Incarnation = W1, **more: Any
+    ) -> tuple[AppendStatus, int]:
+        [reply] = await bench.store.append_batch(owner, [AppendItem(seq_id, at, 0, first, tokens, **more)])
         return reply.status, reply.length
 
     assert await append(0, [7, 2**32 - 1]) == (AppendStatus.OK, 2)
@@ -25,6 +27,7 @@ async def test_appends_are_checked_for_epoch_index_and_content(bench: Any, new: 
     assert await append(3, [5]) == (AppendStatus.GAP, 2)
     assert await append(2, [5], epoch + 1) == (AppendStatus.FENCED, 2)
     assert await append(2, [5], epoch - 1) == (AppendStatus.FENCED, 2)
+    assert await append(2, [5], owner=W2) == (AppendStatus.FENCED, 2)  # after a take whose reply was lost
     assert await append(1, [2**32 - 1, 9]) == (AppendStatus.OK, 3)  # what is new of an overlapping chunk
     assert await append(3, [1] * 62) == (AppendStatus.CONFLICT, 3)  # beyond max_tokens
     assert await append(1, [], finish=FinishReason.STOP) == (AppendStatus.CONFLICT, 3)  # an end before the end
@@ -46,8 +49,8 @@ async def test_a_batch_answers_item_by_item(bench: Any, new: New) -> None:
     items.append(AppendItem(new("unknown").seq_id, 1, 0, 0, [1]))
     expected = [AppendStatus.OK] * 17
     expected[3], expected[16] = AppendStatus.FENCED, AppendStatus.GONE
-    assert [reply.status for reply in await bench.store.append_batch(items)] == expected
-    assert await bench.store.append_batch([]) == []
+    assert [reply.status for reply in await bench.store.append_batch(W1, items)] == expected
+    assert await bench.store.append_batch(W1, []) == []
     assert (await bench.store.read(ids["h"], from_indexes=[0, 1])).outputs == ((0, 3), (3,))
 
 
@@ -56,7 +59,7 @@ async def test_a_stop_string_stands_where_it_is_however_far_the_worker_went(benc
     epoch = await bench.run(request)
     for branch in (0, 1):
         item = AppendItem(request.seq_id, epoch, branch, 0, [1, 2, 3], FinishReason.LENGTH, score=-3.0)
-        await bench.store.append_batch([item])
+        await bench.store.append_batch(W1, [item])
     assert await bench.store.finish(Finish(request.seq_id, FinishReason.STOP, branch=0, length=2, score=-2.5))
     assert await bench.store.finish(Finish(request.seq_id, FinishReason.STOP, branch=0, length=2, score=-2.5))
     assert await bench.store.finish(Finish(request.seq_id, FinishReason.LENGTH, branch=1, length=3))
@@ -68,8 +71,8 @@ async def test_a_stop_string_stands_where_it_is_however_far_the_worker_went(benc
 async def test_a_sequence_ends_with_its_last_branch(bench: Any, new: New) -> None:
     request = new(num_branches=3)
     epoch = await bench.run(request)
-    await bench.store.append_batch([AppendItem(request.seq_id, epoch, 0, 0, [1, 2], FinishReason.LENGTH)])
-    await bench.store.append_batch([AppendItem(request.seq_id, epoch, 1, 0, [1, 2, 3])])
+    await bench.store.append_batch(W1, [AppendItem(request.seq_id, epoch, 0, 0, [1, 2], FinishReason.LENGTH)])
+    await bench.store.append_batch(W1, [AppendItem(request.seq_id, epoch, 1, 0, [1, 2, 3])])
     assert await bench.store.finish(Finish(request.seq_id, FinishReason.STOP, branch=1, length=2))
     assert not await bench.store.finish(Finish(request.seq_id, FinishReason.STOP, branch=2, length=1))  # it is empty
     assert not await bench.store.finish(Finish(request.seq_id, FinishReason.STOP, branch=3))  # no such branch
@@ -83,12 +86,23 @@ async def test_a_sequence_ends_with_its_last_branch(bench: Any, new: New) -> Non
     assert not await bench.store.finish(Finish(request.seq_id, FinishReason.STOP, branch=0))
 
 
+async def test_an_end_on_behalf_of_an_owner_is_of_its_epoch(bench: Any, new: New) -> None:
+    seq_id, epoch = new().seq_id, await bench.run(new())
+    await bench.crash(seq_id, epoch, W2)
+    assert not await bench.store.finish(Finish(seq_id, FinishReason.ERROR, failure="{}", epoch=epoch))
+    assert (await bench.store.read(seq_id)).record.state is SequenceState.RUNNING
+    for _ in range(2):  # and a retry is told the same
+        assert await bench.store.finish(Finish(seq_id, FinishReason.ERROR, failure="{}", epoch=epoch + 1))
+    assert not await bench.store.finish(Finish(seq_id, FinishReason.ERROR, failure="{}", epoch=epoch))
+    assert (await bench.store.read(seq_id)).record.state is SequenceState.FAILED
+
+
 async def test_tokens_prove_a_sequence_harmless(bench: Any, new: New) -> None:
     seq_id, epoch = new().seq_id, await bench.run(new())
     for crashes, owner in ((1, W2), (2, W3)):
         assert (await bench.crash(seq_id, epoch + crashes - 1, owner)).crashes == crashes
-    await bench.store.append_batch([AppendItem(seq_id, epoch + 2, 0, 0, [1] * 15)])
+    await bench.store.append_batch(W3, [AppendItem(seq_id, epoch + 2, 0, 0, [1] * 15)])
     assert (await bench.store.read(seq_id)).record.crashes == 2
-    await bench.store.append_batch([AppendItem(seq_id, epoch + 2, 0, 15, [1])])
+    await bench.store.append_batch(W3, [AppendItem(seq_id, epoch + 2, 0, 15, [1])])
     assert (await bench.store.read(seq_id)).record.crashes == 0
     assert (await bench.crash(seq_id, epoch + 2, W4)).crashes == 1

@@ -1,9 +1,11 @@
-"""Who may run a sequence: takes, leases, crashes, restarts of the server, migrations."""
+"""Who may run a sequence: takes, leases, crashes, restarts of the server."""
 
 import asyncio
 import json
 from collections.abc import Callable
 from typing import Any
+
+import pytest
 
 from octavo.errors import PoisonSuspected
 from octavo.ids import Incarnation
@@ -14,7 +16,6 @@ from octavo.store.calls import (
     AppendStatus,
     Finish,
     Member,
-    MigrateStatus,
     QueueLimits,
     TakeReason,
     TakeStatus,
@@ -45,8 +46,45 @@ async def test_a_lease_protects_its_owner(bench: Any, new: New) -> None:
     await bench.advance(1000)
     taken = await bench.take_ownership(seq_id, epoch, W2, "t", TakeReason.LEASE)
     assert (taken.status, taken.epoch, taken.crashes) == (TakeStatus.OK, epoch + 1, 1)
-    [stale] = await bench.store.append_batch([AppendItem(seq_id, epoch, 0, 0, [1])])
+    [stale] = await bench.store.append_batch(W1, [AppendItem(seq_id, epoch, 0, 0, [1])])
     assert stale.status is AppendStatus.FENCED
+
+
+async def test_a_lost_connection_is_evidence_only_beside_a_missed_renewal(bench: Any, new: New) -> None:
+    """One router with a bad connection cannot take sequences from a worker that lives."""
+    seq_id, epoch = new().seq_id, await bench.run(new())
+    for _ in range(3):
+        await bench.store.heartbeat(Member("worker", W1, b"info"), 3000)
+        refused = await bench.take_ownership(seq_id, epoch, W2, "t", TakeReason.CONNECTION)
+        assert (refused.status, refused.retry_ms) == (TakeStatus.ALIVE, 1200)
+        await bench.advance(1199)
+    refused = await bench.take_ownership(seq_id, epoch, W2, "t", TakeReason.CONNECTION)
+    assert (refused.status, refused.epoch, refused.crashes, refused.retry_ms) == (TakeStatus.ALIVE, epoch, 0, 1)
+    await bench.advance(1)
+    assert (await bench.take_ownership(seq_id, epoch, W2, "u", TakeReason.LEASE)).status is TakeStatus.ALIVE
+    taken = await bench.take_ownership(seq_id, epoch, W2, "t", TakeReason.CONNECTION)
+    assert (taken.status, taken.epoch, taken.crashes) == (TakeStatus.OK, epoch + 1, 1)
+
+
+async def test_a_lease_that_has_ended_protects_nobody_however_short_it_was(bench: Any, new: New) -> None:
+    seq_id, epoch = new().seq_id, await bench.run(new())
+    await bench.store.heartbeat(Member("worker", W1, b"info"), 120)
+    await bench.advance(119)
+    assert (await bench.take_ownership(seq_id, epoch, W2, "t", TakeReason.CONNECTION)).status is TakeStatus.ALIVE
+    await bench.advance(1)
+    assert (await bench.take_ownership(seq_id, epoch, W2, "t", TakeReason.CONNECTION)).status is TakeStatus.OK
+
+
+@pytest.mark.parametrize("reason", [TakeReason.LEASE, TakeReason.CONNECTION])
+async def test_a_worker_that_has_left_has_not_crashed(bench: Any, new: New, reason: TakeReason) -> None:
+    seq_id, epoch = new().seq_id, await bench.run(new())
+    await bench.store.heartbeat(Member("worker", W1, b"info"), 3000)
+    await bench.restart()  # not even a freeze is waited for: that the worker has left is no guess
+    assert (await bench.take_ownership(seq_id, epoch, W2, "t", reason)).status is TakeStatus.FROZEN
+    await bench.store.leave(Member("worker", W1, b"info"))
+    for status in (TakeStatus.OK, TakeStatus.SAME):
+        taken = await bench.take_ownership(seq_id, epoch, W2, "t", reason)
+        assert (taken.status, taken.epoch, taken.crashes) == (status, epoch + 1, 0)
 
 
 async def test_refusals_count_no_crash(bench: Any, new: New) -> None:
@@ -97,17 +135,23 @@ async def test_an_innocent_sequence_is_not_blamed_for_a_suspect(bench: Any, new:
     assert (await bench.crash(suspect, epoch + 2, W4)).status is TakeStatus.POISON
 
 
-async def test_take_overs_freeze_after_a_restart(bench: Any, new: New) -> None:
+@pytest.mark.parametrize("lease_ms", [300, 3000, 20_000])
+async def test_take_overs_freeze_after_a_restart_for_the_longest_lease(bench: Any, new: New, lease_ms: int) -> None:
+    """Every member must have had the time to renew its lease."""
     seq_id, epoch = new().seq_id, await bench.run(new())
+    await bench.store.heartbeat(Member("worker", W1, b""), lease_ms)
+    await bench.store.heartbeat(Member("router", ROUTER, b""), lease_ms // 2)
+    await bench.advance(3600_000)  # however long the store was away
     before = bench.store.generation
     await bench.restart()
+    freeze_ms = lease_ms + 1000
     frozen = await bench.take_ownership(seq_id, epoch, W2, "t", TakeReason.CONNECTION)
-    assert (frozen.status, frozen.retry_ms) == (TakeStatus.FROZEN, 3000)
+    assert (frozen.status, frozen.retry_ms) == (TakeStatus.FROZEN, freeze_ms)
     assert bench.store.generation > before
-    await bench.advance(2000)
+    await bench.advance(freeze_ms - 1)
     assert (await bench.store.sweep(10, 10_000)).orphans == []
     assert (await bench.take_ownership(seq_id, epoch, W2, "t", TakeReason.LEASE)).status is TakeStatus.FROZEN
-    await bench.advance(1000)
+    await bench.advance(1)
     assert (await bench.take_ownership(seq_id, epoch, W2, "t", TakeReason.LEASE)).status is TakeStatus.OK
 
 
@@ -123,22 +167,3 @@ async def test_the_cancelled_are_not_run_again(bench: Any, new: New) -> None:
     await bench.store.cancel(seq_id)
     assert (await bench.crash(seq_id, epoch, W2)).status is TakeStatus.CLOSED
     assert (await bench.store.read(seq_id)).record.state is SequenceState.CANCELLED
-
-
-async def test_commit_and_abort_exclude_each_other(bench: Any, new: New) -> None:
-    seq_id, epoch, store = new().seq_id, await bench.run(new()), bench.store
-    await store.append_batch([AppendItem(seq_id, epoch, 0, 0, [1, 2])])
-    assert (await store.mig_begin(seq_id, epoch, "m1", W2)).status is MigrateStatus.OK
-    assert (await store.mig_begin(seq_id, epoch, "m2", W3)).status is MigrateStatus.BUSY
-    assert (await store.mig_commit(seq_id, epoch, "m1", W2, [1])).status is MigrateStatus.GAP
-    assert (await store.mig_abort(seq_id, epoch, "m1")).status is MigrateStatus.ABORTED
-    assert (await store.mig_commit(seq_id, epoch, "m1", W2, [2])).status is MigrateStatus.NO_MIGRATION
-    assert (await store.mig_begin(seq_id, epoch, "m2", W3)).status is MigrateStatus.OK
-    for status in (MigrateStatus.OK, MigrateStatus.SAME):
-        committed = await store.mig_commit(seq_id, epoch, "m2", W3, [2])
-        assert (committed.status, committed.epoch) == (status, epoch + 1)
-    assert (await store.mig_abort(seq_id, epoch, "m2")).status is MigrateStatus.COMMITTED
-    [stale] = await store.append_batch([AppendItem(seq_id, epoch, 0, 2, [3])])
-    assert stale.status is AppendStatus.FENCED  # I8
-    [fresh] = await store.append_batch([AppendItem(seq_id, epoch + 1, 0, 2, [3])])
-    assert fresh.status is AppendStatus.OK
