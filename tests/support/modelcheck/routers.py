@@ -36,8 +36,10 @@ def steps(system: "System", world: World, index: int) -> Iterator[Step]:
     elif world.has("guest") and world.client.router == 1 - index and system.record(world) is not None:
         after, _, wrong = system.perform(world.spend("guest"), ("attach", name))
         yield Step(f"{name}: another client attaches", after.with_router(index, guest=True), False, wrong)
-    if router.task is None:
+    if router.task is None and index < system.configuration.num_routers:
         yield from _find_work(system, world, index)
+    elif router.task is None:
+        return
     elif router.task.stage == "take":
         yield from _take(system, world, index, router.task)
     elif router.task.stage == "fail":
@@ -154,6 +156,8 @@ def _schedule(system: "System", world: World, index: int, task: Task) -> Iterato
     worker = world.workers[task.worker]
 
     def answered(after: World, answer: str) -> World:
+        if answer == "admitted":
+            after = after.with_truth(admitted=max(task.epoch, after.truth.admitted))
         if answer in ("admitted", "stale"):
             return after.with_router(index, task=None)
         return _refused(after, index, task, TakeReason.CONNECTION if answer == "gone" else TakeReason.REFUSED)

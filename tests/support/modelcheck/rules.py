@@ -3,11 +3,12 @@
 from typing import TYPE_CHECKING, Any
 
 from modelcheck.clients import LOST
-from modelcheck.world import World
+from modelcheck.stored import NOW_MS
+from modelcheck.world import LEASE_MS, World, worker_name
 
 from octavo.record import SequenceState
 from octavo.sampling import FinishReason
-from octavo.store.calls import MigrateStatus
+from octavo.store.calls import MigrateStatus, TakeReason
 
 if TYPE_CHECKING:
     from modelcheck.system import Call, System
@@ -59,8 +60,12 @@ def wrong_call(system: "System", before: World, after: World, call: "Call") -> s
     was, now, truth = system.record(before), system.record(after), before.truth
     if was is None or now is None:
         return ""
-    if now.crashes > was.crashes and was.owner not in truth.faulty:
+    runs_on = _owner_runs_on(before, was)
+    if now.crashes > was.crashes and (was.owner not in truth.faulty or (runs_on and _is_fresh(system, before, was.owner))):
         return "a crash was counted of a worker that had not crashed"
+    if runs_on and was.state is SequenceState.RUNNING and was.epoch == truth.admitted and not truth.life:
+        if now.state is SequenceState.QUEUED or (call[0] == "take" and call[-1] is TakeReason.REFUSED and now.epoch > was.epoch):
+            return "a sequence was taken from a worker that had admitted it and runs it"
     if now.cancel > was.cancel or (now.state is SequenceState.CANCELLED and not was.state.ended and not was.cancel):
         router = before.client.router
         if not truth.cancelled and router >= 0 and before.routers[router].state == "up":
@@ -72,11 +77,25 @@ def wrong_call(system: "System", before: World, after: World, call: "Call") -> s
     return ""
 
 
+def _owner_runs_on(world: World, record: Any) -> bool:
+    """Whether the owner goes round, and runs the sequence at the record's epoch."""
+    return any(
+        worker.state == "up" and worker_name(i, worker.number) == record.owner and worker.run is not None
+        and worker.run.epoch == record.epoch
+        for i, worker in enumerate(world.workers)
+    )
+
+
+def _is_fresh(system: "System", world: World, owner: Any) -> bool:
+    """Whether the owner has just renewed its lease."""
+    return system.stores.view(world.store).lease_end(owner) - NOW_MS >= LEASE_MS
+
+
 def _wrong_failure(was: Any, now: Any, truth: Any) -> str:
     what, _, epoch = now.failure.rpartition(" at ")
     if what == "history lost" and not truth.lost:
         return "a request ended with HISTORY_LOST although nothing was lost"
-    if what and int(epoch) != was.epoch:
+    if what and (int(epoch) != was.epoch or was.state is SequenceState.QUEUED):
         return "a request was ended by a process whose epoch had passed"
     return ""
 
@@ -109,6 +128,15 @@ def wrong_world(system: "System", world: World) -> str:
             return "I2: what the client got is no prefix of the journal"
         if record is not None and _num_running(world, record.epoch) > 1:
             return "I5: two workers run the sequence at the record's epoch"
+        if record is not None and record.state is SequenceState.RUNNING and record.epoch == truth.admitted:
+            if any(
+                worker.state == "up" and worker_name(i, worker.number) == record.owner and worker.run is None
+                for i, worker in enumerate(world.workers)
+            ) or any(
+                worker.run and worker.run.epoch < record.epoch and worker_name(i, worker.number) == record.owner
+                for i, worker in enumerate(world.workers)
+            ):
+                return "a worker has admitted a sequence and runs it no more"
     return _wrong_end(system, world, record)
 
 

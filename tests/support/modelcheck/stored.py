@@ -154,7 +154,8 @@ def _moved(value: Any, ms: int, floor: int) -> Any:
     elif kind is list:
         value[:] = [_moved(item, ms, floor) for item in value]
     elif isinstance(value, tuple):
-        return tuple(_moved(item, ms, floor) for item in value)
+        later = tuple(_moved(item, ms, floor) for item in value)
+        return kind._make(later) if hasattr(kind, "_make") else later
     elif names := _names(kind):
         moved = {name: _moved(getattr(value, name), ms, floor) for name in names}
         if kind.__dataclass_params__.frozen:

@@ -68,6 +68,7 @@ class System:
         if c.begins == "running":
             world, _, _ = self.perform(world, ("take", 0, worker_name(0, 0), "first", TakeReason.QUEUED))
             world, _ = workers.admit(self, world, 0, 0, 1, 0, ())
+            world = world.with_truth(admitted=1)
         return world
 
     def steps(self, world: Any) -> Iterator[Step]:
@@ -165,24 +166,24 @@ class System:
             case "take":
                 return call(number, "take_ownership", TakeRequest(SEQ, *args))
             case "append":
-                _owner, epoch, first, tokens, finish = args
-                number, replies = call(number, "append_batch", (AppendItem(SEQ, epoch, 0, first, tokens, finish),))
+                owner, epoch, first, tokens, finish = args
+                number, replies = call(number, "append_batch", owner, (AppendItem(SEQ, epoch, 0, first, tokens, finish),))
                 return number, replies[0]
             case "finish":
-                reason, failure, _epoch = args
-                return call(number, "finish", Finish(SEQ, reason, failure=failure))
+                reason, failure, epoch = args
+                return call(number, "finish", Finish(SEQ, reason, failure=failure, epoch=epoch))
             case "leave" | "heartbeat":
                 member = worker_member(args[0])
                 return call(number, "leave", member) if kind == "leave" else call(number, kind, member, LEASE_MS)
             case "begin":
                 epoch, migration, target = args
-                return call(number, "mig_begin", SEQ, epoch, str(migration), target)
+                return call(number, "mig_begin", SEQ, epoch, migration, target)
             case "commit":
                 epoch, migration, target, length = args
-                return call(number, "mig_commit", SEQ, epoch, str(migration), target, (length,))
+                return call(number, "mig_commit", SEQ, epoch, migration, target, (length,))
             case "abort":
                 epoch, migration = args
-                return call(number, "mig_abort", SEQ, epoch, str(migration))
+                return call(number, "mig_abort", SEQ, epoch, migration)
             case _:  # requeue, cancel, attach, detach
                 return call(number, kind, SEQ, *args)
 

@@ -69,6 +69,7 @@ class Truth(NamedTuple):
     life: int = 0  # failovers
     lost: bool = False  # whether a failover has lost tokens
     cancelled: bool = False  # whether the client has asked for it
+    admitted: int = 0  # the newest epoch of which a router was told that a worker runs it
     verdicts: frozenset[tuple[int, int, str]] = frozenset()  # how migrations (epoch, number) ended, as callers were told
 
 
@@ -139,6 +140,7 @@ class Configuration:
     most_at_once: int = 1  # tokens in one append
     faults: dict[str, int] = field(default_factory=dict)
     late: frozenset[str] = frozenset()  # the kinds of calls that may be late
+    num_routers: int = 2  # that look for work; the client may use both
     begins: str = "running"  # "queued"; "new": the client has yet to call
     client: bool = True  # False: there is none from the start, and the request is kept
     keep: bool = False  # on_disconnect
