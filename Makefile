@@ -1,6 +1,6 @@
 # octavo: `make run` serves a model, `make test` tests everything; both set up what they need in .venv, without root.
 # Variables: PYTHON (which to use), TORCH and TORCH_ARGS (see `install`), ARGS (for run, test and bench), CLIENTS (languages, for test-clients),
-# CMAKE_ARGS.
+# MINUTES (for chaos), CMAKE_ARGS.
 
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
@@ -14,6 +14,7 @@ TORCH ?= torch==2.13.0
 TORCH_ARGS ?=
 ARGS ?=
 CLIENTS ?=
+MINUTES ?= 5
 CMAKE_BUILD_PARALLEL_LEVEL ?= 2
 export CMAKE_BUILD_PARALLEL_LEVEL
 export CMAKE_ARGS
@@ -88,6 +89,10 @@ test-chart: install  ## k8s/: both Helms, Kubernetes' schemas, the Dockerfiles (
 	@$(PIP) -r requirements/chart.txt | $(TERSE)
 	@tools/helm.sh $(BIN)
 	@$(BIN)/python -m pytest tests/k8s $(ARGS)
+
+.PHONY: chaos
+chaos: install  ## real processes in a storm of random faults, in build/chaos (MINUTES=120, ARGS='--streams 60 --seed 7 --kinds router-kill')
+	@PYTHONPATH=tests/support $(BIN)/python tests/chaos/storm_run.py --minutes '$(MINUTES)' $(ARGS)
 
 .PHONY: sim
 sim: install  ## simulate clusters with faults, a seed each (SEEDS=500, or SEEDS=7-7 ARGS=--log for every event of one)

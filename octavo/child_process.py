@@ -18,15 +18,22 @@ class ChildProcess:
 
     `variables` are added to its environment; other users cannot read them. Its output is appended to `log`. It may be
     started again after it has ended. Start it from the main thread: it dies with the thread that starts it.
+    `stop_signal` asks it to end.
     """
 
     def __init__(
-        self, name: str, command: Iterable[str], log: Path, variables: Mapping[str, str] | None = None
+        self,
+        name: str,
+        command: Iterable[str],
+        log: Path,
+        variables: Mapping[str, str] | None = None,
+        stop_signal: signal.Signals = signal.SIGTERM,
     ) -> None:
         self.name = name
         self.log = log
         self._command = list(command)
         self._variables = dict(variables or {})
+        self._stop_signal = stop_signal
         self._process: asyncio.subprocess.Process | None = None
 
     @property
@@ -56,10 +63,10 @@ class ChildProcess:
         return await self._process.wait()
 
     async def stop(self, grace_s: float) -> None:
-        """Sends the process group SIGTERM, and SIGKILL after the grace time. May be called at any time, and again."""
+        """Sends the process group `stop_signal`, and after the grace time SIGKILL. May be called at any time, again."""
         if self._process is None:
             return
-        self._signal(self._process, signal.SIGTERM)
+        self._signal(self._process, self._stop_signal)
         try:
             async with asyncio.timeout(grace_s):
                 await self._process.wait()

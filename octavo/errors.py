@@ -302,6 +302,13 @@ class HistoryLost(ServingError):
     reason = "HISTORY_LOST"
 
 
+class ForeignToken(ServingError):
+    """The resume token was made with another key than the store has now. Attach by request id and next indexes."""
+
+    code = Code.FAILED_PRECONDITION
+    reason = "FOREIGN_TOKEN"
+
+
 class PoisonSuspected(ServingError):
     """Several workers died while running this request; it will not be tried again."""
 

@@ -21,12 +21,25 @@ def run(main: Coroutine[Any, Any, T]) -> T:
     return uvloop.run(main)
 
 
-def stop_event() -> asyncio.Event:
-    """An event that is set when SIGTERM or SIGINT asks the process to end."""
-    stop = asyncio.Event()
-    for name in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(name, stop.set)
-    return stop
+class StopRequest:
+    """What signals ask of the process. SIGTERM asks it to end; a second SIGTERM, or SIGINT, asks it to end at once."""
+
+    def __init__(self) -> None:
+        self.asked = asyncio.Event()  # the process is to end, and has time to give away what it does
+        self.urgent = asyncio.Event()  # it has no more time; `asked` is set, too
+
+    def note_signal(self, number: int) -> None:
+        if self.asked.is_set() or number == signal.SIGINT:
+            self.urgent.set()
+        self.asked.set()
+
+
+def stop_request() -> StopRequest:
+    """What SIGTERM and SIGINT ask of the process from now on. They do not end it by themselves any more."""
+    request = StopRequest()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, request.note_signal, number)
+    return request
 
 
 async def before(stop: asyncio.Event, work: Coroutine[Any, Any, T]) -> T:

@@ -81,6 +81,7 @@ class RouterSettings:
     max_streams: int = option(1024, "calls this router carries at once", low=1)
     lease_ms: int = option(3000, "a router or worker silent for this long is taken for dead", low=100)
     grace_ms: int = option(10_000, "how long a request outlives its last client", low=0)
+    drain_ms: int = option(25_000, "how long clients keep their streams after SIGTERM, before they go elsewhere", low=0)
     max_connection_age_ms: int = option(0, "ends connections of this age, so that load spreads; 0: never", low=0)
     log_format: str = option("human", "one line for people, or JSON", choices=telemetry.FORMATS)
     log_level: str = option("info", "what to log", choices=telemetry.LEVELS)
@@ -187,6 +188,7 @@ class WorkerSettings:
         choices=("strict", "off"),
     )
     lease_ms: int = option(3000, "how long the store believes this worker alive after its last step", low=100)
+    drain_ms: int = option(25_000, "how long it may take to give its sequences to others after SIGTERM", low=0)
     log_format: str = option("human", "one line for people, or JSON", choices=telemetry.FORMATS)
     log_level: str = option("info", "what to log", choices=telemetry.LEVELS)
 

@@ -13,7 +13,7 @@ from octavo.endpoint import parse_listener
 from octavo.errors import StoreUnavailable
 from octavo.ids import Incarnation, new_incarnation
 from octavo.listen_address import why_not_listening
-from octavo.loop import Stopped, before, stop_event
+from octavo.loop import Stopped, StopRequest, before, stop_request
 from octavo.model_aliases import parse_aliases
 from octavo.retry import until_answered
 from octavo.settings import RouterSettings
@@ -26,9 +26,11 @@ from router.attachment_outbox import AttachmentOutbox
 from router.background_tasks import BackgroundTasks, end_tasks, repeat_forever
 from router.fleet.model_registry import ModelRegistry
 from router.fleet.worker_pool import WorkerPool
+from router.health_monitor import INFERENCE, HealthMonitor
 from router.placing.assigner import Assigner
 from router.placing.dispatcher import Dispatcher
 from router.session_registry import SessionRegistry
+from router.streaming.request_deadline import DeadlineMargin
 from router.streaming.request_preparer import RequestPreparer
 from router.streaming.resume_tokens import ResumeTokens
 from router.streaming.server import InferenceService
@@ -37,11 +39,12 @@ from router.streaming.session_opener import SessionOpener
 
 log = logging.getLogger(__name__)
 
-INFERENCE = "octavo.v1.Inference"
 ADMIN = "octavo.v1.Admin"
 STOP_GRACE_S = 2.0
-MIN_ATTACHMENT_INTERVAL_S = 0.25
-HEALTH_INTERVAL_S = 0.25
+GENERATION_INTERVAL_S = 0.1
+RESUME_SECRET = "resume"
+TELLING_S = 0.25  # how long a router that drains still answers new calls, with DRAINING
+ASSIGNING_GRACE_S = 2.5  # as long as a Schedule may take
 
 
 class Router:
@@ -73,7 +76,11 @@ class Router:
         self.dispatcher = Dispatcher(
             store, incarnation, self.pool, self.assigner, self.sessions, self._background, settings.grace_ms
         )
+        self._resume_tokens = ResumeTokens(secret, store.generation)
+        self._generation = store.generation  # the one that the router has prepared itself for
         self.attachments = AttachmentOutbox(store, incarnation, self.sessions)
+        margin = DeadlineMargin()
+        self.sessions.on_lateness = lambda seconds: margin.note_lateness(seconds, self.sessions.now)
         context = SessionContext(
             store,
             incarnation,
@@ -81,14 +88,15 @@ class Router:
             self.pool,
             self.dispatcher,
             self.attachments,
-            ResumeTokens(secret),
-            attachment_interval_s=max(MIN_ATTACHMENT_INTERVAL_S, settings.grace_ms / 3000),
+            self._resume_tokens,
+            margin,
         )
         preparer = RequestPreparer(self.models, incarnation)
         limits = QueueLimits(settings.max_queued_requests, settings.max_queued_tokens)
-        opener = SessionOpener(context, self.models, preparer, limits, settings.max_streams)
+        self._opener = opener = SessionOpener(context, self.models, preparer, limits, settings.max_streams)
         self.inference = InferenceService(opener, store, self.dispatcher, self.models, preparer)
         self.admin = AdminService(store, incarnation, self.pool, self.assigner, preparer)
+        self._may_have_lapsed = False  # whether the last heartbeat was not answered
         self._tasks: list[asyncio.Task[None]] = []
 
     async def start(self) -> None:
@@ -115,26 +123,60 @@ class Router:
         }
         self._member = Member("router", self.incarnation, json.dumps(info).encode())
         await until_answered(self._renew_lease, what="start")
+        health = HealthMonitor(self._store, self.pool, self._public_health, self._admin_health)
         loops = (
             self.sessions.keep_time(),
             self.dispatcher.keep_dispatching(),
             self.attachments.keep_telling(),
             repeat_forever("discovery", self.pool.discover_workers),
             repeat_forever("lease", self._keep_lease),
-            repeat_forever("health", self._report_health),
+            repeat_forever("generation", self._follow_generation),
+            repeat_forever("health", health.report),
         )
         self._tasks = [asyncio.create_task(loop) for loop in loops]
         await self._public_server.start()
         await self._admin_server.start()
         log.info("%s (%s) listens on %s", info["router_id"], self.incarnation, self.endpoint)
 
-    async def stop(self) -> None:
-        """Ends the streams of all clients, which attach elsewhere, and the lease. The workers go on."""
+    async def leave(self, urgent: asyncio.Event) -> None:
+        """Refuses new calls at once. Returns when no call is left, when `drain_ms` have passed, or if `urgent` is set.
+
+        Until then streams go on, and sequences are assigned to workers, as this router may be the only one.
+        """
         self._public_health.shut_down()
         self._admin_health.shut_down()
+        self._opener.refuse_sessions()
+        log.info("draining: no new calls, %d to go", self._opener.num_sessions)
+        waiting = [asyncio.create_task(each) for each in (self._lose_sessions(), urgent.wait())]
+        await asyncio.wait(waiting, timeout=self._settings.drain_ms / 1000, return_when=asyncio.FIRST_COMPLETED)
+        for task in waiting:
+            task.cancel()
+        await asyncio.gather(*waiting, return_exceptions=True)
+
+    async def _lose_sessions(self) -> None:
+        """Returns when no session is open. First probes and callers are told, then connections are: a client that has
+        the address of a balancer connects again, to another router, while its streams here go on.
+        """
+        await asyncio.sleep(TELLING_S)
+        closing = asyncio.create_task(self._public_server.stop(self._settings.drain_ms / 1000))
+        try:
+            await self._opener.wait_until_empty()
+        finally:
+            closing.cancel()
+
+    async def stop(self) -> None:
+        """Ends the streams of all clients, which attach elsewhere, and the lease. The workers go on.
+
+        What this router has begun to assign, it still assigns: no sequence is left with an owner that was not told.
+        """
+        self._public_health.shut_down()
+        self._admin_health.shut_down()
+        if self._opener.num_sessions:
+            log.info("ending %d streams: their clients attach elsewhere", self._opener.num_sessions)
         self.inference.close()
         await self._public_server.stop(STOP_GRACE_S)
         await self._admin_server.stop(0)
+        await self.dispatcher.stop_assigning(ASSIGNING_GRACE_S)
         await end_tasks(self._tasks)
         await self._background.close()
         await self.attachments.close()
@@ -152,23 +194,26 @@ class Router:
                 task.result()
 
     async def _renew_lease(self) -> None:
-        await self._store.heartbeat(self._member, self._settings.lease_ms)
+        """Renews the lease. If it had ended, a sweep may have detached the clients, and all are attached again."""
+        self._may_have_lapsed, was_unanswered = True, self._may_have_lapsed  # the next reply says nothing of this call
+        renewal = await self._store.heartbeat(self._member, self._settings.lease_ms)
+        self._may_have_lapsed = False
+        if renewal.lapsed or was_unanswered:
+            self.attachments.add_all(self.sessions.seq_ids())
 
     async def _keep_lease(self) -> None:
         await self._renew_lease()
         await asyncio.sleep(self._settings.lease_ms / 3000)
 
-    async def _report_health(self) -> None:
-        """A router is healthy while the store answers and at least one worker can be given sequences."""
-        try:
-            await self._store.queue_depth()
-            answers = True
-        except StoreUnavailable:
-            answers = False
-        available = any(link.view().available for link in self.pool.links.values())
-        self._public_health.set_all(answers and available)
-        self._admin_health.set_all(True)
-        await asyncio.sleep(HEALTH_INTERVAL_S)
+    async def _follow_generation(self) -> None:
+        """A new generation of the store may have lost anything: the secret, attachments, and the ends of journals."""
+        await asyncio.sleep(GENERATION_INTERVAL_S)
+        generation = self._store.generation
+        if generation != self._generation:
+            self._resume_tokens.use_key(await self._store.secret(RESUME_SECRET), generation)
+            self.attachments.add_all(self.sessions.seq_ids())
+            self.sessions.poll_records(self.sessions.seq_ids())
+            self._generation = generation
 
 
 class ListenError(Exception):
@@ -196,14 +241,17 @@ def listen(server: grpc.aio.Server, address: str, flag: str) -> str:
 
 
 async def serve(settings: RouterSettings) -> int:
-    """Runs a router until SIGTERM or SIGINT. Returns the exit status of the process."""
-    stop = stop_event()
+    """Runs a router until SIGTERM or SIGINT. Returns the exit status of the process.
+
+    After SIGTERM its streams may go on for `drain_ms`; SIGINT, or a second SIGTERM, ends them at once.
+    """
+    stop = stop_request()
     store = open_store(settings.store)
     try:
-        tokenizer = await before(stop, asyncio.to_thread(given_tokenizer, settings.tokenizer))
-        secret = await before(stop, until_answered(lambda: open_with_secret(store), pause_s=0.5, what="start"))
+        tokenizer = await before(stop.asked, asyncio.to_thread(given_tokenizer, settings.tokenizer))
+        secret = await before(stop.asked, until_answered(lambda: open_with_secret(store), pause_s=0.5, what="start"))
         router = Router(settings, store, secret, new_incarnation(), tokenizer)
-        await before(stop, router.start())
+        await before(stop.asked, router.start())
     except Stopped:
         log.info("asked to end while starting")
         await store.close()
@@ -212,12 +260,20 @@ async def serve(settings: RouterSettings) -> int:
         log.error("%s", error)
         await store.close()
         return 1
+    return await end_when_asked(router, store, stop)
+
+
+async def end_when_asked(router: Router, store: Store, stop: StopRequest) -> int:
+    """Returns the exit status once the router has ended: asked to, or because one of its loops has failed."""
     failed = asyncio.create_task(router.wait_for_failure())
-    stopping = asyncio.create_task(stop.wait())
+    stopping = asyncio.create_task(stop.asked.wait())
     await asyncio.wait([failed, stopping], return_when=asyncio.FIRST_COMPLETED)
+    asked = stop.asked.is_set()
+    if asked:
+        await router.leave(stop.urgent)
     await router.stop()
     await store.close()
-    if failed.done() and not stop.is_set():
+    if failed.done() and not asked:
         log.error("a loop of the router ended: %s", failed.exception())
         return 1
     return 0
@@ -226,4 +282,4 @@ async def serve(settings: RouterSettings) -> int:
 async def open_with_secret(store: Store) -> bytes:
     """Opens the store, and returns the key of resume tokens."""
     await store.open()
-    return await store.secret("resume")
+    return await store.secret(RESUME_SECRET)

@@ -82,12 +82,16 @@ class SessionRegistry:
         self._heard_early: OrderedDict[SequenceId, None] = OrderedDict()
         # The clock of all sessions. It is coarse, and costs less than a clock and a timer per token.
         self.now = time.monotonic()
+        self.on_lateness: Callable[[float], None] | None = None  # told how late the clock was each time, in seconds
 
     async def keep_time(self) -> None:
         """Tells every session the time, for as long as the router lives."""
         while True:
+            due = time.monotonic() + CLOCK_INTERVAL_S
             await asyncio.sleep(CLOCK_INTERVAL_S)
             self.now = time.monotonic()
+            if self.on_lateness is not None:
+                self.on_lateness(self.now - due)
             self._tell(self._all(), lambda session: session.note_time(self.now))
 
     def add(self, session: RegisteredSession) -> None:

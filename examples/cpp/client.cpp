@@ -36,9 +36,9 @@ void connect(const std::string& list) {
     service_config << file.rdbuf();
     grpc::ChannelArguments options;
     options.SetServiceConfigJSON(service_config.str());
-    options.SetInt(GRPC_ARG_KEEPALIVE_TIME_MS, 10'000);  // notices a router that vanished without a word
-    options.SetInt(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, 3'000);
-    options.SetInt("grpc.http2.ping_timeout_ms", 10'000);  // later versions wait this long, and 60 s by default
+    options.SetInt(GRPC_ARG_KEEPALIVE_TIME_MS, 1'000);  // notices within 3 s a router that hangs or vanished
+    options.SetInt(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, 2'000);
+    options.SetInt("grpc.http2.ping_timeout_ms", 2'000);  // later versions wait this long, and 60 s by default
     options.SetInt(GRPC_ARG_HTTP2_MAX_PINGS_WITHOUT_DATA, 0);
     options.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, 100);
     options.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, 1'000);

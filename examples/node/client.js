@@ -18,8 +18,8 @@ const { octavo, grpc: { health } } = grpc.loadPackageDefinition(definition);
 
 const OPTIONS = {
   'grpc.service_config': fs.readFileSync(path.join(CONTRACT, 'service_config.json'), 'utf8'),
-  'grpc.keepalive_time_ms': 10_000, // notices a router that vanished without a word
-  'grpc.keepalive_timeout_ms': 3_000,
+  'grpc.keepalive_time_ms': 1_000, // notices within 3 s a router that hangs or vanished without a word
+  'grpc.keepalive_timeout_ms': 2_000,
   'grpc.initial_reconnect_backoff_ms': 100,
   'grpc.max_reconnect_backoff_ms': 1_000,
 };

@@ -23,9 +23,9 @@ from octavo.v1 import inference_pb2, inference_pb2_grpc, types_pb2
 SERVICE_CONFIG = Path(__file__).resolve().parents[2] / "protos" / "service_config.json"
 OPTIONS = [
     ("grpc.service_config", SERVICE_CONFIG.read_text()),
-    ("grpc.keepalive_time_ms", 10_000),  # notices a router that vanished without a word
-    ("grpc.keepalive_timeout_ms", 3_000),
-    ("grpc.http2.ping_timeout_ms", 10_000),  # or it takes 60 s, whatever keepalive_timeout_ms says
+    ("grpc.keepalive_time_ms", 1_000),  # notices within 3 s a router that hangs or vanished without a word
+    ("grpc.keepalive_timeout_ms", 2_000),
+    ("grpc.http2.ping_timeout_ms", 2_000),  # or it takes 60 s, whatever keepalive_timeout_ms says
     ("grpc.http2.max_pings_without_data", 0),
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 1_000),

@@ -87,6 +87,11 @@ class CacheWatchers:
     def close_watcher(self, watcher: CacheWatcher) -> None:
         self._watchers.discard(watcher)
 
+    def wake_all(self) -> None:
+        """Has every Watch stream send a message now: its load report has changed."""
+        for watcher in self._watchers:
+            watcher.wake.set()
+
     def publish_events(self, events: Sequence[CacheEvent], digest: int) -> None:
         """Hands over events in the order they happened; `digest` is of the cache after them."""
         self._event_seq += len(events)

@@ -161,6 +161,24 @@ class EngineClient:
             self.engine.post_command(lambda scheduler: scheduler.swap(seq_id, epoch, operation))
         )
 
+    async def drop_cheapest(self, max_sequences: int, max_tokens: int) -> list[Sequence]:
+        """Stops the sequences that another worker replays with the least work. The caller gives them up in the store.
+
+        At most `max_sequences` with `max_tokens` together, but one at least. Raises Draining if the engine has ended.
+        """
+
+        def command(scheduler: Scheduler) -> list[Sequence]:
+            dropped, num_tokens = list[Sequence](), 0
+            for sequence in sorted(self._workload.sequences.values(), key=replay_cost):
+                num_tokens += replay_cost(sequence)[1]
+                if len(dropped) >= max_sequences or (dropped and num_tokens > max_tokens):
+                    break
+                scheduler.drop(sequence)
+                dropped.append(sequence)
+            return dropped
+
+        return await asyncio.wrap_future(self.engine.post_command(command))
+
     # What routers ask of the loop
 
     def grant_steps(self, subscription: StepSubscription, steps: int) -> None:
@@ -246,6 +264,15 @@ class EngineClient:
 
         await asyncio.wrap_future(self.engine.post_command(command))
         return await begun
+
+
+def replay_cost(sequence: Sequence) -> tuple[bool, int]:
+    """What it costs that another worker runs the sequence: whether work is thrown away, and the tokens to compute.
+
+    A sequence that waits here loses nothing, and cannot go on here.
+    """
+    num_output = sum(branch.num_output for branch in sequence.branches)
+    return any(branch.num_computed for branch in sequence.branches), len(sequence.prompt) + num_output
 
 
 def log_failure(future: Future[Any]) -> None:

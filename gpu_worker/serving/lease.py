@@ -6,7 +6,9 @@ ends: the one that starts, if the other one renews its lease; the other one, if 
 
 import asyncio
 import logging
+import math
 import time
+from dataclasses import replace
 
 from octavo.errors import StoreUnavailable
 from octavo.retry import until_answered
@@ -58,9 +60,14 @@ class Lease:
         self._next_renewal = 0.0  # the engine's thread alone uses it
         self._renewing: asyncio.Task[None] | None = None
         self._ended = False
-        self.begun = False  # the store knows this worker
+        self._renewed_at = -math.inf
         self.lost = asyncio.Event()  # another worker has got the id
         self.loss: WorkerIdTaken | None = None  # says which one, once `lost` is set
+
+    @property
+    def runs(self) -> bool:
+        """Whether the store has renewed the lease within its last duration, so that no other process sees its end."""
+        return time.monotonic() - self._renewed_at < self._lease_ms / 1000
 
     def beat(self) -> None:
         """Renews the lease if a third of its time has passed. The engine calls this after each step and idle round."""
@@ -74,16 +81,22 @@ class Lease:
             self._renewing = asyncio.create_task(self._renew())
 
     async def _renew(self) -> None:
+        asked_at = time.monotonic()
         try:
             renewal = await self._store.heartbeat(self._member, self._lease_ms)
         except StoreUnavailable as error:
             log.warning("lease not renewed: %s", error)
             return
         if renewal.holder is None:
-            self.begun = True
+            self._renewed_at = asked_at
         else:
             self._ended, self.loss = True, WorkerIdTaken(self._member, renewal.holder)
             self.lost.set()
+
+    def describe(self, info: bytes) -> None:
+        """Changes what other processes read of this worker in the store, and tells the store soon."""
+        self._member = replace(self._member, info=info)
+        self._start_renewal()
 
     async def end(self) -> None:
         """Ends the lease after a renewal under way, which would otherwise make the worker look alive again."""

@@ -52,7 +52,7 @@ def step_to_wire(message: StepMessage, incarnation: Incarnation) -> worker_pb2.S
 
 
 def watch_to_wire(
-    incarnation: Incarnation, report: LoadReport, batch: CacheEventBatch, *, stopping: bool
+    incarnation: Incarnation, report: LoadReport, batch: CacheEventBatch, *, draining: bool
 ) -> worker_pb2.WatchResponse:
     return worker_pb2.WatchResponse(
         incarnation=incarnation,
@@ -60,7 +60,7 @@ def watch_to_wire(
         digest=batch.digest,
         snapshot=None if batch.snapshot is None else worker_pb2.KvSnapshot(device_hashes=batch.snapshot),
         events=[event_to_wire(event) for event in batch.events],
-        load=load_to_wire(report, stopping=stopping),
+        load=load_to_wire(report, draining=draining),
     )
 
 
@@ -70,7 +70,7 @@ def event_to_wire(event: CacheEvent) -> worker_pb2.KvEvent:
     return worker_pb2.KvEvent(removed=event.hashes)
 
 
-def load_to_wire(report: LoadReport, *, stopping: bool) -> worker_pb2.Load:
+def load_to_wire(report: LoadReport, *, draining: bool) -> worker_pb2.Load:
     load = report.load
     return worker_pb2.Load(
         num_running=load.num_running,
@@ -82,7 +82,7 @@ def load_to_wire(report: LoadReport, *, stopping: bool) -> worker_pb2.Load:
         num_prefill_tokens=load.num_prefill_tokens,
         step_ms=report.step_s * 1000,
         num_steps=report.num_steps,
-        draining=stopping,
+        draining=draining,
         num_sequences=load.num_sequences,
         prefill_tokens_per_s=report.prefill_tokens_per_s,
         num_free_host_blocks=load.num_free_host_blocks,

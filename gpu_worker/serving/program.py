@@ -15,7 +15,7 @@ from gpu_worker.serving.listener import Listener
 from gpu_worker.serving.worker import Worker, member_of
 from octavo.errors import ServingError
 from octavo.listen_address import why_not_listening
-from octavo.loop import Stopped, before, stop_event
+from octavo.loop import Stopped, before, stop_request
 from octavo.retry import until_answered
 from octavo.settings import WorkerSettings
 from octavo.store import open_store
@@ -30,10 +30,12 @@ STORE_PAUSE_S = 0.5
 async def serve(settings: WorkerSettings) -> int:
     """Runs a worker until SIGTERM or SIGINT, or until another worker has its id. Returns the process's exit status.
 
+    On SIGTERM its sequences go to other workers, little by little; on SIGINT, or a second SIGTERM, all at once.
+
     It does not return where a thread is still at work: the process then ends at once, with status 0 or 1 while the
     model loads, and with that of `give_up` when a step hangs.
     """
-    stop = stop_event()
+    stop = stop_request()
     try:
         listener = Listener(settings)
         await listener.open()
@@ -45,7 +47,7 @@ async def serve(settings: WorkerSettings) -> int:
         return 1
     store = open_store(settings.store)
     try:
-        runner = await before(stop, load_and_register(settings, listener, store))
+        runner = await before(stop.asked, load_and_register(settings, listener, store))
     except (Stopped, WorkerIdTaken) as error:
         asked = isinstance(error, Stopped)
         log.log(logging.INFO if asked else logging.ERROR, "%s", "asked to end while starting" if asked else error)
@@ -62,10 +64,11 @@ async def serve(settings: WorkerSettings) -> int:
     worker = Worker(settings, listener, store, runner)
     try:
         worker.start()
-        await before(stop, worker.lease.lost.wait())
+        await before(stop.asked, worker.lease.lost.wait())
         log.error("%s", worker.lease.loss)
         return 1
     except Stopped:
+        await worker.leave(stop.urgent)
         return 0
     finally:
         await end_worker(worker, store, runner)

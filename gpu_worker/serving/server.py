@@ -2,10 +2,11 @@
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from typing import TYPE_CHECKING, NoReturn
 
 from gpu_worker.serving.cache_watchers import CacheEventBatch
+from gpu_worker.serving.drain import WorkerDrain
 from gpu_worker.serving.engine_client import EngineClient
 from gpu_worker.serving.messages import SWAP_OPERATIONS, hello_to_wire, watch_to_wire
 from gpu_worker.serving.step_handler import StepHandler
@@ -24,6 +25,8 @@ SERVICES = ("octavo.internal.v1.Worker", "octavo.internal.v1.Transfer")
 DEFAULT_WATCH_MS = 500
 MIN_WATCH_MS = 10
 LOADING_RETRY_MS = 1000
+DEFAULT_DRAIN_MS = 60_000
+DRAIN_PROGRESS_S = 0.25  # how often a caller of Drain is told how many sequences are left
 NO_TRANSFER = "Transfer comes with live migration; until then a sequence moves by take and replay"
 
 
@@ -34,27 +37,34 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
         self.worker_id = worker_id
         self._incarnation = incarnation
         self._served: EngineClient | None = None
-        self.stopping = False
+        self._drain: WorkerDrain | None = None
+        self.draining = False  # new sequences are refused
 
-    def serve_engine(self, engine_client: EngineClient) -> None:
-        """Lets this engine answer calls from now on: its model is loaded, and the store has answered."""
-        self._served = engine_client
+    def serve_engine(self, engine_client: EngineClient, drain: WorkerDrain | None = None) -> None:
+        """Lets this engine answer calls from now on: its model is loaded, and the store has answered.
+
+        Without a `drain`, calls of Drain are answered Loading.
+        """
+        self._served, self._drain = engine_client, drain
 
     @property
     def _engine_client(self) -> EngineClient:
         """Raises Loading while there is no engine."""
         if self._served is None:
-            starting = f"worker {self.worker_id} has not started yet: it loads its model or waits for the store"
-            raise Loading(starting, retry_after_ms=LOADING_RETRY_MS)
+            raise self._loading()
         return self._served
+
+    def _loading(self) -> Loading:
+        starting = f"worker {self.worker_id} has not started yet: it loads its model or waits for the store"
+        return Loading(starting, retry_after_ms=LOADING_RETRY_MS)
 
     async def Hello(self, request: worker_pb2.HelloRequest, context: "Context") -> worker_pb2.HelloResponse:
         return hello_to_wire(self.worker_id, self._incarnation, self._engine_client)
 
     async def Schedule(self, request: worker_pb2.ScheduleRequest, context: "Context") -> worker_pb2.ScheduleResponse:
         check_batch_size("admissions", len(request.admissions))
-        if self.stopping:
-            raise Draining(f"worker {self.worker_id} is stopping: place elsewhere")
+        if self.draining:
+            raise Draining(f"worker {self.worker_id} drains: place elsewhere")
         engine_client, router_id = self._engine_client, request.router_id
         results = await asyncio.gather(
             *(admission_result(engine_client, item, router_id) for item in request.admissions)
@@ -94,12 +104,28 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
             engine_client.watchers.close_watcher(watcher)
 
     def _watch_response(self, batch: CacheEventBatch) -> worker_pb2.WatchResponse:
-        return watch_to_wire(self._incarnation, self._engine_client.report, batch, stopping=self.stopping)
+        return watch_to_wire(self._incarnation, self._engine_client.report, batch, draining=self.draining)
 
-    async def Drain(self, request: worker_pb2.DrainRequest, context: "Context") -> NoReturn:
-        raise Unimplemented(
-            "Drain comes with live migration; stop a worker with SIGTERM, and others replay what it ran"
-        )
+    async def Drain(
+        self, request: worker_pb2.DrainRequest, context: "Context"
+    ) -> AsyncIterator[worker_pb2.DrainResponse]:
+        if self._drain is None:
+            raise self._loading()
+        if not request.grace_ms <= limits.MAX_DRAIN_MS:
+            raise InvalidArgument("grace_ms", f"{request.grace_ms} is more than {limits.MAX_DRAIN_MS}")
+        drain, released_before = self._drain, self._drain.num_released
+        if request.undo:
+            drain.undo()
+        else:
+            drain.begin((request.grace_ms or DEFAULT_DRAIN_MS) / 1000)
+        while True:
+            done = request.undo or drain.done
+            yield worker_pb2.DrainResponse(num_left=drain.num_left, num_released=drain.num_released - released_before)
+            if done:
+                return
+            with suppress(TimeoutError):
+                async with asyncio.timeout(DRAIN_PROGRESS_S):
+                    await drain.wait_until_done()
 
 
 class TransferService(transfer_pb2_grpc.TransferServicer):

@@ -145,6 +145,12 @@ class StepPublisher:
         if self.logs.get(sequence_log.seq_id) is sequence_log:
             del self.logs[sequence_log.seq_id]
 
+    def release_log(self, sequence_log: SequenceLog) -> None:
+        """Forgets the log of a sequence that this worker has given up. Followers are told that it is not here."""
+        for subscription in sequence_log.followers:
+            subscription.queue_message(StepMessage(0, unknown=[sequence_log.seq_id]))
+        self.forget_log(sequence_log)
+
     def forget_before(self, seq_id: SequenceId, epoch: int) -> None:
         """Forgets the log of the sequence if the log is of an epoch below `epoch`."""
         sequence_log = self.logs.get(seq_id)

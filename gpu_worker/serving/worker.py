@@ -5,17 +5,19 @@ import json
 import logging
 import os
 import time
+from dataclasses import replace
 from functools import partial
 
 from gpu_worker.blocks.cost_model import CostModel
 from gpu_worker.engine.configuration import scheduler_config
-from gpu_worker.engine.engine import IDLE_ROUND_S, Engine
+from gpu_worker.engine.engine import IDLE_ROUND_S, STOP_TIMEOUT_S, Engine
 from gpu_worker.engine.step_times import StepTimes
 from gpu_worker.scheduling.scheduler import Scheduler
 from gpu_worker.scheduling.step import Runner, StepDeltas
 from gpu_worker.scheduling.step_budget import StepBudget
 from gpu_worker.scheduling.workload import Workload
 from gpu_worker.serving import progress_monitor
+from gpu_worker.serving.drain import WorkerDrain, describe_worker
 from gpu_worker.serving.engine_client import EngineClient
 from gpu_worker.serving.journal_writer import JournalWriter
 from gpu_worker.serving.lease import Lease
@@ -31,7 +33,8 @@ from octavo.store.calls import Member
 log = logging.getLogger(__name__)
 
 REFRESH_EVERY_S = 0.05  # how often load and cache events are brought from a busy engine to the event loop
-FLUSH_TIMEOUT_S = 3.0  # how long a worker that stops waits for the store to accept what has been computed
+MAX_END_S = 5.0  # of the time that leaving may take: kept for the step in flight, the journal and the last releases
+END_SHARE = 0.25  # the same as a share, where leaving may take less
 
 
 class Worker:
@@ -51,8 +54,14 @@ class Worker:
         policy = AppendPolicy(settings.append_tokens, settings.append_delay_ms / 1000, settings.append_branches)
         journal = store if settings.journal == "strict" else None
         self.journal_writer = JournalWriter(journal, listener.incarnation, self.publisher, self.engine_client, policy)
-        self.lease = Lease(store, member_of(listener), settings.lease_ms)
+        self.step_timeout_s = STOP_TIMEOUT_S  # how long `stop` waits for the step in flight
+        self._leave_s = settings.drain_ms / 1000
+        self._draining = False
+        self.lease = Lease(store, replace(member_of(listener), info=self._description()), settings.lease_ms)
         self.monitor = ProgressMonitor(self.engine, self.lease, listener.health, lease_s)
+        self.drain = WorkerDrain(
+            store, listener.incarnation, self.engine_client, self.journal_writer, self._note_draining
+        )
         self.reconciler = Reconciler(store, listener.incarnation, self.engine_client.runs)
         self._journalling: asyncio.Task[None] | None = None
         self._reconciling: asyncio.Task[None] | None = None
@@ -70,27 +79,50 @@ class Worker:
         self._monitoring = asyncio.create_task(self.monitor.run())
         self._monitoring.add_done_callback(partial(give_up_at_end, "the watch over progress"))
         self.engine.start()
-        self.listener.service.serve_engine(self.engine_client)
+        self.listener.service.serve_engine(self.engine_client, self.drain)
+
+    async def leave(self, urgent: asyncio.Event) -> None:
+        """Refuses new sequences at once, and gives away those that are here while `stop` still has time, or until
+        `urgent` is set.
+        """
+        self.listener.health.shut_down()
+        end_s = min(MAX_END_S, END_SHARE * self._leave_s)
+        self.step_timeout_s = min(self.step_timeout_s, end_s)
+        self.drain.begin(self._leave_s - end_s)
+        waiting = [asyncio.create_task(each) for each in (self.drain.wait_until_done(), urgent.wait())]
+        await asyncio.wait(waiting, timeout=self._leave_s - end_s, return_when=asyncio.FIRST_COMPLETED)
+        for task in waiting:
+            task.cancel()
 
     async def stop(self) -> bool:
-        """Admits no more sequences, journals what has been computed, and leaves the sequences to other workers.
+        """Refuses new sequences, journals what has been computed, and releases all that is left to other workers.
 
         False if the step in flight still runs: its runner must not be closed then.
         """
-        self.listener.service.stopping = True
         self.listener.health.shut_down()
+        self.listener.service.draining = True
         cancel_task(self._monitoring)  # before the engine ends: its silence is no hang from here on
         cancel_task(self._reconciling)
-        loop_ended = await asyncio.to_thread(self.engine.stop)
-        try:
-            await asyncio.wait_for(self.journal_writer.wait_until_flushed(), FLUSH_TIMEOUT_S)
-        except TimeoutError:
-            log.warning("the store is away: the last tokens were not journalled, and will be computed again elsewhere")
+        loop_ended = await asyncio.to_thread(self.engine.stop, self.step_timeout_s)
+        await self.drain.stop()
+        await self.drain.release_rest()
         cancel_task(self._journalling)
         self.publisher.end_subscriptions()
         await self.lease.end()
         await self.listener.close()
         return loop_ended
+
+    def _description(self) -> bytes:
+        info = self.workload.info
+        base = json.loads(member_of(self.listener).info)
+        return describe_worker(base, info.fingerprint, info.layout, draining=self._draining)
+
+    def _note_draining(self, draining: bool) -> None:
+        """Tells callers, routers, probes and the store that this worker drains, or does not any more."""
+        self._draining = self.listener.service.draining = draining
+        self.monitor.set_draining(draining)
+        self.engine_client.watchers.wake_all()
+        self.lease.describe(self._description())
 
     # On the engine's thread
 

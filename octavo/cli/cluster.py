@@ -1,6 +1,7 @@
 """The processes that `octavo up` runs: their ports, their settings, and how to tell that they serve."""
 
 import os
+import signal
 import socket
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
@@ -129,7 +130,9 @@ class Cluster:
     ) -> SupervisedProcess:
         command = program_command(module, arguments_of(settings))
         environment = {**environment, **environment_of(settings)}
-        return SupervisedProcess(ChildProcess(name, command, self._logs / f"{name}.log", environment), ready)
+        # All processes end together, so nothing is given to others first: SIGINT ends a router or a worker at once.
+        child = ChildProcess(name, command, self._logs / f"{name}.log", environment, stop_signal=signal.SIGINT)
+        return SupervisedProcess(child, ready)
 
 
 def serving(endpoint: str) -> ReadyCheck:

@@ -1,4 +1,4 @@
-"""The command line: `octavo up | router | worker | generate | chat | status | doctor | completion`.
+"""The command line: `octavo up | router | worker | generate | chat | status | drain | doctor | completion`.
 
 Exit codes: 0 done; 1 failed; 2 wrong arguments, or a request refused with INVALID_ARGUMENT; 130 interrupted.
 """
@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 from importlib import metadata
 
-from octavo.cli import chat, completion, doctor, generate, output, programs, status, up
+from octavo.cli import chat, completion, doctor, drain, generate, output, programs, status, up
 from octavo.cli.command_error import CommandError
 from octavo.cli.output import print_error
 from octavo.command_parser import CommandParser
@@ -16,7 +16,7 @@ from octavo.errors import InvalidArgument, ServingError
 from octavo.options import SettingsError, closest
 
 INTERRUPTED = 130
-COMMANDS = (up, programs, generate, chat, status, doctor, completion)
+COMMANDS = (up, programs, generate, chat, status, drain, doctor, completion)
 
 
 def parser() -> CommandParser:

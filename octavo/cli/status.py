@@ -2,10 +2,11 @@
 
 import argparse
 import asyncio
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from octavo import rpc
 from octavo.cli import connection, deployment, output
@@ -16,6 +17,7 @@ from octavo.store import open_store
 from octavo.v1 import admin_pb2, admin_pb2_grpc
 
 STORE_TIMEOUT_S = 2.0
+INFERENCE = "octavo.v1.Inference"
 
 
 def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -49,23 +51,32 @@ def run(args: argparse.Namespace) -> int:
 
 async def collect(routers: list[RouterState], state: ClusterState | None, timeout_s: float) -> dict[str, Any]:
     """The status of all routers, their workers and the store. Those that do not answer are shown as not serving."""
-    answers = await asyncio.gather(*(_list_workers(router.admin_endpoint, timeout_s) for router in routers))
+    answers = await asyncio.gather(*(_ask(router.admin_endpoint, timeout_s) for router in routers))
     store = await _store(state) if state else None
     return {
         "up": {"pid": state.pid, "ready": state.ready, "model": state.model, "state_dir": state.state_dir}
         if state
         else None,
         "routers": [_router(known, answer) for known, answer in zip(routers, answers, strict=True)],
-        "workers": _workers(state, [answer for answer in answers if not isinstance(answer, str)]),
+        "workers": _workers(state, [answer.workers for answer in answers if not isinstance(answer, str)]),
         "store": store,
     }
 
 
-async def _list_workers(endpoint: str, timeout_s: float) -> admin_pb2.ListWorkersResponse | str:
+@dataclass(frozen=True, slots=True)
+class RouterAnswer:
+    """What a router says at its Admin listener: its workers, and whether it would serve a new request."""
+
+    workers: admin_pb2.ListWorkersResponse
+    serving: bool
+
+
+async def _ask(endpoint: str, timeout_s: float) -> RouterAnswer | str:
     """What the router answers, or why it does not, and what to do."""
     async with rpc.channel(endpoint) as channel:
         try:
-            reply: admin_pb2.ListWorkersResponse = await admin_pb2_grpc.AdminStub(channel).ListWorkers(
+            serving = await _serves(channel, timeout_s)
+            workers = await admin_pb2_grpc.AdminStub(channel).ListWorkers(
                 admin_pb2.ListWorkersRequest(), timeout=timeout_s, wait_for_ready=True
             )
         except grpc.aio.AioRpcError as error:
@@ -74,7 +85,19 @@ async def _list_workers(endpoint: str, timeout_s: float) -> admin_pb2.ListWorker
             if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
                 return f"no answer within {timeout_s:g} s: correct --admin-endpoint, or wait longer with --timeout"
             return error.details() or error.code().name
-    return reply
+    return RouterAnswer(workers, serving)
+
+
+async def _serves(channel: grpc.aio.Channel, timeout_s: float) -> bool:
+    """What the router's health says of new requests. A router of an older version does not say it here: True."""
+    request = health_pb2.HealthCheckRequest(service=INFERENCE)
+    try:
+        reply = await health_pb2_grpc.HealthStub(channel).Check(request, timeout=timeout_s, wait_for_ready=True)
+    except grpc.aio.AioRpcError as error:
+        if error.code() is grpc.StatusCode.NOT_FOUND:
+            return True
+        raise
+    return bool(reply.status == health_pb2.HealthCheckResponse.SERVING)
 
 
 async def _store(state: ClusterState) -> dict[str, Any]:
@@ -82,25 +105,29 @@ async def _store(state: ClusterState) -> dict[str, Any]:
     try:
         await asyncio.wait_for(store.open(), STORE_TIMEOUT_S)
         depth = await asyncio.wait_for(store.queue_depth(), STORE_TIMEOUT_S)
-        found: dict[str, Any] = {"serving": True, **asdict(depth)}
-    except (StoreUnavailable, TimeoutError):
-        found = {"serving": False}
+        serving = await asyncio.wait_for(store.accepting(), STORE_TIMEOUT_S)
+        trouble = "" if serving else "it is full, and takes no new requests: see --store-memory-bytes"
+        found: dict[str, Any] = {"serving": serving, "trouble": trouble, **asdict(depth)}
+    except TimeoutError:
+        found = {"serving": False, "trouble": f"no answer within {STORE_TIMEOUT_S:g} s"}
+    except StoreUnavailable as error:
+        found = {"serving": False, "trouble": error.message}
     finally:
         await store.close()
     return {**asdict(state.store), "url": masked(state.store.url), **found}
 
 
-def _router(known: RouterState, answer: admin_pb2.ListWorkersResponse | str) -> dict[str, Any]:
+def _router(known: RouterState, answer: RouterAnswer | str) -> dict[str, Any]:
     found = asdict(known)
     if isinstance(answer, str):
         return {**found, "incarnation": "", "serving": False, "num_queued": 0, "error": answer}
-    incarnation = answer.router_id
+    incarnation = answer.workers.router_id
     return {
         **found,
         "router_id": known.router_id or incarnation,
         "incarnation": incarnation,
-        "serving": True,
-        "num_queued": answer.num_queued,
+        "serving": answer.serving,
+        "num_queued": answer.workers.num_queued,
         "error": "",
     }
 
@@ -184,10 +211,13 @@ def _text(status: dict[str, Any]) -> str:
     if status["store"]:
         store = status["store"]
         parts.append(
-            output.table(["store", "pid", "serving"], [[store["url"], store["pid"] or "-", _yes(store["serving"])]])
+            output.table(
+                ["store", "pid", "serving"],
+                [[store["url"], store["pid"] or "-", _yes(store["serving"], store["trouble"])]],
+            )
         )
     return "\n\n".join(parts)
 
 
-def _yes(flag: bool) -> str:
-    return "yes" if flag else "no"
+def _yes(flag: bool, why_not: str = "") -> str:
+    return "yes" if flag else ": ".join(filter(None, ["no", why_not]))

@@ -88,11 +88,14 @@ class _UpProcess:
         self._supervisor = Supervisor(self._say, self._write_state, restart=wanted.up.restart)
 
     async def run(self) -> int:
-        """Runs until a signal asks it to end, or until an error. The exit code after a signal is 0."""
-        asked = asyncio.Event()
+        """Runs until a signal asks it to end, or until an error. The exit code after a signal is 0.
+
+        A second signal kills what has not ended yet.
+        """
+        asked, urgent = asyncio.Event(), asyncio.Event()
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            loop.add_signal_handler(number, asked.set)
+            loop.add_signal_handler(number, lambda: (urgent if asked.is_set() else asked).set())
         serving = asyncio.create_task(self._serve())
         ending = asyncio.create_task(asked.wait())
         try:
@@ -104,9 +107,23 @@ class _UpProcess:
             serving.cancel()
             ending.cancel()
             await asyncio.gather(serving, ending, return_exceptions=True)
-            self._say("ending")
-            await self._supervisor.stop(GRACE_S)
+            self._say("ending; a second Ctrl-C ends at once")
+            asked.set()
+            await self._end(urgent)
             state.remove(self._settings.state_dir)
+
+    async def _end(self, urgent: asyncio.Event) -> None:
+        """Ends all processes: within GRACE_S each, or at once when `urgent` is set."""
+        stopping = asyncio.create_task(self._supervisor.stop(GRACE_S))
+        killing = asyncio.create_task(urgent.wait())
+        await asyncio.wait([stopping, killing], return_when=asyncio.FIRST_COMPLETED)
+        killing.cancel()
+        if not stopping.done():
+            stopping.cancel()
+            await asyncio.gather(stopping, return_exceptions=True)
+            await self._supervisor.stop(0.0)
+        else:
+            stopping.result()
 
     async def _serve(self) -> None:
         up = self._settings.up

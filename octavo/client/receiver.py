@@ -53,10 +53,21 @@ class StreamReceiver:
         self._caught_up = not self._delivered
 
     def resume(self) -> None:
-        """Begins a connection that starts after the event with `resume_token`."""
+        """Begins a connection that starts after the event with `resume_token`, or at `next_indexes`."""
         self._received = {branch: replace(place) for branch, place in self._delivered.items()}
         self._last_token = self.resume_token
         self._caught_up = True
+
+    def next_indexes(self) -> list[int] | None:
+        """The next index of each branch, to attach without a token. None if the caller began with a token."""
+        if self.starts is None:
+            return None
+        count = max(len(self.starts), *(branch + 1 for branch in self._delivered), 0)
+        places = [self._delivered.get(branch) for branch in range(count)]
+        return [
+            place.index if place else (self.starts[branch] if branch < len(self.starts) else 0)
+            for branch, place in enumerate(places)
+        ]
 
     def accept(self, event: Event) -> Event | None:
         """The new part of `event`; None if nothing in it is new. Raises BrokenStreamError on a gap."""
@@ -122,12 +133,13 @@ class StreamReceiver:
         if event.prompt_logprobs and first_position > self._next_prompt_position:
             raise BrokenStreamError(f"the prompt: expected position {self._next_prompt_position}, got {first_position}")
         prompt_logprobs = event.prompt_logprobs[self._next_prompt_position - first_position :]
-        finish = FinishReason.NONE if event.branch in self._finished_branches else event.finish_reason
+        ended = event.branch in self._finished_branches  # then its last text has no tokens, and may come again
+        finish = FinishReason.NONE if ended else event.finish_reason
         return replace(
             event,
             first_index=delivered.index,
             token_ids=event.token_ids[skip:],
-            text=event.text[delivered.chars - received.chars :],
+            text="" if ended else event.text[delivered.chars - received.chars :],
             logprobs=event.logprobs[skip:],
             prompt_logprobs=prompt_logprobs,
             first_prompt_position=self._next_prompt_position if prompt_logprobs else 0,

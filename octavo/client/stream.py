@@ -39,6 +39,7 @@ class AsyncStream(AsyncIterator[Event]):
         self._endpoint = endpoints.first()
         self._broken = False
         self._past_deadline = False
+        self._refused_token = b""  # the store has another key by now
         self._events = self._run()
 
     async def __anext__(self) -> Event:
@@ -100,7 +101,7 @@ class AsyncStream(AsyncIterator[Event]):
         timeout = self._remaining_s()
         if self._receiver.resume_token:
             self._receiver.resume()
-            call = stub.Attach(attach(resume_token=self._receiver.resume_token), timeout=timeout)
+            call = stub.Attach(self._place(), timeout=timeout)
         else:
             self._receiver.restart()
             if isinstance(self._opening, attach):
@@ -111,6 +112,13 @@ class AsyncStream(AsyncIterator[Event]):
                 call = stub.Generate(self._opening, timeout=timeout)
         return cast("Call", call)
 
+    def _place(self) -> inference_pb2.AttachRequest:
+        """Where the next connection begins: after the last token, or at the next indexes if that token was refused."""
+        token, attach = self._receiver.resume_token, inference_pb2.AttachRequest
+        if token != self._refused_token:
+            return attach(resume_token=token)
+        return attach(request_id=self.request_id, next_indexes=self._receiver.next_indexes())
+
     def _remaining_s(self) -> float | None:
         deadline = self._recovery.deadline
         return None if deadline is None else max(deadline - time.monotonic(), 0.001)
@@ -120,10 +128,15 @@ class AsyncStream(AsyncIterator[Event]):
         if isinstance(error, errors.DeadlineExceeded):
             self._fetch_the_rest(error)
             return
+        if isinstance(error, errors.ForeignToken) and self._receiver.resume_token and self._receiver.next_indexes():
+            self._refused_token = self._receiver.resume_token
+            return
+        if isinstance(error, errors.NotFound) and self._refused_token:
+            raise errors.HistoryLost("the store has lost the record of this request: start again") from error
         if isinstance(error, errors.NotFound) and self._past_deadline:
             raise errors.DeadlineExceeded("the deadline passed before the request was accepted") from error
         delay = self._recovery.delay_s(error)
-        self._broken |= isinstance(error, errors.Unreachable | BrokenStreamError)
+        self._broken |= isinstance(error, errors.Unreachable | errors.Draining | BrokenStreamError)
         self._endpoint = self._endpoints.after(self._endpoint)
         await asyncio.sleep(delay)
 

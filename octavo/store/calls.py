@@ -7,6 +7,8 @@ from octavo.errors import PoisonSuspected
 from octavo.ids import Incarnation, SequenceId
 from octavo.sampling import FinishReason
 
+RETAIN_MS = 600_000  # how long a store keeps the record of a sequence that has ended, unless it is told otherwise
+
 
 class AcceptStatus(StrEnum):
     """Whether the store has accepted a request."""

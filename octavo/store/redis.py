@@ -37,7 +37,7 @@ from octavo.store.redis_server import RedisOptions, RedisServer
 APPEND_STATUSES = tuple(AppendStatus)  # in the order of the numbers in lua/40_journal.lua
 EVERY_BRANCH = -1  # the `branch` of the function `finish` that means every branch that still runs
 LIST_CHUNK = 256
-MAX_BATCH = 4096
+MAX_BATCH = 512  # items of one call of append_batch: the server does nothing else for that long, about 3 ms
 
 
 class RedisStore:

@@ -13,9 +13,11 @@ from redis.exceptions import OutOfMemoryError, RedisError, ResponseError
 
 from octavo.errors import StoreFull, StoreUnavailable
 from octavo.store import keys, library
+from octavo.store.calls import RETAIN_MS
 
 T = TypeVar("T")
 MAX_GENERATIONS_PER_CALL = 4
+RESET_CONNECTION = "the handler is closed"  # in the RuntimeError of uvloop for a write to a connection that was reset
 FULL_RETRY_MS = 2000  # by then, records that have ended have been dropped, or streams have ended
 
 
@@ -25,7 +27,7 @@ class RedisOptions:
 
     connect_timeout_s: float = 1.0
     call_timeout_s: float = 2.0
-    retain_ms: int = 600_000
+    retain_ms: int = RETAIN_MS
     max_connections: int = 16
 
 
@@ -86,7 +88,12 @@ class RedisServer:
         Errors of the connection or the server become StoreUnavailable; that there is no memory left, StoreFull.
         """
         try:
-            return await operation(*args)
+            try:
+                return await operation(*args)
+            except RuntimeError as error:
+                if RESET_CONNECTION not in str(error):
+                    raise
+                return await operation(*args)  # the dead connection has left the pool
         except OutOfMemoryError as error:
             raise StoreFull(
                 "the store has no memory left for new requests: retry later, or give it more (maxmemory)",
@@ -94,6 +101,10 @@ class RedisServer:
             ) from error
         except (RedisError, OSError, TimeoutError) as error:
             raise StoreUnavailable(f"the store does not answer ({type(error).__name__}: {error})") from error
+        except RuntimeError as error:
+            if RESET_CONNECTION not in str(error):
+                raise
+            raise StoreUnavailable("the store has reset the connection") from error
 
     async def _fcall(self, name: str, names: Sequence[str], args: Sequence[Any]) -> Any:
         try:
@@ -138,7 +149,9 @@ class RedisServer:
                 pause_s = 0.05
                 async for message in subscriber.listen():
                     yield message["data"]
-            except (RedisError, OSError, TimeoutError):
+            except (RedisError, OSError, TimeoutError, RuntimeError) as error:
+                if isinstance(error, RuntimeError) and RESET_CONNECTION not in str(error):
+                    raise
                 await asyncio.sleep(pause_s)
                 pause_s = min(2 * pause_s, 1.0)
             finally:

@@ -153,18 +153,22 @@ class MigrateResponse(_message.Message):
     def __init__(self, epoch: _Optional[int] = ...) -> None: ...
 
 class DrainWorkerRequest(_message.Message):
-    __slots__ = ("worker_id", "grace_ms")
+    __slots__ = ("worker_id", "grace_ms", "undo")
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     GRACE_MS_FIELD_NUMBER: _ClassVar[int]
+    UNDO_FIELD_NUMBER: _ClassVar[int]
     worker_id: str
     grace_ms: int
-    def __init__(self, worker_id: _Optional[str] = ..., grace_ms: _Optional[int] = ...) -> None: ...
+    undo: bool
+    def __init__(self, worker_id: _Optional[str] = ..., grace_ms: _Optional[int] = ..., undo: bool = ...) -> None: ...
 
 class DrainWorkerResponse(_message.Message):
-    __slots__ = ("num_left",)
+    __slots__ = ("num_left", "num_released")
     NUM_LEFT_FIELD_NUMBER: _ClassVar[int]
+    NUM_RELEASED_FIELD_NUMBER: _ClassVar[int]
     num_left: int
-    def __init__(self, num_left: _Optional[int] = ...) -> None: ...
+    num_released: int
+    def __init__(self, num_left: _Optional[int] = ..., num_released: _Optional[int] = ...) -> None: ...
 
 class ExplainPlacementRequest(_message.Message):
     __slots__ = ("request_id", "hypothetical")

@@ -100,9 +100,15 @@ class AdminServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def DrainWorker(self, request, context):
-        """Empties a worker and reports progress.
+        """Empties a worker and reports progress until it is empty. The worker gets no new sequences, and releases those it has
+        to the other workers, a few at a time. Its process goes on without work until a call with `undo`, or its end.
 
-        * UNIMPLEMENTED: comes with live migration.
+        Idempotent. The drain goes on if this call ends early. What is left after grace_ms is released at once, and waits in
+        the queue until a worker has room.
+
+        * NOT_FOUND: this router knows no such worker.
+        * INVALID_ARGUMENT: no worker_id, or grace_ms is above an hour.
+        * UNAVAILABLE: the worker does not answer, or still loads. Retry.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

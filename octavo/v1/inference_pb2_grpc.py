@@ -35,8 +35,9 @@ class InferenceStub(object):
     UNAVAILABLE comes in mid-stream, with reason DRAINING, from a router that is about to end: no event is lost.
     The deadline of the call that a request came with is the deadline of the request: a sequence that cannot start in time
     never starts, and a sequence that runs stops within two steps and delivers the tokens it has, with
-    FINISH_REASON_DEADLINE. The router ends the request 100 ms before the client's deadline, or a tenth of the time if
-    that is less, so that those tokens arrive before the client itself gives up.
+    FINISH_REASON_DEADLINE. The router ends the request before the client's deadline, so that those tokens arrive before
+    the client itself gives up: 100 ms, or a tenth of the time if that is less, and on a machine that is late more, up to
+    a second or half of the time.
     """
 
     def __init__(self, channel):
@@ -97,8 +98,9 @@ class InferenceServicer(object):
     UNAVAILABLE comes in mid-stream, with reason DRAINING, from a router that is about to end: no event is lost.
     The deadline of the call that a request came with is the deadline of the request: a sequence that cannot start in time
     never starts, and a sequence that runs stops within two steps and delivers the tokens it has, with
-    FINISH_REASON_DEADLINE. The router ends the request 100 ms before the client's deadline, or a tenth of the time if
-    that is less, so that those tokens arrive before the client itself gives up.
+    FINISH_REASON_DEADLINE. The router ends the request before the client's deadline, so that those tokens arrive before
+    the client itself gives up: 100 ms, or a tenth of the time if that is less, and on a machine that is late more, up to
+    a second or half of the time.
     """
 
     def Generate(self, request, context):
@@ -148,12 +150,15 @@ class InferenceServicer(object):
         attached clients both receive all events. The deadline of an Attach is of this call alone: when it passes, the stream
         ends, and the request keeps the deadline that it came with.
 
-        * INVALID_ARGUMENT: no octavo router made the resume token, the request id cannot be one, or there are more
-        next_indexes than branches. Correct it.
+        * INVALID_ARGUMENT: the resume token was changed, the request id cannot be one, or there are more next_indexes than
+        branches. Correct it.
+        * FAILED_PRECONDITION: the resume token has another key or format than routers have now (reason FOREIGN_TOKEN),
+        because the store was lost or the version has changed. Call again with request_id and next_indexes.
         * NOT_FOUND: the request was never accepted, has another tenant, or ended longer ago than records are kept. Do not
         retry.
         * RESOURCE_EXHAUSTED: this router has as many streams as it accepts. Retry on another one.
-        * DATA_LOSS: the history differs from what this client has seen, or is shorter. Start again.
+        * DATA_LOSS: the history differs from what this client has seen, is shorter, or was lost with its record. Start
+        again with a new request_id.
         * UNAVAILABLE: the store does not answer, this router has not yet met a worker with the model, or this router is
         about to end. Retry on any router, after RetryInfo.retry_delay if it is there. While a known model has no worker
         the stream waits, without a status.
@@ -281,8 +286,9 @@ class Inference(object):
     UNAVAILABLE comes in mid-stream, with reason DRAINING, from a router that is about to end: no event is lost.
     The deadline of the call that a request came with is the deadline of the request: a sequence that cannot start in time
     never starts, and a sequence that runs stops within two steps and delivers the tokens it has, with
-    FINISH_REASON_DEADLINE. The router ends the request 100 ms before the client's deadline, or a tenth of the time if
-    that is less, so that those tokens arrive before the client itself gives up.
+    FINISH_REASON_DEADLINE. The router ends the request before the client's deadline, so that those tokens arrive before
+    the client itself gives up: 100 ms, or a tenth of the time if that is less, and on a machine that is late more, up to
+    a second or half of the time.
     """
 
     @staticmethod

@@ -1,9 +1,11 @@
 """The Admin service: what this router knows of workers, sequences and placements, for operators."""
 
 import time
+from collections.abc import AsyncIterator
+from contextlib import aclosing
 from typing import TYPE_CHECKING, Any, NoReturn, cast
 
-from octavo import validation, wire
+from octavo import limits, validation, wire
 from octavo.errors import InvalidArgument, NotFound, Unimplemented
 from octavo.ids import Incarnation, sequence_id
 from octavo.record import Record
@@ -27,7 +29,7 @@ COMES_LATER = "comes with live migration; stop a worker with SIGTERM, and others
 
 
 class AdminService(admin_pb2_grpc.AdminServicer):
-    """The service that operators call. It changes nothing."""
+    """The service that operators call."""
 
     def __init__(
         self, store: Store, router_id: Incarnation, pool: WorkerPool, assigner: Assigner, preparer: RequestPreparer
@@ -91,8 +93,28 @@ class AdminService(admin_pb2_grpc.AdminServicer):
     async def Migrate(self, request: admin_pb2.MigrateRequest, context: "Context") -> NoReturn:
         raise Unimplemented(f"Migrate {COMES_LATER}")
 
-    async def DrainWorker(self, request: admin_pb2.DrainWorkerRequest, context: "Context") -> NoReturn:
-        raise Unimplemented(f"DrainWorker {COMES_LATER}")
+    async def DrainWorker(
+        self, request: admin_pb2.DrainWorkerRequest, context: "Context"
+    ) -> AsyncIterator[admin_pb2.DrainWorkerResponse]:
+        if not request.worker_id:
+            raise InvalidArgument("worker_id", "name the worker, as ListWorkers does")
+        if request.grace_ms > limits.MAX_DRAIN_MS:
+            raise InvalidArgument("grace_ms", f"{request.grace_ms} is more than {limits.MAX_DRAIN_MS}, an hour")
+        async with aclosing(self._link_of(request.worker_id).drain(request.grace_ms, undo=request.undo)) as drain:
+            async for progress in drain:
+                yield admin_pb2.DrainWorkerResponse(num_left=progress.num_left, num_released=progress.num_released)
+
+    def _link_of(self, worker_id: str) -> WorkerLink:
+        """This router's link to the living worker of that name. Raises NotFound."""
+        named = [link for link in self._pool.links.values() if link.worker_id == worker_id and not link.lost]
+        if not named:
+            known = ", ".join(sorted({link.worker_id for link in self._pool.links.values() if not link.lost}))
+            raise NotFound(
+                f"worker_id: this router knows no worker {worker_id!r}; it knows: {known or 'none'}",
+                resource="worker",
+                name=worker_id,
+            )
+        return max(named, key=lambda link: (link.step_stream.connected, link.load_at))
 
     async def WatchCluster(self, request: admin_pb2.WatchClusterRequest, context: "Context") -> NoReturn:
         raise Unimplemented("WatchCluster comes with `octavo top`; poll ListWorkers until then")

@@ -8,14 +8,15 @@ import asyncio
 import json
 import logging
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from enum import Enum, auto
 from typing import TypeVar
 
 import grpc
 
-from octavo import rpc, wire
+from octavo import rpc, statuses, wire
 from octavo.endpoint import parse_endpoint
+from octavo.errors import Unreachable
 from octavo.ids import Incarnation, SequenceId
 from octavo.internal.v1 import worker_pb2, worker_pb2_grpc
 from octavo.record import Admission, AdmissionAnswer, AdmissionOutcome
@@ -136,6 +137,19 @@ class WorkerLink:
             await self._call(self._stub.Cancel, request, CANCEL_S)
         except (grpc.aio.AioRpcError, LinkError) as error:
             log.debug("worker %s: Cancel: %s", self.worker_id, error)
+
+    async def drain(self, grace_ms: int, *, undo: bool) -> AsyncGenerator[worker_pb2.DrainResponse, None]:
+        """Has the worker drain, or end its drain, and passes on its progress. Raises the ServingError of the call."""
+        call = self._stub.Drain(worker_pb2.DrainRequest(grace_ms=grace_ms, undo=undo))
+        try:
+            async for progress in call:
+                yield progress
+        except grpc.aio.AioRpcError as error:
+            if statuses.status_in(error) is not None:
+                raise statuses.error_from(error) from error
+            raise Unreachable(f"worker {self.worker_id} does not answer ({error.code().name}): retry") from error
+        finally:
+            call.cancel()
 
     async def probe(self) -> ProbeResult:
         """Finds out whether the worker process lives, by one Hello."""

@@ -103,7 +103,10 @@ class WorkerPool:
     async def _examine_broken(self, link: WorkerLink) -> None:
         """Probes a worker with a broken stream once. If the worker is lost, its sequences are recovered."""
         if await link.probe() is ProbeResult.GONE:
-            log.warning("worker %s (%s) is lost", link.worker_id, link.incarnation)
+            if link.load.draining:
+                log.info("worker %s (%s) has left", link.worker_id, link.incarnation)
+            else:
+                log.warning("worker %s (%s) is lost", link.worker_id, link.incarnation)
             link.mark_lost()
             self._lost_at[link.incarnation] = time.monotonic()
             await self._on_lost(link.incarnation)

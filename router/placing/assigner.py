@@ -7,6 +7,7 @@ worker to schedule the sequence. Whatever goes wrong after the ownership was tak
 import asyncio
 import logging
 import random
+import time
 from collections import OrderedDict
 from dataclasses import dataclass, field, replace
 
@@ -46,6 +47,7 @@ class AssignmentAttempt:
     """One sequence on its way to a worker."""
 
     snapshot: Snapshot
+    read_at: float  # when the snapshot was read, on the monotonic clock
     epoch: int
     reason: TakeReason
     excluded: set[Incarnation]  # workers that are not asked (again)
@@ -107,12 +109,14 @@ class Assigner:
             return
         self._in_progress.add(seq_id)
         try:
-            snapshot = await self._read(seq_id, prompt=True)
+            snapshot, read_at = await self._read(seq_id, prompt=True), time.monotonic()
             if snapshot is None or snapshot.record.state.ended or snapshot.record.epoch != expected_epoch:
                 self.sessions.poll_records([seq_id])
                 return
             owner = snapshot.record.owner
-            await self._assign(AssignmentAttempt(snapshot, expected_epoch, reason, {owner} if owner else set()))
+            await self._assign(
+                AssignmentAttempt(snapshot, read_at, expected_epoch, reason, {owner} if owner else set())
+            )
         finally:
             self._in_progress.discard(seq_id)
 
@@ -181,7 +185,7 @@ class Assigner:
         attempt.excluded.add(link.incarnation)
         if not is_new and not await self._reread_journals(attempt):
             return NOT_ASSIGNABLE
-        admission = admission_of(attempt.snapshot, taken)
+        admission = admission_of(attempt.snapshot, taken, int(1000 * (time.monotonic() - attempt.read_at)))
         attempt.follows = attempt.record.seq_id in self.sessions
         was_connected = link.step_stream.connected
         try:
@@ -231,7 +235,7 @@ class Assigner:
         snapshot = await self._read(attempt.record.seq_id, prompt=False)
         if snapshot is None or snapshot.record.state.ended or snapshot.record.epoch != attempt.epoch:
             return False
-        attempt.snapshot = replace(snapshot, prompt=attempt.snapshot.prompt)
+        attempt.snapshot, attempt.read_at = replace(snapshot, prompt=attempt.snapshot.prompt), time.monotonic()
         return True
 
     def _choose_link(self, attempt: AssignmentAttempt) -> WorkerLink | None:
@@ -308,7 +312,8 @@ def quietest_worker(decision: PlacementDecision) -> WorkerView | None:
     return best.worker if best else None
 
 
-def admission_of(snapshot: Snapshot, taken: TakeReply) -> Admission:
+def admission_of(snapshot: Snapshot, taken: TakeReply, age_ms: int) -> Admission:
+    """`age_ms`: how long ago the snapshot was read. Its sequence has so much less time left."""
     record = snapshot.record
     return Admission(
         seq_id=record.seq_id,
@@ -319,6 +324,6 @@ def admission_of(snapshot: Snapshot, taken: TakeReply) -> Admission:
         sampling=wire.sampling_from_bytes(record.sampling),
         salt=record.salt,
         priority=record.priority,
-        deadline_in_ms=max(1, record.deadline_ms - snapshot.now_ms) if record.deadline_ms else 0,
+        deadline_in_ms=max(1, record.deadline_ms - snapshot.now_ms - age_ms) if record.deadline_ms else 0,
         alone=taken.alone,
     )

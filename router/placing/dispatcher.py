@@ -56,6 +56,9 @@ class Dispatcher:
         self._wake = asyncio.Event()
         self._backlog = False  # whether the last pop stopped for lack of room, so that more sequences may wait
         self._num_assigning: Counter[str] = Counter()  # by model
+        self._num_recovering = 0
+        self._stopping = False
+        self._stopped = asyncio.Event()  # no assignment is in progress, and none begins any more
         self._recoveries = asyncio.Semaphore(RECOVERIES_AT_ONCE)
 
     async def keep_dispatching(self) -> None:
@@ -80,8 +83,22 @@ class Dispatcher:
 
         It does no harm that several routers try.
         """
-        if not self._assigner.is_assigning(seq_id):
+        if not self._assigner.is_assigning(seq_id) and not self._stopping:
+            self._num_recovering += 1
             self._background.spawn(self._recover(seq_id, epoch, reason))
+
+    async def stop_assigning(self, patience_s: float) -> None:
+        """Begins no more assignments, and waits for those in progress, for up to `patience_s`.
+
+        An assignment that is cut off between its take and its Schedule leaves a sequence that nobody runs for a while.
+        """
+        self._stopping = True
+        self._note_ended()
+        try:
+            async with asyncio.timeout(patience_s):
+                await self._stopped.wait()
+        except TimeoutError:
+            log.warning("%d assignments are cut off", self._num_assigning.total() + self._num_recovering)
 
     async def recover_sequences_of(self, owner: Incarnation) -> None:
         """Recovers every sequence of a worker that this router has seen die."""
@@ -118,8 +135,16 @@ class Dispatcher:
         )
 
     async def _recover(self, seq_id: SequenceId, epoch: int, reason: TakeReason) -> None:
-        async with self._recoveries:
-            await self._assigner.assign_sequence(seq_id, epoch, reason)
+        try:
+            async with self._recoveries:
+                await self._assigner.assign_sequence(seq_id, epoch, reason)
+        finally:
+            self._num_recovering -= 1
+            self._note_ended()
+
+    def _note_ended(self) -> None:
+        if self._stopping and not self._num_assigning.total() and not self._num_recovering:
+            self._stopped.set()
 
     # The queue
 
@@ -136,7 +161,7 @@ class Dispatcher:
 
     async def _pop_model(self, model: str) -> bool:
         """Pops the queue of one model while its workers have room. Returns whether more may wait than they have."""
-        while (num_wanted := self._room_left(model) - self._num_assigning[model]) > 0:
+        while not self._stopping and (num_wanted := self._room_left(model) - self._num_assigning[model]) > 0:
             # Few at once: a more urgent newcomer cannot overtake sequences that are being assigned.
             count = min(num_wanted, POP_AT_ONCE)
             popped = await self._store.pop(model, count, CLAIM_MS)
@@ -158,6 +183,7 @@ class Dispatcher:
             await self._assigner.assign_sequence(popped.seq_id, popped.epoch, TakeReason.QUEUED)
         finally:
             self._num_assigning[model] -= 1
+            self._note_ended()
             self.note_room()
 
     # Notices and sweeps

@@ -26,12 +26,12 @@ class BranchPiece:
 class BranchReader:
     """Reads journalled tokens in runs that may overlap and repeat, and gives each token out once, in order."""
 
-    __slots__ = ("_text", "_text_stopped", "branch", "chain", "finish", "next_index", "text_bytes")
+    __slots__ = ("_prompt_chain", "_text", "_text_stopped", "branch", "chain", "finish", "next_index", "text_bytes")
 
     def __init__(self, branch: int, prompt_chain: int, text: TextStream) -> None:
         self.branch = branch
         self.next_index = 0
-        self.chain = prompt_chain
+        self.chain = self._prompt_chain = prompt_chain
         self.text_bytes = 0
         self.finish = FinishReason.NONE
         self._text = text
@@ -42,6 +42,20 @@ class BranchReader:
     @property
     def place(self) -> StreamPlace:
         return StreamPlace(self.next_index, self.chain, self.text_bytes)
+
+    def find_history(self, output: Sequence[int]) -> bool:
+        """Whether the branch's output, from index 0 on, reaches as far as this reader.
+
+        Raises HistoryLost if it does, with other tokens than those that were read.
+        """
+        if len(output) < self.next_index:
+            return False
+        if extend_chain(self._prompt_chain, output[: self.next_index]) != self.chain:
+            raise HistoryLost(
+                f"branch {self.branch}: the store holds other tokens than were delivered before index "
+                f"{self.next_index}: start again with a new request id"
+            )
+        return True
 
     def go_to_place(self, place: StreamPlace, output: Sequence[int]) -> None:
         """Goes to where a client has been before, by the branch's output, which reaches at least that far.

@@ -104,6 +104,11 @@ class Delivery:
             self._start.place_of(branch).next_index > len(output) for branch, output in enumerate(snapshot.outputs)
         )
 
+    def find_history(self, snapshot: Snapshot) -> bool:
+        """Whether the whole journals have all that was delivered. Raises HistoryLost if they have something else."""
+        found = [reader.find_history(output) for reader, output in zip(self.readers, snapshot.outputs, strict=True)]
+        return all(found)
+
     def note_failure(self, failure: Failure) -> None:
         """The request has failed. The last event tells the client why."""
         self.failure = failure

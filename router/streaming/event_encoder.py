@@ -27,6 +27,7 @@ class EventEncoder:
         self._prompt_scores: Sequence[TokenScore] = ()
         self._prompt_scores_sent = False
         self._cached_tokens = 0
+        self._has_encoded = False
 
     def note_item(self, item: StepItem) -> None:
         """Remembers what the first item of a sequence says of the prompt."""
@@ -45,7 +46,15 @@ class EventEncoder:
             events.append(self._event(piece))
         if self._delivery.ended:
             events[-1].finished.CopyFrom(self._finished())
+        self._has_encoded |= bool(events)
         return events
+
+    def place_event(self) -> Event | None:
+        """An event without tokens, whose resume token is the place of the client. None if an event has said it."""
+        if self._has_encoded:
+            return None
+        place = self._delivery.places[0]
+        return Event(request_id=self._request_id, first_index=place.next_index, resume_token=self._resume_token())
 
     def _event(self, piece: BranchPiece) -> Event:
         event = Event(

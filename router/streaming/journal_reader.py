@@ -3,6 +3,10 @@
 Normally the worker's stream brings every token, with its log probabilities and scores, which the journals do not have.
 So tokens that a journal has and the delivery lacks are left to the stream for a moment, if the stream works. A second
 read that finds the delivery at the same indexes delivers them from the journals.
+
+A new generation of the store may have lost the end of a journal, and another worker may have written another end. So
+the first reading in a generation begins at index 0, and nothing of it is delivered before all that was delivered is
+found in it.
 """
 
 import asyncio
@@ -10,10 +14,11 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from octavo.errors import Failure, NotFound, StoreUnavailable
+from octavo.errors import Failure, HistoryLost, NotFound, ServingError, StoreUnavailable
 from octavo.record import Snapshot
 from octavo.retry import until_answered
 from octavo.store.base import Store
+from octavo.store.calls import RETAIN_MS
 from router.streaming.delivery import Delivery
 from router.streaming.owner_link import OwnerLink
 from router.streaming.request_deadline import RequestDeadline
@@ -41,6 +46,13 @@ class JournalReader:
         self._is_stream_trusted = True
         self._left_at: list[int] = []  # where the delivery was when the last reading was left to the stream
         self._outage_since: float | None = None
+        self._last_answer = time.monotonic()
+        self._generation = store.generation  # the one in which all that was delivered was found last
+
+    @property
+    def is_verified(self) -> bool:
+        """Whether all that was delivered is in the journals of the store's generation."""
+        return self._generation == self._store.generation
 
     def distrust_stream(self) -> None:
         """The next reading is delivered at once: the stream may have left something out."""
@@ -52,10 +64,10 @@ class JournalReader:
         A store that has lost the end of a journal gets it again from the worker, soon or never. So journals that are
         shorter than what the client says it has are read again for some seconds.
         """
-        delivery, from_zero = self._delivery, [0] * len(self._delivery.readers)
+        delivery = self._delivery
 
         async def read() -> Snapshot:
-            return await until_answered(lambda: self._read(from_zero), patience_s=STORE_PATIENCE_S, what="read")
+            return await until_answered(self._read_whole, patience_s=STORE_PATIENCE_S, what="read")
 
         snapshot = await read()
         for _ in range(REPAIR_TRIES):
@@ -64,16 +76,21 @@ class JournalReader:
             await asyncio.sleep(REPAIR_S)
             snapshot = await read()
         delivery.go_to_start(snapshot)
-        delivery.add_journals(snapshot, from_zero)
+        delivery.add_journals(snapshot, self._from_zero)
 
     async def read_on(self) -> JournalReading | None:
         """What is journalled beyond the delivery. None if the store does not answer: the session goes on without.
 
-        Raises StoreUnavailable when the store has not answered for STORE_PATIENCE_S.
+        Raises StoreUnavailable when the store has not answered for STORE_PATIENCE_S, and HistoryLost when the store has
+        lost what was delivered.
         """
-        first_indexes = self._delivery.next_indexes
+        first_indexes, generation = self._delivery.next_indexes, self._store.generation
         try:
-            return JournalReading(await self._read(first_indexes), first_indexes)
+            snapshot = await self._read(first_indexes) if self._generation == generation else None
+            if snapshot is None or self._store.generation != generation:
+                first_indexes, snapshot = self._from_zero, await self._read_whole()
+                self._verify(snapshot)
+            return JournalReading(snapshot, first_indexes)
         except StoreUnavailable:
             now = time.monotonic()
             self._outage_since = self._outage_since or now
@@ -83,8 +100,26 @@ class JournalReader:
                 ) from None
             return None
 
+    def _verify(self, snapshot: Snapshot) -> None:
+        """Looks for what was delivered in the whole journals of a new generation.
+
+        Journals that are shorter become longer again, by the worker that still has the tokens or by one that computes
+        them anew. If the sequence has ended, they do not.
+        """
+        if self._delivery.find_history(snapshot):
+            return
+        if snapshot.record.state.ended:
+            raise HistoryLost("the store has lost tokens that were delivered: start again with a new request id")
+        self._generation = 0
+
     def deliver(self, reading: JournalReading) -> bool:
-        """Adds a reading to the delivery. False if it was left to the worker's stream: read again in a moment."""
+        """Adds a reading to the delivery.
+
+        False if nothing was added, because it was left to the worker's stream or lacks what was delivered before: read
+        again in a moment.
+        """
+        if not self.is_verified:
+            return False
         delivery, snapshot, first_indexes = self._delivery, reading.snapshot, reading.first_indexes
         here = delivery.next_indexes
         leave_to_stream = self._owner_link.is_streaming and self._is_stream_trusted and here != self._left_at
@@ -95,16 +130,35 @@ class JournalReader:
         self._is_stream_trusted, self._left_at = True, []
         return True
 
+    @property
+    def _from_zero(self) -> list[int]:
+        return [0] * len(self._delivery.readers)
+
+    async def _read_whole(self) -> Snapshot:
+        """The whole journals, as they are in `self._generation`."""
+        while True:
+            generation = self._store.generation
+            snapshot = await self._read(self._from_zero)
+            if self._store.generation == generation:
+                self._generation = generation
+                return snapshot
+
     async def _read(self, first_indexes: Sequence[int]) -> Snapshot:
         snapshot = await self._store.read(self._owner_link.record.seq_id, from_indexes=first_indexes)
         if snapshot is None:
-            raise NotFound(
-                "request_id: the record is gone; it ended longer ago than records are kept", resource="request"
-            )
+            recently = time.monotonic() - self._last_answer < RETAIN_MS / 1000
+            raise record_missing(is_lost=recently or not self.is_verified)
         record = self._owner_link.record = snapshot.record
-        self._outage_since = None
+        self._outage_since, self._last_answer = None, time.monotonic()
         if record.failure:
             self._delivery.note_failure(Failure.from_json(record.failure))
         if record.deadline_ms:
             self._deadline.set_remaining((record.deadline_ms - snapshot.now_ms) / 1000)
         return snapshot
+
+
+def record_missing(*, is_lost: bool) -> ServingError:
+    """The error for a client whose request the store does not have. `is_lost`: the store should still have it."""
+    if is_lost:
+        return HistoryLost("the store has lost the record of this request: start again with a new request id")
+    return NotFound("request_id: the record is gone; it ended longer ago than records are kept", resource="request")

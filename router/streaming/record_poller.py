@@ -1,4 +1,9 @@
-"""When a session reads its record by itself: as soon as possible, at a set time, or after silence."""
+"""When a session reads its record by itself: as soon as possible, at a set time, or after silence.
+
+While a worker's items come, nothing else makes a poll due: each item has passed the journal, so its sender is the owner
+and the sequence has not ended. Whoever cancels the sequence or takes it over ends those items, and the store sends a
+notice of it; if the notice is lost, silence follows.
+"""
 
 from math import inf
 
@@ -8,11 +13,10 @@ SILENCE_S = 1.0  # how long a session may hear nothing from a worker before it r
 class RecordPoller:
     """Says when a poll of the record is due. All times are of the monotonic clock, in seconds."""
 
-    def __init__(self, now: float, attachment_interval_s: float) -> None:
+    def __init__(self, now: float) -> None:
         self.is_due = False
         self._poll_at = inf
-        self._last_item = self._last_attached = now
-        self._attachment_interval_s = attachment_interval_s
+        self._last_item = now
 
     def poll_now(self) -> None:
         self.is_due = True
@@ -29,14 +33,10 @@ class RecordPoller:
         """A worker has sent an item: there is no silence."""
         self._last_item = now
 
-    def note_attached(self, now: float) -> None:
-        """The session has just made sure, or tried to, that the store knows of the client."""
-        self._last_attached = now
-
     def update(self, now: float) -> bool:
         """Compares the time with what was asked for and with the silence. Returns whether a poll is due."""
         if now >= self._poll_at:
             self.is_due = True
-        elif now - self._last_item > SILENCE_S or now - self._last_attached > self._attachment_interval_s:
+        elif now - self._last_item > SILENCE_S:
             self._last_item, self.is_due = now, True
         return self.is_due

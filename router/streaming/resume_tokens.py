@@ -6,16 +6,18 @@ The layout of a resume token is in docs/protocol.md.
 import hashlib
 import hmac
 import struct
+import time
+from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from octavo.errors import HistoryLost, InvalidArgument
+from octavo.errors import ForeignToken, HistoryLost, InvalidArgument
 from octavo.ids import RequestId
 
-VERSION = 1
+VERSION = 2
 MAC_BYTES = 16
-HEAD = struct.Struct("<BBB")  # version, bytes of the request id, branches
+HEAD = struct.Struct("<B4sQIBB")  # version, key id, generation, time in seconds, bytes of the request id, branches
 PLACE = struct.Struct("<IQI")  # next index, chain before it, bytes of text before it
 
 
@@ -55,33 +57,66 @@ class ResumePoint:
 
     request_id: RequestId
     places: Sequence[StreamPlace]  # at most one per returned branch
+    # Of the token: the store's generation, and when it was made. Both are 0 where the client has named the request.
+    generation: int = 0
+    made_s: int = 0
+
+    def is_younger_than(self, seconds: float) -> bool:
+        """Whether a token was made so short a time ago, by the clocks of routers."""
+        return time.time() - self.made_s < seconds
 
 
 class ResumeTokens:
-    """Makes and reads resume tokens with a key that all routers share."""
+    """Makes and reads resume tokens with the key that all routers of a store share.
 
-    def __init__(self, key: bytes) -> None:
-        self._key = key
+    The store may lose its key and get another one. Tokens of the last keys that this router has had are still read.
+    """
+
+    MAX_KEYS = 4
+
+    def __init__(self, key: bytes, generation: int = 0) -> None:
+        self._keys: OrderedDict[bytes, bytes] = OrderedDict()  # by key id, the oldest first
+        self.use_key(key, generation)
+
+    def use_key(self, key: bytes, generation: int) -> None:
+        """From now on tokens are made with this key, which the store has in that generation."""
+        self._key, self._key_id, self._generation = key, key_id(key), generation
+        self._keys[self._key_id] = key
+        self._keys.move_to_end(self._key_id)
+        while len(self._keys) > self.MAX_KEYS:
+            self._keys.popitem(last=False)
 
     def make_token(self, request_id: bytes, places: Sequence[StreamPlace]) -> bytes:
         """`places` has one place per returned branch, with chain and text."""
-        body = HEAD.pack(VERSION, len(request_id), len(places)) + request_id
+        now = int(time.time())
+        body = HEAD.pack(VERSION, self._key_id, self._generation, now, len(request_id), len(places)) + request_id
         for place in places:
             body += PLACE.pack(*place)
-        return body + self._mac(body)
-
-    def _mac(self, body: bytes) -> bytes:
-        """Keyed BLAKE2b is a MAC by itself, at a third of the cost of HMAC. One MAC is computed per event."""
-        return hashlib.blake2b(body, digest_size=MAC_BYTES, key=self._key).digest()
+        return body + mac(self._key, body)
 
     def read_token(self, token: bytes) -> ResumePoint:
-        """Raises InvalidArgument if the token was changed, or was made with another key."""
-        body, mac = token[:-MAC_BYTES], token[-MAC_BYTES:]
-        if not hmac.compare_digest(mac, self._mac(body)):
+        """Raises InvalidArgument if the token was changed, and ForeignToken if it has another key or version."""
+        if len(token) < HEAD.size + MAC_BYTES:
+            raise InvalidArgument("resume_token", "too short: send the one of the last event, unchanged")
+        version, name, generation, made_s, id_bytes, num_places = HEAD.unpack_from(token)
+        if version != VERSION or name not in self._keys:
+            raise ForeignToken(
+                "resume_token: made with a key or in a format that this store's routers do not have: attach by request "
+                "id and next indexes"
+            )
+        body = token[:-MAC_BYTES]
+        if not hmac.compare_digest(token[-MAC_BYTES:], mac(self._keys[name], body)):
             raise InvalidArgument("resume_token", "not one of ours: send the one of the last event, unchanged")
-        version, id_bytes, num_places = HEAD.unpack_from(body)
-        if version != VERSION:
-            raise InvalidArgument("resume_token", f"version {version} is not known to this router")
         start = HEAD.size + id_bytes
         places = [StreamPlace(*PLACE.unpack_from(body, start + i * PLACE.size)) for i in range(num_places)]
-        return ResumePoint(RequestId(body[HEAD.size : start].decode()), places)
+        return ResumePoint(RequestId(body[HEAD.size : start].decode()), places, generation, made_s)
+
+
+def key_id(key: bytes) -> bytes:
+    """Tells the keys of a store apart, and tells nothing about them."""
+    return hashlib.blake2b(key, digest_size=4, person=b"octavo.keyid.v1").digest()
+
+
+def mac(key: bytes, body: bytes) -> bytes:
+    """Keyed BLAKE2b is a MAC by itself, at a third of the cost of HMAC. One MAC is computed per event."""
+    return hashlib.blake2b(body, digest_size=MAC_BYTES, key=key).digest()

@@ -4,7 +4,7 @@ from collections.abc import AsyncIterator, Sequence
 from typing import TYPE_CHECKING
 
 from octavo import limits, validation, wire
-from octavo.errors import DeadlineExceeded, Failure, NoWorkers
+from octavo.errors import Failure, NoWorkers
 from octavo.ids import sequence_id
 from octavo.record import Record
 from octavo.store.base import Store
@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     import grpc
 
     Context = grpc.aio.ServicerContext[object, object]
-
-DEADLINE_MARGIN_MS = 100  # before the client's own deadline, so that the client still gets what was generated
 
 
 class InferenceService(inference_pb2_grpc.InferenceServicer):
@@ -52,7 +50,7 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
     async def Generate(
         self, request: inference_pb2.GenerateRequest, context: "Context"
     ) -> AsyncIterator[inference_pb2.GenerateEvent]:
-        async with self._opener.open_new(request, deadline_of(context)) as session:
+        async with self._opener.open_new(request, remaining_s(context)) as session:
             while events := await session.next_events():
                 for event in events:
                     yield event
@@ -62,7 +60,7 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
     ) -> inference_pb2.CompleteResponse:
         response = inference_pb2.CompleteResponse()
         outputs: dict[int, inference_pb2.Output] = {}
-        async with self._opener.open_new(request, deadline_of(context), whole_answer=True) as session:
+        async with self._opener.open_new(request, remaining_s(context), whole_answer=True) as session:
             while events := await session.next_events():
                 for event in events:
                     add_event(event, outputs, response)
@@ -149,16 +147,10 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
         return inference_pb2.ListModelsResponse(models=models, schema_revision=wire.SCHEMA_REVISION)
 
 
-def deadline_of(context: "Context") -> int:
-    """The milliseconds that the request may take; 0 if the call has no deadline."""
+def remaining_s(context: "Context") -> float | None:
+    """The seconds until the call ends; None if it has no deadline, or one so late that the request needs none."""
     remaining = context.time_remaining()
-    if remaining is None or remaining * 1000 > limits.MAX_DEADLINE_MS:
-        return 0
-    remaining_ms = int(remaining * 1000)
-    deadline_in_ms = remaining_ms - min(DEADLINE_MARGIN_MS, remaining_ms // 10)
-    if deadline_in_ms <= 0:
-        raise DeadlineExceeded("the deadline passed before the request was accepted")
-    return deadline_in_ms
+    return None if remaining is None or remaining * 1000 > limits.MAX_DEADLINE_MS else remaining
 
 
 def returned_branches(record: Record) -> Sequence[int]:

@@ -22,7 +22,7 @@ from router.fleet.model_registry import ServedModel
 from router.session_registry import Assignment
 from router.streaming.delivery import Delivery
 from router.streaming.event_encoder import Event, EventEncoder
-from router.streaming.journal_reader import STORE_PATIENCE_S, JournalReader
+from router.streaming.journal_reader import REPAIR_S, STORE_PATIENCE_S, JournalReader
 from router.streaming.owner_link import OwnerLink
 from router.streaming.record_poller import RecordPoller
 from router.streaming.request_deadline import RequestDeadline
@@ -56,12 +56,14 @@ class Session:
         self._delivery = Delivery(record, params, partial(model.text_stream, params), start)
         self._encoder = EventEncoder(record, self._delivery, context.resume_tokens)
         self._deadline = RequestDeadline()
+        self._deadline_margin = context.deadline_margin
         self._journals = JournalReader(self._store, self._owner_link, self._delivery, self._deadline)
-        self._poller = RecordPoller(self._sessions.now, context.attachment_interval_s)
+        self._poller = RecordPoller(self._sessions.now)
         self._at_start = start.fresh  # whether the delivery is where the client is
         self._inbox: deque[StepItem] = deque()
         self._wake = asyncio.Event()
         self._error: ServingError | None = None  # Draining: this router ends
+        self._error_announced = False  # a client that has had no event yet has been sent a resume token
 
     # What the rest of the router tells a session: router.session_registry.RegisteredSession
 
@@ -124,6 +126,8 @@ class Session:
 
     async def __aexit__(self, *exc_info: object) -> None:
         delivery, worker = self._delivery, self._owner_link.worker_link
+        if (lateness_s := self._deadline.lateness(now := time.monotonic())) > 0:
+            self._deadline_margin.note_lateness(lateness_s, now)  # the last event has left only now, or the client has
         if delivery.ended and worker is not None:
             worker.pending_dispatches.remove(self.seq_id)  # an ended sequence is no load, whatever the next report says
         if not self._sessions.remove(self) or (delivery.ended and not delivery.unsettled):
@@ -136,7 +140,7 @@ class Session:
     def set_deadline(self, deadline_in_ms: int) -> None:
         """The request ends after that time, even if no worker has begun it. A time of 0 means: there is no deadline."""
         if deadline_in_ms:
-            self._deadline.set_remaining(deadline_in_ms / 1000)
+            self._deadline.set_first(deadline_in_ms / 1000)
 
     def returned_scores(self) -> list[float | None] | None:
         """The scores of the returned branches, once all have ended. None if branches do not compete."""
@@ -146,7 +150,12 @@ class Session:
         """Waits for the next events. Returns an empty list after the terminal event."""
         while not self._delivery.ended:
             if self._error is not None:
-                raise self._error
+                if self._error_announced:
+                    raise self._error
+                self._error_announced = True
+                if self._at_start and (last := self._encoder.place_event()) is not None:
+                    return [last]
+                continue
             if not self._at_start:
                 await self._go_to_start()
             elif self._inbox:
@@ -187,7 +196,7 @@ class Session:
             return
         self._drain_inbox()
         if not self._journals.deliver(reading):
-            self._poll_in(ON_ITS_WAY_S)
+            self._poll_in(ON_ITS_WAY_S if self._journals.is_verified else REPAIR_S)
         if not self._delivery.ended:
             await self._keep_going()
 
@@ -197,7 +206,6 @@ class Session:
     async def _keep_going(self) -> None:
         """Sees to it that a worker runs the sequence and sends it here, and that the store knows of the client."""
         record = self._owner_link.record
-        self._poller.note_attached(self._sessions.now)
         if record.state.ended:
             return
         if self._router_id not in record.routers:  # another client of the sequence left here, or the lease had ended

@@ -8,6 +8,7 @@ from router.attachment_outbox import AttachmentOutbox
 from router.fleet.worker_pool import WorkerPool
 from router.placing.dispatcher import Dispatcher
 from router.session_registry import SessionRegistry
+from router.streaming.request_deadline import DeadlineMargin
 from router.streaming.resume_tokens import ResumeTokens
 
 
@@ -25,4 +26,4 @@ class SessionContext:
     dispatcher: Dispatcher
     attachments: AttachmentOutbox
     resume_tokens: ResumeTokens
-    attachment_interval_s: float  # how often a session makes sure that the store knows that its client is attached
+    deadline_margin: DeadlineMargin

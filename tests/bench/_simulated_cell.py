@@ -29,12 +29,21 @@ from octavo.store.calls import (
 from octavo.store.redis import RedisStore
 from octavo.store.redis_server import RedisOptions
 from router.fleet.worker_pool import DISCOVER_S
-from router.placing.dispatcher import CLAIM_MS, IDLE_POLL_S, POP_AT_ONCE, RECOVERIES_AT_ONCE, SWEEP_LIMIT, SWEEP_S
+from router.placing.dispatcher import (
+    CLAIM_MS,
+    IDLE_POLL_S,
+    POP_AT_ONCE,
+    RECOVERIES_AT_ONCE,
+    SWEEP_INTERVAL_MS,
+    SWEEP_LIMIT,
+    SWEEP_S,
+)
 from router.program import HEALTH_INTERVAL_S
 
 LEASE_MS = 3000
 GRACE_MS = 10_000
 STEPS_PER_S = 30
+MODEL = "m" * 32
 PROMPT_TOKENS = 200
 SHORTEST_S, LONGEST_S = 10, 30  # how long a stream lasts
 STOPPED_SHARE = 0.25  # streams whose end a router finds: a stop string
@@ -86,6 +95,7 @@ class SimulatedWorker:
         self.member = Member("worker", Incarnation(f"w{random.getrandbits(60):015x}"), b"{}" * 200)
         self.streams: dict[SequenceId, SimulatedStream] = {}
         self.tasks: list[asyncio.Task[None]] = []
+        self.num_held = 0  # steps since the last append of all streams
 
     async def heartbeat(self) -> None:
         await self.site.store.heartbeat(self.member, LEASE_MS)
@@ -107,10 +117,15 @@ class SimulatedWorker:
                 started, steps = site.now(), 0
 
     async def append(self) -> None:
-        per_append, items, ended = self.site.plan.tokens_per_append, [], []
+        """Appends as JournalWriter does: the tokens of a few steps together, first ones and ends at once."""
+        self.num_held += 1
+        due = self.num_held >= self.site.plan.tokens_per_append
+        if due:
+            self.num_held = 0
+        items, ended = [], []
         for stream in self.streams.values():
             new = stream.computed - stream.done
-            if new >= per_append or (new and (stream.done == 0 or stream.computed == stream.end)):
+            if new and (due or stream.done == 0 or stream.computed == stream.end):
                 stops = stream.computed == stream.end
                 by_router = stops and random.random() < STOPPED_SHARE
                 reason = FinishReason.LENGTH if stops and not by_router else FinishReason.NONE
@@ -137,32 +152,33 @@ class SimulatedRouter:
 
     def __init__(self, site: "Site") -> None:
         self.site = site
+        self.store = site.open_store()
         self.id = Incarnation(f"r{random.getrandbits(60):015x}")
         self.member = Member("router", self.id, b"{}" * 100)
         self.sessions: dict[SequenceId, None] = {}
         self.wake = asyncio.Event()
 
     async def heartbeat(self) -> None:
-        await self.site.store.heartbeat(self.member, LEASE_MS)
+        await self.store.heartbeat(self.member, LEASE_MS)
         await self.site.sleep(LEASE_MS / 3000)
 
     async def discover(self) -> None:
-        await self.site.store.members("worker")
+        await self.store.members("worker")
         await self.site.sleep(DISCOVER_S)
 
     async def health(self) -> None:
-        await self.site.store.queue_depth()
+        await self.store.queue_depth()
         await self.site.sleep(HEALTH_INTERVAL_S)
 
     async def sweep(self) -> None:
         await self.site.sleep(SWEEP_S * random.uniform(0.5, 1.5))
-        await self.site.store.sweep(SWEEP_LIMIT, GRACE_MS)
+        await self.store.sweep(SWEEP_LIMIT, GRACE_MS, SWEEP_INTERVAL_MS)
 
     async def look(self) -> None:
         """Each session looks at its record once per interval."""
         pause = self.site.plan.look_interval_s / max(1, len(self.sessions))
         for seq_id in list(self.sessions):
-            self.site.spawn(self.site.store.read(seq_id, from_indexes=[10**6]))
+            self.site.spawn(self.store.read(seq_id, from_indexes=[10**6]))
             await self.site.sleep(pause)
         await self.site.sleep(0.01)
 
@@ -171,7 +187,7 @@ class SimulatedRouter:
             async with asyncio.timeout(IDLE_POLL_S * self.site.plan.stretch):
                 await self.wake.wait()
         self.wake.clear()
-        while len(popped := await self.site.store.pop(self.id, POP_AT_ONCE, CLAIM_MS)) == POP_AT_ONCE:
+        while len(popped := await self.store.pop(MODEL, POP_AT_ONCE, CLAIM_MS)) == POP_AT_ONCE:
             self.place(popped)
         self.place(popped)
 
@@ -181,11 +197,11 @@ class SimulatedRouter:
 
     async def take(self, seq_id: SequenceId, epoch: int, reason: TakeReason) -> None:
         site = self.site
-        snapshot = await site.store.read(seq_id, prompt=True, from_indexes=[0] * 16)
+        snapshot = await self.store.read(seq_id, prompt=True, from_indexes=[0] * 16)
         if snapshot is None or snapshot.record.epoch != epoch or snapshot.record.state.ended:
             return
         worker = min(site.workers, key=lambda worker: len(worker.streams) / worker.share)
-        reply = await site.store.take_ownership(
+        reply = await self.store.take_ownership(
             TakeRequest(seq_id, epoch, worker.member.id, new_operation_id(), reason)
         )
         if reply.status is TakeStatus.OK:
@@ -193,7 +209,7 @@ class SimulatedRouter:
             worker.streams[seq_id] = SimulatedStream(seq_id, reply.epoch, snapshot.record.max_tokens, done, done)
 
     async def listen(self) -> None:
-        async for notice in self.site.store.notices(self.id):
+        async for notice in self.store.notices(self.id):
             if notice.what == "queued":
                 self.wake.set()
             elif notice.what == "ended":
@@ -206,12 +222,12 @@ class SimulatedRouter:
         max_tokens = max(2, int(seconds * STEPS_PER_S))
         new = NewSequence(
             seq_id=sequence_id("bench", request_id), request_id=request_id, body_hash=b"b" * 16, tenant="bench",
-            salt="", model="m" * 32, layout="l" * 32, sampling=b"s" * 40, prompt=prompt, prompt_chain=0,
+            salt="", model=MODEL, layout="l" * 32, sampling=b"s" * 40, prompt=prompt, prompt_chain=0,
             num_branches=1, max_tokens=max_tokens, priority=2, deadline_in_ms=600_000, keep_on_disconnect=False,
             router=self.id,
         )  # fmt: skip
         self.sessions[new.seq_id] = None
-        await self.site.store.accept(new, PLENTY)
+        await self.store.accept(new, PLENTY)
         self.wake.set()
 
     async def accept_on(self) -> None:
@@ -223,30 +239,33 @@ class SimulatedRouter:
 
     async def recover(self, owner: Incarnation) -> None:
         """What a router does when it sees a worker die."""
-        records = await self.site.store.list_sequences(owner, 10_000)
+        owned = await self.store.owned(owner)
         limit = asyncio.Semaphore(RECOVERIES_AT_ONCE)
 
         async def one(seq_id: SequenceId, epoch: int) -> None:
             async with limit:
                 await self.take(seq_id, epoch, TakeReason.CONNECTION)
 
-        await asyncio.gather(*(one(record.seq_id, record.epoch) for record in records))
+        await asyncio.gather(*(one(sequence.seq_id, sequence.epoch) for sequence in owned))
 
 
 class Site:
-    """The routers and workers of one process, with one connection pool each, as one."""
+    """The routers and workers of one process. Its workers share one connection pool; each router has its own."""
 
     def __init__(self, plan: CellPlan) -> None:
         self.plan = plan
         self.usage = Usage()
-        options = RedisOptions(call_timeout_s=60, max_connections=64)
-        self.store = RedisStore(plan.url, options, source=plan.source)
-        self.store._call = self._counted(self.store.server.call)
+        self.store = self.open_store()  # of the workers
         self.running = asyncio.Event()
         self.workers = [SimulatedWorker(self, share) for share in plan.worker_shares]
         self.routers = [SimulatedRouter(self) for _ in range(plan.num_routers)]
         self._loops: list[asyncio.Task[None]] = []
         self._spawned: set[asyncio.Task[Any]] = set()
+
+    def open_store(self) -> RedisStore:
+        store = RedisStore(self.plan.url, RedisOptions(call_timeout_s=60), source=self.plan.source)
+        store._call = self._counted(store.server.call)
+        return store
 
     def now(self) -> float:
         return time.monotonic() / self.plan.stretch
@@ -282,7 +301,7 @@ class Site:
         """Starts as many streams as the workers run, each somewhere in its life."""
         await self.store.open()
         for each in (*self.workers, *self.routers):
-            await self.store.heartbeat(each.member, LEASE_MS * 1000)
+            await self.store.heartbeat(each.member, LEASE_MS * 100)
         missing = round(sum(worker.share for worker in self.workers))
         while missing:
             count = min(missing, 32)
@@ -290,9 +309,9 @@ class Site:
                 *(random.choice(self.routers).accept(random.uniform(1, LONGEST_S)) for _ in range(count))
             )
             missing -= count
-            self.routers[0].place(await self.store.pop(self.routers[0].id, 2 * count, CLAIM_MS))
+            self.routers[0].place(await self.store.pop(MODEL, 2 * count, CLAIM_MS))
             await self.settled()
-        while popped := await self.store.pop(self.routers[0].id, 64, CLAIM_MS):
+        while popped := await self.store.pop(MODEL, 64, CLAIM_MS):
             self.routers[0].place(popped)
             await self.settled()
 

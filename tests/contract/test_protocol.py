@@ -8,7 +8,7 @@ import pytest
 from octavo import hashing, limits, wire
 from octavo.sampling import SamplingParams
 from octavo.store.base import Store
-from router.streaming.resume_tokens import ResumeTokens
+from router.streaming import resume_tokens
 
 MEANINGS = {"best_of": "n", "max_tokens": f"what is left of the context, at most {limits.DEFAULT_MAX_TOKENS}"}
 MEANINGS |= {
@@ -68,23 +68,25 @@ def test_the_person_strings_are_those_of_the_code(text, root):
     assert len(hashing.root_key("a", "b")) == 32
 
 
-def test_the_resume_token_is_as_written(text, root):
+def test_the_resume_token_is_as_written(text, root, monkeypatch):
     """Makes a token from the words of the text alone and compares it with the router's."""
     section = text.split("<!-- resume token")[1].split("<!-- end of resume token")[0]
     owner = re.match(r": owned by (\S+); change both together", section)
     assert owner
     assert (root / owner[1]).is_file()
     assert "token = body ‖ BLAKE2b-128(key = key, body)" in section
-    assert (
-        "u8(version = 1) ‖ u8(number of bytes of request_id) ‖ u8(number of returned branches) ‖ request_id" in section
-    )
+    assert "body  = u8(version = 2) ‖ key id ‖ u64(generation) ‖ u32(seconds since 1970) ‖ u8(number" in section
+    assert "u8(number of bytes of request_id) ‖ u8(number of returned branches) ‖ request_id ‖ place" in section
+    assert "the key id its BLAKE2b-32 with the person octavo.keyid.v1" in section
     assert "place = u32(next index) ‖ u64(chain there) ‖ u32(bytes of text delivered)" in section
     key, places = bytes(range(32)), [(7, 2**64 - 2, 300), (0, 5, 0)]
-    body = bytes([1, 3, 2]) + b"r-1"
+    body = bytes([2]) + hashlib.blake2b(key, digest_size=4, person=b"octavo.keyid.v1").digest()
+    body += (2**40 + 1).to_bytes(8, "little") + (2**31).to_bytes(4, "little") + bytes([3, 2]) + b"r-1"
     for index, chain, text_bytes in places:
         body += index.to_bytes(4, "little") + chain.to_bytes(8, "little") + text_bytes.to_bytes(4, "little")
     token = body + hashlib.blake2b(body, key=key, digest_size=16).digest()
-    assert ResumeTokens(key).make_token(b"r-1", places) == token
+    monkeypatch.setattr(resume_tokens.time, "time", lambda: 2**31 + 0.5)
+    assert resume_tokens.ResumeTokens(key, 2**40 + 1).make_token(b"r-1", places) == token
 
 
 def test_every_function_of_the_store_is_explained(text):

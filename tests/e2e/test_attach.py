@@ -188,10 +188,13 @@ async def test_what_is_refused(routers, rng):
         (errors.InvalidArgument, "request_id", routers[0].Attach(attach("\n"))),
         (errors.HistoryLost, "", routers[0].Attach(attach("mine", 4))),
     ]
-    damaged = [b"", b"x", token[:-1], token + b"\0", *(flipped(token, bit) for bit in range(0, 8 * len(token), 13))]
+    damaged = [b"", b"x", token[:-1], token + b"\0", *(flipped(token, bit) for bit in range(40, 8 * len(token), 13))]
     for bad in damaged:
         call = routers[1].Attach(inference_pb2.AttachRequest(resume_token=bad))
         calls.append((errors.InvalidArgument, "resume_token", call))
+    for bit in range(0, 40, 13):  # of the version and the id of the key
+        call = routers[1].Attach(inference_pb2.AttachRequest(resume_token=flipped(token, bit)))
+        calls.append((errors.ForeignToken, "", call))
     for error, field, call in calls:
         with pytest.raises(grpc.aio.AioRpcError) as raised:
             async for _ in call:

@@ -1,31 +1,42 @@
 """`octavo up` itself: what it starts it keeps alive, and takes down with it, however it ends."""
 
+import asyncio
 import json
 import os
 import signal
 import subprocess
 import sys
 import threading
+import time
+from contextlib import suppress
 
+import grpc
 import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 from guard.processes import descendants, exists
 from live.cluster import ROOT
 from live.oracle import Oracle
 from live.process import Process, wait_until
 
-from octavo.client import Client, FinishReason, RetryPolicy, SamplingParams
+from octavo.client import AsyncClient, Client, FinishReason, RetryPolicy, SamplingParams
+from octavo.errors import StoreFull
+from octavo.ids import Incarnation, RequestId, new_request_id, sequence_id
+from octavo.record import NewSequence
+from octavo.store import open_store
+from octavo.store.calls import QueueLimits
 
 STOP_S = 40.0
 STORY_PATIENCE_S = 120.0
+PROMPT_S = 2.0  # on a quiet machine: how soon a router says that its store hangs
 
 
 class Up:
     """A running `octavo up`, and the other commands beside it."""
 
-    def __init__(self, directory, routers=2, workers=2):
+    def __init__(self, directory, *more, routers=2, workers=2):
         self.state_dir = directory / "state"
         options = ["--routers", routers, "--workers", workers, "--grpc-port", 0, "--state-dir", self.state_dir]
-        options += ["--runner", "fake", "--step-delay-ms", 10, "--lease-ms", 2000, "--json"]
+        options += ["--runner", "fake", "--step-delay-ms", 10, "--lease-ms", 2000, "--json", *more]
         command = [sys.executable, "-m", "octavo.cli", "up", *map(str, options)]
         log = directory / f"up-{len(list(directory.iterdir()))}.log"
         self.process = Process("up", command, log, ROOT)
@@ -100,6 +111,90 @@ def test_status_generate_and_a_clean_end(up):
     assert up.process.stop(STOP_S) == 0
     assert not [pid for pid in children if exists(pid)]
     assert not (up.state_dir / "state.json").exists()
+
+
+def serves(endpoint):
+    """Whether the router's health says SERVING, by its public listener."""
+    with grpc.insecure_channel(endpoint) as channel:
+        reply = health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=10)
+    return reply.status == health_pb2.HealthCheckResponse.SERVING
+
+
+@pytest.mark.timeout(240)
+def test_a_store_that_hangs_is_told_and_so_is_its_return(up):
+    endpoints, store = [router["endpoint"] for router in up.status()["routers"]], up.pids()["store"]
+    os.kill(store, signal.SIGSTOP)
+    try:
+        stopped = time.monotonic()
+        wait_until(lambda: not any(map(serves, endpoints)), 20, "a router serves without a store")
+        assert time.monotonic() - stopped < 2 * PROMPT_S
+        status = json.loads(up.started("status").stdout)
+        assert "no answer" in status["store"]["trouble"]
+        assert not status["store"]["serving"]
+        assert not any(router["serving"] for router in status["routers"])
+    finally:
+        os.kill(store, signal.SIGCONT)
+    wait_until(up.whole, 30, "the store answers, and nobody serves")
+
+
+async def fill(store):
+    """Requests for a model that nobody serves, until the store refuses even the smallest; their sequences."""
+    accepted = []
+    for num_tokens in (100_000, 1_000, 1):
+        with suppress(StoreFull):
+            while True:
+                request = RequestId(new_request_id())
+                new = NewSequence(
+                    seq_id=sequence_id("", request), request_id=request, body_hash=b"", tenant="", salt="",
+                    model="none", layout="none", sampling=b"", prompt=tuple(range(num_tokens)), prompt_chain=0,
+                    num_branches=1, max_tokens=1, priority=1, deadline_in_ms=0, keep_on_disconnect=True,
+                    router=Incarnation(""),
+                )  # fmt: skip
+                await store.accept(new, QueueLimits(10**9, 10**12))
+                accepted.append(new.seq_id)
+    return accepted
+
+
+async def refused_while_full(url, endpoint, meanwhile):
+    """The error of a request that meets a full store, which has room again afterwards."""
+    store = open_store(url)
+    await store.open()
+    accepted = await fill(store)
+    async with AsyncClient(endpoint, policy=RetryPolicy(progress_timeout_s=1.0)) as client:
+        with pytest.raises(StoreFull) as caught:
+            await client.complete("new", max_tokens=3)
+    await asyncio.to_thread(meanwhile)
+    for seq_id in accepted:
+        await store.cancel(seq_id)
+    await store.close()
+    return caught.value
+
+
+@pytest.mark.timeout(240)
+def test_a_full_store_refuses_new_requests_and_no_token(tmp_path):
+    up = Up(tmp_path, "--store-memory-bytes", "16MiB", routers=1, workers=1)
+    children = up.children()
+    try:
+        [router], url = up.status()["routers"], json.loads((up.state_dir / "state.json").read_text())["store"]["url"]
+        story = Story([router["endpoint"]])
+
+        def meanwhile():
+            wait_until(lambda: not serves(router["endpoint"]), 20, "a router serves with a full store")
+            status = json.loads(up.started("status").stdout)
+            assert "full" in status["store"]["trouble"]
+            assert not status["routers"][0]["serving"]
+            for _ in range(20):
+                story.goes_on()
+
+        assert asyncio.run(refused_while_full(url, router["endpoint"], meanwhile)).retry_after_ms > 0
+        wait_until(up.whole, 30, "there is room in the store, and nobody serves")
+        with Client(router["endpoint"]) as client:
+            assert len(client.complete("new", max_tokens=3, temperature=0).token_ids) == 3
+        assert story.end() == 0
+    finally:
+        up.process.stop()
+        for pid in children:
+            wait_until(lambda pid=pid: not exists(pid), STOP_S, f"process {pid} is left")
 
 
 class Story:

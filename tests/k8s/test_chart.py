@@ -11,7 +11,7 @@ from octavo import health, settings
 from octavo.options import options_of
 
 CLASSES = {"router": settings.RouterSettings, "worker": settings.WorkerSettings}
-SERVED = {"router": "octavo.v1.Inference", "worker": "octavo.internal.v1.Worker"}
+SERVED = {"router": "resume", "worker": "octavo.internal.v1.Worker"}
 # Settings that the chart decides itself, by flag or variable.
 DECIDED = {
     "router": {"listen", "host", "admin_listen", "router_id", "store", "log_format"},

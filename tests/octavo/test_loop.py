@@ -5,7 +5,7 @@ import signal
 
 import pytest
 
-from octavo.loop import Stopped, before, stop_event
+from octavo.loop import Stopped, before, stop_request
 
 
 async def test_a_process_asked_to_end_does_not_wait_for_what_it_began():
@@ -16,11 +16,24 @@ async def test_a_process_asked_to_end_does_not_wait_for_what_it_began():
     assert await before(asyncio.Event(), asyncio.sleep(0, "done")) == "done"
 
 
-@pytest.mark.parametrize("name", [signal.SIGTERM, signal.SIGINT])
-async def test_a_signal_asks_to_end(name):
-    stop = stop_event()
-    signal.raise_signal(name)
+@pytest.mark.parametrize(
+    ("names", "urgent"),
+    [
+        ([signal.SIGTERM], False),
+        ([signal.SIGINT], True),
+        ([signal.SIGTERM, signal.SIGTERM], True),
+        ([signal.SIGTERM, signal.SIGINT], True),
+    ],
+)
+async def test_a_signal_asks_to_end_and_a_second_one_to_end_at_once(names, urgent):
+    request = stop_request()
+    for name in names:
+        signal.raise_signal(name)
+        async with asyncio.timeout(5):
+            await request.asked.wait()
+        await asyncio.sleep(0.01)
     async with asyncio.timeout(5):
-        await stop.wait()
+        while request.urgent.is_set() != urgent:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
     asyncio.get_running_loop().remove_signal_handler(signal.SIGTERM)
     asyncio.get_running_loop().remove_signal_handler(signal.SIGINT)

@@ -158,3 +158,36 @@ async def test_many_competing_tokens_reach_a_late_client_with_their_scores(world
     assert oracle.returned(await task) == oracle.outputs(PROMPT, params)
     assert follows[0].count(0) >= 2  # so that more than 512 items are sent again
     assert len(follows) < 40
+
+
+async def test_a_router_whose_lease_had_ended_attaches_its_clients_again(world):
+    """Its streams went on all the time, so that no session had a reason to read its record."""
+    store = MemoryStore(world.state)
+    await world.worker(FakeRunner(step_s=0.005))
+    for made in (store, None):
+        await world.router(made, grace_ms=3000)
+    await world.ready()
+    renew, cut_off = store.heartbeat, True
+
+    async def heartbeat(*arguments):
+        if cut_off:
+            raise StoreUnavailable("only this router's heartbeats are lost")
+        return await renew(*arguments)
+
+    stream = world.client(0).generate(PROMPT, replace(GREEDY, max_tokens=3000), request_id="live")
+    await anext(stream)
+    reading = asyncio.create_task(anext_until(stream, lambda: not cut_off and world.entry("live").record.routers))
+    store.heartbeat = heartbeat
+    await world.until(lambda: not world.entry("live").record.routers)
+    cut_off = False
+    await reading
+    record = world.entry("live").record
+    assert (record.routers, record.cancel) == ((world.routers[0].incarnation,), False)
+    await stream.aclose()
+
+
+async def anext_until(stream, holds) -> None:
+    async for event in stream:
+        assert event.finished is None
+        if holds():
+            return

@@ -4,6 +4,7 @@ import asyncio
 from collections import Counter
 from dataclasses import replace
 
+import grpc
 import pytest
 
 from gpu_worker.testing.fake_runner import FakeRunner
@@ -69,7 +70,7 @@ async def test_a_quiet_request_costs_the_store_few_reads(world, monkeypatch):
     monkeypatch.setattr("router.streaming.record_poller.SILENCE_S", 60.0)  # however slow this machine is
     store = Counting(world.state)
     await world.worker()
-    await world.router(store, grace_ms=180_000)
+    await world.router(store)
     await world.ready()
     for max_tokens in (20, 120):
         store.counts.clear()
@@ -303,3 +304,38 @@ async def test_a_model_without_a_tokenizer_answers_with_token_ids(world):
     for refused in (client.complete("abc"), client.tokenize("abc"), client.detokenize([1])):
         with pytest.raises(NoTokenizer, match="tokenizer"):
             await refused
+
+
+async def test_the_end_at_a_deadline_comes_before_the_call_ends_however_late_the_machine_is(world):
+    """Each step takes longer than the margin of a quiet machine. The first calls end without their last event."""
+    await world.worker(FakeRunner(step_s=0.15), lease_ms=5000)
+    await world.router(lease_ms=5000)
+    await world.ready()
+    async with grpc_channel(world) as channel:
+        stub = inference_pb2_grpc.InferenceStub(channel)
+        for number in range(12):
+            if await ends_in_time(stub, number):
+                break
+        else:
+            pytest.fail("the margin does not follow")
+        assert sum([await ends_in_time(stub, 100 + number) for number in range(6)]) >= 5
+
+
+def grpc_channel(world):
+    return rpc.channel(world.routers[0].endpoint)
+
+
+async def ends_in_time(stub, number: int) -> bool:
+    """Whether the last event arrives before the deadline of the call."""
+    request = inference_pb2.GenerateRequest(request_id=f"late-{number}", raw_text=b"Hello")
+    request.sampling.max_tokens = 1000
+    last = None
+    try:
+        async for message in stub.Generate(request, timeout=1.2):
+            last = message
+    except grpc.aio.AioRpcError as error:
+        if error.code() is not grpc.StatusCode.DEADLINE_EXCEEDED:
+            raise
+        return False
+    assert last.finish_reason == types_pb2.FINISH_REASON_DEADLINE
+    return True

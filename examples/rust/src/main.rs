@@ -295,12 +295,12 @@ mod grpc {
         }
     }
 
-    /// Returns when a ping has not been answered for three seconds.
+    /// Returns when a ping has not been answered for two seconds.
     async fn keep_alive(mut pings: h2::PingPong) {
         loop {
-            tokio::time::sleep(Duration::from_secs(10)).await;
+            tokio::time::sleep(Duration::from_secs(1)).await;
             let answer = pings.ping(h2::Ping::opaque());
-            if !matches!(tokio::time::timeout(Duration::from_secs(3), answer).await, Ok(Ok(_))) {
+            if !matches!(tokio::time::timeout(Duration::from_secs(2), answer).await, Ok(Ok(_))) {
                 return;
             }
         }

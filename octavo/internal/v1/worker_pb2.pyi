@@ -345,10 +345,12 @@ class KvEvent(_message.Message):
     def __init__(self, stored: _Optional[bytes] = ..., removed: _Optional[bytes] = ..., cleared: bool = ...) -> None: ...
 
 class DrainRequest(_message.Message):
-    __slots__ = ("grace_ms",)
+    __slots__ = ("grace_ms", "undo")
     GRACE_MS_FIELD_NUMBER: _ClassVar[int]
+    UNDO_FIELD_NUMBER: _ClassVar[int]
     grace_ms: int
-    def __init__(self, grace_ms: _Optional[int] = ...) -> None: ...
+    undo: bool
+    def __init__(self, grace_ms: _Optional[int] = ..., undo: bool = ...) -> None: ...
 
 class DrainResponse(_message.Message):
     __slots__ = ("num_left", "num_migrated", "num_released")

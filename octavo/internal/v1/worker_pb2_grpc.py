@@ -167,9 +167,17 @@ class WorkerServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def Drain(self, request, context):
-        """Makes the worker refuse new sequences and move those it has to other workers; reports progress until it is empty.
+        """Makes the worker refuse new sequences and give up those it has, so that other workers replay them. Reports progress
+        until the worker is empty. The process goes on, without work, until a call with `undo`, or its end.
 
-        * UNIMPLEMENTED: comes with live migration. Until then SIGTERM lets running sequences be taken over by replay.
+        Sequences are released a few at a time, as the other workers replay them; what ends meanwhile ends here. What is left
+        after grace_ms is released at once and waits in the queue, as it does where there is no other worker. The worker
+        is NOT_SERVING meanwhile, and Watch says that it drains.
+
+        Idempotent: a second call reports the same drain, and may only shorten its time. The drain outlives the call.
+
+        * INVALID_ARGUMENT: grace_ms is above an hour.
+        * UNAVAILABLE: the model is still loading. Retry.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

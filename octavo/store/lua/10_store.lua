@@ -60,6 +60,7 @@ local function enter(generation_key, args)
     end
     store = { raw = raw, generation = generation, frozen_until = frozen, prefix = prefix }
     served = store
+    forget_guards()
   end
   store.retain_ms = tonumber(args[2])
   return store
@@ -93,6 +94,7 @@ end
 
 -- Writes fields to the record and to its table.
 local function update(rec, fields)
+  forget_guard(rec.key)
   local flat = {}
   for name, value in pairs(fields) do
     rec[name] = tostring(value)

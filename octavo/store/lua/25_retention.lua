@@ -4,7 +4,8 @@
 
 local SETTLE_MS = 60 * 1000
 local SHORT, ENOUGH = 0.9, 0.85  -- shares of maxmemory: dropping begins at the first, and ends below the second
-local FULL = 0.98                -- from this share on the store says that it is full; the server refuses `accept` at 1
+local FULL = 0.98                -- from this share on the store says that it is full; the server refuses `accept` at 1,
+local ROOM_BYTES = 2 ^ 20        -- or if less is left: one long prompt, and the buffer in which it arrives
 local MAX_DROPS = 1024           -- per sweep, which takes 8 ms
 local DROPS_PER_LOOK = 32        -- how many records are dropped before memory is measured again
 
@@ -31,11 +32,13 @@ local function keep_ended(store, rec)
   forget_expired(store, list)
 end
 
--- How much of maxmemory is used; 0 if the server has no bound.
+-- How much of maxmemory is used, and how many bytes are left; 0 and infinity if the server has no bound.
 local function memory_used()
   local info = redis.call('INFO', 'memory')
   local bound = tonumber(string.match(info, '\nmaxmemory:(%d+)') or 0)
-  return bound > 0 and tonumber(string.match(info, 'used_memory:(%d+)')) / bound or 0
+  if bound == 0 then return 0, math.huge end
+  local used = tonumber(string.match(info, 'used_memory:(%d+)'))
+  return used / bound, bound - used
 end
 
 -- Drops a record that has ended long enough ago. False if it ended too recently.
@@ -63,4 +66,7 @@ local function relieve_memory(store)
 end
 
 -- KEYS: generation.  Reply: {'OK', 1 if there is memory for a new request, else 0}
-define('accepting', function() return { 'OK', memory_used() < FULL and 1 or 0 } end, true)
+define('accepting', function()
+  local used, left = memory_used()
+  return { 'OK', used < FULL and left > ROOM_BYTES and 1 or 0 }
+end, true)

@@ -18,17 +18,20 @@ end
 -- Appends one item; returns the status and the journal's length. Only the owner at the record's epoch may write, and only
 -- at the end. It may send again what it has sent before.
 local function append(store, key, owner, epoch, branch, first, count, reason, tokens, failure, score)
+  local journal, stop = key .. ':' .. branch, first + count
+  if reason == 0 and count > 0 then
+    local length = append_guarded(key, journal, owner, epoch, branch, first, stop, tokens)
+    if length then return OK, length end
+  end
   local rec = redis.call('HMGET', key, 'epoch', 'state', 'finishes', 'cancel', 'crashes', 'max_tokens', 'owner')
   if not rec[1] then return GONE, 0 end
   local state, finishes = rec[2], rec[3]
   if branch >= #finishes then return CONFLICT, 0 end
-  local journal = key .. ':' .. branch
   local length = redis.call('STRLEN', journal) / 4
   if tonumber(rec[1]) ~= epoch or rec[7] ~= owner or state == 'QUEUED' then return FENCED, length end
 
   local done = string.byte(finishes, branch + 1) - 48
   local open = state == 'RUNNING' and done == 0
-  local stop = first + count
   if first > length then return open and GAP or CLOSED, length end
   if count > 0 and first < length then
     local known = math.min(stop, length)
@@ -45,13 +48,14 @@ local function append(store, key, owner, epoch, branch, first, count, reason, to
     length = redis.call('APPEND', journal, fresh == count and tokens or string.sub(tokens, -4 * fresh)) / 4
     if rec[5] ~= '0' then count_proof(store, key, fresh) end
   end
-  if reason ~= 0 then finish_appended(store, key, branch, reason, failure, score) end
+  if reason ~= 0 then finish_appended(store, key, branch, reason, failure, score)
+  elseif rec[4] == '0' and rec[5] == '0' then remember_guard(key, owner, epoch, tonumber(rec[6]), branch, length) end
   return rec[4] == '1' and OK_CANCEL or OK, length
 end
 
 -- KEYS: generation, then the record of each item.
--- a: the owner that appends, then per item <u64 epoch><u16 branch><u32 first><u32 count><u8 reason><u32 failure bytes><f64 score, NaN: none><tokens>
--- <failure>, packed.
+-- a: the owner that appends; then per item <u64 epoch><u16 branch><u32 first><u32 count><u8 reason><u32 failure bytes>
+-- <f64 score, NaN: none><tokens><failure>, packed.
 -- Reply: {'OK', then per item: status + 8 * journal length}.
 define('append_batch', function(store, keys, owner, blob)
   local unpack_head, sub = struct.unpack, string.sub

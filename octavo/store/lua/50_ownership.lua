@@ -106,6 +106,7 @@ define('take', function(store, keys, expected, owner, take_id, why, poison)
   leave_queue(store, rec)
   note(rec, now, 'taken', owner .. ' ' .. why)
 <<<<<<< HEAD
+<<<<<<< HEAD
   hand_over(store, rec, owner, { take_id = take_id, proof = 0 })
   return { 'OK', rec.epoch, rec.crashes, 0 }
 end, true)
@@ -160,4 +161,9 @@ define('mig_abort', function(store, keys, epoch, mig_id)
   hand_over(store, rec, owner, take_id, 0)
   return take_reply('OK', rec)
 >>>>>>> ownership
+=======
+  update(rec, { proof = 0 })
+  hand_over(store, rec, owner, take_id, 0)
+  return take_reply('OK', rec)
+>>>>>>> main
 end, true)

@@ -32,7 +32,7 @@ define('mig_begin', function(store, keys, epoch, number, target)
   update(rec, { mig_number = number, mig_to = target })
   note(rec, now_ms(), 'migrating', target)
   return { 'OK', rec.epoch }
-end)
+end, true)
 
 -- The target calls it when it holds all blocks and tokens.
 -- KEYS: generation, record.  a: epoch, number, target, journal length of each branch.  Reply: {status, epoch}
@@ -52,7 +52,7 @@ define('mig_commit', function(store, keys, epoch, number, target, ...)
   note(rec, now_ms(), 'migrated', target)
   hand_over(store, rec, target, '', number)
   return { 'OK', rec.epoch }
-end)
+end, true)
 
 -- The source calls it. The number is used up, so that this migration can be neither committed nor begun any more.
 -- KEYS: generation, record.  a: epoch, number.  Reply: {status, epoch}

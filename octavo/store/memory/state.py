@@ -9,7 +9,7 @@ from typing import NamedTuple
 from octavo.ids import Incarnation, SequenceId
 from octavo.record import Record, SequenceState, TimelineEntry
 from octavo.sampling import FinishReason
-from octavo.store.calls import Finish, Member, NameHolder, Notice, QueueDepth
+from octavo.store.calls import RETAIN_MS, Finish, Member, NameHolder, Notice, QueueDepth
 
 ALIVE_MS = 24 * 3600 * 1000
 QUARANTINE_MS = 60_000
@@ -50,7 +50,7 @@ class StoredSequence:
 class MemoryState:
     """The data of one store. Several MemoryStores on it stand for several processes on one server."""
 
-    def __init__(self, now_ms: Callable[[], int] = wall_clock_ms, *, retain_ms: int = 600_000) -> None:
+    def __init__(self, now_ms: Callable[[], int] = wall_clock_ms, *, retain_ms: int = RETAIN_MS) -> None:
         self.now_ms = now_ms
         self.retain_ms = retain_ms
         self.full = False  # as a server that has used up its memory

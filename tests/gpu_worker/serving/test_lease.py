@@ -57,7 +57,7 @@ async def test_beats_renew_three_times_in_a_lease_at_most():
         lease.beat()
     await asyncio.sleep(0.1)
     assert store.order == ["heartbeat"]
-    assert lease.begun
+    assert lease.runs
 
 
 async def test_a_worker_waits_until_the_lease_of_its_predecessor_has_ended():
@@ -106,7 +106,7 @@ async def test_a_worker_that_lost_its_id_while_it_was_away_knows_so_and_renews_n
     lease = Lease(store, member("old", "10.0.0.1:7"), LEASE_MS)
     lease.beat()
     await asyncio.sleep(0.01)
-    assert lease.begun
+    assert lease.runs
     store.shared.leases.clear()
     store.shared.names.clear()  # as after the end of the lease
     await store.heartbeat(member("new", "10.0.0.2:7"), 60_000)

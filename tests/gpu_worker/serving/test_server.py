@@ -49,7 +49,7 @@ async def test_a_worker_that_still_loads_says_so_to_every_call():
 
 
 async def test_a_stopping_worker_takes_nothing_and_goes_on(service):
-    service.service.stopping = True
+    service.service.draining = True
     with pytest.raises(grpc.aio.AioRpcError) as raised:
         await service.schedule(admission())
     assert isinstance(statuses.error_from(raised.value), errors.Draining)

@@ -4,14 +4,13 @@ import asyncio
 import threading
 import time
 from collections.abc import AsyncIterator
-from functools import partial
 
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from waiting import until
 
 from gpu_worker.scheduling.step import StepOutput, StepPlan
-from gpu_worker.serving import program, progress_monitor, reconciler, worker
+from gpu_worker.serving import drain, program, progress_monitor, reconciler
 from gpu_worker.serving.listener import Listener
 from gpu_worker.serving.worker import Worker
 from gpu_worker.testing.fake_runner import FakeRunner
@@ -112,7 +111,8 @@ async def life(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Life]:
     made = Life()
     monkeypatch.setattr(progress_monitor, "give_up", made.ended.append)
     monkeypatch.setattr(progress_monitor, "HANG_LEASES", 4)
-    monkeypatch.setattr(worker, "FLUSH_TIMEOUT_S", 0.5)
+    monkeypatch.setattr(drain, "FLUSH_TIMEOUT_S", 0.5)
+    monkeypatch.setattr(drain, "STORE_PATIENCE_S", 0.5)
     await made.begin()
     yield made
     await made.end()
@@ -132,14 +132,16 @@ async def test_it_serves_once_the_store_knows_it_and_leaves_at_the_end(life):
     assert not life.ended
 
 
-async def test_what_was_generated_is_journalled_before_it_ends(life):
+async def test_what_was_generated_is_journalled_and_released_before_it_ends(life):
     await life.run_something()
     await until(lambda: life.has_journalled(20))
     await life.worker.stop()
     sequence = life.worker.workload.sequences[SEQ]
     assert await life.tokens() == sequence.branches[0].num_output > 20
     snapshot = await life.store.read(SEQ)
-    assert snapshot.record.state is SequenceState.RUNNING  # for others to take over
+    assert snapshot.record.state is SequenceState.QUEUED  # for others to take
+    assert snapshot.record.epoch == 2  # what this worker might still append is fenced
+    assert snapshot.record.crashes == 0
     assert snapshot.record.finishes == (FinishReason.NONE,)
 
 
@@ -222,12 +224,12 @@ async def test_a_runner_is_closed_after_its_last_step_only(life):
     await until(lambda: life.has_journalled(5))
     life.runner.go.clear()
     await until(life.runner.hangs.is_set)
-    life.worker.engine.stop = partial(life.worker.engine.stop, timeout_s=0.05)
+    life.worker.step_timeout_s = 0.05
     await program.end_worker(life.worker, life.store, life.runner)
     assert not life.runner.closed
     assert "step in flight" in life.ended[0]
     life.runner.go.set()
-    life.worker.engine.stop = partial(life.worker.engine.stop, timeout_s=10.0)
+    life.worker.step_timeout_s = 10.0
     await program.end_worker(life.worker, life.store, life.runner)
     assert life.runner.closed
     assert len(life.ended) == 1
@@ -252,12 +254,13 @@ async def test_a_store_that_is_away_costs_the_lease_and_nothing_else(life):
 
     life.store.heartbeat = life.store.append_batch = away
     await asyncio.sleep(2 * LEASE_MS / 1000)
-    assert await life.serving()  # its loop goes round
+    assert not await life.serving()  # its loop goes round, but nobody gives it anything
     count, steps = await life.tokens(), life.worker.engine.times.num_steps
     await asyncio.sleep(0.1)
     assert life.worker.engine.times.num_steps == steps  # held: no more than the window is not journalled
     life.store.heartbeat, life.store.append_batch = heartbeat, append
     await until(life.known)
+    await until(life.serving)
     await until(lambda: life.worker.engine.times.num_steps > steps + 50)
     assert await life.tokens() > count
     assert not life.ended

@@ -71,6 +71,34 @@ async def test_a_broken_stream_goes_on_at_the_next_router(router, make_router, s
     assert call[1].resume_token
 
 
+async def test_a_token_of_a_key_that_the_store_has_lost_is_replaced_by_id_and_indexes(router, serve, script):
+    router.scripts.extend(
+        [script(at=3, fault="end", lag=0), script(error=errors.ForeignToken("another key")), script(lag=0)]
+    )
+    async with serve(router) as one, serve(router) as two, AsyncClient([one, two], policy=QUICK) as client:
+        stream = client.generate("hello")
+        assert await gather(stream) == (*router.oracle, [FinishReason.LENGTH])
+    (_, generate), (_, by_token), (_, by_index) = router.calls
+    assert by_token.resume_token
+    assert (by_index.request_id, list(by_index.next_indexes)) == (generate.request_id, [6])
+
+
+async def test_a_record_that_the_store_has_lost_with_its_key_is_lost_history(router, serve, script):
+    router.scripts.extend([script(at=3, fault="end"), script(error=errors.ForeignToken("another key"))])
+    router.scripts.append(script(error=errors.NotFound("no such request", resource="request")))
+    async with serve(router) as endpoint, AsyncClient(endpoint, policy=QUICK) as client:
+        with pytest.raises(errors.HistoryLost):
+            await gather(client.generate("hello"))
+
+
+async def test_a_foreign_token_of_the_caller_is_the_caller_s_to_replace(router, serve, script):
+    router.scripts.append(script(error=errors.ForeignToken("another key")))
+    router.accepted.add("r")
+    async with serve(router) as endpoint, AsyncClient(endpoint, policy=QUICK) as client:
+        with pytest.raises(errors.ForeignToken):
+            await gather(client.attach(resume_token=b'["r", 2, 2]'))
+
+
 @pytest.mark.parametrize("fault", ["UNAVAILABLE", "UNKNOWN"])
 async def test_a_connection_that_breaks_after_the_terminal_event_breaks_nothing(router, serve, script, fault):
     router.scripts.append(script(at=len(router.oracle[0]) // 2, fault=fault))

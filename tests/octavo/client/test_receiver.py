@@ -15,7 +15,7 @@ def words(branch: int, length: int) -> list[str]:
     return [f"{branch}.{index}," * (index % 3) for index in range(length)]
 
 
-def router_stream(lengths, place, chunks, lag):
+def router_stream(lengths, place, chunks, lag, now=0):
     """What a router sends from `place` on, {branch: (index, chars)}; text lags `lag` tokens behind its tokens."""
     place = dict(place)
     left = list(range(len(lengths)))
@@ -39,14 +39,14 @@ def router_stream(lengths, place, chunks, lag):
             text=text[chars:],
             finish_reason=FinishReason.LENGTH if ended else FinishReason.NONE,
             finished=None if left else StreamEnd(),
-            resume_token=repr(sorted(place.items())).encode(),
+            resume_token=repr((now, sorted(place.items()))).encode(),
         )
 
 
 FAULTS = st.sampled_from(["cut", "skip", "twice", "swap", "old"])
 CONNECTION = st.tuples(
     st.lists(st.tuples(st.integers(0, 12), FAULTS), max_size=3),
-    st.booleans(),  # begins at the start, as after an expired token
+    st.sampled_from(["token", "start", "indexes"]),  # where it begins, if there is a token
     st.lists(st.integers(1, 4), min_size=1, max_size=3),
 )
 
@@ -74,21 +74,27 @@ def disturbed(events, faults):
     connections=st.lists(CONNECTION, max_size=6),
 )
 @settings(max_examples=300)
-@example(lengths=[1, 1, 1], lag=0, connections=[([(0, "skip"), (1, "cut")], False, [1])])
+@example(lengths=[1, 1, 1], lag=0, connections=[([(0, "skip"), (1, "cut")], "token", [1])])
+@example(lengths=[2, 4], lag=1, connections=[([(2, "cut")], "token", [3]), ([], "indexes", [1])])
 def test_everything_is_delivered_exactly_once_whatever_connections_do(lengths, lag, connections):
     receiver = StreamReceiver(num_branches=len(lengths))
     tokens = [[] for _ in lengths]
     texts = ["" for _ in lengths]
     finishes = []
     # Two good connections in the end: a lost end of a branch may show only at the end of the first.
-    for faults, from_start, chunks in [*connections, ([], False, [2]), ([], False, [2])]:
+    last = ([], "token", [2])
+    for now, (faults, begins_at, chunks) in enumerate([*connections, last, last]):
         place = dict.fromkeys(range(len(lengths)), (0, 0))
-        if receiver.resume_token and not from_start:
-            place = dict(eval(receiver.resume_token))  # noqa: S307
+        if receiver.resume_token and begins_at != "start":
+            if begins_at == "indexes":  # the last text of a branch that has ended comes again
+                for branch, index in enumerate(receiver.next_indexes()):
+                    place[branch] = (index, len("".join(words(branch, index)[: max(index - lag, 0)])))
+            else:
+                place = dict(eval(receiver.resume_token)[1])  # noqa: S307
             receiver.resume()
         else:
             receiver.restart()
-        for event in disturbed(list(router_stream(lengths, place, chunks, lag)), faults):
+        for event in disturbed(list(router_stream(lengths, place, chunks, lag, now)), faults):
             try:
                 new = receiver.accept(event)
             except BrokenStreamError:

@@ -18,7 +18,7 @@ from octavo.store.redis import RedisStore
 
 W1, ROUTER = Incarnation("worker1"), Incarnation("router1")
 UNBOUNDED = QueueLimits(10**9, 10**12)
-MEMORY_BYTES = 8 * 2**20
+MEMORY_BYTES = 16 * 2**20
 PROMPT = tuple(range(16_384))  # 64 KiB in the store
 RETAIN_MS = 600_000
 SETTLED_MS = 10 * RETAIN_MS  # with this retention, a record that was kept for RETAIN_MS seems to have ended long ago
@@ -60,7 +60,7 @@ async def take(store: RedisStore, seq_id: SequenceId) -> None:
 
 
 async def append(store: RedisStore, seq_id: SequenceId, first: int, end: FinishReason = FinishReason.NONE) -> None:
-    [reply] = await store.append_batch([AppendItem(seq_id, 1, 0, first, list(range(500)), end)])
+    [reply] = await store.append_batch(W1, [AppendItem(seq_id, 1, 0, first, list(range(500)), end)])
     assert reply.status is AppendStatus.OK
 
 
@@ -134,7 +134,7 @@ async def test_an_ended_record_takes_little_memory(store: Any, new: New) -> None
     tokens = tuple(range(100))
     for first in range(0, 100, 2):
         end = FinishReason.LENGTH if first == 98 else FinishReason.NONE
-        await store.append_batch([AppendItem(request.seq_id, 1, 0, first, tokens[first : first + 2], end)])
+        await store.append_batch(W1, [AppendItem(request.seq_id, 1, 0, first, tokens[first : first + 2], end)])
     client = store.server.client
     sizes = [
         await client.memory_usage(key, samples=0) async for key in client.scan_iter(f"octavo:seq:{request.seq_id}*")

@@ -8,7 +8,7 @@ from accepted import accepted_sequence
 from octavo.errors import HistoryLost, NotFound, PoisonSuspected, StoreUnavailable
 from octavo.ids import Incarnation
 from octavo.record import Record, SequenceState, Snapshot, first_record
-from octavo.sampling import SamplingParams
+from octavo.sampling import FinishReason, SamplingParams
 from octavo.text.byte_tokenizer import ByteTokenizer
 from octavo.text.stop import TextStream
 from router.streaming import journal_reader
@@ -29,11 +29,15 @@ class FakeStore:
         self.journal = b""
         self.outages: list[bool] = []
         self.num_reads = 0
+        self.generation = 1
+        self.restarts = False  # whether the next read is the first one that is answered by a new generation
 
     async def read(self, seq_id, *, from_indexes):
         self.num_reads += 1
         if self.outages and self.outages.pop():
             raise StoreUnavailable("down")
+        if self.restarts:
+            self.generation, self.restarts = self.generation + 1, False
         if self.record is None:
             return None
         return Snapshot(replace(self.record), (), (tuple(self.journal[from_indexes[0] :]),), 1000)
@@ -102,9 +106,70 @@ async def test_an_answer_ends_the_outage(parts, monkeypatch):
     assert await parts.reader.read_on() is None
 
 
-async def test_a_record_that_is_gone_is_not_found(parts):
+async def test_a_record_that_is_gone_too_early_is_lost(parts, monkeypatch):
     parts.store.record = None
+    with pytest.raises(HistoryLost):
+        await parts.reader.read_on()
+    monkeypatch.setattr(journal_reader, "RETAIN_MS", 0)  # it may have ended longer ago than that
     with pytest.raises(NotFound):
+        await parts.reader.read_on()
+    parts.store.restarts = True
+    with pytest.raises(HistoryLost):
+        await parts.reader.read_on()
+
+
+async def delivered(parts, journal) -> None:
+    parts.store.journal = journal
+    parts.reader.distrust_stream()
+    assert await parts.read_and_deliver()
+    assert parts.text() == journal.decode()
+
+
+async def test_another_past_in_a_new_generation_is_lost_history(parts):
+    """The end of the journal was lost, and another worker wrote another one: ABCDEF is not continued as ABCDEFcde."""
+    await delivered(parts, b"ABCDEF")
+    parts.store.journal, parts.store.restarts = b"ABCabcde", True
+    with pytest.raises(HistoryLost, match="other tokens"):
+        await parts.reader.read_on()
+    assert parts.text() == ""
+
+
+async def test_the_same_past_in_a_new_generation_goes_on(parts):
+    await delivered(parts, b"ABCDEF")
+    parts.store.journal, parts.store.generation = b"ABCDEFG", 2
+    parts.reader.distrust_stream()
+    assert await parts.read_and_deliver()
+    assert parts.text() == "G"
+    parts.reader.distrust_stream()
+    parts.store.journal, num_reads = b"ABCDEFGH", parts.store.num_reads
+    assert await parts.read_and_deliver()
+    assert parts.text() == "H"
+    assert parts.store.num_reads == num_reads + 1  # from the next index on again
+
+
+@pytest.mark.parametrize(("journal", "text"), [(b"ABCDEFG", "G"), (b"ABCdefgh", None)])
+async def test_a_shorter_past_is_waited_for_while_the_sequence_runs(parts, journal, text):
+    await delivered(parts, b"ABCDEF")
+    parts.store.journal, parts.store.restarts = b"ABC", True
+    for _ in range(2):
+        parts.reader.distrust_stream()
+        assert not await parts.read_and_deliver()
+        assert not parts.reader.is_verified
+    assert parts.text() == ""
+    parts.store.journal = journal
+    if text is None:
+        with pytest.raises(HistoryLost):
+            await parts.reader.read_on()
+    else:
+        assert await parts.read_and_deliver()
+        assert parts.text() == text
+
+
+async def test_a_shorter_past_of_an_ended_sequence_is_lost_history(parts):
+    await delivered(parts, b"ABCDEF")
+    parts.store.record = replace(RECORD, state=SequenceState.DONE, finishes=(FinishReason.LENGTH,))
+    parts.store.journal, parts.store.restarts = b"ABC", True
+    with pytest.raises(HistoryLost, match="lost tokens"):
         await parts.reader.read_on()
 
 

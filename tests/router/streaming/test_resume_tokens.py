@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from octavo.errors import HistoryLost, InvalidArgument
-from router.streaming.resume_tokens import ResumePoint, ResumeTokens, StreamPlace, StreamStart
+from octavo.errors import ForeignToken, HistoryLost, InvalidArgument
+from router.streaming.resume_tokens import HEAD, ResumeTokens, StreamPlace, StreamStart
 
 U32, U64 = st.integers(0, 2**32 - 1), st.integers(0, 2**64 - 1)
 PLACES = st.lists(st.builds(StreamPlace, U32, U64, U32), min_size=1, max_size=16)
@@ -14,9 +14,11 @@ IDS = st.text(st.characters(min_codepoint=33, max_codepoint=126), min_size=1, ma
 
 @given(IDS, PLACES)
 def test_round_trip(request_id, places):
-    tokens = ResumeTokens(b"k" * 32)
+    tokens = ResumeTokens(b"k" * 32, generation=7)
     point = tokens.read_token(tokens.make_token(request_id.encode(), places))
-    assert point == ResumePoint(request_id, places)
+    assert (point.request_id, point.places, point.generation) == (request_id, places, 7)
+    assert point.is_younger_than(60)
+    assert not point.is_younger_than(-60)
 
 
 @given(IDS, PLACES, st.data())
@@ -24,20 +26,44 @@ def test_any_changed_bit_is_refused(request_id, places, data):
     tokens = ResumeTokens(b"k" * 32)
     token = bytearray(tokens.make_token(request_id.encode(), places))
     token[data.draw(st.integers(0, len(token) - 1))] ^= 1 << data.draw(st.integers(0, 7))
-    with pytest.raises(InvalidArgument, match="resume_token"):
+    with pytest.raises((InvalidArgument, ForeignToken), match="resume_token"):
+        tokens.read_token(bytes(token))
+
+
+@given(IDS, PLACES, st.data())
+def test_a_changed_token_of_the_store_s_key_is_told_from_one_of_another_key(request_id, places, data):
+    tokens = ResumeTokens(b"k" * 32)
+    token = bytearray(tokens.make_token(request_id.encode(), places))
+    token[data.draw(st.integers(5, len(token) - 1))] ^= 1 << data.draw(st.integers(0, 7))
+    with pytest.raises(InvalidArgument):  # after version and key id
         tokens.read_token(bytes(token))
 
 
 @given(st.binary(max_size=200))
 def test_garbage_is_refused(garbage):
-    with pytest.raises(InvalidArgument, match="resume_token"):
+    with pytest.raises((InvalidArgument, ForeignToken), match="resume_token"):
         ResumeTokens(b"k" * 32).read_token(garbage)
 
 
-def test_a_token_of_another_deployment_is_refused():
+def test_a_token_of_another_key_or_version_is_foreign():
     token = ResumeTokens(b"a" * 32).make_token(b"r", [StreamPlace(1, 2, 3)])
-    with pytest.raises(InvalidArgument):
+    with pytest.raises(ForeignToken, match="request id"):
         ResumeTokens(b"b" * 32).read_token(token)
+    with pytest.raises(ForeignToken):
+        ResumeTokens(b"a" * 32).read_token(bytes([1]) + token[1:])
+    with pytest.raises(InvalidArgument):
+        ResumeTokens(b"a" * 32).read_token(token[: HEAD.size + 15])
+
+
+def test_tokens_of_the_last_keys_are_read():
+    tokens = ResumeTokens(b"0" * 32, generation=0)
+    made = [tokens.make_token(b"r", [StreamPlace(1, 2, 3)])]
+    for generation in range(1, 5):
+        tokens.use_key(str(generation).encode() * 32, generation)
+        made.append(tokens.make_token(b"r", [StreamPlace(1, 2, 3)]))
+    with pytest.raises(ForeignToken):
+        tokens.read_token(made[0])
+    assert [tokens.read_token(token).generation for token in made[1:]] == [1, 2, 3, 4]
 
 
 def test_a_place_beyond_the_journal_is_lost_history():

@@ -142,6 +142,10 @@ class Cluster:
         """kill -9."""
         (self.store if name == "store" else self.processes[name]).kill()
 
+    def terminate(self, name: str) -> float:
+        """SIGTERM to a router or a worker; how many seconds it took to end, with status 0."""
+        return self.processes[name].terminate()
+
     def spawn(self, name: str) -> None:
         (self.store if name == "store" else self.processes[name]).start()
 

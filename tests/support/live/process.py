@@ -36,6 +36,11 @@ class Process:
     def running(self) -> bool:
         return self._popen is not None and self._popen.poll() is None
 
+    @property
+    def exit_code(self) -> int | None:
+        """Of a process that has ended; −n if signal n ended it."""
+        return None if self._popen is None else self._popen.poll()
+
     def start(self) -> None:
         assert not self.running, f"{self.name} runs already"
         with self.log.open("ab") as log:
@@ -57,6 +62,16 @@ class Process:
         assert self._popen is not None
         assert self._popen.wait(10) == -signal.SIGKILL, f"{self.name} ended by itself"
         assert not exists(pid)
+
+    def terminate(self, timeout_s: float = 60.0) -> float:
+        """SIGTERM to a process that runs; returns when it has ended with status 0, and how many seconds it took."""
+        assert self.running, f"{self.name} had ended before it could be asked to:\n{self.tail()}"
+        began = time.monotonic()
+        os.kill(self.pid, signal.SIGTERM)
+        assert self._popen is not None
+        code = self._popen.wait(timeout_s)
+        assert code == 0, f"{self.name} ended with {code}:\n{self.tail()}"
+        return time.monotonic() - began
 
     def pause(self) -> None:
         """SIGSTOP; returns when every thread has stopped."""

@@ -1,0 +1,264 @@
+"""Real processes under load in a storm of random faults: make chaos MINUTES=120 (see README.md)."""
+
+import argparse
+import asyncio
+import json
+import os
+import random
+import sys
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from guard.processes import command_of, descendants, exists
+from live.cluster import ROOT, Shape
+from live.process import Process
+from storm.faults import FaultMissed, Faults
+from storm.leak_audit import audit, num_blocks, uses, wait_quiet
+from storm.log_checker import check_folder, summary
+from storm.storm_cluster import StormCluster, module_command
+
+ROUTER_KILLS_PER_HOUR, WORKER_KILLS_PER_HOUR, OTHERS_PER_HOUR = 280.0, 115.0, 240.0
+CATCH_UP = 3  # faults of one kind that may be under way at once, where some took longer than planned
+STATUS_S = 15.0
+WARM_UP_S = 8.0
+Inject = Callable[[], Awaitable[dict[str, Any]]]
+
+
+def patience(seconds: float) -> float:
+    """Longer where the machine has more to do than it has cores."""
+    return seconds * max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1))
+
+
+class Storm:
+    """One run: its cluster, its faults, its clients, and what was found."""
+
+    def __init__(self, arguments: argparse.Namespace, folder: Path) -> None:
+        self.folder = folder
+        self.violations: list[str] = []
+        self.missed: list[str] = []
+        self.counts: Counter[str] = Counter()
+        self._arguments = arguments
+        self._random = random.Random(arguments.seed)
+        shape = Shape(
+            routers=arguments.routers, workers=arguments.workers, step_delay_ms=arguments.step_ms, lease_ms=3000
+        )
+        self._cluster = StormCluster(folder, shape)
+        self._faults = Faults(self._cluster, self._random)
+        self._log = (folder / "faults.jsonl").open("w", encoding="utf-8")
+        self._under_way: set[asyncio.Task[None]] = set()
+        self._began = time.monotonic()
+
+    async def run(self) -> dict[str, Any]:
+        cluster, arguments = self._cluster, self._arguments
+        try:
+            await cluster.start()
+            await self._stream("warm-up.jsonl", lambda: asyncio.sleep(WARM_UP_S))
+            self._note_left(await wait_quiet(cluster, patience(60)))
+            before, blocks = await uses(cluster), await num_blocks(cluster)
+            kinds = self._chosen_kinds()
+            self._say(
+                f"{arguments.streams} streams, {arguments.minutes:g} minutes, seed {arguments.seed}: {' '.join(kinds)}"
+            )
+            await self._stream("history.jsonl", lambda: self._rage(kinds))
+            self._note_left(await wait_quiet(cluster, patience(90)))
+            found = await audit(cluster, before, blocks)
+            self.violations += [f"left behind: {leak}" for leak in found["leaks"]]
+        finally:
+            self._log.close()
+            codes = await cluster.stop()
+        self.violations += [f"{name} ended with {code} at the end" for name, code in codes.items() if code]
+        left = [pid for pid in descendants(os.getpid()) if exists(pid)]
+        self.violations += [f"process {pid} is left: {command_of(pid)}" for pid in left]
+        return self._report(found)
+
+    def _chosen_kinds(self) -> dict[str, Inject]:
+        kinds = self._faults.kinds()
+        wanted = self._arguments.kinds.split(",") if self._arguments.kinds else [*kinds, "worker-kill", "router-kill"]
+        if not self._cluster.store.primary.disk.mounted:
+            self._say("disk-full is left out: this process may not mount a tmpfs")
+        known = {
+            **kinds,
+            "worker-kill": lambda: self._faults.kill(self._cluster.workers),
+            "router-kill": lambda: self._faults.kill(self._cluster.routers),
+        }
+        unknown = set(wanted) - set(known)
+        if unknown:
+            raise SystemExit(f"no such kinds here: {sorted(unknown)}; there are {sorted(known)}")
+        return {kind: known[kind] for kind in wanted}
+
+    def _note_left(self, left: list[str]) -> None:
+        self.violations += [f"not quiet: {what}" for what in left]
+
+    async def _stream(self, log: str, meanwhile: Callable[[], Awaitable[None]]) -> None:
+        """Has clients stream until `meanwhile` is over and their last streams have ended."""
+        arguments = self._arguments
+        options = ["--endpoints", ",".join(self._cluster.client_endpoints), "--streams", str(arguments.streams)]
+        options += ["--log", str(self.folder / log), "--seed", str(arguments.seed), "--patience-s", "300"]
+        clients = Process(
+            "clients",
+            module_command(self._cluster.code, "storm.stream_clients", *options),
+            self.folder / "clients.log",
+            ROOT,
+        )
+        self._clients = clients
+        await asyncio.to_thread(clients.start)
+        try:
+            await meanwhile()
+            self._cluster.heal()
+            for name in self._cluster.processes:
+                await self._cluster.ready(name, patience(120))
+        finally:
+            ended = clients.running
+            code = await asyncio.to_thread(clients.stop, patience(300))
+        if not ended or code:
+            self.violations.append(f"the clients ended with {code}:\n{clients.tail()}")
+
+    # Faults
+
+    async def _rage(self, kinds: dict[str, Inject]) -> None:
+        """Faults until the time is over, and until the last one is."""
+        until = time.monotonic() + 60 * self._arguments.minutes
+        others = {kind: inject for kind, inject in kinds.items() if kind not in ("worker-kill", "router-kill")}
+        chains = [asyncio.create_task(self._watch_processes()), asyncio.create_task(self._tell())]
+        for per_hour, chosen in (
+            (ROUTER_KILLS_PER_HOUR, {k: v for k, v in kinds.items() if k == "router-kill"}),
+            (WORKER_KILLS_PER_HOUR, {k: v for k, v in kinds.items() if k == "worker-kill"}),
+            (OTHERS_PER_HOUR, others),
+        ):
+            if chosen:
+                mean_s = 3600 / per_hour / self._arguments.rate
+                chains.append(asyncio.create_task(self._keep_injecting(mean_s, chosen)))
+        await asyncio.sleep(max(0.0, until - time.monotonic()))
+        for chain in chains[1:]:
+            chain.cancel()
+        await asyncio.gather(*chains[1:], return_exceptions=True)
+        while self._under_way:
+            await asyncio.wait(self._under_way)
+        chains[0].cancel()
+        await asyncio.gather(chains[0], return_exceptions=True)
+
+    async def _keep_injecting(self, mean_s: float, kinds: dict[str, Inject]) -> None:
+        """One fault after the other, each kind once before any comes again. What is late is caught up with."""
+        due, bag = time.monotonic(), list[str]()
+        going: set[asyncio.Task[None]] = set()
+        while True:
+            due += mean_s * self._random.uniform(0.5, 1.5)
+            await asyncio.sleep(max(0.0, due - time.monotonic()))
+            if not bag:
+                bag = list(kinds)
+                self._random.shuffle(bag)
+            kind = bag.pop()
+            task = asyncio.create_task(self._inject(kind, kinds[kind]))
+            for tasks in (going, self._under_way):
+                tasks.add(task)
+                task.add_done_callback(tasks.discard)
+            while len(going) >= CATCH_UP:
+                await asyncio.wait(going, return_when=asyncio.FIRST_COMPLETED)
+
+    async def _inject(self, kind: str, inject: Inject) -> None:
+        began = time.monotonic()
+        try:
+            proof = await inject()
+        except FaultMissed as error:
+            self.missed.append(f"{kind}: {error}")
+            proof = {"missed": str(error)}
+        except Exception as error:
+            self.violations.append(f"{kind} at {began - self._began:.0f} s: {type(error).__name__}: {error}")
+            proof = {"failed": str(error)}
+        else:
+            self.counts[kind] += 1
+        entry = {"kind": kind, "began": began, "ended": time.monotonic(), **proof}
+        self._log.write(json.dumps(entry) + "\n")
+        self._log.flush()
+
+    async def _watch_processes(self) -> None:
+        """A process that ends without a fault's doing is a violation, and is started again."""
+        while True:
+            for name, process in self._cluster.processes.items():
+                if not process.running and not self._faults.is_busy(name):
+                    self.violations.append(f"{name} ended by itself with {process.exit_code}:\n{process.tail()}")
+                    await asyncio.to_thread(process.start)
+            if not self._clients.running:
+                raise SystemExit(f"the clients have ended:\n{self._clients.tail()}")
+            await asyncio.sleep(0.5)
+
+    async def _tell(self) -> None:
+        while True:
+            await asyncio.sleep(STATUS_S)
+            streams = (self._clients.tail().splitlines() or [""])[-1]
+            kills = f"{self.counts['worker-kill']} worker kills, {self.counts['router-kill']} router kills"
+            load = f"load {os.getloadavg()[0]:.1f}"
+            self._say(f"{kills}, {sum(self.counts.values())} faults; streams, tokens, retries: {streams}; {load}")
+
+    def _say(self, text: str) -> None:
+        print(f"{time.monotonic() - self._began:6.0f} s  {text}", flush=True)
+
+    # The end
+
+    def _report(self, found: dict[str, Any]) -> dict[str, Any]:
+        checked = summary(check_folder(self.folder))
+        violations = [*self.violations, *checked.pop("violations")]
+        violations += [f"a fault did not happen: {missed}" for missed in self.missed]
+        arguments = self._arguments
+        expected = self._chosen_kinds()
+        never = [kind for kind in expected if not self.counts[kind]]
+        return {
+            "minutes": arguments.minutes,
+            "seed": arguments.seed,
+            "streams_at_a_time": arguments.streams,
+            "faults": dict(sorted(self.counts.items())),
+            "never_happened": never,
+            **checked,
+            "audit": found,
+            "violations": violations,
+        }
+
+
+def as_text(report: dict[str, Any]) -> str:
+    """The report for people."""
+    lines = [
+        f"{report['minutes']:g} minutes, {report['streams_at_a_time']} streams at a time, seed {report['seed']}",
+        "",
+    ]
+    lines += [f"{'fault':<34}{'times':>6}{'gaps':>7}{'p50 s':>8}{'p99 s':>8}{'max s':>8}"]
+    for kind in sorted({*report["faults"], *report["gaps_s"]}):
+        gaps = report["gaps_s"].get(kind, {"count": 0, "p50": 0, "p99": 0, "max": 0})
+        times = report["faults"].get(kind, "")
+        lines.append(f"{kind:<34}{times:>6}{gaps['count']:>7}{gaps['p50']:>8}{gaps['p99']:>8}{gaps['max']:>8}")
+    names = ("streams", "ends", "tokens", "reattaches", "data_loss", "records_not_compared", "first_token_s")
+    lines += ["", *(f"{name}: {report[name]}" for name in names)]
+    lines += [f"records at the end: {report['audit']['records']}", f"leaks: {len(report['audit']['leaks'])}"]
+    if report["never_happened"]:
+        lines += [f"never happened in this time: {' '.join(report['never_happened'])}"]
+    lines += ["", f"ended otherwise: {len(report['ended_otherwise'])}", *report["ended_otherwise"]]
+    lines += ["", f"violations: {len(report['violations'])}", *report["violations"]]
+    return "\n".join(lines)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--minutes", type=float, default=5.0)
+    parser.add_argument("--seed", type=int, default=random.randrange(2**32))
+    parser.add_argument("--streams", type=int, default=60)
+    parser.add_argument("--workers", type=int, default=4)
+    parser.add_argument("--routers", type=int, default=3)
+    parser.add_argument("--step-ms", type=float, default=100.0)
+    parser.add_argument("--kinds", default="", help="only these kinds of faults, separated by commas")
+    parser.add_argument("--rate", type=float, default=1.0, help="so many times the usual number of faults")
+    parser.add_argument("--folder", default="", help="where logs and report go; empty: build/chaos/<time>")
+    arguments = parser.parse_args()
+    folder = Path(arguments.folder or ROOT / "build" / "chaos" / datetime.now().strftime("%Y%m%d-%H%M%S"))
+    folder.mkdir(parents=True, exist_ok=True)
+    report = asyncio.run(Storm(arguments, folder).run())
+    (folder / "report.json").write_text(json.dumps(report, indent=2))
+    (folder / "report.txt").write_text(as_text(report) + "\n")
+    print(as_text(report), f"\n{folder}", flush=True)
+    return 1 if report["violations"] else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

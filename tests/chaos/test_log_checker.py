@@ -1,0 +1,95 @@
+"""The checker of storms finds what it is there to find: each broken promise in a log that is otherwise right."""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+from live.oracle import Oracle
+from storm.log_checker import FaultTime, LogChecker
+from storm.stream_log import StreamLine, params_of
+
+from octavo.client import SamplingParams
+
+PROMPT, PARAMS = [1, 2, 3], SamplingParams(temperature=0.0, max_tokens=6)
+LENGTH = 2
+
+
+def right_line() -> StreamLine:
+    """A stream that was attached a second time, and began there at an index that had been delivered."""
+    output = Oracle("witness").outputs(PROMPT, PARAMS)[0]
+    tokens = list(output.token_ids)
+    events = [
+        [0.1, 1, 0, 0, tokens[:2], 2, 0, 0],
+        [0.2, 1, 0, 2, tokens[2:4], 2, 0, 0],
+        [3.0, 2, 0, 2, tokens[2:4], 0, 0, 0],
+        [3.1, 2, 0, 4, tokens[4:], 2, LENGTH, 1],
+    ]
+    record = {"state": "DONE", "lengths": [6], "finishes": [LENGTH], "output_tokens": 6, "epoch": 2, "timeline": []}
+    return StreamLine(
+        1, "a", "own", 100.0, PROMPT, params_of(PARAMS), 104.0, events, {"0": output.text}, "", "", record
+    )
+
+
+def verdict(line: StreamLine, *faults: FaultTime):
+    return LogChecker(faults).check_all([line])
+
+
+def test_a_right_log_has_no_violation() -> None:
+    found = verdict(right_line(), FaultTime("router-kill", 100.5, 102.0))
+    assert not found.violations
+    assert found.num_tokens == 6
+    assert found.num_reattaches == 1
+    assert found.ends == {"own end": 1}
+    assert found.gaps == {"router-kill": [pytest.approx(2.8)]}
+
+
+def changed(index: int, position: int, value: object) -> Callable[[StreamLine], None]:
+    def change(line: StreamLine) -> None:
+        line.events[index][position] = value
+
+    return change
+
+
+def of_record(**fields: object) -> Callable[[StreamLine], None]:
+    return lambda line: line.record.update(fields)
+
+
+@pytest.mark.parametrize(
+    ("change", "what"),
+    [
+        (changed(1, 4, [7, 8]), "other tokens"),
+        (changed(1, 3, 3), "index 3 where 2 is due"),
+        (changed(2, 3, 5), "a gap before index 5"),
+        (changed(2, 5, 2), "passed on twice"),
+        (changed(3, 5, 1), "passed on twice"),
+        (changed(3, 7, 0), "no terminal event"),
+        (changed(2, 7, 1), "an event after the terminal one"),
+        (changed(1, 7, 1), "2 terminal events"),
+        (lambda line: line.events.pop(1), "a gap"),
+        (lambda line: line.texts.update({"0": "x"}), "another text"),
+        (changed(3, 6, 1), "ended otherwise"),
+        (changed(3, 6, 3), "ended with CANCELLED"),
+        (of_record(lengths=[7]), "journal 7, delivered 6"),
+        (of_record(output_tokens=5), "usage 5, delivered 6"),
+        (of_record(state="CANCELLED"), "the record says CANCELLED"),
+        (lambda line: setattr(line, "record", {"error": "NOT_FOUND"}), "the record is gone"),
+        (lambda line: setattr(line, "error", "POISON_SUSPECTED"), "ended with POISON_SUSPECTED"),
+        (lambda line: setattr(line, "error", "HISTORY_LOST"), "ended with HISTORY_LOST"),
+    ],
+)
+def test_a_broken_promise_is_found(change: Callable[[StreamLine], object], what: str) -> None:
+    line = right_line()
+    change(line)
+    found = verdict(line).violations
+    assert any(what in violation for violation in found), found
+
+
+def test_lost_data_are_allowed_only_where_data_were_lost() -> None:
+    line = replace(right_line(), error="HISTORY_LOST", events=right_line().events[:2])
+    assert verdict(line).violations
+    elsewhere = FaultTime("promotion-lossy", 90.0, 95.0)
+    assert verdict(replace(line), elsewhere).violations
+    found = verdict(replace(line), FaultTime("promotion-lossy", 101.0, 102.0))
+    assert not found.violations
+    assert found.data_loss == 1
+    assert len(found.unusual) == 1

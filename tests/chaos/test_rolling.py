@@ -1,0 +1,170 @@
+"""Every process is restarted on purpose, one after the other, under load: no stream fails, and no crash is counted."""
+
+import asyncio
+import os
+import random
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import pytest
+from effort import draws
+from live.cluster import Cluster, Shape
+from live.fixtures import whole
+from live.history import History
+
+from octavo.client import AsyncClient, SamplingParams
+from octavo.ids import RequestId, sequence_id
+from octavo.store import open_store
+
+TENANT = ""  # all clients are one tenant
+STREAM_S = 120.0
+ROLLED = Shape(workers=4, step_delay_ms=100, router_args=("--drain-ms", "2000"), worker_args=("--drain-ms", "20000"))
+
+
+@pytest.fixture
+def rolled(clusters) -> Iterator[Cluster]:
+    """Two routers, four workers with the witness runner; a stream takes about ten seconds."""
+    yield from whole(clusters(ROLLED))
+
+
+@dataclass
+class Tally:
+    """What the clients saw, and what the records say afterwards."""
+
+    num_streams: int = 0
+    num_reattaches: int = 0
+    silences: list[float] = field(default_factory=list)  # the longest one of each stream
+    crash_takes: list[str] = field(default_factory=list)
+    crashes: int = 0
+
+    def __str__(self) -> str:
+        ordered = sorted(self.silences)
+        p99 = ordered[int(0.99 * (len(ordered) - 1))] if ordered else 0.0
+        return (
+            f"{self.num_streams} streams, {self.num_reattaches} re-attached, longest silence of a stream: median "
+            f"{ordered[len(ordered) // 2]:.2f} s, p99 {p99:.2f} s, most {ordered[-1]:.2f} s; crashes {self.crashes}, "
+            f"takes from lost owners {len(self.crash_takes)}"
+        )
+
+    def p99(self) -> float:
+        return sorted(self.silences)[int(0.99 * (len(self.silences) - 1))]
+
+
+class SlowStreams:
+    """Clients with one stream after the other until `stop`. A wrong token or an error of a stream is an error here."""
+
+    def __init__(self, cluster: Cluster, oracle, num_clients: int, seed: int) -> None:
+        self.tally = Tally()
+        self._cluster = cluster
+        self._oracle = oracle
+        self._random = random.Random(seed)
+        self._stopping = False
+        self._client: AsyncClient = cluster.client()
+        self._store = open_store(cluster.store.url)
+        self._num_begun = 0
+        self._tasks = [asyncio.create_task(self._client_loop()) for _ in range(num_clients)]
+
+    def check(self) -> None:
+        for task in self._tasks:
+            if task.done():
+                task.result()
+
+    async def stop(self) -> Tally:
+        self._stopping = True
+        try:
+            await asyncio.gather(*self._tasks)
+        finally:
+            for task in self._tasks:
+                task.cancel()
+            await asyncio.gather(*self._tasks, return_exceptions=True)
+            await self._client.close()
+            await self._store.close()
+        return self.tally
+
+    async def _client_loop(self) -> None:
+        while not self._stopping:
+            self._num_begun += 1
+            request_id = f"slow-{os.getpid()}-{id(self)}-{self._num_begun}"
+            prompt = [self._random.randrange(1, 1000) for _ in range(self._random.choice([8, 40, 200]))]
+            params = SamplingParams(temperature=0.0, max_tokens=self._random.randrange(60, 120), ignore_eos=True)
+            await self._run(request_id, prompt, params)
+
+    async def _run(self, request_id: str, prompt: list[int], params: SamplingParams) -> None:
+        history, silence, last = History(), 0.0, None
+        stream = self._client.generate(prompt, params, request_id=request_id)
+        try:
+            async with asyncio.timeout(STREAM_S), stream:
+                async for event in stream:
+                    now = time.monotonic()
+                    silence, last = max(silence, now - (last or now)), now
+                    history.add(event)
+        except TimeoutError:
+            raise AssertionError(f"{request_id} got no further than {history} in {STREAM_S:.0f} s") from None
+        history.check(self._oracle.outputs(prompt, params))
+        tally = self.tally
+        tally.num_streams += 1
+        tally.num_reattaches += stream.num_reattaches
+        tally.silences.append(silence)
+        snapshot = await self._store.read(sequence_id(TENANT, RequestId(request_id)))
+        assert snapshot is not None
+        tally.crashes = max(tally.crashes, snapshot.record.crashes)
+        for line in snapshot.record.timeline:
+            if line.what == "taken" and line.detail.endswith((" lease", " connection")):
+                tally.crash_takes.append(f"{request_id} {line.detail}")
+
+
+async def roll(cluster: Cluster, name: str) -> float:
+    """Restarts one process; returns once the whole cluster is ready. How long the process took to end."""
+    took = await asyncio.to_thread(cluster.terminate, name)
+    await asyncio.to_thread(cluster.spawn, name)
+    await asyncio.to_thread(cluster.wait_ready)
+    return took
+
+
+@pytest.mark.scaled
+@pytest.mark.timeout(3600)
+async def test_rolling_the_workers_fails_no_stream_and_counts_no_crash(rolled, oracle, seed):
+    """Ten rounds with 64 streams in `make test-long`, one with 16 in `make test`."""
+    streams = SlowStreams(rolled, oracle, draws(16, 64), seed)
+    await asyncio.sleep(3)
+    for number in range(draws(1, 10)):
+        took = {}
+        for name in rolled.worker_endpoints:
+            streams.check()
+            took[name] = await roll(rolled, name)
+        print(
+            f"round {number}: ended after {', '.join(f'{s:.1f}' for s in took.values())} s; {streams.tally.num_streams}"
+        )
+        assert max(took.values()) < 20
+    tally = await streams.stop()
+    print(tally)
+    assert tally.crashes == 0
+    assert tally.crash_takes == []
+    assert tally.num_streams >= 16
+
+
+@pytest.mark.scaled
+@pytest.mark.timeout(3600)
+async def test_rolling_workers_and_routers_is_a_short_pause_for_clients(rolled, oracle, seed):
+    """For ten minutes with 64 streams in `make test-long`; each process once with 16 in `make test`."""
+    rng = random.Random(seed)
+    streams = SlowStreams(rolled, oracle, draws(16, 64), seed)
+    await asyncio.sleep(3)
+    minutes = float(os.environ.get("OCTAVO_TEST_ROLL_MINUTES", draws(0, 10)))
+    until, names, num_rolled = time.monotonic() + 60 * minutes, list(rolled.processes), 0
+    while num_rolled == 0 or time.monotonic() < until:
+        rng.shuffle(names)
+        for name in names:
+            streams.check()
+            took = await roll(rolled, name)
+            num_rolled += 1
+            print(f"{num_rolled}: {name} ended after {took:.1f} s; {streams.tally.num_streams} streams so far")
+            if time.monotonic() > until and num_rolled >= len(names):
+                break
+    tally = await streams.stop()
+    print(f"{num_rolled} restarts: {tally}")
+    assert tally.crashes == 0
+    assert tally.crash_takes == []
+    assert tally.num_reattaches > 0
+    assert tally.p99() <= 1.5

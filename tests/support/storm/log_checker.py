@@ -1,0 +1,230 @@
+"""Checks the log of a run's streams against what docs/protocol.md promises about delivery.
+
+    PYTHONPATH=tests/support python -m storm.log_checker FOLDER     # of a run of `make chaos`
+
+Each stream is checked for itself: on every attach the indexes are contiguous; what was passed on is each token once and
+is what the oracle says; exactly one terminal event, and nothing after it; the text belongs to the tokens; the record's
+journals are as long as what was delivered.
+"""
+
+import json
+import sys
+from bisect import bisect_right
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from live.oracle import Expected, Oracle
+from storm.stream_log import StreamLine, read_log
+
+LENGTH, STOP, CANCELLED = 2, 1, 3
+NOTICEABLE_S = 0.5  # a shorter gap is no fault's
+LOSES_DATA = "promotion-lossy"
+LOST = ("HISTORY_LOST",)
+
+
+@dataclass(frozen=True, slots=True)
+class FaultTime:
+    """When a fault was there."""
+
+    kind: str
+    began: float
+    ended: float
+
+
+@dataclass(slots=True)
+class Verdict:
+    """What a log comes to."""
+
+    num_streams: Counter[str] = field(default_factory=Counter)  # by mode
+    num_tokens: int = 0
+    num_reattaches: int = 0
+    num_unchecked_records: int = 0
+    ends: Counter[str] = field(default_factory=Counter)
+    data_loss: int = 0
+    gaps: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
+    first_token_s: list[float] = field(default_factory=list)
+    violations: list[str] = field(default_factory=list)
+    unusual: list[str] = field(default_factory=list)  # a line per stream that ended other than by its own end
+
+
+class LogChecker:
+    """Knows the faults of the run, by which gaps are told apart and DATA_LOSS is allowed."""
+
+    def __init__(self, faults: Iterable[FaultTime]) -> None:
+        self.verdict = Verdict()
+        self._oracle = Oracle("witness")
+        self._faults = sorted(faults, key=lambda fault: fault.began)
+        self._begins = [fault.began for fault in self._faults]
+
+    def check_all(self, lines: Iterable[StreamLine]) -> Verdict:
+        for line in lines:
+            self.check_stream(line)
+        return self.verdict
+
+    def check_stream(self, line: StreamLine) -> None:
+        verdict = self.verdict
+        verdict.num_streams[line.mode] += 1
+        attaches = {event[1] for event in line.events}
+        verdict.num_reattaches += max(0, len(attaches) - 1)
+        try:
+            self._check_events(line)
+            self._check_end(line)
+        except AssertionError as error:
+            verdict.violations.append(f"{_name(line)}: {error}")
+        self._note_gaps(line)
+
+    def _check_events(self, line: StreamLine) -> None:
+        expected = self._oracle.outputs(line.prompt, line.sampling)
+        delivered: dict[int, list[int]] = defaultdict(list)
+        next_index: dict[tuple[int, int], int] = {}
+        finishes: dict[int, int] = {}
+        terminals: Counter[int] = Counter()
+        for _, attach, branch, first, tokens, num_new, finish, terminal in line.events:
+            assert not terminals[attach], f"attach {attach}: an event after the terminal one"
+            assert branch < len(expected), f"branch {branch} was not asked for"
+            due = next_index.get((attach, branch), first)
+            assert first == due, f"attach {attach}, branch {branch}: index {first} where {due} is due"
+            assert first <= len(delivered[branch]), f"branch {branch}: a gap before index {first}"
+            next_index[attach, branch] = first + len(tokens)
+            output = expected[branch].token_ids
+            assert tuple(tokens) == output[first : first + len(tokens)], f"branch {branch}: other tokens at {first}"
+            if num_new:
+                new = tokens[len(tokens) - num_new :]
+                assert first + len(tokens) - num_new == len(delivered[branch]), f"branch {branch}: passed on twice"
+                delivered[branch] += new
+            finishes[branch] = finish or finishes.get(branch, 0)
+            terminals[attach] += terminal
+        self.verdict.num_tokens += sum(map(len, delivered.values()))
+        assert sum(terminals.values()) <= 1, f"{sum(terminals.values())} terminal events"
+        ended_well = bool(sum(terminals.values())) and not line.error
+        if ended_well:
+            self._check_outputs(line, expected, delivered, finishes)
+        else:
+            assert line.mode == "leaver" or line.error, "no terminal event"
+
+    def _check_outputs(
+        self, line: StreamLine, expected: Sequence[Expected], delivered: dict[int, list[int]], finishes: dict[int, int]
+    ) -> None:
+        if CANCELLED in finishes.values():
+            line.error = "CANCELLED"
+            return
+        for branch, output in enumerate(expected):
+            assert tuple(delivered[branch]) == output.token_ids, f"branch {branch}: not all tokens"
+            assert line.texts.get(str(branch), "") == output.text, f"branch {branch}: another text"
+            assert finishes[branch] == output.finish_reason, f"branch {branch}: ended otherwise"
+        if line.mode == "own":
+            self._check_record(line, delivered, finishes)
+
+    def _check_record(self, line: StreamLine, delivered: dict[int, list[int]], finishes: dict[int, int]) -> None:
+        record = line.record
+        if "error" in record:
+            self.verdict.num_unchecked_records += 1
+            allowed = self._data_were_lost(line)
+            assert allowed or record["error"] not in ("NOT_FOUND", *LOST), f"the record is gone: {record['error']}"
+            return
+        if self._data_were_lost(line) and record["state"] not in ("DONE",):
+            self.verdict.num_unchecked_records += 1
+            return
+        num_delivered = sum(map(len, delivered.values()))
+        assert record["state"] == "DONE", f"the record says {record['state']}"
+        assert record["output_tokens"] == num_delivered, f"usage {record['output_tokens']}, delivered {num_delivered}"
+        if line.sampling.best_of <= line.sampling.n:
+            for branch, length in enumerate(record["lengths"]):
+                wanted = len(delivered[branch])
+                exact = finishes[branch] == LENGTH
+                assert length == wanted if exact else length >= wanted, f"journal {length}, delivered {wanted}"
+
+    def _check_end(self, line: StreamLine) -> None:
+        verdict = self.verdict
+        if not line.error:
+            verdict.ends["left" if line.mode == "leaver" else "own end"] += 1
+            return
+        verdict.ends[line.error] += 1
+        verdict.unusual.append(f"{_name(line)}: {line.error}: {line.message} {line.record.get('timeline', '')}")
+        if line.error in LOST and self._data_were_lost(line):
+            verdict.data_loss += 1
+            return
+        raise AssertionError(f"ended with {line.error}: {line.message}")
+
+    def _data_were_lost(self, line: StreamLine) -> bool:
+        """Whether the store has lost writes while the stream ran: only then a stream may end with DATA_LOSS."""
+        lossy = (fault for fault in self._faults if fault.kind == LOSES_DATA)
+        return any(line.began - 1 <= fault.ended and fault.began <= line.ended + 1 for fault in lossy)
+
+    def _note_gaps(self, line: StreamLine) -> None:
+        if not line.events:
+            return
+        self.verdict.first_token_s.append(line.events[0][0])
+        times = [line.began + event[0] for event in line.events]
+        for before, after in pairwise(times):
+            if after - before >= NOTICEABLE_S:
+                self.verdict.gaps[self._kind_at(before, after)].append(after - before)
+
+    def _kind_at(self, before: float, after: float) -> str:
+        """The kind of the last fault that began before the gap's end and was there in it; else "none"."""
+        last = bisect_right(self._begins, after)
+        for fault in reversed(self._faults[max(0, last - 20) : last]):
+            if fault.ended >= before - NOTICEABLE_S:
+                return fault.kind
+        return "none"
+
+
+def _name(line: StreamLine) -> str:
+    num_tokens = sum(event[5] for event in line.events)
+    kind = " ".join(f"{name}={value}" for name, value in line.params.items() if name not in ("seed", "stop"))
+    time = f"{line.began:.1f} to {line.ended:.1f} s"
+    return f"stream {line.stream} ({line.mode}, {line.request_id}, {kind}, {time}, {num_tokens} tokens)"
+
+
+def percentile(values: Sequence[float], share: float) -> float:
+    ordered = sorted(values)
+    return ordered[min(len(ordered) - 1, int(share * len(ordered)))] if ordered else 0.0
+
+
+def gap_table(verdict: Verdict) -> dict[str, dict[str, float]]:
+    """Per fault kind: how many gaps, p50, p99 and the longest, in seconds."""
+    return {
+        kind: {
+            "count": len(gaps),
+            "p50": round(percentile(gaps, 0.5), 2),
+            "p99": round(percentile(gaps, 0.99), 2),
+            "max": round(max(gaps), 2),
+        }
+        for kind, gaps in sorted(verdict.gaps.items())
+    }
+
+
+def check_folder(folder: Path) -> Verdict:
+    """The verdict on a run's folder: history.jsonl and faults.jsonl."""
+    faults = [json.loads(line) for line in (folder / "faults.jsonl").read_text(encoding="utf-8").splitlines()]
+    times = [FaultTime(fault["kind"], fault["began"], fault["ended"]) for fault in faults]
+    return LogChecker(times).check_all(read_log(folder / "history.jsonl"))
+
+
+def summary(verdict: Verdict) -> dict[str, Any]:
+    """As JSON: the numbers of a verdict, and its violations."""
+    return {
+        "streams": dict(verdict.num_streams),
+        "ends": dict(verdict.ends),
+        "tokens": verdict.num_tokens,
+        "reattaches": verdict.num_reattaches,
+        "data_loss": verdict.data_loss,
+        "records_not_compared": verdict.num_unchecked_records,
+        "first_token_s": {
+            "p50": round(percentile(verdict.first_token_s, 0.5), 2),
+            "p99": round(percentile(verdict.first_token_s, 0.99), 2),
+        },
+        "gaps_s": gap_table(verdict),
+        "violations": verdict.violations,
+        "ended_otherwise": verdict.unusual,
+    }
+
+
+if __name__ == "__main__":
+    found = check_folder(Path(sys.argv[1]))
+    print(json.dumps(summary(found), indent=2))
+    sys.exit(1 if found.violations else 0)

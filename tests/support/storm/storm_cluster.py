@@ -1,0 +1,132 @@
+"""Routers and workers behind fault proxies, with a replicated store: each process has a network of its own."""
+
+import asyncio
+import shutil
+import sys
+from pathlib import Path
+
+import grpc
+import grpc.aio
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from live.cluster import ROOT, Shape
+from live.process import Process
+from storm.fault_proxy import FaultProxy
+from storm.replicated_store import ReplicatedStore
+
+from octavo import rpc
+from octavo.cli import ports
+from octavo.internal.v1 import worker_pb2, worker_pb2_grpc
+
+PACKAGES = ("octavo", "router", "gpu_worker", "tests/support")
+
+
+def copy_code(folder: Path) -> None:
+    """A copy of the code that runs, so that whoever edits the code during a long run does not change what runs."""
+    for package in PACKAGES:
+        shutil.copytree(
+            ROOT / package, folder / package, dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__", "*.so")
+        )
+
+
+def module_command(code_folder: Path, module: str, *arguments: str) -> list[str]:
+    """The command line that runs a module of the copied code as a program."""
+    code = f"import runpy, sys; sys.path[:0] = [{str(code_folder)!r}, {str(code_folder / 'tests/support')!r}]"
+    code += f"; runpy.run_module({module!r}, run_name='__main__', alter_sys=True)"
+    return [sys.executable, "-c", code, *arguments]
+
+
+class StormCluster:
+    """Processes r0, r1, … and w0, w1, …; links `client-r0`, `router-w0`, `r0-store`, `w0-store`, …"""
+
+    def __init__(self, folder: Path, shape: Shape) -> None:
+        self.folder = folder
+        self.code = folder / "code"
+        copy_code(self.code)
+        self.shape = shape
+        self.routers = [f"r{number}" for number in range(shape.routers)]
+        self.workers = [f"w{number}" for number in range(shape.workers)]
+        names = [*self.routers, *self.workers]
+        free = ports.pick(3 + 3 * len(names) + len(self.routers))
+        self.store = ReplicatedStore(folder / "stores", [free.pop(), free.pop(), free.pop()])
+        self.endpoints = {name: f"127.0.0.1:{free.pop()}" for name in names}
+        self.admin_endpoints = {name: f"127.0.0.1:{free.pop()}" for name in self.routers}
+        self.links: dict[str, FaultProxy] = {}
+        for name in names:
+            port = int(self.endpoints[name].rpartition(":")[2])
+            side = "client" if name in self.routers else "router"
+            self._add_link(f"{side}-{name}", free.pop(), ("127.0.0.1", port))
+            self._add_link(f"{name}-store", free.pop(), self.store.primary.address)
+        self.processes = {name: Process(name, self._command(name), folder / f"{name}.log", self.code) for name in names}
+
+    def _add_link(self, name: str, port: int, target: tuple[str, int]) -> None:
+        self.links[name] = FaultProxy(name, port, target)
+
+    @property
+    def store_links(self) -> list[FaultProxy]:
+        return [link for name, link in self.links.items() if name.endswith("-store")]
+
+    @property
+    def client_endpoints(self) -> list[str]:
+        return [self.links[f"client-{name}"].endpoint for name in self.routers]
+
+    def _command(self, name: str) -> list[str]:
+        shape, store = self.shape, f"redis://{self.links[f'{name}-store'].endpoint}/0"
+        common = ["--store", store, "--lease-ms", str(shape.lease_ms), "--listen", self.endpoints[name]]
+        observed = module_command(self.code, "storm.observed", str(self.observation(name)))
+        if name in self.routers:
+            own = ["--admin-listen", self.admin_endpoints[name], "--router-id", name, *shape.router_args]
+            return [*observed, "router", *common, *own]
+        own = ["--worker-id", name, "--advertise", self.links[f"router-{name}"].endpoint]
+        runner = ["--runner", shape.runner, "--step-delay-ms", str(shape.step_delay_ms)]
+        return [*observed, "gpu_worker", *common, *own, *runner, *shape.worker_args]
+
+    def observation(self, name: str) -> Path:
+        """Where the process writes how many tasks it has."""
+        return self.folder / f"{name}.tasks"
+
+    async def start(self) -> None:
+        await self.store.start()
+        for link in self.links.values():
+            await link.start()
+        for process in self.processes.values():
+            await asyncio.to_thread(process.start)
+        await asyncio.gather(*(self.ready(name) for name in self.processes))
+
+    async def stop(self) -> dict[str, int]:
+        """Ends all processes, workers and routers first; their exit codes."""
+        codes = await asyncio.gather(*(asyncio.to_thread(process.stop) for process in self.processes.values()))
+        await self.store.stop()
+        for link in self.links.values():
+            await link.close()
+        return dict(zip(self.processes, codes, strict=True))
+
+    def point_at_primary(self) -> None:
+        for link in self.store_links:
+            link.point_at(self.store.primary.address)
+
+    def heal(self) -> None:
+        for link in self.links.values():
+            link.heal()
+
+    async def ready(self, name: str, patience_s: float = 120.0) -> None:
+        """Returns when the process says that it serves, asked without a proxy."""
+        async with asyncio.timeout(patience_s):
+            while not await self.serves(name):
+                await asyncio.sleep(0.1)
+
+    async def serves(self, name: str) -> bool:
+        async with rpc.channel(self.endpoints[name]) as channel:
+            try:
+                check = health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=2)
+                return bool((await check).status == health_pb2.HealthCheckResponse.SERVING)
+            except grpc.aio.AioRpcError:
+                return False
+
+    async def load(self, name: str) -> worker_pb2.Load:
+        """What the worker says of itself."""
+        async with rpc.channel(self.endpoints[name], internal=True) as channel:
+            watch = worker_pb2_grpc.WorkerStub(channel).Watch(worker_pb2.WatchRequest(interval_ms=50), timeout=10)
+            async for message in watch:
+                watch.cancel()
+                return message.load
+        raise AssertionError(f"{name} says nothing of its load")
