@@ -105,65 +105,7 @@ define('take', function(store, keys, expected, owner, take_id, why, poison)
   end
   leave_queue(store, rec)
   note(rec, now, 'taken', owner .. ' ' .. why)
-<<<<<<< HEAD
-<<<<<<< HEAD
-  hand_over(store, rec, owner, { take_id = take_id, proof = 0 })
-  return { 'OK', rec.epoch, rec.crashes, 0 }
-end, true)
-
--- KEYS: generation, record.  a: epoch, migration id, target.  Reply: {status, epoch}
-define('mig_begin', function(store, keys, epoch, mig_id, target)
-  local rec = fetch(keys[2])
-  if not rec then return { 'GONE', 0 } end
-  if rec.epoch ~= epoch or rec.state == 'QUEUED' then return { 'FENCED', rec.epoch } end
-  if ended(rec) then return { 'CLOSED', rec.epoch } end
-  if rec.mig_id ~= '' then return { rec.mig_id == mig_id and rec.mig_to == target and 'SAME' or 'BUSY', rec.epoch } end
-  update(rec, { mig_id = mig_id, mig_to = target })
-  note(rec, now_ms(), 'migrating', target)
-  return { 'OK', rec.epoch }
-end, true)
-
--- The target calls it when it holds all blocks and tokens.
--- KEYS: generation, record.  a: epoch, migration id, target, journal length of each branch.  Reply: {status, epoch}
-define('mig_commit', function(store, keys, epoch, mig_id, target, ...)
-  local rec = fetch(keys[2])
-  if not rec then return { 'GONE', 0 } end
-  if tonumber(rec.epoch) == tonumber(epoch) + 1 and rec.last_mig == mig_id then return { 'SAME', rec.epoch } end
-  if rec.epoch ~= epoch or rec.state == 'QUEUED' then return { 'FENCED', rec.epoch } end
-  if ended(rec) then return { 'CLOSED', rec.epoch } end
-  if rec.mig_id ~= mig_id or rec.mig_to ~= target then return { 'NO_MIGRATION', rec.epoch } end
-  local lengths = { ... }
-  if #lengths ~= #rec.finishes then return { 'GAP', rec.epoch } end
-  for i, length in ipairs(lengths) do
-    if journal_length(rec, i - 1) ~= tonumber(length) then return { 'GAP', rec.epoch } end
-  end
-  note(rec, now_ms(), 'migrated', target)
-  hand_over(store, rec, target, { take_id = '', last_mig = mig_id })
-  return { 'OK', rec.epoch }
-end, true)
-
--- The source calls it. Exactly one of commit and abort wins.
--- KEYS: generation, record.  a: epoch, migration id.  Reply: {status, epoch}
-define('mig_abort', function(store, keys, epoch, mig_id)
-  local rec = fetch(keys[2])
-  if not rec then return { 'GONE', 0 } end
-  if rec.last_mig == mig_id then return { 'COMMITTED', rec.epoch } end
-  if rec.epoch ~= epoch or rec.state == 'QUEUED' then return { 'FENCED', rec.epoch } end
-  if ended(rec) then return { 'CLOSED', rec.epoch } end
-  if rec.mig_id ~= '' and rec.mig_id ~= mig_id then return { 'NO_MIGRATION', rec.epoch } end
-  if rec.mig_id == mig_id then
-    update(rec, { mig_id = '', mig_to = '' })
-    note(rec, now_ms(), 'stayed', rec.owner)
-  end
-  return { 'ABORTED', rec.epoch }
-=======
   update(rec, { proof = 0 })
   hand_over(store, rec, owner, take_id, 0)
   return take_reply('OK', rec)
->>>>>>> ownership
-=======
-  update(rec, { proof = 0 })
-  hand_over(store, rec, owner, take_id, 0)
-  return take_reply('OK', rec)
->>>>>>> main
 end, true)
