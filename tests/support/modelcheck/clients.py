@@ -14,7 +14,6 @@ from octavo.sampling import FinishReason
 from octavo.store.calls import AcceptStatus
 from octavo.text.stop import TextDelta
 from router.streaming.branch_reader import BranchReader
-from router.streaming.resume_tokens import StreamPlace
 
 if TYPE_CHECKING:
     from modelcheck.system import System
@@ -77,7 +76,6 @@ def _call(system: "System", world: World) -> Iterator[Step]:
             continue
         name = router_name(index, router.number)
 
-
         def accepted(after: World, reply: Any, index: int = index, name: Any = name) -> World:
             if reply.status is AcceptStatus.EXISTS:  # by an earlier call
                 after, record, _ = system.perform(after, ("attach", name))
@@ -100,7 +98,7 @@ def _call(system: "System", world: World) -> Iterator[Step]:
 def _attached(world: World, index: int, record: Any) -> World:
     if record is None:
         return world.with_client(end="NOT_FOUND")
-    return world.with_client(router=index, generation=-1)
+    return world.with_client(router=index, generation=-1, confirmed=0)
 
 
 def _read(system: "System", world: World) -> Iterator[Step]:
@@ -113,30 +111,40 @@ def _read(system: "System", world: World) -> Iterator[Step]:
         return
     generation = system.stores.view(world.store).generation
     known = len(client.tokens)
-    from_start = client.generation == -1 or (client.generation != generation and system.keeps("new generation: read from 0"))
-    reader = _reader(client.tokens)
+    whole = client.generation == -1 or (client.generation != generation and system.keeps("new generation: read from 0"))
+    if whole and len(journal) < known and not record.state.ended:
+        # The worker may still bring what the journal has lost.
+        yield Step(f"{name}: the journal stays too short", world.with_client(end=LOST))
+        return
+    reader = _reader(client.tokens, client.confirmed)
+    first = known if not system.keeps("readings begin where the last one ended") else client.confirmed
     finish = record.finishes[0]
     try:
-        if from_start:
-            if len(journal) < known:
-                if not record.state.ended:
-                    # The worker may still bring what the journal has lost.
-                    yield Step(f"{name}: the journal stays too short", world.with_client(end=LOST))
-                    return
-                raise HistoryLost("too short")
-            reader = BranchReader(0, PROMPT_CHAIN, NoText())  # type: ignore[arg-type]
-            reader.go_to_place(StreamPlace(known, chain_of(client.tokens), 0), journal)
-        piece = reader.read_run(known, journal[known:], None, finish)
+        if whole:
+            if not reader.find_history(journal):
+                raise HistoryLost("the journal ends before what was delivered")
+            first = known
+        confirmed = reader.confirm(first, journal[first:])
+        piece = reader.read_run(first, journal[first:], None, finish)
+        if confirmed:
+            reader.note_confirmed()
     except HistoryLost:
         yield Step(f"{name}: another history", world.with_client(end=LOST))
         return
     tokens = client.tokens + (tuple(piece.token_ids) if piece else ())
-    end = _end_of(reader.finish)
-    yield Step(f"{name} reads {tokens} {end}", world.with_client(tokens=tokens, end=end, generation=generation))
+    yield Step(
+        f"{name} reads {tokens} {_end_of(reader.finish)}",
+        world.with_client(
+            tokens=tokens, confirmed=reader.confirmed_index, end=_end_of(reader.finish), generation=generation
+        ),
+    )
 
 
-def _reader(tokens: tuple[int, ...]) -> BranchReader:
+def _reader(tokens: tuple[int, ...], confirmed: int) -> BranchReader:
+    """The reader of a session that has delivered these tokens."""
     reader = BranchReader(0, PROMPT_CHAIN, NoText())  # type: ignore[arg-type]
+    reader.next_index, reader.chain = confirmed, chain_of(tokens[:confirmed])
+    reader.note_confirmed()
     reader.next_index, reader.chain = len(tokens), chain_of(tokens)
     return reader
 
@@ -154,7 +162,7 @@ def receive(system: "System", world: World, first: int, tokens: tuple[int, ...])
         return world.with_client(tokens=client.tokens + tokens), ""
     if first > len(client.tokens):
         return world, ""  # a gap: the session reads the journal
-    reader = _reader(client.tokens)
+    reader = _reader(client.tokens, client.confirmed)
     # Every item carries the chain after it, which the worker computed over all tokens before.
     chain = chain_of(system.tokens.contexts[tokens[-1]] + tokens[-1:]) if system.keeps("chain of items") else None
     try:

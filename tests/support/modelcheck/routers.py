@@ -26,7 +26,9 @@ def steps(system: "System", world: World, index: int) -> Iterator[Step]:
         yield Step(f"{name} goes on", world.with_router(index, state="up"), progress=False)
         return
     if world.has("router stall"):
-        yield Step(f"{name} stands still", world.spend("router stall").with_router(index, state="stalled"), progress=False)
+        yield Step(
+            f"{name} stands still", world.spend("router stall").with_router(index, state="stalled"), progress=False
+        )
     if router.telling:
         call = attachment_call(world, index)
         yield from system.issue(world, name, call, lambda after, _: after.with_router(index, telling=False))
@@ -122,7 +124,11 @@ def _take(system: "System", world: World, index: int, task: Task) -> Iterator[St
     owner = _owner(world, record) if record else None
     nobody = True
     for w, worker in enumerate(world.workers):
-        if worker.state in ("down", "leaving") or (w == owner and task.reason is not TakeReason.QUEUED) or w == task.worker:
+        if (
+            worker.state in ("down", "leaving")
+            or (w == owner and task.reason is not TakeReason.QUEUED)
+            or w == task.worker
+        ):
             continue
         nobody = False
         take_id = f"{name}.{task.epoch}.{w}{worker.number}"

@@ -1,4 +1,7 @@
-"""The rules that every state, every change of the store and every call must keep. docs/protocol.md numbers invariants."""
+"""The rules that every state, every change of the store and every call must keep.
+
+docs/protocol.md numbers the invariants.
+"""
 
 from typing import TYPE_CHECKING, Any
 
@@ -8,7 +11,7 @@ from modelcheck.world import LEASE_MS, World, worker_name
 
 from octavo.record import SequenceState
 from octavo.sampling import FinishReason
-from octavo.store.calls import MigrateStatus, TakeReason
+from octavo.store.calls import MigrateStatus
 
 if TYPE_CHECKING:
     from modelcheck.system import Call, System
@@ -61,11 +64,12 @@ def wrong_call(system: "System", before: World, after: World, call: "Call") -> s
     if was is None or now is None:
         return ""
     runs_on = _owner_runs_on(before, was)
-    if now.crashes > was.crashes and (was.owner not in truth.faulty or (runs_on and _is_fresh(system, before, was.owner))):
+    if now.crashes > was.crashes and (
+        was.owner not in truth.faulty or (runs_on and _is_fresh(system, before, was.owner))
+    ):
         return "a crash was counted of a worker that had not crashed"
-    if runs_on and was.state is SequenceState.RUNNING and was.epoch == truth.admitted and not truth.life:
-        if now.state is SequenceState.QUEUED or (call[0] == "take" and call[-1] is TakeReason.REFUSED and now.epoch > was.epoch):
-            return "a sequence was taken from a worker that had admitted it and runs it"
+    if runs_on and call[0] in ("take", "requeue") and call[1] != was.epoch and now.epoch > was.epoch:
+        return "a sequence was taken from the worker that runs it by a call about an earlier epoch"
     if now.cancel > was.cancel or (now.state is SequenceState.CANCELLED and not was.state.ended and not was.cancel):
         router = before.client.router
         if not truth.cancelled and router >= 0 and before.routers[router].state == "up":
@@ -80,7 +84,9 @@ def wrong_call(system: "System", before: World, after: World, call: "Call") -> s
 def _owner_runs_on(world: World, record: Any) -> bool:
     """Whether the owner goes round, and runs the sequence at the record's epoch."""
     return any(
-        worker.state == "up" and worker_name(i, worker.number) == record.owner and worker.run is not None
+        worker.state == "up"
+        and worker_name(i, worker.number) == record.owner
+        and worker.run is not None
         and worker.run.epoch == record.epoch
         for i, worker in enumerate(world.workers)
     )
@@ -129,13 +135,8 @@ def wrong_world(system: "System", world: World) -> str:
         if record is not None and _num_running(world, record.epoch) > 1:
             return "I5: two workers run the sequence at the record's epoch"
         if record is not None and record.state is SequenceState.RUNNING and record.epoch == truth.admitted:
-            if any(
-                worker.state == "up" and worker_name(i, worker.number) == record.owner and worker.run is None
-                for i, worker in enumerate(world.workers)
-            ) or any(
-                worker.run and worker.run.epoch < record.epoch and worker_name(i, worker.number) == record.owner
-                for i, worker in enumerate(world.workers)
-            ):
+            owners = [w for i, w in enumerate(world.workers) if worker_name(i, w.number) == record.owner]
+            if any(w.state == "up" and (w.run is None or w.run.epoch < record.epoch) for w in owners):
                 return "a worker has admitted a sequence and runs it no more"
     return _wrong_end(system, world, record)
 

@@ -102,7 +102,9 @@ _fields: dict[type, tuple[str, ...]] = {}
 def _names(kind: type) -> tuple[str, ...]:
     """The fields of a dataclass; none of another class."""
     if kind not in _fields:
-        _fields[kind] = tuple(field.name for field in dataclasses.fields(kind)) if dataclasses.is_dataclass(kind) else ()
+        _fields[kind] = (
+            tuple(field.name for field in dataclasses.fields(kind)) if dataclasses.is_dataclass(kind) else ()
+        )
     return _fields[kind]
 
 

@@ -27,8 +27,8 @@ from modelcheck.world import (
 
 from octavo.ids import Incarnation, RequestId
 from octavo.record import NewSequence, Record
-from octavo.store.memory import MemoryState
 from octavo.store.calls import AppendItem, Finish, Member, QueueLimits, TakeReason, TakeRequest
+from octavo.store.memory import MemoryState
 
 Call = tuple[Any, ...]
 
@@ -167,7 +167,9 @@ class System:
                 return call(number, "take_ownership", TakeRequest(SEQ, *args))
             case "append":
                 owner, epoch, first, tokens, finish = args
-                number, replies = call(number, "append_batch", owner, (AppendItem(SEQ, epoch, 0, first, tokens, finish),))
+                number, replies = call(
+                    number, "append_batch", owner, (AppendItem(SEQ, epoch, 0, first, tokens, finish),)
+                )
                 return number, replies[0]
             case "finish":
                 reason, failure, epoch = args

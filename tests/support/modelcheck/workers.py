@@ -67,9 +67,7 @@ def _leave(system: "System", world: World, index: int) -> Iterator[Step]:
     name = worker_name(index, worker.number)
     if worker.run is not None:
         if worker.run.mode == "runs":
-            yield from system.issue(
-                world, name, ("requeue", worker.run.epoch), lambda after, _: _end_run(after, index)
-            )
+            yield from system.issue(world, name, ("requeue", worker.run.epoch), lambda after, _: _end_run(after, index))
         yield Step(f"{name} drops its sequence", _end_run(world, index))
         return
     yield from system.issue(

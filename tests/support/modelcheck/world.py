@@ -57,6 +57,7 @@ class Router(NamedTuple):
 class Client(NamedTuple):
     router: int = 0  # -1: none
     tokens: tuple[int, ...] = ()
+    confirmed: int = 0  # how many of the tokens a reading of the journal has found there
     generation: int = 0  # of the store at the last reading; -1: the next reading begins at index 0
     end: str = ""  # the terminal event, or the status that ended the stream for good
     gone: bool = False
@@ -70,7 +71,9 @@ class Truth(NamedTuple):
     lost: bool = False  # whether a failover has lost tokens
     cancelled: bool = False  # whether the client has asked for it
     admitted: int = 0  # the newest epoch of which a router was told that a worker runs it
-    verdicts: frozenset[tuple[int, int, str]] = frozenset()  # how migrations (epoch, number) ended, as callers were told
+    verdicts: frozenset[tuple[int, int, str]] = (
+        frozenset()
+    )  # how migrations (epoch, number) ended, as callers were told
 
 
 class World(NamedTuple):
