@@ -4,13 +4,14 @@ import asyncio
 import json
 import logging
 import os
+import time
 from dataclasses import replace
 
 import grpc.aio
 
 from octavo import rpc
 from octavo.endpoint import parse_listener
-from octavo.errors import StoreUnavailable
+from octavo.errors import Mismatch, StoreUnavailable
 from octavo.ids import Incarnation, new_incarnation
 from octavo.listen_address import why_not_listening
 from octavo.loop import Stopped, StopRequest, before, stop_request
@@ -27,6 +28,7 @@ from router.background_tasks import BackgroundTasks, end_tasks, repeat_forever
 from router.fleet.model_registry import ModelRegistry
 from router.fleet.worker_pool import WorkerPool
 from router.health_monitor import INFERENCE, HealthMonitor
+from router.loop_watchdog import HANG_LEASES, LoopWatchdog
 from router.placing.assigner import Assigner
 from router.placing.dispatcher import Dispatcher
 from router.session_registry import SessionRegistry
@@ -41,6 +43,7 @@ log = logging.getLogger(__name__)
 
 ADMIN = "octavo.v1.Admin"
 STOP_GRACE_S = 2.0
+CUT_OFF_S = 20.0  # less than the time for which the store keeps the requests of a router that it does not hear of
 GENERATION_INTERVAL_S = 0.1
 RESUME_SECRET = "resume"
 TELLING_S = 0.25  # how long a router that drains still answers new calls, with DRAINING
@@ -97,6 +100,7 @@ class Router:
         self.inference = InferenceService(opener, store, self.dispatcher, self.models, preparer)
         self.admin = AdminService(store, incarnation, self.pool, self.assigner, preparer)
         self._may_have_lapsed = False  # whether the last heartbeat was not answered
+        self._renewed_at = time.monotonic()
         self._tasks: list[asyncio.Task[None]] = []
 
     async def start(self) -> None:
@@ -197,12 +201,20 @@ class Router:
         """Renews the lease. If it had ended, a sweep may have detached the clients, and all are attached again."""
         self._may_have_lapsed, was_unanswered = True, self._may_have_lapsed  # the next reply says nothing of this call
         renewal = await self._store.heartbeat(self._member, self._settings.lease_ms)
-        self._may_have_lapsed = False
+        self._may_have_lapsed, self._renewed_at = False, time.monotonic()
         if renewal.lapsed or was_unanswered:
             self.attachments.add_all(self.sessions.seq_ids())
 
     async def _keep_lease(self) -> None:
-        await self._renew_lease()
+        """A router that the store does not hear of for long ends its streams, while their requests still live."""
+        try:
+            await self._renew_lease()
+        except StoreUnavailable:
+            if time.monotonic() - self._renewed_at > CUT_OFF_S:
+                self.sessions.end_streams(
+                    StoreUnavailable("the store does not answer: attach again, on any router", retry_after_ms=1000)
+                )
+            raise
         await asyncio.sleep(self._settings.lease_ms / 3000)
 
     async def _follow_generation(self) -> None:
@@ -246,7 +258,9 @@ async def serve(settings: RouterSettings) -> int:
     After SIGTERM its streams may go on for `drain_ms`; SIGINT, or a second SIGTERM, ends them at once.
     """
     stop = stop_request()
-    store = open_store(settings.store)
+    store = open_store(
+        settings.store, replicas=settings.store_replicas, replica_timeout_ms=settings.store_replica_timeout_ms
+    )
     try:
         tokenizer = await before(stop.asked, asyncio.to_thread(given_tokenizer, settings.tokenizer))
         secret = await before(stop.asked, until_answered(lambda: open_with_secret(store), pause_s=0.5, what="start"))
@@ -256,11 +270,12 @@ async def serve(settings: RouterSettings) -> int:
         log.info("asked to end while starting")
         await store.close()
         return 0
-    except (ListenError, TokenizerError) as error:
+    except (ListenError, TokenizerError, Mismatch) as error:
         log.error("%s", error)
         await store.close()
         return 1
-    return await end_when_asked(router, store, stop)
+    with LoopWatchdog(HANG_LEASES * settings.lease_ms / 1000):
+        return await end_when_asked(router, store, stop)
 
 
 async def end_when_asked(router: Router, store: Store, stop: StopRequest) -> int:

@@ -28,7 +28,7 @@ CLAIM_MS = 2000  # longer than most assignments take; a take after the claim's e
 IDLE_POLL_S = 0.5
 SWEEP_S = 1.0
 SWEEP_INTERVAL_MS = 500  # of all routers together
-SWEEP_LIMIT = 256
+SWEEP_LIMIT = 512
 RECOVERIES_AT_ONCE = 32
 CANCEL_PATIENCE_S = 2.0  # a worker that has not stopped a cancelled sequence by then never stops it
 
@@ -56,10 +56,12 @@ class Dispatcher:
         self._wake = asyncio.Event()
         self._backlog = False  # whether the last pop stopped for lack of room, so that more sequences may wait
         self._num_assigning: Counter[str] = Counter()  # by model
+        self._num_popping = 0
         self._num_recovering = 0
         self._stopping = False
         self._stopped = asyncio.Event()  # no assignment is in progress, and none begins any more
         self._recoveries = asyncio.Semaphore(RECOVERIES_AT_ONCE)
+        self._sweep_was_full = False  # whether the last sweep has left work to the next one
 
     async def keep_dispatching(self) -> None:
         """Runs the three loops for as long as the router lives."""
@@ -91,6 +93,7 @@ class Dispatcher:
         """Begins no more assignments, and waits for those in progress, for up to `patience_s`.
 
         An assignment that is cut off between its take and its Schedule leaves a sequence that nobody runs for a while.
+        A pop whose answer is not waited for leaves one that nobody assigns until its claim has ended.
         """
         self._stopping = True
         self._note_ended()
@@ -143,7 +146,7 @@ class Dispatcher:
             self._note_ended()
 
     def _note_ended(self) -> None:
-        if self._stopping and not self._num_assigning.total() and not self._num_recovering:
+        if self._stopping and not (self._num_popping or self._num_assigning.total() or self._num_recovering):
             self._stopped.set()
 
     # The queue
@@ -164,10 +167,15 @@ class Dispatcher:
         while not self._stopping and (num_wanted := self._room_left(model) - self._num_assigning[model]) > 0:
             # Few at once: a more urgent newcomer cannot overtake sequences that are being assigned.
             count = min(num_wanted, POP_AT_ONCE)
-            popped = await self._store.pop(model, count, CLAIM_MS)
-            for item in popped:
-                self._num_assigning[model] += 1
-                self._background.spawn(self._assign_popped(model, item))
+            self._num_popping += 1
+            try:
+                popped = await self._store.pop(model, count, CLAIM_MS)
+                for item in popped:
+                    self._num_assigning[model] += 1
+                    self._background.spawn(self._assign_popped(model, item))
+            finally:
+                self._num_popping -= 1
+                self._note_ended()
             if len(popped) < count:
                 return False
         return True
@@ -201,8 +209,10 @@ class Dispatcher:
             self._sessions.announce_notice(notice)
 
     async def _sweep(self) -> None:
-        await asyncio.sleep(SWEEP_S * random.uniform(0.5, 1.5))
+        await asyncio.sleep(SWEEP_INTERVAL_MS / 1000 if self._sweep_was_full else SWEEP_S * random.uniform(0.5, 1.5))
         swept = await self._store.sweep(SWEEP_LIMIT, self._grace_ms, SWEEP_INTERVAL_MS)
+        found = (len(swept.orphans), len(swept.requeued), len(swept.cancelled), len(swept.expired))
+        self._sweep_was_full = max(found) >= SWEEP_LIMIT
         for orphan in swept.orphans:
             self.recover_sequence(orphan.seq_id, orphan.epoch, TakeReason.LEASE)
         if swept.requeued:

@@ -13,6 +13,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from effort import patience
 from guard.processes import command_of, descendants, exists
 from live.cluster import ROOT, Shape
 from live.process import Process
@@ -26,11 +27,6 @@ CATCH_UP = 3  # faults of one kind that may be under way at once, where some too
 STATUS_S = 15.0
 WARM_UP_S = 8.0
 Inject = Callable[[], Awaitable[dict[str, Any]]]
-
-
-def patience(seconds: float) -> float:
-    """Longer where the machine has more to do than it has cores."""
-    return seconds * max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1))
 
 
 class Storm:
@@ -98,6 +94,7 @@ class Storm:
         arguments = self._arguments
         options = ["--endpoints", ",".join(self._cluster.client_endpoints), "--streams", str(arguments.streams)]
         options += ["--log", str(self.folder / log), "--seed", str(arguments.seed), "--patience-s", "300"]
+        options += ["--backoff-s", str(arguments.backoff_s)]
         clients = Process(
             "clients",
             module_command(self._cluster.code, "storm.stream_clients", *options),
@@ -247,6 +244,7 @@ def main() -> int:
     parser.add_argument("--workers", type=int, default=4)
     parser.add_argument("--routers", type=int, default=3)
     parser.add_argument("--step-ms", type=float, default=100.0)
+    parser.add_argument("--backoff-s", type=float, default=1.0, help="how long clients wait at most before a new try")
     parser.add_argument("--kinds", default="", help="only these kinds of faults, separated by commas")
     parser.add_argument("--rate", type=float, default=1.0, help="so many times the usual number of faults")
     parser.add_argument("--folder", default="", help="where logs and report go; empty: build/chaos/<time>")

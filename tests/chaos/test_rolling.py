@@ -35,6 +35,7 @@ class Tally:
     num_streams: int = 0
     num_reattaches: int = 0
     silences: list[float] = field(default_factory=list)  # the longest one of each stream
+    worst: tuple[float, str] = (0.0, "")  # the longest of all, and what happened to its stream
     crash_takes: list[str] = field(default_factory=list)
     crashes: int = 0
 
@@ -44,7 +45,7 @@ class Tally:
         return (
             f"{self.num_streams} streams, {self.num_reattaches} re-attached, longest silence of a stream: median "
             f"{ordered[len(ordered) // 2]:.2f} s, p99 {p99:.2f} s, most {ordered[-1]:.2f} s; crashes {self.crashes}, "
-            f"takes from lost owners {len(self.crash_takes)}"
+            f"takes from lost owners {len(self.crash_takes)}; the longest {self.worst[1]}"
         )
 
     def p99(self) -> float:
@@ -91,13 +92,15 @@ class SlowStreams:
             await self._run(request_id, prompt, params)
 
     async def _run(self, request_id: str, prompt: list[int], params: SamplingParams) -> None:
-        history, silence, last = History(), 0.0, None
+        history, silence, silent_from, began, last = History(), 0.0, 0.0, time.monotonic(), None
         stream = self._client.generate(prompt, params, request_id=request_id)
         try:
             async with asyncio.timeout(STREAM_S), stream:
                 async for event in stream:
                     now = time.monotonic()
-                    silence, last = max(silence, now - (last or now)), now
+                    if last is not None and now - last > silence:
+                        silence, silent_from = now - last, last - began
+                    last = now
                     history.add(event)
         except TimeoutError:
             raise AssertionError(f"{request_id} got no further than {history} in {STREAM_S:.0f} s") from None
@@ -108,6 +111,8 @@ class SlowStreams:
         tally.silences.append(silence)
         snapshot = await self._store.read(sequence_id(TENANT, RequestId(request_id)))
         assert snapshot is not None
+        lines = " ".join(f"{line.after_ms}:{line.what}:{line.detail}" for line in snapshot.record.timeline)
+        tally.worst = max(tally.worst, (silence, f"from {silent_from:.2f} s on: {lines}"))
         tally.crashes = max(tally.crashes, snapshot.record.crashes)
         for line in snapshot.record.timeline:
             if line.what == "taken" and line.detail.endswith((" lease", " connection")):

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 import time
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 
 import grpc
 import pytest
@@ -33,8 +33,8 @@ PROMPT_S = 2.0  # on a quiet machine: how soon a router says that its store hang
 class Up:
     """A running `octavo up`, and the other commands beside it."""
 
-    def __init__(self, directory, *more, routers=2, workers=2):
-        self.state_dir = directory / "state"
+    def __init__(self, directory, *more, routers=2, workers=2, state_dir=None):
+        self.state_dir = state_dir or directory / "state"
         options = ["--routers", routers, "--workers", workers, "--grpc-port", 0, "--state-dir", self.state_dir]
         options += ["--runner", "fake", "--step-delay-ms", 10, "--lease-ms", 2000, "--json", *more]
         command = [sys.executable, "-m", "octavo.cli", "up", *map(str, options)]
@@ -197,6 +197,69 @@ def test_a_full_store_refuses_new_requests_and_no_token(tmp_path):
             wait_until(lambda pid=pid: not exists(pid), STOP_S, f"process {pid} is left")
 
 
+@pytest.fixture
+def small_disk(tmp_path):
+    """A file system of 32 MiB, where a file system can be mounted at all."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=32m", "tmpfs", disk], capture_output=True, text=True)
+    if mounted.returncode:
+        pytest.skip(f"no file system can be mounted here: {mounted.stderr.strip()}")
+    yield disk
+    subprocess.run(["umount", "--lazy", disk], check=True)
+
+
+def use_up(disk):
+    with suppress(OSError), (disk / "filler").open("wb", buffering=0) as filler:
+        while filler.write(b"x" * 4096):
+            pass
+
+
+@pytest.mark.timeout(240)
+def test_a_full_disk_ends_nothing(tmp_path, small_disk):
+    up = Up(tmp_path, routers=1, workers=2, state_dir=small_disk / "state")
+    children = up.children()
+    try:
+        worker = up.pids()["worker-0"]
+        use_up(small_disk)
+        os.kill(worker, signal.SIGKILL)
+        wait_until(lambda: "the state cannot be written" in up.process.log.read_text(), 30, "nothing was said")
+        wait_until(lambda: "worker-0: started again" in up.process.log.read_text(), 30, "worker-0 stays away")
+        children += up.children()
+        (small_disk / "filler").unlink()
+        wait_until(lambda: "the state is written again" in up.process.log.read_text(), 30, "the state is not written")
+        wait_until(up.whole, 60, f"the service does not come back:\n{up.process.tail()}")
+        assert up.process.log.read_text().count("the state cannot be written") == 1
+        status = up.status()
+        [exits] = [each["exits"] for each in status["workers"] if each["worker_id"] == "worker-0"]
+        assert exits["count"] == 1
+        assert "SIGKILL" in exits["last_reason"]
+        assert len(up.run("generate", "--prompt", "Once", "--max-tokens", 3, "--temperature", 0)["token_ids"]) == 3
+    finally:
+        up.process.stop()
+        for pid in children:
+            wait_until(lambda pid=pid: not exists(pid), STOP_S, f"process {pid} is left")
+
+
+@pytest.mark.timeout(240)
+def test_a_damaged_store_ends_it_all_with_the_remedy(tmp_path):
+    up = Up(tmp_path, routers=1, workers=1)
+    children, store = up.children(), up.pids()["store"]
+    (written,) = (up.state_dir / "store" / "appendonlydir").glob("*.incr.aof")
+    data = bytearray(written.read_bytes())
+    data[20:40] = b"?" * 20
+    written.write_bytes(data)
+    os.kill(store, signal.SIGKILL)
+    wait_until(lambda: not up.process.running, STOP_S, "octavo up goes on without a store")
+    for pid in children:
+        wait_until(lambda pid=pid: not exists(pid), STOP_S, f"process {pid} is left")
+    text = up.process.log.read_text()
+    assert up.process.stop() == 1
+    assert text.count("is damaged") == 1
+    assert "valkey-check-aof" in text.splitlines()[-1]
+    assert f"rm -r {up.state_dir / 'store'}" in text.splitlines()[-1]
+
+
 class Story:
     """A stream that is read beside the test: longer than anything the test does in the meantime, on any machine that
     gets through it, and cancelled when it has been through all of it."""
@@ -209,17 +272,31 @@ class Story:
         self.tokens = list(next(self._stream).token_ids)  # it has begun, at the first endpoint
         self._finish_reason = FinishReason.NONE
         self._thread = threading.Thread(target=self._read, daemon=True)
+        self._leaving = False
         self._thread.start()
 
     def _read(self):
-        for event in self._stream:
-            self.tokens += event.token_ids
-            self._finish_reason = event.finish_reason
+        try:
+            for event in self._stream:
+                self.tokens += event.token_ids
+                self._finish_reason = event.finish_reason
+        except Exception:  # whatever a client raises that is closed
+            if not self._leaving:
+                raise
 
     def goes_on(self):
         """It brings more, or has ended."""
         told = len(self.tokens)
         wait_until(lambda: len(self.tokens) > told or not self._thread.is_alive(), STORY_PATIENCE_S, "it is stuck")
+
+    @contextmanager
+    def leaving(self):
+        """The service ends, and the stream with it."""
+        self._leaving = True
+        yield
+        self._client.close()
+        self._thread.join(STORY_PATIENCE_S)
+        assert not self._thread.is_alive()
 
     def end(self):
         """How often it was attached again."""
@@ -259,3 +336,51 @@ def test_kill_9_of_up_leaves_nothing_behind(tmp_path):
     again = Up(tmp_path, routers=1, workers=1)  # nothing in the way: neither lock, nor port, nor state
     wait_until(again.whole, 60, again.process.tail())
     assert again.process.stop(STOP_S) == 0
+
+
+@pytest.mark.timeout(300)
+def test_a_worker_is_emptied_by_command_and_one_that_is_stopped_comes_back(up):
+    """While a stream runs, which is given to the other worker each time."""
+    story = Story([router["endpoint"] for router in up.status()["routers"]])
+    busy = next(row["worker_id"] for row in up.status()["workers"] if row["num_sequences"])
+    idle = {"worker-0": "worker-1", "worker-1": "worker-0"}[busy]
+    before = up.pids()
+    drained = up.run("drain", busy)
+    assert drained == {"worker_id": busy, "draining": True, "num_left": 0, "num_released": 1}
+
+    def row(name):
+        return next(row for row in up.status()["workers"] if row["worker_id"] == name)
+
+    assert (row(busy)["available"], row(busy)["reason"]) == (False, "draining")
+    wait_until(lambda: row(busy)["num_sequences"] == 0, 20, "it still has sequences")
+    wait_until(lambda: row(idle)["num_sequences"] == 1, 20, "nobody took it")
+    story.goes_on()
+    assert up.run("drain", busy, "--undo")["draining"] is False
+    wait_until(up.whole, 20, "the worker gets no work again")
+    assert up.pids() == before  # `up` let it be
+    os.kill(before[idle], signal.SIGTERM)
+    wait_until(lambda: not exists(before[idle]), 30, f"{idle} does not leave")
+    wait_until(up.whole, 60, f"{idle} is not started again:\n{up.process.tail()}")
+    story.goes_on()
+    nobody = up.started("drain", "nobody")
+    assert nobody.returncode == 1
+    assert nobody.stderr.strip().endswith("this router knows no worker 'nobody'; it knows: worker-0, worker-1")
+    began = time.monotonic()
+    with story.leaving():
+        assert up.process.stop(STOP_S) == 0  # with a stream under way
+    assert time.monotonic() - began < 15  # about two seconds on a quiet machine, and not the 25 of --drain-ms
+
+
+@pytest.mark.timeout(240)
+def test_a_second_signal_ends_up_at_once(tmp_path):
+    """Also where a process does not answer: it is killed 10 s after the first signal, or at the second one."""
+    up = Up(tmp_path, routers=1, workers=1)
+    children, worker = up.children(), up.pids()["worker-0"]
+    os.kill(worker, signal.SIGSTOP)
+    began = time.monotonic()
+    os.kill(up.process.pid, signal.SIGINT)
+    wait_until(lambda: "ending" in up.process.log.read_text(), 10, "it does not end")
+    os.kill(up.process.pid, signal.SIGINT)
+    assert up.process.stop(STOP_S) == 0
+    assert time.monotonic() - began < 8
+    assert not [pid for pid in children if exists(pid)]

@@ -14,10 +14,10 @@ CLASSES = {"router": settings.RouterSettings, "worker": settings.WorkerSettings}
 SERVED = {"router": "resume", "worker": "octavo.internal.v1.Worker"}
 # Settings that the chart decides itself, by flag or variable.
 DECIDED = {
-    "router": {"listen", "host", "admin_listen", "router_id", "store", "log_format"},
+    "router": {"listen", "host", "admin_listen", "router_id", "store", "log_format", "drain_ms"},
     "worker": {
         *("listen", "host", "advertise", "worker_id", "store"),
-        *("model", "model_name", "device", "log_format"),
+        *("model", "model_name", "device", "log_format", "drain_ms"),
     },
 }
 
@@ -82,6 +82,18 @@ def test_flags_and_variables_are_those_of_the_code(objects):
         names = [entry["name"] for entry in container["env"]]
         assert len(set(names)) == len(names)
         assert {f"OCTAVO_{component.upper()}_ID", f"OCTAVO_{component.upper()}_STORE"} <= set(names)
+
+
+def test_a_pod_has_left_before_it_is_killed(objects):
+    """What a program may take to leave, what it waits before, and five seconds to end in."""
+    for component in CLASSES:
+        spec = pods(objects)[component]["spec"]
+        (container,) = spec["containers"]
+        name = f"OCTAVO_{component.upper()}_DRAIN_MS"
+        (drain_ms,) = [int(entry["value"]) for entry in container["env"] if entry["name"] == name]
+        before = container.get("lifecycle", {}).get("preStop", {}).get("exec", {}).get("command", ["sleep", "0"])
+        assert before[0] == "sleep"
+        assert 0 < drain_ms == 1000 * (spec["terminationGracePeriodSeconds"] - int(before[1]) - 5)
 
 
 def test_the_schema_knows_every_setting_that_the_chart_leaves_open():

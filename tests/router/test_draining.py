@@ -18,6 +18,7 @@ from octavo.record import SequenceState
 from octavo.sampling import SamplingParams
 from octavo.store.memory import MemoryStore
 from octavo.v1 import admin_pb2, admin_pb2_grpc, inference_pb2, inference_pb2_grpc
+from router.placing import assigner, dispatcher
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=60)
 LONG = replace(GREEDY, max_tokens=2000)
@@ -127,6 +128,20 @@ async def test_a_second_signal_releases_everything_at_once(world):
         await leaving
         await worker.stop()
     world.workers.remove(worker)
+    assert {entry.record.state for entry in world.state._entries.values()} == {SequenceState.QUEUED}
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def test_a_worker_that_has_no_time_to_leave_still_ends_its_step(world):
+    worker = await world.worker(FakeRunner(step_s=0.2), drain_ms=0)
+    await world.router()
+    await world.ready()
+    tasks = await world.streams(world.client(), 2, LONG)
+    world.workers.remove(worker)
+    await worker.leave(asyncio.Event())
+    assert await worker.stop()
     assert {entry.record.state for entry in world.state._entries.values()} == {SequenceState.QUEUED}
     for task in tasks:
         task.cancel()
@@ -338,3 +353,39 @@ async def test_a_router_that_leaves_ends_what_it_has_begun_to_assign(world):
     await stopping
     await asyncio.gather(reading, return_exceptions=True)
     await world.until(lambda: world.entry("taken").record.state is SequenceState.DONE)
+
+
+async def test_a_router_that_leaves_keeps_no_sequence_claimed(world, monkeypatch):
+    """Neither one that it is popping, nor one for which it has found no room."""
+    monkeypatch.setattr(dispatcher, "CLAIM_MS", 60_000)
+    monkeypatch.setattr(assigner, "REQUEUE_DELAY_S", 60.0)
+    await world.worker()
+    store = MemoryStore(world.state)
+    router = await world.router(store)
+    await world.ready()
+    router.assigner._choose_link = lambda attempt: None  # as where other assignments have taken the room
+    pop, asked, go = store.pop, asyncio.Event(), asyncio.Event()
+
+    async def slow(*arguments):
+        popped = await pop(*arguments)
+        if popped and world.state._entries[popped[0].seq_id].record.request_id == "popped":
+            asked.set()
+            await go.wait()
+        return popped
+
+    store.pop = slow
+    calls = [await call_of(world, 0, request_id, 5) for request_id in ("no-room", "popped")]
+
+    async def read(call) -> None:
+        await anext(call)
+
+    reading = [asyncio.create_task(read(call)) for call in calls]
+    await asked.wait()
+    world.routers.remove(router)
+    stopping = asyncio.create_task(router.stop())
+    await asyncio.sleep(0.05)
+    go.set()
+    await stopping
+    await asyncio.gather(*reading, return_exceptions=True)
+    assert not world.state.claims
+    assert {entry.record.state for entry in world.state._entries.values()} == {SequenceState.QUEUED}

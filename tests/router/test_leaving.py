@@ -191,3 +191,29 @@ async def anext_until(stream, holds) -> None:
         assert event.finished is None
         if holds():
             return
+
+
+async def test_a_router_that_is_cut_off_from_the_store_sends_its_clients_on(world, oracle, monkeypatch):
+    """Its workers go on and send it tokens. But its lease has ended, so its requests would be cancelled in the end."""
+    monkeypatch.setattr("router.program.CUT_OFF_S", 0.5)
+    store = CutOffStore(world.state)
+    await world.worker(FakeRunner(step_s=0.02))
+    cut, other = await world.router(store), await world.router()
+    await world.ready()
+    tasks = await world.streams(world.client(0, 1), 2, replace(GREEDY, max_tokens=150))
+    store.is_cut_off = True
+    await world.until(lambda: len(cut.sessions) == 0 and len(other.sessions) == 2)
+    assert not [task for task in tasks if task.done()]
+    store.is_cut_off = False
+    await oracle.check_completions(tasks, replace(GREEDY, max_tokens=150))
+
+
+class CutOffStore(MemoryStore):
+    """A store that hears of no lease of this router while it is cut off."""
+
+    is_cut_off = False
+
+    async def heartbeat(self, member, lease_ms):
+        if self.is_cut_off:
+            raise StoreUnavailable("cut off")
+        return await super().heartbeat(member, lease_ms)

@@ -73,6 +73,11 @@ securityContext:
 {{- end }}
 {{- end -}}
 
+{{- /* Milliseconds that a program may take to leave: what Kubernetes grants, less preStop, less 5 s to end in. */ -}}
+{{- define "octavo.drainMs" -}}
+{{- mul 1000 (max 0 (sub (sub .grace .preStop) 5)) | toString | quote }}
+{{- end -}}
+
 {{- define "octavo.modelMount" -}}
 {{- if .Values.model.volume }}
 - {name: model, mountPath: {{ .Values.model.mountPath | quote }}, readOnly: true}

@@ -1,5 +1,8 @@
 -- The housekeeping that every router does for all routers. A sweep reads what is due, and nothing else.
 
+local ROUTER_LOSS_MS = 30 * 1000  -- how much later the grace of a dead router's clients begins: they may not know it yet
+local SWEEP_PAUSE_MS = 3000       -- a sweep that is later than this was missed, because no router lived
+
 -- The first entries of an index with a score of at most `last`, whose records exist. The others leave the index.
 local function due(store, name, last, limit)
   local found = {}
@@ -69,19 +72,26 @@ end
 define('sweep', function(store, keys, limit, grace_ms, interval_ms)
   local now, orphans = now_ms(), {}
   limit, interval_ms = tonumber(limit), tonumber(interval_ms)
-  local next_sweep = store.prefix .. 'next-sweep'
-  if (tonumber(redis.call('GET', next_sweep) or 0)) > now then return { 'OK', {}, {}, {}, {} } end
-  if interval_ms > 0 then redis.call('SET', next_sweep, string.format('%.0f', now + interval_ms), 'PX', interval_ms + LEASE_LINGER_MS) end
+  local key, rested = store.prefix .. 'next-sweep', now - tonumber(grace_ms)
+  local next_sweep, since = string.match(redis.call('GET', key) or '', '^(%d+) (%d+)$')
+  if next_sweep and tonumber(next_sweep) > now then return { 'OK', {}, {}, {}, {} } end
+  if interval_ms > 0 then
+    if not next_sweep or now - tonumber(next_sweep) > SWEEP_PAUSE_MS then since = now end
+    redis.call('SET', key, string.format('%.0f %.0f', now + interval_ms, since), 'PX', interval_ms + LEASE_LINGER_MS)
+    if rested < tonumber(since) then rested = -1 end  -- for a while nobody could attach: that time is no grace
+  end
   relieve_memory(store)
   local requeued = requeue_expired_claims(store, now, limit)
   local expired = end_overdue(store, now, limit)
   if store.frozen_until <= now then
-    each_dead(store, 'router', 'attached', now, limit, function(rec, router) detach(store, rec, router) end)
+    each_dead(store, 'router', 'attached', now, limit, function(rec, router)
+      detach(store, rec, router, now + ROUTER_LOSS_MS)
+    end)
     each_dead(store, 'worker', 'owned', now, limit, function(rec)
       orphans[#orphans + 1], orphans[#orphans + 2] = rec.id, rec.epoch
     end)
   end
-  local cancelled = cancel_abandoned(store, now - tonumber(grace_ms), limit)
+  local cancelled = cancel_abandoned(store, rested, limit)
   renew_keys(store, now, limit)
   return { 'OK', orphans, requeued, cancelled, expired }
 end, true)

@@ -60,9 +60,11 @@ class MemoryState:
         self.queue: set[SequenceId] = set()
         self.claims: dict[SequenceId, int] = {}  # popped sequences, and when their claims end
         self.next_sweep = 0
+        self.swept_since = 0  # since when sweeps come without a pause
         self.leases: dict[Incarnation, StoredLease] = {}
         self.longest_lease = StoredLease(0, 0)  # of the last day; `until_ms` is when it is forgotten
         self.tombstones: dict[Incarnation, int] = {}  # workers that have left, and when that is forgotten
+        self.deaths: dict[Incarnation, int] = {}  # workers that died, and when that was noticed; negative: explained
         self.quarantine: dict[Incarnation, tuple[SequenceId, int]] = {}  # by worker: a suspect, until when
         self.members: dict[str, dict[Incarnation, tuple[bytes, int]]] = {}
         self.names: dict[tuple[str, str], NameHolder] = {}  # by kind of member and name
@@ -144,11 +146,12 @@ class MemoryState:
             if router in record.routers:
                 queue.put_nowait(notice)
 
-    def detach(self, stored: StoredSequence, router: Incarnation) -> None:
+    def detach(self, stored: StoredSequence, router: Incarnation, delay_ms: int = 0) -> None:
+        """Without this router. If it was the last one, the grace counts from `delay_ms` later on."""
         record = stored.record
         if router in record.routers and not record.state.ended:
             record.routers = tuple(other for other in record.routers if other != router)
-            record.detached_since_ms = 0 if record.routers else self.now_ms()
+            record.detached_since_ms = 0 if record.routers else self.now_ms() + delay_ms
 
     # The queue
 

@@ -7,19 +7,26 @@ from octavo.store.calls import Finish, OrphanedSequence, SweepReport
 from octavo.store.memory.state import ALIVE_MS, MemoryState, StoredSequence
 
 OVERDUE_MS = 2000
+ROUTER_LOSS_MS = 30_000  # how much later the grace of a dead router's clients begins: they may not know it yet
+SWEEP_PAUSE_MS = 3000  # a sweep that is later than this was missed, because no router lived
 
 
 def sweep(state: MemoryState, limit: int, grace_ms: int, interval_ms: int) -> SweepReport:
     now = state.now_ms()
     if now < state.next_sweep:
         return SweepReport()
+    rested = now - grace_ms
     if interval_ms:
+        if now - state.next_sweep > SWEEP_PAUSE_MS:
+            state.swept_since = now
         state.next_sweep = now + interval_ms
+        if rested < state.swept_since:
+            rested = -1  # for a while nobody could attach: that time is no grace
     swept = SweepReport(requeued=_requeue_claims(state, limit), expired=_end_overdue(state, limit))
     if not state.frozen:
         _detach_dead_routers(state, limit)
         swept.orphans = _orphans(state, limit)
-    swept.cancelled = _cancel_abandoned(state, limit, grace_ms)
+    swept.cancelled = _cancel_abandoned(state, limit, rested)
     for stored in state.live():
         stored.expires_ms = now + ALIVE_MS
     return swept
@@ -60,7 +67,7 @@ def _detach_dead_routers(state: MemoryState, limit: int) -> None:
     for router in _longest_dead_first(state, dead):
         for stored in state.live():
             if router in stored.record.routers and limit > 0:
-                state.detach(stored, router)
+                state.detach(stored, router, ROUTER_LOSS_MS)
                 limit -= 1
 
 
@@ -75,12 +82,12 @@ def _longest_dead_first(state: MemoryState, members: set[Incarnation]) -> list[I
     return sorted(members, key=lambda member: (state.lease_end(member), member))
 
 
-def _cancel_abandoned(state: MemoryState, limit: int, grace_ms: int) -> list[SequenceId]:
+def _cancel_abandoned(state: MemoryState, limit: int, rested: int) -> list[SequenceId]:
     def is_abandoned(record: Record) -> bool:
         return record.detached_since_ms > 0 and not record.keep_on_disconnect and not record.cancel
 
     alone = [stored for stored in state.live() if is_abandoned(stored.record)]
-    due = [stored for stored in alone if stored.record.detached_since_ms <= state.now_ms() - grace_ms]
+    due = [stored for stored in alone if stored.record.detached_since_ms <= rested]
     due = sorted(due, key=lambda stored: (stored.record.detached_since_ms, stored.record.seq_id))[:limit]
     for stored in due:
         state.cancel(stored)

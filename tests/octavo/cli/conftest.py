@@ -18,6 +18,7 @@ class Router(inference_pb2_grpc.InferenceServicer, admin_pb2_grpc.AdminServicer)
         self.requests = []
         self.attached = 0
         self.cancelled = []
+        self.drains = []
         self.breaks = 0
         self.hang = threading.Event()
         self.finish_reason = types_pb2.FINISH_REASON_STOP
@@ -68,6 +69,13 @@ class Router(inference_pb2_grpc.InferenceServicer, admin_pb2_grpc.AdminServicer)
     async def Cancel(self, request, context):
         self.cancelled.append(request.request_id)
         return inference_pb2.CancelResponse()
+
+    async def DrainWorker(self, request, context):
+        self.drains.append((request.worker_id, request.grace_ms, request.undo))
+        if request.worker_id != "worker-0":
+            raise errors.NotFound("worker_id: this router knows no worker 'x'", resource="worker", name="x")
+        for left in (2, 1, 0):
+            yield admin_pb2.DrainWorkerResponse(num_left=left, num_released=2 - left)
 
     async def ListWorkers(self, request, context):
         reply = admin_pb2.ListWorkersResponse(router_id="router-0", num_queued=4)

@@ -6,7 +6,7 @@ import random
 import signal
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from typing import Any
 
 from guard.processes import state_of
@@ -15,6 +15,7 @@ from storm.storm_cluster import StormCluster
 
 GRACE_S = 60.0  # within which a process that was asked to leave has ended
 READY_S = 20.0
+OUT_S = 12.0  # longer than the grace of a request
 TRAFFIC_S = 10.0  # within which something comes over a link, else another link is tried
 LINK_TRIES = 4
 WAYS = ("latency", "black-hole", "reset", "dropped-reply", "slow")
@@ -46,6 +47,7 @@ class Faults:
             "router-term": lambda: self.leave(self._cluster.routers),
             "worker-stop": lambda: self.stop(self._cluster.workers),
             "router-stop": lambda: self.stop(self._cluster.routers),
+            "routers-out": self.kill_all_routers,
             "store-kill": self.kill_store,
             "store-stop": self.stop_store,
             "promotion-planned": self.promote_by_plan,
@@ -70,6 +72,23 @@ class Faults:
             await asyncio.sleep(self._random.choice([0.0, 0.2, 0.6, 2.0]))
             await self._start(name)
             return {"victim": name, "pid": pid, "signal": 9}
+
+    async def kill_all_routers(self) -> dict[str, Any]:
+        """kill -9 of all routers, for longer than the grace. One comes back, sweeps and dies; then all come back."""
+        names = self._cluster.routers
+        async with AsyncExitStack() as stack:
+            for name in names:
+                await stack.enter_async_context(self._locks[name])
+            pids = [self._cluster.processes[name].pid for name in names]
+            for name in names:
+                await asyncio.to_thread(self._cluster.processes[name].kill)
+            await asyncio.sleep(OUT_S)
+            await self._start(names[0])
+            await asyncio.sleep(2.0)
+            await asyncio.to_thread(self._cluster.processes[names[0]].kill)
+            await asyncio.sleep(OUT_S)
+            await asyncio.gather(*map(self._start, names))
+            return {"pids": pids, "signal": 9, "out_s": 2 * OUT_S}
 
     async def leave(self, names: list[str]) -> dict[str, Any]:
         """SIGTERM: the process leaves by plan, with status 0."""

@@ -165,12 +165,10 @@ class LogChecker:
                 self.verdict.gaps[self._kind_at(before, after)].append(after - before)
 
     def _kind_at(self, before: float, after: float) -> str:
-        """The kind of the last fault that began before the gap's end and was there in it; else "none"."""
+        """The kind of the fault that was there in the gap and began the nearest to the gap's begin; else "none"."""
         last = bisect_right(self._begins, after)
-        for fault in reversed(self._faults[max(0, last - 20) : last]):
-            if fault.ended >= before - NOTICEABLE_S:
-                return fault.kind
-        return "none"
+        there = [fault for fault in self._faults[max(0, last - 50) : last] if fault.ended >= before - NOTICEABLE_S]
+        return min(there, key=lambda fault: abs(fault.began - before)).kind if there else "none"
 
 
 def _name(line: StreamLine) -> str:

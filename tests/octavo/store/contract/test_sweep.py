@@ -16,6 +16,7 @@ from octavo.store.calls import (
     TakeReason,
 )
 
+ROUTER_LOSS_MS = 30_000
 ROUTER, OTHER = Incarnation("router1"), Incarnation("router2")
 W1, W2 = Incarnation("worker1"), Incarnation("worker2")
 LIMITS = QueueLimits()
@@ -135,9 +136,36 @@ async def test_a_dead_router_detaches_and_a_living_one_does_not(bench: Any, new:
         assert (await bench.store.sweep(10, 1500)).cancelled == []
     await bench.advance(3000)
     await bench.store.sweep(10, 1500)  # sees it
-    await bench.advance(1500)
+    await bench.advance(ROUTER_LOSS_MS + 1499)  # its clients may not know yet that it is dead
+    assert (await bench.store.sweep(10, 1500)).cancelled == []
+    await bench.advance(1)
     assert (await bench.store.sweep(10, 1500)).cancelled == [new().seq_id]
     assert (await bench.store.read(new().seq_id)).record.state is SequenceState.CANCELLED
+
+
+async def test_time_in_which_no_router_swept_is_no_grace(bench: Any, new: New) -> None:
+    """Nobody could attach then: a router that comes back first lets clients come back."""
+    await bench.store.heartbeat(Member("router", ROUTER, b""), 100_000)
+    await bench.store.accept(new(), LIMITS)
+    await bench.store.sweep(10, 2000, 1000)
+    await bench.store.detach(new().seq_id, ROUTER)
+    await bench.advance(1000)
+    assert (await bench.store.sweep(10, 2000, 1000)).cancelled == []
+    await bench.advance(60_000)  # no router lives
+    for _ in range(2):
+        assert (await bench.another().sweep(10, 2000, 1000)).cancelled == []
+        await bench.advance(1000)
+    assert (await bench.another().sweep(10, 2000, 1000)).cancelled == [new().seq_id]
+
+
+async def test_sweeps_that_are_a_little_late_count_as_sweeps(bench: Any, new: New) -> None:
+    await bench.store.heartbeat(Member("router", ROUTER, b""), 100_000)
+    await bench.store.accept(new(), LIMITS)
+    await bench.store.sweep(10, 2000, 1000)
+    await bench.advance(2000)
+    await bench.store.detach(new().seq_id, ROUTER)
+    await bench.advance(2000)
+    assert (await bench.store.sweep(10, 2000, 1000)).cancelled == [new().seq_id]
 
 
 async def test_a_router_that_comes_back_is_told_to_attach_again(bench: Any, new: New) -> None:
@@ -149,7 +177,25 @@ async def test_a_router_that_comes_back_is_told_to_attach_again(bench: Any, new:
     await bench.advance(3000)
     await bench.store.sweep(10, 5000)
     record = (await bench.store.read(new().seq_id)).record
-    assert (record.routers, record.detached_since_ms) == ((), record.accepted_ms + 3000)
+    assert (record.routers, record.detached_since_ms) == ((), record.accepted_ms + 3000 + ROUTER_LOSS_MS)
     assert (await bench.store.heartbeat(router, 3000)).lapsed
     record = await bench.store.attach(new().seq_id, ROUTER)
     assert (record.routers, record.detached_since_ms) == ((ROUTER,), 0)
+
+
+async def test_a_router_that_comes_back_can_say_that_its_client_has_left(bench: Any, new: New) -> None:
+    """A sweep has given the clients of a router without a lease more time. This one does not need it."""
+    await bench.store.heartbeat(Member("router", ROUTER, b""), 3000)
+    for name in ("a", "b"):
+        await bench.store.accept(new(name), LIMITS)
+    await bench.advance(3000)
+    await bench.store.sweep(10, 5000)
+    await bench.advance(1000)
+    await bench.store.detach(new("a").seq_id, ROUTER)
+    record = (await bench.store.read(new("a").seq_id)).record
+    assert (record.routers, record.detached_since_ms) == ((), record.accepted_ms + 4000)
+    await bench.advance(500)
+    await bench.store.detach(new("a").seq_id, ROUTER)
+    assert (await bench.store.read(new("a").seq_id)).record.detached_since_ms == record.detached_since_ms
+    await bench.advance(4500)
+    assert (await bench.store.sweep(10, 5000)).cancelled == [new("a").seq_id]

@@ -1,0 +1,50 @@
+"""`octavo drain`: what it asks of a router, and what it says."""
+
+import json
+
+import pytest
+
+from octavo.cli import main
+
+
+def test_a_drained_worker_is_reported_and_progress_goes_to_stderr(router, endpoint, capsys):
+    assert main(["drain", "worker-0", "--admin-endpoint", endpoint, "--grace", "2.5"]) == 0
+    told = capsys.readouterr()
+    assert told.out == "worker-0 is drained: 2 sequences went to others, 0 are left\n"
+    assert [line.rpartition(": ")[2] for line in told.err.splitlines()] == [f"{n} sequences left" for n in (2, 1, 0)]
+    assert router.drains == [("worker-0", 2500, False)]
+
+
+def test_an_undone_drain_and_json(router, endpoint, capsys):
+    assert main(["drain", "worker-0", "--undo", "--admin-endpoint", endpoint]) == 0
+    assert capsys.readouterr().out == "worker-0 gets sequences again\n"
+    assert main(["drain", "worker-0", "--json", "--admin-endpoint", endpoint]) == 0
+    told = capsys.readouterr()
+    assert json.loads(told.out) == {"worker_id": "worker-0", "draining": True, "num_left": 0, "num_released": 2}
+    assert not told.err
+    assert router.drains == [("worker-0", 60_000, True), ("worker-0", 60_000, False)]
+
+
+def test_the_next_router_is_asked_where_one_does_not_answer(router, endpoint, capsys):
+    words = ["drain", "worker-0", "--admin-endpoint", f"127.0.0.1:1,{endpoint}", "--timeout", "0.5", "--json"]
+    assert main(words) == 0
+    assert len(router.drains) == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "says", "code"),
+    [
+        (["x"], "worker_id: this router knows no worker 'x'", 1),
+        (["worker-0", "--grace", "4000"], "--grace: at most 3600 seconds", 1),
+        (["worker-0", "--grace", "0"], "no number of seconds above 0", 2),
+        ([], "the following arguments are required: WORKER", 2),
+    ],
+)
+def test_what_is_wrong_is_told_in_the_last_line(router, endpoint, capsys, words, says, code):
+    assert main(["drain", *words, "--admin-endpoint", endpoint]) == code
+    assert says in capsys.readouterr().err.splitlines()[-1]
+
+
+def test_no_router_that_answers(capsys):
+    assert main(["drain", "worker-0", "--admin-endpoint", "127.0.0.1:1", "--timeout", "0.5"]) == 1
+    assert "127.0.0.1:1: " in capsys.readouterr().err.splitlines()[-1]
