@@ -80,7 +80,7 @@ class Delivery:
 
     @property
     def unconfirmed_indexes(self) -> list[int]:
-        """From where each journal has to be read. What a worker's items have brought is not yet found in the journal."""
+        """From where each journal has to be read: what items have brought since is not yet found in it."""
         return [reader.confirmed_index for reader in self.readers]
 
     @property
