@@ -125,7 +125,7 @@ class System:
         yield Step(what, after if wrong else react(after, reply), progress, wrong)
 
     def delay(self, world: World, who: str, call: Call, fault: str = "late") -> Iterator[Step]:
-        if call[0] in self.configuration.late and world.has(fault) and call not in world.late:
+        if call[0] in self.configuration.late | {"item"} and world.has(fault) and call not in world.late:
             later = world.spend(fault)._replace(late=world.late | {call})
             yield Step(f"{who}: {self.text(call)} is late", later, progress=False)
 
