@@ -17,7 +17,7 @@ from effort import patience
 from guard.processes import command_of, descendants, exists
 from live.cluster import ROOT, Shape
 from live.process import Process
-from storm.faults import FaultMissed, Faults
+from storm.faults import BEGAN, FaultMissed, Faults
 from storm.leak_audit import audit, num_blocks, uses, wait_quiet
 from storm.log_checker import check_folder, summary
 from storm.storm_cluster import StormCluster, module_command
@@ -26,6 +26,7 @@ ROUTER_KILLS_PER_HOUR, WORKER_KILLS_PER_HOUR, OTHERS_PER_HOUR = 280.0, 115.0, 24
 CATCH_UP = 3  # faults of one kind that may be under way at once, where some took longer than planned
 STATUS_S = 15.0
 WARM_UP_S = 8.0
+MISSES = 5  # of one fault, before it counts as one that did not happen
 Inject = Callable[[], Awaitable[dict[str, Any]]]
 
 
@@ -159,7 +160,7 @@ class Storm:
     async def _inject(self, kind: str, inject: Inject) -> None:
         began = time.monotonic()
         try:
-            proof = await inject()
+            proof = await self._until_it_happens(inject)
         except FaultMissed as error:
             self.missed.append(f"{kind}: {error}")
             proof = {"missed": str(error)}
@@ -168,9 +169,18 @@ class Storm:
             proof = {"failed": str(error)}
         else:
             self.counts[kind] += 1
-        entry = {"kind": kind, "began": began, "ended": time.monotonic(), **proof}
+        entry = {"kind": kind, "began": BEGAN.get(began), "ended": time.monotonic(), **proof}
         self._log.write(json.dumps(entry) + "\n")
         self._log.flush()
+
+    async def _until_it_happens(self, inject: Inject) -> dict[str, Any]:
+        """A fault may miss: nothing is on a link, and nobody writes, while all routers are dead. It is done again."""
+        for _ in range(MISSES):
+            try:
+                return await inject()
+            except FaultMissed as error:
+                self._say(f"once more: {error}")
+        return await inject()
 
     async def _watch_processes(self) -> None:
         """A process that ends without a fault's doing is a violation, and is started again."""

@@ -16,6 +16,7 @@ from octavo.settings import RouterSettings, UpSettings, WorkerSettings
 CLASSES = [RouterSettings, WorkerSettings, UpSettings]
 NO_ARGS = argparse.Namespace()
 VALID = {  # values of settings that have a form
+    "store_memory_bytes": 77_777_777,
     "device": "cuda:1",
     "model_aliases": ("a=b", "c=d"),
     "listen": "localhost:7",

@@ -44,6 +44,12 @@ class Cluster:
         self.store = StoreServer(self.network, log, self.new_host("store"))
         self.offsets: dict[str, float] = {}  # of wall clocks, by machine
         self._lives = 0
+        self.worker_settings = {
+            "append_branches": self.rng.choice(
+                [1, 32]
+            ),  # 1: tokens gather before they are journalled, and 32: never here
+            "stream_interval": self.rng.choice([1, 1, 3]),
+        }
         self._install()
 
     def _install(self) -> None:
@@ -101,7 +107,9 @@ class Cluster:
             settings = RouterSettings(admin_listen="", router_id=name, grace_ms=GRACE_MS, **common)
             main = router_program.serve(settings)
         else:
-            main = worker_program.serve(WorkerSettings(worker_id=name, runner="witness", **common))
+            main = worker_program.serve(
+                WorkerSettings(worker_id=name, runner="witness", **self.worker_settings, **common)
+            )
         task = host.spawn(main)
         host.main = task
         task.add_done_callback(lambda task: self._ended(host, task))

@@ -12,10 +12,22 @@ from simulation.event_log import EventLog
 from simulation.faults import FaultMenu
 from simulation.leaks import leaks
 from simulation.loop import SimLoop
-from simulation.traffic import Client
+from simulation.traffic import LOSSES, Client
 
 NUM_CLIENTS, NUM_STREAMS = 3, 4
 CUTS = {"connection reset", "partition one way", "partition both ways", "machine vanished", "router killed"}
+# Faults by which a router may lose its lease.
+ROUTER_LOSSES = {
+    "router killed",
+    "router paused",
+    "router left",
+    "machine vanished",
+    "killed in a call",
+    "partition one way",
+    "partition both ways",
+    "store paused",
+    "slow link",
+}
 MAX_POISONED = 3  # workers that one poison request may kill
 REST_S = 20.0  # and within this time after the last stream, nothing of them is left
 QUIET_S = 60.0  # within this time after the last fault, every stream has ended
@@ -102,17 +114,21 @@ class Simulation:
                 self.violations.append("".join(traceback.format_exception(error)))
         self.settled_s = self.loop.time() - faults_ended
         await self._come_to_rest()
+        self._judge_end()
+
+    def _judge_end(self) -> None:
+        """What the run as a whole must not have done."""
+        happened = set(self.log.faults)
         self.violations += self.cluster.store.monitor.violations
-        for client in self.clients:
-            self.violations += [f"{name} ran to its end, though its client had left" for name in client.outlived()]
-        # A worker that dies at an admission while its connection is broken is not told from one that never had it.
-        allowed = MAX_POISONED + bool(CUTS & set(self.log.faults))
-        if not self.faults.is_lossy:
-            killed = self.cluster.poisoned.items()
-            self.violations += [
-                f"{seq_id} has killed {number} workers" for seq_id, number in killed if number > allowed
-            ]
         self.violations += [runner.first_mismatch for runner in self.cluster.runners if runner.mismatches]
+        if not happened & ROUTER_LOSSES:  # the clients of a dead router get more time, also those that had left
+            for client in self.clients:
+                self.violations += [f"{name} ran to its end, though its client had left" for name in client.outlived()]
+        if not (happened & LOSSES or self.faults.is_lossy):  # other deaths excuse a request
+            allowed = MAX_POISONED + bool(happened & CUTS)  # a death at an admission may go unseen with its connection
+            for seq_id, number in self.cluster.poisoned.items():
+                if number > allowed:
+                    self.violations.append(f"{seq_id} has killed {number} workers")
 
     async def _come_to_rest(self) -> None:
         """Waits until nothing is left of the requests."""

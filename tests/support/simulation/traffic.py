@@ -21,9 +21,9 @@ LEAVING = ("leave", "give up")
 ABANDONED_TOKENS = 900  # more than a request can get between the last client's leaving and its cancellation
 SHARED_TOKENS = 320  # takes longer than the grace time
 # Faults after which a client may wait for longer than the grace time before its keepalive tells it.
-SILENT = {"machine vanished", "router paused", "partition one way", "partition both ways"}
+SILENT = {"router paused", "partition one way", "partition both ways"}
 # Faults by which a sequence loses an owner.
-LOSSES = ("worker killed", "machine vanished", "killed in a call", "poison", "step hung", "worker paused")
+LOSSES = {"worker killed", "machine vanished", "killed in a call", "step hung", "worker paused", "store paused"}
 MAX_LOSSES = 3  # owners in a row, after which a request may fail
 BEHAVIOURS = ("read", "cancel", "leave", "give up", "move", "share")
 
@@ -212,7 +212,10 @@ class Client:
         self._check_prefix(request, history)
         if isinstance(error, PoisonSuspected) and request.prompt[-1] == POISON:
             return
-        if isinstance(error, PoisonSuspected) and sum(self._log.faults[kind] for kind in LOSSES) >= MAX_LOSSES:
+        if (
+            isinstance(error, PoisonSuspected)
+            and sum(self._log.faults[kind] for kind in LOSSES | {"poison"}) >= MAX_LOSSES
+        ):
             self._log.faults["innocent, and suspected"] += 1  # its owners have died in a row: it may fail
             return
         if request.deadline_s is not None and (isinstance(error, DeadlineExceeded) or error.retryable):

@@ -119,7 +119,8 @@ async def test_two_suspects_share_no_worker_for_as_long_as_one_may_wait(bench: A
     request = TakeRequest(second, epoch + 1, W3, "patient", TakeReason.CONNECTION, waited_ms=9_999)
     assert (await bench.store.take_ownership(request)).status is TakeStatus.OCCUPIED
     request = TakeRequest(second, epoch + 1, W3, "no more", TakeReason.CONNECTION, waited_ms=10_000)
-    assert (await bench.store.take_ownership(request)).alone
+    taken = await bench.store.take_ownership(request)
+    assert (taken.status, taken.alone) == (TakeStatus.OK, True)
 
 
 @pytest.mark.parametrize("how", ["refused", "requeued", "ended"])
