@@ -146,3 +146,29 @@ async def move_both_ways(one, two, oracle):
             await read_all(rest, history)
         history.check(oracle.outputs(PROMPT, params))
         await begun.aclose()
+
+
+@pytest.mark.timeout(180)
+async def test_a_stream_whose_token_no_router_can_read_goes_on_by_id_and_indexes(cluster, oracle):
+    """The store has lost the key alone, and the router that still had it dies. No text is lost or doubled."""
+    params = SamplingParams(temperature=1.0, seed=9, n=2, max_tokens=120)
+    store = open_store(cluster.store.url)
+    await store.open()
+    await store.server.client.delete("octavo:secret:resume")
+    await store.close()
+    cluster.kill("r1")
+    cluster.spawn("r1")
+    cluster.wait_ready()
+    async with cluster.client() as client:
+        stream, history = client.generate(PROMPT, params), History()
+        while stream._endpoint != cluster.endpoints[0]:
+            await stream.aclose()
+            stream = client.generate(PROMPT, params)
+        await read_to(stream, history, 50)
+        with pytest.raises(errors.ForeignToken):
+            async with cluster.client([1]) as other:
+                await anext(other.attach(resume_token=stream.resume_token))
+        cluster.kill("r0")
+        await read_all(stream, history)
+        assert stream.num_reattaches
+    history.check(oracle.outputs(PROMPT, params))
