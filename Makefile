@@ -102,6 +102,10 @@ sim: install  ## simulate clusters with faults, a seed each (SEEDS=500, or SEEDS
 mutants: install  ## seed classic bugs into the extension; each must be seen (ARGS='pool', 'cpu' or 'cuda', and names)
 	@PYTHONPATH=tests/support $(BIN)/python tests/csrc/mutants $(ARGS)
 
+.PHONY: modelcheck
+modelcheck: install  ## the store's functions in every order of calls, crashes and losses; every weaker protocol is seen (ARGS='failover')
+	@PYTHONPATH=tests/support:. $(BIN)/python -m modelcheck $(ARGS)
+
 .PHONY: check
 check: install lint types proto-lint generate-check test  ## before each push: lint, types, proto-lint, generate-check, test
 

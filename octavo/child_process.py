@@ -85,12 +85,17 @@ class ChildProcess:
 
 
 def trim_log(log: Path, max_bytes: int = MAX_LOG_BYTES) -> None:
-    """Bounds a log that its writer holds open for appending: its content moves to NAME.log.1 and replaces that file."""
+    """Bounds a log that its writer holds open for appending: its content moves to NAME.log.1 and replaces that file.
+
+    Raises OSError if it cannot be moved; the log is bounded also then.
+    """
     if not log.exists() or log.stat().st_size <= max_bytes:
         return
     data = log.read_bytes()
-    log.with_name(log.name + ".1").write_bytes(data[-max_bytes:])
-    os.truncate(log, 0)
+    try:
+        log.with_name(log.name + ".1").write_bytes(data[-max_bytes:])
+    finally:
+        os.truncate(log, 0)  # also on a full disk, where nothing can be kept
 
 
 def tail(log: Path, num_lines: int = 15, since: int = 0) -> str:

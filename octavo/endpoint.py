@@ -8,8 +8,11 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from ipaddress import IPv6Address
+from typing import TypeAlias
 
 MAX_PORT = 65535
+# The routers of one cell or of several: "a:1,b:1;c:1", ["a:1", "b:1"] or [["a:1", "b:1"], ["c:1"]]
+Endpoints: TypeAlias = str | Sequence[str] | Sequence[Sequence[str]]
 _NAME = re.compile(r"[\w.-]+")  # a DNS name or an address of version 4
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 _SOCKETS = ("unix:", "unix-abstract:")
@@ -91,6 +94,28 @@ def parse_targets(given: str | Sequence[str]) -> tuple[str, ...]:
         except ValueError as error:
             raise ValueError(f"{target}: {error}") from None
     return targets
+
+
+def parse_cells(given: Endpoints) -> tuple[tuple[str, ...], ...]:
+    """The targets of each cell: in a text with semicolons between cells, or in a list of lists. A list is one cell.
+
+    The ValueError names the cell, if there are several, and the target that is wrong.
+    """
+    cells: Sequence[str | Sequence[str]]
+    if isinstance(given, str):
+        cells = given.split(";")
+    elif all(isinstance(each, str) for each in given):
+        cells = [[str(each) for each in given]]
+    else:
+        cells = given
+    parsed = []
+    for number, cell in enumerate(cells):
+        try:
+            parsed.append(parse_targets(cell))
+        except ValueError as error:
+            where = f"cell {number} of {len(cells)}: " if len(cells) > 1 else ""
+            raise ValueError(f"{where}{error}") from None
+    return tuple(parsed)
 
 
 def _parse(text: str, *, lowest_port: int) -> Endpoint:

@@ -92,7 +92,9 @@ class Record:
     detached_since_ms: int = 0  # 0: attached
     accepted_ms: int = 0
     crashes: int = 0
-    suspects: tuple[Incarnation, ...] = ()
+    suspects: tuple[Incarnation, ...] = ()  # the owners that crashed
+    first_crash_ms: int = 0  # when the first of these crashes was noticed
+    announced: int = 0  # the last epoch at which an owner announced that it begins to run this suspect
     cancel: bool = False
     # One of each per branch:
     finishes: tuple[FinishReason, ...] = ()

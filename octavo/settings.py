@@ -32,7 +32,10 @@ a unit: 512MiB, 1.5GB. A file, whose keys are the flags with _ for -, may have t
 {example}
 """
 _MODEL_HELP = f"a directory, a GGUF file, a hub name, or {DEMO_MODEL}, the demo model"
-_STORE_HELP = "URL of the store: redis://, rediss:// or unix://, or memory:// within one process"
+_STORE_HELP = (
+    "URL of the store: redis://HOST:PORT, with ,HOST:PORT for each further server of which one is the primary; "
+    "rediss://, unix://, or memory:// within one process"
+)
 _HOST_HELP = "host to listen on, in place of that in --listen; 0.0.0.0: every interface"
 
 
@@ -69,6 +72,12 @@ class RouterSettings:
         "127.0.0.1:51051", "where operators call; empty: nowhere", check=_unless_empty(parse_listener)
     )
     store: str = option("redis://127.0.0.1:6379/0", _STORE_HELP, secret=True, check=require_store_url)
+    store_replicas: int = option(
+        0, "replicas of the store that must have what clients come to see; 0: its primary alone decides", low=0
+    )
+    store_replica_timeout_ms: int = option(
+        1000, "how long a write waits for the store's replicas, before it is repeated", low=10
+    )
     router_id: str = option("", "name of this router in logs and status; empty: made from host and port")
     model_aliases: tuple[str, ...] = option(
         (), "further names that clients may use, as alias=model, separated by commas", check=parse_aliases
@@ -115,6 +124,12 @@ class WorkerSettings:
     )
     worker_id: str = option("", "stable name of this worker, such as its pod's; empty: made from host and port")
     store: str = option("redis://127.0.0.1:6379/0", _STORE_HELP, secret=True, check=require_store_url)
+    store_replicas: int = option(
+        0, "replicas of the store that must have what clients come to see; 0: its primary alone decides", low=0
+    )
+    store_replica_timeout_ms: int = option(
+        1000, "how long a write waits for the store's replicas, before it is repeated", low=10
+    )
     model: str = option(DEMO_MODEL, _MODEL_HELP)
     model_name: str = option("", "name that requests use for the model; empty: made from `model`")
     device: str = option("auto", "auto, cpu, cuda or cuda:N", check=_require_device)

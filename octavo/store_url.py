@@ -1,5 +1,8 @@
-"""The forms of a store's URL: redis://[USER:PASSWORD@]HOST[:PORT][/DATABASE], rediss://, unix:///PATH, memory://."""
+"""The forms of a store's URL: redis://[USER:PASSWORD@]HOST[:PORT][,HOST[:PORT]...][/DATABASE], rediss://, unix:///PATH,
+memory://. Of several servers one is the primary, and the others are its replicas.
+"""
 
+import re
 from urllib.parse import parse_qsl, urlsplit
 
 SCHEMES = ("redis", "rediss", "unix", "memory")
@@ -15,6 +18,21 @@ def require_store_url(url: str) -> None:
     scheme, colon, _ = url.partition("://")
     if not colon or scheme not in SCHEMES:
         raise ValueError(f"must begin with {', '.join(f'{name}://' for name in SCHEMES[:-1])} or {SCHEMES[-1]}://")
+    for server in server_urls(url):
+        _require_server_url(server)
+
+
+def server_urls(url: str) -> tuple[str, ...]:
+    """The URL of each server that a store's URL names."""
+    scheme, _, rest = url.partition("://")
+    netloc = re.split(r"[/?#]", rest, maxsplit=1)[0]
+    tail = rest[len(netloc) :]
+    user, at, hosts = netloc.rpartition("@")
+    return tuple(f"{scheme}://{user}{at}{host}{tail}" for host in hosts.split(","))
+
+
+def _require_server_url(url: str) -> None:
+    scheme = url.partition("://")[0]
     parts = urlsplit(url)
     for name, _ in parse_qsl(parts.query):
         if name not in _PARAMETERS:

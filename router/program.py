@@ -11,7 +11,7 @@ import grpc.aio
 
 from octavo import rpc
 from octavo.endpoint import parse_listener
-from octavo.errors import StoreUnavailable
+from octavo.errors import Mismatch, StoreUnavailable
 from octavo.ids import Incarnation, new_incarnation
 from octavo.listen_address import why_not_listening
 from octavo.loop import Stopped, StopRequest, before, stop_request
@@ -28,6 +28,7 @@ from router.background_tasks import BackgroundTasks, end_tasks, repeat_forever
 from router.fleet.model_registry import ModelRegistry
 from router.fleet.worker_pool import WorkerPool
 from router.health_monitor import INFERENCE, HealthMonitor
+from router.loop_watchdog import HANG_LEASES, LoopWatchdog
 from router.placing.assigner import Assigner
 from router.placing.dispatcher import Dispatcher
 from router.session_registry import SessionRegistry
@@ -257,7 +258,9 @@ async def serve(settings: RouterSettings) -> int:
     After SIGTERM its streams may go on for `drain_ms`; SIGINT, or a second SIGTERM, ends them at once.
     """
     stop = stop_request()
-    store = open_store(settings.store)
+    store = open_store(
+        settings.store, replicas=settings.store_replicas, replica_timeout_ms=settings.store_replica_timeout_ms
+    )
     try:
         tokenizer = await before(stop.asked, asyncio.to_thread(given_tokenizer, settings.tokenizer))
         secret = await before(stop.asked, until_answered(lambda: open_with_secret(store), pause_s=0.5, what="start"))
@@ -267,11 +270,12 @@ async def serve(settings: RouterSettings) -> int:
         log.info("asked to end while starting")
         await store.close()
         return 0
-    except (ListenError, TokenizerError) as error:
+    except (ListenError, TokenizerError, Mismatch) as error:
         log.error("%s", error)
         await store.close()
         return 1
-    return await end_when_asked(router, store, stop)
+    with LoopWatchdog(HANG_LEASES * settings.lease_ms / 1000):
+        return await end_when_asked(router, store, stop)
 
 
 async def end_when_asked(router: Router, store: Store, stop: StopRequest) -> int:

@@ -107,32 +107,36 @@ def follow(
     """Every event of a request, once and in order, over as many routers as it takes."""
     journey = journey or Journey()
     until = None if deadline_s is None else time.monotonic() + deadline_s
-    token = b""  # of the last event that was handed out
+    place = None  # after the last event that was handed out
+    next_index = 0
     for attempt in range(1000):
         stub = routers.stubs[attempt % len(routers.stubs)]
         timeout = None if until is None else max(until - time.monotonic(), 0.001)
-        if token:
-            call = stub.Attach(inference_pb2.AttachRequest(resume_token=token), timeout=timeout)
+        if place:
+            call = stub.Attach(place, timeout=timeout)
         else:
             call = stub.Generate(request, timeout=timeout)
         told = Explanation(Code.OK)  # an end without `finished` is none
         try:
             for event in call:
                 yield event
-                token = event.resume_token
+                place = inference_pb2.AttachRequest(resume_token=event.resume_token)
+                next_index = event.first_index + len(event.token_ids)
                 if event.HasField("finished"):
                     return
         except grpc.RpcError as error:
             told = explain(error)
-            if told.code is Code.DEADLINE_EXCEEDED and token and until is not None:
+            if told.code is Code.DEADLINE_EXCEEDED and place and until is not None:
                 until = None  # the call has ended with the request: fetch its last tokens
+            elif told.reason == "FOREIGN_TOKEN":  # the store was lost, and the key of tokens with it
+                place = inference_pb2.AttachRequest(request_id=request.request_id, next_indexes=[next_index])
             elif not elsewhere(told) or attempt > 20:
                 raise
         finally:
             call.cancel()
         journey.status = told.code
         time.sleep(told.retry_s + random.uniform(0, min(1.0, 0.05 * 2**attempt)))
-        journey.attached += bool(token)
+        journey.attached += place is not None
 
 
 @dataclass

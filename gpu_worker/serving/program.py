@@ -45,7 +45,9 @@ async def serve(settings: WorkerSettings) -> int:
     except RuntimeError:
         log.error("%s", why_not_listening(settings.address, "--listen"))
         return 1
-    store = open_store(settings.store)
+    store = open_store(
+        settings.store, replicas=settings.store_replicas, replica_timeout_ms=settings.store_replica_timeout_ms
+    )
     try:
         runner = await before(stop.asked, load_and_register(settings, listener, store))
     except (Stopped, WorkerIdTaken) as error:

@@ -17,6 +17,7 @@ from gpu_worker.scheduling.step import Runner, StepDeltas
 from gpu_worker.scheduling.step_budget import StepBudget
 from gpu_worker.scheduling.workload import Workload
 from gpu_worker.serving import progress_monitor
+from gpu_worker.serving.announcer import SuspectAnnouncer
 from gpu_worker.serving.drain import WorkerDrain, describe_worker
 from gpu_worker.serving.engine_client import EngineClient
 from gpu_worker.serving.journal_writer import JournalWriter
@@ -35,6 +36,7 @@ log = logging.getLogger(__name__)
 REFRESH_EVERY_S = 0.05  # how often load and cache events are brought from a busy engine to the event loop
 MAX_END_S = 5.0  # of the time that leaving may take: kept for the step in flight, the journal and the last releases
 END_SHARE = 0.25  # the same as a share, where leaving may take less
+MIN_STEP_S = 2.0  # how long the step in flight may take in any case
 
 
 class Worker:
@@ -51,7 +53,11 @@ class Worker:
         self.engine = Engine(self.scheduler, runner, times, self._on_deltas, self._on_progress, idle_round_s)
         self.publisher = StepPublisher(settings.stream_interval)
         self.engine_client = EngineClient(self.engine, self.workload, budget, self.publisher)
-        policy = AppendPolicy(settings.append_tokens, settings.append_delay_ms / 1000, settings.append_branches)
+        policy = (
+            AppendPolicy(settings.append_tokens, settings.append_delay_ms / 1000, settings.append_branches)
+            if settings.journal == "strict"
+            else AppendPolicy()  # what no store accepts has nothing to wait for
+        )
         journal = store if settings.journal == "strict" else None
         self.journal_writer = JournalWriter(journal, listener.incarnation, self.publisher, self.engine_client, policy)
         self.step_timeout_s = STOP_TIMEOUT_S  # how long `stop` waits for the step in flight
@@ -62,6 +68,7 @@ class Worker:
         self.drain = WorkerDrain(
             store, listener.incarnation, self.engine_client, self.journal_writer, self._note_draining
         )
+        self.announcer = SuspectAnnouncer(store, listener.incarnation) if journal is not None else None
         self.reconciler = Reconciler(store, listener.incarnation, self.engine_client.runs)
         self._journalling: asyncio.Task[None] | None = None
         self._reconciling: asyncio.Task[None] | None = None
@@ -79,7 +86,7 @@ class Worker:
         self._monitoring = asyncio.create_task(self.monitor.run())
         self._monitoring.add_done_callback(partial(give_up_at_end, "the watch over progress"))
         self.engine.start()
-        self.listener.service.serve_engine(self.engine_client, self.drain)
+        self.listener.service.serve_engine(self.engine_client, self.drain, self.announcer)
 
     async def leave(self, urgent: asyncio.Event) -> None:
         """Refuses new sequences at once, and gives away those that are here while `stop` still has time, or until
@@ -87,7 +94,7 @@ class Worker:
         """
         self.listener.health.shut_down()
         end_s = min(MAX_END_S, END_SHARE * self._leave_s)
-        self.step_timeout_s = min(self.step_timeout_s, end_s)
+        self.step_timeout_s = max(MIN_STEP_S, end_s)
         self.drain.begin(self._leave_s - end_s)
         waiting = [asyncio.create_task(each) for each in (self.drain.wait_until_done(), urgent.wait())]
         await asyncio.wait(waiting, timeout=self._leave_s - end_s, return_when=asyncio.FIRST_COMPLETED)

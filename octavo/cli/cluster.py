@@ -14,7 +14,7 @@ from octavo import rpc
 from octavo.child_process import ChildProcess
 from octavo.cli import ports
 from octavo.cli.programs import program_command
-from octavo.cli.state import ClusterState, RouterState, StoreState, WorkerState
+from octavo.cli.state import ClusterState, ExitHistory, RouterState, StoreState, WorkerState
 from octavo.cli.supervisor import SupervisedProcess
 from octavo.cores import usable_cores
 from octavo.listen_address import reachable_address, with_host
@@ -69,15 +69,22 @@ class Cluster:
         """The routers and workers, which need the store."""
         return [*(supervised for supervised, _ in self._routers), *(supervised for supervised, _ in self._workers)]
 
-    def state(self, ready: bool) -> ClusterState:
-        """The state that `octavo up` writes down, with the process ids of now."""
+    def state(self, ready: bool, exits_of: Callable[[str], ExitHistory] = lambda _: ExitHistory()) -> ClusterState:
+        """The state that `octavo up` writes down, with the process ids of now, and how often each process has ended."""
+        store_pid = self.store.pid if self.store else None
         return ClusterState(
             pid=os.getpid(),
             model=self._settings.up.model,
             state_dir=str(self._settings.state_dir),
-            store=StoreState(self._store_url, self.store.pid if self.store else None, self.store is not None),
-            routers=[replace(known, pid=supervised.process.pid) for supervised, known in self._routers],
-            workers=[replace(known, pid=supervised.process.pid) for supervised, known in self._workers],
+            store=StoreState(self._store_url, store_pid, self.store is not None, exits_of(EmbeddedStore.name)),
+            routers=[
+                replace(known, pid=supervised.process.pid, exits=exits_of(supervised.process.name))
+                for supervised, known in self._routers
+            ],
+            workers=[
+                replace(known, pid=supervised.process.pid, exits=exits_of(supervised.process.name))
+                for supervised, known in self._workers
+            ],
             ready=ready,
         )
 

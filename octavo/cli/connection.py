@@ -48,10 +48,10 @@ def connected(args: argparse.Namespace) -> Iterator[Client]:
     Raises NotConnectedError after --timeout. A connection that breaks later is tried again for a minute, which stderr
     tells, too.
     """
-    endpoints = deployment.endpoints(args)
+    cells = deployment.endpoints(args)
     notice = RetryNotice(args.command)
-    with Client(endpoints, policy=RetryPolicy(on_retry=notice.retrying)) as client:
-        with delayed_notice(args.command, endpoints, args.timeout):
+    with Client(cells, policy=RetryPolicy(on_retry=notice.retrying)) as client:
+        with delayed_notice(args.command, [name for cell in cells for name in cell], args.timeout):
             try:
                 client.connect(args.timeout)
             except Unreachable as error:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from octavo.cli import state
 from octavo.cli.command_error import CommandError
-from octavo.endpoint import parse_targets
+from octavo.endpoint import parse_cells, parse_targets
 from octavo.errors import InvalidArgument
 
 
@@ -15,7 +15,9 @@ class NoDeploymentError(CommandError):
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--endpoint", metavar="HOST:PORT[,...]", help="routers to call [those of the `octavo up` that runs here]"
+        "--endpoint",
+        metavar="HOST:PORT[,...][;...]",
+        help="routers to call, with a semicolon between cells [those of the `octavo up` that runs here]",
     )
     add_state_dir(parser)
 
@@ -37,10 +39,14 @@ def running(args: argparse.Namespace, other_flag: str) -> state.ClusterState:
     return found
 
 
-def endpoints(args: argparse.Namespace) -> list[str]:
-    if args.endpoint:
-        return split_endpoints("--endpoint", args.endpoint)
-    return running(args, "--endpoint").endpoints
+def endpoints(args: argparse.Namespace) -> tuple[tuple[str, ...], ...]:
+    """The routers of each cell. Raises InvalidArgument, which names the flag, the cell and what would be right."""
+    if not args.endpoint:
+        return (tuple(running(args, "--endpoint").endpoints),)
+    try:
+        return parse_cells(args.endpoint)
+    except ValueError as error:
+        raise InvalidArgument("--endpoint", str(error)) from None
 
 
 def split_endpoints(flag: str, text: str) -> list[str]:

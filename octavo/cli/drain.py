@@ -95,7 +95,7 @@ async def _drain_by(args: argparse.Namespace, address: str) -> admin_pb2.DrainWo
             except TimeoutError:
                 pass  # the call says why
         async for progress in admin_pb2_grpc.AdminStub(channel).DrainWorker(request):
-            if progress.num_left != told and not args.json:
+            if progress.num_left != told and not (args.json or args.undo):
                 told = progress.num_left
                 output.print_error(args.command, f"{args.worker}: {told} sequences left")
     return progress

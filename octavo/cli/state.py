@@ -17,12 +17,25 @@ LOCK = "up.lock"
 CHOOSE_ANOTHER = "choose another with --state-dir"
 
 
+@dataclass(frozen=True, slots=True)
+class ExitHistory:
+    """How often a process has ended since `octavo up` began, or could not be started, and why the last time."""
+
+    count: int = 0
+    last_reason: str = ""
+    last_at: float = 0.0  # Unix time
+
+    def another(self, reason: str) -> "ExitHistory":
+        return ExitHistory(self.count + 1, reason, time.time())
+
+
 @dataclass(slots=True)
 class RouterState:
     router_id: str
     pid: int | None
     endpoint: str
     admin_endpoint: str
+    exits: ExitHistory = ExitHistory()
 
 
 @dataclass(slots=True)
@@ -30,6 +43,7 @@ class WorkerState:
     worker_id: str
     pid: int | None
     endpoint: str
+    exits: ExitHistory = ExitHistory()
 
 
 @dataclass(slots=True)
@@ -37,6 +51,7 @@ class StoreState:
     url: str
     pid: int | None
     embedded: bool
+    exits: ExitHistory = ExitHistory()
 
 
 @dataclass(slots=True)
@@ -64,11 +79,15 @@ class ClusterState:
             pid=data["pid"],
             model=data["model"],
             state_dir=data["state_dir"],
-            store=StoreState(**data["store"]),
-            routers=[RouterState(**router) for router in data["routers"]],
-            workers=[WorkerState(**worker) for worker in data["workers"]],
+            store=StoreState(**_with_exits(data["store"])),
+            routers=[RouterState(**_with_exits(router)) for router in data["routers"]],
+            workers=[WorkerState(**_with_exits(worker)) for worker in data["workers"]],
             ready=data["ready"],
         )
+
+
+def _with_exits(data: dict[str, Any]) -> dict[str, Any]:
+    return {**data, "exits": ExitHistory(**data.get("exits", {}))}
 
 
 class AlreadyRunningError(CommandError):

@@ -2,6 +2,7 @@
 
 import argparse
 import asyncio
+import time
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -10,7 +11,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from octavo import rpc
 from octavo.cli import connection, deployment, output
-from octavo.cli.state import ClusterState, RouterState
+from octavo.cli.state import ClusterState, ExitHistory, RouterState
 from octavo.errors import StoreUnavailable
 from octavo.options import masked
 from octavo.store import open_store
@@ -89,12 +90,12 @@ async def _ask(endpoint: str, timeout_s: float) -> RouterAnswer | str:
 
 
 async def _serves(channel: grpc.aio.Channel, timeout_s: float) -> bool:
-    """What the router's health says of new requests. A router of an older version does not say it here: True."""
+    """What the router's health says of new requests. What does not know the question counts as serving."""
     request = health_pb2.HealthCheckRequest(service=INFERENCE)
     try:
         reply = await health_pb2_grpc.HealthStub(channel).Check(request, timeout=timeout_s, wait_for_ready=True)
     except grpc.aio.AioRpcError as error:
-        if error.code() is grpc.StatusCode.NOT_FOUND:
+        if error.code() in (grpc.StatusCode.NOT_FOUND, grpc.StatusCode.UNIMPLEMENTED):
             return True
         raise
     return bool(reply.status == health_pb2.HealthCheckResponse.SERVING)
@@ -147,9 +148,9 @@ def _workers(state: ClusterState | None, answers: list[admin_pb2.ListWorkersResp
     rows = {name: _worker(status) for name, status in found.items()}
     for name, written in known.items():
         if name in rows:
-            rows[name]["pid"] = rows[name]["pid"] or written.pid
+            rows[name] |= {"pid": rows[name]["pid"] or written.pid, "exits": asdict(written.exits)}
         else:
-            rows[name] = {**asdict(written), **_EMPTY}
+            rows[name] = {**_EMPTY, **asdict(written)}
     return [rows[name] for name in sorted(rows)]
 
 
@@ -157,6 +158,7 @@ _EMPTY = {
     "incarnation": "",
     "available": False,
     "reason": "no router has met it",
+    "exits": asdict(ExitHistory()),
     "model": "",
     "device": "",
     "num_sequences": 0,
@@ -175,6 +177,7 @@ def _worker(status: admin_pb2.WorkerStatus) -> dict[str, Any]:
         "endpoint": status.endpoint,
         "available": status.available,
         "reason": status.reason,
+        "exits": asdict(ExitHistory()),
         "model": status.model,
         "device": status.device,
         "num_sequences": load.num_sequences,
@@ -216,7 +219,22 @@ def _text(status: dict[str, Any]) -> str:
                 [[store["url"], store["pid"] or "-", _yes(store["serving"], store["trouble"])]],
             )
         )
+    parts += _exits(status)
     return "\n\n".join(parts)
+
+
+def _exits(status: dict[str, Any]) -> list[str]:
+    """What the processes of `octavo up` have ended from, one line for each that has."""
+    named = [(row["router_id"], row["exits"]) for row in status["routers"]]
+    named += [(row["worker_id"], row["exits"]) for row in status["workers"]]
+    named += [("store", status["store"]["exits"])] if status["store"] else []
+    lines = [
+        f"{name}: has ended {exits['count']} time{'s' * (exits['count'] > 1)}, "
+        f"the last time {max(0.0, time.time() - exits['last_at']):.0f} s ago: {exits['last_reason']}"
+        for name, exits in named
+        if exits["count"]
+    ]
+    return ["\n".join(lines)] if lines else []
 
 
 def _yes(flag: bool, why_not: str = "") -> str:

@@ -3,7 +3,7 @@
 import asyncio
 
 from octavo.cli.check_report import CheckReport
-from octavo.errors import StoreUnavailable
+from octavo.errors import Mismatch, StoreUnavailable
 from octavo.options import masked
 from octavo.store import open_store
 from octavo.store.embedded import find_server
@@ -41,6 +41,8 @@ async def store(url: str) -> CheckReport:
         return CheckReport("store", "bad", f"{shown} gives no answer within {STORE_TIMEOUT_S:.0f} s", START_IT)
     except StoreUnavailable as error:
         return CheckReport("store", "bad", f"{shown}: {error.message}", fix_of(error.message))
+    except Mismatch as error:
+        return CheckReport("store", "bad", f"{shown}: {error.message}", "give --store a server that is in no cluster")
     finally:
         await opened.close()
     return CheckReport("store", "ok", f"{shown} answers")

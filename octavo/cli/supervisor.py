@@ -1,6 +1,7 @@
 """Keeps processes alive: starts them, waits until they serve, and restarts those that end."""
 
 import asyncio
+import contextlib
 import signal
 import time
 from collections.abc import Awaitable, Callable, Sequence
@@ -10,16 +11,19 @@ from typing import Protocol
 
 from octavo.child_process import tail, trim_log
 from octavo.cli.command_error import CommandError
-from octavo.cli.state import CHOOSE_ANOTHER
+from octavo.cli.state import CHOOSE_ANOTHER, ExitHistory
 from octavo.errors import ServingError
+from octavo.store.append_only_file import DamagedFile
 from octavo.telemetry import error_in
 
 FIRST_DELAY_S = 0.1
-MAX_DELAY_S = 10.0
-STABLE_S = 30.0  # after a life of this length the next restart is quick again
+# A request outlives its last client for 10 s (--grace-ms), and clients try for a minute: within either, a process is
+# started several times.
+MAX_DELAY_S = 2.0
+STABLE_S = 10.0  # after a life of this length the next restart is quick again
 TRIM_INTERVAL_S = 5.0
 POLL_S = 0.1
-WORD_S = 10.0  # how often `say` is told that a process is still starting
+WORD_S = 10.0  # how often `say` is told the same of a process that is starting, or that ends again and again
 
 
 class StartError(CommandError):
@@ -71,6 +75,8 @@ class Supervisor:
         self._keepers: list[asyncio.Task[None]] = []
         self._trimmer: asyncio.Task[None] | None = None
         self._log_starts: dict[str, int] = {}  # the size that a process's log had before its present life
+        self._exits: dict[str, ExitHistory] = {}
+        self._told: dict[str, tuple[str, float]] = {}  # by process: the reason that `say` was told last, and when
 
     async def start(self, processes: Sequence[SupervisedProcess], timeout_s: float) -> None:
         """Starts processes side by side and returns when all serve. From then on they are kept alive.
@@ -88,8 +94,11 @@ class Supervisor:
             raise errors.exceptions[0] from None
         self._keepers += [asyncio.create_task(self._keep(supervised)) for supervised in processes]
 
+    def exits_of(self, name: str) -> ExitHistory:
+        return self._exits.get(name, ExitHistory())
+
     async def watch(self) -> None:
-        """Never returns. Raises the error of a task of the supervisor, if one fails."""
+        """Never returns. Raises StartError if a process cannot go on: its data is damaged, and no start mends that."""
         await asyncio.gather(*self._keepers)
         await asyncio.Event().wait()
 
@@ -131,29 +140,48 @@ class Supervisor:
         self._say(f"{process.name}: ready after {time.monotonic() - began:.1f} s (pid {process.pid})")
 
     async def _keep(self, supervised: SupervisedProcess) -> None:
-        process, delay_s = supervised.process, FIRST_DELAY_S / 2
+        process, delay_s = supervised.process, 0.0
         while True:
             began = time.monotonic()
             code = await process.wait()
-            self._changed()
+            reason = ": ".join(filter(None, [_how(code), self._last_error(process)]))
+            self._note_exit(process, reason)
             if not self._restart:
-                self._say(f"{process.name}: ended ({_how(code)})")
+                self._say(f"{process.name}: ended ({reason})")
                 return
-            delay_s = FIRST_DELAY_S if time.monotonic() - began > STABLE_S else min(delay_s * 2, MAX_DELAY_S)
-            while not await self._start_again(process, code, delay_s):
-                delay_s = min(delay_s * 2, MAX_DELAY_S)
+            delay_s = _next_delay_s(0.0 if time.monotonic() - began > STABLE_S else delay_s)
+            while not await self._start_again(process, reason, delay_s):
+                reason, delay_s = self.exits_of(process.name).last_reason, _next_delay_s(delay_s)
 
-    async def _start_again(self, process: RestartableProcess, code: int, delay_s: float) -> bool:
-        how = ": ".join(filter(None, [_how(code), self._last_error(process)]))
-        self._say(f"{process.name}: ended ({how}); starting again in {delay_s:.1f} s")
+    async def _start_again(self, process: RestartableProcess, reason: str, delay_s: float) -> bool:
+        told = self._tell_exit(process, reason, delay_s)
         await asyncio.sleep(delay_s)
         try:
             await self._begin(process)
+        except DamagedFile as error:
+            raise StartError(f"{process.name} cannot start: {error.message}") from error
         except (ServingError, OSError) as error:
-            self._say(f"{process.name}: {error}")
+            self._note_exit(process, f"it cannot start: {_reason(error)}")
             return False
         self._changed()
-        self._say(f"{process.name}: started again (pid {process.pid})")
+        if told:
+            self._say(f"{process.name}: started again (pid {process.pid})")
+        return True
+
+    def _note_exit(self, process: RestartableProcess, reason: str) -> None:
+        self._exits[process.name] = self.exits_of(process.name).another(reason)
+        self._changed()
+
+    def _tell_exit(self, process: RestartableProcess, reason: str, delay_s: float) -> bool:
+        """Says why a process has ended; False if that was said a moment ago."""
+        known, at = self._told.get(process.name, ("", 0.0))
+        now = time.monotonic()
+        if reason == known and now - at < WORD_S:
+            return False
+        self._told[process.name] = (reason, now)
+        count = self.exits_of(process.name).count
+        times = f", {count} times so far" if count > 1 else ""
+        self._say(f"{process.name}: ended ({reason}{times}); starting again in {delay_s:.1f} s")
         return True
 
     async def _begin(self, process: RestartableProcess) -> None:
@@ -177,7 +205,8 @@ class Supervisor:
     async def _trim(self) -> None:
         while True:
             for supervised in self._supervised:
-                trim_log(supervised.process.log)
+                with contextlib.suppress(OSError):  # a full disk: the log is cut, and its end is not kept
+                    trim_log(supervised.process.log)
             await asyncio.sleep(TRIM_INTERVAL_S)
 
 
@@ -187,7 +216,16 @@ def _reason(error: ServingError | OSError) -> str:
     return error.message
 
 
+def _next_delay_s(delay_s: float) -> float:
+    return min(max(2 * delay_s, FIRST_DELAY_S), MAX_DELAY_S)
+
+
 def _how(code: int) -> str:
-    if code == -signal.SIGKILL:
-        return "signal 9 (killed, perhaps because the machine has no memory left)"
-    return f"signal {-code}" if code < 0 else f"code {code}"
+    if code >= 0:
+        return f"code {code}"
+    try:
+        name = f" {signal.Signals(-code).name}"
+    except ValueError:  # a signal without a name
+        name = ""
+    why = " (killed, perhaps because the machine has no memory left)" if code == -signal.SIGKILL else ""
+    return f"signal {-code}{name}{why}"

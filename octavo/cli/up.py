@@ -2,6 +2,7 @@
 
 import argparse
 import asyncio
+import contextlib
 import json
 import signal
 import sys
@@ -21,6 +22,7 @@ from octavo.setting_sources import add_arguments
 
 START_TIMEOUT_S = 600.0  # for loading a large model; a process that ends is noticed at once
 GRACE_S = 10.0
+REWRITE_S = 1.0
 SAMPLE_PROMPT = "The capital of France is"
 SAMPLE_IDS = [1, 2, 3]  # the prompt where a model has no tokenizer
 SAMPLE_TIMEOUT_S = 60.0
@@ -85,6 +87,7 @@ class _UpProcess:
         self._as_json = as_json
         self._cluster = Cluster(wanted)
         self._ready = False
+        self._unwritten: asyncio.TimerHandle | None = None  # tries to write the state again
         self._supervisor = Supervisor(self._say, self._write_state, restart=wanted.up.restart)
 
     async def run(self) -> int:
@@ -167,10 +170,26 @@ class _UpProcess:
             )
 
     def _write_state(self) -> None:
-        state.write(self._settings.state_dir, self._cluster.state(self._ready))
+        """Writes the state down. While that fails, as on a full disk, it is said once and tried again every second."""
+        try:
+            state.write(self._settings.state_dir, self._cluster.state(self._ready, self._supervisor.exits_of))
+        except OSError as error:
+            if self._unwritten is None:
+                self._say(f"the state cannot be written: {error.strerror}; see {self._settings.state_dir}")
+                self._unwritten = asyncio.get_running_loop().call_later(REWRITE_S, self._write_again)
+            return
+        if self._unwritten is not None:
+            self._unwritten.cancel()
+            self._unwritten = None
+            self._say("the state is written again")
+
+    def _write_again(self) -> None:
+        self._unwritten = asyncio.get_running_loop().call_later(REWRITE_S, self._write_again)
+        self._write_state()
 
     def _say(self, text: str) -> None:
-        print(text, file=sys.stderr, flush=True)
+        with contextlib.suppress(OSError):  # stderr may be a file on a full disk
+            print(text, file=sys.stderr, flush=True)
 
 
 def _banner(current: state.ClusterState, has_text: bool) -> str:

@@ -10,12 +10,14 @@ import grpc
 from octavo import errors, ids
 from octavo.client import convert
 from octavo.client.arguments import PriorityName, RequestArguments, SamplingArguments, make_sampling
+from octavo.client.cell_pools import CellPools
 from octavo.client.convert import Messages, Prompt
 from octavo.client.endpoint_pool import EndpointPool, typed
 from octavo.client.events import Completion, Model, RequestStatus
 from octavo.client.receiver import StreamReceiver
 from octavo.client.retry import Recovery, RetryBudget, RetryPolicy
 from octavo.client.stream import AsyncStream, collect
+from octavo.endpoint import Endpoints
 from octavo.sampling import SamplingParams
 from octavo.v1 import inference_pb2
 
@@ -25,15 +27,16 @@ Reply = TypeVar("Reply")
 
 
 class AsyncClient:
-    """Calls any of the routers of one deployment.
+    """Calls any of the routers of one deployment, or of several cells ("a:1,b:1;c:1,d:1": see docs/cells.md).
 
+    A request goes to the cell that its id names, and so does every call about it.
     Every call is retried where that can help. A stream that breaks is attached again, on the next router. All errors
     are octavo.errors.ServingErrors. A client belongs to the event loop in which it is first used; close it, or use
     `async with`.
     """
 
-    def __init__(self, endpoints: str | Sequence[str], *, policy: RetryPolicy = RetryPolicy()) -> None:  # noqa: B008  frozen: one for all
-        self._endpoints = EndpointPool(endpoints)
+    def __init__(self, endpoints: Endpoints, *, policy: RetryPolicy = RetryPolicy()) -> None:  # noqa: B008  frozen: one for all
+        self._cells = CellPools(endpoints)
         self._policy = policy
         self._budget = RetryBudget(policy.retry_ratio, policy.min_retries)
 
@@ -44,11 +47,11 @@ class AsyncClient:
         await self.close()
 
     async def close(self) -> None:
-        await self._endpoints.close()
+        await self._cells.close()
 
     async def connect(self, timeout_s: float = 5.0) -> None:
         """Returns once one of the routers is connected, which no call needs. Raises Unreachable after `timeout_s`."""
-        await self._endpoints.connect(timeout_s)
+        await self._cells.connect(timeout_s)
 
     def generate(
         self,
@@ -71,17 +74,17 @@ class AsyncClient:
         """
         named = None if sampling else [name for name, value in parameters.items() if value is not None]
         sampling = make_sampling(sampling, parameters)
+        request_id = request_id or ids.new_request_id()
         request = convert.generate_request(
             prompt,
             convert.sampling_message(sampling, named),
-            request_id=request_id or ids.new_request_id(),
+            request_id=request_id,
             model=model,
             priority=priority,
             keep=keep_on_disconnect,
         )
-        return AsyncStream(
-            self._endpoints, request, StreamReceiver(num_branches=sampling.n), self._recovery(deadline_s)
-        )
+        receiver = StreamReceiver(num_branches=sampling.n)
+        return AsyncStream(self._cells.pool_of(request_id), request, receiver, self._recovery(deadline_s))
 
     async def complete(
         self, prompt: Prompt, sampling: SamplingParams | None = None, **options: Unpack[RequestArguments]
@@ -97,23 +100,31 @@ class AsyncClient:
         resume_token: bytes = b"",
         deadline_s: float | None = None,
     ) -> AsyncStream:
-        """The stream of a request that was accepted before, from its next indexes or a resume token on."""
-        if bool(request_id) == bool(resume_token):
-            raise errors.InvalidArgument("request_id", "give either a request id or a resume token")
+        """The stream of a request that was accepted before, from its next indexes or a resume token on.
+
+        A resume token needs the request id beside it only where there are several cells.
+        """
+        if not request_id and not resume_token:
+            raise errors.InvalidArgument("request_id", "give a request id or a resume token")
+        if resume_token and next_indexes:
+            raise errors.InvalidArgument("next_indexes", "the resume token says where the stream goes on")
+        pool = self._cells.pool_for_resume(request_id)
         if resume_token:
             opening = inference_pb2.AttachRequest(resume_token=resume_token)
         else:
             opening = inference_pb2.AttachRequest(request_id=request_id, next_indexes=next_indexes)
         receiver = StreamReceiver(None if resume_token else tuple(next_indexes))
-        return AsyncStream(self._endpoints, opening, receiver, self._recovery(deadline_s))
+        return AsyncStream(pool, opening, receiver, self._recovery(deadline_s))
 
     async def cancel(self, request_id: str) -> None:
         """Stops a request. It is no error if the request has ended already."""
-        await self._call("Cancel", inference_pb2.CancelRequest(request_id=request_id), _nothing)
+        request = inference_pb2.CancelRequest(request_id=request_id)
+        await self._call("Cancel", request, _nothing, self._cells.pool_of(request_id))
 
     async def get(self, request_id: str) -> RequestStatus:
         """The status of a request, by its record."""
-        return await self._call("Get", inference_pb2.GetRequest(request_id=request_id), convert.request_status)
+        request = inference_pb2.GetRequest(request_id=request_id)
+        return await self._call("Get", request, convert.request_status, self._cells.pool_of(request_id))
 
     async def tokenize(self, text: str | bytes | Messages, *, model: str | None = None) -> list[int]:
         """The token ids of a text, or of the prompt that the chat template makes of messages."""
@@ -139,17 +150,23 @@ class AsyncClient:
         deadline = None if deadline_s is None else time.monotonic() + deadline_s
         return Recovery(self._policy, self._budget, deadline)
 
-    async def _call(self, method: str, request: Any, convert_reply: Callable[[Any], Reply]) -> Reply:
-        """The reply to a unary call, retried where that can help: every unary call may be repeated."""
+    async def _call(
+        self, method: str, request: Any, convert_reply: Callable[[Any], Reply], pool: EndpointPool | None = None
+    ) -> Reply:
+        """The reply to a unary call, retried where that can help: every unary call may be repeated.
+
+        A call that is about no request has no `pool`: any cell can answer it.
+        """
         recovery = self._recovery(UNARY_TIMEOUT_S)
-        endpoint = self._endpoints.first()
+        pool = pool or self._cells.next_pool()
+        endpoint = pool.first()
         while True:
             try:
-                stub_call: Callable[..., Awaitable[Any]] = getattr(self._endpoints.stub(endpoint), method)
+                stub_call: Callable[..., Awaitable[Any]] = getattr(pool.stub(endpoint), method)
                 return convert_reply(await stub_call(request, timeout=UNARY_TIMEOUT_S))
             except grpc.RpcError as error:
                 delay = recovery.delay_s(typed(error))
-            endpoint = self._endpoints.after(endpoint)
+            endpoint = pool.after(endpoint)
             await asyncio.sleep(delay)
 
 

@@ -11,6 +11,7 @@ from octavo.client.convert import Messages, Prompt
 from octavo.client.events import Completion, Event, Model, RequestStatus
 from octavo.client.retry import RetryPolicy
 from octavo.client.stream import AsyncStream
+from octavo.endpoint import Endpoints
 from octavo.sampling import SamplingParams
 
 Result = TypeVar("Result")
@@ -22,7 +23,7 @@ class Client:
     Close it, or use `with`. A stream is a plain iterator; a caller that closes it early disconnects.
     """
 
-    def __init__(self, endpoints: str | Sequence[str], *, policy: RetryPolicy = RetryPolicy()) -> None:  # noqa: B008  frozen: one for all
+    def __init__(self, endpoints: Endpoints, *, policy: RetryPolicy = RetryPolicy()) -> None:  # noqa: B008  frozen: one for all
         self._client = AsyncClient(endpoints, policy=policy)
         self._loop = _LoopThread()
 

@@ -7,7 +7,7 @@ from octavo.store_url import require_store_url
 
 
 def open_store(url: str, **options: Any) -> Store:
-    """The store at a URL: redis://, rediss://, unix:///path/to/socket, or memory:// for one process alone.
+    """The store at a URL: redis://HOST:PORT[,HOST:PORT...], rediss://, unix:///path, or memory:// for one process.
 
     It is not connected before `await store.open()`. `options` are the fields of RedisOptions, and `on_generation`.
     Raises ValueError, which shows no part of the URL that may be a secret, if this is no URL of a store.
@@ -16,7 +16,8 @@ def open_store(url: str, **options: Any) -> Store:
     if url.startswith("memory:"):
         from octavo.store.memory import MemoryStore
 
-        return MemoryStore(**options)
+        redis_only = ("replicas", "replica_timeout_ms")
+        return MemoryStore(**{name: value for name, value in options.items() if name not in redis_only})
     from octavo.store.redis import RedisStore
     from octavo.store.redis_server import RedisOptions
 

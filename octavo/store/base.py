@@ -77,6 +77,14 @@ class Store(Protocol):
         """
         ...
 
+    async def announce(self, seq_id: SequenceId, epoch: int, owner: Incarnation) -> bool:
+        """Notes that the owner of this epoch is about to run the sequence, if the sequence is a suspect.
+
+        Returns whether this worker is that owner; if not, it must not run the sequence. The death of an owner counts
+        against a suspect only after this.
+        """
+        ...
+
     async def append_batch(self, owner: Incarnation, items: Sequence[AppendItem]) -> list[AppendReply]:
         """Appends tokens to journals on behalf of their owner, in the order of the items; one reply per item.
 
@@ -119,7 +127,10 @@ class Store(Protocol):
         ...
 
     async def detach(self, seq_id: SequenceId, router: Incarnation) -> None:
-        """Notes that the client has left this router. Others may still be attached."""
+        """Notes that the client has left this router. Others may still be attached.
+
+        If none is, and a sweep has put the grace off because a router was dead, the grace begins now.
+        """
         ...
 
     # Migration

@@ -54,7 +54,8 @@ class TakeStatus(StrEnum):
     CLOSED = "CLOSED"  # the sequence has ended
     GONE = "GONE"  # there is no such record
     ALIVE = "ALIVE"  # the owner's lease still runs, or with CONNECTION: it has missed no renewal yet; see retry_ms
-    FROZEN = "FROZEN"  # not yet: the store has just restarted, or the worker runs another suspect; see retry_ms
+    FROZEN = "FROZEN"  # not yet: the store has just restarted; see retry_ms
+    OCCUPIED = "OCCUPIED"  # the worker runs another suspect alone: choose another worker, or ask again after retry_ms
     POISON = "POISON"  # too many owners have crashed: the sequence has ended with an error
 
 
@@ -67,11 +68,12 @@ class TakeRequest:
     new_owner: Incarnation
     take_id: str  # names this attempt: a repeated request gets the first one's reply
     reason: TakeReason
+    waited_ms: int = 0  # how long the sequence has been kept waiting by OCCUPIED
 
 
 def poison_failure(seq_id: SequenceId) -> str:
     """The failure, as a record holds it, of a sequence that is answered POISON."""
-    message = f"sequence {seq_id}: three workers died while running it; it will not be tried again"
+    message = f"sequence {seq_id}: worker after worker died while running it; it will not be tried again"
     return PoisonSuspected(message).failure().to_json()
 
 
@@ -85,7 +87,7 @@ class TakeReply:
     status: TakeStatus
     epoch: int = 0
     crashes: int = 0
-    retry_ms: int = 0  # with FROZEN and ALIVE: when to ask again
+    retry_ms: int = 0  # with FROZEN, ALIVE and OCCUPIED: when to ask again
     alone: bool = False
 
 

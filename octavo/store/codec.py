@@ -97,6 +97,8 @@ def parse_record(seq_id: SequenceId, flat: Sequence[bytes], lengths: Sequence[in
         accepted_ms=int(text["accepted_ms"]),
         crashes=int(text["crashes"]),
         suspects=tuple(Incarnation(name) for name in text["suspects"].split(",") if name),
+        first_crash_ms=int(text["first_crash_ms"]),
+        announced=int(text["announced"]),
         cancel=text["cancel"] == "1",
         finishes=finishes,
         num_tokens=tuple(lengths),

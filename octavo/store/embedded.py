@@ -18,6 +18,7 @@ from pathlib import Path
 from octavo import host_memory
 from octavo.child_process import ChildProcess, tail
 from octavo.errors import StoreUnavailable
+from octavo.store.append_only_file import require_readable
 
 MAX_SOCKET_PATH = 100  # the kernel allows 107 bytes
 START_TIMEOUT_S = 30.0
@@ -69,6 +70,7 @@ class EmbeddedStore:
         self._binary = binary
         self._memory_bytes = default_memory_bytes() if memory_bytes is None else memory_bytes
         self._process: ChildProcess | None = None
+        self._log_start = 0  # the size that the log had before the server's present life
         self._socket_directory: str | None = None
         self._socket = directory.absolute() / "store.sock"
 
@@ -86,17 +88,21 @@ class EmbeddedStore:
         return None if self._process is None else self._process.pid
 
     async def start(self) -> None:
-        """Returns when the server has loaded its data and answers. Raises StoreUnavailable if it fails to."""
+        """Returns when the server has loaded its data and answers. Raises StoreUnavailable if it fails to.
+
+        If its data is damaged, that is a DamagedFile, whose message says how to mend it.
+        """
         self._directory.mkdir(parents=True, exist_ok=True, mode=0o700)
         self._place_socket()
         with contextlib.suppress(FileNotFoundError):
             self._socket.unlink()
         binary = self._binary or find_server()
         self._process = ChildProcess(self.name, [str(binary), *self._arguments()], self.log)
+        self._log_start = self.log.stat().st_size if self.log.exists() else 0
         await self._process.start()
         try:
             async with asyncio.timeout(START_TIMEOUT_S):
-                await self._answers(self._process)
+                await self._answers(self._process, binary)
         except TimeoutError:
             await self.kill()
             raise StoreUnavailable(f"the store did not answer within {START_TIMEOUT_S:.0f} s; see {self.log}") from None
@@ -137,16 +143,18 @@ class EmbeddedStore:
             *("--timeout", "0", "--tcp-keepalive", "60", "--loglevel", "notice"),
         ]
 
-    async def _answers(self, process: ChildProcess) -> None:
+    async def _answers(self, process: ChildProcess, binary: Path) -> None:
         while not await self._ping():
             if process.pid is None:
                 code = await process.wait()
+                require_readable(tail(self.log, 8, self._log_start), self._directory.absolute(), binary)
                 raise StoreUnavailable(f"the store ended with code {code}: {self._last_words()}; the log is {self.log}")
             await asyncio.sleep(0.01)
 
     def _last_words(self) -> str:
-        """The last line of the server's log, without its process id and time."""
-        return re.sub(r"^\d+:\w \d+ \w+ \d+ [\d:.]+ [#*.-] ", "", tail(self.log, 1)).strip()
+        """The last line of the server's log that says something, without its process id and time."""
+        lines = [line for line in tail(self.log, 8, self._log_start).splitlines() if line.strip()]
+        return re.sub(r"^\d+:\w \d+ \w+ \d+ [\d:.]+ [#*.-] ", "", lines[-1] if lines else "").strip()
 
     async def _ping(self) -> bool:
         """Whether the server answers PONG. While it loads its data it answers an error."""

@@ -6,6 +6,7 @@ The functions in lua/ derive the other keys from the generation key, so the name
 from octavo.ids import Incarnation, SequenceId
 
 GENERATION = "octavo:gen"
+BARRIER = "octavo:barrier"  # written behind a call that waits for replicas
 
 
 def record(seq_id: SequenceId) -> str:

@@ -96,10 +96,14 @@ class RedisStore:
 
     async def take_ownership(self, request: TakeRequest) -> TakeReply:
         seq_id, poison = request.seq_id, poison_failure(request.seq_id)
-        args = (request.expected_epoch, request.new_owner, request.take_id, request.reason, poison)
+        args = (request.expected_epoch, request.new_owner, request.take_id, request.reason, request.waited_ms, poison)
         reply = await self._call_on(seq_id, "take", *args)
         status, epoch, crashes, retry_ms, alone = reply
         return TakeReply(TakeStatus(status.decode()), int(epoch), int(crashes), int(retry_ms), alone == 1)
+
+    async def announce(self, seq_id: SequenceId, epoch: int, owner: Incarnation) -> bool:
+        reply = await self._call_on(seq_id, "announce", epoch, owner)
+        return bool(reply[1])
 
     async def append_batch(self, owner: Incarnation, items: Sequence[AppendItem]) -> list[AppendReply]:
         replies: list[AppendReply] = []

@@ -1,4 +1,4 @@
-"""A Redis or Valkey server with octavo's function library on it. No other file imports the client library `redis`."""
+"""A Redis or Valkey server with octavo's function library on it. Only this file and `redis_primary` import `redis`."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
@@ -11,13 +11,18 @@ from redis.backoff import NoBackoff
 from redis.exceptions import ConnectionError as ConnectionLost
 from redis.exceptions import OutOfMemoryError, RedisError, ResponseError
 
-from octavo.errors import StoreFull, StoreUnavailable
+from octavo.errors import Mismatch, StoreFull, StoreUnavailable
 from octavo.store import keys, library
 from octavo.store.calls import RETAIN_MS
+from octavo.store.redis_primary import connection_pool
+from octavo.store_url import server_urls
 
 T = TypeVar("T")
 MAX_GENERATIONS_PER_CALL = 4
 RESET_CONNECTION = "the handler is closed"  # in the RuntimeError of uvloop for a write to a connection that was reset
+BARRIER_MS = 60_000
+# What clients come to see: it survives the promotion of a replica, if a write waits for replicas.
+DURABLE = frozenset(f"octavo1_{name}" for name in ("accept", "take", "append_batch", "finish", "cancel", "mig_commit"))
 FULL_RETRY_MS = 2000  # by then, records that have ended have been dropped, or streams have ended
 
 
@@ -27,6 +32,8 @@ class RedisOptions:
 
     connect_timeout_s: float = 1.0
     call_timeout_s: float = 2.0
+    replicas: int = 0  # how many replicas must have a write before it counts; 0: the primary alone decides
+    replica_timeout_ms: int = 1000  # how long a write waits for them; shorter than call_timeout_s
     retain_ms: int = RETAIN_MS
     max_connections: int = 16
 
@@ -43,14 +50,14 @@ class RedisServer:
     ) -> None:
         self.source = source or library.source()
         self.generation = 0  # the newest that this process knows; 0 before the first call
-        self._url = url
+        self._urls = server_urls(url)
         self._options = options
         self._on_generation = on_generation
         self.client = self._connect(options.call_timeout_s)
 
     def _connect(self, timeout_s: float | None) -> Any:
-        pool = client.BlockingConnectionPool.from_url(
-            self._url,
+        pool = connection_pool(
+            self._urls,
             protocol=2,
             timeout=self._options.call_timeout_s,  # how long a call waits for a free connection
             socket_connect_timeout=self._options.connect_timeout_s,
@@ -63,11 +70,21 @@ class RedisServer:
         return client.Redis.from_pool(pool)
 
     async def open(self) -> None:
+        """Loads the function library if need be. Raises Mismatch if the server is a node of a cluster."""
+        await self.guard(self._refuse_cluster)
         await self.guard(self._load_library)
         await self.call("depth")
 
     async def close(self) -> None:
         await self.client.aclose()
+
+    async def _refuse_cluster(self) -> None:
+        info = await self.client.info("cluster")
+        if info.get("cluster_enabled"):
+            raise Mismatch(
+                "the store is a node of a Redis Cluster, which would spread the keys of one function over its nodes: "
+                "give a primary of its own (cluster-enabled no); several cells serve what one store cannot"
+            )
 
     async def _load_library(self) -> None:
         try:
@@ -107,13 +124,38 @@ class RedisServer:
             raise StoreUnavailable("the store has reset the connection") from error
 
     async def _fcall(self, name: str, names: Sequence[str], args: Sequence[Any]) -> Any:
+        send = self._send_durably if self._options.replicas and name in DURABLE else self.client.fcall
         try:
-            return await self.client.fcall(name, len(names), *names, *args)
+            return await send(name, len(names), *names, *args)
         except ResponseError as error:
             if "Function not found" not in str(error):
                 raise
             await self._load_library()  # the server has lost the library: FUNCTION FLUSH, or an empty server
-            return await self.client.fcall(name, len(names), *names, *args)
+            return await send(name, len(names), *names, *args)
+
+    async def _send_durably(self, *call: Any) -> Any:
+        """The reply of a function once enough replicas have what it has written, or had found written before.
+
+        WAIT counts from the last write of its own connection. The key that is written between them makes that one: a
+        repeated call may find all done by a call on another connection, and write nothing.
+        """
+        options = self._options
+        pipeline = self.client.pipeline(transaction=False)
+        pipeline.fcall(*call)
+        pipeline.set(keys.BARRIER, b"", px=BARRIER_MS)
+        pipeline.wait(options.replicas, options.replica_timeout_ms)
+        reply, barrier, num_replicas = await pipeline.execute(raise_on_error=False)
+        for answer in (reply, barrier, num_replicas):
+            if isinstance(answer, Exception):
+                raise answer
+        if num_replicas < options.replicas:
+            if len(self._urls) > 1:  # this primary may have been replaced: the next call looks for the one that counts
+                await self.client.connection_pool.disconnect(inuse_connections=False)
+            raise StoreUnavailable(
+                f"the store has too few replicas: {num_replicas} of {options.replicas} had a write after "
+                f"{options.replica_timeout_ms} ms (--store-replicas)"
+            )
+        return reply
 
     async def call(self, name: str, *args: Any, records: Sequence[str] = ()) -> list[Any]:
         """The reply of one function. If the store is in a new generation, the call is repeated with it."""

@@ -140,10 +140,18 @@ class WorkerLink:
 
     async def drain(self, grace_ms: int, *, undo: bool) -> AsyncGenerator[worker_pb2.DrainResponse, None]:
         """Has the worker drain, or end its drain, and passes on its progress. Raises the ServingError of the call."""
+        gone = Unreachable(f"worker {self.worker_id} has ended, or was lost: list the workers again")
+        if self.lost:
+            raise gone
         call = self._stub.Drain(worker_pb2.DrainRequest(grace_ms=grace_ms, undo=undo))
         try:
             async for progress in call:
                 yield progress
+        except asyncio.CancelledError as error:
+            task = asyncio.current_task()
+            if task is None or task.cancelling():
+                raise
+            raise gone from error  # the call was cancelled, and not this task: this link is closed
         except grpc.aio.AioRpcError as error:
             if statuses.status_in(error) is not None:
                 raise statuses.error_from(error) from error

@@ -55,6 +55,8 @@ class AssignmentAttempt:
     never_failure: Failure | None = None  # what a worker said that can never hold the sequence
     follows: bool = False  # whether the worker that was asked last was asked for the sequence's items, too
     retry_later: bool = False  # whether a worker that was asked may be able to run the sequence later
+    occupied: dict[Incarnation, int] = field(default_factory=dict)  # workers that run another suspect alone: retry_ms
+    waited_ms: int = 0  # how long this suspect has waited for workers that run other suspects
     taken_here: bool = False  # whether this attempt has made its present owner the owner
 
     @property
@@ -84,7 +86,7 @@ class AssignmentAttempt:
 
 @dataclass
 class Assigner:
-    """Makes one attempt per sequence at a time. Other routers may attempt the same sequence; the store decides."""
+    """Makes one attempt per sequence and epoch at a time. Other routers may make the same one; the store decides."""
 
     store: Store
     pool: WorkerPool
@@ -92,7 +94,7 @@ class Assigner:
     models: ModelRegistry
     background: BackgroundTasks
     decisions: OrderedDict[SequenceId, PlacementDecision] = field(default_factory=OrderedDict)  # the oldest first
-    _in_progress: set[SequenceId] = field(default_factory=set)
+    _in_progress: dict[SequenceId, set[int]] = field(default_factory=dict)  # the epochs that attempts began with
 
     def is_assigning(self, seq_id: SequenceId) -> bool:
         """Whether an attempt is in progress here.
@@ -105,9 +107,12 @@ class Assigner:
 
     async def assign_sequence(self, seq_id: SequenceId, expected_epoch: int, reason: TakeReason) -> None:
         """Assigns a sequence to a worker, if the sequence still has that epoch and a worker has room."""
-        if seq_id in self._in_progress:
+        # An attempt at an older epoch may still wait until the store allows its take. It must not keep this one back: a
+        # sequence that was popped and is then forgotten waits until its claim has ended.
+        epochs = self._in_progress.setdefault(seq_id, set())
+        if expected_epoch in epochs:
             return
-        self._in_progress.add(seq_id)
+        epochs.add(expected_epoch)
         try:
             snapshot, read_at = await self._read(seq_id, prompt=True), time.monotonic()
             if snapshot is None or snapshot.record.state.ended or snapshot.record.epoch != expected_epoch:
@@ -118,7 +123,9 @@ class Assigner:
                 AssignmentAttempt(snapshot, read_at, expected_epoch, reason, {owner} if owner else set())
             )
         finally:
-            self._in_progress.discard(seq_id)
+            epochs.discard(expected_epoch)
+            if not epochs:
+                self._in_progress.pop(seq_id, None)
 
     def decide_placement(
         self, model: ServedModel, tokens: list[int], salt: str, excluded: set[Incarnation]
@@ -132,7 +139,13 @@ class Assigner:
     async def _assign(self, attempt: AssignmentAttempt) -> None:
         """Asks one worker after another."""
         seq_id = attempt.record.seq_id
-        while (link := self._choose_link(attempt)) is not None:
+        while True:
+            link = self._choose_link(attempt)
+            if link is None and attempt.occupied:
+                await self._wait_for_others(attempt)
+                continue
+            if link is None:
+                break
             answer = await self._ask(attempt, link)
             match answer.outcome:
                 case AdmissionOutcome.ADMITTED:
@@ -150,6 +163,13 @@ class Assigner:
                 case AdmissionOutcome.LATER:
                     attempt.retry_later = True
         await self._give_up(attempt)
+
+    async def _wait_for_others(self, attempt: AssignmentAttempt) -> None:
+        """Waits until one of the workers that run other suspects may be free, and forgets which ones these were."""
+        pause_ms = min(attempt.occupied.values())
+        await asyncio.sleep(pause_ms / 1000)
+        attempt.waited_ms += pause_ms
+        attempt.occupied.clear()
 
     async def _ask(self, attempt: AssignmentAttempt, link: WorkerLink) -> AdmissionAnswer:
         """Returns the worker's answer.
@@ -178,6 +198,9 @@ class Assigner:
             # This router alone has no connection to that owner. What it gave the owner it may give to another one.
             attempt.reason = TakeReason.REFUSED
             taken = await self._take_ownership(attempt, link)
+        if taken.status is TakeStatus.OCCUPIED:
+            attempt.occupied[link.incarnation] = taken.retry_ms
+            return not_now("the worker runs another suspect alone")
         if taken.status not in (TakeStatus.OK, TakeStatus.SAME):
             return NOT_ASSIGNABLE
         is_new, attempt.epoch, attempt.taken_here = attempt.reason is TakeReason.QUEUED, taken.epoch, True
@@ -197,14 +220,14 @@ class Assigner:
             return not_now(str(error))
 
     async def _take_ownership(self, attempt: AssignmentAttempt, link: WorkerLink) -> TakeReply:
-        """The store's reply. While it is FROZEN (the store has just restarted, or the worker runs another suspect), the
-        take is repeated; FROZEN is returned only if the worker was lost meanwhile.
+        """The store's reply. While it is FROZEN (the store has just restarted), the take is repeated; FROZEN is
+        returned only if the worker was lost meanwhile.
 
         After ALIVE, a take because of a lost connection is repeated once, when the owner has renewed its lease if it
         lives.
         """
         seq_id, epoch, take_id = attempt.record.seq_id, attempt.epoch, new_operation_id()
-        request = TakeRequest(seq_id, epoch, link.incarnation, take_id, attempt.reason)
+        request = TakeRequest(seq_id, epoch, link.incarnation, take_id, attempt.reason, attempt.waited_ms)
         num_alive = 0
         while True:
             taken = await until_answered(
@@ -243,7 +266,7 @@ class Assigner:
         model = self.models.find_for_record(record)
         if model is None:
             return None
-        decision = self.decide_placement(model, tokens, record.salt, attempt.excluded)
+        decision = self.decide_placement(model, tokens, record.salt, attempt.excluded | {*attempt.occupied})
         if attempt.suspected:
             decision = replace(decision, worker=quietest_worker(decision))
         self._remember(record.seq_id, decision)

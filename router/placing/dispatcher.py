@@ -28,7 +28,7 @@ CLAIM_MS = 2000  # longer than most assignments take; a take after the claim's e
 IDLE_POLL_S = 0.5
 SWEEP_S = 1.0
 SWEEP_INTERVAL_MS = 500  # of all routers together
-SWEEP_LIMIT = 256
+SWEEP_LIMIT = 512
 RECOVERIES_AT_ONCE = 32
 CANCEL_PATIENCE_S = 2.0  # a worker that has not stopped a cancelled sequence by then never stops it
 
@@ -61,6 +61,7 @@ class Dispatcher:
         self._stopping = False
         self._stopped = asyncio.Event()  # no assignment is in progress, and none begins any more
         self._recoveries = asyncio.Semaphore(RECOVERIES_AT_ONCE)
+        self._sweep_was_full = False  # whether the last sweep has left work to the next one
 
     async def keep_dispatching(self) -> None:
         """Runs the three loops for as long as the router lives."""
@@ -208,8 +209,10 @@ class Dispatcher:
             self._sessions.announce_notice(notice)
 
     async def _sweep(self) -> None:
-        await asyncio.sleep(SWEEP_S * random.uniform(0.5, 1.5))
+        await asyncio.sleep(SWEEP_INTERVAL_MS / 1000 if self._sweep_was_full else SWEEP_S * random.uniform(0.5, 1.5))
         swept = await self._store.sweep(SWEEP_LIMIT, self._grace_ms, SWEEP_INTERVAL_MS)
+        found = (len(swept.orphans), len(swept.requeued), len(swept.cancelled), len(swept.expired))
+        self._sweep_was_full = max(found) >= SWEEP_LIMIT
         for orphan in swept.orphans:
             self.recover_sequence(orphan.seq_id, orphan.epoch, TakeReason.LEASE)
         if swept.requeued:

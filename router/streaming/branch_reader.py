@@ -26,7 +26,18 @@ class BranchPiece:
 class BranchReader:
     """Reads journalled tokens in runs that may overlap and repeat, and gives each token out once, in order."""
 
-    __slots__ = ("_prompt_chain", "_text", "_text_stopped", "branch", "chain", "finish", "next_index", "text_bytes")
+    __slots__ = (
+        "_confirmed_chain",
+        "_prompt_chain",
+        "_text",
+        "_text_stopped",
+        "branch",
+        "chain",
+        "confirmed_index",
+        "finish",
+        "next_index",
+        "text_bytes",
+    )
 
     def __init__(self, branch: int, prompt_chain: int, text: TextStream) -> None:
         self.branch = branch
@@ -34,6 +45,10 @@ class BranchReader:
         self.chain = self._prompt_chain = prompt_chain
         self.text_bytes = 0
         self.finish = FinishReason.NONE
+        # Up to here a journal was found to hold what was read. Items of workers go further: a worker sends what the
+        # journal has accepted, and the store may have lost it since.
+        self.confirmed_index = 0
+        self._confirmed_chain = prompt_chain
         self._text = text
         # Whether the text up to the client's place already ends the branch. The next run then ends it, even without new
         # tokens.
@@ -55,7 +70,30 @@ class BranchReader:
                 f"branch {self.branch}: the store holds other tokens than were delivered before index "
                 f"{self.next_index}: start again with a new request id"
             )
+        self.note_confirmed()
         return True
+
+    def confirm(self, first_index: int, token_ids: Sequence[int]) -> bool:
+        """Compares what was read with what the journal holds from `first_index` on.
+
+        Returns whether the journal holds all of it; False if the reading does not reach as far. Raises HistoryLost if
+        the journal holds other tokens.
+        """
+        num_known = self.next_index - first_index
+        if first_index > self.confirmed_index or num_known > len(token_ids):
+            return False
+        known = token_ids[self.confirmed_index - first_index : num_known]
+        if extend_chain(self._confirmed_chain, known) != self.chain:
+            raise HistoryLost(
+                f"branch {self.branch}: the store holds other tokens than were delivered between index "
+                f"{self.confirmed_index} and {self.next_index}: start again with a new request id"
+            )
+        self.note_confirmed()
+        return True
+
+    def note_confirmed(self) -> None:
+        """All that was read is in the journal."""
+        self.confirmed_index, self._confirmed_chain = self.next_index, self.chain
 
     def go_to_place(self, place: StreamPlace, output: Sequence[int]) -> None:
         """Goes to where a client has been before, by the branch's output, which reaches at least that far.
@@ -75,6 +113,7 @@ class BranchReader:
             delta = self._text.resume(tokens, place.text_bytes)
             self.text_bytes = place.text_bytes
         self._text_stopped = delta.stopped
+        self.note_confirmed()
 
     def read_run(
         self, first_index: int, token_ids: Sequence[int], chain: int | None, finish: FinishReason

@@ -79,6 +79,11 @@ class Delivery:
         return [reader.next_index for reader in self.readers]
 
     @property
+    def unconfirmed_indexes(self) -> list[int]:
+        """From where each journal has to be read: what items have brought since is not yet found in it."""
+        return [reader.confirmed_index for reader in self.readers]
+
+    @property
     def missing_indexes(self) -> list[int]:
         """From where a worker has to send each branch. A branch without score needs its last token once more."""
         return [reader.next_index - (reader.branch in self._without_score) for reader in self.readers]
@@ -136,7 +141,8 @@ class Delivery:
         """Adds what the journals have from those indexes on.
 
         Where the best of all branches are returned, or the client gets log probabilities, only branches that have
-        ended are added: the others come from the worker, with their scores.
+        ended are added: the others come from the worker, with their scores. Raises HistoryLost if a journal has other
+        tokens than were delivered.
         """
         record = snapshot.record
         for branch, score in enumerate(record.scores):
@@ -145,11 +151,13 @@ class Delivery:
             if score is not None and not is_known:
                 self.branch_scores[branch] = score
         for reader, first, tokens in zip(self.readers, first_indexes, snapshot.outputs, strict=True):
-            finish = record.finishes[reader.branch]
+            finish, confirmed = record.finishes[reader.branch], reader.confirm(first, tokens)
             if (self._ranked is not None or self._has_scores) and not (finish or record.state.ended):
                 continue
             if self._add_run(reader, first, tokens, None, finish):
                 self._compare_end(reader, record)
+            if confirmed:
+                reader.note_confirmed()
 
     def _add_run(
         self,

@@ -6,7 +6,8 @@ read that finds the delivery at the same indexes delivers them from the journals
 
 A new generation of the store may have lost the end of a journal, and another worker may have written another end. So
 the first reading in a generation begins at index 0, and nothing of it is delivered before all that was delivered is
-found in it.
+found in it. Later readings begin where the last one ended, and not where the delivery is: what a worker's items have
+brought meanwhile is compared with the journal before the journal is trusted to continue it.
 """
 
 import asyncio
@@ -84,7 +85,7 @@ class JournalReader:
         Raises StoreUnavailable when the store has not answered for STORE_PATIENCE_S, and HistoryLost when the store has
         lost what was delivered.
         """
-        first_indexes, generation = self._delivery.next_indexes, self._store.generation
+        first_indexes, generation = self._delivery.unconfirmed_indexes, self._store.generation
         try:
             snapshot = await self._read(first_indexes) if self._generation == generation else None
             if snapshot is None or self._store.generation != generation:

@@ -8,7 +8,7 @@ OVERDUE_S = 1.0  # what a worker gets beyond the deadline to end its sequence; a
 USUAL_MARGIN_S, USUAL_SHARE = 0.1, 0.1  # on a quiet machine: so much, or this share of the time if that is less
 MAX_MARGIN_S, MAX_SHARE = 1.0, 0.5  # however late everything is
 LATENESS_FACTOR = 1.5  # the next end may be later than the latest one so far
-HALF_LIFE_S = 10.0  # of a measured lateness
+HALF_LIFE_S = 30.0  # of a measured lateness
 
 
 class RequestDeadline:

@@ -13,6 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
+from gpu_worker.serving.reconciler import ROUND_S
 from octavo.ids import Incarnation, RequestId, SequenceId, new_operation_id, sequence_id
 from octavo.record import NewSequence
 from octavo.sampling import FinishReason
@@ -29,6 +30,7 @@ from octavo.store.calls import (
 from octavo.store.redis import RedisStore
 from octavo.store.redis_server import RedisOptions
 from router.fleet.worker_pool import DISCOVER_S
+from router.health_monitor import INTERVAL_S
 from router.placing.dispatcher import (
     CLAIM_MS,
     IDLE_POLL_S,
@@ -38,7 +40,6 @@ from router.placing.dispatcher import (
     SWEEP_LIMIT,
     SWEEP_S,
 )
-from router.program import HEALTH_INTERVAL_S
 
 LEASE_MS = 3000
 GRACE_MS = 10_000
@@ -100,6 +101,10 @@ class SimulatedWorker:
     async def heartbeat(self) -> None:
         await self.site.store.heartbeat(self.member, LEASE_MS)
         await self.site.sleep(LEASE_MS / 3000)
+
+    async def reconcile(self) -> None:
+        await self.site.store.owned(self.member.id)
+        await self.site.sleep(ROUND_S)
 
     async def step(self) -> None:
         """One step after the other; a step that is late is made up for, as the deltas of a real engine gather."""
@@ -167,8 +172,8 @@ class SimulatedRouter:
         await self.site.sleep(DISCOVER_S)
 
     async def health(self) -> None:
-        await self.store.queue_depth()
-        await self.site.sleep(HEALTH_INTERVAL_S)
+        await self.store.accepting()
+        await self.site.sleep(INTERVAL_S)
 
     async def sweep(self) -> None:
         await self.site.sleep(SWEEP_S * random.uniform(0.5, 1.5))
@@ -263,7 +268,9 @@ class Site:
         self._spawned: set[asyncio.Task[Any]] = set()
 
     def open_store(self) -> RedisStore:
-        store = RedisStore(self.plan.url, RedisOptions(call_timeout_s=60), source=self.plan.source)
+        store = RedisStore(
+            self.plan.url, RedisOptions(connect_timeout_s=60, call_timeout_s=60), source=self.plan.source
+        )
         store._call = self._counted(store.server.call)
         return store
 
@@ -318,7 +325,11 @@ class Site:
     def start(self) -> None:
         """Starts the loops."""
         for worker in self.workers:
-            worker.tasks = [self._loop(worker.heartbeat), asyncio.create_task(worker.step())]
+            worker.tasks = [
+                self._loop(worker.heartbeat),
+                self._loop(worker.reconcile),
+                asyncio.create_task(worker.step()),
+            ]
         for router in self.routers:
             loops = [router.heartbeat, router.discover, router.health, router.sweep, router.pop, router.accept_on]
             for loop in loops + [router.look] * bool(self.plan.look_interval_s):

@@ -13,10 +13,11 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from effort import patience
 from guard.processes import command_of, descendants, exists
 from live.cluster import ROOT, Shape
 from live.process import Process
-from storm.faults import FaultMissed, Faults
+from storm.faults import BEGAN, FaultMissed, Faults
 from storm.leak_audit import audit, num_blocks, uses, wait_quiet
 from storm.log_checker import check_folder, summary
 from storm.storm_cluster import StormCluster, module_command
@@ -25,12 +26,8 @@ ROUTER_KILLS_PER_HOUR, WORKER_KILLS_PER_HOUR, OTHERS_PER_HOUR = 280.0, 115.0, 24
 CATCH_UP = 3  # faults of one kind that may be under way at once, where some took longer than planned
 STATUS_S = 15.0
 WARM_UP_S = 8.0
+MISSES = 5  # of one fault, before it counts as one that did not happen
 Inject = Callable[[], Awaitable[dict[str, Any]]]
-
-
-def patience(seconds: float) -> float:
-    """Longer where the machine has more to do than it has cores."""
-    return seconds * max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1))
 
 
 class Storm:
@@ -98,6 +95,7 @@ class Storm:
         arguments = self._arguments
         options = ["--endpoints", ",".join(self._cluster.client_endpoints), "--streams", str(arguments.streams)]
         options += ["--log", str(self.folder / log), "--seed", str(arguments.seed), "--patience-s", "300"]
+        options += ["--backoff-s", str(arguments.backoff_s)]
         clients = Process(
             "clients",
             module_command(self._cluster.code, "storm.stream_clients", *options),
@@ -162,7 +160,7 @@ class Storm:
     async def _inject(self, kind: str, inject: Inject) -> None:
         began = time.monotonic()
         try:
-            proof = await inject()
+            proof = await self._until_it_happens(inject)
         except FaultMissed as error:
             self.missed.append(f"{kind}: {error}")
             proof = {"missed": str(error)}
@@ -171,9 +169,18 @@ class Storm:
             proof = {"failed": str(error)}
         else:
             self.counts[kind] += 1
-        entry = {"kind": kind, "began": began, "ended": time.monotonic(), **proof}
+        entry = {"kind": kind, "began": BEGAN.get(began), "ended": time.monotonic(), **proof}
         self._log.write(json.dumps(entry) + "\n")
         self._log.flush()
+
+    async def _until_it_happens(self, inject: Inject) -> dict[str, Any]:
+        """A fault may miss: nothing is on a link, and nobody writes, while all routers are dead. It is done again."""
+        for _ in range(MISSES):
+            try:
+                return await inject()
+            except FaultMissed as error:
+                self._say(f"once more: {error}")
+        return await inject()
 
     async def _watch_processes(self) -> None:
         """A process that ends without a fault's doing is a violation, and is started again."""
@@ -247,6 +254,7 @@ def main() -> int:
     parser.add_argument("--workers", type=int, default=4)
     parser.add_argument("--routers", type=int, default=3)
     parser.add_argument("--step-ms", type=float, default=100.0)
+    parser.add_argument("--backoff-s", type=float, default=1.0, help="how long clients wait at most before a new try")
     parser.add_argument("--kinds", default="", help="only these kinds of faults, separated by commas")
     parser.add_argument("--rate", type=float, default=1.0, help="so many times the usual number of faults")
     parser.add_argument("--folder", default="", help="where logs and report go; empty: build/chaos/<time>")

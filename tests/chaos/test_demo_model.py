@@ -14,6 +14,7 @@ from itertools import cycle
 
 import pytest
 import pytest_asyncio
+from effort import patience
 from live.cluster import Shape
 from live.fixtures import running, whole
 from live.history import History
@@ -73,7 +74,7 @@ class Streams:
         """A quarter of all tokens is there, so that at least two have begun; or one has failed, which `end` raises."""
         quarter = len(PROMPTS) * NUM_TOKENS / 4
         begun = lambda: self.num_tokens >= quarter or any(task.done() for task in self._tasks)  # noqa: E731
-        await asyncio.to_thread(wait_until, begun, STREAM_S, "the streams do not get going")
+        await asyncio.to_thread(wait_until, begun, patience(STREAM_S), "the streams do not get going")
 
     async def at_rest(self):
         """No token has come for a while: the workers stand still, and nothing of theirs is on its way."""
@@ -89,10 +90,10 @@ class Streams:
 
     async def end(self):
         try:
-            async with asyncio.timeout(STREAM_S):
+            async with asyncio.timeout(patience(STREAM_S)):
                 await asyncio.gather(*self._tasks)
         except TimeoutError:
-            raise AssertionError(f"no further than {self.histories} in {STREAM_S:.0f} s") from None
+            raise AssertionError(f"no further than {self.histories} in time") from None
 
     async def records(self, client):
         """What the store says of each."""
@@ -190,7 +191,7 @@ async def takes_part(cluster, undisturbed, victim):
     await asyncio.to_thread(cluster.wait_ready)
     newcomer = {incarnations(cluster)[victim]} if victim.startswith("w") else set()
     owners = None
-    async with cluster.client([0]) as first, cluster.client([1]) as second, asyncio.timeout(STREAM_S):
+    async with cluster.client([0]) as first, cluster.client([1]) as second, asyncio.timeout(patience(STREAM_S)):
         while owners is None or not newcomer <= owners:
             streams = Streams([first, second], replace(GREEDY, max_tokens=3))
             await streams.end()

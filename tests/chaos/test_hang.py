@@ -4,6 +4,7 @@ import asyncio
 import random
 import re
 import time
+from contextlib import suppress
 
 import pytest
 
@@ -15,23 +16,37 @@ def num_fenced(cluster, name):
     return len(re.findall(r"another worker owns", cluster.processes[name].log.read_text()))
 
 
+async def until(traffic, holds):
+    """Waits for it while the streams go on. The time limit of the test ends it."""
+    while not await asyncio.to_thread(holds):
+        traffic.check()
+        await asyncio.sleep(0.1)
+
+
 @pytest.mark.timeout(300)
 async def test_a_hung_worker_is_replaced_and_fenced(cluster, traffic, seed):
-    victim = random.Random(seed).choice(["w0", "w1"])
+    """Streams go on elsewhere. What the worker says of one that still runs there is refused; it takes a few pauses
+    until one is found that runs there when the worker wakes up, and has not ended elsewhere."""
+    victim, lease_s = random.Random(seed).choice(["w0", "w1"]), cluster.shape.lease_ms / 1000
     before = num_fenced(cluster, victim)
-    await asyncio.sleep(0.7)
-    running = cluster.workers()[victim].load.num_sequences
+    await hang(cluster, traffic, victim, 3 * lease_s, num_streams=8)  # those that ran there, and new ones
+    while num_fenced(cluster, victim) == before:
+        await hang(cluster, traffic, victim, 1.2 * lease_s)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(lease_s):
+                await until(traffic, lambda: num_fenced(cluster, victim) > before)
+    await traffic.stop()
+
+
+async def hang(cluster, traffic, victim, seconds, num_streams=0):
+    """Stops a worker that runs something, for that long and until more than so many streams have ended."""
+    await until(traffic, lambda: cluster.workers()[victim].load.num_sequences > 0)
     cluster.pause(victim)
-    assert running > 0
     streams = traffic.num_streams
-    await asyncio.sleep(3 * cluster.shape.lease_ms / 1000)
-    traffic.check()
-    assert traffic.num_streams > streams + 8  # those that ran there, and new ones
+    await asyncio.sleep(seconds)
+    await until(traffic, lambda: traffic.num_streams > streams + num_streams or not num_streams)
     cluster.resume(victim)
     await asyncio.to_thread(cluster.wait_ready)
-    await asyncio.sleep(1.0)
-    await traffic.stop()
-    assert num_fenced(cluster, victim) > before
 
 
 @pytest.mark.timeout(300)

@@ -18,7 +18,7 @@ from octavo.v1 import admin_pb2
 
 POISON = 666
 SHAPE = Shape(
-    workers=3, routers=1, runner="fake", step_delay_ms=15, worker_args=("--die-on-token", str(POISON)), lease_ms=2000
+    workers=4, routers=1, runner="fake", step_delay_ms=15, worker_args=("--die-on-token", str(POISON)), lease_ms=2000
 )
 
 
@@ -60,25 +60,46 @@ def poisonous_prompts(oracle):
     yield prompt, oracle.tokens(prompt, 40).index(POISON) + 1
 
 
-@pytest.mark.timeout(300)
-async def test_poison_is_given_up_and_innocents_survive(supervised, seed):
-    cluster, supervisor = supervised
-    oracle, rng = Oracle("fake"), random.Random(seed)
-    innocents_under_way = True
+class Innocents:
+    """Clients with one harmless stream after the other. A stream that fails or has a wrong token is an error."""
 
-    async def innocent():
-        while innocents_under_way:
-            prompt = [rng.randrange(1, 600) for _ in range(30)]
-            tokens = oracle.tokens(prompt, 120)
+    def __init__(self, client, oracle, seed, count):
+        self.num_streams = 0
+        self._client, self._oracle, self._random = client, oracle, random.Random(seed)
+        self._under_way = True
+        self._tasks = [asyncio.create_task(self._run()) for _ in range(count)]
+
+    async def _run(self):
+        while self._under_way:
+            prompt = [self._random.randrange(1, 600) for _ in range(30)]
+            tokens = self._oracle.tokens(prompt, 120)
             if POISON in tokens:
                 continue
             history = History()
-            async for event in client.generate(prompt, SamplingParams(temperature=0, max_tokens=120)):
+            async for event in self._client.generate(prompt, SamplingParams(temperature=0, max_tokens=120)):
                 history.add(event)
             assert history.tokens[0] == tokens
+            self.num_streams += 1
 
+    def check(self):
+        """Raises what has gone wrong so far."""
+        for task in self._tasks:
+            if task.done():
+                task.result()
+
+    async def stop(self):
+        """Lets what runs come to its end."""
+        self._under_way = False
+        async with asyncio.timeout(120):
+            await asyncio.gather(*self._tasks)
+
+
+@pytest.mark.timeout(300)
+async def test_poison_is_given_up_and_innocents_survive(supervised, seed):
+    cluster, supervisor = supervised
+    oracle = Oracle("fake")
     async with cluster.client() as client:
-        innocents = [asyncio.create_task(innocent()) for _ in range(6)]
+        innocents = Innocents(client, oracle, seed, 6)
         await asyncio.sleep(0.5)
         for prompt, num_tokens in poisonous_prompts(oracle):
             before, got = supervisor.num_deaths, []
@@ -90,10 +111,66 @@ async def test_poison_is_given_up_and_innocents_survive(supervised, seed):
             await asyncio.to_thread(cluster_whole, cluster)
             await asyncio.to_thread(wait_until, lambda: not suspects(cluster), 60, "suspicions stay")
             assert 1 <= supervisor.num_deaths - before <= 3
-            assert not [task.result() for task in innocents if task.done()]
-        innocents_under_way = False
-        async with asyncio.timeout(90):
-            await asyncio.gather(*innocents)
+            innocents.check()
+        await innocents.stop()
+
+
+@pytest.mark.long
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("num_poisons", [2, 5])
+async def test_several_poisons_at_once_end_and_innocents_survive(supervised, seed, num_poisons):
+    cluster, supervisor = supervised
+
+    async def poison(number):
+        with pytest.raises(errors.PoisonSuspected):
+            await client.complete([number, POISON, 3], SamplingParams(temperature=0, max_tokens=60))
+
+    async with cluster.client() as client:
+        innocents = Innocents(client, Oracle("fake"), seed, 6)
+        await asyncio.sleep(0.5)
+        async with asyncio.timeout(400):
+            await asyncio.gather(*(poison(number) for number in range(1, num_poisons + 1)))
+        assert 3 <= supervisor.num_deaths <= 12 * num_poisons
+        await asyncio.to_thread(cluster_whole, cluster)
+        innocents.check()
+        await innocents.stop()
+
+
+@pytest.mark.long
+@pytest.mark.timeout(600)
+async def test_workers_that_die_together_end_no_stream(supervised, seed):
+    """Three of four within 0.4 s, again and again, while each stream has lost its owner before."""
+    cluster, supervisor = supervised
+    async with cluster.client() as client:
+        innocents = Innocents(client, Oracle("fake"), seed, 12)
+        for number in range(4):
+            await asyncio.sleep(1.5)
+            for name in random.Random(seed + number).sample(sorted(cluster.worker_endpoints), 3):
+                cluster.kill(name)
+                await asyncio.sleep(0.2)
+            await asyncio.to_thread(cluster_whole, cluster)
+            innocents.check()
+        await innocents.stop()
+        assert supervisor.num_deaths >= 10
+        assert innocents.num_streams >= 12
+
+
+@pytest.mark.long
+@pytest.mark.timeout(3600)
+async def test_workers_that_die_at_random_end_no_stream(supervised, seed, num_kills):
+    cluster, supervisor = supervised
+    async with cluster.client() as client:
+        innocents, rng = Innocents(client, Oracle("fake"), seed, 20), random.Random(seed)
+        for _ in range(num_kills):
+            await asyncio.sleep(rng.uniform(0.5, 4.0))
+            running = [name for name in cluster.worker_endpoints if cluster.processes[name].running]
+            if running:
+                cluster.kill(rng.choice(running))
+            innocents.check()
+        await asyncio.to_thread(cluster_whole, cluster)
+        await innocents.stop()
+        assert supervisor.num_deaths >= num_kills // 2
+        assert innocents.num_streams >= 20
 
 
 def suspects(cluster):

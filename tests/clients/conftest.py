@@ -12,8 +12,9 @@ from live.oracle import Oracle
 
 __all__ = ["clusters", "pytest_runtest_makereport"]
 
-# Slow enough that an answer of 1000 tokens is still under way when its router is killed.
-PAIR = Shape(routers=2, workers=1, runner="fake", step_delay_ms=5)
+# Slow enough that an answer of 1000 tokens is still under way when its router is killed, or when a router that stops
+# has kept its streams for as long as it may.
+PAIR = Shape(routers=2, workers=1, runner="fake", step_delay_ms=5, router_args=("--drain-ms", "500"))
 NOT_PERMITTED = 77  # see tools/clients.sh
 
 

@@ -74,7 +74,6 @@ def test_what_comes_later_says_so(cluster):
     admin = cluster.admin()
     for call in (
         lambda: admin.Migrate(admin_pb2.MigrateRequest()),
-        lambda: list(admin.DrainWorker(admin_pb2.DrainWorkerRequest())),
         lambda: list(admin.WatchCluster(admin_pb2.WatchClusterRequest())),
     ):
         with pytest.raises(grpc.RpcError) as raised:

@@ -33,8 +33,8 @@ PROMPT_S = 2.0  # on a quiet machine: how soon a router says that its store hang
 class Up:
     """A running `octavo up`, and the other commands beside it."""
 
-    def __init__(self, directory, *more, routers=2, workers=2):
-        self.state_dir = directory / "state"
+    def __init__(self, directory, *more, routers=2, workers=2, state_dir=None):
+        self.state_dir = state_dir or directory / "state"
         options = ["--routers", routers, "--workers", workers, "--grpc-port", 0, "--state-dir", self.state_dir]
         options += ["--runner", "fake", "--step-delay-ms", 10, "--lease-ms", 2000, "--json", *more]
         command = [sys.executable, "-m", "octavo.cli", "up", *map(str, options)]
@@ -195,6 +195,69 @@ def test_a_full_store_refuses_new_requests_and_no_token(tmp_path):
         up.process.stop()
         for pid in children:
             wait_until(lambda pid=pid: not exists(pid), STOP_S, f"process {pid} is left")
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """A file system of 32 MiB, where a file system can be mounted at all."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=32m", "tmpfs", disk], capture_output=True, text=True)
+    if mounted.returncode:
+        pytest.skip(f"no file system can be mounted here: {mounted.stderr.strip()}")
+    yield disk
+    subprocess.run(["umount", "--lazy", disk], check=True)
+
+
+def use_up(disk):
+    with suppress(OSError), (disk / "filler").open("wb", buffering=0) as filler:
+        while filler.write(b"x" * 4096):
+            pass
+
+
+@pytest.mark.timeout(240)
+def test_a_full_disk_ends_nothing(tmp_path, small_disk):
+    up = Up(tmp_path, routers=1, workers=2, state_dir=small_disk / "state")
+    children = up.children()
+    try:
+        worker = up.pids()["worker-0"]
+        use_up(small_disk)
+        os.kill(worker, signal.SIGKILL)
+        wait_until(lambda: "the state cannot be written" in up.process.log.read_text(), 30, "nothing was said")
+        wait_until(lambda: "worker-0: started again" in up.process.log.read_text(), 30, "worker-0 stays away")
+        children += up.children()
+        (small_disk / "filler").unlink()
+        wait_until(lambda: "the state is written again" in up.process.log.read_text(), 30, "the state is not written")
+        wait_until(up.whole, 60, f"the service does not come back:\n{up.process.tail()}")
+        assert up.process.log.read_text().count("the state cannot be written") == 1
+        status = up.status()
+        [exits] = [each["exits"] for each in status["workers"] if each["worker_id"] == "worker-0"]
+        assert exits["count"] == 1
+        assert "SIGKILL" in exits["last_reason"]
+        assert len(up.run("generate", "--prompt", "Once", "--max-tokens", 3, "--temperature", 0)["token_ids"]) == 3
+    finally:
+        up.process.stop()
+        for pid in children:
+            wait_until(lambda pid=pid: not exists(pid), STOP_S, f"process {pid} is left")
+
+
+@pytest.mark.timeout(240)
+def test_a_damaged_store_ends_it_all_with_the_remedy(tmp_path):
+    up = Up(tmp_path, routers=1, workers=1)
+    children, store = up.children(), up.pids()["store"]
+    (written,) = (up.state_dir / "store" / "appendonlydir").glob("*.incr.aof")
+    data = bytearray(written.read_bytes())
+    data[20:40] = b"?" * 20
+    written.write_bytes(data)
+    os.kill(store, signal.SIGKILL)
+    wait_until(lambda: not up.process.running, STOP_S, "octavo up goes on without a store")
+    for pid in children:
+        wait_until(lambda pid=pid: not exists(pid), STOP_S, f"process {pid} is left")
+    text = up.process.log.read_text()
+    assert up.process.stop() == 1
+    assert text.count("is damaged") == 1
+    assert "valkey-check-aof" in text.splitlines()[-1]
+    assert f"rm -r {up.state_dir / 'store'}" in text.splitlines()[-1]
 
 
 class Story:

@@ -1,13 +1,17 @@
 """The chart renders on both Helms, is valid for Kubernetes, and says what the code says."""
 
 import json
+import re
+import shutil
 from itertools import pairwise
+from textwrap import indent
 
 import pytest
 import yaml
 from rendered_chart import CHART, PROFILES, by_name, pods, run, template, tool
 
 from octavo import health, settings
+from octavo.endpoint import parse_cells
 from octavo.options import options_of
 
 CLASSES = {"router": settings.RouterSettings, "worker": settings.WorkerSettings}
@@ -155,6 +159,46 @@ def test_the_store_is_bundled_unless_there_is_another():
     assert url == {"name": "octavo-store", "key": "url"}
 
 
+CELLS = "cells[0].name=a,cells[0].store.existingSecret=mine,cells[1].name=b,cells[1].worker.replicas=3"
+
+
+def test_each_cell_has_objects_and_a_store_of_its_own(tmp_path):
+    text = template("--set", CELLS)
+    objects = by_name(text)
+    assert len([each for each in yaml.safe_load_all(text) if each]) == len(objects), "two objects with one name"
+    templates = {
+        key: each["spec"]["template"] for key, each in objects.items() if key[0] in ("Deployment", "StatefulSet")
+    }
+    services = {key: each["spec"]["selector"] for key, each in objects.items() if key[0] == "Service"}
+    for (_, name), selector in services.items():
+        found = [key[1] for key, pod in templates.items() if selector.items() <= pod["metadata"]["labels"].items()]
+        assert len(found) == 1, f"{name} finds {found}"
+        assert found[0].startswith(f"trial-octavo-{selector['octavo/cell']}-")
+    for cell, secret in (("a", "mine"), ("b", "trial-octavo-b-store")):
+        for key in (("Deployment", f"trial-octavo-{cell}-router"), ("StatefulSet", f"trial-octavo-{cell}-worker")):
+            (container,) = templates[key]["spec"]["containers"]
+            (url,) = [each for each in container["env"] if each["name"].endswith("_STORE")]
+            assert url["valueFrom"]["secretKeyRef"]["name"] == secret
+    assert ("StatefulSet", "trial-octavo-a-store") not in objects
+    assert objects["Secret", "trial-octavo-b-store"]["stringData"]["url"] == "redis://trial-octavo-b-store:6379/0"
+    workers = [objects["StatefulSet", f"trial-octavo-{cell}-worker"]["spec"]["replicas"] for cell in "ab"]
+    assert workers == [1, 3]
+    path = tmp_path / "objects.yaml"
+    path.write_text(text)
+    run(tool("kubernetes-validate"), "--strict", "-k", "1.31", path)
+
+
+def test_what_the_notes_say_of_cells_is_what_clients_take(tmp_path):
+    chart = tmp_path / "chart"
+    shutil.copytree(CHART, chart)
+    notes = (chart / "templates/NOTES.txt").read_text()
+    (chart / "templates/notes.yaml").write_text("kind: Notes\nmetadata: {name: n}\ntext: |\n" + indent(notes, "  "))
+    text = run(tool("helm3"), "template", "trial", chart, "--namespace", "ns", "--set", CELLS)
+    said = by_name(text)["Notes", "n"]["text"]
+    (endpoints,) = re.findall(r"--endpoint '(.*)'", said)
+    assert parse_cells(endpoints) == (("trial-octavo-a.ns:50051",), ("trial-octavo-b.ns:50051",))
+
+
 def test_a_gpu_is_asked_for_by_its_name():
     container = pods(by_name(template(profile="gpu")))["worker"]["spec"]["containers"][0]
     assert container["resources"]["limits"]["nvidia.com/gpu"] == 1
@@ -178,6 +222,9 @@ def test_addresses_of_version_6_have_brackets():
         ("worker.device=tpu", "device"),
         ("store.url=http://x", "url"),
         ("modle.path=x", "modle"),
+        ("cells[0].name=Cell_A", "cells.0.name"),
+        ("cells[0].nmae=a", "nmae"),
+        ("cells[0].name=a,store.url=redis://one", "a cell has a store of its own"),
     ],
 )
 def test_wrong_values_are_refused_by_name(option, what):

@@ -147,3 +147,25 @@ def test_a_host_has_no_port(cls):
     assert from_values(cls, {"host": "fd00::1"}).host == "fd00::1"
     with pytest.raises(SettingsError, match=r"host '127\.0\.0\.1:80'"):
         from_values(cls, {"host": "127.0.0.1:80"})
+
+
+def test_cells_are_written_with_semicolons_or_as_lists():
+    assert endpoint.parse_cells("a:1, b:2; c:3") == (("a:1", "b:2"), ("c:3",))
+    assert endpoint.parse_cells([["a:1", "b:2"], ["c:3"]]) == (("a:1", "b:2"), ("c:3",))
+    assert endpoint.parse_cells(["a:1", "b:2"]) == (("a:1", "b:2"),)
+    assert endpoint.parse_cells("a:1") == (("a:1",),)
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ("a:1;", "cell 1 of 2: at least one HOST:PORT"),
+        ("a:1;b:2,c:0;d:4", "cell 1 of 3: c:0: port must be 1 to 65535"),
+        ([["a:1"], []], "cell 1 of 2: at least one HOST:PORT"),
+        ([], "at least one HOST:PORT"),
+        ("a", "^a: has no port"),
+    ],
+)
+def test_the_error_of_a_wrong_cell_says_which(given, says):
+    with pytest.raises(ValueError, match=says):
+        endpoint.parse_cells(given)

@@ -6,7 +6,7 @@ from octavo import settings
 from octavo.options import SettingsError
 from octavo.setting_sources import from_values
 from octavo.settings import RouterSettings, UpSettings, WorkerSettings
-from octavo.store_url import require_store_url
+from octavo.store_url import require_store_url, server_urls
 
 GOOD = [
     "redis://127.0.0.1:6379/0",
@@ -14,6 +14,8 @@ GOOD = [
     "redis://[::1]:6379",
     "rediss://me:pass%40word@store.example:6380/2?ssl_ca_certs=/etc/ca.pem",
     "redis://:secret@store:1/",
+    "redis://a:6379,b:6379/0",
+    "rediss://me:se,cr%40t@a,[::1]:6380,c:1/2",
     "unix:///run/store.sock",
     "unix:///run/store.sock?db=1&password=secret",
     "memory://",
@@ -30,6 +32,8 @@ BAD = [
     ("redis://me:se/cret@127.0.0.1:1", "must have a port"),
     ("redis://h/zero", "number of a database"),
     ("redis://h/0?tls=yes", r"\?tls="),
+    ("redis://a:6379,b:port/0", "must have a port"),
+    ("redis://a,,b", "must name a host"),
     ("unix://", "must name a socket"),
 ]
 
@@ -38,6 +42,14 @@ BAD = [
 def test_a_store_url(url):
     require_store_url(url)
     assert from_values(RouterSettings, {"store": url}).store == url
+
+
+def test_each_server_of_a_url_has_a_url_of_its_own():
+    assert server_urls("rediss://me:se,cr%40t@a,[::1]:6380/2?ssl_ca_certs=/ca.pem") == (
+        "rediss://me:se,cr%40t@a/2?ssl_ca_certs=/ca.pem",
+        "rediss://me:se,cr%40t@[::1]:6380/2?ssl_ca_certs=/ca.pem",
+    )
+    assert server_urls("unix:///run/a,b.sock") == ("unix:///run/a,b.sock",)
 
 
 @pytest.mark.parametrize(("url", "says"), BAD)

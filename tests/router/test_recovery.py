@@ -8,10 +8,11 @@ from slow_beams import best_outputs
 
 from gpu_worker.testing.fake_runner import FakeRunner
 from octavo import rpc
-from octavo.errors import OutOfBlocks, TooLarge
+from octavo.errors import OutOfBlocks, RunnerFailed, TooLarge
 from octavo.ids import Incarnation
 from octavo.record import AdmissionAnswer, AdmissionOutcome, SequenceState
 from octavo.sampling import FinishReason, SamplingParams
+from octavo.step_item import StepItem
 from octavo.store.calls import Member, TakeReason, TakeRequest
 from octavo.store.memory import MemoryStore
 from octavo.v1 import admin_pb2, admin_pb2_grpc
@@ -160,6 +161,25 @@ async def test_the_old_owner_may_journal_until_the_take(world):
     assert [token for event in seen for token in event.token_ids] == world.entry("moody").journals[0]
     assert world.entry("moody").record.epoch == 2
     assert seen[-1].finish_reason is FinishReason.LENGTH
+
+
+async def test_a_failure_that_an_earlier_owner_reports_ends_no_request(world):
+    """It ends the stream that was told of it, whose client has then left."""
+    await world.worker(FakeRunner(step_s=0.01))
+    await world.router()
+    await world.ready()
+    stream = world.client().generate(PROMPT, replace(GREEDY, max_tokens=4000), request_id="goes on")
+    for _ in range(3):
+        await anext(stream)
+    record, session = world.entry("goes on").record, world.routers[0].sessions._all()[0]
+    at, chain = session._delivery.readers[0].next_index, session._delivery.readers[0].chain
+    late = StepItem(record.seq_id, 0, 0, at, (), chain, FinishReason.ERROR, RunnerFailed("late").failure())
+    session.deliver_item(late)
+    with pytest.raises(RunnerFailed):
+        async for _ in stream:
+            pass
+    assert record.state is SequenceState.RUNNING
+    await world.until(lambda: record.state is SequenceState.CANCELLED)
 
 
 async def test_a_process_at_the_same_address_is_another_worker(world, oracle):

@@ -14,6 +14,7 @@ from octavo.hashing import block_hashes, root_key
 from octavo.sampling import FinishReason, SamplingParams
 from octavo.store.memory import MemoryStore
 from octavo.v1 import inference_pb2, inference_pb2_grpc, types_pb2
+from router.fleet.worker_link import WorkerLink
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=20)
 PROMPT = list(range(3, 40))
@@ -339,3 +340,32 @@ async def ends_in_time(stub, number: int) -> bool:
         return False
     assert last.finish_reason == types_pb2.FINISH_REASON_DEADLINE
     return True
+
+
+async def test_a_session_that_is_opened_while_its_sequence_is_scheduled_gets_the_items(world, oracle, monkeypatch):
+    """Schedule did not ask for them, since there was no session then. Silence would bring them a second later."""
+    monkeypatch.setattr("router.streaming.record_poller.SILENCE_S", 3600.0)
+    schedule = WorkerLink.schedule
+
+    async def schedule_slowly(link, admission, follow):
+        answer = await schedule(link, admission, follow)
+        asked.append(follow)
+        await asyncio.sleep(0.3)
+        return answer
+
+    class SlowStore(MemoryStore):
+        async def accept(self, new, limits):
+            reply = await super().accept(new, limits)
+            router.dispatcher.note_queued()
+            await world.until(lambda: asked)
+            return reply
+
+    asked: list[bool] = []
+    monkeypatch.setattr(WorkerLink, "schedule", schedule_slowly)
+    await world.worker(lease_ms=60_000)
+    router = await world.router(SlowStore(world.state), lease_ms=60_000)
+    await world.ready()
+    async with asyncio.timeout(20):
+        completion = await world.client().complete(PROMPT, GREEDY)
+    assert oracle.returned(completion) == oracle.outputs(PROMPT, GREEDY)
+    assert asked == [False]

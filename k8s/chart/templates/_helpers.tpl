@@ -1,11 +1,34 @@
-{{- /* The beginning of all names. */ -}}
+{{- /* The beginning of all names: of a cell's objects, with the cell's name. */ -}}
 {{- define "octavo.fullname" -}}
-{{- if .Values.fullnameOverride -}}
-{{- .Values.fullnameOverride | trunc 50 | trimSuffix "-" -}}
-{{- else if contains "octavo" .Release.Name -}}
-{{- .Release.Name | trunc 50 | trimSuffix "-" -}}
+{{- $name := .Values.fullnameOverride | default (contains "octavo" .Release.Name | ternary .Release.Name (printf "%s-octavo" .Release.Name)) -}}
+{{- if .cell -}}
+{{- printf "%s-%s" ($name | trunc 37 | trimSuffix "-") .cell -}}
 {{- else -}}
-{{- printf "%s-octavo" .Release.Name | trunc 50 | trimSuffix "-" -}}
+{{- $name | trunc 50 | trimSuffix "-" -}}
+{{- end -}}
+{{- end -}}
+
+{{- /* A template for each cell, with the cell's own values in place; without cells, once. Arguments: root, template. */ -}}
+{{- define "octavo.eachCell" -}}
+{{- $root := .root -}}
+{{- $template := .template -}}
+{{- if and $root.Values.cells (or $root.Values.store.url $root.Values.store.existingSecret) -}}
+{{- fail "store: a cell has a store of its own: give each cell its url or existingSecret, as cells[].store" -}}
+{{- end -}}
+{{- range $root.Values.cells | default (list dict) -}}
+{{- $values := mergeOverwrite (deepCopy (merge dict $root.Values)) (omit . "name") -}}
+{{- $context := dict "Values" $values "Release" $root.Release "Chart" $root.Chart "Capabilities" $root.Capabilities "cell" .name }}
+---
+{{ include $template $context }}
+{{- end -}}
+{{- end -}}
+
+{{- /* What clients take as endpoints: the Services of all cells, in their order. */ -}}
+{{- define "octavo.endpoints" -}}
+{{- $root := . -}}
+{{- range $index, $cell := .Values.cells -}}
+{{- if $index }};{{ end -}}
+{{- include "octavo.fullname" (dict "Values" $root.Values "Release" $root.Release "cell" $cell.name) }}.{{ $root.Release.Namespace }}:{{ $root.Values.router.service.port }}
 {{- end -}}
 {{- end -}}
 
@@ -14,6 +37,9 @@
 app.kubernetes.io/name: octavo
 app.kubernetes.io/instance: {{ .root.Release.Name }}
 app.kubernetes.io/component: {{ .component }}
+{{- with .root.cell }}
+octavo/cell: {{ . }}
+{{- end }}
 {{- end -}}
 
 {{- /* All labels of an object. Arguments: root, component. */ -}}

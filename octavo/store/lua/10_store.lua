@@ -15,11 +15,6 @@ local FREEZE_MARGIN_MS = 1000                -- how much longer than the longest
 local RENEWALS_PER_LEASE = 3                 -- how often a member renews its lease within the lease
 local LATE_RENEWAL_MS = 200                  -- how late a renewal may come before it counts as missed
 local OVERDUE_MS = 2000                      -- how long after its deadline a sweep ends a running sequence
-local SUSPECT_RETRY_MS = 250                 -- when a suspect may ask again for a worker that runs another one
-local QUARANTINE_MS = 60 * 1000              -- how long a worker counts as running one suspect alone
-local POISON_CRASHES = 3
-local PROOF_TOKENS = 16                      -- so many tokens since the last take prove that the sequence is no poison
-local MAX_SUSPECTS = 4
 local MAX_TIMELINE = 32
 local MAX_EXPIRED_PER_POP = 64
 

@@ -2,15 +2,6 @@
 
 local OK, OK_CANCEL, DUP, FENCED, CLOSED, GAP, CONFLICT, GONE = 0, 1, 2, 3, 4, 5, 6, 7
 
--- Clears the crashes of a sequence that has journalled enough tokens: it does not kill its owner.
-local function count_proof(store, key, tokens)
-  if redis.call('HINCRBY', key, 'proof', tokens) < PROOF_TOKENS then return end
-  local rec = fetch(key)
-  clear_quarantine(store, rec)
-  update(rec, { crashes = 0, suspects = '' })
-  note(rec, now_ms(), 'proved', rec.owner)
-end
-
 local function finish_appended(store, key, branch, reason, failure, score)
   finish(store, fetch(key), branch, tostring(reason), nil, failure, score == score and score or nil)
 end

@@ -9,37 +9,8 @@ local function hand_over(store, rec, owner, take_id, migration)
   })
   set_deadline(store, rec)
   expire_all(rec, ALIVE_MS)
-  if tonumber(rec.crashes) >= POISON_CRASHES - 1 then
-    local mark = string.format('%s %.0f', rec.id, now_ms() + QUARANTINE_MS)
-    redis.call('SET', store.prefix .. 'quarantine:' .. owner, mark, 'PX', QUARANTINE_MS + LEASE_LINGER_MS)
-  end
+  begin_quarantine(store, rec, now_ms())
   notify(rec, 'taken')
-end
-
--- Whether this worker runs another suspect alone. If the worker dies, that suspect is blamed.
-local function runs_another_suspect(store, owner, rec, now)
-  local mark = redis.call('GET', store.prefix .. 'quarantine:' .. owner)
-  if not mark then return false end
-  local id, stop = string.match(mark, '^(%S+) (%d+)$')
-  return id ~= rec.id and tonumber(stop) > now
-end
-
--- Counts a crash of the owner. True for one too many.
-local function count_crash(store, rec, now)
-  if runs_another_suspect(store, rec.owner, rec, now) then return false end
-  local suspects = {}
-  for suspect in string.gmatch(rec.suspects, '[^,]+') do suspects[#suspects + 1] = suspect end
-  suspects[#suspects + 1] = rec.owner
-  if #suspects > MAX_SUSPECTS then table.remove(suspects, 1) end
-  update(rec, { crashes = tonumber(rec.crashes) + 1, suspects = table.concat(suspects, ',') })
-  return tonumber(rec.crashes) >= POISON_CRASHES
-end
-
--- Whether the sequence must wait for another suspect on this worker: a crash of both would blame neither.
-local function must_wait(store, rec, owner, lost, now)
-  local crashes = tonumber(rec.crashes)
-  if lost and rec.owner ~= owner and not runs_another_suspect(store, rec.owner, rec, now) then crashes = crashes + 1 end
-  return crashes == POISON_CRASHES - 1 and runs_another_suspect(store, owner, rec, now)
 end
 
 -- Whether the owner has stopped on purpose. Its sequences may be taken at once, and a take from it counts no crash.
@@ -56,37 +27,38 @@ local function protected_ms(store, owner, why, now)
 end
 
 -- The reply to a take; 1 if the new owner is to run the sequence alone.
-local function take_reply(status, rec, retry_ms)
-  return { status, rec.epoch, rec.crashes, retry_ms or 0, tonumber(rec.crashes) >= POISON_CRASHES - 1 and 1 or 0 }
+local function take_reply(store, status, rec, retry_ms)
+  return { status, rec.epoch, rec.crashes, retry_ms or 0, runs_alone(store, rec, now_ms()) and 1 or 0 }
 end
 
 -- The reply of this take if it was done before; else nil.
-local function answered(rec, expected, take_id)
+local function answered(store, rec, expected, take_id)
   if rec.take_id ~= take_id then return nil end
-  if tonumber(rec.epoch) == expected + 1 then return take_reply('SAME', rec) end
-  if tonumber(rec.epoch) == expected and rec.state == 'FAILED' then return take_reply('POISON', rec) end
+  if tonumber(rec.epoch) == expected + 1 then return take_reply(store, 'SAME', rec) end
+  if tonumber(rec.epoch) == expected and rec.state == 'FAILED' then return take_reply(store, 'POISON', rec) end
   return nil
 end
 
 -- The reply that refuses a take for this reason; nil if nothing refuses it.
 local function refusal(store, rec, why, now)
-  if (rec.state == 'QUEUED') ~= (why == 'queued') then return take_reply('FENCED', rec) end
+  if (rec.state == 'QUEUED') ~= (why == 'queued') then return take_reply(store, 'FENCED', rec) end
   if (why ~= 'lease' and why ~= 'connection') or has_left(store, rec.owner) then return nil end
-  if store.frozen_until > now then return take_reply('FROZEN', rec, store.frozen_until - now) end
+  if store.frozen_until > now then return take_reply(store, 'FROZEN', rec, store.frozen_until - now) end
   local wait_ms = protected_ms(store, rec.owner, why, now)
-  return wait_ms > 0 and take_reply('ALIVE', rec, wait_ms) or nil
+  return wait_ms > 0 and take_reply(store, 'ALIVE', rec, wait_ms) or nil
 end
 
--- KEYS: generation, record.  a: expected epoch, new owner, take id, why, failure JSON for poison
+-- KEYS: generation, record.
+-- a: expected epoch, new owner, take id, why, how long OCCUPIED has kept it waiting in ms, failure JSON for poison
 -- Reply: {status, epoch, crashes, retry ms, 1 if it is to run alone}
-define('take', function(store, keys, expected, owner, take_id, why, poison)
+define('take', function(store, keys, expected, owner, take_id, why, waited_ms, poison)
   local rec = fetch(keys[2])
   if not rec then return { 'GONE', 0, 0, 0, 0 } end
   expected = tonumber(expected)
-  local before = answered(rec, expected, take_id)
+  local before = answered(store, rec, expected, take_id)
   if before then return before end
-  if ended(rec) then return take_reply('CLOSED', rec) end
-  if tonumber(rec.epoch) ~= expected then return take_reply('FENCED', rec) end
+  if ended(rec) then return take_reply(store, 'CLOSED', rec) end
+  if tonumber(rec.epoch) ~= expected then return take_reply(store, 'FENCED', rec) end
   local now = now_ms()
   local refused = refusal(store, rec, why, now)
   if refused then return refused end
@@ -94,18 +66,30 @@ define('take', function(store, keys, expected, owner, take_id, why, poison)
   local deadline = tonumber(rec.deadline_ms)
   if rec.cancel == '1' or (deadline > 0 and deadline <= now) then
     finish(store, rec, -1, rec.cancel == '1' and STOPPED.CANCELLED or STOPPED.DEADLINE, nil, '')
-    return take_reply('CLOSED', rec)
+    return take_reply(store, 'CLOSED', rec)
   end
   local lost = (why == 'lease' or why == 'connection') and not has_left(store, rec.owner)
-  if must_wait(store, rec, owner, lost, now) then return take_reply('FROZEN', rec, SUSPECT_RETRY_MS) end
-  if lost and rec.owner ~= owner and count_crash(store, rec, now) then
+  if lost and rec.owner ~= owner and judge_death(store, rec, now) then
     update(rec, { take_id = take_id })
     finish(store, rec, -1, STOPPED.ERROR, nil, poison)
-    return take_reply('POISON', rec)
+    return take_reply(store, 'POISON', rec)
   end
+  if is_occupied(store, rec, owner, tonumber(waited_ms), now) then
+    return take_reply(store, 'OCCUPIED', rec, OCCUPIED_RETRY_MS)
+  end
+  if not lost and rec.crashes ~= '0' then clear_quarantine(store, rec) end
   leave_queue(store, rec)
   note(rec, now, 'taken', owner .. ' ' .. why)
   update(rec, { proof = 0 })
   hand_over(store, rec, owner, take_id, 0)
-  return take_reply('OK', rec)
+  return take_reply(store, 'OK', rec)
+end, true)
+
+-- A worker calls it before it begins to run a sequence that had an owner before.
+-- KEYS: generation, record.  a: epoch, owner.  Reply: {'OK', 1 if this worker owns the sequence at this epoch}
+define('announce', function(store, keys, epoch, owner)
+  local rec = redis.call('HMGET', keys[2], 'epoch', 'owner', 'state', 'crashes')
+  if rec[1] ~= epoch or rec[2] ~= owner or rec[3] ~= 'RUNNING' then return { 'OK', 0 } end
+  if rec[4] ~= '0' then redis.call('HSET', keys[2], 'announced', epoch) end
+  return { 'OK', 1 }
 end, true)

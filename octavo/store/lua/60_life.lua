@@ -21,7 +21,8 @@ define('accept', function(store, keys, cost, max_requests, max_tokens, deadline_
   redis.call('HSET', rec.key, unpack(fixed))
   update(rec, {
     state = 'QUEUED', epoch = 0, owner = '', take_id = '', mig_number = 0, mig_to = '', last_mig = 0,
-    deadline_ms = deadline, detached_since_ms = 0, accepted_ms = now, crashes = 0, suspects = '', cancel = 0,
+    deadline_ms = deadline, detached_since_ms = 0, accepted_ms = now, crashes = 0, suspects = '',
+    first_crash_ms = 0, announced = 0, cancel = 0,
     finishes = string.rep('0', tonumber(branches)), failure = '', timeline = '0 queued ' .. rec.routers, proof = 0,
     cost = cost, place = place_of(store, rec),
   })
@@ -149,22 +150,30 @@ define('attach', function(store, keys, router)
   return described(rec)
 end, true)
 
+-- No router is attached any more, and the grace counts from `since` on.
+local function begin_grace(store, rec, since)
+  update(rec, { detached_since_ms = since })
+  if rec.keep_on_disconnect == '0' and rec.cancel == '0' then add_to_index(store, 'detached', since, rec.id) end
+end
+
 -- Without this router. If it was the last one, the grace counts from `since` on.
 local function detach(store, rec, router, since)
   local found, others = split_routers(rec, router)
   if ended(rec) or not found then return end
   drop_from_index(store, 'attached:' .. router, rec.id)
-  since = others == '' and since or 0
-  update(rec, { routers = others, detached_since_ms = since })
-  if since > 0 and rec.keep_on_disconnect == '0' and rec.cancel == '0' then
-    add_to_index(store, 'detached', since, rec.id)
-  end
+  update(rec, { routers = others })
+  if others == '' then begin_grace(store, rec, since) end
 end
 
--- Does nothing if this router is not attached.
+-- Where no router is attached, a sweep may have detached this one, with a grace that begins later. It begins now: the
+-- router lives, and says that the client has left. Otherwise the call does nothing if this router is not attached.
 -- KEYS: generation, record.  a: router.  Reply: {'OK'}
 define('detach', function(store, keys, router)
-  local rec = fetch(keys[2])
-  if rec then detach(store, rec, router, now_ms()) end
+  local rec, now = fetch(keys[2]), now_ms()
+  if rec and not ended(rec) and rec.routers == '' and tonumber(rec.detached_since_ms) > now then
+    begin_grace(store, rec, now)
+  elseif rec then
+    detach(store, rec, router, now)
+  end
   return { 'OK' }
 end, true)

@@ -7,9 +7,8 @@ from octavo.ids import Incarnation
 from octavo.record import Record, SequenceState
 from octavo.sampling import FinishReason
 from octavo.store.calls import AppendItem, AppendReply, AppendStatus, Finish
+from octavo.store.memory.poison import count_proof
 from octavo.store.memory.state import MemoryState, StoredSequence
-
-PROOF_TOKENS = 16
 
 
 def append(state: MemoryState, owner: Incarnation, item: AppendItem) -> AppendReply:
@@ -45,7 +44,7 @@ def append(state: MemoryState, owner: Incarnation, item: AppendItem) -> AppendRe
     fresh = item.token_ids[num_known:]
     journal.extend(fresh)
     if record.crashes and fresh:
-        _count_proof(state, stored, len(fresh))
+        count_proof(state, stored, len(fresh))
     if item.finish:
         score = None if item.score is None or item.score != item.score else item.score  # NaN: no score
         end = Finish(item.seq_id, item.finish, item.branch, failure=item.failure, score=score)
@@ -64,12 +63,3 @@ def fenced(record: Record, owner: Incarnation, epoch: int) -> bool:
 def of_this_epoch(stored: StoredSequence, finish: Finish) -> bool:
     """Whether an end that was decided by an owner, or on behalf of one, is of the record's epoch."""
     return finish.epoch is None or finish.epoch == stored.record.epoch
-
-
-def _count_proof(state: MemoryState, stored: StoredSequence, num_tokens: int) -> None:
-    """Clears the crashes of a sequence that has journalled enough tokens: it does not kill its owner."""
-    stored.proof += num_tokens
-    if stored.proof >= PROOF_TOKENS:
-        state.release_quarantine(stored)
-        stored.record.crashes, stored.record.suspects = 0, ()
-        state.note(stored, "proved", stored.record.owner)

@@ -1,7 +1,7 @@
 """How a sequence gets an owner: a take, and what speaks for it or against it."""
 
-from octavo.ids import Incarnation
-from octavo.record import Record, SequenceState
+from octavo.ids import Incarnation, SequenceId
+from octavo.record import SequenceState
 from octavo.sampling import FinishReason
 from octavo.store.calls import (
     Finish,
@@ -12,11 +12,15 @@ from octavo.store.calls import (
     poison_failure,
 )
 from octavo.store.memory.evidence import has_left, protected_ms
-from octavo.store.memory.state import ALIVE_MS, QUARANTINE_MS, MemoryState, StoredSequence
-
-POISON_CRASHES = 3
-MAX_SUSPECTS = 4
-SUSPECT_RETRY_MS = 250
+from octavo.store.memory.journal import fenced
+from octavo.store.memory.poison import (
+    OCCUPIED_RETRY_MS,
+    begin_quarantine,
+    is_occupied,
+    judge_death,
+    runs_alone,
+)
+from octavo.store.memory.state import ALIVE_MS, MemoryState, StoredSequence
 
 
 def take_ownership(state: MemoryState, request: TakeRequest) -> TakeReply:
@@ -26,7 +30,7 @@ def take_ownership(state: MemoryState, request: TakeRequest) -> TakeReply:
     record, reason, new_owner = stored.record, request.reason, request.new_owner
 
     def answer(status: TakeStatus, retry_ms: int = 0) -> TakeReply:
-        return TakeReply(status, record.epoch, record.crashes, retry_ms, record.crashes >= POISON_CRASHES - 1)
+        return TakeReply(status, record.epoch, record.crashes, retry_ms, runs_alone(state, record))
 
     repeated, epoch = record.take_id == request.take_id, request.expected_epoch
     if repeated and record.epoch == epoch + 1:
@@ -45,12 +49,14 @@ def take_ownership(state: MemoryState, request: TakeRequest) -> TakeReply:
     if record.cancel or state.past_deadline(record):
         state.finish(stored, Finish(record.seq_id, FinishReason.CANCELLED if record.cancel else FinishReason.DEADLINE))
         return answer(TakeStatus.CLOSED)
-    if _must_wait(state, record, new_owner, owner_lost):
-        return answer(TakeStatus.FROZEN, SUSPECT_RETRY_MS)
-    if owner_lost and record.owner != new_owner and _count_crash(state, record):
+    if owner_lost and record.owner != new_owner and judge_death(state, record):
         record.take_id = request.take_id
         state.finish(stored, Finish(record.seq_id, FinishReason.ERROR, failure=poison_failure(record.seq_id)))
         return answer(TakeStatus.POISON)
+    if is_occupied(state, record, new_owner, request.waited_ms):
+        return answer(TakeStatus.OCCUPIED, OCCUPIED_RETRY_MS)
+    if not owner_lost:
+        state.release_quarantine(stored)
     state.queue.discard(record.seq_id)
     state.claims.pop(record.seq_id, None)
     state.note(stored, "taken", f"{new_owner} {reason}")
@@ -59,25 +65,14 @@ def take_ownership(state: MemoryState, request: TakeRequest) -> TakeReply:
     return answer(TakeStatus.OK)
 
 
-def _count_crash(state: MemoryState, record: Record) -> bool:
-    """Counts a crash of the owner, unless the owner ran another suspect alone. Returns whether there are too many."""
-    if _runs_another_suspect(state, record.owner, record):
+def announce(state: MemoryState, seq_id: SequenceId, epoch: int, owner: Incarnation) -> bool:
+    """Notes that the owner of this epoch begins to run a suspect. Returns whether this worker is that owner."""
+    stored = state.get(seq_id)
+    if stored is None or stored.record.state.ended or fenced(stored.record, owner, epoch):
         return False
-    record.crashes += 1
-    record.suspects = (*record.suspects, record.owner)[-MAX_SUSPECTS:]
-    return record.crashes >= POISON_CRASHES
-
-
-def _must_wait(state: MemoryState, record: Record, new_owner: Incarnation, owner_lost: bool) -> bool:
-    """Whether the sequence must wait for another suspect on this worker: a crash of both would blame neither."""
-    counts = owner_lost and record.owner != new_owner and not _runs_another_suspect(state, record.owner, record)
-    crashes = record.crashes + counts
-    return crashes == POISON_CRASHES - 1 and _runs_another_suspect(state, new_owner, record)
-
-
-def _runs_another_suspect(state: MemoryState, owner: Incarnation, record: Record) -> bool:
-    suspect, until = state.quarantine.get(owner, (record.seq_id, 0))
-    return suspect != record.seq_id and until > state.now_ms()
+    if stored.record.crashes:
+        stored.record.announced = epoch
+    return True
 
 
 def hand_over(state: MemoryState, stored: StoredSequence, owner: Incarnation, *, take_id: str, migration: int) -> None:
@@ -89,6 +84,5 @@ def hand_over(state: MemoryState, stored: StoredSequence, owner: Incarnation, *,
     record.state, record.owner, record.epoch = SequenceState.RUNNING, owner, record.epoch + 1
     record.take_id, record.mig_number, record.mig_to, record.last_mig = take_id, 0, Incarnation(""), migration
     stored.expires_ms = state.now_ms() + ALIVE_MS
-    if record.crashes >= POISON_CRASHES - 1:
-        state.quarantine[owner] = (record.seq_id, state.now_ms() + QUARANTINE_MS)
+    begin_quarantine(state, record)
     state.notify(stored, "taken")

@@ -64,6 +64,7 @@ class MemoryState:
         self.leases: dict[Incarnation, StoredLease] = {}
         self.longest_lease = StoredLease(0, 0)  # of the last day; `until_ms` is when it is forgotten
         self.tombstones: dict[Incarnation, int] = {}  # workers that have left, and when that is forgotten
+        self.deaths: dict[Incarnation, int] = {}  # workers that died, and when that was noticed; negative: explained
         self.quarantine: dict[Incarnation, tuple[SequenceId, int]] = {}  # by worker: a suspect, until when
         self.members: dict[str, dict[Incarnation, tuple[bytes, int]]] = {}
         self.names: dict[tuple[str, str], NameHolder] = {}  # by kind of member and name

@@ -130,6 +130,9 @@ class MemoryStore:
     async def take_ownership(self, request: TakeRequest) -> TakeReply:
         return ownership.take_ownership(self._enter(), request)
 
+    async def announce(self, seq_id: SequenceId, epoch: int, owner: Incarnation) -> bool:
+        return ownership.announce(self._enter(), seq_id, epoch, owner)
+
     async def append_batch(self, owner: Incarnation, items: Sequence[AppendItem]) -> list[AppendReply]:
         state = self._enter()
         return [append(state, owner, item) for item in items]
@@ -182,6 +185,9 @@ class MemoryStore:
         stored = state.get(seq_id)
         if stored is not None:
             state.detach(stored, router)
+            record = stored.record
+            if not record.state.ended and record.detached_since_ms > state.now_ms():
+                record.detached_since_ms = state.now_ms()  # a sweep had detached this router, which lives
 
     # Migration
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import grpc
 import pytest
+from accepted import accepted_sequence
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from waiting import until
 
@@ -16,8 +17,10 @@ from octavo import wire
 from octavo.cli.ports import pick
 from octavo.ids import SequenceId
 from octavo.internal.v1 import worker_pb2, worker_pb2_grpc
+from octavo.record import SequenceState
 from octavo.sampling import SamplingParams
 from octavo.store import open_store
+from octavo.store.calls import QueueLimits, TakeReason, TakeRequest
 from octavo.store.embedded import EmbeddedStore
 
 SEQ = SequenceId("a" * 32)
@@ -100,6 +103,43 @@ async def test_a_worker_process_from_no_store_to_the_end(start, tmp_path):
     assert "gives up" in hanging.log.read_text()
     await store.close()
     await server.stop()
+
+
+@pytest.mark.parametrize("signals", [(signal.SIGTERM, signal.SIGTERM), (signal.SIGINT,)])
+async def test_a_second_sigterm_or_ctrl_c_ends_the_only_worker_at_once(start, server, signals):
+    """After the first one it goes on with its sequence, as nobody else could."""
+    worker = start(server.url, "--step-delay-ms", "50")
+    await until(worker.serving)
+    store = open_store(server.url)
+    await store.open()
+    (member,) = await store.members("worker")
+    new = accepted_sequence(max_tokens=4000)
+    await store.accept(new, QueueLimits())
+    taken = await store.take_ownership(TakeRequest(new.seq_id, 0, member.id, "take", TakeReason.QUEUED))
+    async with grpc.aio.insecure_channel(worker.endpoint) as channel:
+        stub = worker_pb2_grpc.WorkerStub(channel)
+        item = worker_pb2.Admission(seq_id=new.seq_id, epoch=taken.epoch, priority=3)
+        item.sampling.CopyFrom(
+            wire.sampling_to_wire(SamplingParams(max_tokens=4000, best_of=1, seed=0, ignore_eos=True))
+        )
+        item.prompt.ids.extend(new.prompt)
+        await stub.Schedule(worker_pb2.ScheduleRequest(admissions=[item]))
+        call = stub.Step()
+        await call.write(worker_pb2.StepRequest(grant=worker_pb2.Grant(steps=0)))
+        for number in signals:
+            before = sum((await store.read(new.seq_id)).record.num_tokens)
+            worker.process.send_signal(number)
+            if number != signals[-1]:
+                await until(worker.listening)
+
+                async def goes_on(before=before) -> bool:
+                    return sum((await store.read(new.seq_id)).record.num_tokens) > before + 5
+
+                await until(goes_on)
+        assert await worker.exit_code(10) == 0, worker.log.read_text()
+    record = (await store.read(new.seq_id)).record
+    assert (record.state, record.epoch, record.crashes) == (SequenceState.QUEUED, 2, 0)
+    await store.close()
 
 
 async def test_a_worker_process_says_why_it_cannot_start(start, root, tmp_path):

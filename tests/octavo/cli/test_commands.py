@@ -16,6 +16,7 @@ from octavo.cli import checks, main, native_checks, state, store_check, up
 from octavo.cli.output import table
 from octavo.cli.state import ClusterState, RouterState, StoreState, WorkerState
 from octavo.settings import UpSettings
+from octavo.store.memory import MemoryStore
 
 ANSWER = "Paris, the capital."
 
@@ -41,6 +42,13 @@ def test_generate_streams_text_and_survives_a_break(router, endpoint, capsys):
     assert main(["generate", "--endpoint", f"{endpoint},127.0.0.1:1", "--prompt", "hi"]) == 0
     assert capsys.readouterr().out == ANSWER + "\n"
     assert router.attached == 1
+
+
+def test_generate_goes_to_the_cell_of_its_request(endpoint, capsys):
+    assert main(["generate", "--endpoint", f"{endpoint};{endpoint}", "--prompt", "hi"]) == 0
+    assert capsys.readouterr().out == ANSWER + "\n"
+    assert main(["generate", "--endpoint", f"{endpoint};a:0", "--prompt", "hi"]) == 2
+    assert "--endpoint: cell 1 of 2: a:0: port must be 1 to 65535" in capsys.readouterr().err
 
 
 def test_generate_counts_reattaches(router, endpoint, capsys):
@@ -151,6 +159,40 @@ def test_status_joins_what_is_written_with_what_is_answered(endpoint, capsys, tm
     assert (status["store"]["pid"], status["store"]["serving"]) == (9, False)
     text = capsys.readouterr().out
     assert re.search(r"worker-1 .*no router has met it", text)
+
+
+def test_status_says_why_processes_have_ended(endpoint, capsys, tmp_path):
+    written = example(endpoint, tmp_path)
+    written.workers[0].exits = state.ExitHistory().another("code 1").another("signal 11 SIGSEGV")
+    written.workers[1].exits = state.ExitHistory().another("code 3: no such model")
+    with state.locked(tmp_path):
+        state.write(tmp_path, written)
+        assert main(["status", "--json", "--state-dir", str(tmp_path)]) == 0
+        status = json.loads(capsys.readouterr().out)
+        assert main(["status", "--state-dir", str(tmp_path)]) == 0
+    assert [worker["exits"]["count"] for worker in status["workers"]] == [2, 1]
+    assert (status["routers"][0]["exits"]["count"], status["store"]["exits"]["count"]) == (0, 0)
+    text = capsys.readouterr().out
+    assert re.search(r"^worker-0: has ended 2 times, the last time \d+ s ago: signal 11 SIGSEGV$", text, re.M)
+    assert re.search(r"^worker-1: has ended 1 time, the last time \d+ s ago: code 3: no such model$", text, re.M)
+    assert "router-0: has ended" not in text
+
+
+class FullStore(MemoryStore):
+    """Has no memory for new requests."""
+
+    async def accepting(self):
+        return False
+
+
+def test_status_says_that_the_store_is_full(endpoint, capsys, tmp_path, monkeypatch):
+    monkeypatch.setattr("octavo.cli.status.open_store", lambda _: FullStore())
+    with state.locked(tmp_path):
+        state.write(tmp_path, example(endpoint, tmp_path))
+        main(["status", "--state-dir", str(tmp_path)])
+    assert re.search(
+        r" no: it is full, and takes no new requests: see --store-memory-bytes$", capsys.readouterr().out, re.M
+    )
 
 
 def test_status_asks_any_admin_endpoint(endpoint, capsys):

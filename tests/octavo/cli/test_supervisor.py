@@ -1,4 +1,5 @@
 import asyncio
+import errno
 import os
 import re
 import signal
@@ -9,7 +10,11 @@ from pathlib import Path
 import pytest
 
 from octavo.child_process import ChildProcess, tail
+from octavo.cli import supervisor
 from octavo.cli.supervisor import StartError, SupervisedProcess, Supervisor
+from octavo.errors import StoreUnavailable
+from octavo.settings import RouterSettings
+from octavo.store.append_only_file import DamagedFile
 
 SLEEP = [sys.executable, "-I", "-S", "-c", "import time; time.sleep(3600)"]
 STUBBORN = (
@@ -132,3 +137,93 @@ async def test_users_end_before_what_they_use(supervised, tmp_path):
         await supervised.start([SupervisedProcess(Recorded(name, SLEEP, tmp_path / name, {}), at_once)], 10)
     await supervised.stop(5)
     assert ends == ["worker-0", "router-0", "store"]
+
+
+class Scripted:
+    """A process whose lives and starts the test decides: each of `starts` is an error, or the exit code of a life."""
+
+    name = "store"
+    pid = 1
+
+    def __init__(self, directory, *starts):
+        self.log = directory / "log"
+        self.starts = list(starts)
+        self.num_starts = 0
+
+    async def start(self):
+        self.num_starts += 1
+        if self.starts and isinstance(self.starts[0], Exception):
+            raise self.starts.pop(0)
+
+    async def wait(self):
+        if not self.starts:
+            await asyncio.Event().wait()
+        return self.starts.pop(0)
+
+    async def stop(self, grace_s):
+        pass
+
+
+async def test_the_last_reason_is_told_and_counted_not_the_first(supervised, tmp_path):
+    process = Scripted(tmp_path, -signal.SIGKILL, StoreUnavailable("no such server"), 3)
+    await supervised.start([SupervisedProcess(process, at_once)], 10)
+    await until(lambda: process.num_starts == 4, "the third restart")
+    history = supervised.exits_of("store")
+    assert (history.count, history.last_reason) == (3, "code 3")
+    assert time.time() - history.last_at < 60
+    await supervised.stop(0)
+    told = [text for text in supervised.said if "ended" in text]
+    assert [re.sub(r" in \S+ s$", "", text) for text in told] == [
+        "store: ended (signal 9 SIGKILL (killed, perhaps because the machine has no memory left)); starting again",
+        "store: ended (it cannot start: no such server, 2 times so far); starting again",
+        "store: ended (code 3, 3 times so far); starting again",
+    ]
+
+
+async def test_the_same_reason_is_told_once_in_a_while(supervised, tmp_path, monkeypatch):
+    monkeypatch.setattr("octavo.cli.supervisor.MAX_DELAY_S", 0.01)
+    process = Scripted(tmp_path, 1, *[OSError(errno.ENOSPC, "No space left on device")] * 20, 1, 1)
+    await supervised.start([SupervisedProcess(process, at_once)], 10)
+    await until(lambda: supervised.exits_of("store").count == 23, "the last restart")
+    await supervised.stop(0)
+    assert len([text for text in supervised.said if "No space left" in text]) == 1
+
+
+async def test_the_pause_grows_to_its_bound_and_begins_anew_after_a_good_life(supervised, tmp_path, monkeypatch):
+    monkeypatch.setattr("octavo.cli.supervisor.WORD_S", 0.0)
+    monkeypatch.setattr("octavo.cli.supervisor.STABLE_S", 0.5)
+    monkeypatch.setattr("octavo.cli.supervisor.FIRST_DELAY_S", 0.01)
+    monkeypatch.setattr("octavo.cli.supervisor.MAX_DELAY_S", 0.04)
+    process = Scripted(tmp_path, 1, 1, 1, 1)
+    lives = process.wait
+
+    async def wait():
+        if len(process.starts) == 1:
+            await asyncio.sleep(0.6)
+        return await lives()
+
+    process.wait = wait
+    delays = []
+    start_again = supervised._start_again
+
+    async def recorded(process, reason, delay_s):
+        delays.append(delay_s)
+        return await start_again(process, reason, delay_s)
+
+    supervised._start_again = recorded
+    await supervised.start([SupervisedProcess(process, at_once)], 10)
+    await until(lambda: process.num_starts == 5, "the last restart")
+    await supervised.stop(0)
+    assert delays == [0.01, 0.02, 0.04, 0.01]
+
+
+def test_a_lost_client_s_request_outlives_several_restarts():
+    assert RouterSettings().grace_ms / 1000 > 3 * supervisor.MAX_DELAY_S
+
+
+async def test_damaged_data_end_it_all(supervised, tmp_path):
+    process = Scripted(tmp_path, -signal.SIGKILL, DamagedFile("the file is damaged: mend it so"))
+    await supervised.start([SupervisedProcess(process, at_once)], 10)
+    with pytest.raises(StartError, match=r"^store cannot start: the file is damaged: mend it so$"):
+        await asyncio.wait_for(supervised.watch(), 10)
+    await supervised.stop(0)

@@ -119,7 +119,7 @@ async def test_a_router_that_dies_and_comes_back_is_attached_again(router, make_
     router.delay_s = 0.005
     async with AsyncClient("127.0.0.1:1", policy=QUICK) as client:
         async with serve(router) as endpoint:
-            client._endpoints.names = (endpoint,)
+            client._cells.pool_of("").names = (endpoint,)
             stream = client.generate("hello")
             tokens = list((await anext(stream)).token_ids)
         async with serve(router, port=int(endpoint.rpartition(":")[2])):

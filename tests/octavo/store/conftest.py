@@ -92,7 +92,9 @@ class Bench:
         return taken.epoch
 
     async def crash(self, seq_id: SequenceId, epoch: int, to: Incarnation) -> TakeReply:
-        """The owner at that epoch has died, and another worker takes over."""
+        """The owner at that epoch has begun to run the sequence and died, and another worker takes over."""
+        snapshot = await self.store.read(seq_id)
+        await self.store.announce(seq_id, epoch, snapshot.record.owner)
         return await self.take_ownership(seq_id, epoch, to, f"crash{epoch}", TakeReason.CONNECTION)
 
     async def take_ownership(

@@ -114,9 +114,23 @@ class Differential(RuleBasedStateMachine):
     def requeue(self, name: str, lag: int) -> None:
         self.both("requeue", self.seq_ids[name], self.epoch(name, lag))
 
-    @rule(name=NAME, lag=LAG, worker=WORKER, take_id=OPERATION, why=st.sampled_from(TakeReason))
-    def take(self, name: str, lag: int, worker: Incarnation, take_id: str, why: TakeReason) -> None:
-        self.both("take_ownership", TakeRequest(self.seq_ids[name], self.epoch(name, lag), worker, take_id, why))
+    @rule(
+        name=NAME,
+        lag=LAG,
+        worker=WORKER,
+        take_id=OPERATION,
+        why=st.sampled_from(TakeReason),
+        waited_ms=st.sampled_from([0, 0, 9_999, 10_000]),
+    )
+    def take(self, name: str, lag: int, worker: Incarnation, take_id: str, why: TakeReason, waited_ms: int) -> None:
+        request = TakeRequest(self.seq_ids[name], self.epoch(name, lag), worker, take_id, why, waited_ms)
+        self.both("take_ownership", request)
+
+    @rule(name=NAME, lag=LAG, owner=st.none() | WORKER)
+    def announce(self, name: str, lag: int, owner: Incarnation | None) -> None:
+        record = self.last[name].record if name in self.last else None
+        owner = owner or (record.owner if record else Incarnation("worker1"))
+        assert self.both("announce", self.seq_ids[name], self.epoch(name, lag), owner) in (True, False)
 
     @rule(name=NAME, worker=WORKER, take_id=OPERATION)
     def place(self, name: str, worker: Incarnation, take_id: str) -> None:
@@ -131,11 +145,14 @@ class Differential(RuleBasedStateMachine):
         name=NAME,
         workers=st.permutations(["worker1", "worker2", "worker3"]),
         spared=st.sampled_from([0, 1, 2, 2, 2, 2]),
+        announced=st.sampled_from([True, True, True, False]),
     )
-    def crash_again_and_again(self, name: str, workers: list[str], spared: int) -> None:
+    def crash_again_and_again(self, name: str, workers: list[str], spared: int, announced: bool) -> None:
         for worker in workers[spared:]:
             self.equal()
             epoch = self.epoch(name, 0)
+            if announced and name in self.last:
+                self.both("announce", self.seq_ids[name], epoch, self.last[name].record.owner)
             request = TakeRequest(self.seq_ids[name], epoch, Incarnation(worker), f"t{epoch}", TakeReason.CONNECTION)
             self.both("take_ownership", request)
 

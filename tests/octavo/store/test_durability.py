@@ -15,6 +15,7 @@ from octavo.errors import StoreUnavailable
 from octavo.ids import Incarnation
 from octavo.record import NewSequence
 from octavo.store import open_store
+from octavo.store.append_only_file import DamagedFile
 from octavo.store.calls import AppendItem, AppendStatus, QueueLimits, TakeReason, TakeRequest, TakeStatus
 from octavo.store.embedded import MAX_SOCKET_PATH, EmbeddedStore
 
@@ -106,13 +107,41 @@ async def test_a_server_that_cannot_start_says_so(tmp_path: Path) -> None:
         await server.start()
 
 
-async def test_a_server_whose_file_is_damaged_ends_with_its_own_words(tmp_path: Path) -> None:
+async def test_a_server_whose_file_is_damaged_says_how_to_mend_it(tmp_path: Path, new: New) -> None:
+    """And so it is mended: what was written before the damage is there."""
+    server = EmbeddedStore(tmp_path)
+    await server.start()
+    store: Any = open_store(server.url)
+    await store.open()
+    (written,) = (tmp_path / "appendonlydir").glob("*.incr.aof")
+    await store.accept(new("before"), LIMITS)
+    size = written.stat().st_size
+    await store.accept(new("after"), LIMITS)
+    await server.stop()
+    data = bytearray(written.read_bytes())
+    data[size : size + 3] = b"???"
+    written.write_bytes(data)
+    with pytest.raises(DamagedFile, match=r"^\S+\.incr\.aof is damaged: cut it .*rm -r") as caught:
+        await server.start()
+    command = caught.value.message.partition("written after it: ")[2].partition(" -- or ")[0]
+    mend = await asyncio.create_subprocess_exec("bash", "-c", command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL)
+    await mend.communicate(b"y\n")
+    assert mend.returncode == 0
+    await server.start()
+    assert await store.read(new("before").seq_id) is not None
+    assert await store.read(new("after").seq_id) is None
+    await store.close()
+    await server.stop()
+
+
+@pytest.mark.parametrize(("file", "text"), [("*.base.rdb", b"nothing of the kind"), ("*.manifest", b"file none")])
+async def test_other_damage_is_mended_by_removal_alone(tmp_path: Path, file: str, text: bytes) -> None:
     server = EmbeddedStore(tmp_path)
     await server.start()
     await server.stop()
-    (written,) = (tmp_path / "appendonlydir").glob("*.incr.aof")
-    written.write_bytes(b"no command of any server")
-    with pytest.raises(StoreUnavailable, match=r"the store ended with code 1: Bad file format reading the append only"):
+    (written,) = (tmp_path / "appendonlydir").glob(file)
+    written.write_bytes(text)
+    with pytest.raises(DamagedFile, match=rf"^\S+ is damaged: remove the store's directory.*rm -r {tmp_path}$"):
         await server.start()
 
 

@@ -154,5 +154,13 @@ async def test_the_list_of_ended_sequences_forgets_those_that_have_expired(store
     assert await client.llen("octavo:ended") == 10
 
 
+async def test_of_all_functions_accept_alone_is_refused(store: Any) -> None:
+    [described] = await store.server.client.function_list("octavo1")
+    functions = dict(zip(described[::2], described[1::2], strict=True))[b"functions"]
+    flags = {each[each.index(b"name") + 1]: each[each.index(b"flags") + 1] for each in functions}
+    refused = [name for name, of_it in flags.items() if not {b"allow-oom", b"no-writes"} & set(of_it)]
+    assert refused == [b"octavo1_accept"]
+
+
 def test_the_bound_fits_the_machine() -> None:
     assert default_memory_bytes() >= MIN_MEMORY_BYTES

@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 import pytest
 
 from gpu_worker.serving.server import WorkerService
-from octavo import rpc
+from octavo import errors, rpc
 from octavo.ids import Incarnation, SequenceId
 from octavo.internal.v1 import worker_pb2, worker_pb2_grpc
 from octavo.record import Admission, AdmissionOutcome
@@ -158,3 +158,41 @@ async def test_an_answer_is_plain_and_one_of_a_newer_worker_means_later(sent, ou
         link.pending_dispatches.remove_reported()
         assert link.pending_dispatches.num_sequences == (outcome is not AdmissionOutcome.ADMITTED)
         assert link._declined == (outcome is AdmissionOutcome.LATER)
+
+
+@pytest.mark.parametrize(
+    ("servicer", "error"),
+    [
+        (WorkerService("w", Incarnation("i")), errors.Loading),  # its own error passes
+        (worker_pb2_grpc.WorkerServicer(), errors.Unreachable),  # an older worker: UNIMPLEMENTED, without details
+    ],
+)
+async def test_a_drain_that_the_worker_does_not_begin_is_a_typed_error(servicer, error):
+    async with linked(servicer) as link:
+        with pytest.raises(error):
+            async for _ in link.drain(0, undo=False):
+                pass
+
+
+async def test_a_drain_of_a_worker_that_is_removed_meanwhile_is_a_typed_error():
+    class Slow(worker_pb2_grpc.WorkerServicer):
+        async def Drain(self, request, context):
+            yield worker_pb2.DrainResponse(num_left=1)
+            await asyncio.sleep(60)
+
+    async with linked(Slow()) as link:
+        drain = link.drain(0, undo=False)
+        assert (await anext(drain)).num_left == 1
+        await link.close()
+        with pytest.raises(errors.Unreachable, match="has ended"):
+            await anext(drain)
+        with pytest.raises(errors.Unreachable, match="has ended"):
+            await anext(link.drain(0, undo=False))
+
+
+async def test_a_drain_of_a_worker_that_nobody_reaches_is_a_typed_error():
+    link = link_to("127.0.0.1:1")
+    with pytest.raises(errors.Unreachable, match="does not answer"):
+        async for _ in link.drain(0, undo=False):
+            pass
+    await link.close()

@@ -11,7 +11,7 @@ from octavo.errors import BadModel, OutOfBlocks, TooLarge
 from octavo.ids import Incarnation, SequenceId
 from octavo.record import AdmissionAnswer, AdmissionOutcome, SequenceState
 from octavo.sampling import FinishReason
-from octavo.store.calls import Finish, Member, QueueLimits, TakeReason, TakeStatus
+from octavo.store.calls import Finish, Member, QueueLimits, TakeReason, TakeRequest, TakeStatus
 from octavo.store.memory import MemoryState, MemoryStore
 from router.background_tasks import BackgroundTasks
 from router.fleet.kv_index import KvIndex
@@ -197,6 +197,35 @@ async def test_a_healthy_worker_keeps_what_a_router_with_a_bad_connection_would_
     assert (record.owner, record.epoch, record.crashes) == ("a", 1, 0)
 
 
+async def suspect(scene) -> int:
+    """Makes the sequence one that must run alone; its epoch."""
+    epoch = 0
+    for owner in ("x", "y", "z"):
+        reason = TakeReason.CONNECTION if epoch else TakeReason.QUEUED
+        taken = await scene.store.take_ownership(TakeRequest(scene.seq_id, epoch, Incarnation(owner), owner, reason))
+        epoch = taken.epoch
+        await scene.store.announce(scene.seq_id, epoch, Incarnation(owner))
+    assert taken.alone
+    return epoch
+
+
+async def test_a_suspect_goes_where_no_other_suspect_runs(make_scene):
+    scene = await make_scene(ADMITTED, ADMITTED)
+    epoch, state = await suspect(scene), scene.store.shared
+    until_ms = state.now_ms() + 60_000
+    state.quarantine |= {Incarnation(name): (SequenceId("other"), until_ms) for name in "ab"}
+    state.get(scene.seq_id).record.crashes -= 1  # z still runs it; when z has died, it is to run alone
+    assigning = asyncio.create_task(scene.assigner.assign_sequence(scene.seq_id, epoch, TakeReason.LEASE))
+    await asyncio.sleep(0.1)
+    assert not assigning.done()  # it waits for one of them
+    del state.quarantine[Incarnation("b")]
+    await assigning
+    record = (await scene.store.read(scene.seq_id)).record
+    assert (record.owner, record.crashes) == ("b", 2)
+    assert scene.links[1].admissions[0].alone
+    assert scene.num_asked() == [0, 1]
+
+
 async def test_what_no_worker_can_take_now_waits_again(make_scene):
     scene = await make_scene(NEVER, LATER)
     record = await scene.assign()
@@ -248,6 +277,33 @@ async def test_an_epoch_that_has_moved_on_is_left_alone(make_scene):
     await scene.assigner.assign_sequence(scene.seq_id, 7, TakeReason.REFUSED)
     assert scene.num_asked() == [0]
     assert scene.session.told == ["poll"]
+
+
+async def test_an_attempt_at_an_older_epoch_does_not_keep_back_what_was_popped(make_scene):
+    """The older one waits until the store allows its take. Meanwhile the owner has released the sequence."""
+    scene = await make_scene(ADMITTED, ADMITTED)
+    record = await scene.assign()
+    take, asked, go = scene.store.take_ownership, asyncio.Event(), asyncio.Event()
+
+    async def slow(request):
+        if request.reason is TakeReason.CONNECTION:
+            asked.set()
+            await go.wait()
+        return await take(request)
+
+    scene.store.take_ownership = slow
+    older = asyncio.create_task(scene.assigner.assign_sequence(scene.seq_id, record.epoch, TakeReason.CONNECTION))
+    await asked.wait()
+    assert await scene.store.requeue(scene.seq_id, record.epoch)
+    (popped,) = await scene.store.pop("weights", 1, 60_000)
+    async with asyncio.timeout(5):
+        await scene.assigner.assign_sequence(popped.seq_id, popped.epoch, TakeReason.QUEUED)
+    assert (await scene.store.read(scene.seq_id)).record.epoch == popped.epoch + 1
+    assert scene.assigner.is_assigning(scene.seq_id)
+    go.set()
+    await older
+    assert not scene.assigner.is_assigning(scene.seq_id)
+    assert (await scene.store.read(scene.seq_id)).record.crashes == 0
 
 
 async def test_without_a_worker_the_sequence_goes_back_after_a_pause(make_scene, monkeypatch):

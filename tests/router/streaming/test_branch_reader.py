@@ -93,3 +93,17 @@ def test_another_history_is_data_loss_not_a_wrong_answer():
         reader().go_to_place(StreamPlace(3, CHAIN, 0), TOKENS)
     with pytest.raises(HistoryLost):
         reader().go_to_place(StreamPlace(4), TOKENS[:3])
+
+
+def test_a_journal_continues_only_what_it_holds_itself():
+    """The store has lost a token that an item has brought late, and another worker has written another one there."""
+    branch = reader()
+    branch.read_run(0, TOKENS[:2], None, FinishReason.NONE)
+    branch.note_confirmed()
+    branch.read_run(2, TOKENS[2:3], extend_chain(CHAIN, TOKENS[:3]), FinishReason.NONE)
+    assert not branch.confirm(2, []), "the journal was read before it had the token, or has lost it"
+    assert branch.confirmed_index == 2
+    with pytest.raises(HistoryLost, match="between index 2 and 3"):
+        branch.confirm(2, [TOKENS[2] + 1, TOKENS[3]])
+    assert branch.confirm(2, TOKENS[2:4])
+    assert branch.confirmed_index == 3

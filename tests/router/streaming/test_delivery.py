@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 from accepted import accepted_sequence
 
-from octavo.errors import BadLogits
+from octavo.errors import BadLogits, HistoryLost
 from octavo.hashing import extend_chain, prompt_chain
 from octavo.ids import SequenceId
 from octavo.record import Snapshot, first_record
@@ -148,3 +148,15 @@ def test_a_failed_item_is_a_failure_to_settle():
     assert delivery.ended
     assert delivery.unsettled
     assert delivery.failure == failed.failure
+
+
+def test_a_journal_without_what_an_item_has_brought_is_not_delivered():
+    delivery, snapshot = delivery_of(ALONE)
+    delivery.add_journals(Snapshot(snapshot.record, PROMPT, (tuple(b"a"),), 0), [0])
+    assert delivery.add_item(item(0, 1, [ord("b")], chain_after(b"ab")))
+    assert (delivery.next_indexes, delivery.unconfirmed_indexes) == ([2], [1])
+    with pytest.raises(HistoryLost):
+        delivery.add_journals(Snapshot(snapshot.record, PROMPT, (tuple(b"xy"),), 0), delivery.unconfirmed_indexes)
+    assert [bytes(piece.token_ids) for piece in pieces_of(delivery)] == [b"ab"], "and nothing of the other history"
+    delivery.add_journals(Snapshot(snapshot.record, PROMPT, (tuple(b"bc"),), 0), delivery.unconfirmed_indexes)
+    assert (delivery.next_indexes, delivery.unconfirmed_indexes) == ([3], [3])

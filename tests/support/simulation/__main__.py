@@ -3,6 +3,7 @@
 import argparse
 import sys
 
+from simulation.bugs import BUGS
 from simulation.seeds import Summary, parse_seeds, run_seed
 
 
@@ -10,14 +11,19 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="simulation", description=__doc__)
     parser.add_argument("--seeds", type=parse_seeds, default="20", help="how many, or FIRST-LAST")
     parser.add_argument("--log", action="store_true", help="print every event")
+    parser.add_argument("--bug", choices=sorted(BUGS), help="give the programs this bug, and stop when it is found")
     args = parser.parse_args()
+    if args.bug:
+        BUGS[args.bug]()
     summary = Summary()
     for seed in args.seeds:
         outcome = run_seed(seed, keep_log=args.log)
         summary.add(outcome)
         print(outcome.report(), flush=True)
+        if args.bug and outcome.violations:
+            break
     print(summary.report())
-    return 1 if summary.failed else 0
+    return 1 if summary.is_bad else 0
 
 
 if __name__ == "__main__":

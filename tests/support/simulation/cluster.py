@@ -2,7 +2,11 @@
 
 import os
 import signal
+from collections import Counter
+from collections.abc import Callable
+from contextvars import Context
 from types import SimpleNamespace
+from typing import Any
 
 import gpu_worker.serving.program as worker_program
 import router.program as router_program
@@ -32,11 +36,20 @@ class Cluster:
         self.router_names = [f"r{number}" for number in range(routers)]
         self.worker_names = [f"w{number}" for number in range(workers)]
         self.hosts: dict[str, Host] = {}
+        self.runners: list[engine.SimRunner] = []  # of all workers that have ever run
+        self.poisoned: Counter[str] = Counter()  # how many workers each poison request has killed
+        self.has_poison = False  # whether a poison request has been made
         self.restarts = True  # whether whatever ends is started again
         self.rng = self.network.rng("cluster")
         self.store = StoreServer(self.network, log, self.new_host("store"))
         self.offsets: dict[str, float] = {}  # of wall clocks, by machine
         self._lives = 0
+        self.worker_settings = {
+            "append_branches": self.rng.choice(
+                [1, 32]
+            ),  # 1: tokens gather before they are journalled, and 32: never here
+            "stream_interval": self.rng.choice([1, 1, 3]),
+        }
         self._install()
 
     def _install(self) -> None:
@@ -45,14 +58,32 @@ class Cluster:
         engine.install()
         for program in (router_program, worker_program):
             program.open_store = self._open_store
-        worker_program.build_runner = lambda settings: engine.SimRunner(self._poison)
+        worker_program.build_runner = self._build_runner
+        router_program.Router = self._recorded(router_program.Router)
+        worker_program.Worker = self._recorded(worker_program.Worker)
         worker_program.gc = SimpleNamespace(collect=lambda: 0, freeze=lambda: None)
 
     def _open_store(self, url: str, on_generation: object = None, **_: object) -> object:
         return self.store.client(HOST.get(), on_generation)
 
-    def _poison(self) -> None:
+    def _recorded(self, program: Callable[..., Any]) -> Callable[..., Any]:
+        """The class of a program; its host knows the one instance that is made of it."""
+
+        def make(*args: Any, **kwargs: Any) -> Any:
+            host = HOST.get()
+            host.program = program(*args, **kwargs)
+            return host.program
+
+        return make
+
+    def _build_runner(self, settings: WorkerSettings) -> engine.SimRunner:
+        runner = engine.SimRunner(self._poison, self.rng.getrandbits(32))
+        self.runners.append(runner)
+        return runner
+
+    def _poison(self, seq_id: str) -> None:
         self.log.count("poison", HOST.get().name)
+        self.poisoned[seq_id] += 1
         os._exit(137)
 
     @property
@@ -76,7 +107,9 @@ class Cluster:
             settings = RouterSettings(admin_listen="", router_id=name, grace_ms=GRACE_MS, **common)
             main = router_program.serve(settings)
         else:
-            main = worker_program.serve(WorkerSettings(worker_id=name, runner="witness", **common))
+            main = worker_program.serve(
+                WorkerSettings(worker_id=name, runner="witness", **self.worker_settings, **common)
+            )
         task = host.spawn(main)
         host.main = task
         task.add_done_callback(lambda task: self._ended(host, task))
@@ -93,7 +126,7 @@ class Cluster:
         self.log.add(host.name, f"ended with {host.exit_status}")
         self.network.note_change()
         if self.restarts:
-            self.loop.call_later(self.rng.uniform(*RESTART_S), self._restart, host)
+            self.loop.call_later(self.rng.uniform(*RESTART_S), self._restart, host, context=Context())
 
     def _restart(self, host: Host) -> None:
         if self.hosts[host.name] is host and self.restarts:

@@ -10,6 +10,8 @@ from simulation.loop import HOST
 
 STEP_S, TOKEN_S = 0.012, 0.0001  # of each step, and of each of its tokens
 BLOCKS = 96
+MAX_TOKEN = 900
+FREE = 998  # after a prompt that begins with this token, each life of a worker computes other tokens, as devices may do
 POISON = 999  # a prompt that ends with this token kills the worker that runs it
 
 
@@ -62,16 +64,18 @@ def _stop(engine: Engine, timeout_s: float = 0.0) -> bool:
 
 async def _drive(engine: Engine) -> None:
     """What Engine._loop does in its thread. The time of a step passes before it, so its result is never early."""
+    host = HOST.get()
     try:
         while not engine._stopping:
             if engine._scheduler.has_work and not engine._held:
                 await asyncio.sleep(engine._runner.next_step_s)
+                await asyncio.sleep(max(0.0, host.hangs_until - host.loop.time()))
             engine._round()
             await engine._wake.elapse()
             if not engine._wake.wanted_s and not engine._scheduler.has_work:
                 await asyncio.sleep(0)
     except Exception as error:
-        HOST.get().loop.call_exception_handler({"message": "the step loop has ended", "exception": error})
+        host.loop.call_exception_handler({"message": "the step loop has ended", "exception": error})
         engine.crashed = True
     finally:
         engine._ended = True
@@ -81,14 +85,21 @@ async def _drive(engine: Engine) -> None:
 class SimRunner(WitnessRunner):
     """A WitnessRunner whose steps take virtual time, and which a poison token kills."""
 
-    def __init__(self, on_poison: Callable[[], None]) -> None:
+    def __init__(self, on_poison: Callable[[str], None], life: int) -> None:
         super().__init__(num_blocks=BLOCKS, num_host_blocks=16, context_tokens=1024)
         self.next_step_s = STEP_S
         self._on_poison = on_poison
+        self._life = life
 
     def run(self, plan: StepPlan) -> StepOutput:
-        if any(chunk.branch.sequence.prompt[-1] == POISON for chunk in plan.chunks):
-            self._on_poison()
+        for chunk in plan.chunks:
+            if chunk.branch.sequence.prompt[-1] == POISON:
+                self._on_poison(chunk.branch.sequence.seq_id)
         HOST.get().busy_s += self.next_step_s
         self.next_step_s = STEP_S + TOKEN_S * plan.num_tokens
-        return super().run(plan)
+        output = super().run(plan)
+        samples = [branch for chunk in plan.chunks for branch in chunk.samples]
+        for place, branch in enumerate(samples):
+            if branch.sequence.prompt[0] == FREE:
+                output.token_ids[place] = 1 + (output.token_ids[place] + self._life) % MAX_TOKEN
+        return output

@@ -49,6 +49,10 @@ class Host:
         self.parked: list[Handle] = []  # what waits until the host goes on
         self.exit_status: int | None = None
         self.signal_handlers: dict[int, tuple[Callable[..., object], tuple[Any, ...]]] = {}
+        self.hangs_until = 0.0  # a step of its engine does not end before
+        self.calls_left: int | None = None  # of the store: it dies at the last one
+        self.program: Any = None  # the Router or Worker, once it has been made
+        self.main: asyncio.Task[Any] | None = None
         self.monotonic_offset = rng.uniform(0.0, 1e6)  # every machine counts from its own start
         self.monotonic_rate = 1.0
         self.wall_offset = 0.0

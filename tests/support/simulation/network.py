@@ -17,6 +17,7 @@ class Network:
         self._blocked: set[tuple[str, str]] = set()
         self._extra_s: dict[tuple[str, str], float] = {}  # slow directions
         self._held: dict[tuple[str, str], list[Delivery]] = {}
+        self.num_held = 0  # messages that a blocked direction has held, so far
         self.watchers: list[Callable[[], None]] = []  # called when a host may have become reachable, or unreachable
 
     def rng(self, name: str) -> random.Random:
@@ -31,6 +32,7 @@ class Network:
 
     def hold(self, source: str, target: str, deliver: Delivery) -> None:
         """Calls `deliver` when the direction is open again."""
+        self.num_held += 1
         self._held.setdefault((source, target), []).append(deliver)
 
     # Faults

@@ -9,9 +9,27 @@ from live.oracle import Oracle
 
 from simulation.cluster import Cluster
 from simulation.event_log import EventLog
+from simulation.faults import FaultMenu
+from simulation.leaks import leaks
 from simulation.loop import SimLoop
-from simulation.traffic import Client
+from simulation.traffic import LOSSES, Client
 
+NUM_CLIENTS, NUM_STREAMS = 3, 4
+CUTS = {"connection reset", "partition one way", "partition both ways", "machine vanished", "router killed"}
+# Faults by which a router may lose its lease.
+ROUTER_LOSSES = {
+    "router killed",
+    "router paused",
+    "router left",
+    "machine vanished",
+    "killed in a call",
+    "partition one way",
+    "partition both ways",
+    "store paused",
+    "slow link",
+}
+MAX_POISONED = 3  # workers that one poison request may kill
+REST_S = 20.0  # and within this time after the last stream, nothing of them is left
 QUIET_S = 60.0  # within this time after the last fault, every stream has ended
 
 
@@ -26,7 +44,8 @@ class Outcome:
     streams: int = 0
     virtual_s: float = 0.0
     callbacks: int = 0
-    longest_gap_s: float = 0.0
+    settled_s: float = 0.0  # from the end of the last fault to that of the last stream
+    refused: int = 0  # appends that the store refused, because their writer was the owner no more
     lines: list[str] = field(default_factory=list)
 
     def report(self) -> str:
@@ -50,8 +69,12 @@ class Simulation:
         self.loop.set_exception_handler(self._note_exception)
         self.cluster = Cluster(self.loop, self.log, seed, routers=2, workers=2)
         oracle = Oracle("witness")
-        self.clients = [Client(self.cluster, f"c{number}", oracle, 3) for number in range(3)]
+        names = [f"c{number}" for number in range(NUM_CLIENTS)]
+        self.faults = FaultMenu(self.cluster, names)
+        lossy = lambda: self.faults.is_lossy  # noqa: E731
+        self.clients = [Client(self.cluster, name, oracle, NUM_STREAMS, lossy) for name in names]
         self.violations: list[str] = []
+        self.settled_s = 0.0
 
     def run(self) -> Outcome:
         try:
@@ -67,7 +90,8 @@ class Simulation:
             streams=sum(client.ended for client in self.clients),
             virtual_s=self.loop.time(),
             callbacks=self.loop.num_callbacks,
-            longest_gap_s=max(client.longest_gap_s for client in self.clients),
+            settled_s=self.settled_s,
+            refused=self.cluster.store.monitor.num_refused,
             lines=self.log.lines,
         )
 
@@ -80,9 +104,38 @@ class Simulation:
         self.cluster.start()
         for client in self.clients:
             client.start()
+        await self.faults.serve()
+        faults_ended = self.loop.time()
         _, going = await asyncio.wait([client.task for client in self.clients], timeout=QUIET_S)
         for client in self.clients:
             if client.task in going:
-                self.violations.append(f"{client.name} is at its stream {client.ended} after {QUIET_S} s")
+                self.violations.append(f"{client.name}: stream {client.ended} has not ended after {QUIET_S:.0f} s")
             elif error := client.task.exception():
                 self.violations.append("".join(traceback.format_exception(error)))
+        self.settled_s = self.loop.time() - faults_ended
+        await self._come_to_rest()
+        self._judge_end()
+
+    def _judge_end(self) -> None:
+        """What the run as a whole must not have done."""
+        happened = set(self.log.faults)
+        self.violations += self.cluster.store.monitor.violations
+        self.violations += [runner.first_mismatch for runner in self.cluster.runners if runner.mismatches]
+        if not happened & ROUTER_LOSSES:  # the clients of a dead router get more time, also those that had left
+            for client in self.clients:
+                self.violations += [f"{name} ran to its end, though its client had left" for name in client.outlived()]
+        if not (happened & LOSSES or self.faults.is_lossy):  # other deaths excuse a request
+            allowed = MAX_POISONED + bool(happened & CUTS)  # a death at an admission may go unseen with its connection
+            for seq_id, number in self.cluster.poisoned.items():
+                if number > allowed:
+                    self.violations.append(f"{seq_id} has killed {number} workers")
+
+    async def _come_to_rest(self) -> None:
+        """Waits until nothing is left of the requests."""
+        ends = self.loop.time() + REST_S
+        while found := leaks(self.cluster):
+            if self.loop.time() > ends:
+                self.violations += [f"{what}, {REST_S:.0f} s after the last stream" for what in found]
+                return
+            await asyncio.sleep(0.25)
+        self.log.add("-", "at rest")

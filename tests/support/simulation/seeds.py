@@ -7,7 +7,10 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict
 
+from simulation.faults import EVERY_KIND
 from simulation.run import Outcome, Simulation
+
+ENOUGH_RUNS = 60  # so many show every kind of fault
 
 
 def parse_seeds(text: str) -> Sequence[int]:
@@ -44,15 +47,35 @@ class Summary:
         self.faults: Counter[str] = Counter()
         self.num_streams = 0
         self.num_runs = 0
+        self.num_refused = 0
+        self.longest_s = (0.0, 0)
 
     def add(self, outcome: Outcome) -> None:
         self.num_runs += 1
         self.num_streams += outcome.streams
+        self.num_refused += outcome.refused
+        self.longest_s = max(self.longest_s, (outcome.settled_s, outcome.seed))
         self.faults.update(outcome.faults)
         if outcome.violations:
             self.failed.append(outcome.seed)
 
+    @property
+    def missing(self) -> list[str]:
+        """Faults that should have happened in so many runs, and have not."""
+        if self.num_runs < ENOUGH_RUNS:
+            return []
+        kinds = [kind for kind in EVERY_KIND if not self.faults[kind]]
+        return kinds if self.num_refused else [*kinds, "refused append"]
+
+    @property
+    def is_bad(self) -> bool:
+        return bool(self.failed or self.missing)
+
     def report(self) -> str:
         lines = [f"{self.num_runs} runs, {self.num_streams} streams, {len(self.failed)} runs failed: {self.failed}"]
+        longest_s, seed = self.longest_s
+        lines.append(f"the last stream ended at most {longest_s:.1f} s after the last fault (seed {seed})")
+        lines.append(f"{self.num_refused:7} appends refused")
         lines += [f"{count:7} {kind}" for kind, count in sorted(self.faults.items())]
+        lines += [f"no {kind} has happened" for kind in self.missing]
         return "\n".join(lines)

@@ -2,7 +2,7 @@
 
 import asyncio
 import copy
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import aclosing
 from typing import Any
 
@@ -14,6 +14,7 @@ from simulation.clock import wall_clock_s
 from simulation.event_log import EventLog
 from simulation.loop import Host
 from simulation.network import Network, Pipe
+from simulation.store_monitor import StoreMonitor
 
 CALL_TIMEOUT_S = 2.0
 QUIET = ("heartbeat", "queue_depth", "members", "sweep", "owned", "read")  # not in the log, unless they fail
@@ -34,7 +35,7 @@ class StoreServer:
         self.state = MemoryState(lambda: int(wall_clock_s(host.loop, host) * 1000))
         self.down = False
         self.lost_requests = self.lost_replies = self.late = self.twice = 0.0
-        self.accepted: list[tuple[str, int]] = []  # for checks: what append_batch accepted with which epoch
+        self.monitor = StoreMonitor(self.state)
         self._replica: dict[str, Any] | None = None
         self._number = 0
 
@@ -42,10 +43,13 @@ class StoreServer:
         self._number += 1
         return SimStore(self, host, on_generation, self._number)
 
-    # Faults
+    def note_call(self, name: str, caller: Host, args: Sequence[Any], outcome: Any) -> None:
+        """A function has been executed."""
+        if name == "append_batch" and isinstance(outcome, list):
+            writer = caller.program.listener.incarnation if caller.program is not None else None
+            self.monitor.note_append(writer, args[-1], outcome)
 
-    def crash(self) -> None:
-        self.down = True
+    # Faults
 
     def come_back(self) -> None:
         """The server has restarted, with all its data."""
@@ -62,6 +66,7 @@ class StoreServer:
             for name, value in self._replica.items():
                 setattr(self.state, name, value)
             self._replica = None
+        self.monitor.forget()
         self.state.restart()
 
     def _copy(self) -> dict[str, Any]:
@@ -85,24 +90,31 @@ class SimStore:
         function = getattr(self._memory, name)
 
         async def call(*args: Any, **kwargs: Any) -> Any:
-            return await self._call(name, lambda: function(*args, **kwargs))
+            return await self._call(name, args, lambda: function(*args, **kwargs))
 
         return call
 
     async def close(self) -> None:
         pass
 
-    async def _call(self, name: str, function: Callable[[], Any]) -> Any:
+    async def _call(self, name: str, args: Sequence[Any], function: Callable[[], Any]) -> Any:
         """What the function returns. Raises StoreUnavailable when no answer comes in time."""
         server, loop, rng = self._server, asyncio.get_running_loop(), self._rng
         log, drawn = server.log, rng.random()
         reply: asyncio.Future[Any] = loop.create_future()
+        dies = self._dies_in_this_call(name)
 
         def execute(*, answered: bool = True) -> None:
+            if dies:
+                log.count("killed in a call", f"{self._host} {name}")
+                self._host.die(137)
+                if rng.random() < 0.3:
+                    return  # the request did not arrive
             if server.down:
                 outcome = StoreUnavailable("Connection refused")
             else:
                 outcome = run(function)
+                server.note_call(name, self._host, args, outcome)
             if answered:
                 Pipe(server.network, server.host, self._host, rng).send(lambda: settle(reply, outcome))
 
@@ -151,6 +163,13 @@ class SimStore:
             if self._on_generation is not None:
                 self._on_generation(self.generation)
         return outcome
+
+    def _dies_in_this_call(self, name: str) -> bool:
+        host = self._host
+        if host.calls_left is None or name in QUIET:
+            return False
+        host.calls_left -= 1
+        return host.calls_left == 0
 
     async def notices(self, router: Incarnation) -> AsyncIterator[Notice]:
         """Notices come late, and are lost while the store cannot reach the router."""

@@ -6,7 +6,8 @@ import random
 import signal
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from contextvars import ContextVar
 from typing import Any
 
 from guard.processes import state_of
@@ -15,11 +16,16 @@ from storm.storm_cluster import StormCluster
 
 GRACE_S = 60.0  # within which a process that was asked to leave has ended
 READY_S = 20.0
+LONG_STOP = 6.0  # in leases: longer than lease and grace of a request
+OUT_S = 12.0  # longer than the grace of a request
 TRAFFIC_S = 10.0  # within which something comes over a link, else another link is tried
 LINK_TRIES = 4
 WAYS = ("latency", "black-hole", "reset", "dropped-reply", "slow")
 PROOFS = {"latency": "delayed", "slow": "slowed", "reset": "resets"}  # the count that shows it; of the others "lost"
 LINKS = ("client-router", "router-worker", "router-store", "worker-store")
+
+# When the fault of the current task began, which may have waited for another fault to end.
+BEGAN: ContextVar[float] = ContextVar("BEGAN")
 
 
 class FaultMissed(Exception):
@@ -46,6 +52,7 @@ class Faults:
             "router-term": lambda: self.leave(self._cluster.routers),
             "worker-stop": lambda: self.stop(self._cluster.workers),
             "router-stop": lambda: self.stop(self._cluster.routers),
+            "routers-out": self.kill_all_routers,
             "store-kill": self.kill_store,
             "store-stop": self.stop_store,
             "promotion-planned": self.promote_by_plan,
@@ -71,6 +78,24 @@ class Faults:
             await self._start(name)
             return {"victim": name, "pid": pid, "signal": 9}
 
+    async def kill_all_routers(self) -> dict[str, Any]:
+        """kill -9 of all routers, for longer than the grace. One comes back, sweeps and dies; then all come back."""
+        names = self._cluster.routers
+        async with AsyncExitStack() as stack:
+            for name in names:
+                await stack.enter_async_context(self._locks[name])
+            BEGAN.set(time.monotonic())
+            pids = [self._cluster.processes[name].pid for name in names]
+            for name in names:
+                await asyncio.to_thread(self._cluster.processes[name].kill)
+            await asyncio.sleep(OUT_S)
+            await self._start(names[0])
+            await asyncio.sleep(2.0)
+            await asyncio.to_thread(self._cluster.processes[names[0]].kill)
+            await asyncio.sleep(OUT_S)
+            await asyncio.gather(*map(self._start, names))
+            return {"pids": pids, "signal": 9, "out_s": 2 * OUT_S}
+
     async def leave(self, names: list[str]) -> dict[str, Any]:
         """SIGTERM: the process leaves by plan, with status 0."""
         async with self._one_of(names) as name:
@@ -89,7 +114,8 @@ class Faults:
         """SIGSTOP for longer than the lease."""
         async with self._one_of(names) as name:
             process = self._cluster.processes[name]
-            seconds = self._cluster.shape.lease_ms / 1000 * self._random.uniform(1.2, 3.5)
+            leases = self._random.choice([self._random.uniform(1.2, 3.5), self._random.uniform(1.2, 3.5), LONG_STOP])
+            seconds = self._cluster.shape.lease_ms / 1000 * leases
             await asyncio.to_thread(process.pause)
             await asyncio.sleep(seconds)
             await asyncio.to_thread(process.resume)  # raises unless it was stopped all the time
@@ -105,7 +131,7 @@ class Faults:
     async def kill_store(self) -> dict[str, Any]:
         """kill -9 of the primary, and its start with its data."""
         store = self._cluster.store
-        async with self._locks["store"]:
+        async with self._the_store():
             pid = store.primary.pid
             await store.primary.kill()
             down_s = self._random.choice([0.0, 0.3, 1.0, 3.0, 6.0])
@@ -117,7 +143,7 @@ class Faults:
     async def stop_store(self) -> dict[str, Any]:
         """SIGSTOP of the primary."""
         store = self._cluster.store
-        async with self._locks["store"]:
+        async with self._the_store():
             pid, seconds = store.primary.pid, self._random.uniform(0.5, 6.0)
             assert pid is not None
             os.kill(pid, signal.SIGSTOP)
@@ -132,7 +158,7 @@ class Faults:
     async def promote_by_plan(self) -> dict[str, Any]:
         """The replica becomes the primary; no write is lost."""
         store = self._cluster.store
-        async with self._locks["store"]:
+        async with self._the_store():
             old = store.primary.name
             await store.promote_by_plan()
             self._cluster.point_at_primary()
@@ -145,7 +171,7 @@ class Faults:
     async def promote_with_loss(self) -> dict[str, Any]:
         """The replica falls behind, the primary dies, and the replica becomes the primary with what it has."""
         store = self._cluster.store
-        async with self._locks["store"]:
+        async with self._the_store():
             await store.in_step()
             old = store.primary.name
             await store.fall_behind()
@@ -161,14 +187,20 @@ class Faults:
     async def fill_memory(self) -> dict[str, Any]:
         """maxmemory is reached: less than what is used already."""
         store = self._cluster.store
-        async with self._locks["store"]:
+        async with self._the_store():
             client, before = store.primary.client, await store.primary.num_refused("OOM")
             used = int((await store.primary.info("memory"))["used_memory"])
             seconds = self._random.uniform(1.0, 6.0)
-            await client.config_set("maxmemory", max(1, used * 9 // 10))
-            await asyncio.sleep(seconds)
-            await client.config_set("maxmemory", 0)
-            refused = await store.primary.num_refused("OOM") - before
+            limit = (await client.config_get("maxmemory"))["maxmemory"]
+            await client.config_set("maxmemory", max(1, used // 2))
+            try:
+                await asyncio.sleep(seconds)
+                refused, until = 0, time.monotonic() + TRAFFIC_S
+                while refused <= 0 and time.monotonic() < until:
+                    await asyncio.sleep(0.1)
+                    refused = await store.primary.num_refused("OOM") - before
+            finally:
+                await client.config_set("maxmemory", limit)
             if refused <= 0:
                 raise FaultMissed("no write was refused for want of memory")
             return {"seconds": round(seconds, 1), "refused": refused}
@@ -176,7 +208,7 @@ class Faults:
     async def fill_disk(self) -> dict[str, Any]:
         """The disk of the append-only file is full."""
         store = self._cluster.store
-        async with self._locks["store"]:
+        async with self._the_store():
             server = store.primary
             before = await server.num_refused("MISCONF")
             seconds = self._random.uniform(1.0, 6.0)
@@ -240,7 +272,15 @@ class Faults:
             await asyncio.sleep(0.05)
         name = self._random.choice(free)
         async with self._locks[name]:
+            BEGAN.set(time.monotonic())
             yield name
+
+    @asynccontextmanager
+    async def _the_store(self) -> AsyncIterator[None]:
+        """The store, to which nothing else happens for as long as the context lasts."""
+        async with self._locks["store"]:
+            BEGAN.set(time.monotonic())
+            yield
 
 
 def _kind_of(link: str) -> str:

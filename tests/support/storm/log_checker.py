@@ -158,19 +158,18 @@ class LogChecker:
     def _note_gaps(self, line: StreamLine) -> None:
         if not line.events:
             return
-        self.verdict.first_token_s.append(line.events[0][0])
+        if not line.sampling.ranked:  # ranked branches are delivered at their end
+            self.verdict.first_token_s.append(line.events[0][0])
         times = [line.began + event[0] for event in line.events]
         for before, after in pairwise(times):
             if after - before >= NOTICEABLE_S:
                 self.verdict.gaps[self._kind_at(before, after)].append(after - before)
 
     def _kind_at(self, before: float, after: float) -> str:
-        """The kind of the last fault that began before the gap's end and was there in it; else "none"."""
+        """The kind of the fault that was there in the gap and began the nearest to the gap's begin; else "none"."""
         last = bisect_right(self._begins, after)
-        for fault in reversed(self._faults[max(0, last - 20) : last]):
-            if fault.ended >= before - NOTICEABLE_S:
-                return fault.kind
-        return "none"
+        there = [fault for fault in self._faults[max(0, last - 50) : last] if fault.ended >= before - NOTICEABLE_S]
+        return min(there, key=lambda fault: abs(fault.began - before)).kind if there else "none"
 
 
 def _name(line: StreamLine) -> str:

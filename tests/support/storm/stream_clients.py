@@ -38,7 +38,11 @@ class StreamClients:
         self._num_retries = 0
         self._num_tokens = 0
         policy = RetryPolicy(
-            progress_timeout_s=arguments.patience_s, retry_ratio=1.0, min_retries=1000, on_retry=self._note_retry
+            progress_timeout_s=arguments.patience_s,
+            backoff_cap_s=arguments.backoff_s,
+            retry_ratio=1.0,
+            min_retries=1000,
+            on_retry=self._note_retry,
         )
         endpoints = arguments.endpoints.split(",")
         num_clients = -(-arguments.streams // STREAMS_PER_CLIENT)
@@ -158,6 +162,7 @@ async def main() -> None:
     parser.add_argument("--log", required=True)
     parser.add_argument("--seed", type=int, required=True)
     parser.add_argument("--patience-s", type=float, default=180.0)
+    parser.add_argument("--backoff-s", type=float, default=1.0)
     arguments = parser.parse_args()
     with open(arguments.log, "a", encoding="utf-8") as log:
         clients = StreamClients(arguments, log)

@@ -1,20 +1,16 @@
 """Who may run a sequence: takes, leases, crashes, restarts of the server."""
 
 import asyncio
-import json
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from octavo.errors import PoisonSuspected
 from octavo.ids import Incarnation
 from octavo.record import NewSequence, SequenceState
-from octavo.sampling import FinishReason
 from octavo.store.calls import (
     AppendItem,
     AppendStatus,
-    Finish,
     Member,
     QueueLimits,
     TakeReason,
@@ -92,47 +88,6 @@ async def test_refusals_count_no_crash(bench: Any, new: New) -> None:
     taken = await bench.take_ownership(seq_id, epoch, W2, "t", TakeReason.REFUSED)
     assert (taken.status, taken.crashes) == (TakeStatus.OK, 0)
     assert (await bench.take_ownership(seq_id, epoch, W3, "u", TakeReason.REFUSED)).status is TakeStatus.FENCED
-
-
-async def test_two_suspects_never_share_a_worker(bench: Any, new: New) -> None:
-    """Else nobody could tell which of them kills it."""
-    first, second = new("first").seq_id, new("second").seq_id
-    epoch = await bench.run(new("first"))
-    await bench.run(new("second"))
-    for seq_id in (first, second):
-        assert (await bench.crash(seq_id, epoch, W2)).crashes == 1
-    assert (await bench.crash(first, epoch + 1, W3)).crashes == 2
-    refused = await bench.crash(second, epoch + 1, W3)
-    assert refused.status is TakeStatus.FROZEN
-    assert (refused.epoch, refused.crashes, refused.retry_ms > 0) == (epoch + 1, 1, True)
-    assert (await bench.crash(second, epoch + 1, W4)).status is TakeStatus.OK  # elsewhere, or when the first has ended
-    await bench.store.finish(Finish(first, FinishReason.CANCELLED))
-    assert (await bench.crash(second, epoch + 2, W3)).status is TakeStatus.POISON
-
-
-async def test_the_third_crash_is_poison(bench: Any, new: New) -> None:
-    seq_id, epoch = new().seq_id, await bench.run(new())
-    assert (await bench.crash(seq_id, epoch, W2)).crashes == 1
-    assert (await bench.crash(seq_id, epoch + 1, W3)).crashes == 2
-    for _ in range(2):  # and a retry is told the same
-        assert (await bench.crash(seq_id, epoch + 2, W4)).status is TakeStatus.POISON
-    record = (await bench.store.read(seq_id)).record
-    assert (record.state, record.suspects) == (SequenceState.FAILED, (W1, W2, W3))
-    assert json.loads(record.failure)["reason"] == PoisonSuspected.reason
-
-
-async def test_an_innocent_sequence_is_not_blamed_for_a_suspect(bench: Any, new: New) -> None:
-    suspect, epoch = new("suspect").seq_id, await bench.run(new("suspect"))
-    await bench.crash(suspect, epoch, W2)
-    await bench.crash(suspect, epoch + 1, W3)  # the second crash: W3 runs it alone from here
-    for name in ("innocent", "another"):
-        await bench.run(new(name), W3)
-        taken = await bench.take_ownership(new(name).seq_id, 1, W4, "t", TakeReason.CONNECTION)
-        assert (taken.status, taken.crashes) == (TakeStatus.OK, 0)
-    await bench.run(new("later"), W3)
-    await bench.advance(60_000)  # nobody runs alone for ever
-    assert (await bench.take_ownership(new("later").seq_id, 1, W4, "t", TakeReason.CONNECTION)).crashes == 1
-    assert (await bench.crash(suspect, epoch + 2, W4)).status is TakeStatus.POISON
 
 
 @pytest.mark.parametrize("lease_ms", [300, 3000, 20_000])

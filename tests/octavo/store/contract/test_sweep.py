@@ -181,3 +181,21 @@ async def test_a_router_that_comes_back_is_told_to_attach_again(bench: Any, new:
     assert (await bench.store.heartbeat(router, 3000)).lapsed
     record = await bench.store.attach(new().seq_id, ROUTER)
     assert (record.routers, record.detached_since_ms) == ((ROUTER,), 0)
+
+
+async def test_a_router_that_comes_back_can_say_that_its_client_has_left(bench: Any, new: New) -> None:
+    """A sweep has given the clients of a router without a lease more time. This one does not need it."""
+    await bench.store.heartbeat(Member("router", ROUTER, b""), 3000)
+    for name in ("a", "b"):
+        await bench.store.accept(new(name), LIMITS)
+    await bench.advance(3000)
+    await bench.store.sweep(10, 5000)
+    await bench.advance(1000)
+    await bench.store.detach(new("a").seq_id, ROUTER)
+    record = (await bench.store.read(new("a").seq_id)).record
+    assert (record.routers, record.detached_since_ms) == ((), record.accepted_ms + 4000)
+    await bench.advance(500)
+    await bench.store.detach(new("a").seq_id, ROUTER)
+    assert (await bench.store.read(new("a").seq_id)).record.detached_since_ms == record.detached_since_ms
+    await bench.advance(4500)
+    assert (await bench.store.sweep(10, 5000)).cancelled == [new("a").seq_id]

@@ -1,0 +1,84 @@
+"""Connections to the primary among several servers: whichever of them was promoted, without a word to the clients."""
+
+import asyncio
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from redis.asyncio.connection import BlockingConnectionPool, Connection, SSLConnection, parse_url
+from redis.exceptions import ConnectionError as ConnectionLost
+from redis.exceptions import ReadOnlyError
+
+from octavo.store import keys
+
+Address = tuple[str, int]
+
+
+class PrimaryConnection(Connection):
+    """A connection to that one of the addresses that is a primary, and has the newest generation.
+
+    An old primary that comes back by itself still calls itself one. It has an older generation than the server that was
+    promoted in its place.
+    """
+
+    addresses: Sequence[Address] = ()
+    probe_class: type[Connection] = Connection
+
+    def __init__(self, *, addresses: Sequence[Address], **options: Any) -> None:
+        self.addresses = addresses
+        self._options = options
+        super().__init__(**options)
+
+    async def connect_check_health(self, check_health: bool = True, retry_socket_connect: bool = True) -> None:
+        if not self.is_connected:
+            self.host, self.port = await self._find_primary()
+        await super().connect_check_health(check_health, retry_socket_connect)
+
+    async def _find_primary(self) -> Address:
+        found = await asyncio.gather(*(self._probe(address) for address in self.addresses), return_exceptions=True)
+        answers = list(zip(found, self.addresses, strict=True))
+        primaries = [(generation, address) for generation, address in answers if isinstance(generation, int)]
+        if primaries:
+            return max(primaries, key=lambda primary: primary[0])[1]
+        reasons = ", ".join(f"{host}:{port}: {reason}" for reason, (host, port) in answers)
+        raise ConnectionLost(f"none of the store's servers is a primary: {reasons}")
+
+    async def _probe(self, address: Address) -> int:
+        """The generation of the primary at an address, 0 if it has none yet. Raises an error if there is no primary."""
+        host, port = address
+        probe: Any = self.probe_class(**{**self._options, "host": host, "port": port})
+        try:
+            await probe.connect()
+            await probe.send_command("ROLE")
+            role = (await probe.read_response())[0]
+            if role != b"master":
+                raise ConnectionLost("a replica")
+            await probe.send_command("GET", keys.GENERATION)
+            generation = re.match(rb"\d+", await probe.read_response() or b"0")
+            return int(generation[0]) if generation else 0
+        finally:
+            await probe.disconnect()
+
+    async def read_response(self, *args: Any, **options: Any) -> Any:
+        try:
+            return await super().read_response(*args, **options)
+        except ReadOnlyError as error:  # the server was a primary when this connection was made
+            await self.disconnect()
+            raise ConnectionLost("the store's server has become a replica") from error
+
+
+class SecurePrimaryConnection(PrimaryConnection, SSLConnection):
+    """The same over TLS."""
+
+    probe_class = SSLConnection
+
+
+def connection_pool(urls: Sequence[str], **options: Any) -> BlockingConnectionPool:
+    """A pool of connections to the server at a URL, or to the primary among several servers."""
+    if len(urls) == 1:
+        return BlockingConnectionPool.from_url(urls[0], **options)
+    parsed: list[dict[str, Any]] = [dict(parse_url(url)) for url in urls]
+    addresses = [(each.pop("host", "localhost"), int(each.pop("port", 6379))) for each in parsed]
+    secure = issubclass(parsed[0].pop("connection_class", Connection), SSLConnection)
+    kind = SecurePrimaryConnection if secure else PrimaryConnection
+    return BlockingConnectionPool(connection_class=kind, addresses=addresses, **parsed[0], **options)

@@ -1,0 +1,72 @@
+"""A request and everything about it go to one cell, whatever breaks; calls about no request go anywhere."""
+
+import pytest
+
+from octavo import errors
+from octavo.cells import cell_number
+from octavo.client import AsyncClient, RetryPolicy
+
+QUICK = RetryPolicy(progress_timeout_s=5.0, backoff_base_s=0.001, backoff_cap_s=0.01)
+IDS = [f"request-{number}" for number in range(8)]
+
+
+async def test_a_stream_stays_in_its_cell_when_its_router_breaks(make_router, serve, script):
+    cells = [make_router(), make_router()]
+    async with (
+        serve(cells[0]) as a,
+        serve(cells[0]) as b,
+        serve(cells[1]) as c,
+        serve(cells[1]) as d,
+        AsyncClient(f"{a},{b};{c},{d}", policy=QUICK) as client,
+    ):
+        for request_id in IDS:
+            mine, other = (cells[cell_number(request_id, 2) ^ flip] for flip in (0, 1))
+            mine.scripts.append(script(at=2, fault="UNAVAILABLE"))
+            before = len(other.calls)
+            stream = client.generate("hello", request_id=request_id)
+            assert [token async for event in stream for token in event.token_ids] == mine.oracle[0]
+            assert [method for method, _ in mine.calls[-2:]] == ["Generate", "Attach"]
+            assert stream.num_reattaches == 1
+            await client.get(request_id)
+            await client.cancel(request_id)
+            assert mine.cancelled[-1] == request_id
+            assert len(other.calls) == before
+    assert {cell_number(each, 2) for each in IDS} == {0, 1}  # both cells were asked
+
+
+async def test_a_resume_token_needs_the_id_that_names_its_cell(make_router, serve):
+    cells = [make_router(), make_router()]
+    async with serve(cells[0]) as a, serve(cells[1]) as b, AsyncClient([[a], [b]]) as client:
+        for request_id in IDS:
+            mine = cells[cell_number(request_id, 2)]
+            async with client.generate("hello", request_id=request_id) as stream:
+                first = await anext(stream)
+            with pytest.raises(errors.InvalidArgument, match="names the cell") as refused:
+                client.attach(resume_token=stream.resume_token)
+            assert refused.value.field == "request_id"
+            rest = client.attach(request_id, resume_token=stream.resume_token)
+            tokens = [*first.token_ids, *[token async for event in rest for token in event.token_ids]]
+            assert tokens == mine.oracle[0]
+
+
+async def test_calls_about_no_request_go_to_each_cell_in_turn(make_router, serve):
+    cells = [make_router(), make_router()]
+    async with serve(cells[0]) as a, serve(cells[1]) as b, AsyncClient(f"{a};{b}") as client:
+        for _ in range(4):
+            await client.models()
+    assert [len(each.calls) for each in cells] == [2, 2]
+
+
+async def test_one_cell_that_can_be_reached_is_enough_to_connect(make_router, serve):
+    async with serve(make_router()) as endpoint, AsyncClient(f"127.0.0.1:1;{endpoint}") as client:
+        await client.connect(5.0)
+    async with AsyncClient("127.0.0.1:1;127.0.0.1:2") as client:
+        with pytest.raises(errors.Unreachable, match="not connected"):
+            await client.connect(0.3)
+
+
+@pytest.mark.parametrize("endpoints", ["127.0.0.1:1;", "a:1;b:0", [["a:1"], ["b"]]])
+def test_the_error_of_a_wrong_list_names_the_cell(endpoints):
+    with pytest.raises(errors.InvalidArgument, match="cell 1 of 2") as refused:
+        AsyncClient(endpoints)
+    assert refused.value.field == "endpoints"

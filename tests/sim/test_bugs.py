@@ -1,0 +1,34 @@
+"""The simulation finds classic bugs. One that it no longer finds has lost a fault or a check."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+QUICK = ("take_without_epoch", "send_before_journal", "forget_detach", "deliver_twice")  # found within the first seeds
+LONG = (
+    "append_without_fence",
+    "detach_everybody",
+    "no_sweep",
+    "claims_never_end",
+    "requeue_nothing",
+    "believe_every_past",
+    "ignore_cancel",
+)
+NUM_SEEDS = 250
+
+
+def simulate(root: Path, bug: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "simulation", "--seeds", str(NUM_SEEDS), "--bug", bug]
+    support = root / "tests/support"
+    return subprocess.run(command, env={"PYTHONPATH": f"{root}:{support}"}, capture_output=True, text=True, check=False)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("bug", [*QUICK, *(pytest.param(bug, marks=pytest.mark.long) for bug in LONG)])
+def test_a_seeded_bug_is_found(root: Path, bug: str) -> None:
+    run = simulate(root, bug)
+    assert run.returncode == 1, f"{NUM_SEEDS} seeds have not found it\n{run.stdout[-2000:]}\n{run.stderr}"
+    assert "repeat it with" in run.stdout

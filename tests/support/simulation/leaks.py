@@ -1,0 +1,43 @@
+"""What must hold of the whole cluster when nothing is left to do."""
+
+from collections.abc import Callable
+from typing import Any
+
+from simulation.cluster import Cluster
+
+
+def leaks(cluster: Cluster) -> list[str]:
+    """What is still there although every stream has ended. Empty when the cluster is at rest."""
+    found: list[str] = []
+
+    def expect_none(where: str, what: object) -> None:
+        if what:
+            found.append(f"{where}: {what!r:.300}")
+
+    state = cluster.store.state
+    alive = [s for s in state._entries.values() if not s.record.state.ended and state.get(s.record.seq_id)]
+    expect_none("records that have not ended", [(s.record.request_id, s.record.state, s.record.owner) for s in alive])
+    for name in ("queue", "claims", "checks", "deadlines", "detached", "owned", "attached"):
+        held = getattr(state, name, None)
+        if isinstance(held, dict):
+            held = {key: value for key, value in held.items() if value}
+        expect_none(f"store.{name}", held)
+    for name, host in cluster.hosts.items():
+        if not host.alive or host.program is None:
+            found.append(f"{name} does not run")
+        elif name in cluster.router_names:
+            router = host.program
+            expect_none(f"{name}: sessions", router.sessions._sessions)
+            expect_none(f"{name}: attempts to assign", router.assigner._in_progress)
+            expect_none(f"{name}: background tasks", router._background._tasks)
+        else:
+            check_worker(name, host.program, expect_none)
+    return found
+
+
+def check_worker(name: str, worker: Any, expect_none: Callable[[str, object], None]) -> None:
+    expect_none(f"{name}: logs", worker.publisher.logs)
+    expect_none(f"{name}: sequences", worker.workload.sequences)
+    load = worker.engine_client._measure_load().load
+    expect_none(f"{name}: blocks in use", load.num_used_blocks)
+    worker.scheduler.check_state()
