@@ -14,6 +14,7 @@ import grpc
 from octavo import limits, rpc, statuses
 from octavo.cli import connection, deployment, output
 from octavo.cli.command_error import CommandError
+from octavo.errors import NotFound
 from octavo.v1 import admin_pb2, admin_pb2_grpc
 
 GRACE_S = 60.0
@@ -73,15 +74,24 @@ def run(args: argparse.Namespace) -> int:
 
 
 async def drain_worker(args: argparse.Namespace, addresses: list[str]) -> admin_pb2.DrainWorkerResponse:
-    """The last progress. Asks one router after the other, until one is reached. Raises ServingError or DrainError."""
-    reasons = []
+    """The last progress. Asks one router after the other, until one is reached that knows the worker.
+
+    Raises ServingError or DrainError.
+    """
+    reasons, unknown = [], None
     for address in addresses:
         try:
             return await _drain_by(args, address)
         except grpc.aio.AioRpcError as error:
             if statuses.status_in(error) is not None:
-                raise statuses.error_from(error) from None
-            reasons.append(f"{address}: {_reason(error, args.timeout)}")
+                refusal = statuses.error_from(error)
+                if not isinstance(refusal, NotFound):
+                    raise refusal from None
+                unknown = refusal  # another router may know a worker that this one has lost, or has not met yet
+            else:
+                reasons.append(f"{address}: {_reason(error, args.timeout)}")
+    if unknown is not None:
+        raise unknown
     raise DrainError("; ".join(reasons))
 
 

@@ -4,6 +4,7 @@ import argparse
 import asyncio
 import time
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -18,6 +19,7 @@ from octavo.store import open_store
 from octavo.v1 import admin_pb2, admin_pb2_grpc
 
 STORE_TIMEOUT_S = 2.0
+NO_ANSWER = "no answer within"
 INFERENCE = "octavo.v1.Inference"
 
 
@@ -46,8 +48,18 @@ def run(args: argparse.Namespace) -> int:
         print(_text(status))
     for router in status["routers"]:
         if router["error"]:
-            output.print_error(args.command, f"{router['admin_endpoint']}: {router['error']}")
+            output.print_error(args.command, f"{router['admin_endpoint']}: {router['error']}{_remedy(router, state)}")
     return 0 if any(router["serving"] for router in status["routers"]) else 1
+
+
+def _remedy(router: dict[str, Any], state: ClusterState | None) -> str:
+    """What to do about a router that does not answer. That of an `up` is named: its address is right."""
+    if not router["error"].startswith(NO_ANSWER):
+        return ""
+    if state is None:
+        return ": correct --admin-endpoint, or wait longer with --timeout"
+    log = Path(state.state_dir, "logs", f"{router['router_id']}.log")
+    return f": {router['router_id']} (pid {router['pid'] or '-'}) starts or hangs; see {log}"
 
 
 async def collect(routers: list[RouterState], state: ClusterState | None, timeout_s: float) -> dict[str, Any]:
@@ -84,7 +96,7 @@ async def _ask(endpoint: str, timeout_s: float) -> RouterAnswer | str:
             if error.code() is grpc.StatusCode.UNIMPLEMENTED:
                 return "this is not the Admin listener of a router: see --admin-listen"
             if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
-                return f"no answer within {timeout_s:g} s: correct --admin-endpoint, or wait longer with --timeout"
+                return f"{NO_ANSWER} {timeout_s:g} s"
             return error.details() or error.code().name
     return RouterAnswer(workers, serving)
 
@@ -136,7 +148,7 @@ def _router(known: RouterState, answer: RouterAnswer | str) -> dict[str, Any]:
 def _workers(state: ClusterState | None, answers: list[admin_pb2.ListWorkersResponse]) -> list[dict[str, Any]]:
     """The status of each worker, by worker_id: what the router with the freshest load report says.
 
-    It includes workers that no router has met.
+    It includes workers that no router knows now.
     """
     found: dict[str, admin_pb2.WorkerStatus] = {}
     for answer in answers:
@@ -157,7 +169,7 @@ def _workers(state: ClusterState | None, answers: list[admin_pb2.ListWorkersResp
 _EMPTY = {
     "incarnation": "",
     "available": False,
-    "reason": "no router has met it",
+    "reason": "no router knows it now: it starts, hangs, or has ended; see its log",
     "exits": asdict(ExitHistory()),
     "model": "",
     "device": "",

@@ -144,7 +144,8 @@ class Supervisor:
         while True:
             began = time.monotonic()
             code = await process.wait()
-            reason = ": ".join(filter(None, [_how(code), self._last_error(process)]))
+            # A process that ended in order did so because it was told to: an error that it has logged is not why.
+            reason = ": ".join(filter(None, [_how(code), self._last_error(process) if code else ""]))
             self._note_exit(process, reason)
             if not self._restart:
                 self._say(f"{process.name}: ended ({reason})")

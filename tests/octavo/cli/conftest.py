@@ -20,6 +20,7 @@ class Router(inference_pb2_grpc.InferenceServicer, admin_pb2_grpc.AdminServicer)
         self.cancelled = []
         self.drains = []
         self.breaks = 0
+        self.forgets = 0  # so many calls of DrainWorker find that it does not know the worker
         self.hang = threading.Event()
         self.finish_reason = types_pb2.FINISH_REASON_STOP
 
@@ -72,7 +73,8 @@ class Router(inference_pb2_grpc.InferenceServicer, admin_pb2_grpc.AdminServicer)
 
     async def DrainWorker(self, request, context):
         self.drains.append((request.worker_id, request.grace_ms, request.undo))
-        if request.worker_id != "worker-0":
+        self.forgets -= 1
+        if request.worker_id != "worker-0" or self.forgets >= 0:
             raise errors.NotFound("worker_id: this router knows no worker 'x'", resource="worker", name="x")
         for left in (2, 1, 0):
             yield admin_pb2.DrainWorkerResponse(num_left=left, num_released=2 - left)

@@ -158,7 +158,20 @@ def test_status_joins_what_is_written_with_what_is_answered(endpoint, capsys, tm
     assert (router["router_id"], router["pid"], router["serving"], router["num_queued"]) == ("router-0", 10, True, 4)
     assert (status["store"]["pid"], status["store"]["serving"]) == (9, False)
     text = capsys.readouterr().out
-    assert re.search(r"worker-1 .*no router has met it", text)
+    assert re.search(r"worker-1 .*no router knows it now: it starts, hangs, or has ended; see its log", text)
+
+
+def test_status_says_which_router_of_an_up_does_not_answer_and_where_its_log_is(endpoint, capsys, tmp_path):
+    written = example(endpoint, tmp_path)
+    written.routers.append(state.RouterState("router-1", 13, "127.0.0.1:1", "127.0.0.1:1"))
+    with state.locked(tmp_path):
+        state.write(tmp_path, written)
+        assert main(["status", "--timeout", "0.5", "--state-dir", str(tmp_path)]) == 0
+    log = tmp_path / "logs" / "router-1.log"
+    said = f"127.0.0.1:1: no answer within 0.5 s: router-1 (pid 13) starts or hangs; see {log}"
+    assert capsys.readouterr().err.splitlines()[-1].endswith(said)
+    assert main(["status", "--timeout", "0.5", "--admin-endpoint", "127.0.0.1:1"]) == 1
+    assert capsys.readouterr().err.endswith(": correct --admin-endpoint, or wait longer with --timeout\n")
 
 
 def test_status_says_why_processes_have_ended(endpoint, capsys, tmp_path):

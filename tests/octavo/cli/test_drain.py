@@ -31,6 +31,15 @@ def test_the_next_router_is_asked_where_one_does_not_answer(router, endpoint, ca
     assert len(router.drains) == 1
 
 
+def test_the_next_router_is_asked_where_one_does_not_know_the_worker(router, endpoint, capsys):
+    router.forgets = 1
+    assert main(["drain", "worker-0", "--admin-endpoint", f"{endpoint},{endpoint}", "--json"]) == 0
+    router.forgets = 2
+    assert main(["drain", "worker-0", "--admin-endpoint", f"{endpoint},{endpoint}"]) == 1
+    assert "this router knows no worker" in capsys.readouterr().err.splitlines()[-1]
+    assert len(router.drains) == 4
+
+
 @pytest.mark.parametrize(
     ("words", "says", "code"),
     [

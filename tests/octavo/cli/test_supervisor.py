@@ -180,6 +180,16 @@ async def test_the_last_reason_is_told_and_counted_not_the_first(supervised, tmp
     ]
 
 
+async def test_an_error_in_the_log_is_not_why_a_process_ended_in_order(supervised, tmp_path, monkeypatch):
+    monkeypatch.setattr(supervised, "_last_error", lambda process: "a broken call")
+    process = Scripted(tmp_path, 0, 1)
+    await supervised.start([SupervisedProcess(process, at_once)], 10)
+    await until(lambda: process.num_starts == 3, "the second restart")
+    await supervised.stop(0)
+    told = [text.partition(";")[0] for text in supervised.said if "ended" in text]
+    assert told == ["store: ended (code 0)", "store: ended (code 1: a broken call, 2 times so far)"]
+
+
 async def test_the_same_reason_is_told_once_in_a_while(supervised, tmp_path, monkeypatch):
     monkeypatch.setattr("octavo.cli.supervisor.MAX_DELAY_S", 0.01)
     process = Scripted(tmp_path, 1, *[OSError(errno.ENOSPC, "No space left on device")] * 20, 1, 1)
