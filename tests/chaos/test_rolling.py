@@ -152,7 +152,7 @@ async def test_rolling_the_workers_fails_no_stream_and_counts_no_crash(rolled, o
 @pytest.mark.scaled
 @pytest.mark.timeout(3600)
 async def test_rolling_workers_and_routers_is_a_short_pause_for_clients(rolled, oracle, seed):
-    """For ten minutes with 64 streams with `--night`, one in `make test-long`; each process once with 16 in `make test`."""
+    """For ten minutes with 64 streams with `--night`, for one with 32 in `make test-long`; else each process once."""
     rng = random.Random(seed)
     streams = SlowStreams(rolled, oracle, draws(16, 32, 64), seed)
     await asyncio.sleep(3)
