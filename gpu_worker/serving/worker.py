@@ -53,7 +53,11 @@ class Worker:
         self.engine = Engine(self.scheduler, runner, times, self._on_deltas, self._on_progress, idle_round_s)
         self.publisher = StepPublisher(settings.stream_interval)
         self.engine_client = EngineClient(self.engine, self.workload, budget, self.publisher)
-        policy = AppendPolicy(settings.append_tokens, settings.append_delay_ms / 1000, settings.append_branches)
+        policy = (
+            AppendPolicy(settings.append_tokens, settings.append_delay_ms / 1000, settings.append_branches)
+            if settings.journal == "strict"
+            else AppendPolicy()  # what no store accepts has nothing to wait for
+        )
         journal = store if settings.journal == "strict" else None
         self.journal_writer = JournalWriter(journal, listener.incarnation, self.publisher, self.engine_client, policy)
         self.step_timeout_s = STOP_TIMEOUT_S  # how long `stop` waits for the step in flight

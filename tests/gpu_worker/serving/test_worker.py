@@ -145,6 +145,27 @@ async def test_what_was_generated_is_journalled_and_released_before_it_ends(life
     assert snapshot.record.finishes == (FinishReason.NONE,)
 
 
+async def test_tokens_gather_as_the_settings_say():
+    life = Life(append_branches=1, append_tokens=4, append_delay_ms=5000)
+    sizes = []
+    append_batch = life.store.append_batch
+
+    async def counted(owner, items):
+        sizes.extend(len(item.token_ids) for item in items)
+        return await append_batch(owner, items)
+
+    life.store.append_batch = counted
+    await life.begin()
+    try:
+        await life.run_something(max_tokens=41)
+        await until(lambda: life.is_in_state(SequenceState.DONE))
+    finally:
+        await life.end()
+    assert sum(sizes) == 41
+    assert sizes[0] == 1
+    assert len(sizes) <= 12  # ten of four tokens, and the end; more in one where the store was slow
+
+
 async def test_a_sequence_whose_router_died_before_schedule_goes_back_to_the_queue(life, monkeypatch):
     monkeypatch.setattr(reconciler, "ROUND_S", 0.05)
     await life.run_something(scheduled=False)

@@ -7,6 +7,7 @@ from typing import Any
 
 import octavo.store.memory.journal as memory_journal
 import octavo.store.memory.ownership as memory_ownership
+import octavo.store.memory.store as memory_store
 import octavo.store.memory.sweep as memory_sweep
 from gpu_worker.serving.journal_writer import JournalWriter
 from octavo.client.receiver import StreamReceiver
@@ -14,8 +15,6 @@ from octavo.store.calls import AppendReply, AppendStatus
 from octavo.store.memory import MemoryStore
 from router.placing.dispatcher import Dispatcher
 from router.streaming.branch_reader import BranchReader
-from router.streaming.delivery import Delivery
-from router.streaming.session import Session
 
 
 def append_without_fence() -> None:
@@ -29,7 +28,7 @@ def take_without_epoch() -> None:
 
     def hand_over(state: Any, stored: Any, owner: Any, **more: Any) -> None:
         real(state, stored, owner, **more)
-        stored.record.epoch -= 1
+        stored.record.epoch = max(1, stored.record.epoch - 1)
 
     memory_ownership.hand_over = hand_over
 
@@ -89,42 +88,33 @@ def requeue_nothing() -> None:
     MemoryStore.requeue = requeue
 
 
-def deliver_over_gaps() -> None:
-    """A router passes items on although tokens before them are missing."""
-    real = Delivery.add_item
-
-    def add_item(delivery: Delivery, item: Any) -> bool:
-        first = min(item.first_index, delivery.readers[item.branch].next_index)
-        return real(delivery, replace(item, first_index=first))
-
-    Delivery.add_item = add_item
-
-
 def believe_every_past() -> None:
     """A router does not compare the chain of a client, or of a worker's items, with that of the journal."""
     real_go, real_read = BranchReader.go_to_place, BranchReader.read_run
 
     def go_to_place(reader: BranchReader, place: Any, output: Any) -> None:
-        real_go(reader, replace(place, chain=None), output)
+        real_go(reader, place._replace(chain=None), output)
 
     def read_run(reader: BranchReader, first_index: int, token_ids: Any, chain: Any, finish: Any) -> Any:
         return real_read(reader, first_index, token_ids, None, finish)
 
+    def confirm(reader: BranchReader, *journal: Any) -> bool:
+        reader.note_confirmed()
+        return True
+
     BranchReader.go_to_place, BranchReader.read_run = go_to_place, read_run
+    BranchReader.find_history = BranchReader.confirm = confirm
 
 
 def deliver_twice() -> None:
-    """The SDK passes on what it has delivered before a connection broke."""
-    real = StreamReceiver._cut
+    """The SDK attaches where it was first, and does not know what it has delivered since."""
 
-    def cut(receiver: StreamReceiver, event: Any, received: Any) -> Any:
-        real(receiver, event, received)
+    def accept(receiver: StreamReceiver, event: Any) -> Any:
+        receiver.resume_token = receiver.resume_token or event.resume_token
+        receiver.done |= event.finished is not None
         return event
 
-    def resume_at_start(receiver: StreamReceiver) -> None:
-        receiver.restart()
-
-    StreamReceiver._cut, StreamReceiver.resume_token = cut, property(lambda receiver: b"", lambda receiver, token: None)
+    StreamReceiver.accept = accept
 
 
 def ignore_cancel() -> None:
@@ -134,25 +124,13 @@ def ignore_cancel() -> None:
         pass
 
     Dispatcher._stop_running = Dispatcher._end_cancelled = stop
-    JournalWriter._cancelled = None
     real = memory_journal.append
 
     def append(*args: Any) -> AppendReply:
         reply = real(*args)
         return replace(reply, status=AppendStatus.OK) if reply.status is AppendStatus.OK_CANCEL else reply
 
-    import octavo.store.memory.store as memory_store
-
     memory_store.append = append
-
-
-def leave_without_reading() -> None:
-    """A session that hears of a new owner does not ask it for its items, and does not read the journals."""
-
-    def handle_notice(session: Session, notice: Any) -> None:
-        pass
-
-    Session.handle_notice = Session.poll_record = handle_notice
 
 
 BUGS: dict[str, Callable[[], None]] = {
@@ -166,7 +144,6 @@ BUGS: dict[str, Callable[[], None]] = {
         no_sweep,
         claims_never_end,
         requeue_nothing,
-        deliver_over_gaps,
         believe_every_past,
         deliver_twice,
         ignore_cancel,

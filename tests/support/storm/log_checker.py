@@ -158,7 +158,8 @@ class LogChecker:
     def _note_gaps(self, line: StreamLine) -> None:
         if not line.events:
             return
-        self.verdict.first_token_s.append(line.events[0][0])
+        if not line.sampling.ranked:  # ranked branches are delivered at their end
+            self.verdict.first_token_s.append(line.events[0][0])
         times = [line.began + event[0] for event in line.events]
         for before, after in pairwise(times):
             if after - before >= NOTICEABLE_S:
