@@ -56,9 +56,10 @@ def _end_overdue(state: MemoryState, limit: int) -> list[SequenceId]:
         at = record.deadline_ms + (OVERDUE_MS if record.state is SequenceState.RUNNING else 0)
         if record.deadline_ms and at <= state.now_ms():
             due.append((at, record.seq_id, stored))
-    for _, seq_id, stored in sorted(due, key=lambda each: each[:2])[:limit]:
+    due = sorted(due, key=lambda each: each[:2])[:limit]
+    for _, seq_id, stored in due:
         state.finish(stored, Finish(seq_id, FinishReason.DEADLINE))
-    return [seq_id for _, seq_id, _ in sorted(due, key=lambda each: each[:2])[:limit]]
+    return [seq_id for _, seq_id, _ in due]
 
 
 def _detach_dead_routers(state: MemoryState, limit: int) -> None:
