@@ -60,9 +60,15 @@ local function cancel_abandoned(store, last, limit)
   return cancelled
 end
 
+-- Renews the lives of the keys of live sequences, and of the indexes that these are in: an index lives for a day after its
+-- last new entry, and a sequence may wait or run for longer.
 local function renew_keys(store, now, limit)
   for _, rec in ipairs(due(store, 'live', now, limit)) do
     expire_all(rec, ALIVE_MS)
+    if rec.state == 'QUEUED' then renew_queue(store, rec.model) else give_to(store, rec, 'owned', 'worker', rec.owner) end
+    for router in string.gmatch(rec.routers, '[^,]+') do give_to(store, rec, 'attached', 'router', router) end
+    set_deadline(store, rec)
+    redis.call('PEXPIRE', store.prefix .. 'detached', ALIVE_MS)
     add_to_index(store, 'live', now + ALIVE_MS / 2, rec.id)
   end
 end
