@@ -197,9 +197,9 @@ def one_attachment() -> Patches:
 def detach_all() -> Patches:
     real = MemoryState.detach
 
-    def weaker(self: Any, stored: Any, router: Incarnation) -> None:
+    def weaker(self: Any, stored: Any, router: Incarnation, *how: Any) -> None:
         for each in stored.record.routers:
-            real(self, stored, each)
+            real(self, stored, each, *how)
 
     return [(MemoryState, "detach", weaker)]
 
