@@ -66,13 +66,14 @@ define('leave', function(store, keys, id, kind, name)
   return { 'OK' }
 end, true)
 
--- The members with a lease. A lease that ends changes their number, everything else the count of changes.
+-- The members with a lease, and a version of that list. A lease that ends changes the number of members, everything else
+-- the count of changes. Data that were lost, and with them changes, are data of another generation.
 -- KEYS: generation.  a: kind, the version that the caller knows.
 -- Reply: {'OK', version}; if it is another one, followed by id, info, id, info, ... in the order of ids
 define('members', function(store, keys, kind, known)
   local index, now = store.prefix .. 'members:' .. kind, now_ms()
   local changes = redis.call('GET', store.prefix .. 'changes:' .. kind) or '0'
-  local reply = { 'OK', changes .. ':' .. redis.call('ZCOUNT', index, '(' .. now, '+inf') }
+  local reply = { 'OK', store.generation .. ':' .. changes .. ':' .. redis.call('ZCOUNT', index, '(' .. now, '+inf') }
   if reply[2] == known then return reply end
   local ids = redis.call('ZRANGEBYSCORE', index, '(' .. now, '+inf')
   table.sort(ids)

