@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import time
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import Awaitable, Iterable
 from typing import Any, TypeVar
 
@@ -21,6 +21,7 @@ AT_ONCE = 4  # calls under way, so that many detaches at once leave connections 
 RETRY_S = 0.2
 MAX_RETRY_S = 2.0
 LATE_S = 10.0  # how long a call that was not answered may still be done, after the store has answered the next one
+LAG_S = 60.0  # how old the last writes may be that a promoted replica lacks
 
 
 class AttachmentOutbox:
@@ -39,6 +40,7 @@ class AttachmentOutbox:
         self._due: dict[SequenceId, float] = {}  # when the store is told of each sequence
         self._pauses: dict[SequenceId, float] = {}  # before it is told again
         self._late_until: dict[SequenceId, float | None] = {}  # None: the store has not answered since
+        self._left: OrderedDict[SequenceId, float] = OrderedDict()  # detached, and when: the oldest first, for LAG_S
         self._coming: Counter[SequenceId] = Counter()  # sequences that may get a session when a call is answered
         self._calls: set[asyncio.Task[Any]] = set()
         self._wake = asyncio.Event()
@@ -56,6 +58,11 @@ class AttachmentOutbox:
     def add_all(self, seq_ids: Iterable[SequenceId]) -> None:
         for seq_id in seq_ids:
             self.add(seq_id)
+
+    def tell_again(self) -> None:
+        """The store may have lost writes: it is told of all sessions, and of the detaches of the last LAG_S."""
+        self._forget_left()
+        self.add_all([*self._sessions.seq_ids(), *self._left])
 
     async def attach_by(self, seq_id: SequenceId, call: Awaitable[T]) -> T:
         """The reply to a call that attaches this router to the sequence, such as `accept`.
@@ -136,6 +143,8 @@ class AttachmentOutbox:
             self._tell_later(seq_id)
         else:
             self._note_answer(seq_id)
+            if not here:
+                self._note_left(seq_id)
             if here != (seq_id in self._sessions) or self._coming[seq_id]:
                 self.add(seq_id)
 
@@ -153,6 +162,16 @@ class AttachmentOutbox:
         else:
             del self._late_until[seq_id]
             self._pauses.pop(seq_id, None)
+
+    def _note_left(self, seq_id: SequenceId) -> None:
+        self._left[seq_id] = time.monotonic()
+        self._left.move_to_end(seq_id)
+        self._forget_left()
+
+    def _forget_left(self) -> None:
+        until = time.monotonic() - LAG_S
+        while self._left and next(iter(self._left.values())) <= until:
+            self._left.popitem(last=False)
 
     def _tell_later(self, seq_id: SequenceId) -> None:
         pause_s = self._pauses.get(seq_id, RETRY_S)

@@ -223,7 +223,7 @@ class Router:
         generation = self._store.generation
         if generation != self._generation:
             self._resume_tokens.use_key(await self._store.secret(RESUME_SECRET), generation)
-            self.attachments.add_all(self.sessions.seq_ids())
+            self.attachments.tell_again()
             self.sessions.poll_records(self.sessions.seq_ids())
             self._generation = generation
 

@@ -27,12 +27,15 @@ TIERS = ("e2e", "chaos")  # folders of slow tests, in this order after all other
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--long", action="store_true", help="run what `make test` leaves out or does with fewer draws")
+    parser.addoption("--night", action="store_true", help="--long, and what takes hours, with the most draws")
 
 
 def pytest_configure(config: pytest.Config) -> None:
     """Before the first test file is imported, so that `effort.draws` may stand anywhere in it."""
-    if config.getoption("--long"):
-        os.environ[effort.VARIABLE] = "1"
+    if config.getoption("--night"):
+        os.environ[effort.VARIABLE] = effort.NIGHT
+    elif config.getoption("--long"):
+        os.environ[effort.VARIABLE] = effort.LONG
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -48,11 +51,15 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def _select(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """With --long: what is marked `long` or `scaled`. Without: what is not marked `long`."""
+    """With --long: what is marked `long` or `scaled`; with --night, also `night`. Without: what has neither mark."""
     chosen: dict[bool, list[pytest.Item]] = {False: [], True: []}
+    night = config.getoption("--night")
     for item in items:
-        is_long, is_scaled = (item.get_closest_marker(name) is not None for name in ("long", "scaled"))
-        chosen[is_long or is_scaled if config.getoption("--long") else not is_long].append(item)
+        marks = {mark.name for mark in item.iter_markers()} & {"long", "scaled", "night"}
+        if night or config.getoption("--long"):
+            chosen[bool(marks) and (night or "night" not in marks)].append(item)
+        else:
+            chosen[marks <= {"scaled"}].append(item)
     config.hook.pytest_deselected(items=chosen[False])
     items[:] = chosen[True]
 
@@ -61,7 +68,7 @@ def _cost(item: pytest.Item) -> int:
     tier = item.path.relative_to(ROOT / "tests").parts[0]
     if tier in TIERS:
         return 2 + TIERS.index(tier)
-    return int(any(item.get_closest_marker(name) for name in ("slow", "long")))
+    return int(any(item.get_closest_marker(name) for name in ("slow", "long", "night")))
 
 
 @pytest.hookimpl(optionalhook=True)

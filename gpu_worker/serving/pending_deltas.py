@@ -61,6 +61,8 @@ class PendingDeltas:
             return None
         if any(step.granted_by is not None for step in steps):  # who grants single steps is told of each by itself
             self._steps = steps[1:]
+            if not self._steps:
+                self._urgent = set()
             return DeltaBatch(steps[0].deltas, steps[:1], steps[0])
         if self._is_due(now):
             self._steps, self._urgent = [], set()

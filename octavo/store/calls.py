@@ -100,7 +100,7 @@ class AppendStatus(StrEnum):
     FENCED = "FENCED"  # the sequence has another epoch or another owner, or waits
     CLOSED = "CLOSED"  # the branch has ended
     GAP = "GAP"  # the journal is shorter: append from `length` on
-    CONFLICT = "CONFLICT"  # other tokens stand there; an error in the program
+    CONFLICT = "CONFLICT"  # other tokens stand there, or it cannot be: the store has lost writes, or a defect
     GONE = "GONE"  # there is no such record
 
 

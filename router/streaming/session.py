@@ -11,7 +11,7 @@ from collections import deque
 from functools import partial
 from typing import Self
 
-from octavo.errors import ServingError, StoreUnavailable
+from octavo.errors import Draining, ServingError, StoreUnavailable
 from octavo.ids import Incarnation
 from octavo.record import Record, SequenceState
 from octavo.retry import until_answered
@@ -62,7 +62,7 @@ class Session:
         self._at_start = start.fresh  # whether the delivery is where the client is
         self._inbox: deque[StepItem] = deque()
         self._wake = asyncio.Event()
-        self._error: ServingError | None = None  # Draining: this router ends
+        self._error: ServingError | None = None  # of this stream alone. Draining: this router ends
         self._error_announced = False  # a client that has had no event yet has been sent a resume token
 
     # What the rest of the router tells a session: router.session_registry.RegisteredSession
@@ -134,7 +134,7 @@ class Session:
             return
         if worker is not None:
             worker.step_stream.unfollow(self.seq_id)
-        if self._error is None:  # otherwise this router ends, and the end of its lease detaches its clients
+        if not isinstance(self._error, Draining):  # if this router ends, the end of its lease detaches its clients
             self._attachments.add(self.seq_id)
 
     def set_deadline(self, deadline_in_ms: int) -> None:

@@ -117,7 +117,7 @@ async def test_poison_is_given_up_and_innocents_survive(supervised, seed):
 
 @pytest.mark.long
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("num_poisons", [2, 5])
+@pytest.mark.parametrize("num_poisons", [2, pytest.param(5, marks=pytest.mark.night)])
 async def test_several_poisons_at_once_end_and_innocents_survive(supervised, seed, num_poisons):
     cluster, supervisor = supervised
 
@@ -155,7 +155,7 @@ async def test_workers_that_die_together_end_no_stream(supervised, seed):
         assert innocents.num_streams >= 12
 
 
-@pytest.mark.long
+@pytest.mark.night
 @pytest.mark.timeout(3600)
 async def test_workers_that_die_at_random_end_no_stream(supervised, seed, num_kills):
     cluster, supervisor = supervised

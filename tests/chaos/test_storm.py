@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 
-@pytest.mark.long
+@pytest.mark.night
 @pytest.mark.timeout(1200)
 def test_a_short_storm_breaks_no_promise(root: Path, tmp_path: Path, seed: int) -> None:
     options = ["--minutes", "1.5", "--rate", "2", "--streams", "20", "--seed", str(seed), "--folder", str(tmp_path)]

@@ -144,3 +144,17 @@ async def test_nothing_is_told_while_a_call_may_bring_a_session(parts):
     await call
     await until(lambda: not len(parts.outbox))
     assert "detach" not in parts.store.calls
+
+
+async def test_a_detach_that_the_store_has_lost_is_told_again(parts, monkeypatch):
+    """A promoted replica may lack it. Nobody else would detach this router, which lives."""
+    parts.store.attached = {A}
+    parts.outbox.add(A)
+    await until(lambda: not parts.store.attached)
+    parts.store.attached = {A}
+    parts.outbox.tell_again()
+    await until(lambda: not parts.store.attached)
+    await until(lambda: not len(parts.outbox))
+    monkeypatch.setattr(attachment_outbox, "LAG_S", 0.0)
+    parts.outbox.tell_again()
+    assert len(parts.outbox) == 0

@@ -208,6 +208,18 @@ async def test_a_router_that_is_cut_off_from_the_store_sends_its_clients_on(worl
     await oracle.check_completions(tasks, replace(GREEDY, max_tokens=150))
 
 
+async def test_a_client_that_does_not_come_back_to_a_router_that_was_cut_off_is_detached(world):
+    """The router lives on, and its lease may never have ended: nobody else would detach its client."""
+    await world.worker(FakeRunner(step_s=0.02))
+    router = await world.router()
+    await world.ready()
+    stream = world.client(0).generate(PROMPT, replace(GREEDY, max_tokens=3000), request_id="left")
+    await anext(stream)
+    router.sessions.end_streams(StoreUnavailable("cut off"))
+    await stream.aclose()
+    await world.until(lambda: not world.entry("left").record.routers)
+
+
 class CutOffStore(MemoryStore):
     """A store that hears of no lease of this router while it is cut off."""
 

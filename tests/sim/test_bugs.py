@@ -13,7 +13,6 @@ LONG = (
     "no_sweep",
     "claims_never_end",
     "requeue_nothing",
-    "believe_every_past",
     "ignore_cancel",
 )
 NUM_SEEDS = 250

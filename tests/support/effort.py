@@ -1,7 +1,8 @@
 """How much a test tries, and how long it waits: `make test` tries little of everything, `make test-long` the rest.
 
 `make test-long` is `pytest --long`. It runs the tests marked `long`, which `make test` leaves out, and those marked
-`scaled`, which `make test` runs with fewer draws. The variable tells processes that a test starts.
+`scaled`, which `make test` runs with fewer draws. `pytest --night` also runs those marked `night`, with as many draws
+as one night allows. The variable tells processes that a test starts.
 """
 
 import os
@@ -9,13 +10,18 @@ import os
 VARIABLE = "OCTAVO_TEST_LONG"
 
 
-def is_long() -> bool:
-    return os.environ.get(VARIABLE) == "1"
+LONG, NIGHT = "1", "night"
 
 
-def draws(usual: int, long: int) -> int:
+def is_night() -> bool:
+    return os.environ.get(VARIABLE) == NIGHT
+
+
+def draws(usual: int, long: int, night: int | None = None) -> int:
     """How many cases a test marked `scaled` tries."""
-    return long if is_long() else usual
+    if is_night() and night is not None:
+        return night
+    return long if os.environ.get(VARIABLE) else usual
 
 
 def patience(seconds: float) -> float:

@@ -1,8 +1,9 @@
 -- What this server process remembers of running sequences, so that an append need not read the record again.
 --
 -- A guard says who may append to a sequence, and how long the journals of its open branches are. It exists only while the
--- next append of its owner would be answered OK. `update` forgets it, as every change of a record goes through there; a
--- server that begins or learns a new generation forgets all. Nothing else may write to a record or a journal.
+-- next append of its owner would be answered OK. `update` forgets it, as every change of a record that matters to an append
+-- goes through there (`count_proof` and `announce` write to suspects, which have no guard); a server that begins or learns a
+-- new generation forgets all. Nothing else may write to a record or a journal.
 
 local MAX_GUARDS = 65536
 local guards, num_guards = {}, 0

@@ -33,6 +33,13 @@ local function enter_queue(store, rec)
   redis.call('PEXPIRE', store.prefix .. 'queue-tokens:' .. rec.model, ALIVE_MS)
 end
 
+-- Renews the lives of the keys of a model's queue.
+local function renew_queue(store, model)
+  for _, name in ipairs({ 'queue:' .. model, 'claims:' .. model, 'queue-tokens:' .. model, 'queues' }) do
+    redis.call('PEXPIRE', store.prefix .. name, ALIVE_MS)
+  end
+end
+
 -- Forgets the sum when nothing waits: records that expired while they waited were not subtracted from it.
 local function settle_tokens(store, model)
   if depth(store, model) > 0 then return end

@@ -9,11 +9,12 @@ local ROOM_BYTES = 2 ^ 20        -- or if less is left: one long prompt, and the
 local MAX_DROPS = 1024           -- per sweep, which takes 8 ms
 local DROPS_PER_LOOK = 32        -- how many records are dropped before memory is measured again
 
--- Removes up to two ids whose records have expired. Each end adds one id, so the list does not grow for ever.
+-- Removes up to two ids whose records have expired, or live again. Each end adds one id, so the list does not grow for ever.
 local function forget_expired(store, list)
   for _ = 1, 2 do
     local id = redis.call('LINDEX', list, 0)
-    if not id or redis.call('EXISTS', record_key(store, id)) == 1 then return end
+    local state = id and redis.call('HGET', record_key(store, id), 'state')
+    if not id or (state and ended({ state = state })) then return end
     redis.call('LPOP', list)
   end
 end

@@ -1,4 +1,4 @@
--- The members that are alive, and the housekeeping that every router does for all routers.
+-- The members that are alive, and what any member may ask of all sequences.
 
 local function name_key(store, kind, name) return store.prefix .. 'name:' .. kind .. ':' .. name end
 
@@ -66,13 +66,14 @@ define('leave', function(store, keys, id, kind, name)
   return { 'OK' }
 end, true)
 
--- The members with a lease. A lease that ends changes their number, everything else the count of changes.
+-- The members with a lease, and a version of that list. A lease that ends changes the number of members, everything else
+-- the count of changes. Data that were lost, and with them changes, are data of another generation.
 -- KEYS: generation.  a: kind, the version that the caller knows.
 -- Reply: {'OK', version}; if it is another one, followed by id, info, id, info, ... in the order of ids
 define('members', function(store, keys, kind, known)
   local index, now = store.prefix .. 'members:' .. kind, now_ms()
   local changes = redis.call('GET', store.prefix .. 'changes:' .. kind) or '0'
-  local reply = { 'OK', changes .. ':' .. redis.call('ZCOUNT', index, '(' .. now, '+inf') }
+  local reply = { 'OK', store.generation .. ':' .. changes .. ':' .. redis.call('ZCOUNT', index, '(' .. now, '+inf') }
   if reply[2] == known then return reply end
   local ids = redis.call('ZRANGEBYSCORE', index, '(' .. now, '+inf')
   table.sort(ids)
@@ -116,11 +117,13 @@ define('list', function(store, keys, first, count, owner)
   return reply
 end, true)
 
+-- Ids whose records are gone leave the index: as long as the owner lives, no sweep looks there.
 -- KEYS: generation.  a: owner.  Reply: {'OK', id, epoch, id, epoch, ...}: what it owns, in the order of the queue
 define('owned', function(store, keys, owner)
-  local reply = { 'OK' }
-  for _, id in ipairs(redis.call('ZRANGE', store.prefix .. 'owned:' .. owner, 0, -1)) do
-    reply[#reply + 1], reply[#reply + 2] = id, redis.call('HGET', record_key(store, id), 'epoch') or '0'
+  local reply, index = { 'OK' }, 'owned:' .. owner
+  for _, id in ipairs(redis.call('ZRANGE', store.prefix .. index, 0, -1)) do
+    local epoch = redis.call('HGET', record_key(store, id), 'epoch')
+    if epoch then reply[#reply + 1], reply[#reply + 2] = id, epoch else drop_from_index(store, index, id) end
   end
   return reply
 end, true)

@@ -36,17 +36,27 @@ local function end_overdue(store, now, limit)
   return expired
 end
 
--- The members of a kind whose leases have ended, the longest ended first. One that has left nothing behind is forgotten.
-local function each_dead(store, kind, index, now, limit, use)
-  local members, used = store.prefix .. 'members:' .. kind, 0
+-- The members of a kind whose leases have ended and that have left entries in their index, the longest ended first. The
+-- others are forgotten.
+local function dead_members(store, kind, index, now)
+  local members, dead = store.prefix .. 'members:' .. kind, {}
   for _, id in ipairs(redis.call('ZRANGEBYSCORE', members, '-inf', now)) do
-    local name = index .. ':' .. id
-    for _, rec in ipairs(due(store, name, '+inf', limit - used)) do
+    if redis.call('EXISTS', store.prefix .. index .. ':' .. id) == 1 then dead[#dead + 1] = id
+    else redis.call('ZREM', members, id) end
+  end
+  return dead
+end
+
+-- Calls use(rec, member) for up to `limit` sequences that dead members have left behind. Each member has its share, at least
+-- one: orphans that nobody can take, because no worker of their model lives, keep none of another owner waiting.
+local function each_left_behind(store, kind, index, now, limit, use)
+  local dead = dead_members(store, kind, index, now)
+  local share = math.max(1, math.floor(limit / #dead))
+  for _, id in ipairs(dead) do
+    for _, rec in ipairs(due(store, index .. ':' .. id, '+inf', math.min(share, limit))) do
       use(rec, id)
-      used = used + 1
+      limit = limit - 1
     end
-    if redis.call('EXISTS', store.prefix .. name) == 0 then redis.call('ZREM', members, id) end
-    if used >= limit then break end
   end
 end
 
@@ -60,9 +70,15 @@ local function cancel_abandoned(store, last, limit)
   return cancelled
 end
 
+-- Renews the lives of the keys of live sequences, and of the indexes that these are in: an index lives for a day after its
+-- last new entry, and a sequence may wait or run for longer.
 local function renew_keys(store, now, limit)
   for _, rec in ipairs(due(store, 'live', now, limit)) do
     expire_all(rec, ALIVE_MS)
+    if rec.state == 'QUEUED' then renew_queue(store, rec.model) else give_to(store, rec, 'owned', 'worker', rec.owner) end
+    for router in string.gmatch(rec.routers, '[^,]+') do give_to(store, rec, 'attached', 'router', router) end
+    set_deadline(store, rec)
+    redis.call('PEXPIRE', store.prefix .. 'detached', ALIVE_MS)
     add_to_index(store, 'live', now + ALIVE_MS / 2, rec.id)
   end
 end
@@ -84,10 +100,10 @@ define('sweep', function(store, keys, limit, grace_ms, interval_ms)
   local requeued = requeue_expired_claims(store, now, limit)
   local expired = end_overdue(store, now, limit)
   if store.frozen_until <= now then
-    each_dead(store, 'router', 'attached', now, limit, function(rec, router)
+    each_left_behind(store, 'router', 'attached', now, limit, function(rec, router)
       detach(store, rec, router, now + ROUTER_LOSS_MS)
     end)
-    each_dead(store, 'worker', 'owned', now, limit, function(rec)
+    each_left_behind(store, 'worker', 'owned', now, limit, function(rec)
       orphans[#orphans + 1], orphans[#orphans + 2] = rec.id, rec.epoch
     end)
   end

@@ -56,26 +56,39 @@ def _end_overdue(state: MemoryState, limit: int) -> list[SequenceId]:
         at = record.deadline_ms + (OVERDUE_MS if record.state is SequenceState.RUNNING else 0)
         if record.deadline_ms and at <= state.now_ms():
             due.append((at, record.seq_id, stored))
-    for _, seq_id, stored in sorted(due, key=lambda each: each[:2])[:limit]:
+    due = sorted(due, key=lambda each: each[:2])[:limit]
+    for _, seq_id, stored in due:
         state.finish(stored, Finish(seq_id, FinishReason.DEADLINE))
-    return [seq_id for _, seq_id, _ in sorted(due, key=lambda each: each[:2])[:limit]]
+    return [seq_id for _, seq_id, _ in due]
 
 
 def _detach_dead_routers(state: MemoryState, limit: int) -> None:
     """A router without a lease loses its attachments. A heartbeat tells it, if it lives on."""
     dead = {router for stored in state.live() for router in stored.record.routers if not state.lease_alive(router)}
-    for router in _longest_dead_first(state, dead):
-        for stored in state.live():
-            if router in stored.record.routers and limit > 0:
-                state.detach(stored, router, ROUTER_LOSS_MS)
-                limit -= 1
+    left_behind = [
+        (stored, router)
+        for router in _longest_dead_first(state, dead)
+        for stored in [each for each in state.live() if router in each.record.routers][: _share(limit, dead)]
+    ]
+    for stored, router in left_behind[:limit]:
+        state.detach(stored, router, ROUTER_LOSS_MS)
 
 
 def _orphans(state: MemoryState, limit: int) -> list[OrphanedSequence]:
     running = [stored.record for stored in state.live() if stored.record.state is SequenceState.RUNNING]
     dead = {record.owner for record in running if not state.lease_alive(record.owner)}
-    found = [record for owner in _longest_dead_first(state, dead) for record in running if record.owner == owner]
+    found: list[Record] = []
+    for owner in _longest_dead_first(state, dead):
+        found += [record for record in running if record.owner == owner][: _share(limit, dead)]
     return [OrphanedSequence(record.seq_id, record.epoch) for record in found[:limit]]
+
+
+def _share(limit: int, dead: set[Incarnation]) -> int:
+    """How many of the sequences that one dead member has left behind a sweep looks at.
+
+    Orphans that nobody can take, because no worker of their model lives, keep none of another owner waiting.
+    """
+    return max(1, limit // len(dead))
 
 
 def _longest_dead_first(state: MemoryState, members: set[Incarnation]) -> list[Incarnation]:

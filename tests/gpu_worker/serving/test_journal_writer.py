@@ -8,9 +8,9 @@ import pytest
 from sequences import new_sequence
 
 from gpu_worker.scheduling.sequence import Sequence
-from gpu_worker.scheduling.step import Delta, StepDeltas
+from gpu_worker.scheduling.step import Delta, StepDeltas, SubscriptionId
 from gpu_worker.serving.journal_writer import JournalWriter
-from gpu_worker.serving.pending_deltas import AppendPolicy
+from gpu_worker.serving.pending_deltas import AppendPolicy, PendingDeltas
 from gpu_worker.serving.step_publisher import StepPublisher
 from gpu_worker.serving.step_subscription import StepSubscription
 from octavo.errors import StoreUnavailable
@@ -192,6 +192,15 @@ async def test_first_tokens_and_ends_are_not_held_back_and_take_the_branch_along
     assert [(item.first_index, item.token_ids) for item in world.store.batches[-1]] == [(1, [11, 12, 13])]
     assert world.store.batches[-1][0].finish is FinishReason.LENGTH
     assert world.told() == [(0, 0, (10,)), (1, 0, (20,)), (0, 1, (11, 12, 13))]
+
+
+def test_a_first_token_that_was_granted_by_itself_makes_no_later_token_urgent():
+    pending = PendingDeltas(AppendPolicy(max_tokens=4, max_delay_s=1.0, from_branches=1))
+    sequence = new_sequence("s", PROMPT, SamplingParams(max_tokens=100, seed=1), epoch=3)
+    pending.add_step(StepDeltas(1, [Delta(sequence, 0, 0, (10,))], 1, 1, granted_by=SubscriptionId(1)), 0.0)
+    assert [step.step_id for step in pending.next_batch(0.0).steps] == [1]
+    pending.add_step(StepDeltas(2, [Delta(sequence, 0, 1, (11,))], 1, 1), 0.01)
+    assert pending.next_batch(0.01) is None
 
 
 async def test_held_tokens_go_when_no_further_step_comes(busy_world):

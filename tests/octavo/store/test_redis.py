@@ -34,7 +34,7 @@ LIMITS = QueueLimits()
 New = Callable[..., NewSequence]
 
 # Changed the text? Then raise library.REVISION, or running servers keep the old one; and put both here.
-KNOWN_TEXT = (8, "b51670dfcabf6af8")
+KNOWN_TEXT = (9, "ccdcb1f5b23e31e5")
 
 
 @pytest.fixture(params=["valkey", "redis"])
@@ -85,6 +85,27 @@ async def test_every_key_expires(bench: Any, new: New) -> None:
         assert all(bound - 60_000 < ttl <= bound for ttl in of_this)
 
 
+async def test_sweeps_keep_the_indexes_of_what_waits_and_runs_for_days(bench: Any, new: New) -> None:
+    store, client = bench.store, bench.store.server.client
+    for name in ("runs", "claimed", "waits"):
+        await store.accept(new(name, keep_on_disconnect=name == "waits", deadline_in_ms=10**9), LIMITS)
+    assert [each.seq_id for each in await store.pop("model", 2, 10**9)] == [new("runs").seq_id, new("claimed").seq_id]
+    await store.take_ownership(TakeRequest(new("runs").seq_id, 0, W1, "t", TakeReason.QUEUED))
+    await store.detach(new("claimed").seq_id, ROUTER)
+    names = {
+        f"octavo:{name}" for name in ("queue:model", "claims:model", "queue-tokens:model", "queues", "owned:worker1",
+                                      "attached:router1", "members:worker", "members:router", "deadlines", "detached",
+                                      "live")
+    }  # fmt: skip
+    for name in names:
+        assert await client.pexpire(name, 60_000) == 1, name
+    await bench.advance(12 * 3600 * 1000)
+    await store.heartbeat(Member("router", ROUTER, b""), 1000)
+    await store.sweep(10, 10**9)
+    ttls = {name: await client.pttl(name) for name in names}
+    assert all(ttl > 23 * 3600 * 1000 for ttl in ttls.values()), ttls
+
+
 async def test_heartbeats_keep_the_secret_of_resume_tokens(bench: Any) -> None:
     client, name = bench.store.server.client, "octavo:secret:resume"
     secret = await bench.store.secret("resume")
@@ -99,6 +120,36 @@ async def test_a_record_that_vanished_leaves_no_count_behind(bench: Any, new: Ne
     await bench.store.server.client.delete(f"octavo:seq:{new().seq_id}")
     assert await bench.store.pop("model", 1, 1000) == []
     assert await bench.store.queue_depth() == QueueDepth(0, 0)
+
+
+async def test_members_are_sent_again_by_a_store_that_has_lost_a_join(bench: Any) -> None:
+    """As after the promotion of a replica that lagged: it counts as many members and changes, but of others."""
+    client, reader = bench.store.server.client, bench.another()
+    for worker in (W1, W2):
+        await bench.store.heartbeat(Member("worker", worker, b""), 1000)
+    assert [each.id for each in await reader.members("worker")] == [W1, W2]
+    await client.zrem("octavo:members:worker", W2)
+    await client.decr("octavo:changes:worker")
+    await bench.restart()
+    await bench.store.heartbeat(Member("worker", Incarnation("worker3"), b""), 1000)
+    assert [each.id for each in await reader.members("worker")] == [W1, "worker3"]
+
+
+async def test_the_list_of_ended_ids_does_not_grow_while_an_id_in_it_lives_again(bench: Any, new: New) -> None:
+    store, client = bench.store, bench.store.server.client
+    for name in ("again", "b", "c", "d"):
+        await store.accept(new(name), LIMITS)
+        await store.finish(Finish(new(name).seq_id, FinishReason.STOP))
+        await client.delete(f"octavo:seq:{new(name).seq_id}")  # as after the retention
+        await store.accept(new("again"), LIMITS)
+    assert await client.lrange("octavo:ended", 0, -1) == [new("d").seq_id.encode()]
+
+
+async def test_an_owner_is_not_told_of_records_that_vanished(bench: Any, new: New) -> None:
+    await bench.run(new(), W1)
+    await bench.store.server.client.delete(f"octavo:seq:{new().seq_id}")
+    assert await bench.store.owned(W1) == []
+    assert await bench.store.server.client.exists("octavo:owned:worker1") == 0
 
 
 async def test_no_key_has_a_part_the_client_chose(bench: Any, new: New) -> None:
@@ -182,6 +233,13 @@ async def test_no_server_is_unavailable(scheme: str) -> None:
     await store.close()
 
 
+def test_the_documented_acl_has_every_command_of_the_library(root: Path) -> None:
+    text = (root / "docs/store.md").read_text()
+    [commands] = re.findall(r"commands that the functions use \(`([^`]*)`\)", text)
+    used = set(re.findall(r"redis\.call\('(\w+)'", library.source()))
+    assert {name.lower() for name in used} - {"info", "time", "publish"} == set(commands.split())
+
+
 async def test_the_documented_acl_is_enough(bench: Any, server: EmbeddedStore, new: New, root: Path) -> None:
     """The one in docs/store.md, for a user who may do nothing else."""
     text = (root / "docs/store.md").read_text()
@@ -209,6 +267,10 @@ async def test_the_documented_acl_is_enough(bench: Any, server: EmbeddedStore, n
             await member.take_ownership(TakeRequest(new().seq_id, epoch, Incarnation(f"w{epoch}"), f"t{epoch}", why))
         await member.append_batch(Incarnation("w2"), [AppendItem(new().seq_id, 3, 0, 0, [1])])
         await member.append_batch(Incarnation("w2"), [AppendItem(new().seq_id, 3, 0, 0, [1] * 20)])
+        await member.accept(new("cut"), LIMITS)
+        await member.take_ownership(TakeRequest(new("cut").seq_id, 0, W1, "t", TakeReason.QUEUED))
+        await member.append_batch(W1, [AppendItem(new("cut").seq_id, 1, 0, 0, [1, 2], FinishReason.STOP)])
+        assert await member.finish(Finish(new("cut").seq_id, FinishReason.STOP, 0, 1))
         await bench.advance(5000)
         await member.sweep(10, 1000)
         await member.requeue(new().seq_id, 3)

@@ -14,6 +14,7 @@ import pytest
 import redis.asyncio as redis
 from waiting import until
 
+from octavo.cli import store_check
 from octavo.errors import Mismatch, StoreUnavailable
 from octavo.ids import Incarnation
 from octavo.record import NewSequence
@@ -174,6 +175,8 @@ async def test_a_node_of_a_cluster_is_refused(tmp_path: Path) -> None:
     with pytest.raises(Mismatch, match="node of a Redis Cluster"):
         await store.open()
     await store.close()
+    report = await store_check.store(server.url)
+    assert (report.result, "node of a Redis Cluster" in report.detail) == ("bad", True)
     await server.stop()
 
 

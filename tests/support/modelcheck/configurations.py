@@ -47,7 +47,7 @@ CONFIGURATIONS = {
     "two clients, a router stands still": Configuration(
         num_tokens=1, num_routers=1, endless=True, faults={"guest": 1, "router stall": 1}
     ),
-    "migrations, their calls late": alone(faults={"migrate": 2, "late": 2}, late=MIGRATIONS),
+    "migrations, their calls late": alone(faults={"migrate": 2, "late": 1}, late=MIGRATIONS),
     "a migration, a worker crashes": alone(faults={"migrate": 2, "crash": 1}),
     "a failover, an item is late": Configuration(faults={"failover": 1, "item": 1}),
     "a failover, a call is late": Configuration(client=False, keep=True, faults={"failover": 1, "late": 1}, late=CALLS),

@@ -13,6 +13,10 @@ from octavo.store.calls import TakeReason, TakeStatus
 if TYPE_CHECKING:
     from modelcheck.system import System
 
+# Until then a router may choose a worker that stands still. Later it has heard that the worker does not answer: without
+# this, the sequence could be given to that worker and back for ever, each time at higher epochs.
+BLIND_EPOCHS = 2
+
 
 def steps(system: "System", world: World, index: int) -> Iterator[Step]:
     router = world.routers[index]
@@ -126,6 +130,7 @@ def _take(system: "System", world: World, index: int, task: Task) -> Iterator[St
     for w, worker in enumerate(world.workers):
         if (
             worker.state in ("down", "leaving")
+            or (worker.state == "stalled" and task.epoch > BLIND_EPOCHS)
             or (w == owner and task.reason is not TakeReason.QUEUED)
             or w == task.worker
         ):

@@ -197,9 +197,9 @@ def one_attachment() -> Patches:
 def detach_all() -> Patches:
     real = MemoryState.detach
 
-    def weaker(self: Any, stored: Any, router: Incarnation) -> None:
+    def weaker(self: Any, stored: Any, router: Incarnation, *how: Any) -> None:
         for each in stored.record.routers:
-            real(self, stored, each)
+            real(self, stored, each, *how)
 
     return [(MemoryState, "detach", weaker)]
 
@@ -312,7 +312,10 @@ WEAKENINGS = {
     "mig_abort: nothing is noted": Weakening(configuration=MOVES, patches=abort_changes_nothing),
     "mig_begin: the number is not compared": Weakening(configuration=MOVES, patches=begin_any_number),
     "worker: tokens are sent before the journal has them": without("journal before delivery", ITEMS),
-    "worker: an older admission replaces a newer one": without("newest admission", LATE),
+    "worker: an older admission replaces a newer one": without(
+        "newest admission",
+        alone(begins="queued", faults={"late": 1, "refuse": 1}, late=frozenset({"schedule"})),
+    ),
     "worker: nobody gives back what was taken and not scheduled": without("reconcile", NOBODY),
     "router: the journal is read before the take": without(
         "journal read after the take", Configuration(faults={"stall": 1})

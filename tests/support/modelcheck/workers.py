@@ -169,7 +169,7 @@ def _migrate(system: "System", world: World, index: int, run: Run) -> Iterator[S
         # Live copy is over: the sequence stops, and the target gets the rest.
         moving = world.spend("migrate").with_worker(index, run=run._replace(mode="moves"))
         yield Step(f"{name} hands over", moving.with_worker(1 - index, offer=(run.epoch, run.moves, run.log)), False)
-    if world.has("migrate"):
+    if world.has("migrate") and run.moves < system.configuration.faults["migrate"]:
         number = run.moves + 1
         yield from system.issue(
             world,

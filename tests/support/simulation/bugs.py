@@ -98,7 +98,12 @@ def believe_every_past() -> None:
     def read_run(reader: BranchReader, first_index: int, token_ids: Any, chain: Any, finish: Any) -> Any:
         return real_read(reader, first_index, token_ids, None, finish)
 
+    def confirm(reader: BranchReader, *journal: Any) -> bool:
+        reader.note_confirmed()
+        return True
+
     BranchReader.go_to_place, BranchReader.read_run = go_to_place, read_run
+    BranchReader.find_history = BranchReader.confirm = confirm
 
 
 def deliver_twice() -> None:

@@ -201,6 +201,8 @@ class FaultMenu:
         self._store.stop_replication()
         await self._some_time(0.005, 0.5)
         self._store.down = True
+        if self._rng.random() < 0.5:  # the owner could append again what the store has lost
+            await self._kill("worker killed", self._cluster.worker_names)
         await self._some_time(0.02, 1.0)
         self.is_lossy = True
         self._store.fail_over()

@@ -124,7 +124,8 @@ class Simulation:
         if not happened & ROUTER_LOSSES:  # the clients of a dead router get more time, also those that had left
             for client in self.clients:
                 self.violations += [f"{name} ran to its end, though its client had left" for name in client.outlived()]
-        if not (happened & LOSSES or self.faults.is_lossy):  # other deaths excuse a request
+        # Other deaths excuse a request, and a worker whose renewals do not arrive counts as dead.
+        if not (happened & (LOSSES | {"lost request", "late request"}) or self.faults.is_lossy):
             allowed = MAX_POISONED + bool(happened & CUTS)  # a death at an admission may go unseen with its connection
             for seq_id, number in self.cluster.poisoned.items():
                 if number > allowed:

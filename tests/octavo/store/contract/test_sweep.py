@@ -66,6 +66,20 @@ async def test_orphans_are_those_of_dead_owners_in_the_order_of_the_queue(bench:
     assert [orphan.seq_id for orphan in swept.orphans] == [new("urgent").seq_id, new("later").seq_id]
 
 
+async def test_orphans_that_nobody_takes_keep_none_of_another_owner_waiting(bench: Any, new: New) -> None:
+    """As those of a model whose workers are all gone do not."""
+    await bench.store.heartbeat(Member("worker", W1, b""), 1000)
+    await bench.store.heartbeat(Member("worker", W2, b""), 2000)
+    for name, owner in (("a", W1), ("b", W1), ("c", W1), ("d", W2)):
+        await bench.run(new(name), owner)
+    await bench.advance(2000)
+    for _ in range(2):
+        assert [each.seq_id for each in (await bench.store.sweep(2, 1000)).orphans] == [
+            new("a").seq_id,
+            new("d").seq_id,
+        ]
+
+
 async def test_an_owner_that_has_left_leaves_orphans(bench: Any, new: New) -> None:
     await bench.store.heartbeat(Member("router", ROUTER, b""), 100_000)
     await bench.store.heartbeat(Member("worker", W1, b""), 100_000)
