@@ -68,7 +68,7 @@ def run(args: argparse.Namespace) -> int:
         print(f"{args.worker} gets sequences again")
     else:
         print(
-            f"{args.worker} is drained: {progress.num_released} sequences went to others, {progress.num_left} are left"
+            f"{args.worker} is drained: {progress.num_released} sequences were released, {progress.num_left} are left"
         )
     return 0
 

@@ -10,7 +10,7 @@ from octavo.cli import main
 def test_a_drained_worker_is_reported_and_progress_goes_to_stderr(router, endpoint, capsys):
     assert main(["drain", "worker-0", "--admin-endpoint", endpoint, "--grace", "2.5"]) == 0
     told = capsys.readouterr()
-    assert told.out == "worker-0 is drained: 2 sequences went to others, 0 are left\n"
+    assert told.out == "worker-0 is drained: 2 sequences were released, 0 are left\n"
     assert [line.rpartition(": ")[2] for line in told.err.splitlines()] == [f"{n} sequences left" for n in (2, 1, 0)]
     assert router.drains == [("worker-0", 2500, False)]
 
