@@ -119,7 +119,7 @@ class Supervisor:
         process, began = supervised.process, time.monotonic()
         try:
             await self._begin(process)
-        except (ServingError, OSError) as error:
+        except (ServingError, DamagedFile, OSError) as error:
             raise StartError(f"{process.name} cannot start: {_reason(error)}", self._log_of(process)) from error
         self._changed()
         ended = asyncio.ensure_future(process.wait())
@@ -160,7 +160,7 @@ class Supervisor:
         try:
             await self._begin(process)
         except DamagedFile as error:
-            raise StartError(f"{process.name} cannot start: {error.message}") from error
+            raise StartError(f"{process.name} cannot start: {error}") from error
         except (ServingError, OSError) as error:
             self._note_exit(process, f"it cannot start: {_reason(error)}")
             return False
@@ -211,10 +211,10 @@ class Supervisor:
             await asyncio.sleep(TRIM_INTERVAL_S)
 
 
-def _reason(error: ServingError | OSError) -> str:
+def _reason(error: ServingError | DamagedFile | OSError) -> str:
     if isinstance(error, OSError):
         return f"{error.filename or error}: {error.strerror}: mend it, or {CHOOSE_ANOTHER}"
-    return error.message
+    return error.message if isinstance(error, ServingError) else str(error)
 
 
 def _next_delay_s(delay_s: float) -> float:

@@ -4,16 +4,14 @@ import re
 import shlex
 from pathlib import Path
 
-from octavo.errors import StoreUnavailable
-
 _DAMAGED = re.compile(
     r"(?:Bad file format|Unexpected end of file|# Error) reading the append only file (?P<file>[^\s:,]+)"
     r"|FATAL AOF MANIFEST FILE ERROR|Unable to obtain the AOF file|Wrong signature trying to load|Internal error in RDB"
 )
 
 
-class DamagedFile(StoreUnavailable):
-    """The store's append-only file cannot be read. Starting the server again is of no use."""
+class DamagedFile(Exception):
+    """The store's append-only file cannot be read. Starting the server again is of no use. The message says what is."""
 
 
 def require_readable(logged: str, directory: Path, binary: Path) -> None:

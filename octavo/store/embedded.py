@@ -90,7 +90,7 @@ class EmbeddedStore:
     async def start(self) -> None:
         """Returns when the server has loaded its data and answers. Raises StoreUnavailable if it fails to.
 
-        If its data is damaged, that is a DamagedFile, whose message says how to mend it.
+        Raises DamagedFile if its data are damaged.
         """
         self._directory.mkdir(parents=True, exist_ok=True, mode=0o700)
         self._place_socket()

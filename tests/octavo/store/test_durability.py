@@ -123,7 +123,7 @@ async def test_a_server_whose_file_is_damaged_says_how_to_mend_it(tmp_path: Path
     written.write_bytes(data)
     with pytest.raises(DamagedFile, match=r"^\S+\.incr\.aof is damaged: cut it .*rm -r") as caught:
         await server.start()
-    command = caught.value.message.partition("written after it: ")[2].partition(" -- or ")[0]
+    command = str(caught.value).partition("written after it: ")[2].partition(" -- or ")[0]
     mend = await asyncio.create_subprocess_exec("bash", "-c", command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL)
     await mend.communicate(b"y\n")
     assert mend.returncode == 0
