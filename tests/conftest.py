@@ -51,7 +51,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def _select(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """With --long: what is marked `long` or `scaled`; with --night, also `night`. Without: what has neither mark."""
+    """With --long: what is marked `long` or `scaled`, but not `night`; with --night, all three.
+
+    Without either: what is not marked, and what is `scaled`, also if it is `night` as well.
+    """
     chosen: dict[bool, list[pytest.Item]] = {False: [], True: []}
     night = config.getoption("--night")
     for item in items:
@@ -59,7 +62,7 @@ def _select(config: pytest.Config, items: list[pytest.Item]) -> None:
         if night or config.getoption("--long"):
             chosen[bool(marks) and (night or "night" not in marks)].append(item)
         else:
-            chosen[marks <= {"scaled"}].append(item)
+            chosen["long" not in marks and ("night" not in marks or "scaled" in marks)].append(item)
     config.hook.pytest_deselected(items=chosen[False])
     items[:] = chosen[True]
 

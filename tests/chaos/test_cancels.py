@@ -30,7 +30,7 @@ def leaving(clusters):
 
 @pytest.fixture
 def num_cancels() -> int:
-    return int(os.environ.get("OCTAVO_TEST_CANCELS", draws(200, 1000, 10_000)))
+    return int(os.environ.get("OCTAVO_TEST_CANCELS", draws(200, 10_000)))
 
 
 class Leavers:
@@ -74,6 +74,7 @@ async def leavers(leaving):
 
 
 @pytest.mark.scaled
+@pytest.mark.night
 @pytest.mark.timeout(3600)
 async def test_no_request_outlives_a_client_that_left_while_it_was_accepted(leavers, num_cancels, seed):
     rng = random.Random(seed)

@@ -128,12 +128,13 @@ async def roll(cluster: Cluster, name: str) -> float:
 
 
 @pytest.mark.scaled
+@pytest.mark.night
 @pytest.mark.timeout(3600)
 async def test_rolling_the_workers_fails_no_stream_and_counts_no_crash(rolled, oracle, seed):
-    """Ten rounds with 64 streams with `--night`, two with 32 in `make test-long`, one with 16 in `make test`."""
-    streams = SlowStreams(rolled, oracle, draws(16, 32, 64), seed)
+    """Ten rounds with 64 streams with `--night`, one with 16 in `make test`."""
+    streams = SlowStreams(rolled, oracle, draws(16, 64), seed)
     await asyncio.sleep(3)
-    for number in range(draws(1, 2, 10)):
+    for number in range(draws(1, 10)):
         took = {}
         for name in rolled.worker_endpoints:
             streams.check()
@@ -150,13 +151,14 @@ async def test_rolling_the_workers_fails_no_stream_and_counts_no_crash(rolled, o
 
 
 @pytest.mark.scaled
+@pytest.mark.night
 @pytest.mark.timeout(3600)
 async def test_rolling_workers_and_routers_is_a_short_pause_for_clients(rolled, oracle, seed):
-    """For ten minutes with 64 streams with `--night`, for one with 32 in `make test-long`; else each process once."""
+    """For ten minutes with 64 streams with `--night`; each process once with 16 in `make test`."""
     rng = random.Random(seed)
-    streams = SlowStreams(rolled, oracle, draws(16, 32, 64), seed)
+    streams = SlowStreams(rolled, oracle, draws(16, 64), seed)
     await asyncio.sleep(3)
-    minutes = float(os.environ.get("OCTAVO_TEST_ROLL_MINUTES", draws(0, 1, 10)))
+    minutes = float(os.environ.get("OCTAVO_TEST_ROLL_MINUTES", draws(0, 10)))
     until, names, num_rolled = time.monotonic() + 60 * minutes, list(rolled.processes), 0
     while num_rolled == 0 or time.monotonic() < until:
         rng.shuffle(names)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 QUICK = ("take_without_epoch", "send_before_journal", "forget_detach", "deliver_twice")  # found within the first seeds
-LONG = (
+LATE = (
     "append_without_fence",
     "detach_everybody",
     "no_sweep",
@@ -26,7 +26,7 @@ def simulate(root: Path, bug: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("bug", [*QUICK, *(pytest.param(bug, marks=pytest.mark.long) for bug in LONG)])
+@pytest.mark.parametrize("bug", [*QUICK, *(pytest.param(bug, marks=pytest.mark.night) for bug in LATE)])
 def test_a_seeded_bug_is_found(root: Path, bug: str) -> None:
     run = simulate(root, bug)
     assert run.returncode == 1, f"{NUM_SEEDS} seeds have not found it\n{run.stdout[-2000:]}\n{run.stderr}"

@@ -17,10 +17,8 @@ def is_night() -> bool:
     return os.environ.get(VARIABLE) == NIGHT
 
 
-def draws(usual: int, long: int, night: int | None = None) -> int:
-    """How many cases a test marked `scaled` tries."""
-    if is_night() and night is not None:
-        return night
+def draws(usual: int, long: int) -> int:
+    """How many cases a test marked `scaled` tries: `long` of them with --long or --night."""
     return long if os.environ.get(VARIABLE) else usual
 
 
