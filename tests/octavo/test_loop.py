@@ -33,7 +33,8 @@ async def test_a_signal_asks_to_end_and_a_second_one_to_end_at_once(names, urgen
             await request.asked.wait()
         await asyncio.sleep(0.01)
     async with asyncio.timeout(5):
-        while request.urgent.is_set() != urgent:  # noqa: ASYNC110
-            await asyncio.sleep(0.01)
+        if urgent:
+            await request.urgent.wait()
+    assert request.urgent.is_set() == urgent
     asyncio.get_running_loop().remove_signal_handler(signal.SIGTERM)
     asyncio.get_running_loop().remove_signal_handler(signal.SIGINT)

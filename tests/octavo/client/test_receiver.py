@@ -1,3 +1,4 @@
+from ast import literal_eval
 from dataclasses import replace
 
 import pytest
@@ -90,7 +91,7 @@ def test_everything_is_delivered_exactly_once_whatever_connections_do(lengths, l
                 for branch, index in enumerate(receiver.next_indexes()):
                     place[branch] = (index, len("".join(words(branch, index)[: max(index - lag, 0)])))
             else:
-                place = dict(eval(receiver.resume_token)[1])  # noqa: S307
+                place = dict(literal_eval(receiver.resume_token.decode())[1])
             receiver.resume()
         else:
             receiver.restart()

@@ -142,7 +142,7 @@ def _read(system: "System", world: World) -> Iterator[Step]:
 
 def _reader(tokens: tuple[int, ...], confirmed: int) -> BranchReader:
     """The reader of a session that has delivered these tokens."""
-    reader = BranchReader(0, PROMPT_CHAIN, NoText())  # type: ignore[arg-type]
+    reader = BranchReader(0, PROMPT_CHAIN, NoText())  # type: ignore[arg-type]  # it has what a reader calls
     reader.next_index, reader.chain = confirmed, chain_of(tokens[:confirmed])
     reader.note_confirmed()
     reader.next_index, reader.chain = len(tokens), chain_of(tokens)

@@ -71,10 +71,12 @@ class Simulation:
         oracle = Oracle("witness")
         names = [f"c{number}" for number in range(NUM_CLIENTS)]
         self.faults = FaultMenu(self.cluster, names)
-        lossy = lambda: self.faults.is_lossy  # noqa: E731
-        self.clients = [Client(self.cluster, name, oracle, NUM_STREAMS, lossy) for name in names]
+        self.clients = [Client(self.cluster, name, oracle, NUM_STREAMS, self._is_lossy) for name in names]
         self.violations: list[str] = []
         self.settled_s = 0.0
+
+    def _is_lossy(self) -> bool:
+        return self.faults.is_lossy
 
     def run(self) -> Outcome:
         try:

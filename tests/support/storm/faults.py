@@ -8,6 +8,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from contextvars import ContextVar
+from functools import partial
 from typing import Any
 
 from guard.processes import state_of
@@ -63,7 +64,7 @@ class Faults:
             found["disk-full"] = self.fill_disk
         for link in LINKS:
             for way in WAYS:
-                found[f"{link}-{way}"] = lambda link=link, way=way: self.disturb(link, way)  # type: ignore[misc]
+                found[f"{link}-{way}"] = partial(self.disturb, link, way)
         return found
 
     # Processes
