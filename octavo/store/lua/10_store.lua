@@ -8,7 +8,6 @@
 --   ARGV[3]  and on: the function's own arguments, which its comment names as a
 --   reply    an array that starts with a status; {'STALE_GENERATION', generation} means that nothing was done
 
-local ALIVE_MS = 24 * 3600 * 1000            -- how long the keys of a live sequence and of the indexes last; takes and sweeps renew it
 local GENERATION_MS = 30 * 24 * 3600 * 1000  -- how long the generation key lasts; heartbeats renew it
 local LEASE_LINGER_MS = 60 * 1000            -- how much longer than its lease a lease key lasts
 local FREEZE_MARGIN_MS = 1000                -- how much longer than the longest lease take-overs freeze after a restart
@@ -55,7 +54,7 @@ local function enter(generation_key, args)
     end
     store = { raw = raw, generation = generation, frozen_until = frozen, prefix = prefix }
     served = store
-    forget_guards()
+    begin_tails(prefix)
   end
   store.retain_ms = tonumber(args[2])
   return store
@@ -76,7 +75,6 @@ local function define(name, body, essential)
 end
 
 local function record_key(store, id) return store.prefix .. 'seq:' .. id end
-local function id_of(key) return string.match(key, '([^:]+)$') end
 
 -- The record as a table of strings, or nil.
 local function fetch(key)
@@ -89,7 +87,7 @@ end
 
 -- Writes fields to the record and to its table.
 local function update(rec, fields)
-  forget_guard(rec.key)
+  touch(rec.key)
   local flat = {}
   for name, value in pairs(fields) do
     rec[name] = tostring(value)
@@ -100,7 +98,10 @@ end
 
 local function ended(rec) return rec.state ~= 'QUEUED' and rec.state ~= 'RUNNING' end
 
-local function journal_length(rec, branch) return redis.call('STRLEN', rec.key .. ':' .. branch) / 4 end
+local function journal_length(rec, branch)
+  settle(rec.key)
+  return redis.call('STRLEN', journal_of(rec.key, branch)) / 4
+end
 
 local function expire_all(rec, ms)
   redis.call('PEXPIRE', rec.key, ms)

@@ -102,7 +102,7 @@ define('read', function(store, keys, want_prompt, ...)
   local reply = described(rec)
   reply[4] = now_ms()
   reply[5] = want_prompt == '1' and redis.call('GET', rec.key .. ':prompt') or ''
-  for i, first in ipairs({ ... }) do
+  for i, first in ipairs({ ... }) do  -- `described` has settled the journals
     reply[5 + i] = redis.call('GETRANGE', rec.key .. ':' .. (i - 1), 4 * tonumber(first), -1)
   end
   return reply

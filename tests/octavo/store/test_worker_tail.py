@@ -11,7 +11,7 @@ from octavo.sampling import FinishReason
 from octavo.store import keys
 from octavo.store.calls import AppendItem, AppendStatus, Finish, QueueLimits, TakeReason, TakeRequest
 from octavo.store.embedded import EmbeddedStore
-from octavo.store.redis import MAX_BATCH
+from octavo.store.worker_tail import MAX_BATCH
 
 W1, W2 = Incarnation("worker1"), Incarnation("worker2")
 New = Callable[..., NewSequence]
