@@ -28,8 +28,8 @@ MEMBERS_EVERY_S = 0.5  # how often the other workers are counted
 RELEASES_PER_WORKER = 4  # sequences that one other worker is given to replay at a time
 MAX_RELEASES = 32  # sequences on their way to other workers at a time, however many workers there are
 REPLAY_PATIENCE_S = 2.0  # a sequence that another worker has had for this long is on its way no more
-# How long the store may take for the last tokens, and as long again for the releases. In a drain by command both are tried
-# again, as long as the worker lives.
+# How long the store may take for the last tokens, and as long again for the releases. In a drain by command both are
+# tried again, as long as the worker lives.
 STORE_PATIENCE_S = 3.0
 URGENT_PATIENCE_S = 0.7  # the same where a person waits for the end
 MANY = 2**62  # tokens: more than there are

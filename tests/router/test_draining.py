@@ -239,7 +239,7 @@ async def test_tokens_that_no_journal_takes_keep_no_drain_from_its_end(world, or
 
 
 @pytest.mark.parametrize("undone", [False, True], ids=["draining", "undone"])
-async def test_what_was_stopped_while_the_store_was_away_is_released_when_it_is_back(world, oracle, monkeypatch, undone):
+async def test_what_was_stopped_during_an_outage_is_released_after_it(world, oracle, monkeypatch, undone):
     """The worker lives on: no lease ends, and the sequence runs nowhere."""
     monkeypatch.setattr(drain, "STORE_PATIENCE_S", 0.1)
     store, asked = MemoryStore(world.state), []

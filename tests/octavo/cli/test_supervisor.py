@@ -126,14 +126,14 @@ async def test_a_child_that_is_late_is_told_with_its_last_error(supervised, tmp_
 
 
 async def test_users_end_together_and_before_what_they_use(supervised, tmp_path):
-    ends = []
+    ends, both = [], asyncio.Barrier(2)
 
     class Recorded(ChildProcess):
         async def stop(self, grace_s):
             await super().stop(grace_s)
             ends.append(self.name)
-            while not ends.count("worker-0"):  # a router that waited for its turn would never end
-                await asyncio.sleep(0.01)
+            if self.name != "store":
+                await both.wait()  # where one waited for its turn, neither would end
 
     def recorded(*names):
         return [SupervisedProcess(Recorded(name, SLEEP, tmp_path / name, {}), at_once) for name in names]
