@@ -106,9 +106,7 @@ class EmbeddedStore:
             if not mended:
                 code = await self.wait()
                 raise StoreUnavailable(f"the store ended with code {code}: {self._last_words()}; the log is {self.log}")
-            log.warning(
-                "store: cut a gap of %d bytes, left by a full disk, out of its file; nothing is lost", mended
-            )
+            log.warning("store: cut a gap of %d bytes, left by a full disk, out of its file; nothing is lost", mended)
 
     async def stop(self, grace_s: float = STOP_TIMEOUT_S) -> None:
         """Asks the server to end, and kills it after the grace time. May be called at any time, and again."""
