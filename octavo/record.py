@@ -95,6 +95,7 @@ class Record:
     suspects: tuple[Incarnation, ...] = ()  # the owners that crashed
     first_crash_ms: int = 0  # when the first of these crashes was noticed
     announced: int = 0  # the last epoch at which an owner announced that it begins to run this suspect
+    alone: bool = False  # the last take said that the owner is to run it alone: its next crash may fail it
     cancel: bool = False
     # One of each per branch:
     finishes: tuple[FinishReason, ...] = ()

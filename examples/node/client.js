@@ -78,21 +78,25 @@ function elsewhere(error) {
  * `seen` is told how often the stream was attached again, and which status ended the connection before.
  */
 async function* follow(body, seen = {}, options = {}) {
-  let token = null; // of the last event that was handed out
+  let place = null; // after the last event that was handed out
+  let nextIndex = 0;
   seen.attached = 0;
   for (let attempt = 0; ; attempt += 1) {
     const router = routers[attempt % routers.length];
-    const stream = token ? router.Attach({ resume_token: token }, options) : router.Generate(body, options);
+    const stream = place ? router.Attach(place, options) : router.Generate(body, options);
     try {
       for await (const event of stream) {
         yield event;
-        token = event.resume_token;
+        place = { resume_token: event.resume_token };
+        nextIndex = event.first_index + event.token_ids.length;
         if (event.finished) return;
       }
       seen.status = 'OK'; // an end without `finished` is none
     } catch (error) {
-      if (error.code === Code.DEADLINE_EXCEEDED && token && options.deadline) {
+      if (error.code === Code.DEADLINE_EXCEEDED && place && options.deadline) {
         options = {}; // the call has ended with the request: fetch its last tokens
+      } else if (explain(error).reason === 'FOREIGN_TOKEN') { // the store was lost, and the key of tokens with it
+        place = { request_id: body.request_id, next_indexes: [nextIndex] };
       } else if (!elsewhere(error) || attempt > 20) {
         throw error;
       }
@@ -101,7 +105,7 @@ async function* follow(body, seen = {}, options = {}) {
     } finally {
       stream.cancel();
     }
-    seen.attached += token ? 1 : 0;
+    seen.attached += place ? 1 : 0;
   }
 }
 

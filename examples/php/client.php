@@ -198,29 +198,28 @@ function elsewhere(object $told): bool
 function follow(array $routers, GenerateRequest $request, callable $use, ?float $deadline = null): object
 {
     $journey = (object) ['attached' => 0, 'status' => 'OK'];
-    [$token, $finished] = ['', false]; // the token of the last event that was used
+    [$place, $nextIndex, $finished] = [null, 0, false]; // after the last event that was used
     for ($attempt = 0; ; $attempt++) {
         $router = $routers[$attempt % count($routers)];
-        $take = function (GenerateEvent $event) use (&$token, &$finished, $use): bool {
+        $take = function (GenerateEvent $event) use (&$place, &$nextIndex, &$finished, $use): bool {
             $use($event);
-            $token = $event->getResumeToken();
+            $place = (new AttachRequest())->setResumeToken($event->getResumeToken());
+            $nextIndex = $event->getFirstIndex() + count($event->getTokenIds());
             return $finished = $event->hasFinished();
         };
         [$status, $retryMs] = ['OK', 0]; // an end without `finished` is none
         try {
-            if ($token === '') {
-                $router->stream(INFERENCE . 'Generate', $request, GenerateEvent::class, $take, $deadline);
-            } else {
-                $place = (new AttachRequest())->setResumeToken($token);
-                $router->stream(INFERENCE . 'Attach', $place, GenerateEvent::class, $take, $deadline);
-            }
+            $method = INFERENCE . ($place === null ? 'Generate' : 'Attach');
+            $router->stream($method, $place ?? $request, GenerateEvent::class, $take, $deadline);
             if ($finished) {
                 return $journey;
             }
         } catch (CallError $error) {
             $told = explain($error);
-            if ($told->status === 'DEADLINE_EXCEEDED' && $token !== '' && $deadline !== null) {
+            if ($told->status === 'DEADLINE_EXCEEDED' && $place !== null && $deadline !== null) {
                 $deadline = null; // the call has ended with the request: fetch its last tokens
+            } elseif ($told->reason === 'FOREIGN_TOKEN') { // the store was lost, and the key of tokens with it
+                $place = (new AttachRequest())->setRequestId($request->getRequestId())->setNextIndexes([$nextIndex]);
             } elseif (!elsewhere($told) || $attempt > 20) {
                 throw $error;
             }
@@ -228,7 +227,7 @@ function follow(array $routers, GenerateRequest $request, callable $use, ?float 
         }
         $journey->status = $status;
         usleep($retryMs * 1000 + random_int(0, min(1_000_000, 50_000 << min($attempt, 10))));
-        $journey->attached += $token === '' ? 0 : 1;
+        $journey->attached += $place === null ? 0 : 1;
     }
 }
 

@@ -71,22 +71,26 @@ Journey = Struct.new(:attached, :status)
 # Yields every event of a request, once and in order, over as many routers as it takes.
 def follow(routers, request, deadline: nil)
   journey = Journey.new(0, Codes::OK)
-  token = '' # of the last event that was yielded
+  place = nil # after the last event that was yielded
+  next_index = 0
   (0..).each do |attempt|
     stub = routers.stubs[attempt % routers.stubs.size]
     options = { deadline: deadline, return_op: true }
-    call = token.empty? ? stub.generate(request, **options) : stub.attach(V1::AttachRequest.new(resume_token: token), **options)
+    call = place ? stub.attach(place, **options) : stub.generate(request, **options)
     told = Explanation.new(Codes::OK, '', [], 0.0) # an end without `finished` is none
     begin
       call.execute.each do |event|
         yield event
-        token = event.resume_token
+        place = V1::AttachRequest.new(resume_token: event.resume_token)
+        next_index = event.first_index + event.token_ids.size
         return journey if event.finished
       end
     rescue GRPC::BadStatus => e
       told = explain(e)
-      if told.code == Codes::DEADLINE_EXCEEDED && !token.empty? && deadline
+      if told.code == Codes::DEADLINE_EXCEEDED && place && deadline
         deadline = nil # the call has ended with the request: fetch its last tokens
+      elsif told.reason == 'FOREIGN_TOKEN' # the store was lost, and the key of tokens with it
+        place = V1::AttachRequest.new(request_id: request.request_id, next_indexes: [next_index])
       elsif !told.elsewhere? || attempt > 20
         raise
       end
@@ -95,7 +99,7 @@ def follow(routers, request, deadline: nil)
     end
     journey.status = told.code
     sleep(told.retry_s + rand * [1.0, 0.05 * 2**attempt].min)
-    journey.attached += 1 unless token.empty?
+    journey.attached += 1 if place
   end
 end
 

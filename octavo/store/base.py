@@ -187,7 +187,8 @@ class Store(Protocol):
         Sequences with an unused claim go back to the queue. Sequences past their deadline end: waiting ones at once,
         running ones two seconds later. Routers without a lease lose their attachments. Sequences that no client is
         attached to for longer than the grace are cancelled, unless they are kept. Running sequences without a living
-        owner are reported. A call less than the last one's `interval_ms` after it does nothing.
+        owner are reported. Of what dead members have left, each one has an equal share of the limit, and at least one
+        sequence. A call less than the last one's `interval_ms` after it does nothing.
         """
         ...
 

@@ -7,6 +7,7 @@ from octavo.errors import PoisonSuspected
 from octavo.ids import Incarnation, SequenceId
 from octavo.sampling import FinishReason
 
+PROOF_TOKENS = 16  # so many tokens since the last take prove that a sequence is no poison
 RETAIN_MS = 600_000  # how long a store keeps the record of a sequence that has ended, unless it is told otherwise
 
 

@@ -109,6 +109,7 @@ def parse_record(seq_id: SequenceId, flat: Sequence[bytes], lengths: Sequence[in
         suspects=tuple(Incarnation(name) for name in text["suspects"].split(",") if name),
         first_crash_ms=int(text["first_crash_ms"]),
         announced=int(text["announced"]),
+        alone=text.get("alone") == "1",
         cancel=text["cancel"] == "1",
         finishes=finishes,
         num_tokens=tuple(lengths),

@@ -160,10 +160,7 @@ async def test_a_stream_whose_token_no_router_can_read_goes_on_by_id_and_indexes
     cluster.spawn("r1")
     cluster.wait_ready()
     async with cluster.client() as client:
-        stream, history = client.generate(PROMPT, params), History()
-        while stream._endpoint != cluster.endpoints[0]:
-            await stream.aclose()
-            stream = client.generate(PROMPT, params)
+        stream, history = await generate_at_r0(client, cluster, params), History()
         await read_to(stream, history, 50)
         with pytest.raises(errors.ForeignToken):
             async with cluster.client([1]) as other:
@@ -172,3 +169,36 @@ async def test_a_stream_whose_token_no_router_can_read_goes_on_by_id_and_indexes
         await read_all(stream, history)
         assert stream.num_reattaches
     history.check(oracle.outputs(PROMPT, params))
+
+
+async def generate_at_r0(client, cluster, params):
+    stream = client.generate(PROMPT, params)
+    while stream._endpoint != cluster.endpoints[0]:
+        await stream.aclose()
+        stream = client.generate(PROMPT, params)
+    return stream
+
+
+@pytest.mark.timeout(180)
+async def test_a_stream_with_a_token_of_version_1_goes_on_by_id_and_indexes(cluster, oracle):
+    """The router before the last upgrade has made it, which had the store's key, too."""
+    params = SamplingParams(temperature=1.0, seed=9, n=2, max_tokens=120)
+    async with cluster.client() as client:
+        stream, history = await generate_at_r0(client, cluster, params), History()
+        await read_to(stream, history, 50)
+        token = version_1(stream.request_id, num_branches=2)
+        with pytest.raises(errors.ForeignToken):
+            async with cluster.client([1]) as other:
+                await anext(other.attach(resume_token=token))
+        stream._receiver.resume_token = token
+        cluster.kill("r0")
+        await read_all(stream, history)
+        assert stream._refused_token == token
+        assert stream.num_reattaches
+    history.check(oracle.outputs(PROMPT, params))
+
+
+def version_1(request_id, num_branches):
+    """Version, lengths, request id, places (index, chain, bytes of text), MAC."""
+    head = bytes([1, len(request_id), num_branches]) + request_id.encode()
+    return head + bytes(16 * num_branches) + bytes(16)

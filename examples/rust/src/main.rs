@@ -381,7 +381,8 @@ struct Follower<'a> {
     request: octavo::GenerateRequest,
     deadline: Option<Instant>,
     stream: Option<grpc::Streaming>,
-    token: Vec<u8>, // of the last event that was handed out
+    place: Option<octavo::AttachRequest>, // after the last event that was handed out
+    next_index: u32,
     attempt: usize,
     attached: u32,
     status: Code, // how the connection before ended
@@ -389,8 +390,8 @@ struct Follower<'a> {
 }
 
 fn follow(routers: &[Channel], request: octavo::GenerateRequest, deadline: Option<Instant>) -> Follower<'_> {
-    let (stream, token, status) = (None, Vec::new(), grpc::OK);
-    Follower { routers, request, deadline, stream, token, attempt: 0, attached: 0, status, finished: false }
+    let (stream, place, next_index, status) = (None, None, 0, grpc::OK);
+    Follower { routers, request, deadline, stream, place, next_index, attempt: 0, attached: 0, status, finished: false }
 }
 
 impl Follower<'_> {
@@ -398,7 +399,9 @@ impl Follower<'_> {
         while !self.finished {
             let failed = match self.read().await {
                 Ok(Some(event)) => {
-                    self.token = event.resume_token.clone();
+                    let at = Some(octavo::attach_request::At::ResumeToken(event.resume_token.clone()));
+                    self.place = Some(octavo::AttachRequest { at, ..Default::default() });
+                    self.next_index = event.first_index + event.token_ids.len() as u32;
                     self.finished = event.finished.is_some();
                     return Ok(Some(event));
                 }
@@ -407,8 +410,12 @@ impl Follower<'_> {
             };
             self.stream = None;
             let told = explain(&failed);
-            if told.code == grpc::DEADLINE_EXCEEDED && !self.token.is_empty() && self.deadline.is_some() {
+            if told.code == grpc::DEADLINE_EXCEEDED && self.place.is_some() && self.deadline.is_some() {
                 self.deadline = None; // the call has ended with the request: fetch its last tokens
+            } else if told.reason == "FOREIGN_TOKEN" {
+                // The store was lost, and the key of tokens with it.
+                let at = self.request.request_id.clone().map(octavo::attach_request::At::RequestId);
+                self.place = Some(octavo::AttachRequest { at, next_indexes: vec![self.next_index] });
             } else if told.code != grpc::OK && (!elsewhere(&told) || self.attempt > 20) {
                 return Err(failed);
             }
@@ -416,7 +423,7 @@ impl Follower<'_> {
             let bound = (50 << self.attempt.min(10)).min(1000);
             tokio::time::sleep(told.retry + Duration::from_millis(random() % bound)).await;
             self.attempt += 1;
-            self.attached += u32::from(!self.token.is_empty());
+            self.attached += u32::from(self.place.is_some());
         }
         Ok(None)
     }
@@ -424,12 +431,9 @@ impl Follower<'_> {
     async fn read(&mut self) -> Result<Option<octavo::GenerateEvent>, Status> {
         if self.stream.is_none() {
             let router = &self.routers[self.attempt % self.routers.len()];
-            self.stream = Some(if self.token.is_empty() {
-                router.streaming(GENERATE, &self.request, self.deadline).await?
-            } else {
-                let at = Some(octavo::attach_request::At::ResumeToken(self.token.clone()));
-                let place = octavo::AttachRequest { at, ..Default::default() };
-                router.streaming(ATTACH, &place, self.deadline).await?
+            self.stream = Some(match &self.place {
+                None => router.streaming(GENERATE, &self.request, self.deadline).await?,
+                Some(place) => router.streaming(ATTACH, place, self.deadline).await?,
             });
         }
         self.stream.as_mut().expect("a stream has begun").message().await

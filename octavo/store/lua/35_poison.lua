@@ -78,7 +78,9 @@ local function is_blamed(store, rec, now)
   return announced and not runs_another_suspect(store, rec.owner, rec, now)
 end
 
--- Judges the death of the owner, once. True if it was the one too many for this sequence.
+-- Judges the death of the owner, once. True if it was the one too many for this sequence. It never is where the owner was
+-- not told to run the sequence alone: another sequence may have killed the owner. How many crashes fail a sequence may have
+-- become fewer since the owner was told.
 local function judge_death(store, rec, now)
   local suspects = suspects_of(rec)
   for _, suspect in ipairs(suspects) do
@@ -92,7 +94,7 @@ local function judge_death(store, rec, now)
     crashes = tonumber(rec.crashes) + 1, suspects = table.concat(suspects, ','),
     first_crash_ms = rec.first_crash_ms == '0' and now or rec.first_crash_ms,
   })
-  if crashes_left(store, rec, now) > 0 then return false end
+  if rec.alone ~= '1' or crashes_left(store, rec, now) > 0 then return false end
   explain_deaths(store, suspects)
   return true
 end
@@ -105,7 +107,7 @@ end
 
 -- Notes that the owner runs the sequence alone, if it does.
 local function begin_quarantine(store, rec, now)
-  if not runs_alone(store, rec, now) then return end
+  if rec.alone ~= '1' then return end
   local mark = string.format('%s %.0f', rec.id, now + QUARANTINE_MS)
   redis.call('SET', store.prefix .. 'quarantine:' .. rec.owner, mark, 'PX', QUARANTINE_MS + LEASE_LINGER_MS)
 end

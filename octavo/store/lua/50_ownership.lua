@@ -2,14 +2,16 @@
 
 -- Gives the sequence to a new owner at the next epoch. `migration` is the number of the migration that does it, or 0.
 local function hand_over(store, rec, owner, take_id, migration)
+  local now = now_ms()
   set_owner(store, rec, owner)
   update(rec, {
+    alone = runs_alone(store, rec, now) and 1 or 0,
     state = 'RUNNING', epoch = tonumber(rec.epoch) + 1, take_id = take_id,
     mig_number = 0, mig_to = '', last_mig = migration,
   })
   set_deadline(store, rec)
   expire_all(rec, ALIVE_MS)
-  begin_quarantine(store, rec, now_ms())
+  if not runs_another_suspect(store, owner, rec, now) then begin_quarantine(store, rec, now) end
   notify(rec, 'taken')
 end
 
@@ -27,25 +29,25 @@ local function protected_ms(store, owner, why, now)
 end
 
 -- The reply to a take; 1 if the new owner is to run the sequence alone.
-local function take_reply(store, status, rec, retry_ms)
-  return { status, rec.epoch, rec.crashes, retry_ms or 0, runs_alone(store, rec, now_ms()) and 1 or 0 }
+local function take_reply(status, rec, retry_ms)
+  return { status, rec.epoch, rec.crashes, retry_ms or 0, rec.alone == '1' and 1 or 0 }
 end
 
 -- The reply of this take if it was done before; else nil.
-local function answered(store, rec, expected, take_id)
+local function answered(rec, expected, take_id)
   if rec.take_id ~= take_id then return nil end
-  if tonumber(rec.epoch) == expected + 1 then return take_reply(store, 'SAME', rec) end
-  if tonumber(rec.epoch) == expected and rec.state == 'FAILED' then return take_reply(store, 'POISON', rec) end
+  if tonumber(rec.epoch) == expected + 1 then return take_reply('SAME', rec) end
+  if tonumber(rec.epoch) == expected and rec.state == 'FAILED' then return take_reply('POISON', rec) end
   return nil
 end
 
 -- The reply that refuses a take for this reason; nil if nothing refuses it.
 local function refusal(store, rec, why, now)
-  if (rec.state == 'QUEUED') ~= (why == 'queued') then return take_reply(store, 'FENCED', rec) end
+  if (rec.state == 'QUEUED') ~= (why == 'queued') then return take_reply('FENCED', rec) end
   if (why ~= 'lease' and why ~= 'connection') or has_left(store, rec.owner) then return nil end
-  if store.frozen_until > now then return take_reply(store, 'FROZEN', rec, store.frozen_until - now) end
+  if store.frozen_until > now then return take_reply('FROZEN', rec, store.frozen_until - now) end
   local wait_ms = protected_ms(store, rec.owner, why, now)
-  return wait_ms > 0 and take_reply(store, 'ALIVE', rec, wait_ms) or nil
+  return wait_ms > 0 and take_reply('ALIVE', rec, wait_ms) or nil
 end
 
 -- KEYS: generation, record.
@@ -55,10 +57,10 @@ define('take', function(store, keys, expected, owner, take_id, why, waited_ms, p
   local rec = fetch(keys[2])
   if not rec then return { 'GONE', 0, 0, 0, 0 } end
   expected = tonumber(expected)
-  local before = answered(store, rec, expected, take_id)
+  local before = answered(rec, expected, take_id)
   if before then return before end
-  if ended(rec) then return take_reply(store, 'CLOSED', rec) end
-  if tonumber(rec.epoch) ~= expected then return take_reply(store, 'FENCED', rec) end
+  if ended(rec) then return take_reply('CLOSED', rec) end
+  if tonumber(rec.epoch) ~= expected then return take_reply('FENCED', rec) end
   local now = now_ms()
   local refused = refusal(store, rec, why, now)
   if refused then return refused end
@@ -66,30 +68,34 @@ define('take', function(store, keys, expected, owner, take_id, why, waited_ms, p
   local deadline = tonumber(rec.deadline_ms)
   if rec.cancel == '1' or (deadline > 0 and deadline <= now) then
     finish(store, rec, -1, rec.cancel == '1' and STOPPED.CANCELLED or STOPPED.DEADLINE, nil, '')
-    return take_reply(store, 'CLOSED', rec)
+    return take_reply('CLOSED', rec)
   end
   local lost = (why == 'lease' or why == 'connection') and not has_left(store, rec.owner)
   if lost and rec.owner ~= owner and judge_death(store, rec, now) then
     update(rec, { take_id = take_id })
     finish(store, rec, -1, STOPPED.ERROR, nil, poison)
-    return take_reply(store, 'POISON', rec)
+    return take_reply('POISON', rec)
   end
   if is_occupied(store, rec, owner, tonumber(waited_ms), now) then
-    return take_reply(store, 'OCCUPIED', rec, OCCUPIED_RETRY_MS)
+    return take_reply('OCCUPIED', rec, OCCUPIED_RETRY_MS)
   end
   if not lost and rec.crashes ~= '0' then clear_quarantine(store, rec) end
   leave_queue(store, rec)
   note(rec, now, 'taken', owner .. ' ' .. why)
   update(rec, { proof = 0 })
   hand_over(store, rec, owner, take_id, 0)
-  return take_reply(store, 'OK', rec)
+  return take_reply('OK', rec)
 end, true)
 
--- A worker calls it before it begins to run a sequence that had an owner before.
+-- A worker calls it before it begins to run a sequence that had an owner before. If the worker runs it alone, nothing else
+-- runs there from before this call until the sequence has ended or proved itself: so another suspect's quarantine is over.
 -- KEYS: generation, record.  a: epoch, owner.  Reply: {'OK', 1 if this worker owns the sequence at this epoch}
 define('announce', function(store, keys, epoch, owner)
-  local rec = redis.call('HMGET', keys[2], 'epoch', 'owner', 'state', 'crashes')
+  local rec = redis.call('HMGET', keys[2], 'epoch', 'owner', 'state', 'crashes', 'alone')
   if rec[1] ~= epoch or rec[2] ~= owner or rec[3] ~= 'RUNNING' then return { 'OK', 0 } end
-  if rec[4] ~= '0' then redis.call('HSET', keys[2], 'announced', epoch) end
+  if rec[4] ~= '0' then
+    redis.call('HSET', keys[2], 'announced', epoch)
+    begin_quarantine(store, { id = id_of(keys[2]), owner = owner, alone = rec[5] }, now_ms())
+  end
   return { 'OK', 1 }
 end, true)

@@ -47,16 +47,14 @@ local function dead_members(store, kind, index, now)
   return dead
 end
 
--- Calls use(rec, member) for up to `limit` sequences that dead members have left behind. Each member has its share, at least
--- one: orphans that nobody can take, because no worker of their model lives, keep none of another owner waiting.
+-- Calls use(rec, member) for sequences that dead members have left behind. Each member has an equal share of `limit`, and at
+-- least one also where there are more members than that: orphans that nobody can take, because no worker of their model
+-- lives, keep none of another owner waiting.
 local function each_left_behind(store, kind, index, now, limit, use)
   local dead = dead_members(store, kind, index, now)
   local share = math.max(1, math.floor(limit / #dead))
   for _, id in ipairs(dead) do
-    for _, rec in ipairs(due(store, index .. ':' .. id, '+inf', math.min(share, limit))) do
-      use(rec, id)
-      limit = limit - 1
-    end
+    for _, rec in ipairs(due(store, index .. ':' .. id, '+inf', share)) do use(rec, id) end
   end
 end
 

@@ -19,6 +19,7 @@ from octavo.store.memory.poison import (
     is_occupied,
     judge_death,
     runs_alone,
+    runs_another_suspect,
 )
 from octavo.store.memory.state import ALIVE_MS, MemoryState, StoredSequence
 
@@ -30,7 +31,7 @@ def take_ownership(state: MemoryState, request: TakeRequest) -> TakeReply:
     record, reason, new_owner = stored.record, request.reason, request.new_owner
 
     def answer(status: TakeStatus, retry_ms: int = 0) -> TakeReply:
-        return TakeReply(status, record.epoch, record.crashes, retry_ms, runs_alone(state, record))
+        return TakeReply(status, record.epoch, record.crashes, retry_ms, record.alone)
 
     repeated, epoch = record.take_id == request.take_id, request.expected_epoch
     if repeated and record.epoch == epoch + 1:
@@ -66,12 +67,17 @@ def take_ownership(state: MemoryState, request: TakeRequest) -> TakeReply:
 
 
 def announce(state: MemoryState, seq_id: SequenceId, epoch: int, owner: Incarnation) -> bool:
-    """Notes that the owner of this epoch begins to run a suspect. Returns whether this worker is that owner."""
+    """Notes that the owner of this epoch begins to run a suspect. Returns whether this worker is that owner.
+
+    If the worker runs it alone, nothing else runs there from before this call until the sequence has ended or proved
+    itself: so another suspect's quarantine is over.
+    """
     stored = state.get(seq_id)
     if stored is None or stored.record.state.ended or fenced(stored.record, owner, epoch):
         return False
     if stored.record.crashes:
         stored.record.announced = epoch
+        begin_quarantine(state, stored.record)
     return True
 
 
@@ -84,5 +90,7 @@ def hand_over(state: MemoryState, stored: StoredSequence, owner: Incarnation, *,
     record.state, record.owner, record.epoch = SequenceState.RUNNING, owner, record.epoch + 1
     record.take_id, record.mig_number, record.mig_to, record.last_mig = take_id, 0, Incarnation(""), migration
     stored.expires_ms = state.now_ms() + ALIVE_MS
-    begin_quarantine(state, record)
+    record.alone = runs_alone(state, record)
+    if not runs_another_suspect(state, owner, record):
+        begin_quarantine(state, record)
     state.notify(stored, "taken")

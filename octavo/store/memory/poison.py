@@ -9,6 +9,7 @@ from math import ceil
 
 from octavo.ids import Incarnation
 from octavo.record import Record
+from octavo.store.calls import PROOF_TOKENS
 from octavo.store.memory.state import QUARANTINE_MS, MemoryState, StoredSequence
 
 MIN_CRASHES = 3  # so many crashes fail a sequence where no other worker dies
@@ -16,20 +17,23 @@ MAX_CRASHES = 12  # and so many wherever
 OTHERS_PER_CRASH = 2  # up to so many other deaths stand for one crash more
 DEATHS_BEFORE_MS = 60_000  # how long before a sequence's first crash the deaths of other workers begin to count
 DEATHS_KEPT_MS = 3600_000
-PROOF_TOKENS = 16  # so many tokens since the last take prove that the sequence is no poison
 OCCUPIED_RETRY_MS = 250
 MAX_OCCUPIED_MS = 10_000  # how long a suspect waits, in all, for workers that run other suspects
 
 
 def judge_death(state: MemoryState, record: Record) -> bool:
-    """Judges the death of the owner, once. Returns whether it was the one too many for this sequence."""
+    """Judges the death of the owner, once. Returns whether it was the one too many for this sequence.
+
+    It never is where the owner was not told to run the sequence alone: another sequence may have killed the owner. How
+    many crashes fail a sequence may have become fewer since the owner was told.
+    """
     if record.owner in record.suspects:
         return False
     note_death(state, record.owner)
     if not is_blamed(state, record):
         return False
     count_crash(state, record)
-    if not is_poison(state, record):
+    if not (record.alone and is_poison(state, record)):
         return False
     explain_deaths(state, record)
     return True
@@ -113,7 +117,7 @@ def runs_another_suspect(state: MemoryState, worker: Incarnation, record: Record
 
 def begin_quarantine(state: MemoryState, record: Record) -> None:
     """Notes that the owner runs the sequence alone, if it does."""
-    if runs_alone(state, record):
+    if record.alone:
         state.quarantine[record.owner] = (record.seq_id, state.now_ms() + QUARANTINE_MS)
 
 

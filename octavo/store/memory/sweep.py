@@ -70,7 +70,7 @@ def _detach_dead_routers(state: MemoryState, limit: int) -> None:
         for router in _longest_dead_first(state, dead)
         for stored in [each for each in state.live() if router in each.record.routers][: _share(limit, dead)]
     ]
-    for stored, router in left_behind[:limit]:
+    for stored, router in left_behind:
         state.detach(stored, router, ROUTER_LOSS_MS)
 
 
@@ -80,13 +80,14 @@ def _orphans(state: MemoryState, limit: int) -> list[OrphanedSequence]:
     found: list[Record] = []
     for owner in _longest_dead_first(state, dead):
         found += [record for record in running if record.owner == owner][: _share(limit, dead)]
-    return [OrphanedSequence(record.seq_id, record.epoch) for record in found[:limit]]
+    return [OrphanedSequence(record.seq_id, record.epoch) for record in found]
 
 
 def _share(limit: int, dead: set[Incarnation]) -> int:
     """How many of the sequences that one dead member has left behind a sweep looks at.
 
-    Orphans that nobody can take, because no worker of their model lives, keep none of another owner waiting.
+    It is at least one: orphans that nobody can take, because no worker of their model lives, keep none of another owner
+    waiting, however many owners have died.
     """
     return max(1, limit // len(dead))
 

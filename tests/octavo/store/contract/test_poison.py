@@ -10,7 +10,7 @@ from octavo.errors import PoisonSuspected
 from octavo.ids import Incarnation
 from octavo.record import NewSequence, SequenceState
 from octavo.sampling import FinishReason
-from octavo.store.calls import Finish, Member, TakeReason, TakeRequest, TakeStatus
+from octavo.store.calls import AppendItem, Finish, Member, TakeReason, TakeRequest, TakeStatus
 
 W1, W2, W3, W4, W5 = (Incarnation(f"worker{i}") for i in (1, 2, 3, 4, 5))
 New = Callable[..., NewSequence]
@@ -152,6 +152,68 @@ async def test_an_innocent_sequence_is_not_blamed_for_a_suspect(bench: Any, new:
     await bench.advance(60_000)  # nobody runs alone for ever
     assert (await bench.take_ownership(new("later").seq_id, 1, W4, "t", TakeReason.CONNECTION)).crashes == 1
     assert (await bench.crash(suspect, epoch + 2, W4)).status is TakeStatus.POISON
+
+
+async def test_a_sequence_that_did_not_run_alone_is_not_failed(bench: Any, new: New) -> None:
+    """Deaths of others that a poison request explains make fewer crashes enough, and the owner knows nothing of it."""
+    poison, seq_id, epoch = new("poison").seq_id, new().seq_id, await bench.run(new("poison"), Incarnation("p0"))
+    await bench.run(new())
+    await bench.crash(poison, epoch, Incarnation("p1"))
+    await bench.crash(seq_id, epoch, W2)
+    await bench.crash(poison, epoch + 1, Incarnation("p2"))
+    assert not (await bench.crash(seq_id, epoch + 1, W3)).alone  # two others have died: it takes four
+    statuses = [(await bench.crash(poison, epoch + i, Incarnation(f"p{i + 1}"))).status for i in (2, 3)]
+    assert statuses == [TakeStatus.OK, TakeStatus.POISON]
+    taken = await bench.crash(seq_id, epoch + 2, W4)  # three are enough by now, but W3 ran it beside others
+    assert (taken.status, taken.crashes, taken.alone) == (TakeStatus.OK, 3, True)
+    assert (await bench.crash(seq_id, epoch + 3, W5)).status is TakeStatus.POISON
+
+
+async def test_a_repeated_take_says_the_same_of_running_alone(bench: Any, new: New) -> None:
+    seq_id, epoch = new().seq_id, await bench.run(new())
+    await bench.crash(seq_id, epoch, W2)
+    assert (await bench.crash(seq_id, epoch + 1, W3)).alone
+    await others_die(bench, new, "x", "y")  # now it would take four crashes
+    repeated = await bench.take_ownership(seq_id, epoch + 1, W3, f"crash{epoch + 1}", TakeReason.CONNECTION)
+    assert (repeated.status, repeated.alone) == (TakeStatus.SAME, True)
+
+
+async def test_of_two_suspects_of_one_worker_the_one_that_was_announced_is_blamed(bench: Any, new: New) -> None:
+    """The other has waited for as long as one waits, and is there as well; its turn has not come."""
+    first, second = new("first").seq_id, new("second").seq_id
+    epoch = await bench.run(new("first"))
+    await bench.run(new("second"))
+    for seq_id in (first, second):
+        await bench.crash(seq_id, epoch, W2)
+    await bench.crash(first, epoch + 1, W3)
+    await bench.store.announce(second, epoch + 1, W2)
+    request = TakeRequest(second, epoch + 1, W3, "no more", TakeReason.CONNECTION, waited_ms=10_000)
+    assert (await bench.store.take_ownership(request)).alone
+    await bench.store.announce(first, epoch + 2, W3)
+    for number in range(2):
+        taken = await bench.take_ownership(second, epoch + 2 + number, W4, f"t{number}", TakeReason.CONNECTION)
+        assert (taken.status, taken.crashes) == (TakeStatus.OK, 2)
+    taken = await bench.take_ownership(first, epoch + 2, W5, "t", TakeReason.CONNECTION)
+    assert taken.status is TakeStatus.POISON
+
+
+async def test_the_second_suspect_of_a_worker_is_blamed_once_its_turn_has_come(bench: Any, new: New) -> None:
+    first, second = new("first").seq_id, new("second").seq_id
+    epoch = await bench.run(new("first"))
+    await bench.run(new("second"))
+    for seq_id in (first, second):
+        await bench.crash(seq_id, epoch, W2)
+    await bench.crash(first, epoch + 1, W3)
+    await bench.store.announce(second, epoch + 1, W2)
+    request = TakeRequest(second, epoch + 1, W3, "no more", TakeReason.CONNECTION, waited_ms=10_000)
+    await bench.store.take_ownership(request)
+    await bench.store.announce(first, epoch + 2, W3)
+    await bench.store.append_batch(W3, [AppendItem(first, epoch + 2, 0, 0, [1] * 16)])
+    await bench.store.announce(second, epoch + 2, W3)
+    beside = await bench.take_ownership(first, epoch + 2, W5, "t", TakeReason.CONNECTION)
+    assert (beside.status, beside.crashes) == (TakeStatus.OK, 0)
+    taken = await bench.take_ownership(second, epoch + 2, W4, "t", TakeReason.CONNECTION)
+    assert taken.status is TakeStatus.POISON
 
 
 async def test_who_has_left_is_no_death_of_another(bench: Any, new: New) -> None:

@@ -80,6 +80,27 @@ async def test_orphans_that_nobody_takes_keep_none_of_another_owner_waiting(benc
         ]
 
 
+async def test_more_dead_owners_than_the_limit_keep_none_of_them_waiting(bench: Any, new: New) -> None:
+    owners = [Incarnation(f"worker{number}") for number in range(5)]
+    for owner in owners:
+        await bench.run(new(owner), owner)
+        await bench.run(new(f"{owner} too"), owner)
+    await bench.advance(2000)
+    swept = await bench.store.sweep(2, 1000)
+    assert {each.seq_id for each in swept.orphans} == {new(owner).seq_id for owner in owners}
+
+
+async def test_more_dead_routers_than_the_limit_all_lose_a_client(bench: Any, new: New) -> None:
+    routers = [Incarnation(f"router{number}") for number in range(3, 6)]
+    for router in routers:
+        await bench.store.heartbeat(Member("router", router, b""), 1000)
+        await bench.store.accept(new(router, router=router), LIMITS)
+    await bench.advance(2000)
+    await bench.store.sweep(2, 1000)
+    for router in routers:
+        assert (await bench.store.read(new(router).seq_id)).record.routers == ()
+
+
 async def test_an_owner_that_has_left_leaves_orphans(bench: Any, new: New) -> None:
     await bench.store.heartbeat(Member("router", ROUTER, b""), 100_000)
     await bench.store.heartbeat(Member("worker", W1, b""), 100_000)
