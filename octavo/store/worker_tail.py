@@ -1,7 +1,7 @@
 """How a worker appends on a server: most tokens go into its tail, in one write for all its sequences.
 
-The library says when tokens of a branch may go there, and when no more: see lua/05_tails.lua. Whatever else an append may
-meet (first tokens, an end, a record that someone else has changed) goes to the journals, and is answered one by one.
+The library says when tokens of a branch may go there, and when no more: see lua/05_tails.lua. First tokens, ends and
+whatever meets a record that someone else has changed go to the journals, and are answered one by one.
 """
 
 from collections.abc import Awaitable, Callable, Sequence
@@ -16,7 +16,6 @@ from octavo.store.calls import AppendItem, AppendReply, AppendStatus
 Branch = tuple[SequenceId, int]
 
 STATUSES = tuple(AppendStatus)  # in the order of the numbers in lua/40_journal.lua
-JOINED = len(STATUSES)  # OK, and further tokens of the branch may go into the tail
 MAX_BATCH = 512  # items of one call of append_batch: the server does nothing else for that long, about 3 ms
 MAX_TAIL_BYTES = 128 * 1024  # with more, a checkpoint follows. A server that restarts reads so much in about 5 ms
 NO_CHECKPOINT = -1
@@ -28,10 +27,16 @@ class JoinedBranch:
 
     epoch: int
     length: int  # of its output, as far as the store has it
+    room: int  # how many more tokens it may get
     unsettled: list[int] = field(default_factory=list)  # the last of these: what is in the tail and not in the journal
 
     def continues(self, item: AppendItem) -> bool:
         return item.epoch == self.epoch and item.first_index == self.length
+
+    def advance(self, token_ids: Sequence[int]) -> None:
+        self.length += len(token_ids)
+        self.room -= len(token_ids)
+        self.unsettled += token_ids
 
 
 class WorkerTail:
@@ -67,7 +72,9 @@ class WorkerTail:
             branch = item.seq_id, item.branch
             joined = self._joined.get(branch) if branch not in met else None
             met.add(branch)
-            if joined is not None and not item.finish and item.token_ids and joined.continues(item):
+            if joined is None or item.finish or not joined.continues(item):
+                continue
+            if 0 < len(item.token_ids) <= joined.room:
                 found.append(index)
         return found
 
@@ -86,8 +93,7 @@ class WorkerTail:
 
     def _advance(self, item: AppendItem) -> AppendReply:
         joined = self._joined[item.seq_id, item.branch]
-        joined.length += len(item.token_ids)
-        joined.unsettled += item.token_ids
+        joined.advance(item.token_ids)
         return AppendReply(AppendStatus.OK, joined.length)
 
     async def _checkpoint(self, num_bytes: int) -> None:
@@ -120,7 +126,8 @@ class WorkerTail:
             )
             if not self._joined:  # nothing that has changed before can concern this worker
                 self._version = int(version)
-            replies += [self._settled(item, code) for item, code in zip(chunk, codes, strict=True)]
+            answers = codec.pairs(codes)
+            replies += [self._settled(item, *answer) for item, answer in zip(chunk, answers, strict=True)]
         return replies
 
     def _with_unsettled(self, item: AppendItem) -> AppendItem:
@@ -131,10 +138,10 @@ class WorkerTail:
         first, tokens = joined.length - len(joined.unsettled), [*joined.unsettled, *item.token_ids]
         return replace(item, first_index=first, token_ids=tokens)
 
-    def _settled(self, item: AppendItem, code: int) -> AppendReply:
-        status, length = code & 15, code >> 4
-        if status != JOINED:
-            self._joined.pop((item.seq_id, item.branch), None)
-            return AppendReply(STATUSES[status], length)
-        self._joined[item.seq_id, item.branch] = JoinedBranch(item.epoch, length)
-        return AppendReply(AppendStatus.OK, length)
+    def _settled(self, item: AppendItem, code: int, room: int) -> AppendReply:
+        branch, length = (item.seq_id, item.branch), code >> 3
+        if room:
+            self._joined[branch] = JoinedBranch(item.epoch, length, room)
+        else:
+            self._joined.pop(branch, None)
+        return AppendReply(STATUSES[code & 7], length)

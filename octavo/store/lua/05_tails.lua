@@ -88,9 +88,10 @@ local function empty_tail(prefix, owner)
   redis.call('SREM', prefix .. 'tails', owner)
 end
 
--- Gives all journals their items of the tail, and empties it.
-local function settle_all(prefix, owner)
+-- Gives all journals their items of the tail, except those of one id if there is one, and empties the tail.
+local function settle_all(prefix, owner, except)
   local text, at, found = redis.call('GET', tail_of(prefix, owner)) or '', 1, {}
+  if except then found[except] = false end
   while at <= #text do
     local id, branch, first, tokens
     id, branch, first, tokens, at = item_at(text, at)
@@ -119,14 +120,14 @@ local function leave_tail(key)
   if joined[key] then joined[key], num_joined = nil, num_joined - 1 end
 end
 
--- Whether the sequence has joined the tail of its owner now, or before. Items of an older record with the same id, which
--- has ended and was dropped, would count as its own: they go first.
+-- Whether the sequence has joined the tail of its owner now, or before. If it joins now, items with its id are of an older
+-- record, which has ended and was dropped: they go.
 local function join_tail(prefix, owner, key)
   if joined[key] then return true end
   if num_joined >= MAX_JOINED then return false end
   local tail = tail_of(prefix, owner)
   local text = redis.call('GET', tail)
-  if text and string.find(text, mark_of(key), 1, true) then settle_all(prefix, owner) end
+  if text and string.find(text, mark_of(key), 1, true) then settle_all(prefix, owner, id_of(key)) end
   if not lanes[tail] then
     local version = next_version()
     lanes[tail] = { began = version, version = version, changed = {} }

@@ -1,7 +1,6 @@
 -- The journal: one string of packed little-endian u32 per branch. Its length is the number of committed tokens.
 
 local OK, OK_CANCEL, DUP, FENCED, CLOSED, GAP, CONFLICT, GONE = 0, 1, 2, 3, 4, 5, 6, 7
-local JOINED = 8  -- OK, and further tokens of this branch may go into the owner's tail
 
 -- The owner itself ends a branch, so it need not be told that the record has changed.
 local function finish_appended(store, key, branch, reason, failure, score)
@@ -12,7 +11,8 @@ local function finish_appended(store, key, branch, reason, failure, score)
   if tail and not ended(rec) then joined[key], num_joined = tail, num_joined + 1 end
 end
 
--- Appends one item; returns the status and the journal's length. Only the owner at the record's epoch may write, and only
+-- Appends one item; returns the status, the journal's length, and how many more tokens of the branch may go into the
+-- owner's tail (nil: none). Only the owner at the record's epoch may write, and only
 -- at the end. It may send again what it has sent before.
 local function append(store, key, owner, epoch, branch, first, count, reason, tokens, failure, score)
   local journal, stop = journal_of(key, branch), first + count
@@ -46,14 +46,14 @@ local function append(store, key, owner, epoch, branch, first, count, reason, to
     if rec[5] ~= '0' then count_proof(store, key, fresh) end
   end
   if reason ~= 0 then finish_appended(store, key, branch, reason, failure, score)
-  elseif rec[4] == '0' and rec[5] == '0' and join_tail(store.prefix, owner, key) then return JOINED, length end
+  elseif rec[4] == '0' and rec[5] == '0' and join_tail(store.prefix, owner, key) then return OK, length, tonumber(rec[6]) - length end
   return rec[4] == '1' and OK_CANCEL or OK, length
 end
 
 -- KEYS: generation, then the record of each item.
 -- a: the owner that appends; how many bytes its tail has, if this is the last call of a checkpoint, else -1; then per item
 -- <u64 epoch><u16 branch><u32 first><u32 count><u8 reason><u32 failure bytes><f64 score, NaN: none><tokens><failure>, packed.
--- Reply: {'OK', version of the tail, then per item: status + 16 * journal length}.
+-- Reply: {'OK', version of the tail, then per item: status + 8 * journal length, how many more tokens may go into the tail}.
 define('append_batch', function(store, keys, owner, tail_bytes, blob)
   local unpack_head, sub = struct.unpack, string.sub
   local tail, reply, at = tail_of(store.prefix, owner), { 'OK', 0 }, 1
@@ -63,8 +63,8 @@ define('append_batch', function(store, keys, owner, tail_bytes, blob)
     local tokens_end = at + 4 * count
     local failure = size > 0 and sub(blob, tokens_end, tokens_end + size - 1) or ''
     local tokens = sub(blob, at, tokens_end - 1)
-    local status, length = append(store, keys[i], owner, epoch, branch, first, count, reason, tokens, failure, score)
-    reply[i + 1] = status + 16 * length
+    local status, length, room = append(store, keys[i], owner, epoch, branch, first, count, reason, tokens, failure, score)
+    reply[#reply + 1], reply[#reply + 2] = status + 8 * length, room or 0
     at = tokens_end + size
   end
   -- The bytes differ if the call comes late, after other items. Then these stay.
