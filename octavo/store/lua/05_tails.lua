@@ -18,7 +18,7 @@ local ALIVE_MS = 24 * 3600 * 1000  -- how long the keys of a live sequence and o
 local MAX_JOINED = 65536
 
 local joined, num_joined = {}, 0  -- by record: the tail of its owner
-local lanes = {}                  -- by tail: { began, version, changed = { { version, id }, ... } }
+local lanes = {}                  -- by tail: { began, version, changed = { { version, id }, ... }, left = ids, as a set }
 local last_version = 0
 
 -- Greater than all versions before, also those of the process before this one.
@@ -84,8 +84,10 @@ local function settle(key)
 end
 
 local function empty_tail(prefix, owner)
-  redis.call('DEL', tail_of(prefix, owner))
+  local tail = tail_of(prefix, owner)
+  redis.call('DEL', tail)
   redis.call('SREM', prefix .. 'tails', owner)
+  if lanes[tail] then lanes[tail].left = {} end
 end
 
 -- Gives all journals their items of the tail, except those of one id if there is one, and empties the tail.
@@ -117,20 +119,29 @@ local function begin_tails(prefix)
 end
 
 local function leave_tail(key)
-  if joined[key] then joined[key], num_joined = nil, num_joined - 1 end
+  local tail = joined[key]
+  if not tail then return end
+  joined[key], num_joined = nil, num_joined - 1
+  lanes[tail].left[id_of(key)] = true
 end
 
--- Whether the sequence has joined the tail of its owner now, or before. If it joins now, items with its id are of an older
--- record, which has ended and was dropped: they go.
+-- Takes back a `leave_tail`.
+local function stay_in_tail(key, tail)
+  joined[key], num_joined = tail, num_joined + 1
+  lanes[tail].left[id_of(key)] = nil
+end
+
+-- Whether the sequence has joined the tail of its owner now, or before. If it has left this tail before, the tail may hold
+-- items of an older record with the same id, which has ended and was dropped: they go.
 local function join_tail(prefix, owner, key)
   if joined[key] then return true end
   if num_joined >= MAX_JOINED then return false end
-  local tail = tail_of(prefix, owner)
-  local text = redis.call('GET', tail)
-  if text and string.find(text, mark_of(key), 1, true) then settle_all(prefix, owner, id_of(key)) end
+  local tail, id = tail_of(prefix, owner), id_of(key)
   if not lanes[tail] then
     local version = next_version()
-    lanes[tail] = { began = version, version = version, changed = {} }
+    lanes[tail] = { began = version, version = version, changed = {}, left = {} }
+  elseif lanes[tail].left[id] then
+    settle_all(prefix, owner, id)
   end
   joined[key], num_joined = tail, num_joined + 1
   return true

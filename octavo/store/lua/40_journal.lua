@@ -4,11 +4,10 @@ local OK, OK_CANCEL, DUP, FENCED, CLOSED, GAP, CONFLICT, GONE = 0, 1, 2, 3, 4, 5
 
 -- The owner itself ends a branch, so it need not be told that the record has changed.
 local function finish_appended(store, key, branch, reason, failure, score)
-  local tail, rec = joined[key], fetch(key)
-  if tail then settle(key) end
+  local rec, tail = fetch(key), joined[key]
   leave_tail(key)
   finish(store, rec, branch, tostring(reason), nil, failure, score == score and score or nil)
-  if tail and not ended(rec) then joined[key], num_joined = tail, num_joined + 1 end
+  if tail and not ended(rec) then stay_in_tail(key, tail) end
 end
 
 -- Appends one item; returns the status, the journal's length, and how many more tokens of the branch may go into the
