@@ -27,6 +27,8 @@ using octavo::v1::GenerateRequest;
 using octavo::v1::Inference;
 using Clock = std::chrono::system_clock;
 
+constexpr int MAX_FAILURES = 100;  // without an event between them; with the pauses after them about a minute
+
 std::vector<std::string> endpoints;
 std::vector<std::shared_ptr<grpc::Channel>> channels;
 std::vector<std::unique_ptr<Inference::Stub>> routers;
@@ -136,6 +138,7 @@ Journey follow(const GenerateRequest& request, const std::function<void(const Ge
     Journey journey;
     std::optional<octavo::v1::AttachRequest> place;  // after the last event that was used
     unsigned next_index = 0;
+    int failures = 0;  // since the last event
     for (int attempt = 0;; ++attempt) {
         auto& router = *routers[attempt % routers.size()];
         grpc::ClientContext context;  // its destructor cancels a call that has not ended
@@ -145,6 +148,7 @@ Journey follow(const GenerateRequest& request, const std::function<void(const Ge
             use(event);
             place.emplace().set_resume_token(event.resume_token());
             next_index = event.first_index() + event.token_ids_size();
+            failures = 0;
             if (event.has_finished()) return journey;
         }
         const grpc::Status status = stream->Finish();
@@ -154,11 +158,11 @@ Journey follow(const GenerateRequest& request, const std::function<void(const Ge
         } else if (told.reason == "FOREIGN_TOKEN") {  // the store was lost, and the key of tokens with it
             place.emplace().set_request_id(request.request_id());
             place->add_next_indexes(next_index);
-        } else if (!status.ok() && (!elsewhere(status) || attempt > 20)) {
+        } else if (!status.ok() && (!elsewhere(status) || failures > MAX_FAILURES)) {
             throw CallError(status);
         }  // an OK without `finished` is no end
         journey.status = status.error_code();
-        const double bound = std::min(1000.0, 50.0 * (1 << std::min(attempt, 10)));
+        const double bound = std::min(1000.0, 50.0 * (1 << std::min(failures++, 10)));
         const double pause = told.retry_ms + std::uniform_real_distribution<>(0, bound)(dice());
         std::this_thread::sleep_for(std::chrono::duration<double, std::milli>(pause));
         journey.attached += place ? 1 : 0;

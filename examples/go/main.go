@@ -23,6 +23,9 @@ import (
 	octavo "octavo/v1"
 )
 
+// Without an event between them; with the pauses after them about a minute.
+const maxFailures = 100
+
 var (
 	endpoints   []string
 	connections []*grpc.ClientConn
@@ -134,15 +137,16 @@ func follow(ctx context.Context, request *octavo.GenerateRequest, use func(*octa
 		} else if told.reason == "FOREIGN_TOKEN" { // the store was lost, and the key of tokens with it
 			id := &octavo.AttachRequest_RequestId{RequestId: request.GetRequestId()}
 			at.attach = &octavo.AttachRequest{At: id, NextIndexes: []uint32{at.nextIndex}}
-		} else if err != io.EOF && (!elsewhere(err) || attempt > 20) {
+		} else if err != io.EOF && (!elsewhere(err) || at.failures > maxFailures) {
 			return went, err
 		}
 		went.status = told.code
-		bound := 50 * time.Millisecond << uint(attempt)
+		bound := 50 * time.Millisecond << at.failures
 		if bound > time.Second || bound <= 0 {
 			bound = time.Second
 		}
 		time.Sleep(told.retry + time.Duration(rand.Int63n(int64(bound))))
+		at.failures++
 		if at.attach != nil {
 			went.attached++
 		}
@@ -153,6 +157,7 @@ func follow(ctx context.Context, request *octavo.GenerateRequest, use func(*octa
 type place struct {
 	attach    *octavo.AttachRequest // nil: no event has come
 	nextIndex uint32
+	failures  uint // since that event
 }
 
 // read is one connection of follow. It returns nil after the terminal event.
@@ -177,6 +182,7 @@ func (at *place) read(ctx context.Context, router octavo.InferenceClient, reques
 		}
 		token := &octavo.AttachRequest_ResumeToken{ResumeToken: event.ResumeToken}
 		at.attach, at.nextIndex = &octavo.AttachRequest{At: token}, event.FirstIndex+uint32(len(event.TokenIds))
+		at.failures = 0
 		if event.Finished != nil {
 			return nil
 		}

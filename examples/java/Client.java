@@ -47,6 +47,8 @@ public final class Client {
   static final PrintStream out =
       new PrintStream(new FileOutputStream(FileDescriptor.out), true, StandardCharsets.UTF_8);
 
+  static final int MAX_FAILURES = 100; // without an event between them; with the pauses after them about a minute
+
   static List<String> endpoints;
   static final List<ManagedChannel> channels = new ArrayList<>();
   static final List<InferenceGrpc.InferenceBlockingStub> routers = new ArrayList<>();
@@ -135,6 +137,7 @@ public final class Client {
     Journey journey = new Journey();
     AttachRequest place = null; // after the last event that was used
     int nextIndex = 0;
+    int failures = 0; // since the last event
     for (int attempt = 0; ; attempt++) {
       InferenceGrpc.InferenceBlockingStub router = routers.get(attempt % routers.size());
       if (deadline != null) router = router.withDeadline(deadline);
@@ -149,6 +152,7 @@ public final class Client {
           use.accept(event);
           place = AttachRequest.newBuilder().setResumeToken(event.getResumeToken()).build();
           nextIndex = event.getFirstIndex() + event.getTokenIdsCount();
+          failures = 0;
           if (event.hasFinished()) return journey;
         }
       } catch (StatusRuntimeException error) {
@@ -157,7 +161,7 @@ public final class Client {
           deadline = null; // the call has ended with the request: fetch its last tokens
         } else if (told.reason.equals("FOREIGN_TOKEN")) { // the store was lost, and the key of tokens with it
           place = AttachRequest.newBuilder().setRequestId(request.getRequestId()).addNextIndexes(nextIndex).build();
-        } else if (!told.elsewhere() || attempt > 20) {
+        } else if (!told.elsewhere() || failures > MAX_FAILURES) {
           throw error;
         }
         status = told.code;
@@ -167,7 +171,8 @@ public final class Client {
         call.cancel(null); // a call that has not ended
       }
       journey.status = status;
-      Thread.sleep(retryMs + ThreadLocalRandom.current().nextLong(Math.min(1000L, 50L << Math.min(attempt, 10))));
+      Thread.sleep(retryMs + ThreadLocalRandom.current().nextLong(Math.min(1000L, 50L << Math.min(failures, 10))));
+      failures++;
       journey.attached += place == null ? 0 : 1;
     }
   }

@@ -10,6 +10,7 @@ require 'octavo/v1/inference_services_pb'
 
 V1 = Octavo::V1
 Codes = GRPC::Core::StatusCodes
+MAX_FAILURES = 100 # without an event between them; with the pauses after them about a minute
 CODE_NAMES = Codes.constants.to_h { |name| [Codes.const_get(name), name.to_s] }
 OPTIONS = {
   'grpc.service_config' => File.read(File.join(__dir__, '../../protos/service_config.json')),
@@ -73,6 +74,7 @@ def follow(routers, request, deadline: nil)
   journey = Journey.new(0, Codes::OK)
   place = nil # after the last event that was yielded
   next_index = 0
+  failures = 0 # since the last event
   (0..).each do |attempt|
     stub = routers.stubs[attempt % routers.stubs.size]
     options = { deadline: deadline, return_op: true }
@@ -83,6 +85,7 @@ def follow(routers, request, deadline: nil)
         yield event
         place = V1::AttachRequest.new(resume_token: event.resume_token)
         next_index = event.first_index + event.token_ids.size
+        failures = 0
         return journey if event.finished
       end
     rescue GRPC::BadStatus => e
@@ -91,14 +94,15 @@ def follow(routers, request, deadline: nil)
         deadline = nil # the call has ended with the request: fetch its last tokens
       elsif told.reason == 'FOREIGN_TOKEN' # the store was lost, and the key of tokens with it
         place = V1::AttachRequest.new(request_id: request.request_id, next_indexes: [next_index])
-      elsif !told.elsewhere? || attempt > 20
+      elsif !told.elsewhere? || failures > MAX_FAILURES
         raise
       end
     ensure
       call.cancel
     end
     journey.status = told.code
-    sleep(told.retry_s + rand * [1.0, 0.05 * 2**attempt].min)
+    sleep(told.retry_s + rand * [1.0, 0.05 * 2**failures].min)
+    failures += 1
     journey.attached += 1 if place
   end
 end

@@ -65,6 +65,7 @@ class Worker:
         self.journal_writer = JournalWriter(journal, listener.incarnation, self.publisher, self.engine_client, policy)
         self.step_timeout_s = STOP_TIMEOUT_S  # how long `stop` waits for the step in flight
         self.urgent = False  # whether whoever asked the worker to leave waits for its end
+        self._lease_ms = settings.lease_ms
         self._leave_s = settings.drain_ms / 1000
         self._draining = False
         self.lease = Lease(store, replace(member_of(listener), info=self._description()), settings.lease_ms)
@@ -127,7 +128,7 @@ class Worker:
 
     def _description(self) -> bytes:
         info = self.workload.info
-        base = json.loads(member_of(self.listener).info)
+        base = {**json.loads(member_of(self.listener).info), "lease_ms": self._lease_ms}
         return describe_worker(base, info.fingerprint, info.layout, draining=self._draining)
 
     def _note_draining(self, draining: bool) -> None:

@@ -1,5 +1,6 @@
 """A store that comes back with an older past, another one, or none: a stream goes on, or says that it cannot."""
 
+import re
 import shutil
 from dataclasses import replace
 
@@ -51,6 +52,16 @@ class Past:
         finally:
             await store.close()
             await server.stop()
+
+    def flip_bit(self, request_id: str) -> None:
+        """A bit of the journal's first append is another one in the file. Only while the store is dead."""
+        (file,) = self._files.glob("*.incr.aof")
+        data = bytearray(file.read_bytes())
+        key = f"{keys.record(sequence_id('', request_id))}:0".encode()
+        value = re.search(rb"APPEND\r\n\$\d+\r\n%b\r\n\$\d+\r\n" % re.escape(key), data)
+        assert value is not None
+        data[value.end()] ^= 1
+        file.write_bytes(data)
 
     def bring_back(self, *victims: str) -> None:
         """Kills the store, and others with it, and starts all again: on the data that were saved, or on none."""
@@ -113,6 +124,27 @@ async def test_another_past_is_lost_history_and_never_another_text(cluster, past
             async with cluster.client(routers) as other:
                 with pytest.raises(errors.HistoryLost):
                     await read_all(other.attach(resume_token=token), History(starts=[len(history.tokens[0])]))
+        await client.cancel(stream.request_id)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(180)
+@pytest.mark.parametrize("victims", [("w0", "w1"), ()], ids=["all die", "the store dies"])
+async def test_damage_inside_a_journal_is_lost_history_for_whoever_had_it(cluster, past, oracle, victims):
+    """The server has no checksum over what it appends to its file, and loads another token without a word."""
+    (expected,) = oracle.outputs(PROMPT, PARAMS)
+    async with cluster.client() as client:
+        stream, history = client.generate(PROMPT, PARAMS), History()
+        await read_to(stream, history, 40)
+        for name in ("store", *victims):
+            cluster.kill(name)
+        past.flip_bit(stream.request_id)
+        for name in ("store", *victims):
+            cluster.spawn(name)
+        with pytest.raises(errors.HistoryLost):
+            await read_all(stream, history)
+        assert tuple(history.tokens[0]) == expected.token_ids[: len(history.tokens[0])]
+        cluster.wait_ready()
         await client.cancel(stream.request_id)
 
 

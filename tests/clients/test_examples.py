@@ -93,9 +93,19 @@ def test_an_answer_is_whole_with_its_terminal_event(example, ending):
         code, [part] = example.run([one, two], "stream")
     assert (code, part.verdict) == (0, "ok")
     assert part.values == {"tokens": "24", "finish": "LENGTH"}
-    assert part.printed == b"ab" * 12 + b"\n"
+    assert part.printed == b"a" * 24 + b"\n"
     if ending != "break":  # a broken connection may take the event with it
         assert (router.calls, other.calls) == (["Generate"], [])
+
+
+def test_a_stream_may_break_as_often_as_it_goes_on(example):
+    """What counts against it is how often it has broken since its last event."""
+    router = BreakingRouter("stutter")
+    with router.serving() as endpoint:
+        code, [part] = example.run([endpoint], "stream")
+    assert (code, part.verdict) == (0, "ok")
+    assert part.values == {"tokens": "24", "finish": "LENGTH"}
+    assert router.calls == ["Generate"] + ["Attach"] * 23
 
 
 def test_a_refusal_says_why_and_when_to_come_again(example, cluster):

@@ -1,4 +1,4 @@
-"""A router that sends a whole answer, and then does not end the call as it should."""
+"""A router that does not end a call as it should."""
 
 import threading
 from collections.abc import Iterator
@@ -13,8 +13,9 @@ from octavo.v1 import inference_pb2, inference_pb2_grpc, types_pb2
 
 NUM_TOKENS = 24
 SILENCE_S = 20.0
-# What follows the terminal event: a bad status, nothing for `SILENCE_S` and then a bad status, or a broken connection.
-Ending = Literal["status", "silence", "break"]
+# What follows the terminal event: a bad status, nothing for `SILENCE_S` and then a bad status, or a broken connection;
+# or a bad status follows every event.
+Ending = Literal["status", "silence", "break", "stutter"]
 
 
 @dataclass
@@ -35,15 +36,17 @@ class BreakingRouter(inference_pb2_grpc.InferenceServicer):
     def _answer(self, start: int, context: Any) -> Iterator[inference_pb2.GenerateEvent]:
         left = threading.Event()
         context.add_callback(left.set)
-        for index in range(start, NUM_TOKENS, 2):
-            yield event(index, index + 2)
+        for index in range(start, NUM_TOKENS):
+            yield event(index, index + 1)
+            if self.ending == "stutter":
+                break
         if start == NUM_TOKENS:
             yield event(start, start)
         if self.ending == "break":
             self.server.stop(None)
         elif self.ending == "silence":
             left.wait(SILENCE_S)
-        context.abort(grpc.StatusCode.UNAVAILABLE, "the router died between the terminal event and the status")
+        context.abort(grpc.StatusCode.UNAVAILABLE, "this router dies")
 
     @contextmanager
     def serving(self) -> Iterator[str]:
@@ -61,7 +64,7 @@ class BreakingRouter(inference_pb2_grpc.InferenceServicer):
 def event(start: int, end: int) -> inference_pb2.GenerateEvent:
     """With the tokens from `start` to `end`."""
     made = inference_pb2.GenerateEvent(
-        first_index=start, token_ids=range(start, end), text="ab"[: end - start], resume_token=str(end).encode()
+        first_index=start, token_ids=range(start, end), text="a" * (end - start), resume_token=str(end).encode()
     )
     if end == NUM_TOKENS:
         made.finish_reason = types_pb2.FINISH_REASON_LENGTH

@@ -309,6 +309,7 @@ mod grpc {
 
 use grpc::{Channel, Code, Status};
 
+const MAX_FAILURES: u32 = 100; // without an event between them; with the pauses after them about a minute
 const GENERATE: &str = "/octavo.v1.Inference/Generate";
 const ATTACH: &str = "/octavo.v1.Inference/Attach";
 const COMPLETE: &str = "/octavo.v1.Inference/Complete";
@@ -383,6 +384,7 @@ struct Follower<'a> {
     stream: Option<grpc::Streaming>,
     place: Option<octavo::AttachRequest>, // after the last event that was handed out
     next_index: u32,
+    failures: u32, // since that event
     attempt: usize,
     attached: u32,
     status: Code, // how the connection before ended
@@ -390,8 +392,9 @@ struct Follower<'a> {
 }
 
 fn follow(routers: &[Channel], request: octavo::GenerateRequest, deadline: Option<Instant>) -> Follower<'_> {
-    let (stream, place, next_index, status) = (None, None, 0, grpc::OK);
-    Follower { routers, request, deadline, stream, place, next_index, attempt: 0, attached: 0, status, finished: false }
+    let (stream, place, status, finished) = (None, None, grpc::OK, false);
+    let (next_index, failures, attempt, attached) = (0, 0, 0, 0);
+    Follower { routers, request, deadline, stream, place, next_index, failures, attempt, attached, status, finished }
 }
 
 impl Follower<'_> {
@@ -402,6 +405,7 @@ impl Follower<'_> {
                     let at = Some(octavo::attach_request::At::ResumeToken(event.resume_token.clone()));
                     self.place = Some(octavo::AttachRequest { at, ..Default::default() });
                     self.next_index = event.first_index + event.token_ids.len() as u32;
+                    self.failures = 0;
                     self.finished = event.finished.is_some();
                     return Ok(Some(event));
                 }
@@ -416,12 +420,13 @@ impl Follower<'_> {
                 // The store was lost, and the key of tokens with it.
                 let at = self.request.request_id.clone().map(octavo::attach_request::At::RequestId);
                 self.place = Some(octavo::AttachRequest { at, next_indexes: vec![self.next_index] });
-            } else if told.code != grpc::OK && (!elsewhere(&told) || self.attempt > 20) {
+            } else if told.code != grpc::OK && (!elsewhere(&told) || self.failures > MAX_FAILURES) {
                 return Err(failed);
             }
             self.status = told.code;
-            let bound = (50 << self.attempt.min(10)).min(1000);
+            let bound = (50 << self.failures.min(10)).min(1000);
             tokio::time::sleep(told.retry + Duration::from_millis(random() % bound)).await;
+            self.failures += 1;
             self.attempt += 1;
             self.attached += u32::from(self.place.is_some());
         }
