@@ -14,7 +14,7 @@
 -- Who has joined is known to this server process alone. A process that begins settles all tails that it finds in the data,
 -- and has every worker begin anew.
 
-local ALIVE_MS = 24 * 3600 * 1000  -- how long the keys of a live sequence and of the indexes last; takes and sweeps renew it
+local ALIVE_MS = 24 * 3600 * 1000  -- how long the keys of a live sequence and of the indexes last; sweeps renew it
 local MAX_JOINED = 65536
 
 local joined, num_joined = {}, 0  -- by record: the tail of its owner

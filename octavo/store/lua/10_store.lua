@@ -20,6 +20,13 @@ local MAX_EXPIRED_PER_POP = 64
 local CUT = { STOP = '1', LENGTH = '2' }
 local STOPPED = { CANCELLED = '3', DEADLINE = '4', ERROR = '5' }  -- digits of FinishReason; '0' means that the branch runs
 
+-- The time at which the call under way began.
+local clock_ms, began_ms = now_ms, nil
+local function now_ms()
+  began_ms = began_ms or clock_ms()
+  return began_ms
+end
+
 -- The run id of the server process, and the generation that it serves. Both are empty after every restart.
 local run_id
 local served
@@ -67,6 +74,7 @@ local function define(name, body, essential)
     function_name = 'octavo1_' .. name,
     flags = essential and { 'allow-oom' } or {},
     callback = function(keys, args)
+      began_ms = nil
       local store = enter(keys[1], args)
       if store.generation ~= tonumber(args[1]) then return { 'STALE_GENERATION', store.generation } end
       return body(store, keys, unpack(args, 3))
@@ -109,14 +117,16 @@ local function expire_all(rec, ms)
   for branch = 0, #rec.finishes - 1 do redis.call('PEXPIRE', rec.key .. ':' .. branch, ms) end
 end
 
--- Adds a line "<ms after acceptance> <what> <detail>" to the timeline, and drops the oldest if there are too many.
-local function note(rec, now, what, detail)
-  local line = string.format('%.0f %s %s', now - tonumber(rec.accepted_ms), what, detail)
+-- The timeline with one more line "<ms after acceptance> <what> <detail>", and without the oldest if there are too many.
+local function timeline_with(rec, now, line)
+  line = string.format('%.0f %s', now - tonumber(rec.accepted_ms), line)
   local lines = rec.timeline == '' and line or rec.timeline .. '\n' .. line
   local _, breaks = string.gsub(lines, '\n', '')
   if breaks >= MAX_TIMELINE then lines = string.match(lines, '^[^\n]*\n(.*)$') end
-  update(rec, { timeline = lines })
+  return lines
 end
+
+local function note(rec, now, what, detail) update(rec, { timeline = timeline_with(rec, now, what .. ' ' .. detail) }) end
 
 -- Tells the routers that clients are attached to. The notice may get lost, so routers also poll.
 local function notify(rec, what)
@@ -143,14 +153,14 @@ local function drop_from_index(store, name, id) redis.call('ZREM', store.prefix 
 local function give_to(store, rec, index, kind, member)
   if member == '' then return end
   add_to_index(store, index .. ':' .. member, rec.place, rec.id)
-  redis.call('ZADD', store.prefix .. 'members:' .. kind, 'NX', 0, member)
-  redis.call('PEXPIRE', store.prefix .. 'members:' .. kind, ALIVE_MS)
+  local members = store.prefix .. 'members:' .. kind  -- heartbeats renew its life
+  if redis.call('ZADD', members, 'NX', 0, member) == 1 then redis.call('PEXPIRE', members, ALIVE_MS) end
 end
 
-local function set_owner(store, rec, owner)
+-- Enters the sequence among those of its new owner. The caller writes the owner into the record.
+local function move_to_owner(store, rec, owner)
   if rec.owner ~= '' then drop_from_index(store, 'owned:' .. rec.owner, rec.id) end
   give_to(store, rec, 'owned', 'worker', owner)
-  update(rec, { owner = owner })
 end
 
 -- What waits ends at its deadline. What runs ends OVERDUE_MS later: its owner should have ended it by then.
