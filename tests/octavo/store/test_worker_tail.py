@@ -25,10 +25,22 @@ def server(request: pytest.FixtureRequest, servers: Callable[[str], EmbeddedStor
 
 
 @pytest.fixture
-async def store(server: EmbeddedStore, make_redis_bench: Callable[..., Any]) -> AsyncIterator[Any]:
+async def bench(server: EmbeddedStore, make_redis_bench: Callable[..., Any]) -> AsyncIterator[Any]:
     bench = await make_redis_bench(server.url)
-    yield bench.store
+    yield bench
     await bench.close()
+
+
+@pytest.fixture
+def store(bench: Any) -> Any:
+    return bench.store
+
+
+@pytest.fixture
+def make_another(bench: Any) -> Callable[[], Any]:
+    """Another process that calls the store in the name of the same worker."""
+    another: Callable[[], Any] = bench.another
+    return another
 
 
 async def begin(store: Any, new: NewSequence, tokens: int = 2) -> None:
@@ -175,9 +187,36 @@ async def test_late_and_repeated_calls_change_nothing(store: Any, new: New, monk
         for name, args, more in calls[-6:]:
             if name in ("append_tail", "append_batch"):
                 await original(name, *args, **more)
-    assert {name for name, args, _ in calls if name == "append_batch" and args[1] >= 0}
+    checkpoints = [call for call in calls if call[0] == "append_batch" and call[1][1] >= 0]
+    assert len(checkpoints) > 2
+    assert await tail_bytes(store) > 0
+    for name, args, more in checkpoints:
+        await original(name, *args, **more)
     for sequence in (first, second):
         assert await output(store, sequence) == list(range(30))
+
+
+async def test_a_worker_that_forgets_what_it_has_in_its_tail_goes_on(store: Any, make_another: Any, new: New) -> None:
+    sequence = new("s")
+    await begin(store, sequence)
+    for first in range(2, 5):
+        assert await append(store, sequence, first, [first]) is AppendStatus.OK
+    forgetful = make_another()
+    for first in range(5, 8):
+        assert await append(forgetful, sequence, first, [first]) is AppendStatus.OK
+    assert await output(store, sequence) == list(range(8))
+
+
+async def test_what_had_joined_in_an_earlier_life_has_to_join_again(store: Any, make_another: Any, new: New) -> None:
+    """Although another sequence of the same worker has joined since."""
+    sequence, other = new("s"), new("t")
+    for each in (sequence, other):
+        await begin(store, each)
+        assert await append(store, each, 2, [2]) is AppendStatus.OK
+    await store.server.client.function_load(store.server.source, replace=True)
+    assert await append(make_another(), other, 3, [3]) is AppendStatus.OK
+    assert await append(store, sequence, 3, [3]) is AppendStatus.OK
+    assert await output(store, sequence) == [0, 1, 2, 3]
 
 
 async def test_a_lost_tail_is_a_gap_that_the_worker_fills(store: Any, new: New) -> None:
