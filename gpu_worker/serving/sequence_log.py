@@ -45,7 +45,7 @@ class SequenceLog:
         self.sequence = sequence
         self.followers: set[StepSubscription] = set()
         self.gone = False  # forgotten: nothing may be appended to it or published of it any more
-        # Set when the store holds nothing against the sequence here any more: PROOF_TOKENS are journalled, or it is gone.
+        # Set when the store holds nothing against the sequence here: PROOF_TOKENS are journalled, or the log is gone.
         self.settled = asyncio.Event()
         self._num_accepted = 0  # new tokens
         self.branches = [BranchLog(list(tokens), extend_chain(prompt_chain, tokens)) for tokens in outputs]
