@@ -5,6 +5,7 @@ import json
 import logging
 import os
 import time
+from contextlib import suppress
 from dataclasses import replace
 
 import grpc.aio
@@ -48,6 +49,8 @@ GENERATION_INTERVAL_S = 0.1
 RESUME_SECRET = "resume"
 TELLING_S = 0.25  # how long a router that drains still answers new calls, with DRAINING
 ASSIGNING_GRACE_S = 2.5  # as long as a Schedule may take
+LEAVE_PATIENCE_S = 3.0  # how long the store may take to note that the router has left
+URGENT_PATIENCE_S = 0.5  # the same two where a person waits for the end
 
 
 class Router:
@@ -99,6 +102,7 @@ class Router:
         self._opener = opener = SessionOpener(context, self.models, preparer, limits, settings.max_streams)
         self.inference = InferenceService(opener, store, self.dispatcher, self.models, preparer)
         self.admin = AdminService(store, incarnation, self.pool, self.assigner, preparer)
+        self._urgent = False  # whether whoever asked the router to leave waits for its end
         self._may_have_lapsed = False  # whether the last heartbeat was not answered
         self._renewed_at = time.monotonic()
         self._tasks: list[asyncio.Task[None]] = []
@@ -156,6 +160,7 @@ class Router:
         for task in waiting:
             task.cancel()
         await asyncio.gather(*waiting, return_exceptions=True)
+        self._urgent = urgent.is_set()
 
     async def _lose_sessions(self) -> None:
         """Returns when no session is open. First probes and callers are told, then connections are: a client that has
@@ -180,15 +185,14 @@ class Router:
         self.inference.close()
         await self._public_server.stop(STOP_GRACE_S)
         await self._admin_server.stop(0)
-        await self.dispatcher.stop_assigning(ASSIGNING_GRACE_S)
+        await self.dispatcher.stop_assigning(URGENT_PATIENCE_S if self._urgent else ASSIGNING_GRACE_S)
         await end_tasks(self._tasks)
         await self._background.close()
         await self.attachments.close()
         await self.pool.close()
-        try:
-            await self._store.leave(self._member)
-        except StoreUnavailable:
-            pass  # the lease ends by itself
+        with suppress(StoreUnavailable, TimeoutError):  # the lease ends by itself
+            async with asyncio.timeout(URGENT_PATIENCE_S if self._urgent else LEAVE_PATIENCE_S):
+                await self._store.leave(self._member)
 
     async def wait_for_failure(self) -> None:
         """Returns, or raises, when one of the loops has ended. As long as nothing is wrong, none ends."""

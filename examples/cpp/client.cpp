@@ -8,6 +8,7 @@
 #include <functional>
 #include <iostream>
 #include <memory>
+#include <optional>
 #include <random>
 #include <sstream>
 #include <stdexcept>
@@ -25,6 +26,8 @@ using octavo::v1::GenerateEvent;
 using octavo::v1::GenerateRequest;
 using octavo::v1::Inference;
 using Clock = std::chrono::system_clock;
+
+constexpr int MAX_FAILURES = 100;  // without an event between them; with the pauses after them about a minute
 
 std::vector<std::string> endpoints;
 std::vector<std::shared_ptr<grpc::Channel>> channels;
@@ -133,29 +136,36 @@ struct Journey {
 Journey follow(const GenerateRequest& request, const std::function<void(const GenerateEvent&)>& use,
                const Clock::time_point* deadline = nullptr) {
     Journey journey;
-    octavo::v1::AttachRequest place;  // after the last event that was used
+    std::optional<octavo::v1::AttachRequest> place;  // after the last event that was used
+    unsigned next_index = 0;
+    int failures = 0;  // since the last event
     for (int attempt = 0;; ++attempt) {
         auto& router = *routers[attempt % routers.size()];
         grpc::ClientContext context;  // its destructor cancels a call that has not ended
         if (deadline != nullptr) context.set_deadline(*deadline);
-        const bool begun = !place.resume_token().empty();
-        auto stream = begun ? router.Attach(&context, place) : router.Generate(&context, request);
+        auto stream = place ? router.Attach(&context, *place) : router.Generate(&context, request);
         for (GenerateEvent event; stream->Read(&event);) {
             use(event);
-            place.set_resume_token(event.resume_token());
+            place.emplace().set_resume_token(event.resume_token());
+            next_index = event.first_index() + event.token_ids_size();
+            failures = 0;
             if (event.has_finished()) return journey;
         }
         const grpc::Status status = stream->Finish();
-        if (status.error_code() == grpc::DEADLINE_EXCEEDED && !place.resume_token().empty() && deadline != nullptr) {
+        const Explanation told = explain(status);
+        if (status.error_code() == grpc::DEADLINE_EXCEEDED && place && deadline != nullptr) {
             deadline = nullptr;  // the call has ended with the request: fetch its last tokens
-        } else if (!status.ok() && (!elsewhere(status) || attempt > 20)) {
+        } else if (told.reason == "FOREIGN_TOKEN") {  // the store was lost, and the key of tokens with it
+            place.emplace().set_request_id(request.request_id());
+            place->add_next_indexes(next_index);
+        } else if (!status.ok() && (!elsewhere(status) || failures > MAX_FAILURES)) {
             throw CallError(status);
         }  // an OK without `finished` is no end
         journey.status = status.error_code();
-        const double bound = std::min(1000.0, 50.0 * (1 << std::min(attempt, 10)));
-        const double pause = explain(status).retry_ms + std::uniform_real_distribution<>(0, bound)(dice());
+        const double bound = std::min(1000.0, 50.0 * (1 << std::min(failures++, 10)));
+        const double pause = told.retry_ms + std::uniform_real_distribution<>(0, bound)(dice());
         std::this_thread::sleep_for(std::chrono::duration<double, std::milli>(pause));
-        journey.attached += place.resume_token().empty() ? 0 : 1;
+        journey.attached += place ? 1 : 0;
     }
 }
 

@@ -23,6 +23,9 @@ import (
 	octavo "octavo/v1"
 )
 
+// Without an event between them; with the pauses after them about a minute.
+const maxFailures = 100
+
 var (
 	endpoints   []string
 	connections []*grpc.ClientConn
@@ -119,9 +122,9 @@ type eventStream interface {
 // follow calls use with every event of a request, once and in order, over as many routers as it takes.
 func follow(ctx context.Context, request *octavo.GenerateRequest, use func(*octavo.GenerateEvent) error) (journey, error) {
 	var went journey
-	var token []byte // of the last event that was used
+	var at place
 	for attempt := 0; ; attempt++ {
-		err := read(ctx, routers[attempt%len(routers)], request, &token, use)
+		err := at.read(ctx, routers[attempt%len(routers)], request, use)
 		if err == nil {
 			return went, nil
 		}
@@ -129,34 +132,45 @@ func follow(ctx context.Context, request *octavo.GenerateRequest, use func(*octa
 		if err == io.EOF {
 			told.code = codes.OK // an end without Finished is none
 		}
-		if told.code == codes.DeadlineExceeded && token != nil && ctx.Err() != nil {
+		if told.code == codes.DeadlineExceeded && at.attach != nil && ctx.Err() != nil {
 			ctx = context.Background() // the call has ended with the request: fetch its last tokens
-		} else if err != io.EOF && (!elsewhere(err) || attempt > 20) {
+		} else if told.reason == "FOREIGN_TOKEN" { // the store was lost, and the key of tokens with it
+			id := &octavo.AttachRequest_RequestId{RequestId: request.GetRequestId()}
+			at.attach = &octavo.AttachRequest{At: id, NextIndexes: []uint32{at.nextIndex}}
+		} else if err != io.EOF && (!elsewhere(err) || at.failures > maxFailures) {
 			return went, err
 		}
 		went.status = told.code
-		bound := 50 * time.Millisecond << uint(attempt)
+		bound := 50 * time.Millisecond << at.failures
 		if bound > time.Second || bound <= 0 {
 			bound = time.Second
 		}
 		time.Sleep(told.retry + time.Duration(rand.Int63n(int64(bound))))
-		if token != nil {
+		at.failures++
+		if at.attach != nil {
 			went.attached++
 		}
 	}
 }
 
+// place is where a stream goes on: after the last event that was used.
+type place struct {
+	attach    *octavo.AttachRequest // nil: no event has come
+	nextIndex uint32
+	failures  uint // since that event
+}
+
 // read is one connection of follow. It returns nil after the terminal event.
-func read(ctx context.Context, router octavo.InferenceClient, request *octavo.GenerateRequest, token *[]byte,
+func (at *place) read(ctx context.Context, router octavo.InferenceClient, request *octavo.GenerateRequest,
 	use func(*octavo.GenerateEvent) error) error {
 	ctx, stop := context.WithCancel(ctx)
 	defer stop() // cancels a call that has not ended
 	var stream eventStream
 	var err error
-	if *token == nil {
+	if at.attach == nil {
 		stream, err = router.Generate(ctx, request)
 	} else {
-		stream, err = router.Attach(ctx, &octavo.AttachRequest{At: &octavo.AttachRequest_ResumeToken{ResumeToken: *token}})
+		stream, err = router.Attach(ctx, at.attach)
 	}
 	for err == nil {
 		var event *octavo.GenerateEvent
@@ -166,7 +180,9 @@ func read(ctx context.Context, router octavo.InferenceClient, request *octavo.Ge
 		if failed := use(event); failed != nil {
 			return status.Error(codes.Aborted, failed.Error())
 		}
-		*token = event.ResumeToken
+		token := &octavo.AttachRequest_ResumeToken{ResumeToken: event.ResumeToken}
+		at.attach, at.nextIndex = &octavo.AttachRequest{At: token}, event.FirstIndex+uint32(len(event.TokenIds))
+		at.failures = 0
 		if event.Finished != nil {
 			return nil
 		}

@@ -2,7 +2,6 @@
 // Each part below prints one line at its end. ../README.md says what the lines mean.
 import com.google.gson.Gson;
 import com.google.protobuf.Any;
-import com.google.protobuf.ByteString;
 import com.google.protobuf.InvalidProtocolBufferException;
 import dev.octavo.v1.AttachRequest;
 import dev.octavo.v1.CancelRequest;
@@ -47,6 +46,8 @@ public final class Client {
       Metadata.Key.of("grpc-status-details-bin", Metadata.BINARY_BYTE_MARSHALLER);
   static final PrintStream out =
       new PrintStream(new FileOutputStream(FileDescriptor.out), true, StandardCharsets.UTF_8);
+
+  static final int MAX_FAILURES = 100; // without an event between them; with the pauses after them about a minute
 
   static List<String> endpoints;
   static final List<ManagedChannel> channels = new ArrayList<>();
@@ -134,7 +135,9 @@ public final class Client {
   static Journey follow(GenerateRequest request, Deadline deadline, Consumer<GenerateEvent> use)
       throws InterruptedException {
     Journey journey = new Journey();
-    ByteString token = ByteString.EMPTY; // of the last event that was used
+    AttachRequest place = null; // after the last event that was used
+    int nextIndex = 0;
+    int failures = 0; // since the last event
     for (int attempt = 0; ; attempt++) {
       InferenceGrpc.InferenceBlockingStub router = routers.get(attempt % routers.size());
       if (deadline != null) router = router.withDeadline(deadline);
@@ -143,21 +146,22 @@ public final class Client {
       Context.CancellableContext call = Context.current().withCancellation();
       Context before = call.attach();
       try {
-        Iterator<GenerateEvent> stream =
-            token.isEmpty()
-                ? router.generate(request)
-                : router.attach(AttachRequest.newBuilder().setResumeToken(token).build());
+        Iterator<GenerateEvent> stream = place == null ? router.generate(request) : router.attach(place);
         while (stream.hasNext()) {
           GenerateEvent event = stream.next();
           use.accept(event);
-          token = event.getResumeToken();
+          place = AttachRequest.newBuilder().setResumeToken(event.getResumeToken()).build();
+          nextIndex = event.getFirstIndex() + event.getTokenIdsCount();
+          failures = 0;
           if (event.hasFinished()) return journey;
         }
       } catch (StatusRuntimeException error) {
         Explanation told = new Explanation(error);
-        if (told.code == Status.Code.DEADLINE_EXCEEDED && !token.isEmpty() && deadline != null) {
+        if (told.code == Status.Code.DEADLINE_EXCEEDED && place != null && deadline != null) {
           deadline = null; // the call has ended with the request: fetch its last tokens
-        } else if (!told.elsewhere() || attempt > 20) {
+        } else if (told.reason.equals("FOREIGN_TOKEN")) { // the store was lost, and the key of tokens with it
+          place = AttachRequest.newBuilder().setRequestId(request.getRequestId()).addNextIndexes(nextIndex).build();
+        } else if (!told.elsewhere() || failures > MAX_FAILURES) {
           throw error;
         }
         status = told.code;
@@ -167,8 +171,9 @@ public final class Client {
         call.cancel(null); // a call that has not ended
       }
       journey.status = status;
-      Thread.sleep(retryMs + ThreadLocalRandom.current().nextLong(Math.min(1000L, 50L << Math.min(attempt, 10))));
-      journey.attached += token.isEmpty() ? 0 : 1;
+      Thread.sleep(retryMs + ThreadLocalRandom.current().nextLong(Math.min(1000L, 50L << Math.min(failures, 10))));
+      failures++;
+      journey.attached += place == null ? 0 : 1;
     }
   }
 

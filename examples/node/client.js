@@ -24,6 +24,7 @@ const OPTIONS = {
   'grpc.max_reconnect_backoff_ms': 1_000,
 };
 const { status: Code } = grpc;
+const MAX_FAILURES = 100; // without an event between them; with the pauses after them about a minute
 const codeName = (code) => Object.keys(Code).find((name) => Code[name] === code);
 const finishName = (reason) => reason.replace('FINISH_REASON_', '');
 
@@ -78,30 +79,39 @@ function elsewhere(error) {
  * `seen` is told how often the stream was attached again, and which status ended the connection before.
  */
 async function* follow(body, seen = {}, options = {}) {
-  let token = null; // of the last event that was handed out
+  let place = null; // after the last event that was handed out
+  let nextIndex = 0;
+  let failures = 0; // since the last event
   seen.attached = 0;
   for (let attempt = 0; ; attempt += 1) {
     const router = routers[attempt % routers.length];
-    const stream = token ? router.Attach({ resume_token: token }, options) : router.Generate(body, options);
+    let retryMs = 0;
+    const stream = place ? router.Attach(place, options) : router.Generate(body, options);
     try {
       for await (const event of stream) {
         yield event;
-        token = event.resume_token;
+        place = { resume_token: event.resume_token };
+        nextIndex = event.first_index + event.token_ids.length;
+        failures = 0;
         if (event.finished) return;
       }
       seen.status = 'OK'; // an end without `finished` is none
     } catch (error) {
-      if (error.code === Code.DEADLINE_EXCEEDED && token && options.deadline) {
+      if (error.code === Code.DEADLINE_EXCEEDED && place && options.deadline) {
         options = {}; // the call has ended with the request: fetch its last tokens
-      } else if (!elsewhere(error) || attempt > 20) {
+      } else if (explain(error).reason === 'FOREIGN_TOKEN') { // the store was lost, and the key of tokens with it
+        place = { request_id: body.request_id, next_indexes: [nextIndex] };
+      } else if (!elsewhere(error) || failures > MAX_FAILURES) {
         throw error;
       }
       seen.status = codeName(error.code);
-      await sleep(explain(error).retryMs + Math.random() * Math.min(1000, 50 * 2 ** attempt));
+      retryMs = explain(error).retryMs;
     } finally {
       stream.cancel();
     }
-    seen.attached += token ? 1 : 0;
+    await sleep(retryMs + Math.random() * Math.min(1000, 50 * 2 ** failures));
+    failures += 1;
+    seen.attached += place ? 1 : 0;
   }
 }
 

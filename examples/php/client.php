@@ -35,6 +35,7 @@ const CODES = [
     'PERMISSION_DENIED', 'RESOURCE_EXHAUSTED', 'FAILED_PRECONDITION', 'ABORTED', 'OUT_OF_RANGE', 'UNIMPLEMENTED',
     'INTERNAL', 'UNAVAILABLE', 'DATA_LOSS', 'UNAUTHENTICATED',
 ];
+const MAX_FAILURES = 100; // without an event between them; with the pauses after them about a minute
 const INFERENCE = '/octavo.v1.Inference/';
 
 /** A call that failed: its code by name, and the bytes of grpc-status-details-bin. */
@@ -198,37 +199,38 @@ function elsewhere(object $told): bool
 function follow(array $routers, GenerateRequest $request, callable $use, ?float $deadline = null): object
 {
     $journey = (object) ['attached' => 0, 'status' => 'OK'];
-    [$token, $finished] = ['', false]; // the token of the last event that was used
+    [$place, $nextIndex, $failures, $finished] = [null, 0, 0, false]; // after the last event that was used
     for ($attempt = 0; ; $attempt++) {
         $router = $routers[$attempt % count($routers)];
-        $take = function (GenerateEvent $event) use (&$token, &$finished, $use): bool {
+        $take = function (GenerateEvent $event) use (&$place, &$nextIndex, &$failures, &$finished, $use): bool {
             $use($event);
-            $token = $event->getResumeToken();
+            $place = (new AttachRequest())->setResumeToken($event->getResumeToken());
+            $nextIndex = $event->getFirstIndex() + count($event->getTokenIds());
+            $failures = 0;
             return $finished = $event->hasFinished();
         };
         [$status, $retryMs] = ['OK', 0]; // an end without `finished` is none
         try {
-            if ($token === '') {
-                $router->stream(INFERENCE . 'Generate', $request, GenerateEvent::class, $take, $deadline);
-            } else {
-                $place = (new AttachRequest())->setResumeToken($token);
-                $router->stream(INFERENCE . 'Attach', $place, GenerateEvent::class, $take, $deadline);
-            }
+            $method = INFERENCE . ($place === null ? 'Generate' : 'Attach');
+            $router->stream($method, $place ?? $request, GenerateEvent::class, $take, $deadline);
             if ($finished) {
                 return $journey;
             }
         } catch (CallError $error) {
             $told = explain($error);
-            if ($told->status === 'DEADLINE_EXCEEDED' && $token !== '' && $deadline !== null) {
+            if ($told->status === 'DEADLINE_EXCEEDED' && $place !== null && $deadline !== null) {
                 $deadline = null; // the call has ended with the request: fetch its last tokens
-            } elseif (!elsewhere($told) || $attempt > 20) {
+            } elseif ($told->reason === 'FOREIGN_TOKEN') { // the store was lost, and the key of tokens with it
+                $place = (new AttachRequest())->setRequestId($request->getRequestId())->setNextIndexes([$nextIndex]);
+            } elseif (!elsewhere($told) || $failures > MAX_FAILURES) {
                 throw $error;
             }
             [$status, $retryMs] = [$told->status, $told->retryMs];
         }
         $journey->status = $status;
-        usleep($retryMs * 1000 + random_int(0, min(1_000_000, 50_000 << min($attempt, 10))));
-        $journey->attached += $token === '' ? 0 : 1;
+        usleep($retryMs * 1000 + random_int(0, min(1_000_000, 50_000 << min($failures, 10))));
+        $failures++;
+        $journey->attached += $place === null ? 0 : 1;
     }
 }
 

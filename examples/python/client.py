@@ -4,6 +4,7 @@ Each part below prints one line at its end. ../README.md says what the lines mea
 served by octavo.client, which does all of this; the example shows what the generated stubs alone can do.
 """
 
+import itertools
 import random
 import sys
 import time
@@ -31,6 +32,7 @@ OPTIONS = [
     ("grpc.max_reconnect_backoff_ms", 1_000),
 ]
 Code = grpc.StatusCode
+MAX_FAILURES = 100  # without an event between them; with the pauses after them about a minute
 
 
 class Routers:
@@ -109,7 +111,8 @@ def follow(
     until = None if deadline_s is None else time.monotonic() + deadline_s
     place = None  # after the last event that was handed out
     next_index = 0
-    for attempt in range(1000):
+    failures = 0  # since the last event
+    for attempt in itertools.count():
         stub = routers.stubs[attempt % len(routers.stubs)]
         timeout = None if until is None else max(until - time.monotonic(), 0.001)
         if place:
@@ -122,6 +125,7 @@ def follow(
                 yield event
                 place = inference_pb2.AttachRequest(resume_token=event.resume_token)
                 next_index = event.first_index + len(event.token_ids)
+                failures = 0
                 if event.HasField("finished"):
                     return
         except grpc.RpcError as error:
@@ -130,12 +134,13 @@ def follow(
                 until = None  # the call has ended with the request: fetch its last tokens
             elif told.reason == "FOREIGN_TOKEN":  # the store was lost, and the key of tokens with it
                 place = inference_pb2.AttachRequest(request_id=request.request_id, next_indexes=[next_index])
-            elif not elsewhere(told) or attempt > 20:
+            elif not elsewhere(told) or failures > MAX_FAILURES:
                 raise
         finally:
             call.cancel()
         journey.status = told.code
-        time.sleep(told.retry_s + random.uniform(0, min(1.0, 0.05 * 2**attempt)))
+        time.sleep(told.retry_s + random.uniform(0, min(1.0, 0.05 * 2**failures)))
+        failures += 1
         journey.attached += place is not None
 
 

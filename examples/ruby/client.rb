@@ -10,6 +10,7 @@ require 'octavo/v1/inference_services_pb'
 
 V1 = Octavo::V1
 Codes = GRPC::Core::StatusCodes
+MAX_FAILURES = 100 # without an event between them; with the pauses after them about a minute
 CODE_NAMES = Codes.constants.to_h { |name| [Codes.const_get(name), name.to_s] }
 OPTIONS = {
   'grpc.service_config' => File.read(File.join(__dir__, '../../protos/service_config.json')),
@@ -71,31 +72,38 @@ Journey = Struct.new(:attached, :status)
 # Yields every event of a request, once and in order, over as many routers as it takes.
 def follow(routers, request, deadline: nil)
   journey = Journey.new(0, Codes::OK)
-  token = '' # of the last event that was yielded
+  place = nil # after the last event that was yielded
+  next_index = 0
+  failures = 0 # since the last event
   (0..).each do |attempt|
     stub = routers.stubs[attempt % routers.stubs.size]
     options = { deadline: deadline, return_op: true }
-    call = token.empty? ? stub.generate(request, **options) : stub.attach(V1::AttachRequest.new(resume_token: token), **options)
+    call = place ? stub.attach(place, **options) : stub.generate(request, **options)
     told = Explanation.new(Codes::OK, '', [], 0.0) # an end without `finished` is none
     begin
       call.execute.each do |event|
         yield event
-        token = event.resume_token
+        place = V1::AttachRequest.new(resume_token: event.resume_token)
+        next_index = event.first_index + event.token_ids.size
+        failures = 0
         return journey if event.finished
       end
     rescue GRPC::BadStatus => e
       told = explain(e)
-      if told.code == Codes::DEADLINE_EXCEEDED && !token.empty? && deadline
+      if told.code == Codes::DEADLINE_EXCEEDED && place && deadline
         deadline = nil # the call has ended with the request: fetch its last tokens
-      elsif !told.elsewhere? || attempt > 20
+      elsif told.reason == 'FOREIGN_TOKEN' # the store was lost, and the key of tokens with it
+        place = V1::AttachRequest.new(request_id: request.request_id, next_indexes: [next_index])
+      elsif !told.elsewhere? || failures > MAX_FAILURES
         raise
       end
     ensure
       call.cancel
     end
     journey.status = told.code
-    sleep(told.retry_s + rand * [1.0, 0.05 * 2**attempt].min)
-    journey.attached += 1 unless token.empty?
+    sleep(told.retry_s + rand * [1.0, 0.05 * 2**failures].min)
+    failures += 1
+    journey.attached += 1 if place
   end
 end
 

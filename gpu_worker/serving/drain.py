@@ -28,8 +28,10 @@ MEMBERS_EVERY_S = 0.5  # how often the other workers are counted
 RELEASES_PER_WORKER = 4  # sequences that one other worker is given to replay at a time
 MAX_RELEASES = 32  # sequences on their way to other workers at a time, however many workers there are
 REPLAY_PATIENCE_S = 2.0  # a sequence that another worker has had for this long is on its way no more
-FLUSH_TIMEOUT_S = 3.0  # how long what has been computed may take into the journal before all is released
+# How long the store may take for the last tokens, and as long again for the releases. In a drain by command both are
+# tried again, as long as the worker lives.
 STORE_PATIENCE_S = 3.0
+URGENT_PATIENCE_S = 0.7  # the same where a person waits for the end
 MANY = 2**62  # tokens: more than there are
 
 
@@ -69,6 +71,7 @@ class WorkerDrain:
         self._done = asyncio.Event()
         self._done.set()
         self._task: asyncio.Task[None] | None = None
+        self._stopped: list[Sequence] = []  # run here no more, and the store has not been told yet
         self._under_way: list[Release] = []
         self._num_others = 0
         self._counted_at = 0.0
@@ -114,19 +117,21 @@ class WorkerDrain:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
 
-    async def release_rest(self) -> None:
+    async def release_rest(self, *, urgent: bool = False) -> None:
         """Releases all that is here, after the engine has ended."""
-        try:
-            async with asyncio.timeout(FLUSH_TIMEOUT_S):
-                await self._journal_writer.wait_until_flushed()
-        except TimeoutError:
-            log.warning("the store is away: the last tokens were not journalled, and will be computed again elsewhere")
-        await self._give_up([each.sequence for each in self._publisher.logs.values()], STORE_PATIENCE_S)
+        patience_s = URGENT_PATIENCE_S if urgent else STORE_PATIENCE_S
+        await self._flush(patience_s)
+        await self._give_up([each.sequence for each in self._publisher.logs.values()], patience_s)
 
     async def _keep_empty(self) -> None:
-        """Releases what is here, and what was being admitted when the drain began, until the drain is undone."""
-        while self.active:
-            if not self.num_left:
+        """Releases what is here, and what was being admitted when the drain began, until the drain is undone.
+
+        What has been stopped is released in any case: it does not run here any more.
+        """
+        while self.active or self._stopped:
+            if self._stopped:
+                await self._release_stopped()
+            elif not self.num_left:
                 if not self.done:
                     log.info("drained: this worker has no sequences, and takes none")
                 self._done.set()
@@ -153,23 +158,41 @@ class WorkerDrain:
             dropped = await self._engine_client.drop_cheapest(max_sequences, max_tokens)
         except Draining:
             return  # the engine has ended: `release_rest` does it
-        await self._journal_writer.wait_until_flushed()
-        await self._give_up(dropped, max(STORE_PATIENCE_S, self._until - time.monotonic()))
+        self._stopped += dropped
+        await self._release_stopped()
 
-    async def _give_up(self, sequences: Iterable[Sequence], patience_s: float) -> None:
-        """Puts sequences that run here no more back into the queue. The epoch fences what may still come of them."""
+    async def _release_stopped(self) -> None:
+        """Releases what has been stopped. What the store does not take while there is time, the next round releases."""
+        patience_s = max(STORE_PATIENCE_S, self._until - time.monotonic())
+        await self._flush(patience_s)
+        self._stopped = await self._give_up(self._stopped, patience_s)
+
+    async def _flush(self, patience_s: float) -> None:
+        try:
+            async with asyncio.timeout(patience_s):
+                await self._journal_writer.wait_until_flushed()
+        except TimeoutError:
+            log.warning("the store is away: the last tokens were not journalled, and will be computed again elsewhere")
+
+    async def _give_up(self, sequences: Iterable[Sequence], patience_s: float) -> list[Sequence]:
+        """Puts sequences that run here no more back into the queue. The epoch fences what may still come of them.
+
+        Returns those of which the store does not know it yet.
+        """
+        sequences = list(sequences)
         answers = await asyncio.gather(*(self._requeue(each, patience_s) for each in sequences))
-        if num_lost := answers.count(False):
-            log.warning("the store is away: %d sequences wait until the lease of this worker has ended", num_lost)
+        left = [each for each, answered in zip(sequences, answers, strict=True) if not answered]
+        if left:
+            log.warning("the store is away: %d sequences wait until it is told, or until the lease ends", len(left))
+        return left
 
     async def _requeue(self, sequence: Sequence, patience_s: float) -> bool:
         """Returns whether the store knows that the sequence runs here no more."""
         seq_id = sequence.seq_id
         try:
-            waits = await until_answered(
-                lambda: self._store.requeue(seq_id, sequence.epoch), patience_s=patience_s, what="release"
-            )
-        except StoreUnavailable:
+            async with asyncio.timeout(patience_s):
+                waits = await until_answered(lambda: self._store.requeue(seq_id, sequence.epoch), what="release")
+        except TimeoutError:
             return False
         sequence_log = self._publisher.logs.get(seq_id)
         if sequence_log is not None and sequence_log.sequence is sequence:

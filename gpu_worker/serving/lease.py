@@ -8,6 +8,7 @@ import asyncio
 import logging
 import math
 import time
+from contextlib import suppress
 from dataclasses import replace
 
 from octavo.errors import StoreUnavailable
@@ -98,12 +99,11 @@ class Lease:
         self._member = replace(self._member, info=info)
         self._start_renewal()
 
-    async def end(self) -> None:
+    async def end(self, patience_s: float) -> None:
         """Ends the lease after a renewal under way, which would otherwise make the worker look alive again."""
         self._ended = True
-        if self._renewing is not None:
-            await self._renewing
-        try:
-            await self._store.leave(self._member)
-        except StoreUnavailable:
-            pass  # the lease runs out by itself
+        with suppress(StoreUnavailable, TimeoutError):  # the lease runs out by itself
+            async with asyncio.timeout(patience_s):
+                if self._renewing is not None:
+                    await self._renewing
+                await self._store.leave(self._member)

@@ -36,7 +36,10 @@ log = logging.getLogger(__name__)
 REFRESH_EVERY_S = 0.05  # how often load and cache events are brought from a busy engine to the event loop
 MAX_END_S = 5.0  # of the time that leaving may take: kept for the step in flight, the journal and the last releases
 END_SHARE = 0.25  # the same as a share, where leaving may take less
-MIN_STEP_S = 2.0  # how long the step in flight may take in any case
+MIN_STEP_S = 2.0  # how long the step in flight may take in any case, unless a person waits for the end
+URGENT_STEP_S = 1.0
+LEAVE_PATIENCE_S = 3.0  # how long the store may take to note that the worker has left
+URGENT_LEAVE_S = 0.5
 
 
 class Worker:
@@ -62,6 +65,8 @@ class Worker:
         )
         self.journal_writer = JournalWriter(journal, listener.incarnation, self.publisher, self.engine_client, policy)
         self.step_timeout_s = STOP_TIMEOUT_S  # how long `stop` waits for the step in flight
+        self.urgent = False  # whether whoever asked the worker to leave waits for its end
+        self._lease_ms = settings.lease_ms
         self._leave_s = settings.drain_ms / 1000
         self._draining = False
         self.lease = Lease(store, replace(member_of(listener), info=self._description()), settings.lease_ms)
@@ -100,6 +105,8 @@ class Worker:
         await asyncio.wait(waiting, timeout=self._leave_s - end_s, return_when=asyncio.FIRST_COMPLETED)
         for task in waiting:
             task.cancel()
+        if urgent.is_set():
+            self.urgent, self.step_timeout_s = True, min(URGENT_STEP_S, self.step_timeout_s)
 
     async def stop(self) -> bool:
         """Refuses new sequences, journals what has been computed, and releases all that is left to other workers.
@@ -113,16 +120,16 @@ class Worker:
         loop_ended = await asyncio.to_thread(self.engine.stop, self.step_timeout_s)
         self.engine_client.trials.stop()
         await self.drain.stop()
-        await self.drain.release_rest()
+        await self.drain.release_rest(urgent=self.urgent)
         cancel_task(self._journalling)
         self.publisher.end_subscriptions()
-        await self.lease.end()
+        await self.lease.end(URGENT_LEAVE_S if self.urgent else LEAVE_PATIENCE_S)
         await self.listener.close()
         return loop_ended
 
     def _description(self) -> bytes:
         info = self.workload.info
-        base = json.loads(member_of(self.listener).info)
+        base = {**json.loads(member_of(self.listener).info), "lease_ms": self._lease_ms}
         return describe_worker(base, info.fingerprint, info.layout, draining=self._draining)
 
     def _note_draining(self, draining: bool) -> None:

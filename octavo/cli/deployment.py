@@ -26,6 +26,11 @@ def add_state_dir(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--state-dir", metavar="DIR", help="the state directory of `octavo up` [~/.local/state/octavo]")
 
 
+def add_admin_arguments(parser: argparse.ArgumentParser) -> None:
+    add_state_dir(parser)
+    parser.add_argument("--admin-endpoint", metavar="HOST:PORT[,...]", help="admin listeners of the routers to ask")
+
+
 def directory(args: argparse.Namespace) -> Path:
     return state.directory_of(args.state_dir)
 

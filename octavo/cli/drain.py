@@ -40,8 +40,7 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
         metavar="SECONDS",
         help="after this time what is left is released at once, and may wait in the queue [default: %(default)g]",
     )
-    deployment.add_state_dir(parser)
-    parser.add_argument("--admin-endpoint", metavar="HOST:PORT[,...]", help="admin listeners of the routers to ask")
+    deployment.add_admin_arguments(parser)
     connection.add_timeout(parser)
     parser.add_argument("--json", action="store_true", help="print one object")
     parser.set_defaults(run=run)

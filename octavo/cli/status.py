@@ -25,8 +25,7 @@ INFERENCE = "octavo.v1.Inference"
 
 def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     parser = commands.add_parser("status", help="show routers, workers and store", description=__doc__)
-    deployment.add_state_dir(parser)
-    parser.add_argument("--admin-endpoint", metavar="HOST:PORT[,...]", help="admin listeners of the routers to ask")
+    deployment.add_admin_arguments(parser)
     connection.add_timeout(parser)
     parser.add_argument("--json", action="store_true", help="print one object")
     parser.set_defaults(run=run)

@@ -6,6 +6,7 @@ import signal
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Protocol
 
@@ -23,6 +24,7 @@ MAX_DELAY_S = 2.0
 STABLE_S = 10.0  # after a life of this length the next restart is quick again
 TRIM_INTERVAL_S = 5.0
 POLL_S = 0.1
+LAST_GRACE_S = 0.5  # what is left for what others use, where those have used up the time
 WORD_S = 10.0  # how often `say` is told the same of a process that is starting, or that ends again and again
 
 
@@ -71,7 +73,7 @@ class Supervisor:
         self._restart = restart
         self._say = say
         self._changed = changed
-        self._supervised: list[SupervisedProcess] = []
+        self._started: list[Sequence[SupervisedProcess]] = []  # by call of `start`
         self._keepers: list[asyncio.Task[None]] = []
         self._trimmer: asyncio.Task[None] | None = None
         self._log_starts: dict[str, int] = {}  # the size that a process's log had before its present life
@@ -83,7 +85,7 @@ class Supervisor:
 
         Raises StartError if a process ends or does not serve in time. The others then still need `stop`.
         """
-        self._supervised += processes
+        self._started.append(processes)
         if self._trimmer is None:
             self._trimmer = asyncio.create_task(self._trim())
         try:
@@ -103,16 +105,18 @@ class Supervisor:
         await asyncio.Event().wait()
 
     async def stop(self, grace_s: float) -> None:
-        """Ends all processes in the reverse order of their kinds: those that use others end first."""
+        """Ends all processes within the grace time; those that do not end by then are killed.
+
+        Processes that were started together end together, and before those that were started earlier, which they use.
+        """
+        until = time.monotonic() + grace_s
         tasks = [*self._keepers, *([self._trimmer] if self._trimmer else [])]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        by_kind: dict[str, list[RestartableProcess]] = {}
-        for supervised in self._supervised:
-            by_kind.setdefault(supervised.process.name.partition("-")[0], []).append(supervised.process)
-        for processes in reversed(by_kind.values()):
-            await asyncio.gather(*(process.stop(grace_s) for process in processes))
+        for processes in reversed(self._started):
+            left_s = max(until - time.monotonic(), min(LAST_GRACE_S, grace_s))
+            await asyncio.gather(*(supervised.process.stop(left_s) for supervised in processes))
         self._changed()
 
     async def _first_start(self, supervised: SupervisedProcess, timeout_s: float) -> None:
@@ -205,7 +209,7 @@ class Supervisor:
 
     async def _trim(self) -> None:
         while True:
-            for supervised in self._supervised:
+            for supervised in chain.from_iterable(self._started):
                 with contextlib.suppress(OSError):  # a full disk: the log is cut, and its end is not kept
                     trim_log(supervised.process.log)
             await asyncio.sleep(TRIM_INTERVAL_S)

@@ -21,7 +21,7 @@ from octavo.listen_address import exposure_warning
 from octavo.setting_sources import add_arguments
 
 START_TIMEOUT_S = 600.0  # for loading a large model; a process that ends is noticed at once
-GRACE_S = 10.0
+GRACE_S = 2.5  # a person waits; what is killed after it loses nothing but the time of a lease
 REWRITE_S = 1.0
 SAMPLE_PROMPT = "The capital of France is"
 SAMPLE_IDS = [1, 2, 3]  # the prompt where a model has no tokenizer
@@ -116,12 +116,13 @@ class _UpProcess:
             state.remove(self._settings.state_dir)
 
     async def _end(self, urgent: asyncio.Event) -> None:
-        """Ends all processes: within GRACE_S each, or at once when `urgent` is set."""
+        """Ends all processes: within GRACE_S, or at once when `urgent` is set."""
         stopping = asyncio.create_task(self._supervisor.stop(GRACE_S))
         killing = asyncio.create_task(urgent.wait())
         await asyncio.wait([stopping, killing], return_when=asyncio.FIRST_COMPLETED)
         killing.cancel()
         if not stopping.done():
+            self._say("killing what has not ended")
             stopping.cancel()
             await asyncio.gather(stopping, return_exceptions=True)
             await self._supervisor.stop(0.0)

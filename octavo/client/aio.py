@@ -102,7 +102,8 @@ class AsyncClient:
     ) -> AsyncStream:
         """The stream of a request that was accepted before, from its next indexes or a resume token on.
 
-        A resume token needs the request id beside it only where there are several cells.
+        A resume token needs the request id beside it only where there are several cells. The stream raises ForeignToken
+        if no router can read the token any more: attach by request id and next indexes.
         """
         if not request_id and not resume_token:
             raise errors.InvalidArgument("request_id", "give a request id or a resume token")

@@ -128,10 +128,12 @@ class AsyncStream(AsyncIterator[Event]):
         if isinstance(error, errors.DeadlineExceeded):
             self._fetch_the_rest(error)
             return
-        if isinstance(error, errors.ForeignToken) and self._receiver.resume_token and self._receiver.next_indexes():
-            self._refused_token = self._receiver.resume_token
+        token = self._receiver.resume_token
+        was_refused = bool(token) and token == self._refused_token  # and the place was named by id and indexes
+        if isinstance(error, errors.ForeignToken) and token and not was_refused and self._receiver.next_indexes():
+            self._refused_token = token
             return
-        if isinstance(error, errors.NotFound) and self._refused_token:
+        if isinstance(error, errors.NotFound) and was_refused:
             raise errors.HistoryLost("the store has lost the record of this request: start again") from error
         if isinstance(error, errors.NotFound) and self._past_deadline:
             raise errors.DeadlineExceeded("the deadline passed before the request was accepted") from error

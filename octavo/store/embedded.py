@@ -8,6 +8,7 @@ kill would lose those. A power failure may lose the writes of the last half minu
 import asyncio
 import contextlib
 import importlib.util
+import logging
 import os
 import platform
 import re
@@ -18,7 +19,9 @@ from pathlib import Path
 from octavo import host_memory
 from octavo.child_process import ChildProcess, tail
 from octavo.errors import StoreUnavailable
-from octavo.store.append_only_file import require_readable
+from octavo.store.append_only_file import mend_damage
+
+log = logging.getLogger(__name__)
 
 MAX_SOCKET_PATH = 100  # the kernel allows 107 bytes
 START_TIMEOUT_S = 30.0
@@ -90,22 +93,20 @@ class EmbeddedStore:
     async def start(self) -> None:
         """Returns when the server has loaded its data and answers. Raises StoreUnavailable if it fails to.
 
-        Raises DamagedFile if its data are damaged.
+        Raises DamagedFile if its data are damaged. The gap that a full disk leaves is mended instead.
         """
         self._directory.mkdir(parents=True, exist_ok=True, mode=0o700)
         self._place_socket()
         with contextlib.suppress(FileNotFoundError):
             self._socket.unlink()
         binary = self._binary or find_server()
-        self._process = ChildProcess(self.name, [str(binary), *self._arguments()], self.log)
-        self._log_start = self.log.stat().st_size if self.log.exists() else 0
-        await self._process.start()
-        try:
-            async with asyncio.timeout(START_TIMEOUT_S):
-                await self._answers(self._process, binary)
-        except TimeoutError:
-            await self.kill()
-            raise StoreUnavailable(f"the store did not answer within {START_TIMEOUT_S:.0f} s; see {self.log}") from None
+        while not await self._has_started(binary):
+            logged = tail(self.log, 8, self._log_start)
+            mended = await asyncio.to_thread(mend_damage, logged, self._directory.absolute(), binary)
+            if not mended:
+                code = await self.wait()
+                raise StoreUnavailable(f"the store ended with code {code}: {self._last_words()}; the log is {self.log}")
+            log.warning("store: cut a gap of %d bytes, left by a full disk, out of its file; nothing is lost", mended)
 
     async def stop(self, grace_s: float = STOP_TIMEOUT_S) -> None:
         """Asks the server to end, and kills it after the grace time. May be called at any time, and again."""
@@ -126,6 +127,22 @@ class EmbeddedStore:
             raise RuntimeError("the store was not started")
         return await self._process.wait()
 
+    async def _has_started(self, binary: Path) -> bool:
+        """Starts the process; whether it answers, or else has ended. Raises StoreUnavailable if it does neither."""
+        self._process = ChildProcess(self.name, [str(binary), *self._arguments()], self.log)
+        self._log_start = self.log.stat().st_size if self.log.exists() else 0
+        await self._process.start()
+        try:
+            async with asyncio.timeout(START_TIMEOUT_S):
+                while not await self._ping():
+                    if self._process.pid is None:
+                        return False
+                    await asyncio.sleep(0.01)
+        except TimeoutError:
+            await self.kill()
+            raise StoreUnavailable(f"the store did not answer within {START_TIMEOUT_S:.0f} s; see {self.log}") from None
+        return True
+
     def _place_socket(self) -> None:
         if len(os.fsencode(self._socket)) > MAX_SOCKET_PATH:
             self._socket_directory = tempfile.mkdtemp(prefix="octavo-")
@@ -142,14 +159,6 @@ class EmbeddedStore:
             *("--hash-max-listpack-value", str(COMPACT_VALUE_BYTES)),
             *("--timeout", "0", "--tcp-keepalive", "60", "--loglevel", "notice"),
         ]
-
-    async def _answers(self, process: ChildProcess, binary: Path) -> None:
-        while not await self._ping():
-            if process.pid is None:
-                code = await process.wait()
-                require_readable(tail(self.log, 8, self._log_start), self._directory.absolute(), binary)
-                raise StoreUnavailable(f"the store ended with code {code}: {self._last_words()}; the log is {self.log}")
-            await asyncio.sleep(0.01)
 
     def _last_words(self) -> str:
         """The last line of the server's log that says something, without its process id and time."""

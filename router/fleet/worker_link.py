@@ -75,6 +75,7 @@ class WorkerLink:
         self.worker_id: str = described["worker_id"]
         self.endpoint = str(parse_endpoint(described["endpoint"]))
         self.pid: int = described.get("pid", 0)
+        self.lease_s: float = described.get("lease_ms", 0) / 1000
         self.hello: worker_pb2.HelloResponse | None = None
         self.facts: WorkerFacts | None = None
         self.load = worker_pb2.Load()

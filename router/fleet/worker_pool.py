@@ -11,6 +11,7 @@ from octavo.store.base import Store
 from octavo.store.calls import Member
 from router.background_tasks import end_tasks
 from router.fleet.kv_index import KvIndex
+from router.fleet.lost_workers import LostWorkers
 from router.fleet.model_registry import ModelRegistry, ServedModel
 from router.fleet.worker_link import ProbeResult, WorkerLink
 from router.fleet.worker_view import WorkerView
@@ -19,13 +20,12 @@ from router.session_registry import SessionRegistry
 log = logging.getLogger(__name__)
 
 DISCOVER_S = 0.5
-REMEMBER_LOST_S = 15.0  # a lost worker that still renews its lease after this time is linked again
 
 
 class WorkerPool:
     """One link for each worker that has a lease in the store, or whose Step stream is open.
 
-    The link of a lost worker stays for up to REMEMBER_LOST_S while the worker's lease lasts.
+    The link of a lost worker stays while the worker's lease lasts, until the worker is tried again by another one.
     """
 
     def __init__(
@@ -46,16 +46,17 @@ class WorkerPool:
         self._on_lost = on_lost
         self._on_report = on_report
         self._tasks: dict[Incarnation, asyncio.Task[None]] = {}
-        self._lost_at: dict[Incarnation, float] = {}
+        self._lost = LostWorkers()
 
     async def discover_workers(self) -> None:
         """Reads once which workers have a lease, and waits. The router repeats this for as long as it lives."""
+        asked_at = time.monotonic()
         try:
             members = await self._store.members("worker")
         except StoreUnavailable:
             members = None
         if members is not None:
-            await self._update_links({member.id for member in members})
+            await self._update_links({member.id for member in members}, asked_at)
             self._link_new(members)
         await asyncio.sleep(DISCOVER_S)
 
@@ -63,8 +64,8 @@ class WorkerPool:
         return self.links.get(incarnation)
 
     def has_lost(self, incarnation: Incarnation) -> bool:
-        """Whether this router has seen that worker process die, in the last REMEMBER_LOST_S seconds."""
-        return incarnation in self._lost_at
+        """Whether this router has seen that worker process die not long ago, and knows nothing better since."""
+        return incarnation in self._lost
 
     def views(self, model: ServedModel) -> list[WorkerView]:
         """The workers that can run this model's sequences, whatever name they serve the model under."""
@@ -78,7 +79,7 @@ class WorkerPool:
 
     def _link_new(self, members: Sequence[Member]) -> None:
         for member in members:
-            if member.id in self.links or member.id in self._lost_at:
+            if member.id in self.links or member.id in self._lost:
                 continue
             try:
                 link = WorkerLink(member, self._router_id, self._sessions, self._models, self.kv_index, self._on_report)
@@ -89,15 +90,13 @@ class WorkerPool:
             self.links[member.id] = link
             self._tasks[member.id] = asyncio.create_task(link.keep_open(self._examine_broken))
 
-    async def _update_links(self, present: set[Incarnation]) -> None:
-        """Notes which linked workers have a lease, and removes the links of those that are gone for good."""
+    async def _update_links(self, present: set[Incarnation], asked_at: float) -> None:
+        """Notes which workers have a lease. Removes the links of those that are gone for good, or lost no more."""
         for link in self.links.values():
             link.has_lease = link.incarnation in present
-        forgotten = [id for id, when in self._lost_at.items() if time.monotonic() - when > REMEMBER_LOST_S]
-        for incarnation in forgotten:
-            del self._lost_at[incarnation]
         gone = [id for id, link in self.links.items() if id not in present and not link.step_stream.connected]
-        for incarnation in {*gone, *(id for id in forgotten if id in self.links)}:
+        found = [id for id in self._lost.note_leases(present, asked_at) if id in self.links]
+        for incarnation in {*gone, *found}:
             await self._remove(incarnation)
 
     async def _examine_broken(self, link: WorkerLink) -> None:
@@ -108,7 +107,7 @@ class WorkerPool:
             else:
                 log.warning("worker %s (%s) is lost", link.worker_id, link.incarnation)
             link.mark_lost()
-            self._lost_at[link.incarnation] = time.monotonic()
+            self._lost.note_loss(link.incarnation, link.lease_s, time.monotonic())
             await self._on_lost(link.incarnation)
             self._sessions.poll_records_of_owner(link.incarnation)
 

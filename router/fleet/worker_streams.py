@@ -38,19 +38,17 @@ class StepStream:
 
         What was asked for is lost when the stream breaks. When a new one is open, every session concerned asks again.
         """
-        follow = worker_pb2.Follow(seq_id=seq_id, next_indexes=next_indexes)
-        self._commands.put_nowait(worker_pb2.StepRequest(follow=follow))
+        self._send(worker_pb2.StepRequest(follow=worker_pb2.Follow(seq_id=seq_id, next_indexes=next_indexes)))
 
     def unfollow(self, seq_id: SequenceId) -> None:
-        """The items of that sequence are not wanted any more."""
-        self._commands.put_nowait(worker_pb2.StepRequest(unfollow=worker_pb2.Unfollow(seq_id=seq_id)))
+        """The items of that sequence are not wanted any more. A stream that is not open brings none."""
+        self._send(worker_pb2.StepRequest(unfollow=worker_pb2.Unfollow(seq_id=seq_id)))
 
     async def read_items(self) -> None:
         """Opens the stream and reads it. Returns when the worker ended the stream; raises when the stream broke."""
         call = self._stub.Step()
         await call.write(worker_pb2.StepRequest(open=worker_pb2.Open(router_id=self._router_id)))
         await call.write(worker_pb2.StepRequest(grant=worker_pb2.Grant(steps=0)))  # the worker steps without limit
-        self._commands = asyncio.Queue()  # commands for an older stream are void
         writer = asyncio.create_task(self._write_commands(call))
         writer.add_done_callback(lambda _: call.cancel())
         try:
@@ -60,9 +58,14 @@ class StepStream:
                 self._deliver(result)
         finally:
             self.connected = False
+            self._commands = asyncio.Queue()  # what is left was for this stream
             call.cancel()
             writer.cancel()
             await asyncio.gather(writer, return_exceptions=True)
+
+    def _send(self, request: worker_pb2.StepRequest) -> None:
+        if self.connected:
+            self._commands.put_nowait(request)
 
     def _deliver(self, result: worker_pb2.StepResult) -> None:
         for message in result.items:

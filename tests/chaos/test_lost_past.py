@@ -1,5 +1,6 @@
 """A store that comes back with an older past, another one, or none: a stream goes on, or says that it cannot."""
 
+import re
 import shutil
 from dataclasses import replace
 
@@ -51,6 +52,16 @@ class Past:
         finally:
             await store.close()
             await server.stop()
+
+    def flip_bit(self, request_id: str) -> None:
+        """A bit of the journal's first append is another one in the file. Only while the store is dead."""
+        (file,) = self._files.glob("*.incr.aof")
+        data = bytearray(file.read_bytes())
+        key = f"{keys.record(sequence_id('', request_id))}:0".encode()
+        value = re.search(rb"APPEND\r\n\$\d+\r\n%b\r\n\$\d+\r\n" % re.escape(key), data)
+        assert value is not None
+        data[value.end()] ^= 1
+        file.write_bytes(data)
 
     def bring_back(self, *victims: str) -> None:
         """Kills the store, and others with it, and starts all again: on the data that were saved, or on none."""
@@ -118,6 +129,27 @@ async def test_another_past_is_lost_history_and_never_another_text(cluster, past
 
 @pytest.mark.slow
 @pytest.mark.timeout(180)
+@pytest.mark.parametrize("victims", [("w0", "w1"), ()], ids=["all die", "the store dies"])
+async def test_damage_inside_a_journal_is_lost_history_for_whoever_had_it(cluster, past, oracle, victims):
+    """The server has no checksum over what it appends to its file, and loads another token without a word."""
+    (expected,) = oracle.outputs(PROMPT, PARAMS)
+    async with cluster.client() as client:
+        stream, history = client.generate(PROMPT, PARAMS), History()
+        await read_to(stream, history, 40)
+        for name in ("store", *victims):
+            cluster.kill(name)
+        past.flip_bit(stream.request_id)
+        for name in ("store", *victims):
+            cluster.spawn(name)
+        with pytest.raises(errors.HistoryLost):
+            await read_all(stream, history)
+        assert tuple(history.tokens[0]) == expected.token_ids[: len(history.tokens[0])]
+        cluster.wait_ready()
+        await client.cancel(stream.request_id)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(180)
 async def test_a_lost_record_is_lost_history_and_tokens_after_the_loss_are_good_everywhere(cluster, past, oracle):
     async with cluster.client([0]) as one:
         stream, history = one.generate(PROMPT, PARAMS), History()
@@ -160,10 +192,7 @@ async def test_a_stream_whose_token_no_router_can_read_goes_on_by_id_and_indexes
     cluster.spawn("r1")
     cluster.wait_ready()
     async with cluster.client() as client:
-        stream, history = client.generate(PROMPT, params), History()
-        while stream._endpoint != cluster.endpoints[0]:
-            await stream.aclose()
-            stream = client.generate(PROMPT, params)
+        stream, history = await generate_at_r0(client, cluster, params), History()
         await read_to(stream, history, 50)
         with pytest.raises(errors.ForeignToken):
             async with cluster.client([1]) as other:
@@ -172,3 +201,36 @@ async def test_a_stream_whose_token_no_router_can_read_goes_on_by_id_and_indexes
         await read_all(stream, history)
         assert stream.num_reattaches
     history.check(oracle.outputs(PROMPT, params))
+
+
+async def generate_at_r0(client, cluster, params):
+    stream = client.generate(PROMPT, params)
+    while stream._endpoint != cluster.endpoints[0]:
+        await stream.aclose()
+        stream = client.generate(PROMPT, params)
+    return stream
+
+
+@pytest.mark.timeout(180)
+async def test_a_stream_with_a_token_of_version_1_goes_on_by_id_and_indexes(cluster, oracle):
+    """The router before the last upgrade has made it, which had the store's key, too."""
+    params = SamplingParams(temperature=1.0, seed=9, n=2, max_tokens=120)
+    async with cluster.client() as client:
+        stream, history = await generate_at_r0(client, cluster, params), History()
+        await read_to(stream, history, 50)
+        token = version_1(stream.request_id, num_branches=2)
+        with pytest.raises(errors.ForeignToken):
+            async with cluster.client([1]) as other:
+                await anext(other.attach(resume_token=token))
+        stream._receiver.resume_token = token
+        cluster.kill("r0")
+        await read_all(stream, history)
+        assert stream._refused_token == token
+        assert stream.num_reattaches
+    history.check(oracle.outputs(PROMPT, params))
+
+
+def version_1(request_id, num_branches):
+    """Version, lengths, request id, places (index, chain, bytes of text), MAC."""
+    head = bytes([1, len(request_id), num_branches]) + request_id.encode()
+    return head + bytes(16 * num_branches) + bytes(16)

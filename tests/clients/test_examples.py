@@ -1,11 +1,15 @@
 """Every example does all of its parts, whatever language it is in, and says what a run without trouble says."""
 
+import asyncio
+
 import grpc
 import pytest
+from breaking_router import BreakingRouter
 from live.process import wait_until
 from refusing_router import refusing
 
 from octavo.client import SamplingParams
+from octavo.store import open_store
 from octavo.v1 import inference_pb2
 
 pytestmark = pytest.mark.timeout(900)  # the first test of a language installs and builds
@@ -57,6 +61,51 @@ def test_a_stream_outlives_its_router(example, cluster, oracle, end):
     assert int(attach.values["attached"]) >= 1
     assert (attach.values["tokens"], attach.values["finish"]) == ("1000", "LENGTH")
     assert attach.printed.decode() == expected(oracle, "The story of a router:", 1000).text + "\n"
+
+
+async def lose_key(cluster):
+    """The store loses the key of resume tokens, and nothing else."""
+    store = open_store(cluster.store.url)
+    await store.open()
+    assert await store.server.client.delete("octavo:secret:resume")
+    await store.close()
+
+
+def test_a_stream_whose_token_no_router_can_read_goes_on_by_id_and_index(example, cluster, oracle):
+    """The router that still had the key of the token dies, and the other one has a new key. It refuses the token."""
+    asyncio.run(lose_key(cluster))
+    cluster.kill("r1")
+    cluster.revive()
+    code, parts = example.run(cluster.endpoints, "attach", when_reading=lambda _: cluster.kill("r0"))
+    assert [part.verdict for part in parts] == ["reading", "ok"]
+    assert code == 0
+    attach = parts[-1]
+    assert int(attach.values["attached"]) >= 2  # by the token, which was refused, and by id and index
+    assert (attach.values["tokens"], attach.values["finish"]) == ("1000", "LENGTH")
+    assert attach.printed.decode() == expected(oracle, "The story of a router:", 1000).text + "\n"
+
+
+@pytest.mark.parametrize("ending", ["status", "silence", "break"])
+def test_an_answer_is_whole_with_its_terminal_event(example, ending):
+    """What comes of the call after that event, and whether anything comes, does not matter."""
+    router, other = BreakingRouter(ending), BreakingRouter("status")
+    with router.serving() as one, other.serving() as two:
+        code, [part] = example.run([one, two], "stream")
+    assert (code, part.verdict) == (0, "ok")
+    assert part.values == {"tokens": "24", "finish": "LENGTH"}
+    assert part.printed == b"a" * 24 + b"\n"
+    if ending != "break":  # a broken connection may take the event with it
+        assert (router.calls, other.calls) == (["Generate"], [])
+
+
+def test_a_stream_may_break_as_often_as_it_goes_on(example):
+    """What counts against it is how often it has broken since its last event."""
+    router = BreakingRouter("stutter")
+    with router.serving() as endpoint:
+        code, [part] = example.run([endpoint], "stream")
+    assert (code, part.verdict) == (0, "ok")
+    assert part.values == {"tokens": "24", "finish": "LENGTH"}
+    assert router.calls == ["Generate"] + ["Attach"] * 23
 
 
 def test_a_refusal_says_why_and_when_to_come_again(example, cluster):

@@ -151,6 +151,34 @@ async def test_branches_each_have_their_place(routers, oracle, rng):
                 assert tokens == list(expected[branch].token_ids[counts[branch] :])
 
 
+async def test_the_end_of_a_branch_comes_again_and_nothing_else(routers, rng):
+    """The branches end one after the other. With indexes the last text of a branch that had ended comes again, too."""
+    for seed in range(4):
+        params = SamplingParams(temperature=1.0, seed=seed, n=3, max_tokens=30, stop=("e", "a"))
+        name = f"ends-{seed}"
+        seen = [m async for m in routers[0].Generate(make_request(prompt_of(rng), params, request_id=name))]
+        for count in range(1, len(seen) + 1):
+            before, token = seen[:count], seen[count - 1].resume_token
+            ended = {m.branch for m in before if m.finish_reason}
+            indexes = [len(joined(before, branch)[0]) for branch in range(3)]
+            by_token = [m async for m in routers[1].Attach(inference_pb2.AttachRequest(resume_token=token))]
+            by_index = [m async for m in routers[1].Attach(attach(name, *indexes))]
+            for branch in range(3):
+                whole, begun = joined(seen, branch), joined(before, branch)
+                assert together(begun, joined(by_token, branch)) == whole
+                if branch not in ended:
+                    assert together(begun, joined(by_index, branch)) == whole
+                    continue
+                for rest in (by_token, by_index):
+                    (last,) = [m for m in rest if m.branch == branch]
+                    assert (last.first_index, len(last.token_ids)) == (len(whole[0]), 0)
+                    assert last.finish_reason
+
+
+def together(one, two):
+    return one[0] + two[0], one[1] + two[1]
+
+
 async def accepted(router, request_id):
     async with asyncio.timeout(30):
         while True:

@@ -194,7 +194,6 @@ async def test_the_others_are_given_a_few_replays_at_a_time_and_the_cheapest_fir
 
 
 async def test_an_outage_of_the_store_does_not_keep_a_worker_from_its_end(world, monkeypatch):
-    monkeypatch.setattr(drain, "FLUSH_TIMEOUT_S", 0.2)
     monkeypatch.setattr(drain, "STORE_PATIENCE_S", 0.2)
     store = MemoryStore(world.state)
     worker = await world.worker(FakeRunner(step_s=0.01), store, drain_ms=600)
@@ -215,6 +214,56 @@ async def test_an_outage_of_the_store_does_not_keep_a_worker_from_its_end(world,
 
 
 # By command
+
+
+async def test_tokens_that_no_journal_takes_keep_no_drain_from_its_end(world, oracle, monkeypatch):
+    """Another worker computes them again."""
+    monkeypatch.setattr(drain, "STORE_PATIENCE_S", 0.2)
+    store = MemoryStore(world.state)
+    worker = await world.worker(FakeRunner(step_s=0.01), store)
+    await world.router(MemoryStore(world.state))
+    await world.ready()
+    params = replace(GREEDY, max_tokens=300)
+    tasks = await world.streams(world.client(), 2, params)
+
+    async def away(*_) -> None:
+        raise StoreUnavailable("down")
+
+    store.append_batch = away
+    worker.drain.begin(0.1)
+    async with asyncio.timeout(20):
+        await worker.drain.wait_until_done()
+    await world.worker(FakeRunner(step_s=0.0))
+    await oracle.check_completions(tasks, params)
+    assert all(entry.record.crashes == 0 for entry in world.state._entries.values())
+
+
+@pytest.mark.parametrize("undone", [False, True], ids=["draining", "undone"])
+async def test_what_was_stopped_during_an_outage_is_released_after_it(world, oracle, monkeypatch, undone):
+    """The worker lives on: no lease ends, and the sequence runs nowhere."""
+    monkeypatch.setattr(drain, "STORE_PATIENCE_S", 0.1)
+    store, asked = MemoryStore(world.state), []
+    worker = await world.worker(FakeRunner(step_s=0.01), store)
+    await world.router(MemoryStore(world.state))
+    await world.ready()
+    params = replace(GREEDY, max_tokens=300)
+    tasks = await world.streams(world.client(), 2, params)
+    requeue = store.requeue
+
+    async def away(*_) -> None:
+        asked.append(time.monotonic())
+        raise StoreUnavailable("down")
+
+    store.requeue = away
+    worker.drain.begin(0.0)
+    await world.until(lambda: asked and time.monotonic() - asked[0] > 0.5)
+    if undone:
+        worker.drain.undo()
+    store.requeue = requeue
+    await world.until(lambda: worker.drain.num_released == 2)
+    await world.worker(FakeRunner(step_s=0.0))
+    await oracle.check_completions(tasks, params)
+    assert all(entry.record.crashes == 0 for entry in world.state._entries.values())
 
 
 async def test_an_operator_drains_a_worker_and_gives_it_work_again(world, oracle):
@@ -395,3 +444,19 @@ async def test_a_router_that_leaves_keeps_no_sequence_claimed(world, monkeypatch
     await asyncio.gather(*reading, return_exceptions=True)
     assert not world.state.claims
     assert {entry.record.state for entry in world.state._entries.values()} == {SequenceState.QUEUED}
+
+
+async def test_a_store_that_hangs_keeps_no_router_from_its_end(world):
+    store = MemoryStore(world.state)
+    router = await world.router(store)
+    world.routers.remove(router)
+
+    async def hangs(*_) -> None:
+        await asyncio.Event().wait()
+
+    store.leave = store.heartbeat = store.sweep = store.members = hangs
+    urgent = asyncio.Event()
+    urgent.set()
+    async with asyncio.timeout(20):
+        await router.leave(urgent)
+        await router.stop()

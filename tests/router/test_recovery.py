@@ -191,20 +191,27 @@ async def test_a_process_at_the_same_address_is_another_worker(world, oracle):
     await oracle.check_completions(tasks, replace(GREEDY, max_tokens=120))
 
 
-async def test_a_worker_that_was_taken_for_dead_and_lives_is_linked_again(world, monkeypatch):
-    monkeypatch.setattr("router.fleet.worker_pool.REMEMBER_LOST_S", 0.2)
-    await world.start()
+async def find_gone() -> ProbeResult:
+    return ProbeResult.GONE
+
+
+@pytest.mark.parametrize("lease_ms", [500, 60_000], ids=["renews", "lapsed"])
+async def test_a_worker_that_was_taken_for_dead_and_lives_is_linked_again(world, lease_ms):
+    """Soon after the store shows that it lives: it renews its lease, or has one again that had ended."""
+    await world.worker(lease_ms=lease_ms)
+    await world.router()
+    await world.ready()
     router, worker = world.routers[0], world.workers[0]
-    await router.pool._on_lost(worker.listener.incarnation)
     link = router.pool.find_link(worker.listener.incarnation)
-
-    async def find_gone() -> ProbeResult:
-        return ProbeResult.GONE
-
     link.probe = find_gone
     await router.pool._examine_broken(link)
     assert router.pool.has_lost(worker.listener.incarnation)
     assert not link.view().available
+    if lease_ms == 60_000:
+        members = world.state.members["worker"]
+        members[worker.listener.incarnation] = (members[worker.listener.incarnation][0], 0)
+        await world.until(lambda: not link.has_lease)
+        worker.lease._start_renewal()
     await world.until(lambda: router.pool.links.get(worker.listener.incarnation) not in (None, link))
     await world.ready()
     assert not router.pool.has_lost(worker.listener.incarnation)
@@ -357,7 +364,6 @@ async def test_one_fingerprint_under_two_names_is_two_models(world, oracle):
 
 
 async def test_a_request_goes_on_when_its_model_comes_back_with_another_layout(world, oracle, monkeypatch):
-    monkeypatch.setattr("router.fleet.worker_pool.REMEMBER_LOST_S", 0.2)
     monkeypatch.setattr("router.fleet.worker_link.UNUSABLE_S", 0.1)
     await world.worker(FakeRunner(step_s=0.01))
     await world.router()

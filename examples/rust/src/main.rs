@@ -309,6 +309,7 @@ mod grpc {
 
 use grpc::{Channel, Code, Status};
 
+const MAX_FAILURES: u32 = 100; // without an event between them; with the pauses after them about a minute
 const GENERATE: &str = "/octavo.v1.Inference/Generate";
 const ATTACH: &str = "/octavo.v1.Inference/Attach";
 const COMPLETE: &str = "/octavo.v1.Inference/Complete";
@@ -381,7 +382,9 @@ struct Follower<'a> {
     request: octavo::GenerateRequest,
     deadline: Option<Instant>,
     stream: Option<grpc::Streaming>,
-    token: Vec<u8>, // of the last event that was handed out
+    place: Option<octavo::AttachRequest>, // after the last event that was handed out
+    next_index: u32,
+    failures: u32, // since that event
     attempt: usize,
     attached: u32,
     status: Code, // how the connection before ended
@@ -389,8 +392,9 @@ struct Follower<'a> {
 }
 
 fn follow(routers: &[Channel], request: octavo::GenerateRequest, deadline: Option<Instant>) -> Follower<'_> {
-    let (stream, token, status) = (None, Vec::new(), grpc::OK);
-    Follower { routers, request, deadline, stream, token, attempt: 0, attached: 0, status, finished: false }
+    let (stream, place, status, finished) = (None, None, grpc::OK, false);
+    let (next_index, failures, attempt, attached) = (0, 0, 0, 0);
+    Follower { routers, request, deadline, stream, place, next_index, failures, attempt, attached, status, finished }
 }
 
 impl Follower<'_> {
@@ -398,7 +402,10 @@ impl Follower<'_> {
         while !self.finished {
             let failed = match self.read().await {
                 Ok(Some(event)) => {
-                    self.token = event.resume_token.clone();
+                    let at = Some(octavo::attach_request::At::ResumeToken(event.resume_token.clone()));
+                    self.place = Some(octavo::AttachRequest { at, ..Default::default() });
+                    self.next_index = event.first_index + event.token_ids.len() as u32;
+                    self.failures = 0;
                     self.finished = event.finished.is_some();
                     return Ok(Some(event));
                 }
@@ -407,16 +414,21 @@ impl Follower<'_> {
             };
             self.stream = None;
             let told = explain(&failed);
-            if told.code == grpc::DEADLINE_EXCEEDED && !self.token.is_empty() && self.deadline.is_some() {
+            if told.code == grpc::DEADLINE_EXCEEDED && self.place.is_some() && self.deadline.is_some() {
                 self.deadline = None; // the call has ended with the request: fetch its last tokens
-            } else if told.code != grpc::OK && (!elsewhere(&told) || self.attempt > 20) {
+            } else if told.reason == "FOREIGN_TOKEN" {
+                // The store was lost, and the key of tokens with it.
+                let at = self.request.request_id.clone().map(octavo::attach_request::At::RequestId);
+                self.place = Some(octavo::AttachRequest { at, next_indexes: vec![self.next_index] });
+            } else if told.code != grpc::OK && (!elsewhere(&told) || self.failures > MAX_FAILURES) {
                 return Err(failed);
             }
             self.status = told.code;
-            let bound = (50 << self.attempt.min(10)).min(1000);
+            let bound = (50 << self.failures.min(10)).min(1000);
             tokio::time::sleep(told.retry + Duration::from_millis(random() % bound)).await;
+            self.failures += 1;
             self.attempt += 1;
-            self.attached += u32::from(!self.token.is_empty());
+            self.attached += u32::from(self.place.is_some());
         }
         Ok(None)
     }
@@ -424,12 +436,9 @@ impl Follower<'_> {
     async fn read(&mut self) -> Result<Option<octavo::GenerateEvent>, Status> {
         if self.stream.is_none() {
             let router = &self.routers[self.attempt % self.routers.len()];
-            self.stream = Some(if self.token.is_empty() {
-                router.streaming(GENERATE, &self.request, self.deadline).await?
-            } else {
-                let at = Some(octavo::attach_request::At::ResumeToken(self.token.clone()));
-                let place = octavo::AttachRequest { at, ..Default::default() };
-                router.streaming(ATTACH, &place, self.deadline).await?
+            self.stream = Some(match &self.place {
+                None => router.streaming(GENERATE, &self.request, self.deadline).await?,
+                Some(place) => router.streaming(ATTACH, place, self.deadline).await?,
             });
         }
         self.stream.as_mut().expect("a stream has begun").message().await

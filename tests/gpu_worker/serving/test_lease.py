@@ -43,7 +43,7 @@ async def test_leaving_comes_after_the_renewal_that_is_under_way():
     lease = Lease(store, Member("worker", Incarnation("i"), b"{}"), 1000)
     lease.beat()
     await asyncio.sleep(0.01)
-    await lease.end()
+    await lease.end(5.0)
     lease._next_renewal = 0.0
     lease.beat()
     await asyncio.sleep(0.1)

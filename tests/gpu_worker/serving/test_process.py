@@ -4,6 +4,8 @@ import asyncio
 import signal
 import subprocess
 import sys
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import grpc
@@ -17,7 +19,7 @@ from octavo import wire
 from octavo.cli.ports import pick
 from octavo.ids import SequenceId
 from octavo.internal.v1 import worker_pb2, worker_pb2_grpc
-from octavo.record import SequenceState
+from octavo.record import Record, SequenceState
 from octavo.sampling import SamplingParams
 from octavo.store import open_store
 from octavo.store.calls import QueueLimits, TakeReason, TakeRequest
@@ -105,17 +107,19 @@ async def test_a_worker_process_from_no_store_to_the_end(start, tmp_path):
     await server.stop()
 
 
-@pytest.mark.parametrize("signals", [(signal.SIGTERM, signal.SIGTERM), (signal.SIGINT,)])
-async def test_a_second_sigterm_or_ctrl_c_ends_the_only_worker_at_once(start, server, signals):
-    """After the first one it goes on with its sequence, as nobody else could."""
-    worker = start(server.url, "--step-delay-ms", "50")
-    await until(worker.serving)
+@asynccontextmanager
+async def running(worker: Process, server: EmbeddedStore) -> AsyncIterator[Callable[[], Awaitable[Record]]]:
+    """A sequence that runs on the worker, until the context ends; what reads its record."""
     store = open_store(server.url)
     await store.open()
     (member,) = await store.members("worker")
     new = accepted_sequence(max_tokens=4000)
     await store.accept(new, QueueLimits())
     taken = await store.take_ownership(TakeRequest(new.seq_id, 0, member.id, "take", TakeReason.QUEUED))
+
+    async def record() -> Record:
+        return (await store.read(new.seq_id)).record
+
     async with grpc.aio.insecure_channel(worker.endpoint) as channel:
         stub = worker_pb2_grpc.WorkerStub(channel)
         item = worker_pb2.Admission(seq_id=new.seq_id, epoch=taken.epoch, priority=3)
@@ -126,20 +130,40 @@ async def test_a_second_sigterm_or_ctrl_c_ends_the_only_worker_at_once(start, se
         await stub.Schedule(worker_pb2.ScheduleRequest(admissions=[item]))
         call = stub.Step()
         await call.write(worker_pb2.StepRequest(grant=worker_pb2.Grant(steps=0)))
+        yield record
+    await store.close()
+
+
+@pytest.mark.parametrize("signals", [(signal.SIGTERM, signal.SIGTERM), (signal.SIGINT,)])
+async def test_a_second_sigterm_or_ctrl_c_ends_the_only_worker_at_once(start, server, signals):
+    """After the first one it goes on with its sequence, as nobody else could."""
+    worker = start(server.url, "--step-delay-ms", "50")
+    await until(worker.serving)
+    async with running(worker, server) as record:
         for number in signals:
-            before = sum((await store.read(new.seq_id)).record.num_tokens)
+            before = sum((await record()).num_tokens)
             worker.process.send_signal(number)
             if number != signals[-1]:
                 await until(worker.listening)
 
                 async def goes_on(before=before) -> bool:
-                    return sum((await store.read(new.seq_id)).record.num_tokens) > before + 5
+                    return sum((await record()).num_tokens) > before + 5
 
                 await until(goes_on)
         assert await worker.exit_code(10) == 0, worker.log.read_text()
-    record = (await store.read(new.seq_id)).record
-    assert (record.state, record.epoch, record.crashes) == (SequenceState.QUEUED, 2, 0)
-    await store.close()
+        left = await record()
+    assert (left.state, left.epoch, left.crashes) == (SequenceState.QUEUED, 2, 0)
+
+
+async def test_ctrl_c_waits_for_no_long_step(start, server):
+    """What the step brings is fenced, and nobody counts a crash."""
+    worker = start(server.url, "--step-delay-ms", "60000", "--lease-ms", "60000")
+    await until(worker.serving)
+    async with running(worker, server) as record:
+        worker.process.send_signal(signal.SIGINT)
+        assert await worker.exit_code(20) == 0, worker.log.read_text()
+        left = await record()
+    assert (left.state, left.epoch, left.crashes) == (SequenceState.QUEUED, 2, 0)
 
 
 async def test_a_worker_process_says_why_it_cannot_start(start, root, tmp_path):

@@ -111,7 +111,6 @@ async def life(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Life]:
     made = Life()
     monkeypatch.setattr(progress_monitor, "give_up", made.ended.append)
     monkeypatch.setattr(progress_monitor, "HANG_LEASES", 4)
-    monkeypatch.setattr(drain, "FLUSH_TIMEOUT_S", 0.5)
     monkeypatch.setattr(drain, "STORE_PATIENCE_S", 0.5)
     await made.begin()
     yield made
@@ -143,6 +142,32 @@ async def test_what_was_generated_is_journalled_and_released_before_it_ends(life
     assert snapshot.record.epoch == 2  # what this worker might still append is fenced
     assert snapshot.record.crashes == 0
     assert snapshot.record.finishes == (FinishReason.NONE,)
+
+
+async def test_whoever_waits_for_its_end_waits_neither_for_a_step_nor_for_the_store(life):
+    await life.run_something()
+    await until(lambda: life.has_journalled(5))
+    life.runner.go.clear()
+    await until(life.runner.hangs.is_set)
+    urgent = asyncio.Event()
+    urgent.set()
+    async with asyncio.timeout(20):
+        await life.worker.leave(urgent)
+        assert not await life.worker.stop()  # the step still runs
+    record = (await life.store.read(SEQ)).record
+    assert (record.state, record.epoch, record.crashes) == (SequenceState.QUEUED, 2, 0)
+
+
+async def test_a_store_that_hangs_keeps_no_worker_from_its_end(life):
+    await life.run_something()
+    await until(lambda: life.has_journalled(5))
+
+    async def hangs(*_) -> None:
+        await asyncio.Event().wait()
+
+    life.store.append_batch = life.store.requeue = life.store.heartbeat = life.store.leave = hangs
+    async with asyncio.timeout(20):
+        assert await life.worker.stop()
 
 
 async def test_tokens_gather_as_the_settings_say():

@@ -125,18 +125,40 @@ async def test_a_child_that_is_late_is_told_with_its_last_error(supervised, tmp_
     assert re.search(r"^router-0: not ready yet after \d+ s; no tokenizer; see \S+$", "\n".join(supervised.said), re.M)
 
 
-async def test_users_end_before_what_they_use(supervised, tmp_path):
-    ends = []
+async def test_users_end_together_and_before_what_they_use(supervised, tmp_path):
+    ends, both = [], asyncio.Barrier(2)
 
     class Recorded(ChildProcess):
         async def stop(self, grace_s):
-            ends.append(self.name)
             await super().stop(grace_s)
+            ends.append(self.name)
+            if self.name != "store":
+                await both.wait()  # where one waited for its turn, neither would end
 
-    for name in ("store", "router-0", "worker-0"):
-        await supervised.start([SupervisedProcess(Recorded(name, SLEEP, tmp_path / name, {}), at_once)], 10)
-    await supervised.stop(5)
-    assert ends == ["worker-0", "router-0", "store"]
+    def recorded(*names):
+        return [SupervisedProcess(Recorded(name, SLEEP, tmp_path / name, {}), at_once) for name in names]
+
+    await supervised.start(recorded("store"), 10)
+    await supervised.start(recorded("router-0", "worker-0"), 10)
+    async with asyncio.timeout(30):
+        await supervised.stop(5)
+    assert sorted(ends[:2]) == ["router-0", "worker-0"]
+    assert ends[2:] == ["store"]
+
+
+async def test_the_grace_time_is_for_all_together(supervised, tmp_path):
+    graces = {}
+
+    class Slow(ChildProcess):
+        async def stop(self, grace_s):
+            graces[self.name] = grace_s
+            await asyncio.sleep(grace_s)
+            await super().stop(0.0)
+
+    for name in ("store", "worker-0"):
+        await supervised.start([SupervisedProcess(Slow(name, SLEEP, tmp_path / name, {}), at_once)], 10)
+    await supervised.stop(1.0)
+    assert graces["worker-0"] > supervisor.LAST_GRACE_S == graces["store"]
 
 
 class Scripted:

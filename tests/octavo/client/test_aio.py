@@ -91,6 +91,25 @@ async def test_a_record_that_the_store_has_lost_with_its_key_is_lost_history(rou
             await gather(client.generate("hello"))
 
 
+async def test_a_router_that_calls_every_place_a_foreign_token_is_not_asked_for_ever(router, serve, script):
+    router.scripts.append(script(at=3, fault="end", lag=0))
+    router.scripts.extend([script(error=errors.ForeignToken("another key"))] * 2)
+    async with serve(router) as endpoint, AsyncClient(endpoint, policy=QUICK) as client:
+        with pytest.raises(errors.ForeignToken):
+            await gather(client.generate("hello"))
+    assert [method for method, _ in router.calls] == ["Generate", "Attach", "Attach"]
+
+
+async def test_two_tokens_of_one_stream_may_be_foreign(router, serve, script):
+    """As where two versions of routers serve, and the stream goes from one to the other and back."""
+    for _ in range(2):
+        router.scripts.extend([script(at=3, fault="end", lag=0), script(error=errors.ForeignToken("another key"))])
+    router.scripts.append(script(lag=0))
+    async with serve(router) as endpoint, AsyncClient(endpoint, policy=QUICK) as client:
+        assert await gather(client.generate("hello")) == (*router.oracle, [FinishReason.LENGTH])
+    assert [list(request.next_indexes) for _, request in router.calls[2::2]] == [[6], [12]]
+
+
 async def test_a_foreign_token_of_the_caller_is_the_caller_s_to_replace(router, serve, script):
     router.scripts.append(script(error=errors.ForeignToken("another key")))
     router.accepted.add("r")

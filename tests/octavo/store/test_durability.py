@@ -134,6 +134,38 @@ async def test_a_server_whose_file_is_damaged_says_how_to_mend_it(tmp_path: Path
     await server.stop()
 
 
+@pytest.mark.parametrize("behind", [b"", b"*nonsense"])
+async def test_gaps_that_a_full_disk_leaves_are_cut_out(tmp_path: Path, new: New, behind: bytes) -> None:
+    """Nothing that was written is lost. Other damage is reported as ever."""
+    server = EmbeddedStore(tmp_path)
+    await server.start()
+    store: Any = open_store(server.url)
+    await store.open()
+    (written,) = (tmp_path / "appendonlydir").glob("*.incr.aof")
+    names, sizes = ["a", "b", "c"], list[int]()
+    for name in names:
+        sizes.append(written.stat().st_size)
+        await store.accept(new(name, prompt=(0, 0, 2573, 0)), LIMITS)  # a prompt that looks like a gap
+    await store.close()
+    await server.stop()
+    data = written.read_bytes()
+    first, second, third = data[: sizes[1]], data[sizes[1] : sizes[2]], behind + data[sizes[2] :]
+    written.write_bytes(first + bytes(3000) + second + bytes(2 * 2**20) + third)
+    if behind:
+        with pytest.raises(DamagedFile, match="cut it"):
+            await server.start()
+        assert written.read_bytes() == first + second + third
+        return
+    await server.start()
+    assert written.read_bytes() == data
+    await store.open()
+    for name in names:
+        assert (await store.read(new(name).seq_id, prompt=True)).prompt == (0, 0, 2573, 0)
+    assert len(list(written.parent.iterdir())) == 3
+    await store.close()
+    await server.stop()
+
+
 @pytest.mark.parametrize(("file", "text"), [("*.base.rdb", b"nothing of the kind"), ("*.manifest", b"file none")])
 async def test_other_damage_is_mended_by_removal_alone(tmp_path: Path, file: str, text: bytes) -> None:
     server = EmbeddedStore(tmp_path)

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import socket
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -195,4 +196,14 @@ async def test_a_drain_of_a_worker_that_nobody_reaches_is_a_typed_error():
     with pytest.raises(errors.Unreachable, match="does not answer"):
         async for _ in link.drain(0, undo=False):
             pass
+    await link.close()
+
+
+async def test_a_worker_whose_step_stream_is_not_open_gets_no_sequences(hello):
+    """What kills a worker in Schedule breaks a stream that was open, and so counts against it."""
+    link = link_to("127.0.0.1:1")
+    link.facts, link.unusable_reason, link.load_at = hello("i"), "", time.monotonic()
+    assert link.view().reason_unavailable == "its streams are not open"
+    link.step_stream.connected = True
+    assert link.view().available
     await link.close()

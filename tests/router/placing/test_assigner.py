@@ -29,6 +29,7 @@ LATER = AdmissionAnswer(AdmissionOutcome.LATER, OutOfBlocks("full").failure())
 NEVER = AdmissionAnswer(AdmissionOutcome.NEVER, TooLarge("never").failure())
 REJECTED = AdmissionAnswer(AdmissionOutcome.REJECTED, BadModel("wrong").failure())
 STALE = AdmissionAnswer(AdmissionOutcome.STALE_EPOCH)
+NAMES = "abcde"
 
 
 def view(name: str, num_running: int = 0, cached: int = 0) -> WorkerView:
@@ -103,11 +104,14 @@ class FakeSession:
 
 
 class Scene:
-    """One sequence that has been popped from the queue, and workers a, b, …, which are asked in this order."""
+    """One sequence that has been popped from the queue, and workers a, b, …, which are asked in this order.
+
+    No worker renews its lease.
+    """
 
     def __init__(self, store, models, answers) -> None:
         self.store = store
-        self.links = [FakeLink(name, answer) for name, answer in zip("abc", answers, strict=False)]
+        self.links = [FakeLink(name, answer) for name, answer in zip(NAMES, answers, strict=False)]
         self.background = BackgroundTasks()
         sessions = SessionRegistry()
         self.assigner = Assigner(store, FakePool(self.links), sessions, models, self.background)
@@ -133,7 +137,7 @@ async def make_scene(hello):
         store, models = MemoryStore(MemoryState()), ModelRegistry()
         await models.add_worker(hello("a"))
         await store.heartbeat(Member("router", Incarnation("router"), b""), 60_000)
-        for name in "abc":
+        for name in NAMES:
             await store.heartbeat(Member("worker", Incarnation(name), b""), 300)
         await store.accept(accepted_sequence(), QueueLimits())
         assert len(await store.pop("weights", 1, 60_000)) == 1
@@ -178,6 +182,32 @@ async def test_a_worker_that_one_router_does_not_reach_has_not_crashed(make_scen
     record = await scene.assign()
     renewing.cancel()
     assert (record.owner, record.epoch, record.crashes) == ("b", 2, 0)
+
+
+@pytest.mark.parametrize(
+    ("broken", "num_dead"), [("", 3), ("a", 4), ("b", 4), ("c", 4)], ids=["whole", "first", "second", "third"]
+)
+async def test_a_sequence_that_kills_whoever_is_asked_to_run_it_ends(make_scene, broken, num_dead):
+    """Each worker announces it and dies. One whose Step stream was broken before that may have been dead already, so
+    its death does not count: it costs one worker more. Placement chooses only workers whose streams are open."""
+    scene = await make_scene(*[LinkError("broken")] * len(NAMES))
+
+    def deadly(link):
+        schedule = link.schedule
+
+        async def schedule_and_die(admission, follow):
+            await scene.store.announce(admission.seq_id, admission.epoch, link.incarnation)
+            return await schedule(admission, follow)
+
+        return schedule_and_die
+
+    for link in scene.links:
+        link.schedule = deadly(link)
+        link.step_stream.connected = link.incarnation != broken
+    record = await scene.assign()
+    assert record.state is SequenceState.FAILED
+    assert "POISON_SUSPECTED" in record.failure
+    assert sum(scene.num_asked()) == num_dead
 
 
 async def test_a_healthy_worker_keeps_what_a_router_with_a_bad_connection_would_take(make_scene):

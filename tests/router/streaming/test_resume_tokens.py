@@ -55,6 +55,15 @@ def test_a_token_of_another_key_or_version_is_foreign():
         ResumeTokens(b"a" * 32).read_token(token[: HEAD.size + 15])
 
 
+@pytest.mark.parametrize("request_id", [b"r", b"r" * 128])
+@pytest.mark.parametrize("num_branches", [1, 16])
+def test_a_token_of_version_1_is_foreign(request_id, num_branches):
+    """Not too short, although it named neither key nor generation: version, lengths, id, places, MAC."""
+    token = bytes([1, len(request_id), num_branches]) + request_id + bytes(16 * num_branches) + bytes(16)
+    with pytest.raises(ForeignToken):
+        ResumeTokens(b"a" * 32).read_token(token)
+
+
 def test_tokens_of_the_last_keys_are_read():
     tokens = ResumeTokens(b"0" * 32, generation=0)
     made = [tokens.make_token(b"r", [StreamPlace(1, 2, 3)])]
