@@ -45,8 +45,15 @@ class Planner:
         self._workload.tables.add_moves(plan)
 
     def _turns(self) -> list[Sequence | None]:
-        """For whom the step may be, in the order to try: those that share steps (None), or one that runs alone."""
-        loners = self._workload.loners
+        """For whom the step may be, in the order to try: those that share steps (None), or one that runs alone.
+
+        While steps are reserved for a suspect, there is none but the suspect, once its trial has begun and if it is
+        still here. Without a trial it does not run.
+        """
+        work = self._workload
+        if work.reserved_for is not None:
+            return [work.on_trial] if work.on_trial in work.loners else []
+        loners = [sequence for sequence in work.loners if not sequence.alone]
         if not loners:
             return [None]
         turns = [None, *loners]

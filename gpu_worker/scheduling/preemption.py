@@ -48,7 +48,10 @@ class Preemption:
         work, blocks = self._workload, self._tables.device
         since = now - work.config.min_preempt_interval_s
         while blocks.num_available < num_blocks:
-            victim = choose_victim(work.active, requester.sequence, self._tables.written, since, forced=forced)
+            on_trial = requester.sequence is work.on_trial
+            victim = choose_victim(
+                work.active, requester.sequence, self._tables.written, since, forced=forced, on_trial=on_trial
+            )
             if victim is not None:
                 self.preempt(victim, now)
                 if victim is requester.sequence:
@@ -107,12 +110,13 @@ class Preemption:
         Another sequence is preempted for it; or it gives its blocks to a sequence that waits before it; or it ends.
         """
         work, sequence = self._workload, beam.sequence
-        victim = choose_victim(work.active, sequence, self._tables.written, now, forced=True)
+        on_trial = sequence is work.on_trial
+        victim = choose_victim(work.active, sequence, self._tables.written, now, forced=True, on_trial=on_trial)
         if victim is not None:
             self.preempt(victim, now)
         elif self._others_hold_blocks():
             return  # the search waits until these blocks are given back
-        elif any(s.rank < sequence.rank for queue in (work.waiting, work.swapped) for s in queue):
+        elif not on_trial and any(s.rank < sequence.rank for queue in (work.waiting, work.swapped) for s in queue):
             work.send_back(sequence)  # sequences ahead of it may wait for its blocks
         elif self._stuck is not sequence:
             self._stuck = sequence  # alone by now, it has one more plan to start its other beams
@@ -170,15 +174,17 @@ def choose_victim(
     since: float,
     *,
     forced: bool = False,
+    on_trial: bool = False,
 ) -> Sequence | None:
     """The sequence that gives its blocks to `requester`: the one of the highest rank, perhaps the requester itself.
 
     None: the requester waits. It waits for the next step if the sequence of the highest rank is `protected`, which the
     step being planned writes. It keeps what it has if it was preempted after `since`, and if only it runs. With
-    `forced` the requester is never chosen, and protected sequences are passed over.
+    `forced` the requester is never chosen, and protected sequences are passed over. Beside a requester that is
+    `on_trial` nothing else runs: whatever has blocks may be chosen.
     """
     others = [sequence for sequence in running if sequence is not requester]
-    later = [sequence for sequence in others if sequence.rank > requester.rank]
+    later = others if on_trial else [sequence for sequence in others if sequence.rank > requester.rank]
     if forced:
         later = [sequence for sequence in later if sequence not in protected]
     victim = max(later, key=lambda sequence: sequence.rank, default=None)

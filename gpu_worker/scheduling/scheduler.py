@@ -91,7 +91,7 @@ class Scheduler:
 
     def cancel(self, sequence: Sequence, reason: FinishReason = FinishReason.CANCELLED) -> bool:
         """Ends a sequence with what it has; its last deltas come with the next step. False if it is not here."""
-        if not self._is_here(sequence):
+        if not self.is_here(sequence):
             return False
         if self._in_flight is not None:
             self._ending.setdefault(sequence, reason)
@@ -101,7 +101,7 @@ class Scheduler:
 
     def drop(self, sequence: Sequence) -> None:
         """Forgets a sequence that has another owner, without a delta. Does nothing if it is not here."""
-        if not self._is_here(sequence):
+        if not self.is_here(sequence):
             return
         self._workload.discard_pending(sequence.seq_id)
         if self._in_flight is not None:
@@ -115,7 +115,7 @@ class Scheduler:
 
         False if there is nothing to end. Beams compete until their search ends, so none of them can be ended alone.
         """
-        if not self._is_here(sequence) or sequence.search is not None or sequence.fan_out:
+        if not self.is_here(sequence) or sequence.search is not None or sequence.fan_out:
             return False
         branch = next((b for b in sequence.branches if b.index == branch_index and b.state is not FINISHED), None)
         if branch is None:
@@ -135,14 +135,40 @@ class Scheduler:
             work.dequeue(sequence)
         work.lists.tidy()
 
-    def _is_here(self, sequence: Sequence) -> bool:
+    # Trials of suspects. Only one suspect at a time may have the steps to itself.
+
+    def reserve_steps(self, sequence: Sequence) -> bool:
+        """Pauses all other sequences until `end_trial`, for one that was admitted to run alone. It waits, too.
+
+        False if the sequence is not here. All steps that had other sequences are over when this returns.
+        """
+        if self._in_flight is not None:
+            raise RuntimeError("a trial begins and ends between steps only")
+        if not self.is_here(sequence):
+            return False
+        self._workload.reserve_steps(sequence)
+        return True
+
+    def begin_trial(self, sequence: Sequence) -> bool:
+        """Lets the sequence run for which the steps are reserved. False if the steps are not reserved for it."""
+        if self._workload.reserved_for is not sequence:
+            return False
+        self._workload.begin_trial()
+        return True
+
+    def end_trial(self, sequence: Sequence) -> None:
+        """Lets the sequence, if it is still here, and all others share steps again."""
+        if self._workload.reserved_for is sequence:
+            self._workload.end_trial(sequence)
+
+    def is_here(self, sequence: Sequence) -> bool:
         """Whether this very sequence is here: neither ended nor replaced by another admission."""
         return self._workload.sequences.get(sequence.seq_id) is sequence
 
     def _watch_deadline(self, sequence: Sequence, deadline: float) -> None:
         """Remembers a deadline. Deadlines of ended sequences are forgotten now and then, so they do not pile up."""
         if len(self._deadlines) > MAX_STALE_DEADLINES + 2 * len(self._workload.sequences):
-            self._deadlines = [entry for entry in self._deadlines if self._is_here(entry[2])]
+            self._deadlines = [entry for entry in self._deadlines if self.is_here(entry[2])]
             heapq.heapify(self._deadlines)
         heapq.heappush(self._deadlines, (deadline, sequence.order, sequence))
 
@@ -156,7 +182,7 @@ class Scheduler:
         work = self._workload
         while self._deadlines and self._deadlines[0][0] <= now:
             _, _, sequence = heapq.heappop(self._deadlines)
-            if self._is_here(sequence):
+            if self.is_here(sequence):
                 work.report(work.end(sequence, FinishReason.DEADLINE))
         self._num_steps += 1
         plan = StepPlan(self._num_steps)
@@ -189,7 +215,7 @@ class Scheduler:
         result = self._settle(plan)
         ran = {chunk.branch.sequence: None for chunk in plan.chunks}
         for sequence in [*ran, *moved]:
-            if not self._is_here(sequence):
+            if not self.is_here(sequence):
                 continue
             if sequence.isolated and len(ran) == 1 and sequence in ran:
                 result.deltas += work.end(sequence, FinishReason.ERROR, failure)
@@ -216,7 +242,7 @@ class Scheduler:
         for sequence, reason in ending.items():
             if reason is FinishReason.NONE:
                 work.drop(sequence)
-            elif self._is_here(sequence):
+            elif self.is_here(sequence):
                 result.deltas += work.end(sequence, reason)
         return result
 

@@ -91,7 +91,7 @@ class Sequence:
     root: bytes  # key of its block hashes: model, layout, tenant salt
     priority: int = 3  # 1 system, 2 interactive, 3 default, 4 bulk: lower first
     deadline: float | None = None  # of the worker's monotonic clock
-    alone: bool = False  # admitted to run alone, because its owners have crashed
+    alone: bool = False  # its owners have crashed: it runs in its trial, in which no other sequence does
     beam_text: TextStream | None = None  # new, for beams with stop strings, which are found in it
     branches: list[Branch] = field(default_factory=list)  # with beam search: the live beams
     last_preempted: float = float("-inf")

@@ -48,6 +48,9 @@ class Starter:
             if sequence.hold_until > now or (sequence is not only if only is not None else sequence.runs_alone):
                 continue
             fits = self.bring_in(sequence, headroom=self._headroom(sequence, now))
+            if sequence is self._workload.on_trial and sequence not in self._tables.moving_out:
+                while not fits and self._displace(sequence, now):
+                    fits = self.bring_in(sequence)
             sequence.starved = sequence.runs_alone and not fits
             if not fits:
                 break
@@ -194,8 +197,13 @@ class Starter:
             and (index + 1) * self._block_size <= other.prefill_end
             and other.sequence.rank[0] <= own_class
             and not other.sequence.runs_alone
-            for other in self._lists.prefilling
+            for other in self._advancing()
         )
+
+    def _advancing(self) -> list[Branch]:
+        """The branches that compute their prompts, except those that pause for a trial."""
+        on_trial = self._workload.on_trial
+        return [branch for branch in self._lists.prefilling if on_trial in (None, branch.sequence)]
 
     def _first_length(self, left: int, budget: int, share: int) -> int:
         """How many of the `left` tokens of a prompt its first chunk has."""
@@ -210,7 +218,7 @@ class Starter:
         if not config.chunked_prefill and chunks and left <= budget.tokens:
             return StartOutcome.FULL  # it waits for a step that holds it whole
         ending = {chunk.branch for chunk in chunks if chunk.start + chunk.length == chunk.branch.prefill_end}
-        partial = [branch for branch in self._lists.prefilling if branch not in ending]
+        partial = [branch for branch in self._advancing() if branch not in ending]
         if len(partial) >= config.max_partial_prefills:
             return StartOutcome.SKIP
         num_long = sum(branch.prefill_end - branch.num_computed > budget.long_prefill for branch in partial)
@@ -232,11 +240,17 @@ class Starter:
         return blocks.has_room_for(num_new, hits[passed:], spare=spare)
 
     def _displace(self, sequence: Sequence, now: float) -> bool:
-        """With the priority policy, preempts the newest sequence of the lowest class for a waiting higher one."""
+        """With the priority policy, preempts the newest sequence of the lowest class for a waiting higher one.
+
+        For a sequence on trial, beside which nothing else runs, it preempts any other, with either policy.
+        """
         work = self._workload
-        if work.config.policy != "priority":
+        if sequence is work.on_trial:
+            lower = [other for other in work.active if other is not sequence]
+        elif work.config.policy == "priority":
+            lower = [other for other in work.active if other.priority > sequence.priority]
+        else:
             return False
-        lower = [other for other in work.active if other.priority > sequence.priority]
         victim = max(lower, key=lambda other: other.rank, default=None)
         if victim is None or victim in self._tables.written:
             return False

@@ -36,6 +36,8 @@ class Workload:
         self._swapped = WaitQueue()
         self._active: dict[Sequence, None] = {}
         self._loners: list[Sequence] = []
+        self._reserved_for: Sequence | None = None
+        self._trial_begun = False
         self._pending: list[Delta] = []
         self._num_preempted_swap = 0
         self._num_preempted_recompute = 0
@@ -66,6 +68,16 @@ class Workload:
     def loners(self) -> SequenceOf[Sequence]:
         """The sequences that run alone: no other sequence is in a step of theirs."""
         return self._loners
+
+    @property
+    def reserved_for(self) -> Sequence | None:
+        """The suspect for which all steps are, although it may have ended: other sequences pause."""
+        return self._reserved_for
+
+    @property
+    def on_trial(self) -> Sequence | None:
+        """The suspect that has the steps to itself, once its trial has begun."""
+        return self._reserved_for if self._trial_begun else None
 
     @property
     def pending(self) -> SequenceOf[Delta]:
@@ -126,6 +138,23 @@ class Workload:
         """Lets an isolated sequence share steps again after one that did not fail, unless it was admitted alone."""
         sequence.isolated = False
         if not sequence.alone:
+            self._loners.remove(sequence)
+
+    # Trials
+
+    def reserve_steps(self, sequence: Sequence) -> None:
+        """Keeps the steps from now on for a suspect, which does not run before `begin_trial` either."""
+        self._reserved_for, self._trial_begun = sequence, False
+
+    def begin_trial(self) -> None:
+        """Lets the suspect run for which the steps are reserved."""
+        self._trial_begun = True
+
+    def end_trial(self, sequence: Sequence) -> None:
+        """Lets the suspect share steps with all others from now on, wherever it is by now."""
+        self._reserved_for, self._trial_begun = None, False
+        sequence.alone = False
+        if sequence in self._loners and not sequence.isolated:
             self._loners.remove(sequence)
 
     def _forget(self, sequence: Sequence) -> None:

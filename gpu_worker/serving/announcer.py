@@ -1,33 +1,38 @@
-"""Writes into the store that a suspect begins to run on this worker, before it does.
+"""Asks the store whether this worker owns a sequence, before the sequence begins to run here.
 
-The death of a worker counts against a suspect only after that: a worker that was dead when it was given the sequence
-proves nothing.
+The store notes that a suspect begins. The death of a worker counts against a suspect only after that: a worker that was
+dead when it was given the sequence proves nothing.
 """
 
 from octavo.errors import StaleEpoch, StoreUnavailable
-from octavo.ids import Incarnation
+from octavo.ids import Incarnation, SequenceId
 from octavo.record import Admission, AdmissionAnswer, AdmissionOutcome
 from octavo.store.base import Store
 
 FIRST_EPOCH = 1  # of a sequence that had no owner before: it is no suspect
 
 
-class SuspectAnnouncer:
-    """Asks the store before a sequence that had another owner is admitted here."""
+class OwnershipAnnouncer:
+    """Announces every sequence that had another owner before it begins here."""
 
     def __init__(self, store: Store, owner: Incarnation) -> None:
         self._store = store
         self._owner = owner
 
-    async def refuse_admission(self, admission: Admission) -> AdmissionAnswer | None:
-        """The answer that refuses the sequence, or None: it may run, and is announced if it is a suspect.
+    async def announce(self, seq_id: SequenceId, epoch: int) -> bool:
+        """Whether this worker owns the sequence at that epoch, so that it may begin. Raises StoreUnavailable."""
+        return await self._store.announce(seq_id, epoch, self._owner)
 
-        Without an answer of the store the sequence does not run here.
+    async def refuse_admission(self, admission: Admission) -> AdmissionAnswer | None:
+        """The answer that refuses the sequence, or None: it may begin at once.
+
+        Without an answer of the store the sequence does not run here. A sequence that is to run alone is announced
+        later, when it has the engine to itself (`TrialQueue`).
         """
-        if admission.epoch <= FIRST_EPOCH:
+        if admission.epoch <= FIRST_EPOCH or admission.alone:
             return None
         try:
-            owns = await self._store.announce(admission.seq_id, admission.epoch, self._owner)
+            owns = await self.announce(admission.seq_id, admission.epoch)
         except StoreUnavailable as error:
             return AdmissionAnswer(AdmissionOutcome.LATER, error.failure())
         if owns:

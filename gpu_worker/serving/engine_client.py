@@ -20,10 +20,12 @@ from gpu_worker.scheduling.scheduler import Scheduler
 from gpu_worker.scheduling.sequence import Sequence
 from gpu_worker.scheduling.step_budget import StepBudget
 from gpu_worker.scheduling.workload import Workload
+from gpu_worker.serving.announcer import OwnershipAnnouncer
 from gpu_worker.serving.beam_texts import BeamTexts
 from gpu_worker.serving.cache_watchers import CacheEvent, CacheEventBatch, CacheWatcher, CacheWatchers, join_events
 from gpu_worker.serving.step_publisher import StepPublisher
 from gpu_worker.serving.step_subscription import MAX_PENDING_MESSAGES, StepSubscription
+from gpu_worker.serving.trial_queue import TrialQueue
 from octavo import hashing, validation
 from octavo.errors import InvalidArgument, ServingError, StaleEpoch
 from octavo.ids import SequenceId
@@ -48,13 +50,25 @@ class LoadReport:
 class EngineClient:
     """What the Worker service and the journal writer ask of the engine. It is the journal writer's EngineControl."""
 
-    def __init__(self, engine: Engine, workload: Workload, budget: StepBudget, publisher: StepPublisher) -> None:
-        """After construction the workload is read in commands and in `refresh` only: by the engine's thread."""
+    def __init__(
+        self,
+        engine: Engine,
+        workload: Workload,
+        budget: StepBudget,
+        publisher: StepPublisher,
+        announcer: OwnershipAnnouncer | None = None,
+    ) -> None:
+        """After construction the workload is read in commands and in `refresh` only: by the engine's thread.
+
+        Without an `announcer` no store knows of this worker.
+        """
         self.engine = engine
         self.info = workload.info
         self.max_batch_sequences = workload.config.max_batch_sequences
         self.publisher = publisher
+        self.trials = TrialQueue(engine, publisher, announcer)
         self.watchers = CacheWatchers()
+        self._announcer = announcer
         self._workload = workload
         self._cache = workload.tables.cache
         self._budget = budget
@@ -103,6 +117,8 @@ class EngineClient:
             sequence.beam_text = await self._beam_texts.new_text(sequence.params)
         except ServingError as error:
             return AdmissionAnswer(AdmissionOutcome.NEVER, error.failure())
+        if self._announcer is not None and (refused := await self._announcer.refuse_admission(admission)):
+            return refused
         command = self._admission_command(sequence, admission, router_id)
         return await asyncio.wrap_future(self.engine.post_command(command))
 
@@ -117,10 +133,15 @@ class EngineClient:
         chain = hashing.prompt_chain(sequence.prompt)
         publisher, soon = self.publisher, self._loop.call_soon_threadsafe
 
+        def open_log() -> None:
+            sequence_log = publisher.open_log(sequence, chain, outputs, admission.finished_branches, router_id)
+            if sequence.alone:
+                self.trials.add(sequence_log)
+
         def command(scheduler: Scheduler) -> AdmissionAnswer:
             answer = scheduler.admit(sequence)
             if answer.admitted:
-                soon(publisher.open_log, sequence, chain, outputs, admission.finished_branches, router_id)
+                soon(open_log)
             else:
                 soon(publisher.forget_before, sequence.seq_id, sequence.epoch)
             return answer

@@ -1,5 +1,6 @@
 """What the journals hold of a sequence that runs here, as far as the store has answered this worker."""
 
+import asyncio
 from collections.abc import Iterable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
@@ -12,6 +13,7 @@ from octavo.hashing import extend_chain
 from octavo.ids import SequenceId
 from octavo.sampling import FinishReason
 from octavo.step_item import StepItem
+from octavo.store.calls import PROOF_TOKENS
 
 
 @dataclass(slots=True)
@@ -34,7 +36,7 @@ class SequenceLog:
     branch at any token, and the branch's score is the one at that token. Of other sequences, tokens are enough.
     """
 
-    __slots__ = ("_keeps_items", "branches", "followers", "gone", "sequence")
+    __slots__ = ("_keeps_items", "_num_accepted", "branches", "followers", "gone", "sequence", "settled")
 
     def __init__(
         self, sequence: Sequence, prompt_chain: int, outputs: Seq[Seq[int]], ended_branches: Iterable[int]
@@ -43,6 +45,9 @@ class SequenceLog:
         self.sequence = sequence
         self.followers: set[StepSubscription] = set()
         self.gone = False  # forgotten: nothing may be appended to it or published of it any more
+        # Set when the store holds nothing against the sequence here: PROOF_TOKENS are journalled, or the log is gone.
+        self.settled = asyncio.Event()
+        self._num_accepted = 0  # new tokens
         self.branches = [BranchLog(list(tokens), extend_chain(prompt_chain, tokens)) for tokens in outputs]
         for branch in ended_branches:
             self.branches[branch].ended = True
@@ -65,6 +70,11 @@ class SequenceLog:
     def ended(self) -> bool:
         return all(branch.ended for branch in self.branches)
 
+    def forget(self) -> None:
+        """Nothing is appended to the log or published of it from now on."""
+        self.gone = True
+        self.settled.set()
+
     def append_delta(self, delta: Delta) -> StepItem:
         """Records tokens that the journal has accepted, and returns the item that followers are to get.
 
@@ -73,6 +83,9 @@ class SequenceLog:
         log = self.branches[delta.branch_index]
         new = delta.token_ids[max(0, len(log.tokens) - delta.first_index) :]
         log.tokens.extend(new)
+        self._num_accepted += len(new)
+        if self._num_accepted >= PROOF_TOKENS:
+            self.settled.set()
         log.chain = extend_chain(log.chain, new)
         log.finish, log.ended = delta.finish, bool(delta.finish)
         log.failure = Failure.from_json(delta.failure) if delta.failure else None

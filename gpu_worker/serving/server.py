@@ -5,7 +5,6 @@ from collections.abc import AsyncIterator
 from contextlib import aclosing, suppress
 from typing import TYPE_CHECKING, NoReturn
 
-from gpu_worker.serving.announcer import SuspectAnnouncer
 from gpu_worker.serving.cache_watchers import CacheEventBatch
 from gpu_worker.serving.drain import WorkerDrain
 from gpu_worker.serving.engine_client import EngineClient
@@ -39,20 +38,14 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
         self._incarnation = incarnation
         self._served: EngineClient | None = None
         self._drain: WorkerDrain | None = None
-        self._announcer: SuspectAnnouncer | None = None
         self.draining = False  # new sequences are refused
 
-    def serve_engine(
-        self,
-        engine_client: EngineClient,
-        drain: WorkerDrain | None = None,
-        announcer: SuspectAnnouncer | None = None,
-    ) -> None:
+    def serve_engine(self, engine_client: EngineClient, drain: WorkerDrain | None = None) -> None:
         """Lets this engine answer calls from now on: its model is loaded, and the store has answered.
 
-        Without a `drain`, calls of Drain are answered Loading. Without an `announcer` no store knows of this worker.
+        Without a `drain`, calls of Drain are answered Loading.
         """
-        self._served, self._drain, self._announcer = engine_client, drain, announcer
+        self._served, self._drain = engine_client, drain
 
     @property
     def _engine_client(self) -> EngineClient:
@@ -72,9 +65,9 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
         check_batch_size("admissions", len(request.admissions))
         if self.draining:
             raise Draining(f"worker {self.worker_id} drains: place elsewhere")
-        engine_client, announcer, router_id = self._engine_client, self._announcer, request.router_id
+        engine_client, router_id = self._engine_client, request.router_id
         results = await asyncio.gather(
-            *(admission_result(engine_client, announcer, item, router_id) for item in request.admissions)
+            *(admission_result(engine_client, item, router_id) for item in request.admissions)
         )
         return worker_pb2.ScheduleResponse(results=results)
 
@@ -164,13 +157,11 @@ def check_batch_size(field: str, size: int) -> None:
 
 
 async def admission_result(
-    engine_client: EngineClient, announcer: SuspectAnnouncer | None, message: worker_pb2.Admission, router_id: str
+    engine_client: EngineClient, message: worker_pb2.Admission, router_id: str
 ) -> worker_pb2.AdmissionResult:
     """The answer to one admission of a call; an admission that cannot be read is REJECTED."""
     try:
-        admission = wire.admission_from_wire(message)
-        refused = await announcer.refuse_admission(admission) if announcer is not None else None
-        answer = refused or await engine_client.admit(admission, router_id)
+        answer = await engine_client.admit(wire.admission_from_wire(message), router_id)
     except InvalidArgument as error:
         answer = AdmissionAnswer(AdmissionOutcome.REJECTED, error.failure())
     return wire.answer_to_wire(message.seq_id, answer)

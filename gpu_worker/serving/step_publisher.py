@@ -109,7 +109,7 @@ class StepPublisher:
         outputs: Seq[Seq[int]],
         ended_branches: Iterable[int],
         router_id: str,
-    ) -> None:
+    ) -> SequenceLog:
         """Opens the log of an admitted sequence, which the given router follows.
 
         Another log of this sequence, of the same or an older epoch, is forgotten. (EngineClient admits a sequence
@@ -120,6 +120,7 @@ class StepPublisher:
         self.logs[sequence.seq_id] = sequence_log
         self.add_follower(sequence_log, router_id)
         self._forget_if_ended(sequence_log)
+        return sequence_log
 
     def add_follower(self, sequence_log: SequenceLog, router_id: str) -> None:
         """Lets the router's subscription follow the sequence, if the router has one."""
@@ -141,7 +142,7 @@ class StepPublisher:
 
     def forget_log(self, sequence_log: SequenceLog) -> None:
         """Publishes nothing more of this log. Its followers are told nothing: they learn the reason from the store."""
-        sequence_log.gone = True
+        sequence_log.forget()
         if self.logs.get(sequence_log.seq_id) is sequence_log:
             del self.logs[sequence_log.seq_id]
 

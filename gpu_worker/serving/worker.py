@@ -17,7 +17,7 @@ from gpu_worker.scheduling.step import Runner, StepDeltas
 from gpu_worker.scheduling.step_budget import StepBudget
 from gpu_worker.scheduling.workload import Workload
 from gpu_worker.serving import progress_monitor
-from gpu_worker.serving.announcer import SuspectAnnouncer
+from gpu_worker.serving.announcer import OwnershipAnnouncer
 from gpu_worker.serving.drain import WorkerDrain, describe_worker
 from gpu_worker.serving.engine_client import EngineClient
 from gpu_worker.serving.journal_writer import JournalWriter
@@ -55,13 +55,14 @@ class Worker:
         times = StepTimes(costs, budget, runner.info.bytes_per_block)
         self.engine = Engine(self.scheduler, runner, times, self._on_deltas, self._on_progress, idle_round_s)
         self.publisher = StepPublisher(settings.stream_interval)
-        self.engine_client = EngineClient(self.engine, self.workload, budget, self.publisher)
+        journal = store if settings.journal == "strict" else None
+        announcer = OwnershipAnnouncer(journal, listener.incarnation) if journal is not None else None
+        self.engine_client = EngineClient(self.engine, self.workload, budget, self.publisher, announcer)
         policy = (
             AppendPolicy(settings.append_tokens, settings.append_delay_ms / 1000, settings.append_branches)
-            if settings.journal == "strict"
+            if journal is not None
             else AppendPolicy()  # what no store accepts has nothing to wait for
         )
-        journal = store if settings.journal == "strict" else None
         self.journal_writer = JournalWriter(journal, listener.incarnation, self.publisher, self.engine_client, policy)
         self.step_timeout_s = STOP_TIMEOUT_S  # how long `stop` waits for the step in flight
         self.urgent = False  # whether whoever asked the worker to leave waits for its end
@@ -73,7 +74,6 @@ class Worker:
         self.drain = WorkerDrain(
             store, listener.incarnation, self.engine_client, self.journal_writer, self._note_draining
         )
-        self.announcer = SuspectAnnouncer(store, listener.incarnation) if journal is not None else None
         self.reconciler = Reconciler(store, listener.incarnation, self.engine_client.runs)
         self._journalling: asyncio.Task[None] | None = None
         self._reconciling: asyncio.Task[None] | None = None
@@ -91,7 +91,7 @@ class Worker:
         self._monitoring = asyncio.create_task(self.monitor.run())
         self._monitoring.add_done_callback(partial(give_up_at_end, "the watch over progress"))
         self.engine.start()
-        self.listener.service.serve_engine(self.engine_client, self.drain, self.announcer)
+        self.listener.service.serve_engine(self.engine_client, self.drain)
 
     async def leave(self, urgent: asyncio.Event) -> None:
         """Refuses new sequences at once, and gives away those that are here while `stop` still has time, or until
@@ -118,6 +118,7 @@ class Worker:
         cancel_task(self._monitoring)  # before the engine ends: its silence is no hang from here on
         cancel_task(self._reconciling)
         loop_ended = await asyncio.to_thread(self.engine.stop, self.step_timeout_s)
+        self.engine_client.trials.stop()
         await self.drain.stop()
         await self.drain.release_rest(urgent=self.urgent)
         cancel_task(self._journalling)

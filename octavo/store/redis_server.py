@@ -115,7 +115,8 @@ class RedisServer:
                 return await operation(*args)  # the dead connection has left the pool
         except OutOfMemoryError as error:
             raise StoreFull(
-                "the store has no memory left for new requests: retry later, or give it more (maxmemory)",
+                "the store has no memory left for new requests: retry later, or give it more "
+                "(--store-memory-bytes of octavo up, maxmemory of a server)",
                 retry_after_ms=FULL_RETRY_MS,
             ) from error
         except (RedisError, OSError, TimeoutError) as error:

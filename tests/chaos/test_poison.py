@@ -138,6 +138,28 @@ async def test_several_poisons_at_once_end_and_innocents_survive(supervised, see
 
 @pytest.mark.long
 @pytest.mark.timeout(600)
+async def test_poisons_that_keep_coming_take_no_innocent_along(supervised, seed):
+    """While one stream is suspected and runs alone, a poison request that nobody suspects yet comes to its worker."""
+    cluster, supervisor = supervised
+
+    async def poison(number):
+        await asyncio.sleep(0.4 * number)
+        with pytest.raises(errors.PoisonSuspected):
+            await client.complete([number, POISON, 3], SamplingParams(temperature=0, max_tokens=60))
+
+    async with cluster.client() as client:
+        innocents = Innocents(client, Oracle("fake"), seed, 12)
+        await asyncio.sleep(0.5)
+        async with asyncio.timeout(500):
+            await asyncio.gather(*(poison(number) for number in range(1, 6)))
+        assert supervisor.num_deaths >= 8
+        await asyncio.to_thread(cluster_whole, cluster)
+        innocents.check()
+        await innocents.stop()
+
+
+@pytest.mark.long
+@pytest.mark.timeout(600)
 async def test_workers_that_die_together_end_no_stream(supervised, seed):
     """Three of four within 0.4 s, again and again, while each stream has lost its owner before."""
     cluster, supervisor = supervised

@@ -9,11 +9,11 @@ from dataclasses import dataclass, field
 
 import pytest
 from effort import draws, is_night
+from live.client_loops import ClientLoops, read_history
 from live.cluster import Cluster, Shape
 from live.fixtures import whole
-from live.history import History
 
-from octavo.client import AsyncClient, SamplingParams
+from octavo.client import Event, SamplingParams
 from octavo.ids import RequestId, sequence_id
 from octavo.store import open_store
 
@@ -52,67 +52,56 @@ class Tally:
         return sorted(self.silences)[int(0.99 * (len(self.silences) - 1))]
 
 
-class SlowStreams:
+class Silence:
+    """The longest time without an event of one stream."""
+
+    def __init__(self) -> None:
+        self.longest_s = 0.0
+        self.since_s = 0.0  # when it began, from the stream's beginning on
+        self._began = time.monotonic()
+        self._last: float | None = None
+
+    def note_event(self, _: Event) -> None:
+        now = time.monotonic()
+        if self._last is not None and now - self._last > self.longest_s:
+            self.longest_s, self.since_s = now - self._last, self._last - self._began
+        self._last = now
+
+
+class SlowStreams(ClientLoops):
     """Clients with one stream after the other until `stop`. A wrong token or an error of a stream is an error here."""
 
     def __init__(self, cluster: Cluster, oracle, num_clients: int, seed: int) -> None:
+        super().__init__(cluster.client())
         self.tally = Tally()
-        self._cluster = cluster
         self._oracle = oracle
         self._random = random.Random(seed)
-        self._stopping = False
-        self._client: AsyncClient = cluster.client()
         self._store = open_store(cluster.store.url)
         self._num_begun = 0
-        self._tasks = [asyncio.create_task(self._client_loop()) for _ in range(num_clients)]
+        self.begin(num_clients)
 
-    def check(self) -> None:
-        for task in self._tasks:
-            if task.done():
-                task.result()
-
-    async def stop(self) -> Tally:
-        self._stopping = True
+    async def stop(self) -> None:
         try:
-            await asyncio.gather(*self._tasks)
+            await super().stop()
         finally:
-            for task in self._tasks:
-                task.cancel()
-            await asyncio.gather(*self._tasks, return_exceptions=True)
-            await self._client.close()
             await self._store.close()
-        return self.tally
 
-    async def _client_loop(self) -> None:
-        while not self._stopping:
-            self._num_begun += 1
-            request_id = f"slow-{os.getpid()}-{id(self)}-{self._num_begun}"
-            prompt = [self._random.randrange(1, 1000) for _ in range(self._random.choice([8, 40, 200]))]
-            params = SamplingParams(temperature=0.0, max_tokens=self._random.randrange(60, 120), ignore_eos=True)
-            await self._run(request_id, prompt, params)
-
-    async def _run(self, request_id: str, prompt: list[int], params: SamplingParams) -> None:
-        history, silence, silent_from, began, last = History(), 0.0, 0.0, time.monotonic(), None
-        stream = self._client.generate(prompt, params, request_id=request_id)
-        try:
-            async with asyncio.timeout(STREAM_S), stream:
-                async for event in stream:
-                    now = time.monotonic()
-                    if last is not None and now - last > silence:
-                        silence, silent_from = now - last, last - began
-                    last = now
-                    history.add(event)
-        except TimeoutError:
-            raise AssertionError(f"{request_id} got no further than {history} in {STREAM_S:.0f} s") from None
+    async def stream_once(self, number: int) -> None:
+        self._num_begun += 1
+        request_id = f"slow-{os.getpid()}-{id(self)}-{self._num_begun}"
+        prompt = [self._random.randrange(1, 1000) for _ in range(self._random.choice([8, 40, 200]))]
+        params = SamplingParams(temperature=0.0, max_tokens=self._random.randrange(60, 120), ignore_eos=True)
+        silence, stream = Silence(), self.client.generate(prompt, params, request_id=request_id)
+        history = await read_history(stream, STREAM_S, silence.note_event)
         history.check(self._oracle.outputs(prompt, params))
         tally = self.tally
         tally.num_streams += 1
         tally.num_reattaches += stream.num_reattaches
-        tally.silences.append(silence)
+        tally.silences.append(silence.longest_s)
         snapshot = await self._store.read(sequence_id(TENANT, RequestId(request_id)))
         assert snapshot is not None
         lines = " ".join(f"{line.after_ms}:{line.what}:{line.detail}" for line in snapshot.record.timeline)
-        tally.worst = max(tally.worst, (silence, f"from {silent_from:.2f} s on: {lines}"))
+        tally.worst = max(tally.worst, (silence.longest_s, f"from {silence.since_s:.2f} s on: {lines}"))
         tally.crashes = max(tally.crashes, snapshot.record.crashes)
         for line in snapshot.record.timeline:
             if line.what == "taken" and line.detail.endswith((" lease", " connection")):
@@ -143,7 +132,8 @@ async def test_rolling_the_workers_fails_no_stream_and_counts_no_crash(rolled, o
             f"round {number}: ended after {', '.join(f'{s:.1f}' for s in took.values())} s; {streams.tally.num_streams}"
         )
         assert max(took.values()) < 20
-    tally = await streams.stop()
+    await streams.stop()
+    tally = streams.tally
     print(tally)
     assert tally.crashes == 0
     assert tally.crash_takes == []
@@ -169,7 +159,8 @@ async def test_rolling_workers_and_routers_is_a_short_pause_for_clients(rolled, 
             print(f"{num_rolled}: {name} ended after {took:.1f} s; {streams.tally.num_streams} streams so far")
             if time.monotonic() > until and num_rolled >= len(names):
                 break
-    tally = await streams.stop()
+    await streams.stop()
+    tally = streams.tally
     print(f"{num_rolled} restarts: {tally}")
     assert tally.crashes == 0
     assert tally.crash_takes == []

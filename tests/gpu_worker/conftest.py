@@ -119,6 +119,7 @@ class World:
 
     def __init__(self, seed: int, config: dict | None = None, runner: dict | None = None, *, eos: bool = True) -> None:
         self.rng = random.Random(seed)
+        self.trial_rng = random.Random(~seed)
         self.now = 100.0
         self.eos = eos
         sizes = {"block_size": 4, "num_blocks": 24, "num_host_blocks": 16, "vocab_size": 40, "context_tokens": 64}
@@ -221,12 +222,13 @@ class World:
     # Time
 
     def step(self, fail: bool = False) -> StepDeltas:
+        suspect = self.advance_trial()
         plan = self.scheduler.plan()
         assert plan.num_tokens <= self.config.max_batch_tokens
         assert plan.num_tokens == sum(chunk.length for chunk in plan.chunks)
         assert sum(len(chunk.samples) for chunk in plan.chunks) <= self.config.max_batch_sequences
-        if any(chunk.branch.sequence.alone for chunk in plan.chunks):
-            assert len({chunk.branch.sequence for chunk in plan.chunks}) == 1
+        running = {chunk.branch.sequence for chunk in plan.chunks}
+        assert running <= {suspect} if suspect else not any(sequence.alone for sequence in running)
         if fail:
             self.runner.run(plan) if self.rng.random() < 0.5 else None
             result = self.scheduler.abort_step(plan, '{"reason": "TEST"}')
@@ -240,6 +242,25 @@ class World:
         self.now += self.rng.choice([0.001, 0.01, 0.3])
         self.counts["step"] += 1
         return result
+
+    def advance_trial(self) -> Sequence | None:
+        """The suspect that has the steps to itself now: one after the other, each until it has some tokens or ends."""
+        suspect, scheduler, rng = self.parts.workload.reserved_for, self.scheduler, self.trial_rng
+        if suspect is None:
+            alone = [sequence for sequence in self.parts.workload.loners if sequence.alone]
+            suspect = rng.choice(alone) if alone and rng.random() < 0.3 else None
+            if suspect is not None:
+                assert scheduler.reserve_steps(suspect)
+                self.counts["trial"] += 1
+        elif self.parts.workload.on_trial is None:
+            if rng.random() < 0.5:
+                scheduler.begin_trial(suspect)
+        else:
+            num_new = sum(branch.num_output - branch.num_journalled_at_start for branch in suspect.branches)
+            if num_new >= 6 or not scheduler.is_here(suspect):
+                scheduler.end_trial(suspect)
+                suspect = None
+        return suspect
 
     def output(self, plan) -> StepOutput:
         return self.runner.run(plan)
@@ -335,7 +356,7 @@ class World:
                 break
             self.step()
         assert not self.open, f"still open after {limit} steps: {self.parts.load()}"
-        while self.scheduler.has_work:
+        while self.scheduler.has_work or self.parts.workload.reserved_for:
             self.step()
         load = self.parts.load()
         assert load.num_sequences == load.num_used_blocks == 0

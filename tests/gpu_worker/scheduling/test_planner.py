@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import pytest
 from scheduler_bench import GREEDY, Bench
 
 from octavo.sampling import FinishReason
@@ -76,17 +77,90 @@ def test_unchunked_prompts_run_whole_and_never_beside_decodes() -> None:
     assert len(bench.tokens["e.0"]) == 8
 
 
-def test_who_must_run_alone_does() -> None:
+def names_in(bench: Bench) -> set[str]:
+    """Who is in the next step."""
+    plan, _ = bench.step()
+    return {chunk.branch.sequence.seq_id for chunk in plan.chunks}
+
+
+def test_a_suspect_on_trial_has_the_steps_to_itself() -> None:
     bench = Bench()
+    long = replace(GREEDY, max_tokens=40)
     for name in "abc":
-        bench.admit(name)
-    bench.admit("x", alone=True)
-    bench.admit("y", alone=True)
-    while bench.scheduler.has_work:
-        plan, _ = bench.step()
-        names = {chunk.branch.sequence.seq_id for chunk in plan.chunks}
-        assert len(names) == 1 or not names & {"x", "y"}
+        bench.admit(name, params=long)
+    suspect = bench.admit("x", params=long, alone=True)
+    assert [names_in(bench) for _ in range(3)] == [{"a", "b", "c"}] * 3, "before its trial it does not run"
+    assert bench.scheduler.reserve_steps(suspect)
+    bench.admit("d", params=long)
+    assert [names_in(bench) for _ in range(3)] == [set()] * 3, "nobody runs while it is announced"
+    assert bench.scheduler.begin_trial(suspect)
+    assert [names_in(bench) for _ in range(20)] == [{"x"}] * 20
+    bench.scheduler.end_trial(suspect)
+    assert names_in(bench) == {"a", "b", "c", "d", "x"}, "it has proved itself, and shares steps"
+    bench.finish()
     assert set(bench.finishes.values()) == {FinishReason.LENGTH}
+
+
+@pytest.mark.parametrize("how", ["ends", "is cancelled", "is dropped", "was never begun"])
+def test_others_pause_until_the_end_of_the_trial_is_told(how: str) -> None:
+    """The store may hold the suspect for running until it has heard of its end."""
+    bench = Bench()
+    for name in "ab":
+        bench.admit(name, params=replace(GREEDY, max_tokens=40))
+    suspect = bench.admit("x", params=replace(GREEDY, max_tokens=2), alone=True)
+    bench.step()
+    bench.scheduler.reserve_steps(suspect)
+    if how == "is cancelled" or how == "is dropped":
+        bench.step()
+        (bench.cancel if how == "is cancelled" else bench.drop)("x")
+    if how != "was never begun":
+        bench.scheduler.begin_trial(suspect)
+    assert all(names_in(bench) <= {"x"} for _ in range(10))
+    assert bench.scheduler.is_here(suspect) == (how == "was never begun")
+    assert bench.scheduler.has_work
+    bench.scheduler.end_trial(suspect)
+    assert names_in(bench) >= {"a", "b"}
+    bench.finish()
+    assert not bench.workload.loners
+
+
+def test_steps_are_reserved_for_those_alone_that_are_here() -> None:
+    bench = Bench()
+    bench.admit("a")
+    suspect, other = bench.admit("x", alone=True), bench.admit("y", alone=True)
+    bench.drop("x")
+    assert not bench.scheduler.reserve_steps(suspect)
+    assert names_in(bench) == {"a"}
+    assert bench.scheduler.reserve_steps(other)
+    bench.scheduler.end_trial(suspect)  # says nothing of another's trial
+    assert not bench.scheduler.begin_trial(suspect)
+    assert names_in(bench) == set()
+
+
+@pytest.mark.parametrize("policy", ["fcfs", "priority"])
+@pytest.mark.parametrize("preemption", ["swap", "recompute"])
+@pytest.mark.parametrize("chunked_prefill", [True, False])
+def test_a_suspect_gets_room_from_others_that_cannot_go_on(policy: str, preemption: str, chunked_prefill: bool) -> None:
+    """They pause with their blocks, with half a prompt, or with the beginning of the suspect's own prompt."""
+    bench = Bench(
+        runner={"num_blocks": 16, "num_host_blocks": 16}, policy=policy, preemption=preemption, max_batch_tokens=16,
+        chunked_prefill=chunked_prefill, max_partial_prefills=1,
+    )  # fmt: skip
+    long, prompt = replace(GREEDY, max_tokens=16), [1 + number % 50 for number in range(40)]
+    bench.admit("a", 5, long, priority=1)
+    bench.step()
+    bench.admit("b", prompt, long, priority=1)
+    suspect = bench.admit("x", prompt, long, priority=4, alone=True)
+    bench.step()
+    bench.scheduler.reserve_steps(suspect)
+    bench.scheduler.begin_trial(suspect)
+    for _ in range(24):
+        assert names_in(bench) <= {"x"}
+    assert bench.finishes == {"x.0": FinishReason.LENGTH}
+    bench.scheduler.end_trial(suspect)
+    bench.finish()
+    assert bench.finishes == dict.fromkeys(("a.0", "b.0", "x.0"), FinishReason.LENGTH)
+    assert bench.tokens["x.0"] == bench.tokens["b.0"]
 
 
 def test_the_watermark_is_left_free_by_sequences_that_start_beside_others() -> None:

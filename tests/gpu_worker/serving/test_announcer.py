@@ -1,8 +1,10 @@
 """A sequence that had another owner runs here only when the store knows that it does."""
 
+from dataclasses import replace
+
 import pytest
 
-from gpu_worker.serving.announcer import SuspectAnnouncer
+from gpu_worker.serving.announcer import OwnershipAnnouncer
 from octavo.errors import StoreUnavailable
 from octavo.ids import Incarnation, RequestId, SequenceId, sequence_id
 from octavo.record import Admission, AdmissionOutcome, NewSequence
@@ -34,16 +36,21 @@ def admission(epoch: int, seq_id: SequenceId = SEQ) -> Admission:
 
 
 async def test_a_suspect_is_announced_before_it_is_admitted(store):
-    assert await SuspectAnnouncer(store, W2).refuse_admission(admission(2)) is None
+    assert await OwnershipAnnouncer(store, W2).refuse_admission(admission(2)) is None
     assert (await store.read(SEQ)).record.announced == 2
 
 
+async def test_who_is_to_run_alone_is_not_announced_before_its_turn(store):
+    assert await OwnershipAnnouncer(store, W2).refuse_admission(replace(admission(2), alone=True)) is None
+    assert (await store.read(SEQ)).record.announced == 0
+
+
 async def test_the_first_owner_of_a_sequence_asks_nobody():
-    assert await SuspectAnnouncer(object(), W1).refuse_admission(admission(1)) is None
+    assert await OwnershipAnnouncer(object(), W1).refuse_admission(admission(1)) is None
 
 
 async def test_a_worker_that_does_not_own_the_sequence_does_not_run_it(store):
-    for announcer, epoch in ((SuspectAnnouncer(store, W1), 2), (SuspectAnnouncer(store, W2), 3)):
+    for announcer, epoch in ((OwnershipAnnouncer(store, W1), 2), (OwnershipAnnouncer(store, W2), 3)):
         refused = await announcer.refuse_admission(admission(epoch))
         assert refused.outcome is AdmissionOutcome.STALE_EPOCH
     assert (await store.read(SEQ)).record.announced == 0
@@ -54,6 +61,6 @@ async def test_without_an_answer_of_the_store_the_sequence_does_not_run(store):
         raise StoreUnavailable("away")
 
     store.announce = away
-    refused = await SuspectAnnouncer(store, W2).refuse_admission(admission(2))
+    refused = await OwnershipAnnouncer(store, W2).refuse_admission(admission(2))
     assert refused.outcome is AdmissionOutcome.LATER
     assert refused.failure.reason == StoreUnavailable.reason

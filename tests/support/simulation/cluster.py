@@ -38,7 +38,7 @@ class Cluster:
         self.hosts: dict[str, Host] = {}
         self.runners: list[engine.SimRunner] = []  # of all workers that have ever run
         self.poisoned: Counter[str] = Counter()  # how many workers each poison request has killed
-        self.has_poison = False  # whether a poison request has been made
+        self.poisons_left, self.poison_share = 1, 0.02  # how many poison requests are still made, and how soon
         self.restarts = True  # whether whatever ends is started again
         self.rng = self.network.rng("cluster")
         self.store = StoreServer(self.network, log, self.new_host("store"))

@@ -28,6 +28,8 @@ ROUTER_LOSSES = {
     "store paused",
     "slow link",
 }
+POISONOUS, OF_SEEDS = 9, 10  # every tenth seed, the last of ten, has several poison requests and no other faults
+NUM_POISONS, POISON_SHARE = 4, 0.3
 MAX_POISONED = 3  # workers that one poison request may kill
 REST_S = 20.0  # and within this time after the last stream, nothing of them is left
 QUIET_S = 60.0  # within this time after the last fault, every stream has ended
@@ -67,7 +69,10 @@ class Simulation:
         root = logging.getLogger()
         root.handlers, root.level = [self.log], logging.INFO
         self.loop.set_exception_handler(self._note_exception)
-        self.cluster = Cluster(self.loop, self.log, seed, routers=2, workers=2)
+        self.is_poisonous = seed % OF_SEEDS == POISONOUS
+        self.cluster = Cluster(self.loop, self.log, seed, routers=2, workers=3 if self.is_poisonous else 2)
+        if self.is_poisonous:
+            self.cluster.poisons_left, self.cluster.poison_share = NUM_POISONS, POISON_SHARE
         oracle = Oracle("witness")
         names = [f"c{number}" for number in range(NUM_CLIENTS)]
         self.faults = FaultMenu(self.cluster, names)
@@ -106,7 +111,8 @@ class Simulation:
         self.cluster.start()
         for client in self.clients:
             client.start()
-        await self.faults.serve()
+        if not self.is_poisonous:
+            await self.faults.serve()
         faults_ended = self.loop.time()
         _, going = await asyncio.wait([client.task for client in self.clients], timeout=QUIET_S)
         for client in self.clients:
@@ -127,7 +133,7 @@ class Simulation:
             for client in self.clients:
                 self.violations += [f"{name} ran to its end, though its client had left" for name in client.outlived()]
         # Other deaths excuse a request, and a worker whose renewals do not arrive counts as dead.
-        if not (happened & (LOSSES | {"lost request", "late request"}) or self.faults.is_lossy):
+        if not (self.is_poisonous or happened & (LOSSES | {"lost request", "late request"}) or self.faults.is_lossy):
             allowed = MAX_POISONED + bool(happened & CUTS)  # a death at an admission may go unseen with its connection
             for seq_id, number in self.cluster.poisoned.items():
                 if number > allowed:

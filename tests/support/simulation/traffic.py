@@ -24,6 +24,8 @@ SHARED_TOKENS = 320  # takes longer than the grace time
 SILENT = {"router paused", "partition one way", "partition both ways"}
 # Faults by which a sequence loses an owner.
 LOSSES = {"worker killed", "machine vanished", "killed in a call", "step hung", "worker paused", "store paused"}
+# Faults by which a worker that lives may seem dead.
+SEEMING_LOSSES = {"lost request", "late request", "slow link", "partition one way", "partition both ways"}
 MAX_LOSSES = 3  # owners in a row, after which a request may fail
 BEHAVIOURS = ("read", "cancel", "leave", "give up", "move", "share")
 
@@ -97,8 +99,8 @@ class Client:
         deadline_s = rng.uniform(0.05, 0.8) if behaviour == "read" and rng.random() < 0.08 else None
         if rng.random() < 0.25:
             prompt[0], behaviour, deadline_s = FREE, "read", None
-        elif rng.random() < 0.02 and not self._cluster.has_poison:  # the store cannot tell two of them apart
-            self._cluster.has_poison = True
+        elif rng.random() < self._cluster.poison_share and self._cluster.poisons_left:
+            self._cluster.poisons_left -= 1
             prompt[-1], behaviour, deadline_s = POISON, "read", None
         if behaviour in LEAVING:
             params, deadline_s = SamplingParams(temperature=0.0, max_tokens=ABANDONED_TOKENS), None
@@ -215,6 +217,7 @@ class Client:
         if (
             isinstance(error, PoisonSuspected)
             and sum(self._log.faults[kind] for kind in LOSSES | {"poison"}) >= MAX_LOSSES
+            and set(self._log.faults) & (LOSSES | SEEMING_LOSSES)
         ):
             self._log.faults["innocent, and suspected"] += 1  # its owners have died in a row: it may fail
             return

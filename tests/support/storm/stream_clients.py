@@ -12,7 +12,8 @@ import time
 from contextlib import suppress
 from typing import IO
 
-from live.oracle import Oracle, text_of
+from live.client_loops import varied_request
+from live.oracle import Oracle
 from storm.stream_log import LoggedReceiver, StreamLine, params_of
 
 from octavo.client import AsyncClient, RetryPolicy, SamplingParams
@@ -21,6 +22,7 @@ from octavo.errors import ServingError
 STREAMS_PER_CLIENT = 10
 LEAVERS, READERS = 0.05, 0.05  # shares of the streams that leave early, and that a second client reads, too
 ENOUGH_TO_READ = 20
+LENGTHS = [30, 80, 80, 120, 120, 200, 500]  # of outputs, in tokens
 STATUS_INTERVAL_S = 2.0
 
 
@@ -73,7 +75,7 @@ class StreamClients:
         client = self._clients[place % len(self._clients)]
         await asyncio.sleep(self._random.uniform(0, 3))
         while not self._stopping.is_set():
-            prompt, sampling = self._request(place)
+            prompt, sampling = varied_request(self._random, self._oracle, place, self._random.choice(LENGTHS))
             leaves = self._random.random() < LEAVERS
             reader = None
             line = self._line("leaver" if leaves else "own", prompt, sampling)
@@ -135,24 +137,6 @@ class StreamClients:
                 "timeline": timeline if line.error or status.state != "DONE" else [],
             }
             return
-
-    def _request(self, place: int) -> tuple[list[int], SamplingParams]:
-        rng = self._random
-        prompt = [rng.randrange(1, 1000) for _ in range(rng.choice([1, 15, 16, 17, 40, 200]))]
-        seed, length = rng.randrange(2**63), rng.choice([30, 80, 80, 120, 120, 200, 500])
-        match place % 8:
-            case 0:
-                return prompt, SamplingParams(temperature=1.0, seed=seed, n=1, best_of=3, max_tokens=length // 2)
-            case 1:
-                return prompt, SamplingParams(temperature=0.7, seed=seed, n=2, max_tokens=length)
-            case 2:
-                text = text_of(self._oracle.tokens(prompt, length)[length // 2 :])
-                stop = tuple(character for character in text if character.isascii())[:1]
-                return prompt, SamplingParams(temperature=0.0, stop=stop, max_tokens=length)
-            case 3 | 4:
-                return prompt, SamplingParams(temperature=1.3, seed=seed, max_tokens=length)
-            case _:
-                return prompt, SamplingParams(temperature=0.0, max_tokens=length)
 
 
 async def main() -> None:
