@@ -22,7 +22,9 @@ MAX_GENERATIONS_PER_CALL = 4
 RESET_CONNECTION = "the handler is closed"  # in the RuntimeError of uvloop for a write to a connection that was reset
 BARRIER_MS = 60_000
 # What clients come to see: it survives the promotion of a replica, if a write waits for replicas.
-DURABLE = frozenset(f"octavo1_{name}" for name in ("accept", "take", "append_batch", "finish", "cancel", "mig_commit"))
+DURABLE = frozenset(
+    f"octavo1_{name}" for name in ("accept", "take", "append_batch", "append_tail", "finish", "cancel", "mig_commit")
+)
 FULL_RETRY_MS = 2000  # by then, records that have ended have been dropped, or streams have ended
 
 
@@ -113,7 +115,8 @@ class RedisServer:
                 return await operation(*args)  # the dead connection has left the pool
         except OutOfMemoryError as error:
             raise StoreFull(
-                "the store has no memory left for new requests: retry later, or give it more (maxmemory)",
+                "the store has no memory left for new requests: retry later, or give it more "
+                "(--store-memory-bytes of octavo up, maxmemory of a server)",
                 retry_after_ms=FULL_RETRY_MS,
             ) from error
         except (RedisError, OSError, TimeoutError) as error:
