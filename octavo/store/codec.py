@@ -10,6 +10,7 @@ from octavo.sampling import FinishReason
 from octavo.store.calls import AppendItem, Notice
 
 _ITEM = struct.Struct("<QHIIBId")  # epoch, branch, first index, tokens, finish, bytes of failure, score
+_TAIL_ITEM = struct.Struct("<HII")  # behind the id: branch, first index, tokens
 _NO_SCORE = float("nan")
 
 
@@ -30,6 +31,15 @@ def pack_items(items: Sequence[AppendItem]) -> bytes:
         parts.append(_ITEM.pack(item.epoch, item.branch, item.first_index, count, item.finish, len(failure), score))
         parts.append(struct.pack(f"<{count}I", *item.token_ids))
         parts.append(failure)
+    return b"".join(parts)
+
+
+def pack_tail_items(items: Sequence[AppendItem]) -> bytes:
+    parts: list[bytes] = []
+    for item in items:
+        seq_id, count = item.seq_id.encode(), len(item.token_ids)
+        parts.append(bytes((len(seq_id),)) + seq_id + _TAIL_ITEM.pack(item.branch, item.first_index, count))
+        parts.append(pack_tokens(item.token_ids))
     return b"".join(parts)
 
 

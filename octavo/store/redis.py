@@ -14,7 +14,6 @@ from octavo.store.calls import (
     AcceptStatus,
     AppendItem,
     AppendReply,
-    AppendStatus,
     Finish,
     Member,
     MigrateReply,
@@ -33,11 +32,10 @@ from octavo.store.calls import (
     poison_failure,
 )
 from octavo.store.redis_server import RedisOptions, RedisServer
+from octavo.store.worker_tail import WorkerTail
 
-APPEND_STATUSES = tuple(AppendStatus)  # in the order of the numbers in lua/40_journal.lua
 EVERY_BRANCH = -1  # the `branch` of the function `finish` that means every branch that still runs
 LIST_CHUNK = 256
-MAX_BATCH = 512  # items of one call of append_batch: the server does nothing else for that long, about 3 ms
 
 
 class RedisStore:
@@ -52,6 +50,7 @@ class RedisStore:
     ) -> None:
         self.server = RedisServer(url, options or RedisOptions(), on_generation, source)
         self._call = self.server.call
+        self._tails: dict[Incarnation, WorkerTail] = {}
         self._members: dict[str, tuple[bytes, list[Member]]] = {}  # by kind: the version that was read last
 
     @property
@@ -106,13 +105,9 @@ class RedisStore:
         return bool(reply[1])
 
     async def append_batch(self, owner: Incarnation, items: Sequence[AppendItem]) -> list[AppendReply]:
-        replies: list[AppendReply] = []
-        for start in range(0, len(items), MAX_BATCH):  # one after the other: a branch's items stay in order
-            chunk = items[start : start + MAX_BATCH]
-            records = [keys.record(item.seq_id) for item in chunk]
-            reply = await self._call("append_batch", owner, codec.pack_items(chunk), records=records)
-            replies += [AppendReply(APPEND_STATUSES[code & 7], code >> 3) for code in reply[1:]]
-        return replies
+        if (tail := self._tails.get(owner)) is None:
+            tail = self._tails[owner] = WorkerTail(self._call, owner)
+        return await tail.append_items(items)
 
     async def finish(self, finish: Finish) -> bool:
         branch = EVERY_BRANCH if finish.branch is None else finish.branch

@@ -22,7 +22,9 @@ MAX_GENERATIONS_PER_CALL = 4
 RESET_CONNECTION = "the handler is closed"  # in the RuntimeError of uvloop for a write to a connection that was reset
 BARRIER_MS = 60_000
 # What clients come to see: it survives the promotion of a replica, if a write waits for replicas.
-DURABLE = frozenset(f"octavo1_{name}" for name in ("accept", "take", "append_batch", "finish", "cancel", "mig_commit"))
+DURABLE = frozenset(
+    f"octavo1_{name}" for name in ("accept", "take", "append_batch", "append_tail", "finish", "cancel", "mig_commit")
+)
 FULL_RETRY_MS = 2000  # by then, records that have ended have been dropped, or streams have ended
 
 

@@ -8,7 +8,6 @@
 --   ARGV[3]  and on: the function's own arguments, which its comment names as a
 --   reply    an array that starts with a status; {'STALE_GENERATION', generation} means that nothing was done
 
-local ALIVE_MS = 24 * 3600 * 1000            -- how long the keys of a live sequence and of the indexes last; takes and sweeps renew it
 local GENERATION_MS = 30 * 24 * 3600 * 1000  -- how long the generation key lasts; heartbeats renew it
 local LEASE_LINGER_MS = 60 * 1000            -- how much longer than its lease a lease key lasts
 local FREEZE_MARGIN_MS = 1000                -- how much longer than the longest lease take-overs freeze after a restart
@@ -20,6 +19,13 @@ local MAX_EXPIRED_PER_POP = 64
 
 local CUT = { STOP = '1', LENGTH = '2' }
 local STOPPED = { CANCELLED = '3', DEADLINE = '4', ERROR = '5' }  -- digits of FinishReason; '0' means that the branch runs
+
+-- The time at which the call under way began.
+local clock_ms, began_ms = now_ms, nil
+local function now_ms()
+  began_ms = began_ms or clock_ms()
+  return began_ms
+end
 
 -- The run id of the server process, and the generation that it serves. Both are empty after every restart.
 local run_id
@@ -55,7 +61,7 @@ local function enter(generation_key, args)
     end
     store = { raw = raw, generation = generation, frozen_until = frozen, prefix = prefix }
     served = store
-    forget_guards()
+    begin_tails(prefix)
   end
   store.retain_ms = tonumber(args[2])
   return store
@@ -68,6 +74,7 @@ local function define(name, body, essential)
     function_name = 'octavo1_' .. name,
     flags = essential and { 'allow-oom' } or {},
     callback = function(keys, args)
+      began_ms = nil
       local store = enter(keys[1], args)
       if store.generation ~= tonumber(args[1]) then return { 'STALE_GENERATION', store.generation } end
       return body(store, keys, unpack(args, 3))
@@ -76,7 +83,6 @@ local function define(name, body, essential)
 end
 
 local function record_key(store, id) return store.prefix .. 'seq:' .. id end
-local function id_of(key) return string.match(key, '([^:]+)$') end
 
 -- The record as a table of strings, or nil.
 local function fetch(key)
@@ -89,7 +95,7 @@ end
 
 -- Writes fields to the record and to its table.
 local function update(rec, fields)
-  forget_guard(rec.key)
+  touch(rec.key)
   local flat = {}
   for name, value in pairs(fields) do
     rec[name] = tostring(value)
@@ -100,7 +106,10 @@ end
 
 local function ended(rec) return rec.state ~= 'QUEUED' and rec.state ~= 'RUNNING' end
 
-local function journal_length(rec, branch) return redis.call('STRLEN', rec.key .. ':' .. branch) / 4 end
+local function journal_length(rec, branch)
+  settle(rec.key)
+  return redis.call('STRLEN', journal_of(rec.key, branch)) / 4
+end
 
 local function expire_all(rec, ms)
   redis.call('PEXPIRE', rec.key, ms)
@@ -108,14 +117,16 @@ local function expire_all(rec, ms)
   for branch = 0, #rec.finishes - 1 do redis.call('PEXPIRE', rec.key .. ':' .. branch, ms) end
 end
 
--- Adds a line "<ms after acceptance> <what> <detail>" to the timeline, and drops the oldest if there are too many.
-local function note(rec, now, what, detail)
-  local line = string.format('%.0f %s %s', now - tonumber(rec.accepted_ms), what, detail)
+-- The timeline with one more line "<ms after acceptance> <what> <detail>", and without the oldest if there are too many.
+local function timeline_with(rec, now, line)
+  line = string.format('%.0f %s', now - tonumber(rec.accepted_ms), line)
   local lines = rec.timeline == '' and line or rec.timeline .. '\n' .. line
   local _, breaks = string.gsub(lines, '\n', '')
   if breaks >= MAX_TIMELINE then lines = string.match(lines, '^[^\n]*\n(.*)$') end
-  update(rec, { timeline = lines })
+  return lines
 end
+
+local function note(rec, now, what, detail) update(rec, { timeline = timeline_with(rec, now, what .. ' ' .. detail) }) end
 
 -- Tells the routers that clients are attached to. The notice may get lost, so routers also poll.
 local function notify(rec, what)
@@ -142,14 +153,14 @@ local function drop_from_index(store, name, id) redis.call('ZREM', store.prefix 
 local function give_to(store, rec, index, kind, member)
   if member == '' then return end
   add_to_index(store, index .. ':' .. member, rec.place, rec.id)
-  redis.call('ZADD', store.prefix .. 'members:' .. kind, 'NX', 0, member)
-  redis.call('PEXPIRE', store.prefix .. 'members:' .. kind, ALIVE_MS)
+  local members = store.prefix .. 'members:' .. kind  -- heartbeats renew its life
+  if redis.call('ZADD', members, 'NX', 0, member) == 1 then redis.call('PEXPIRE', members, ALIVE_MS) end
 end
 
-local function set_owner(store, rec, owner)
+-- Enters the sequence among those of its new owner. The caller writes the owner into the record.
+local function move_to_owner(store, rec, owner)
   if rec.owner ~= '' then drop_from_index(store, 'owned:' .. rec.owner, rec.id) end
   give_to(store, rec, 'owned', 'worker', owner)
-  update(rec, { owner = owner })
 end
 
 -- What waits ends at its deadline. What runs ends OVERDUE_MS later: its owner should have ended it by then.

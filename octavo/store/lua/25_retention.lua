@@ -24,9 +24,9 @@ local function keep_ended(store, rec)
   redis.call('DEL', rec.key .. ':prompt')
   for branch = 0, #rec.finishes - 1 do
     local journal = rec.key .. ':' .. branch
-    redis.call('SET', journal, redis.call('GET', journal) or '')
+    redis.call('SET', journal, redis.call('GET', journal) or '', 'PX', store.retain_ms)
   end
-  expire_all(rec, store.retain_ms)
+  redis.call('PEXPIRE', rec.key, store.retain_ms)
   local list = store.prefix .. 'ended'
   redis.call('RPUSH', list, rec.id)
   redis.call('PEXPIRE', list, store.retain_ms)

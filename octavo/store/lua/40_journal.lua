@@ -2,23 +2,28 @@
 
 local OK, OK_CANCEL, DUP, FENCED, CLOSED, GAP, CONFLICT, GONE = 0, 1, 2, 3, 4, 5, 6, 7
 
+-- The owner itself ends a branch, so it need not be told that the record has changed.
 local function finish_appended(store, key, branch, reason, failure, score)
-  finish(store, fetch(key), branch, tostring(reason), nil, failure, score == score and score or nil)
+  local rec, tail = fetch(key), joined[key]
+  leave_tail(key)
+  finish(store, rec, branch, tostring(reason), nil, failure, score == score and score or nil)
+  if tail and not ended(rec) then stay_in_tail(key, tail) end
 end
 
--- Appends one item; returns the status and the journal's length. Only the owner at the record's epoch may write, and only
+-- Appends one item; returns the status, the journal's length, and how many more tokens of the branch may go into the
+-- owner's tail (nil: none). Only the owner at the record's epoch may write, and only
 -- at the end. It may send again what it has sent before.
 local function append(store, key, owner, epoch, branch, first, count, reason, tokens, failure, score)
-  local journal, stop = key .. ':' .. branch, first + count
-  if reason == 0 and count > 0 then
-    local length = append_guarded(key, journal, owner, epoch, branch, first, stop, tokens)
-    if length then return OK, length end
-  end
+  local journal, stop = journal_of(key, branch), first + count
   local rec = redis.call('HMGET', key, 'epoch', 'state', 'finishes', 'cancel', 'crashes', 'max_tokens', 'owner')
   if not rec[1] then return GONE, 0 end
   local state, finishes = rec[2], rec[3]
   if branch >= #finishes then return CONFLICT, 0 end
   local length = redis.call('STRLEN', journal) / 4
+  if first > length and joined[key] then
+    settle(key)
+    length = redis.call('STRLEN', journal) / 4
+  end
   if tonumber(rec[1]) ~= epoch or rec[7] ~= owner or state == 'QUEUED' then return FENCED, length end
 
   local done = string.byte(finishes, branch + 1) - 48
@@ -40,26 +45,46 @@ local function append(store, key, owner, epoch, branch, first, count, reason, to
     if rec[5] ~= '0' then count_proof(store, key, fresh) end
   end
   if reason ~= 0 then finish_appended(store, key, branch, reason, failure, score)
-  elseif rec[4] == '0' and rec[5] == '0' then remember_guard(key, owner, epoch, tonumber(rec[6]), branch, length) end
+  elseif rec[4] == '0' and rec[5] == '0' and join_tail(store.prefix, owner, key) then return OK, length, tonumber(rec[6]) - length end
   return rec[4] == '1' and OK_CANCEL or OK, length
 end
 
 -- KEYS: generation, then the record of each item.
--- a: the owner that appends; then per item <u64 epoch><u16 branch><u32 first><u32 count><u8 reason><u32 failure bytes>
--- <f64 score, NaN: none><tokens><failure>, packed.
--- Reply: {'OK', then per item: status + 8 * journal length}.
-define('append_batch', function(store, keys, owner, blob)
+-- a: the owner that appends; how many bytes its tail has, if this is the last call of a checkpoint, else -1; then per item
+-- <u64 epoch><u16 branch><u32 first><u32 count><u8 reason><u32 failure bytes><f64 score, NaN: none><tokens><failure>, packed.
+-- Reply: {'OK', version of the tail, then per item: status + 8 * journal length, how many more tokens may go into the tail}.
+define('append_batch', function(store, keys, owner, tail_bytes, blob)
   local unpack_head, sub = struct.unpack, string.sub
-  local reply, at = { 'OK' }, 1
+  local tail, reply, at = tail_of(store.prefix, owner), { 'OK', 0 }, 1
   for i = 2, #keys do
     local epoch, branch, first, count, reason, size, score
     epoch, branch, first, count, reason, size, score, at = unpack_head('<I8HI4I4BI4d', blob, at)
     local tokens_end = at + 4 * count
     local failure = size > 0 and sub(blob, tokens_end, tokens_end + size - 1) or ''
     local tokens = sub(blob, at, tokens_end - 1)
-    local status, length = append(store, keys[i], owner, epoch, branch, first, count, reason, tokens, failure, score)
-    reply[i] = status + 8 * length
+    local status, length, room = append(store, keys[i], owner, epoch, branch, first, count, reason, tokens, failure, score)
+    reply[#reply + 1], reply[#reply + 2] = status + 8 * length, room or 0
     at = tokens_end + size
   end
+  -- The bytes differ if the call comes late, after other items. Then these stay.
+  if tonumber(tail_bytes) == redis.call('STRLEN', tail) then empty_tail(store.prefix, owner) end
+  reply[2] = version_of(tail)
   return reply
+end, true)
+
+-- Appends tokens of sequences that have joined the tail of this owner.
+-- KEYS: generation.  a: owner, version that it knows, items of the tail.
+-- Reply: {'OK', bytes of the tail}; or nothing was written: {'CHANGED', version, id, ...}: these have left the tail since; or
+-- {'LOST'}: nobody is known to have joined
+define('append_tail', function(store, keys, owner, version, items)
+  local tail = tail_of(store.prefix, owner)
+  version = tonumber(version)
+  if version == 0 or version ~= version_of(tail) then return changes_since(tail, version) or { 'LOST' } end
+  local bytes = redis.call('APPEND', tail, items)
+  if bytes == #items then
+    redis.call('PEXPIRE', tail, ALIVE_MS)
+    redis.call('SADD', store.prefix .. 'tails', owner)
+    redis.call('PEXPIRE', store.prefix .. 'tails', ALIVE_MS)
+  end
+  return { 'OK', bytes }
 end, true)

@@ -1,16 +1,15 @@
 -- How a sequence gets an owner: a take, and what speaks for it or against it.
 
--- Gives the sequence to a new owner at the next epoch. `migration` is the number of the migration that does it, or 0.
-local function hand_over(store, rec, owner, take_id, migration)
-  local now = now_ms()
-  set_owner(store, rec, owner)
+-- Gives the sequence to a new owner at the next epoch. `migration` is the number of the migration that does it, or 0;
+-- `line` is for the timeline.
+local function hand_over(store, rec, owner, take_id, migration, now, line)
+  move_to_owner(store, rec, owner)
   update(rec, {
-    alone = runs_alone(store, rec, now) and 1 or 0,
-    state = 'RUNNING', epoch = tonumber(rec.epoch) + 1, take_id = take_id,
-    mig_number = 0, mig_to = '', last_mig = migration,
+    owner = owner, state = 'RUNNING', epoch = tonumber(rec.epoch) + 1, take_id = take_id, proof = 0,
+    alone = runs_alone(store, rec, now) and 1 or 0, mig_number = 0, mig_to = '', last_mig = migration,
+    timeline = timeline_with(rec, now, line),
   })
   set_deadline(store, rec)
-  expire_all(rec, ALIVE_MS)
   if not runs_another_suspect(store, owner, rec, now) then begin_quarantine(store, rec, now) end
   notify(rec, 'taken')
 end
@@ -81,9 +80,7 @@ define('take', function(store, keys, expected, owner, take_id, why, waited_ms, p
   end
   if not lost and rec.crashes ~= '0' then clear_quarantine(store, rec) end
   leave_queue(store, rec)
-  note(rec, now, 'taken', owner .. ' ' .. why)
-  update(rec, { proof = 0 })
-  hand_over(store, rec, owner, take_id, 0)
+  hand_over(store, rec, owner, take_id, 0, now, 'taken ' .. owner .. ' ' .. why)
   return take_reply('OK', rec)
 end, true)
 

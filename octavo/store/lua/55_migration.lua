@@ -49,8 +49,7 @@ define('mig_commit', function(store, keys, epoch, number, target, ...)
   for i, length in ipairs(lengths) do
     if journal_length(rec, i - 1) ~= tonumber(length) then return { 'GAP', rec.epoch } end
   end
-  note(rec, now_ms(), 'migrated', target)
-  hand_over(store, rec, target, '', number)
+  hand_over(store, rec, target, '', number, now_ms(), 'migrated ' .. target)
   return { 'OK', rec.epoch }
 end, true)
 

@@ -18,21 +18,24 @@ define('accept', function(store, keys, cost, max_requests, max_tokens, deadline_
   local now = now_ms()
   local deadline = tonumber(deadline_in)
   if deadline > 0 then deadline = deadline + now end
-  redis.call('HSET', rec.key, unpack(fixed))
-  update(rec, {
+  for name, value in pairs({
     state = 'QUEUED', epoch = 0, owner = '', take_id = '', mig_number = 0, mig_to = '', last_mig = 0,
     deadline_ms = deadline, detached_since_ms = 0, accepted_ms = now, crashes = 0, suspects = '',
     first_crash_ms = 0, announced = 0, cancel = 0,
     finishes = string.rep('0', tonumber(branches)), failure = '', timeline = '0 queued ' .. rec.routers, proof = 0,
     cost = cost, place = place_of(store, rec),
-  })
-  redis.call('SET', rec.key .. ':prompt', prompt)
-  for branch = 0, tonumber(branches) - 1 do redis.call('SET', rec.key .. ':' .. branch, '') end
-  expire_all(rec, ALIVE_MS)
+  }) do
+    rec[name] = tostring(value)
+    fixed[#fixed + 1], fixed[#fixed + 2] = name, value
+  end
+  redis.call('HSET', rec.key, unpack(fixed))
+  redis.call('PEXPIRE', rec.key, ALIVE_MS)
+  redis.call('SET', rec.key .. ':prompt', prompt, 'PX', ALIVE_MS)
+  for branch = 0, tonumber(branches) - 1 do redis.call('SET', journal_of(rec.key, branch), '', 'PX', ALIVE_MS) end
   enter_queue(store, rec)
   give_to(store, rec, 'attached', 'router', rec.routers)
   add_to_index(store, 'live', now + ALIVE_MS / 2, rec.id)
-  return { 'OK', depth(store, rec.model) }
+  return { 'OK', count + 1, tokens + tonumber(cost) }
 end)
 
 -- KEYS: generation.  a: model, count, claim ms.  Reply: {'OK', id, epoch, id, epoch, ...}
@@ -76,13 +79,12 @@ define('requeue', function(store, keys, epoch)
   end
   local now, left = now_ms(), rec.owner
   if rec.crashes ~= '0' then clear_quarantine(store, rec) end
-  set_owner(store, rec, '')
+  move_to_owner(store, rec, '')
   update(rec, {
-    state = 'QUEUED', epoch = tonumber(rec.epoch) + 1, take_id = '', mig_number = 0, mig_to = '', last_mig = 0,
+    owner = '', state = 'QUEUED', epoch = tonumber(rec.epoch) + 1, take_id = '', mig_number = 0, mig_to = '',
+    last_mig = 0, timeline = timeline_with(rec, now, 'requeued ' .. left),
   })
-  note(rec, now, 'requeued', left)
   enter_queue(store, rec)
-  expire_all(rec, ALIVE_MS)
   notify(rec, 'queued')
   return { 'OK', 1 }
 end, true)
@@ -102,7 +104,7 @@ define('read', function(store, keys, want_prompt, ...)
   local reply = described(rec)
   reply[4] = now_ms()
   reply[5] = want_prompt == '1' and redis.call('GET', rec.key .. ':prompt') or ''
-  for i, first in ipairs({ ... }) do
+  for i, first in ipairs({ ... }) do  -- `described` has settled the journals
     reply[5 + i] = redis.call('GETRANGE', rec.key .. ':' .. (i - 1), 4 * tonumber(first), -1)
   end
   return reply

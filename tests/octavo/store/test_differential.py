@@ -16,6 +16,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from octavo.ids import Incarnation, RequestId, SequenceId, sequence_id
 from octavo.record import NewSequence, Snapshot
 from octavo.sampling import FinishReason
+from octavo.store import worker_tail
 from octavo.store.calls import AppendItem, AppendStatus, Finish, Member, QueueLimits, Renewal, TakeReason, TakeRequest
 
 NAMES = {"a": 1, "b": 2, "c": 1}  # sequences and their branches; an ended one gets a successor of the same name
@@ -348,8 +349,10 @@ def test_the_server_does_what_the_reference_does(
     make_memory_bench: Callable[[], Any],
     make_redis_bench: Callable[..., Any],
     new: Callable[..., NewSequence],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     url = servers(kind).url
+    monkeypatch.setattr(worker_tail, "MAX_TAIL_BYTES", 150)  # so that there are checkpoints
 
     class Machine(Differential):
         pass

@@ -1,0 +1,360 @@
+"""What a worker has in its tail counts as its journals do, whatever happens to the record, the server or the call."""
+
+import random
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import pytest
+
+from octavo.errors import StoreUnavailable
+from octavo.ids import Incarnation
+from octavo.record import NewSequence
+from octavo.sampling import FinishReason
+from octavo.store import keys, worker_tail
+from octavo.store.calls import AppendItem, AppendStatus, Finish, QueueLimits, TakeReason, TakeRequest
+from octavo.store.embedded import EmbeddedStore
+from octavo.store.worker_tail import MAX_BATCH
+
+W1, W2 = Incarnation("worker1"), Incarnation("worker2")
+New = Callable[..., NewSequence]
+
+
+@pytest.fixture(params=["valkey", "redis"])
+def server(request: pytest.FixtureRequest, servers: Callable[[str], EmbeddedStore]) -> EmbeddedStore:
+    return servers(request.param)
+
+
+@pytest.fixture
+async def bench(server: EmbeddedStore, make_redis_bench: Callable[..., Any]) -> AsyncIterator[Any]:
+    bench = await make_redis_bench(server.url)
+    yield bench
+    await bench.close()
+
+
+@pytest.fixture
+def store(bench: Any) -> Any:
+    return bench.store
+
+
+@pytest.fixture
+def make_another(bench: Any) -> Callable[[], Any]:
+    """Another process that calls the store in the name of the same worker."""
+    another: Callable[[], Any] = bench.another
+    return another
+
+
+async def begin(store: Any, new: NewSequence, tokens: int = 2) -> None:
+    """A running sequence whose journal has tokens, so that the library remembers it."""
+    await store.accept(new, QueueLimits())
+    await store.take_ownership(TakeRequest(new.seq_id, 0, W1, "t", TakeReason.QUEUED))
+    assert await append(store, new, 0, list(range(tokens))) is AppendStatus.OK
+
+
+async def append(store: Any, new: NewSequence, first: int, tokens: list[int], owner: Incarnation = W1) -> AppendStatus:
+    (reply,) = await store.append_batch(owner, [AppendItem(new.seq_id, 1, 0, first, tokens)])
+    return reply.status
+
+
+async def calls_of(store: Any) -> dict[str, int]:
+    stats = await store.server.client.info("commandstats")
+    return {name.removeprefix("cmdstat_"): entry["calls"] for name, entry in stats.items()}
+
+
+async def tail_bytes(store: Any) -> int:
+    return int(await store.server.client.strlen(f"octavo:tail:{W1}"))
+
+
+async def output(store: Any, new: NewSequence) -> list[int]:
+    return list((await store.read(new.seq_id, from_indexes=[0])).outputs[0])
+
+
+async def test_appends_of_many_sequences_are_one_write(store: Any, new: New) -> None:
+    sequences = [new(str(number), max_tokens=100) for number in range(10)]
+    for sequence in sequences:
+        await begin(store, sequence)
+    await store.server.client.config_resetstat()
+    for first in range(2, 22, 2):
+        items = [AppendItem(sequence.seq_id, 1, 0, first, [first, first + 1]) for sequence in sequences]
+        replies = await store.append_batch(W1, items)
+        assert [(reply.status, reply.length) for reply in replies] == [(AppendStatus.OK, first + 2)] * 10
+    calls = await calls_of(store)
+    assert calls["append"] == calls["fcall"] == 10
+    assert not {"hmget", "strlen", "hgetall", "hset"} & set(calls)
+    for sequence in sequences:
+        assert await output(store, sequence) == list(range(22))
+
+
+async def test_a_checkpoint_empties_the_tail(store: Any, new: New, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(worker_tail, "MAX_TAIL_BYTES", 500)
+    monkeypatch.setattr(worker_tail, "MAX_BATCH", 3)
+    sequences = [new(str(number), max_tokens=100) for number in range(7)]
+    for sequence in sequences:
+        await begin(store, sequence)
+    sizes = []
+    for first in range(2, 42):
+        items = [AppendItem(sequence.seq_id, 1, 0, first, [first]) for sequence in sequences]
+        assert {reply.status for reply in await store.append_batch(W1, items)} == {AppendStatus.OK}
+        sizes.append(await tail_bytes(store))
+    assert sizes.count(0) > 5
+    assert max(sizes) < 1000
+    for sequence in sequences:
+        journal = await store.server.client.get(f"{keys.record(sequence.seq_id)}:0")
+        assert len(journal) // 4 >= 30
+        assert await output(store, sequence) == list(range(42))
+
+
+async def test_what_is_out_of_order_is_compared_with_what_was_appended(store: Any, new: New) -> None:
+    sequence = new("s", max_tokens=6)
+    await begin(store, sequence)
+    assert await append(store, sequence, 2, [2]) is AppendStatus.OK  # into the tail
+    assert await append(store, sequence, 1, [1, 2]) is AppendStatus.DUP
+    assert await append(store, sequence, 2, [9]) is AppendStatus.CONFLICT
+    assert await append(store, sequence, 4, [9]) is AppendStatus.GAP
+    assert await append(store, sequence, 3, [9], W2) is AppendStatus.FENCED
+    assert await append(store, sequence, 3, [3, 4, 5, 6]) is AppendStatus.CONFLICT  # more than max_tokens
+    assert await append(store, sequence, 3, [3]) is AppendStatus.OK
+    assert await append(store, sequence, 4, [4, 5]) is AppendStatus.OK
+    assert await append(store, sequence, 6, [6]) is AppendStatus.CONFLICT
+    assert await output(store, sequence) == [0, 1, 2, 3, 4, 5]
+
+
+async def test_every_change_of_the_record_is_seen_by_the_next_append(store: Any, new: New) -> None:
+    names = ["cancelled", "requeued", "ended", "taken", "unharmed"]
+    cancelled, requeued, ended, taken, unharmed = (new(name) for name in names)
+    for sequence in (cancelled, requeued, ended, taken, unharmed):
+        await begin(store, sequence)
+        assert await append(store, sequence, 2, [2]) is AppendStatus.OK
+    await store.cancel(cancelled.seq_id)
+    await store.requeue(requeued.seq_id, 1)
+    await store.finish(Finish(ended.seq_id, FinishReason.STOP))
+    assert (await store.take_ownership(TakeRequest(taken.seq_id, 1, W2, "u", TakeReason.LEASE))).epoch == 2
+    items = [AppendItem(s.seq_id, 1, 0, 3, [3]) for s in (cancelled, requeued, ended, taken, unharmed)]
+    assert [reply.status for reply in await store.append_batch(W1, items)] == [
+        AppendStatus.OK_CANCEL, AppendStatus.FENCED, AppendStatus.CLOSED, AppendStatus.FENCED, AppendStatus.OK
+    ]  # fmt: skip
+    for sequence in (requeued, ended, taken):
+        assert await output(store, sequence) == [0, 1, 2]
+    assert await append(store, unharmed, 4, [4]) is AppendStatus.OK
+    assert await tail_bytes(store) > 0
+    (reply,) = await store.append_batch(W2, [AppendItem(taken.seq_id, 2, 0, 3, [7])])
+    assert (reply.status, reply.length) == (AppendStatus.OK, 4)
+
+
+async def test_an_end_takes_what_is_in_the_tail_with_it(store: Any, new: New) -> None:
+    sequence = new("s", num_branches=2)
+    await begin(store, sequence)
+    for first in range(2, 6):
+        assert await append(store, sequence, first, [first]) is AppendStatus.OK
+    end = AppendItem(sequence.seq_id, 1, 0, 6, [6], FinishReason.LENGTH)
+    other = AppendItem(sequence.seq_id, 1, 1, 0, [8])
+    assert [reply.status for reply in await store.append_batch(W1, [end, other])] == [AppendStatus.OK] * 2
+    for first in range(1, 4):
+        [reply] = await store.append_batch(W1, [AppendItem(sequence.seq_id, 1, 1, first, [8])])
+        assert reply.status is AppendStatus.OK
+    assert (await store.read(sequence.seq_id, from_indexes=[0, 0])).outputs == (tuple(range(7)), (8,) * 4)
+
+
+async def test_another_life_of_the_library_finds_what_is_in_the_tail(store: Any, new: New) -> None:
+    """And begins anew: nothing that the worker believes holds any more."""
+    sequence = new("s")
+    await begin(store, sequence)
+    assert await append(store, sequence, 2, [2]) is AppendStatus.OK
+    await store.server.client.function_load(store.server.source, replace=True)
+    assert await output(store, sequence) == [0, 1, 2]
+    assert await tail_bytes(store) == 0
+    assert await append(store, sequence, 3, [3]) is AppendStatus.OK
+    assert await append(store, sequence, 4, [4]) is AppendStatus.OK
+    assert await output(store, sequence) == list(range(5))
+
+
+async def test_late_and_repeated_calls_change_nothing(store: Any, new: New, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a late checkpoint it is known that it is late: else it would drop what has come since."""
+    monkeypatch.setattr(worker_tail, "MAX_TAIL_BYTES", 300)
+    calls = list[Any]()
+    original = store.server.call
+
+    async def recorded(name: str, *args: Any, **more: Any) -> Any:
+        calls.append((name, args, more))
+        return await original(name, *args, **more)
+
+    monkeypatch.setattr(store, "_call", recorded)
+    first, second = new("a", max_tokens=100), new("b", max_tokens=100)
+    await begin(store, first)
+    await begin(store, second)
+    for index in range(2, 30):
+        for sequence in (first, second):
+            assert await append(store, sequence, index, [index]) is AppendStatus.OK
+        for name, args, more in calls[-6:]:
+            if name in ("append_tail", "append_batch"):
+                await original(name, *args, **more)
+    checkpoints = [call for call in calls if call[0] == "append_batch" and call[1][1] >= 0]
+    assert len(checkpoints) > 2
+    assert await tail_bytes(store) > 0
+    for name, args, more in checkpoints:
+        await original(name, *args, **more)
+    for sequence in (first, second):
+        assert await output(store, sequence) == list(range(30))
+
+
+async def test_a_worker_that_forgets_what_it_has_in_its_tail_goes_on(store: Any, make_another: Any, new: New) -> None:
+    sequence = new("s")
+    await begin(store, sequence)
+    for first in range(2, 5):
+        assert await append(store, sequence, first, [first]) is AppendStatus.OK
+    forgetful = make_another()
+    for first in range(5, 8):
+        assert await append(forgetful, sequence, first, [first]) is AppendStatus.OK
+    assert await output(store, sequence) == list(range(8))
+
+
+async def test_what_had_joined_in_an_earlier_life_has_to_join_again(store: Any, make_another: Any, new: New) -> None:
+    """Although another sequence of the same worker has joined since."""
+    sequence, other = new("s"), new("t")
+    for each in (sequence, other):
+        await begin(store, each)
+        assert await append(store, each, 2, [2]) is AppendStatus.OK
+    await store.server.client.function_load(store.server.source, replace=True)
+    assert await append(make_another(), other, 3, [3]) is AppendStatus.OK
+    assert await append(store, sequence, 3, [3]) is AppendStatus.OK
+    assert await output(store, sequence) == [0, 1, 2, 3]
+
+
+async def test_a_lost_tail_is_a_gap_that_the_worker_fills(store: Any, new: New) -> None:
+    """As after the promotion of a replica that lagged behind."""
+    sequence = new("s")
+    await begin(store, sequence)
+    for first in range(2, 5):
+        assert await append(store, sequence, first, [first]) is AppendStatus.OK
+    await store.server.client.delete(f"octavo:tail:{W1}")
+    await store.server.client.function_load(store.server.source, replace=True)
+    assert await append(store, sequence, 5, [5]) is AppendStatus.GAP
+    assert await append(store, sequence, 2, [2, 3, 4, 5]) is AppendStatus.OK
+    assert await append(store, sequence, 6, [6]) is AppendStatus.OK
+    assert await output(store, sequence) == list(range(7))
+
+
+async def test_a_new_request_of_the_same_id_gets_nothing_of_the_old_one(store: Any, new: New) -> None:
+    sequence = new("s")
+    await begin(store, sequence)
+    for first in range(2, 5):
+        assert await append(store, sequence, first, [first]) is AppendStatus.OK
+    stale = await store.server.client.get(f"octavo:tail:{W1}")
+    record = keys.record(sequence.seq_id)
+    await store.finish(Finish(sequence.seq_id, FinishReason.STOP))
+    await store.server.client.delete(record, f"{record}:0")
+    await store.server.client.set(f"octavo:tail:{W1}", stale)
+    await begin(store, sequence)
+    assert await output(store, sequence) == [0, 1]
+    assert await append(store, sequence, 2, [9]) is AppendStatus.OK
+    assert await append(store, sequence, 3, [9]) is AppendStatus.OK
+    assert await output(store, sequence) == [0, 1, 9, 9]
+
+
+async def test_a_record_that_an_operator_deleted_gets_no_journal_again(store: Any, new: New) -> None:
+    """The worker hears of it when its tokens go to the journals."""
+    sequence = new("s")
+    await begin(store, sequence)
+    record = keys.record(sequence.seq_id)
+    await store.server.client.delete(record, f"{record}:0")
+    assert await append(store, sequence, 2, [2]) is AppendStatus.OK
+    [reply] = await store.append_batch(W1, [AppendItem(sequence.seq_id, 1, 0, 3, [3], FinishReason.LENGTH)])
+    assert reply.status is AppendStatus.GONE
+    assert await store.server.client.exists(f"{record}:0") == 0
+    assert await append(store, sequence, 3, [3]) is AppendStatus.GONE
+
+
+async def test_a_journal_that_an_operator_cut_is_a_gap_and_keeps_what_it_has(store: Any, new: New) -> None:
+    sequence = new("s")
+    await begin(store, sequence)
+    journal = f"{keys.record(sequence.seq_id)}:0"
+    await store.server.client.set(journal, (0).to_bytes(4, "little"), keepttl=True)
+    assert await append(store, sequence, 2, [2]) is AppendStatus.OK
+    assert await output(store, sequence) == [0]
+    [reply] = await store.append_batch(W1, [AppendItem(sequence.seq_id, 1, 0, 3, [3], FinishReason.LENGTH)])
+    assert (reply.status, reply.length) == (AppendStatus.GAP, 1)
+    assert await append(store, sequence, 1, [1, 2]) is AppendStatus.OK
+
+
+async def test_after_the_loss_of_all_data_nothing_is_remembered(store: Any, new: New) -> None:
+    sequence = new("s")
+    await begin(store, sequence)
+    await store.server.client.flushall()
+    await store.server.client.set("octavo:test-clock", 1_000_000_000_000)
+    assert await append(store, sequence, 2, [2]) is AppendStatus.GONE
+    assert await store.server.client.keys("octavo:seq:*") == []
+
+
+async def test_a_large_batch_goes_in_several_calls(store: Any, new: New) -> None:
+    """The first item goes into the tail, the others of the same branch to the journal."""
+    sequence = new("s", max_tokens=2000)
+    await begin(store, sequence)
+    await store.server.client.config_resetstat()
+    items = [AppendItem(sequence.seq_id, 1, 0, index, [7]) for index in range(2, 3 + 2 * MAX_BATCH)]
+    replies = await store.append_batch(W1, items)
+    assert {reply.status for reply in replies} == {AppendStatus.OK}
+    assert [reply.length for reply in replies] == list(range(3, 4 + 2 * MAX_BATCH))
+    assert (await calls_of(store))["fcall"] <= 4
+    assert MAX_BATCH <= 512
+
+
+@pytest.mark.parametrize("seed", range(6))
+async def test_random_calls_that_are_lost_late_or_repeated(
+    store: Any, new: New, monkeypatch: pytest.MonkeyPatch, seed: int
+) -> None:
+    """What was answered is there at any time, in order; and at the end all of it."""
+    monkeypatch.setattr(worker_tail, "MAX_TAIL_BYTES", 400)
+    monkeypatch.setattr(worker_tail, "MAX_BATCH", 3)
+    rng = random.Random(seed)
+    late = list[Any]()
+    original = store.server.call
+
+    async def unreliable(name: str, *args: Any, **more: Any) -> Any:
+        while late and rng.random() < 0.3:
+            delayed, delayed_args, delayed_more = late.pop(rng.randrange(len(late)))
+            await original(delayed, *delayed_args, **delayed_more)
+        chance = rng.random()
+        if chance < 0.1:
+            late.append((name, args, more))
+            raise StoreUnavailable("lost, and executed later")
+        reply = await original(name, *args, **more)
+        if chance < 0.2:
+            raise StoreUnavailable("the reply is lost")
+        return reply
+
+    length = 120
+    sequences = [new(str(number), max_tokens=length) for number in range(5)]
+    done = dict.fromkeys(sequences, 2)
+    for sequence in sequences:
+        await begin(store, sequence)
+    monkeypatch.setattr(store._tails[W1], "_call", unreliable)
+    while any(tokens < length for tokens in done.values()):
+        chosen = rng.sample(sequences, rng.randint(1, 5))
+        items = list[AppendItem]()
+        for sequence in chosen:
+            stop = min(length, done[sequence] + rng.randint(1, 4))
+            reason = FinishReason.LENGTH if stop == length else FinishReason.NONE
+            tokens = list(range(done[sequence], stop))
+            if tokens:
+                items.append(AppendItem(sequence.seq_id, 1, 0, done[sequence], tokens, reason))
+        while True:
+            try:
+                replies = await store.append_batch(W1, items)
+                break
+            except StoreUnavailable:
+                pass
+        for item, reply in zip(items, replies, strict=True):
+            assert reply.status in (AppendStatus.OK, AppendStatus.DUP), (item, reply)
+            (sequence,) = (entry for entry in sequences if entry.seq_id == item.seq_id)
+            done[sequence] = item.first_index + len(item.token_ids)
+        what, sequence = rng.random(), rng.choice(sequences)
+        if what < 0.1:
+            assert len(await output(store, sequence)) >= done[sequence]
+        elif what < 0.2:
+            await store.attach(sequence.seq_id, Incarnation(f"router{rng.random()}"))
+        elif what < 0.23:
+            await store.server.client.function_load(store.server.source, replace=True)
+    for name, args, more in late:
+        await original(name, *args, **more)
+    for sequence in sequences:
+        assert await output(store, sequence) == list(range(length))
+    assert await store.server.client.smembers("octavo:tails") in (set(), {str(W1).encode()})
