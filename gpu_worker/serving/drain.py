@@ -192,9 +192,11 @@ class WorkerDrain:
         """Returns whether the store knows that the sequence runs here no more."""
         seq_id = sequence.seq_id
         try:
-            async with asyncio.timeout(patience_s):
-                waits = await until_answered(lambda: self._store.requeue(seq_id, sequence.epoch), what="release")
-        except TimeoutError:
+            async with asyncio.timeout(patience_s):  # cuts off a call that hangs
+                waits = await until_answered(
+                    lambda: self._store.requeue(seq_id, sequence.epoch), patience_s=patience_s, what="release"
+                )
+        except (StoreUnavailable, TimeoutError):
             return False
         sequence_log = self._publisher.logs.get(seq_id)
         if sequence_log is not None and sequence_log.sequence is sequence:

@@ -228,11 +228,15 @@ async def test_a_cancellation_that_is_lost_keeps_no_worker_from_its_end(world):
         except asyncio.CancelledError:
             raise StoreUnavailable("the connection was cut") from None
 
-    store.members = loses
+    async def loses_requeue(seq_id, epoch) -> None:
+        await loses(seq_id)
+
+    store.members, store.requeue = loses, loses_requeue
     worker.drain.begin(20.0)
     await asked.wait()
     async with asyncio.timeout(20):
         await worker.drain.stop()
+        await worker.drain.release_rest(urgent=True)
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
