@@ -1,11 +1,13 @@
-"""How a program runs its event loop, and how it is asked to end."""
+"""How a program runs its event loop, how it is asked to end, and how it ends its tasks."""
 
 import asyncio
 import signal
-from collections.abc import Coroutine
+from collections.abc import Collection, Coroutine
 from typing import Any, TypeVar
 
 T = TypeVar("T")
+
+CANCEL_AGAIN_S = 1.0  # how long a cancelled task may take to end before it is cancelled again
 
 
 class Stopped(Exception):
@@ -51,3 +53,13 @@ async def before(stop: asyncio.Event, work: Coroutine[Any, Any, T]) -> T:
         working.cancel()
         raise Stopped
     return working.result()
+
+
+async def end_tasks(tasks: Collection[asyncio.Task[None]]) -> None:
+    """Cancels the tasks until all have ended. A library may lose a cancellation, and a loop would then go on."""
+    going = set(tasks)
+    while going:
+        for task in going:
+            task.cancel()
+        _, going = await asyncio.wait(going, timeout=CANCEL_AGAIN_S)
+    await asyncio.gather(*tasks, return_exceptions=True)

@@ -9,8 +9,8 @@ from typing import Any, TypeVar
 
 from octavo.errors import StoreUnavailable
 from octavo.ids import Incarnation, SequenceId
+from octavo.loop import end_tasks
 from octavo.store.base import Store
-from router.background_tasks import end_tasks
 from router.session_registry import SessionRegistry
 
 log = logging.getLogger(__name__)

@@ -2,14 +2,14 @@
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Collection, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 
 from octavo.errors import StoreUnavailable
+from octavo.loop import end_tasks
 
 log = logging.getLogger(__name__)
 
 PAUSE_S = 0.5  # of a loop, after an error
-CANCEL_AGAIN_S = 1.0  # how long a cancelled task may take to end before it is cancelled again
 
 
 async def repeat_forever(name: str, once: Callable[[], Awaitable[object]]) -> None:
@@ -23,16 +23,6 @@ async def repeat_forever(name: str, once: Callable[[], Awaitable[object]]) -> No
         except Exception:
             log.exception("%s: this round failed", name)
             await asyncio.sleep(PAUSE_S)
-
-
-async def end_tasks(tasks: Collection[asyncio.Task[None]]) -> None:
-    """Cancels the tasks until all have ended. A library may lose a cancellation, and a loop would then go on."""
-    going = set(tasks)
-    while going:
-        for task in going:
-            task.cancel()
-        _, going = await asyncio.wait(going, timeout=CANCEL_AGAIN_S)
-    await asyncio.gather(*tasks, return_exceptions=True)
 
 
 class BackgroundTasks:

@@ -15,7 +15,7 @@ from octavo.endpoint import parse_listener
 from octavo.errors import Mismatch, StoreUnavailable
 from octavo.ids import Incarnation, new_incarnation
 from octavo.listen_address import why_not_listening
-from octavo.loop import Stopped, StopRequest, before, stop_request
+from octavo.loop import Stopped, StopRequest, before, end_tasks, stop_request
 from octavo.model_aliases import parse_aliases
 from octavo.retry import until_answered
 from octavo.settings import RouterSettings
@@ -25,7 +25,7 @@ from octavo.store.calls import Member, QueueLimits
 from octavo.text.tokenizer import Tokenizer, load_tokenizer
 from router.admin.service import AdminService
 from router.attachment_outbox import AttachmentOutbox
-from router.background_tasks import BackgroundTasks, end_tasks, repeat_forever
+from router.background_tasks import BackgroundTasks, repeat_forever
 from router.fleet.model_registry import ModelRegistry
 from router.fleet.worker_pool import WorkerPool
 from router.health_monitor import INFERENCE, HealthMonitor

@@ -135,6 +135,20 @@ def test_no_process_outlives_its_test_and_every_test_ends(written: Written, tmp_
     assert re.search(r"test_waits_for_a_child_on_its_way_out is overdue; killing .*: \d+ \S+python", done.stderr)
 
 
+def test_a_worker_of_xdist_may_wait_for_the_others_at_its_end(written: Written) -> None:
+    source = """
+@pytest.mark.parametrize("seconds", [0, 0, 0, 6])
+@pytest.mark.timeout(60)
+def test_takes(seconds):
+    time.sleep(seconds)
+"""
+    command = [*written(source, end_after=0.5), "-n2", "-o", "timeout=1"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "4 passed" in done.stdout
+    assert "watchdog: " not in done.stderr
+
+
 @pytest.mark.parametrize("library", ["CDLL", "PyDLL"])  # the second holds the interpreter's lock
 def test_a_test_that_nothing_can_end_ends_the_run(written: Written, tmp_path: Path, library: str) -> None:
     command = written(DEADLOCK.replace("{library}", library), end_after=0.5)

@@ -17,6 +17,7 @@ from gpu_worker.serving.engine_client import EngineClient
 from gpu_worker.serving.journal_writer import JournalWriter
 from octavo.errors import Draining, StoreUnavailable
 from octavo.ids import Incarnation, SequenceId
+from octavo.loop import end_tasks
 from octavo.retry import until_answered
 from octavo.store.base import Store
 from octavo.store.calls import Member
@@ -67,6 +68,7 @@ class WorkerDrain:
         self._journal_writer = journal_writer
         self._publisher = engine_client.publisher
         self._on_change = on_change
+        self._ended = False
         self._until = 0.0
         self._done = asyncio.Event()
         self._done.set()
@@ -113,9 +115,9 @@ class WorkerDrain:
 
     async def stop(self) -> None:
         """Ends the task of the drain. What is left is not released by this."""
+        self._ended = True  # a cancellation can be lost: in a library, or where an error takes its place
         if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+            await end_tasks([self._task])
 
     async def release_rest(self, *, urgent: bool = False) -> None:
         """Releases all that is here, after the engine has ended."""
@@ -128,7 +130,7 @@ class WorkerDrain:
 
         What has been stopped is released in any case: it does not run here any more.
         """
-        while self.active or self._stopped:
+        while not self._ended and (self.active or self._stopped):
             if self._stopped:
                 await self._release_stopped()
             elif not self.num_left:
@@ -190,9 +192,11 @@ class WorkerDrain:
         """Returns whether the store knows that the sequence runs here no more."""
         seq_id = sequence.seq_id
         try:
-            async with asyncio.timeout(patience_s):
-                waits = await until_answered(lambda: self._store.requeue(seq_id, sequence.epoch), what="release")
-        except TimeoutError:
+            async with asyncio.timeout(patience_s):  # cuts off a call that hangs
+                waits = await until_answered(
+                    lambda: self._store.requeue(seq_id, sequence.epoch), patience_s=patience_s, what="release"
+                )
+        except (StoreUnavailable, TimeoutError):
             return False
         sequence_log = self._publisher.logs.get(seq_id)
         if sequence_log is not None and sequence_log.sequence is sequence:

@@ -7,9 +7,9 @@ from collections.abc import Awaitable, Callable, Sequence
 
 from octavo.errors import StoreUnavailable
 from octavo.ids import Incarnation
+from octavo.loop import end_tasks
 from octavo.store.base import Store
 from octavo.store.calls import Member
-from router.background_tasks import end_tasks
 from router.fleet.kv_index import KvIndex
 from router.fleet.lost_workers import LostWorkers
 from router.fleet.model_registry import ModelRegistry, ServedModel

@@ -152,7 +152,7 @@ async def test_poisons_that_keep_coming_take_no_innocent_along(supervised, seed)
         await asyncio.sleep(0.5)
         async with asyncio.timeout(500):
             await asyncio.gather(*(poison(number) for number in range(1, 6)))
-        assert supervisor.num_deaths >= 8
+        assert supervisor.num_deaths >= 5  # each has the last one to itself
         await asyncio.to_thread(cluster_whole, cluster)
         innocents.check()
         await innocents.stop()

@@ -5,6 +5,7 @@ import signal
 
 import pytest
 
+from octavo import loop
 from octavo.loop import Stopped, before, stop_request
 
 
@@ -38,3 +39,22 @@ async def test_a_signal_asks_to_end_and_a_second_one_to_end_at_once(names, urgen
     assert request.urgent.is_set() == urgent
     asyncio.get_running_loop().remove_signal_handler(signal.SIGTERM)
     asyncio.get_running_loop().remove_signal_handler(signal.SIGINT)
+
+
+async def test_tasks_end_although_a_cancellation_is_lost(monkeypatch):
+    monkeypatch.setattr(loop, "CANCEL_AGAIN_S", 0.01)
+    lost = []
+
+    async def lose_one() -> None:
+        try:
+            await asyncio.sleep(60)
+        except asyncio.CancelledError:
+            lost.append(1)
+        await asyncio.sleep(60)
+
+    tasks = [asyncio.create_task(lose_one()) for _ in range(2)]
+    await asyncio.sleep(0)
+    async with asyncio.timeout(5):
+        await loop.end_tasks(tasks)
+    assert len(lost) == 2
+    assert all(task.cancelled() for task in tasks)

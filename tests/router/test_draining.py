@@ -213,6 +213,35 @@ async def test_an_outage_of_the_store_does_not_keep_a_worker_from_its_end(world,
     await asyncio.gather(*tasks, return_exceptions=True)
 
 
+async def test_a_cancellation_that_is_lost_keeps_no_worker_from_its_end(world):
+    """The store's client may answer one by an error, while it connects."""
+    store, asked = MemoryStore(world.state), asyncio.Event()
+    worker = await world.worker(FakeRunner(step_s=0.01), store)
+    await world.router(MemoryStore(world.state))
+    await world.ready()
+    tasks = await world.streams(world.client(), 1, LONG)
+
+    async def loses(_) -> None:
+        asked.set()
+        try:
+            await asyncio.sleep(60)
+        except asyncio.CancelledError:
+            raise StoreUnavailable("the connection was cut") from None
+
+    async def loses_requeue(seq_id, epoch) -> None:
+        await loses(seq_id)
+
+    store.members, store.requeue = loses, loses_requeue
+    worker.drain.begin(20.0)
+    await asked.wait()
+    async with asyncio.timeout(20):
+        await worker.drain.stop()
+        await worker.drain.release_rest(urgent=True)
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
 # By command
 
 

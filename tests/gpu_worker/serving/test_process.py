@@ -5,7 +5,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
 import grpc
@@ -110,18 +110,19 @@ async def test_a_worker_process_from_no_store_to_the_end(start, tmp_path):
 @asynccontextmanager
 async def running(worker: Process, server: EmbeddedStore) -> AsyncIterator[Callable[[], Awaitable[Record]]]:
     """A sequence that runs on the worker, until the context ends; what reads its record."""
-    store = open_store(server.url)
-    await store.open()
-    (member,) = await store.members("worker")
-    new = accepted_sequence(max_tokens=4000)
-    await store.accept(new, QueueLimits())
-    taken = await store.take_ownership(TakeRequest(new.seq_id, 0, member.id, "take", TakeReason.QUEUED))
+    async with AsyncExitStack() as stack:
+        store = open_store(server.url)
+        stack.push_async_callback(store.close)
+        await store.open()
+        (member,) = await store.members("worker")
+        new = accepted_sequence(max_tokens=4000)
+        await store.accept(new, QueueLimits())
+        taken = await store.take_ownership(TakeRequest(new.seq_id, 0, member.id, "take", TakeReason.QUEUED))
 
-    async def record() -> Record:
-        return (await store.read(new.seq_id)).record
+        async def record() -> Record:
+            return (await store.read(new.seq_id)).record
 
-    async with grpc.aio.insecure_channel(worker.endpoint) as channel:
-        stub = worker_pb2_grpc.WorkerStub(channel)
+        stub = worker_pb2_grpc.WorkerStub(await stack.enter_async_context(grpc.aio.insecure_channel(worker.endpoint)))
         item = worker_pb2.Admission(seq_id=new.seq_id, epoch=taken.epoch, priority=3)
         item.sampling.CopyFrom(
             wire.sampling_to_wire(SamplingParams(max_tokens=4000, best_of=1, seed=0, ignore_eos=True))
@@ -131,7 +132,6 @@ async def running(worker: Process, server: EmbeddedStore) -> AsyncIterator[Calla
         call = stub.Step()
         await call.write(worker_pb2.StepRequest(grant=worker_pb2.Grant(steps=0)))
         yield record
-    await store.close()
 
 
 @pytest.mark.parametrize("signals", [(signal.SIGTERM, signal.SIGTERM), (signal.SIGINT,)])

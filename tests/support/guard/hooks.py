@@ -124,6 +124,11 @@ def pytest_enter_pdb(config: pytest.Config) -> None:
 
 @pytest.hookimpl(trylast=True)
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """The watchdog stays: interpreters have been known to hang at their end, behind a thread."""
+    """The watchdog stays: interpreters have been known to hang at their end, behind a thread.
+
+    A worker of pytest-xdist then waits for the other workers, and the main process ends it.
+    """
+    if hasattr(session.config, "workerinput"):
+        return
     limit_s = float(session.config.getini("timeout") or 0.0)
     session.config.stash[watchdog_key].begin("the end of the test run", limit_s, ())

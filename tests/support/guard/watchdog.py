@@ -75,6 +75,7 @@ class WatchdogProcess:
                     self._note(json.loads(lines[-1]))
             elif self._has_killed:
                 self._end_pytest()
+                return
             else:
                 self._kill_started()
 
