@@ -29,7 +29,7 @@ class JoinedBranch:
     epoch: int
     length: int  # of its output, as far as the store has it
     room: int  # how many more tokens it may get
-    unsettled: list[int] = field(default_factory=list)  # the last of these: what is in the tail and not in the journal
+    unsettled: list[int] = field(default_factory=list)  # its last tokens: in the tail, and maybe in no journal
 
     def continues(self, item: AppendItem) -> bool:
         return item.epoch == self.epoch and item.first_index == self.length
@@ -41,7 +41,7 @@ class JoinedBranch:
 
 
 class WorkerTail:
-    """Appends the tokens of one worker. Calls must not overlap."""
+    """Appends the tokens of one worker, whose only WorkerTail it is. Calls must not overlap."""
 
     def __init__(self, call: Callable[..., Awaitable[list[Any]]], owner: Incarnation) -> None:
         """`call` is RedisServer.call."""

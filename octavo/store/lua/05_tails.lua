@@ -18,7 +18,7 @@ local ALIVE_MS = 24 * 3600 * 1000  -- how long the keys of a live sequence and o
 local MAX_JOINED = 65536
 local MAX_LEFT = 1024  -- ids that have left a tail since it was emptied. With more it is emptied at the next join
 
--- What this process knows of each tail:
+-- What this process knows of each tail, its lane:
 --   version  grows whenever a sequence leaves the tail because something has changed its record
 --   since    the version from which on `changed` is complete: { { version, id of the sequence that left }, ... }
 --   left     the ids that have left the tail since it was emptied, as a set of num_left: their items are settled
@@ -185,7 +185,7 @@ local function touch(key)
   lane.changed[#lane.changed + 1] = { lane.version, id_of(key) }
 end
 
--- The version up to which a worker knows what has changed; 0 if nothing has joined its tail.
+-- The version of a tail, which a worker that has heard of all changes names; 0 if nothing has joined it.
 local function version_of(tail) return lanes[tail] and lanes[tail].version or 0 end
 
 -- {'CHANGED', version, the ids of the sequences that have left the tail since this version}; nil if that is not known.

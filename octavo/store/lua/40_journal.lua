@@ -83,7 +83,7 @@ end, true)
 define('append_tail', function(store, keys, owner, version, items)
   local tail = tail_of(store.prefix, owner)
   version = tonumber(version)
-  if version ~= version_of(tail) then
+  if version == 0 or version ~= version_of(tail) then
     local reply = changes_since(tail, version)
     if not reply then settle_all(store.prefix, owner) end
     return reply or { 'LOST' }
