@@ -18,6 +18,7 @@ Branch = tuple[SequenceId, int]
 STATUSES = tuple(AppendStatus)  # in the order of the numbers in lua/40_journal.lua
 MAX_BATCH = 512  # items of one call of append_batch: the server does nothing else for that long, about 3 ms
 MAX_TAIL_BYTES = 128 * 1024  # with more, a checkpoint follows. A server that restarts reads so much in about 5 ms
+MAX_UNHEARD = 1000  # changes in the store, after which a worker that has nothing for its tail asks what it may forget
 NO_CHECKPOINT = -1
 
 
@@ -48,16 +49,20 @@ class WorkerTail:
         self._owner = owner
         self._joined: dict[Branch, JoinedBranch] = {}
         self._version = 0  # of the tail, as far as this worker knows what has changed; 0: nothing has joined
+        self._newest = 0  # version of the tail in the last reply that named one
+        self._tail_end = NO_CHECKPOINT  # where the tail ended after the last append to it
 
     async def append_items(self, items: Sequence[AppendItem]) -> list[AppendReply]:
         """The reply to each item. After an exception, any of them may have been appended."""
         replies = dict[int, AppendReply]()
+        if self._version and self._newest - self._version > MAX_UNHEARD:
+            await self._append_tail([])
         while (plain := self._plain_items(items)) and self._version:
             num_bytes = await self._append_tail([items[index] for index in plain])
             if num_bytes:
                 replies = {index: self._advance(items[index]) for index in plain}
                 if num_bytes >= MAX_TAIL_BYTES:
-                    await self._checkpoint(num_bytes)
+                    await self._checkpoint()
                 break
         others = [index for index in range(len(items)) if index not in replies]
         rest = [items[index] for index in others]
@@ -82,12 +87,14 @@ class WorkerTail:
         """How many bytes the tail has now. 0: nothing was written, and the branches that have left it are forgotten."""
         status, *rest = await self._call("append_tail", self._owner, self._version, codec.pack_tail_items(items))
         if status == b"OK":
+            self._tail_end = int(rest[1])
             return int(rest[0])
         if status == b"LOST":
             self._joined.clear()
             self._version = 0
         else:
-            self._version, changed = int(rest[0]), {seq_id.decode() for seq_id in rest[1:]}
+            self._newest = self._version = int(rest[0])
+            changed = {seq_id.decode() for seq_id in rest[1:]}
             self._joined = {branch: joined for branch, joined in self._joined.items() if branch[0] not in changed}
         return 0
 
@@ -96,10 +103,10 @@ class WorkerTail:
         joined.advance(item.token_ids)
         return AppendReply(AppendStatus.OK, joined.length)
 
-    async def _checkpoint(self, num_bytes: int) -> None:
-        """Appends to the journals what is in the tail, which has so many bytes, and empties it."""
+    async def _checkpoint(self) -> None:
+        """Appends to the journals what is in the tail, and empties it."""
         unsettled = [branch for branch, joined in self._joined.items() if joined.unsettled]
-        await self._append_journals([self._nothing_new(branch) for branch in unsettled], num_bytes)
+        await self._append_journals([self._nothing_new(branch) for branch in unsettled], self._tail_end)
 
     def _out_of_order(self, items: Sequence[AppendItem]) -> list[AppendItem]:
         """An item without tokens for each branch of these whose tokens in the tail cannot go with the branch's item."""
@@ -114,18 +121,19 @@ class WorkerTail:
         joined = self._joined[branch]
         return AppendItem(branch[0], joined.epoch, branch[1], joined.length, ())
 
-    async def _append_journals(self, items: Sequence[AppendItem], tail_bytes: int = NO_CHECKPOINT) -> list[AppendReply]:
+    async def _append_journals(self, items: Sequence[AppendItem], tail_end: int = NO_CHECKPOINT) -> list[AppendReply]:
         replies = list[AppendReply]()
-        num_calls = max(ceil(len(items) / MAX_BATCH), int(tail_bytes >= 0))
+        num_calls = max(ceil(len(items) / MAX_BATCH), int(tail_end >= 0))
         for number in range(num_calls):  # one after the other: a branch's items stay in order
             chunk = [self._with_unsettled(item) for item in items[number * MAX_BATCH : (number + 1) * MAX_BATCH]]
             records = [keys.record(item.seq_id) for item in chunk]
-            last = tail_bytes if number == num_calls - 1 else NO_CHECKPOINT
+            last = tail_end if number == num_calls - 1 else NO_CHECKPOINT
             _, version, *codes = await self._call(
                 "append_batch", self._owner, last, codec.pack_items(chunk), records=records
             )
+            self._newest = int(version)
             if not self._joined:  # nothing that has changed before can concern this worker
-                self._version = int(version)
+                self._version = self._newest
             answers = codec.pairs(codes)
             replies += [self._settled(item, *answer) for item, answer in zip(chunk, answers, strict=True)]
         return replies

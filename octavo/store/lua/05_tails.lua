@@ -16,9 +16,15 @@
 
 local ALIVE_MS = 24 * 3600 * 1000  -- how long the keys of a live sequence and of the indexes last; sweeps renew it
 local MAX_JOINED = 65536
+local MAX_LEFT = 1024  -- ids that have left a tail since it was emptied. With more it is emptied at the next join
 
+-- What this process knows of each tail:
+--   version  grows whenever a sequence leaves the tail because something has changed its record
+--   since    the version from which on `changed` is complete: { { version, id of the sequence that left }, ... }
+--   left     the ids that have left the tail since it was emptied, as a set of num_left: their items are settled
+--   emptied  how many bytes it has had before it was emptied last. With the bytes that it has, it never is the same again
+local lanes = {}                  -- by tail
 local joined, num_joined = {}, 0  -- by record: the tail of its owner
-local lanes = {}                  -- by tail: { began, version, changed = { { version, id }, ... }, left = ids, as a set }
 local last_version = 0
 
 -- Greater than all versions before, also those of the process before this one.
@@ -83,24 +89,30 @@ local function settle(key)
   write_runs(runs)
 end
 
+-- Where a tail ends, counted from the first byte that it ever had.
+local function end_of(tail) return lanes[tail].emptied + redis.call('STRLEN', tail) end
+
 local function empty_tail(prefix, owner)
   local tail = tail_of(prefix, owner)
+  local lane = lanes[tail]
+  if lane then lane.emptied, lane.left, lane.num_left = end_of(tail), {}, 0 end
   redis.call('DEL', tail)
   redis.call('SREM', prefix .. 'tails', owner)
-  if lanes[tail] then lanes[tail].left = {} end
 end
 
--- Gives all journals their items of the tail, except those of one id if there is one, and empties the tail.
-local function settle_all(prefix, owner, except)
-  local text, at, found = redis.call('GET', tail_of(prefix, owner)) or '', 1, {}
-  if except then found[except] = false end
+-- Gives all journals their items of the tail, and empties the tail. What the owner does not own any more, or what has left
+-- the tail, was settled then: items of it that are still there may be those of an older record with the same id.
+local function settle_all(prefix, owner)
+  local tail = tail_of(prefix, owner)
+  local text, at, found = redis.call('GET', tail) or '', 1, {}
+  local left = lanes[tail] and lanes[tail].left or {}
   while at <= #text do
     local id, branch, first, tokens
     id, branch, first, tokens, at = item_at(text, at)
     local runs = found[id]
     if runs == nil then
       local key = prefix .. 'seq:' .. id
-      local rec = redis.call('HMGET', key, 'state', 'owner')  -- what it does not own any more was settled when it lost it
+      local rec = left[id] and {} or redis.call('HMGET', key, 'state', 'owner')
       runs = rec[1] == 'RUNNING' and rec[2] == owner and begin_runs(key)
       found[id] = runs
     end
@@ -118,30 +130,46 @@ local function begin_tails(prefix)
   for _, owner in ipairs(redis.call('SMEMBERS', prefix .. 'tails')) do settle_all(prefix, owner) end
 end
 
+-- Renews the life of the tail of a worker that lives.
+local function renew_tail(prefix, owner)
+  redis.call('PEXPIRE', tail_of(prefix, owner), ALIVE_MS)
+  redis.call('PEXPIRE', prefix .. 'tails', ALIVE_MS)
+end
+
+-- Removes the tail of a worker that owns nothing and seems dead. If it lives, it begins anew.
+local function remove_tail(prefix, owner)
+  settle_all(prefix, owner)
+  lanes[tail_of(prefix, owner)] = nil
+end
+
+-- Returns what is known of the tail that the sequence had joined, if anything is.
 local function leave_tail(key)
   local tail = joined[key]
-  if not tail then return end
-  joined[key], num_joined = nil, num_joined - 1
-  lanes[tail].left[id_of(key)] = true
+  local lane = lanes[tail]
+  if tail then joined[key], num_joined = nil, num_joined - 1 end
+  if lane then lane.left[id_of(key)], lane.num_left = true, lane.num_left + 1 end
+  return lane
 end
 
 -- Takes back a `leave_tail`.
 local function stay_in_tail(key, tail)
+  local lane, id = lanes[tail], id_of(key)
   joined[key], num_joined = tail, num_joined + 1
-  lanes[tail].left[id_of(key)] = nil
+  lane.left[id], lane.num_left = nil, lane.num_left - 1
 end
 
--- Whether the sequence has joined the tail of its owner now, or before. If it has left this tail before, the tail may hold
--- items of an older record with the same id, which has ended and was dropped: they go.
+-- Whether the sequence has joined the tail of its owner now, or before. A tail that it has left before is emptied: it may
+-- hold items of an older record with the same id, which has ended and was dropped.
 local function join_tail(prefix, owner, key)
   if joined[key] then return true end
   if num_joined >= MAX_JOINED then return false end
-  local tail, id = tail_of(prefix, owner), id_of(key)
-  if not lanes[tail] then
+  local tail = tail_of(prefix, owner)
+  local lane = lanes[tail]
+  if not lane then
     local version = next_version()
-    lanes[tail] = { began = version, version = version, changed = {}, left = {} }
-  elseif lanes[tail].left[id] then
-    settle_all(prefix, owner, id)
+    lanes[tail] = { version = version, since = version, changed = {}, left = {}, num_left = 0, emptied = version }
+  elseif lane.left[id_of(key)] or lane.num_left >= MAX_LEFT then
+    settle_all(prefix, owner)
   end
   joined[key], num_joined = tail, num_joined + 1
   return true
@@ -149,10 +177,10 @@ end
 
 -- The record changes: its owner must be told before it appends again.
 local function touch(key)
-  local lane = joined[key] and lanes[joined[key]]
-  if not lane then return end
+  if not joined[key] then return end
   settle(key)
-  leave_tail(key)
+  local lane = leave_tail(key)
+  if not lane then return end
   lane.version = next_version()
   lane.changed[#lane.changed + 1] = { lane.version, id_of(key) }
 end
@@ -161,13 +189,14 @@ end
 local function version_of(tail) return lanes[tail] and lanes[tail].version or 0 end
 
 -- {'CHANGED', version, the ids of the sequences that have left the tail since this version}; nil if that is not known.
+-- A version above that of the tail is one of an earlier process, whose clock was ahead.
 local function changes_since(tail, version)
   local lane = lanes[tail]
-  if not lane or version < lane.began then return nil end
+  if not lane or version < lane.since or version > lane.version then return nil end
   local kept, reply = {}, { 'CHANGED', lane.version }
   for _, change in ipairs(lane.changed) do
     if change[1] > version then kept[#kept + 1], reply[#reply + 1] = change, change[2] end
   end
-  lane.changed = kept  -- the worker has been told of the others
+  lane.changed, lane.since = kept, version  -- the worker has been told of the others
   return reply
 end

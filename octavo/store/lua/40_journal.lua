@@ -2,6 +2,9 @@
 
 local OK, OK_CANCEL, DUP, FENCED, CLOSED, GAP, CONFLICT, GONE = 0, 1, 2, 3, 4, 5, 6, 7
 
+-- Checkpoints come long before, unless a worker gets no replies and repeats its items again and again.
+local MAX_TAIL_BYTES = 512 * 1024
+
 -- The owner itself ends a branch, so it need not be told that the record has changed.
 local function finish_appended(store, key, branch, reason, failure, score)
   local rec, tail = fetch(key), joined[key]
@@ -50,10 +53,10 @@ local function append(store, key, owner, epoch, branch, first, count, reason, to
 end
 
 -- KEYS: generation, then the record of each item.
--- a: the owner that appends; how many bytes its tail has, if this is the last call of a checkpoint, else -1; then per item
+-- a: the owner that appends; where its tail ends, if this is the last call of a checkpoint, else -1; then per item
 -- <u64 epoch><u16 branch><u32 first><u32 count><u8 reason><u32 failure bytes><f64 score, NaN: none><tokens><failure>, packed.
 -- Reply: {'OK', version of the tail, then per item: status + 8 * journal length, how many more tokens may go into the tail}.
-define('append_batch', function(store, keys, owner, tail_bytes, blob)
+define('append_batch', function(store, keys, owner, tail_end, blob)
   local unpack_head, sub = struct.unpack, string.sub
   local tail, reply, at = tail_of(store.prefix, owner), { 'OK', 0 }, 1
   for i = 2, #keys do
@@ -66,25 +69,31 @@ define('append_batch', function(store, keys, owner, tail_bytes, blob)
     reply[#reply + 1], reply[#reply + 2] = status + 8 * length, room or 0
     at = tokens_end + size
   end
-  -- The bytes differ if the call comes late, after other items. Then these stay.
-  if tonumber(tail_bytes) == redis.call('STRLEN', tail) then empty_tail(store.prefix, owner) end
+  -- The end differs if the call comes late, after other items. Then these stay.
+  tail_end = tonumber(tail_end)
+  if tail_end >= 0 and lanes[tail] and tail_end == end_of(tail) then empty_tail(store.prefix, owner) end
   reply[2] = version_of(tail)
   return reply
 end, true)
 
 -- Appends tokens of sequences that have joined the tail of this owner.
 -- KEYS: generation.  a: owner, version that it knows, items of the tail.
--- Reply: {'OK', bytes of the tail}; or nothing was written: {'CHANGED', version, id, ...}: these have left the tail since; or
--- {'LOST'}: nobody is known to have joined
+-- Reply: {'OK', bytes of the tail, where it ends}; or nothing was written: {'CHANGED', version, id, ...}: these have left
+-- the tail since; or {'LOST'}: that is not known, the tail was emptied, and the worker must begin anew
 define('append_tail', function(store, keys, owner, version, items)
   local tail = tail_of(store.prefix, owner)
   version = tonumber(version)
-  if version == 0 or version ~= version_of(tail) then return changes_since(tail, version) or { 'LOST' } end
+  if version ~= version_of(tail) then
+    local reply = changes_since(tail, version)
+    if not reply then settle_all(store.prefix, owner) end
+    return reply or { 'LOST' }
+  end
   local bytes = redis.call('APPEND', tail, items)
   if bytes == #items then
-    redis.call('PEXPIRE', tail, ALIVE_MS)
     redis.call('SADD', store.prefix .. 'tails', owner)
-    redis.call('PEXPIRE', store.prefix .. 'tails', ALIVE_MS)
+    renew_tail(store.prefix, owner)
   end
-  return { 'OK', bytes }
+  local stop = lanes[tail].emptied + bytes
+  if bytes >= MAX_TAIL_BYTES then settle_all(store.prefix, owner) end
+  return { 'OK', bytes, stop }
 end, true)

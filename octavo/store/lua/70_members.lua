@@ -51,6 +51,7 @@ define('heartbeat', function(store, keys, id, lease_ms, kind, info, name, endpoi
   redis.call('PEXPIRE', index, ALIVE_MS)
   redis.call('PEXPIRE', keys[1], GENERATION_MS)
   redis.call('PEXPIRE', store.prefix .. 'secret:resume', GENERATION_MS)
+  if kind == 'worker' then renew_tail(store.prefix, id) end
   return { 'OK', lapsed and 1 or 0 }
 end, true)
 

@@ -37,12 +37,15 @@ local function end_overdue(store, now, limit)
 end
 
 -- The members of a kind whose leases have ended and that have left entries in their index, the longest ended first. The
--- others are forgotten.
+-- others are forgotten, a worker with its tail.
 local function dead_members(store, kind, index, now)
   local members, dead = store.prefix .. 'members:' .. kind, {}
   for _, id in ipairs(redis.call('ZRANGEBYSCORE', members, '-inf', now)) do
     if redis.call('EXISTS', store.prefix .. index .. ':' .. id) == 1 then dead[#dead + 1] = id
-    else redis.call('ZREM', members, id) end
+    else
+      redis.call('ZREM', members, id)
+      if kind == 'worker' then remove_tail(store.prefix, id) end
+    end
   end
   return dead
 end
@@ -69,14 +72,17 @@ local function cancel_abandoned(store, last, limit)
 end
 
 -- Renews the lives of the keys of live sequences, and of the indexes that these are in: an index lives for a day after its
--- last new entry, and a sequence may wait or run for longer.
+-- last new entry, and a sequence may wait or run for longer. Nobody renews the tail of a worker that is dead.
 local function renew_keys(store, now, limit)
   for _, rec in ipairs(due(store, 'live', now, limit)) do
+    settle(rec.key)
     expire_all(rec, ALIVE_MS)
     if rec.state == 'QUEUED' then renew_queue(store, rec.model) else give_to(store, rec, 'owned', 'worker', rec.owner) end
     for router in string.gmatch(rec.routers, '[^,]+') do give_to(store, rec, 'attached', 'router', router) end
     set_deadline(store, rec)
-    redis.call('PEXPIRE', store.prefix .. 'detached', ALIVE_MS)
+    for _, name in ipairs({ 'detached', 'members:worker', 'members:router' }) do
+      redis.call('PEXPIRE', store.prefix .. name, ALIVE_MS)
+    end
     add_to_index(store, 'live', now + ALIVE_MS / 2, rec.id)
   end
 end

@@ -1,5 +1,6 @@
 """What a worker has in its tail counts as its journals do, whatever happens to the record, the server or the call."""
 
+import asyncio
 import random
 from collections.abc import AsyncIterator, Callable
 from typing import Any
@@ -10,13 +11,15 @@ from octavo.errors import StoreUnavailable
 from octavo.ids import Incarnation
 from octavo.record import NewSequence
 from octavo.sampling import FinishReason
-from octavo.store import keys, worker_tail
-from octavo.store.calls import AppendItem, AppendStatus, Finish, QueueLimits, TakeReason, TakeRequest
+from octavo.store import codec, keys, library, worker_tail
+from octavo.store.calls import AppendItem, AppendStatus, Finish, Member, QueueLimits, TakeReason, TakeRequest
 from octavo.store.embedded import EmbeddedStore
-from octavo.store.worker_tail import MAX_BATCH
+from octavo.store.redis import RedisStore
+from octavo.store.worker_tail import MAX_BATCH, MAX_TAIL_BYTES
 
 W1, W2 = Incarnation("worker1"), Incarnation("worker2")
 New = Callable[..., NewSequence]
+HOUR_MS = 3600 * 1000
 
 
 @pytest.fixture(params=["valkey", "redis"])
@@ -295,6 +298,168 @@ async def test_a_large_batch_goes_in_several_calls(store: Any, new: New) -> None
     assert [reply.length for reply in replies] == list(range(3, 4 + 2 * MAX_BATCH))
     assert (await calls_of(store))["fcall"] <= 4
     assert MAX_BATCH <= 512
+
+
+async def test_a_tail_lives_as_long_as_its_worker(store: Any, new: New) -> None:
+    """However long ago it began: tokens that are a minute old must not go with it."""
+    sequence = new("s")
+    await begin(store, sequence)
+    assert await append(store, sequence, 2, [2]) is AppendStatus.OK
+    names = [f"octavo:tail:{W1}", "octavo:tails"]
+    for name in names:
+        await store.server.client.pexpire(name, HOUR_MS)
+    await store.heartbeat(Member("worker", W1, b"", "", ""), 2000)
+    assert min([await store.server.client.pttl(name) for name in names]) > 23 * HOUR_MS
+
+
+async def test_tokens_of_a_dead_worker_live_as_long_as_their_record(bench: Any, store: Any, new: New) -> None:
+    """Although nobody takes it, and nobody renews the tail."""
+    sequence = new("s")
+    await begin(store, sequence)
+    assert await append(store, sequence, 2, [2]) is AppendStatus.OK
+    await bench.advance(13 * HOUR_MS)
+    await store.heartbeat(Member("router", Incarnation("router1"), b""), 2000)  # so that nothing changes the record
+    await store.sweep(100, 1000)
+    await store.server.client.delete(f"octavo:tail:{W1}")
+    assert await output(store, sequence) == [0, 1, 2]
+
+
+async def test_the_tail_of_a_worker_that_is_gone_goes_too(bench: Any, store: Any, new: New) -> None:
+    sequence, taken = new("s"), new("t")
+    for each in (sequence, taken):
+        await begin(store, each)
+        assert await append(store, each, 2, [2]) is AppendStatus.OK
+    await store.finish(Finish(sequence.seq_id, FinishReason.STOP))
+    await store.take_ownership(TakeRequest(taken.seq_id, 1, W2, "u", TakeReason.LEASE))
+    await bench.advance(1000)
+    await store.sweep(100, 1000)
+    assert await tail_bytes(store) == 0
+    assert await store.server.client.exists("octavo:tails") == 0
+    assert await append(store, taken, 3, [3]) is AppendStatus.FENCED  # it only slept
+    assert await output(store, taken) == [0, 1, 2]
+
+
+async def test_calls_that_are_repeated_without_end_do_not_fill_the_server(store: Any, new: New) -> None:
+    """As while too few replicas answer: each attempt is executed, and fails."""
+    sequence = new("s", max_tokens=5000)
+    await begin(store, sequence)
+    assert await append(store, sequence, 2, [2]) is AppendStatus.OK
+    items = codec.pack_tail_items([AppendItem(sequence.seq_id, 1, 0, 3, list(range(3, 2003)))])
+    for _ in range(300):
+        status, *_ = await store._call("append_tail", W1, store._tails[W1]._version, items)
+        assert status == b"OK"
+    assert await tail_bytes(store) < 8 * MAX_TAIL_BYTES
+    assert await append(store, sequence, 3, list(range(3, 2003))) is AppendStatus.OK
+    assert await append(store, sequence, 2003, [2003]) is AppendStatus.OK
+    assert await output(store, sequence) == list(range(2004))
+
+
+async def test_a_server_whose_clock_is_behind_knows_that_it_has_forgotten(store: Any, new: New) -> None:
+    """A version of the process before it is above all of its own."""
+    ahead = store.server.source.replace("redis.call('TIME')", "{ '2000000000', '0' }")
+    assert ahead != store.server.source
+    await store.server.client.function_load(ahead, replace=True)
+    sequence, other = new("s"), new("t")
+    await begin(store, sequence)
+    await store.server.client.function_load(store.server.source, replace=True)
+    await begin(store, other)  # its first tokens go to its journal
+    await store.requeue(sequence.seq_id, 1)
+    assert await append(store, other, 2, [2]) is AppendStatus.OK
+    assert await append(store, sequence, 2, [2]) is AppendStatus.FENCED
+
+
+async def test_two_clients_of_a_worker_both_hear_what_has_changed(store: Any, make_another: Any, new: New) -> None:
+    requeued, other, third = new("s"), new("t"), new("u")
+    another = make_another()
+    await begin(store, requeued)
+    await begin(another, other)
+    await begin(another, third)
+    await store.requeue(requeued.seq_id, 1)
+    assert await append(another, other, 2, [2]) is AppendStatus.OK
+    await store.cancel(third.seq_id)
+    assert await append(another, other, 3, [3]) is AppendStatus.OK
+    assert await append(another, other, 4, [4]) is AppendStatus.OK
+    assert await append(store, requeued, 2, [2]) is AppendStatus.FENCED
+    assert await output(store, other) == list(range(5))
+
+
+async def test_a_checkpoint_that_comes_late_takes_no_other_tail_for_its_own(
+    store: Any, new: New, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Tails of a steady load are emptied at the same number of bytes each time."""
+    sequence = new("s", max_tokens=100)
+    await begin(store, sequence)
+    calls = list[Any]()
+    original = store.server.call
+
+    async def recorded(name: str, *args: Any, **more: Any) -> Any:
+        calls.append((name, args, more))
+        return await original(name, *args, **more)
+
+    monkeypatch.setattr(store._tails[W1], "_call", recorded)
+    with monkeypatch.context() as small:
+        small.setattr(worker_tail, "MAX_TAIL_BYTES", 100)
+        for index in range(2, 5):
+            assert await append(store, sequence, index, [index]) is AppendStatus.OK
+    assert await tail_bytes(store) == 0
+    name, args, more = calls[-1]
+    assert name == "append_batch"
+    for index in range(5, 8):
+        assert await append(store, sequence, index, [index]) is AppendStatus.OK
+    await original(name, *args, **more)
+    assert await output(store, sequence) == list(range(8))
+
+
+@pytest.fixture
+async def probed(server: EmbeddedStore) -> AsyncIterator[Any]:
+    """A store that says what its library remembers: workers, and sequences that have left a tail."""
+    opened = RedisStore(server.url, source=library.source() + PROBE)
+    await opened.server.client.flushall()
+    await opened.server.client.function_load(opened.server.source, replace=True)
+    await opened.open()
+    yield opened
+    await opened.server.client.function_load(library.source(), replace=True)
+    await opened.close()
+
+
+PROBE = """
+define('probe', function()
+  local num_lanes, num_left = 0, 0
+  for _, lane in pairs(lanes) do
+    num_lanes = num_lanes + 1
+    for _ in pairs(lane.left) do num_left = num_left + 1 end
+  end
+  return { 'OK', num_lanes, num_left, num_joined }
+end)
+"""
+
+
+async def test_what_the_library_remembers_is_bounded(probed: Any, new: New) -> None:
+    """Also where no sequence ever gets so far that a tail has anything in it."""
+    for number in range(1500):
+        sequence = new(str(number))
+        await begin(probed, sequence, tokens=1)
+        end = AppendItem(sequence.seq_id, 1, 0, 1, [1], FinishReason.LENGTH)
+        [reply] = await probed.append_batch(W1, [end])
+        assert reply.status is AppendStatus.OK
+    _, num_lanes, num_left, num_joined = await probed._call("probe")
+    assert (num_lanes, num_joined) == (1, 0)
+    assert num_left <= 1024
+    await probed.heartbeat(Member("worker", W1, b"", "", ""), 1)
+    while (await probed._call("probe"))[1]:
+        await asyncio.sleep(0.01)
+        await probed.sweep(100, 1000)
+    assert await probed._call("probe") == [b"OK", 0, 0, 0]
+
+
+async def test_what_a_worker_remembers_is_bounded(store: Any, new: New, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where it drops each sequence after its first tokens, and appends no others."""
+    monkeypatch.setattr(worker_tail, "MAX_UNHEARD", 10, raising=False)
+    for number in range(50):
+        sequence = new(str(number))
+        await begin(store, sequence)
+        await store.cancel(sequence.seq_id)
+    assert len(store._tails[W1]._joined) < 20
 
 
 @pytest.mark.parametrize("seed", range(6))
