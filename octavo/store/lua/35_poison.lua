@@ -54,12 +54,14 @@ local function runs_alone(store, rec, now)
   return tonumber(rec.crashes) >= MIN_CRASHES - 1 and crashes_left(store, rec, now) <= 1
 end
 
--- Whether this worker runs another suspect alone. If the worker dies, that suspect is blamed.
+-- Whether this worker is to run another suspect alone; and whether it has announced that it does. If the worker dies after
+-- that, the other suspect is blamed.
 local function runs_another_suspect(store, worker, rec, now)
   local mark = redis.call('GET', store.prefix .. 'quarantine:' .. worker)
-  if not mark then return false end
-  local id, stop = string.match(mark, '^(%S+) (%d+)$')
-  return id ~= rec.id and tonumber(stop) > now
+  if not mark then return false, false end
+  local id, stop, begun = string.match(mark, '^(%S+) (%d+) ?(%d?)$')
+  local another = id ~= rec.id and tonumber(stop) > now
+  return another, another and begun ~= '0'
 end
 
 -- The deaths that this sequence is blamed for count for and against no other any more. Their times become negative.
@@ -70,12 +72,13 @@ local function explain_deaths(store, suspects)
   end
 end
 
--- Whether the death of its owner counts against the sequence. It does not if another suspect ran alone there. Of a
+-- Whether the death of its owner counts against the sequence. It does not if another suspect had begun to run alone there. Of a
 -- suspect, it counts only if the owner announced that it begins to run the sequence: an owner that was dead when it was
 -- given the sequence proves nothing.
 local function is_blamed(store, rec, now)
   local announced = rec.crashes == '0' or rec.announced == rec.epoch
-  return announced and not runs_another_suspect(store, rec.owner, rec, now)
+  local _, begun = runs_another_suspect(store, rec.owner, rec, now)
+  return announced and not begun
 end
 
 -- Judges the death of the owner, once. True if it was the one too many for this sequence. It never is where the owner was
@@ -105,10 +108,10 @@ local function is_occupied(store, rec, worker, waited_ms, now)
   return waited_ms < MAX_OCCUPIED_MS and runs_another_suspect(store, worker, rec, now) and runs_alone(store, rec, now)
 end
 
--- Notes that the owner runs the sequence alone, if it does.
-local function begin_quarantine(store, rec, now)
+-- Notes that the owner is to run the sequence alone, if it is; `begun` is 1 if the owner has announced that it does, or 0.
+local function begin_quarantine(store, rec, now, begun)
   if rec.alone ~= '1' then return end
-  local mark = string.format('%s %.0f', rec.id, now + QUARANTINE_MS)
+  local mark = string.format('%s %.0f %d', rec.id, now + QUARANTINE_MS, begun)
   redis.call('SET', store.prefix .. 'quarantine:' .. rec.owner, mark, 'PX', QUARANTINE_MS + LEASE_LINGER_MS)
 end
 

@@ -10,7 +10,7 @@ local function hand_over(store, rec, owner, take_id, migration, now, line)
     timeline = timeline_with(rec, now, line),
   })
   set_deadline(store, rec)
-  if not runs_another_suspect(store, owner, rec, now) then begin_quarantine(store, rec, now) end
+  if not runs_another_suspect(store, owner, rec, now) then begin_quarantine(store, rec, now, 0) end
   notify(rec, 'taken')
 end
 
@@ -92,7 +92,7 @@ define('announce', function(store, keys, epoch, owner)
   if rec[1] ~= epoch or rec[2] ~= owner or rec[3] ~= 'RUNNING' then return { 'OK', 0 } end
   if rec[4] ~= '0' then
     redis.call('HSET', keys[2], 'announced', epoch)
-    begin_quarantine(store, { id = id_of(keys[2]), owner = owner, alone = rec[5] }, now_ms())
+    begin_quarantine(store, { id = id_of(keys[2]), owner = owner, alone = rec[5] }, now_ms(), 1)
   end
   return { 'OK', 1 }
 end, true)

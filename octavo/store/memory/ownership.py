@@ -77,7 +77,7 @@ def announce(state: MemoryState, seq_id: SequenceId, epoch: int, owner: Incarnat
         return False
     if stored.record.crashes:
         stored.record.announced = epoch
-        begin_quarantine(state, stored.record)
+        begin_quarantine(state, stored.record, begun=True)
     return True
 
 
@@ -92,5 +92,5 @@ def hand_over(state: MemoryState, stored: StoredSequence, owner: Incarnation, *,
     stored.expires_ms = state.now_ms() + ALIVE_MS
     record.alone = runs_alone(state, record)
     if not runs_another_suspect(state, owner, record):
-        begin_quarantine(state, record)
+        begin_quarantine(state, record, begun=False)
     state.notify(stored, "taken")

@@ -10,7 +10,7 @@ from math import ceil
 from octavo.ids import Incarnation
 from octavo.record import Record
 from octavo.store.calls import PROOF_TOKENS
-from octavo.store.memory.state import QUARANTINE_MS, MemoryState, StoredSequence
+from octavo.store.memory.state import QUARANTINE_MS, MemoryState, Quarantine, StoredSequence
 
 MIN_CRASHES = 3  # so many crashes fail a sequence where no other worker dies
 MAX_CRASHES = 12  # and so many wherever
@@ -61,11 +61,12 @@ def explain_deaths(state: MemoryState, record: Record) -> None:
 def is_blamed(state: MemoryState, record: Record) -> bool:
     """Whether the death of its owner counts against the sequence.
 
-    It does not if another suspect ran alone there. Of a suspect, it counts only if the owner announced that it begins
-    to run the sequence: an owner that was dead when it was given the sequence proves nothing.
+    It does not if another suspect had begun to run alone there. Of a suspect, it counts only if the owner announced
+    that it begins to run the sequence: an owner that was dead when it was given the sequence proves nothing.
     """
     announced = record.crashes == 0 or record.announced == record.epoch
-    return announced and not runs_another_suspect(state, record.owner, record)
+    other = quarantine_of_another(state, record.owner, record)
+    return announced and not (other and other.begun)
 
 
 def count_crash(state: MemoryState, record: Record) -> None:
@@ -110,15 +111,20 @@ def is_occupied(state: MemoryState, record: Record, worker: Incarnation, waited_
 
 
 def runs_another_suspect(state: MemoryState, worker: Incarnation, record: Record) -> bool:
-    """Whether this worker runs another suspect alone. If the worker dies, that suspect is blamed."""
-    suspect, until = state.quarantine.get(worker, (record.seq_id, 0))
-    return suspect != record.seq_id and until > state.now_ms()
+    """Whether this worker is to run another suspect alone."""
+    return quarantine_of_another(state, worker, record) is not None
 
 
-def begin_quarantine(state: MemoryState, record: Record) -> None:
-    """Notes that the owner runs the sequence alone, if it does."""
+def quarantine_of_another(state: MemoryState, worker: Incarnation, record: Record) -> Quarantine | None:
+    """The quarantine of another suspect on this worker. If the worker dies once it has begun, that one is blamed."""
+    other = state.quarantine.get(worker)
+    return other if other and other.seq_id != record.seq_id and other.until_ms > state.now_ms() else None
+
+
+def begin_quarantine(state: MemoryState, record: Record, *, begun: bool) -> None:
+    """Notes that the owner is to run the sequence alone, if it is; `begun`: the owner has announced that it does."""
     if record.alone:
-        state.quarantine[record.owner] = (record.seq_id, state.now_ms() + QUARANTINE_MS)
+        state.quarantine[record.owner] = Quarantine(record.seq_id, state.now_ms() + QUARANTINE_MS, begun)
 
 
 def count_proof(state: MemoryState, stored: StoredSequence, num_tokens: int) -> None:

@@ -21,6 +21,14 @@ def wall_clock_ms() -> int:
     return time.time_ns() // 1_000_000
 
 
+class Quarantine(NamedTuple):
+    """A suspect that a worker is to run alone."""
+
+    seq_id: SequenceId
+    until_ms: int
+    begun: bool  # the worker has announced that it does
+
+
 class StoredLease(NamedTuple):
     """A member's lease: when it ends, and how long it was at its last renewal."""
 
@@ -65,7 +73,7 @@ class MemoryState:
         self.longest_lease = StoredLease(0, 0)  # of the last day; `until_ms` is when it is forgotten
         self.tombstones: dict[Incarnation, int] = {}  # workers that have left, and when that is forgotten
         self.deaths: dict[Incarnation, int] = {}  # workers that died, and when that was noticed; negative: explained
-        self.quarantine: dict[Incarnation, tuple[SequenceId, int]] = {}  # by worker: a suspect, until when
+        self.quarantine: dict[Incarnation, Quarantine] = {}  # by worker: the suspect that it is to run alone
         self.members: dict[str, dict[Incarnation, tuple[bytes, int]]] = {}
         self.names: dict[tuple[str, str], NameHolder] = {}  # by kind of member and name
         self.secrets: dict[str, bytes] = {}
@@ -226,7 +234,7 @@ class MemoryState:
 
     def release_quarantine(self, stored: StoredSequence) -> None:
         owner = stored.record.owner
-        if owner in self.quarantine and self.quarantine[owner][0] == stored.record.seq_id:
+        if owner in self.quarantine and self.quarantine[owner].seq_id == stored.record.seq_id:
             del self.quarantine[owner]
 
     def past_deadline(self, record: Record) -> bool:

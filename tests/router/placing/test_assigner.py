@@ -13,6 +13,7 @@ from octavo.record import AdmissionAnswer, AdmissionOutcome, SequenceState
 from octavo.sampling import FinishReason
 from octavo.store.calls import Finish, Member, QueueLimits, TakeReason, TakeRequest, TakeStatus
 from octavo.store.memory import MemoryState, MemoryStore
+from octavo.store.memory.state import Quarantine
 from router.background_tasks import BackgroundTasks
 from router.fleet.kv_index import KvIndex
 from router.fleet.model_registry import ModelRegistry
@@ -243,7 +244,7 @@ async def test_a_suspect_goes_where_no_other_suspect_runs(make_scene):
     scene = await make_scene(ADMITTED, ADMITTED)
     epoch, state = await suspect(scene, "xy"), scene.store.shared  # when y has died, too, it is to run alone
     until_ms = state.now_ms() + 60_000
-    state.quarantine |= {Incarnation(name): (SequenceId("other"), until_ms) for name in "ab"}
+    state.quarantine |= {Incarnation(name): Quarantine(SequenceId("other"), until_ms, begun=False) for name in "ab"}
     assigning = asyncio.create_task(scene.assigner.assign_sequence(scene.seq_id, epoch, TakeReason.LEASE))
     await asyncio.sleep(0.1)
     assert not assigning.done()  # it waits for one of them

@@ -144,6 +144,9 @@ async def test_an_innocent_sequence_is_not_blamed_for_a_suspect(bench: Any, new:
     suspect, epoch = new("suspect").seq_id, await bench.run(new("suspect"))
     await bench.crash(suspect, epoch, W2)
     await bench.crash(suspect, epoch + 1, W3)  # the second crash: W3 runs it alone from here
+    await bench.run(new("early"), W3)
+    assert (await bench.take_ownership(new("early").seq_id, 1, W4, "t", TakeReason.CONNECTION)).crashes == 1
+    await bench.store.announce(suspect, epoch + 2, W3)  # until here it has waited, and something else killed W3
     for name in ("innocent", "another"):
         await bench.run(new(name), W3)
         taken = await bench.take_ownership(new(name).seq_id, 1, W4, "t", TakeReason.CONNECTION)
