@@ -8,14 +8,14 @@ local MAX_TAIL_BYTES = 512 * 1024
 -- The owner itself ends a branch, so it need not be told that the record has changed.
 local function finish_appended(store, key, branch, reason, failure, score)
   local rec, tail = fetch(key), joined[key]
-  leave_tail(key)
+  local lane = leave_tail(key)
   finish(store, rec, branch, tostring(reason), nil, failure, score == score and score or nil)
-  if tail and not ended(rec) then stay_in_tail(key, tail) end
+  if lane and not ended(rec) then stay_in_tail(key, tail) end
 end
 
 -- Appends one item; returns the status, the journal's length, and how many more tokens of the branch may go into the
--- owner's tail (nil: none). Only the owner at the record's epoch may write, and only
--- at the end. It may send again what it has sent before.
+-- owner's tail (nil: none). Only the owner at the record's epoch may write, and only at the end. It may send again what it
+-- has sent before.
 local function append(store, key, owner, epoch, branch, first, count, reason, tokens, failure, score)
   local journal, stop = journal_of(key, branch), first + count
   local rec = redis.call('HMGET', key, 'epoch', 'state', 'finishes', 'cancel', 'crashes', 'max_tokens', 'owner')

@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -129,6 +130,13 @@ class Story:
         ]
         chosen = self.rng.sample(branches, self.rng.randint(0, len(branches)))
         items = [(sequence, sequence.item(branch, self.rng.randint(1, 4))) for sequence, branch in chosen]
+        stale = [
+            (sequence, sequence.item(0, 1))
+            for sequence in self.alive()
+            if sequence.epoch > 1 and self.rng.random() < 0.1
+        ]
+        items += [(sequence, replace(item, epoch=item.epoch - 1)) for sequence, item in stale]
+        self.rng.shuffle(items)
         await self.send(owner, items)
 
     async def change_something(self) -> None:
