@@ -53,6 +53,10 @@ class Pair:
     async def link_is_up(self, follower: int) -> bool:
         return (await self.clients[follower].info("replication")).get("master_link_status") == "up"
 
+    async def has_caught_up(self, follower: int) -> bool:
+        written, read = [await client.info("replication") for client in self.clients]
+        return bool(written["master_repl_offset"] == read["slave_repl_offset"])
+
     def signal(self, index: int, what: signal.Signals) -> None:
         os.kill(self.servers[index].pid or 0, what)
 
@@ -185,3 +189,32 @@ async def test_a_node_of_a_cluster_is_refused(tmp_path: Path) -> None:
 class ClusterNode(EmbeddedStore):
     def _arguments(self) -> list[str]:
         return [*super()._arguments(), "--cluster-enabled", "yes"]
+
+
+async def test_a_promoted_replica_that_lacks_the_end_of_a_tail_gets_it_again(pair: Pair, new: New) -> None:
+    """And what the worker knew of the old primary's tail holds no more: another sequence was requeued there."""
+    store = RedisStore(pair.url, RedisOptions())
+    await store.open()
+    sequence, requeued = new("s"), new("r")
+    for each in (sequence, requeued):
+        await begin(store, each)
+        for index in range(4):
+            assert await append(store, each, index, [index]) is AppendStatus.OK
+    await until(lambda: pair.has_caught_up(1))
+    await pair.clients[1].replicaof("NO", "ONE")
+    assert await store.requeue(requeued.seq_id, 1)
+    for index in range(4, 8):
+        assert await append(store, sequence, index, [index]) is AppendStatus.OK
+    await pair.servers[0].kill()
+    assert await until_answered(lambda: append(store, sequence, 8, [8]), patience_s=20) is AppendStatus.GAP
+    snapshot = await store.read(sequence.seq_id, from_indexes=[0])
+    assert snapshot is not None
+    assert snapshot.outputs == (tuple(range(4)),)
+    assert await append(store, sequence, 4, [4, 5, 6, 7, 8]) is AppendStatus.OK
+    assert await append(store, requeued, 4, [4]) is AppendStatus.OK  # that it was requeued is lost, too
+    assert await append(store, sequence, 9, [9]) is AppendStatus.OK
+    for each, length in ((sequence, 10), (requeued, 5)):
+        snapshot = await store.read(each.seq_id, from_indexes=[0])
+        assert snapshot is not None
+        assert snapshot.outputs == (tuple(range(length)),)
+    await store.close()
