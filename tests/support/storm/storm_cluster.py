@@ -29,8 +29,13 @@ def copy_code(folder: Path) -> None:
 
 
 def module_command(code_folder: Path, module: str, *arguments: str) -> list[str]:
-    """The command line that runs a module of the copied code as a program."""
+    """The command line that runs a module of the copied code as a program.
+
+    The finder of an editable installation would find the code that is being edited instead.
+    """
     code = f"import runpy, sys; sys.path[:0] = [{str(code_folder)!r}, {str(code_folder / 'tests/support')!r}]"
+    code += "; sys.meta_path = [finder for finder in sys.meta_path if not finder.__module__.startswith('_editable')]"
+    code += f"; import octavo; assert octavo.__file__.startswith({str(code_folder)!r}), octavo.__file__"
     code += f"; runpy.run_module({module!r}, run_name='__main__', alter_sys=True)"
     return [sys.executable, "-c", code, *arguments]
 
