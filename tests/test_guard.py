@@ -137,12 +137,12 @@ def test_no_process_outlives_its_test_and_every_test_ends(written: Written, tmp_
 
 def test_a_worker_of_xdist_may_wait_for_the_others_at_its_end(written: Written) -> None:
     source = """
-@pytest.mark.parametrize("seconds", [0, 0, 0, 6])
+@pytest.mark.parametrize("seconds", [0, 0, 0, 9])
 @pytest.mark.timeout(60)
 def test_takes(seconds):
     time.sleep(seconds)
 """
-    command = [*written(source, end_after=0.5), "-n2", "-o", "timeout=1"]
+    command = [*written(source, end_after=0.5), "-n2", "-o", "timeout=5"]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "4 passed" in done.stdout

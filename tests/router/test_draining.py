@@ -75,7 +75,8 @@ async def test_workers_that_leave_one_after_the_other_count_no_crash(world, orac
     await oracle.check_completions(tasks, params)
     for entry in world.state._entries.values():
         assert entry.record.crashes == 0
-        assert takes(entry) == ["queued"] * 6
+        assert takes(entry).count("queued") >= 6
+        assert set(takes(entry)) <= {"queued", "refused"}  # by a worker that had just begun to leave
 
 
 async def test_a_worker_that_leaves_serves_no_more_at_once_and_refuses_what_is_new(world):
