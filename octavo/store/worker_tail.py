@@ -17,7 +17,7 @@ Branch = tuple[SequenceId, int]
 
 STATUSES = tuple(AppendStatus)  # in the order of the numbers in lua/40_journal.lua
 MAX_BATCH = 512  # items of one call of append_batch: the server does nothing else for that long, about 3 ms
-MAX_TAIL_BYTES = 128 * 1024  # with more, a checkpoint follows. A server that restarts reads so much in about 5 ms
+MAX_TAIL_BYTES = 256 * 1024  # with more, a checkpoint follows. A server that restarts reads so much in about 10 ms
 MAX_UNHEARD = 1000  # changes in the store, after which a worker that has nothing for its tail asks what it may forget
 NO_CHECKPOINT = -1
 

@@ -170,13 +170,10 @@ local function set_deadline(store, rec)
   add_to_index(store, 'deadlines', tonumber(rec.deadline_ms) + extra, rec.id)
 end
 
--- A record that is gone is in no index any more, whichever of them named it.
-local function forget_live(store, id)
-  for _, name in ipairs({ 'live', 'deadlines', 'detached' }) do drop_from_index(store, name, id) end
-end
-
 local function forget_indexes(store, rec)
-  forget_live(store, rec.id)
+  drop_from_index(store, 'live', rec.id)
+  if rec.deadline_ms ~= '0' then drop_from_index(store, 'deadlines', rec.id) end
+  if rec.detached_since_ms ~= '0' then drop_from_index(store, 'detached', rec.id) end
   if rec.owner ~= '' then drop_from_index(store, 'owned:' .. rec.owner, rec.id) end
   for router in string.gmatch(rec.routers, '[^,]+') do drop_from_index(store, 'attached:' .. router, rec.id) end
 end

@@ -10,8 +10,8 @@ local function close(store, rec, now)
   local state = 'DONE'
   if string.find(rec.finishes, STOPPED.ERROR, 1, true) then state = 'FAILED'
   elseif string.find(rec.finishes, STOPPED.CANCELLED, 1, true) then state = 'CANCELLED' end
+  if rec.state == 'QUEUED' then leave_queue(store, rec) end
   update(rec, { state = state, mig_to = '', timeline = timeline_with(rec, now, 'ended ' .. state) })
-  leave_queue(store, rec)
   forget_indexes(store, rec)
   if rec.crashes ~= '0' then clear_quarantine(store, rec) end
   keep_ended(store, rec)

@@ -3,7 +3,7 @@
 local OK, OK_CANCEL, DUP, FENCED, CLOSED, GAP, CONFLICT, GONE = 0, 1, 2, 3, 4, 5, 6, 7
 
 -- Checkpoints come long before, unless a worker gets no replies and repeats its items again and again.
-local MAX_TAIL_BYTES = 512 * 1024
+local MAX_TAIL_BYTES = 1024 * 1024
 
 -- The owner itself ends a branch, so it need not be told that the record has changed.
 local function finish_appended(store, key, branch, reason, failure, score)

@@ -44,7 +44,7 @@ def make_another(bench: Any) -> Callable[[], Any]:
     return another
 
 
-SMALL = {"MAX_LEFT = 1024": "MAX_LEFT = 2", "MAX_TAIL_BYTES = 512 * 1024": "MAX_TAIL_BYTES = 500"}
+SMALL = {"MAX_LEFT = 1024": "MAX_LEFT = 2", "MAX_TAIL_BYTES = 1024 * 1024": "MAX_TAIL_BYTES = 500"}
 
 
 class Watched:
