@@ -154,7 +154,7 @@ Journey follow(const GenerateRequest& request, const std::function<void(const Ge
         const grpc::Status status = stream->Finish();
         const Explanation told = explain(status);
         if (status.error_code() == grpc::DEADLINE_EXCEEDED && place && deadline != nullptr) {
-            deadline = nullptr;  // the call has ended with the request: fetch its last tokens
+            deadline = nullptr;                       // the call has ended with the request: fetch its last tokens
         } else if (told.reason == "FOREIGN_TOKEN") {  // the store was lost, and the key of tokens with it
             place.emplace().set_request_id(request.request_id());
             place->add_next_indexes(next_index);
