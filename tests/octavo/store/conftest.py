@@ -169,6 +169,30 @@ async def bench(store_url: str) -> AsyncIterator[Bench]:
     await bench.close()
 
 
+@pytest.fixture(params=["valkey", "redis"])
+def server(request: pytest.FixtureRequest, servers: Callable[[str], EmbeddedStore]) -> EmbeddedStore:
+    return servers(request.param)
+
+
+@pytest.fixture
+async def server_bench(server: EmbeddedStore) -> AsyncIterator[Bench]:
+    """A bench on a server of either kind, for what only a server has."""
+    bench = await redis_bench(server.url)
+    yield bench
+    await bench.close()
+
+
+@pytest.fixture
+def store(server_bench: Bench) -> Any:
+    return server_bench.store
+
+
+@pytest.fixture
+def make_another(server_bench: Bench) -> Callable[[], Any]:
+    """Another process that calls the store in the name of the same worker."""
+    return server_bench.another
+
+
 @pytest.fixture
 def free_port() -> int:
     with socket.create_server(("127.0.0.1", 0)) as listener:

@@ -4,7 +4,7 @@ import asyncio
 import hashlib
 import re
 import socket
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -37,16 +37,9 @@ New = Callable[..., NewSequence]
 KNOWN_TEXT = (12, "0fcade8bf09371be")
 
 
-@pytest.fixture(params=["valkey", "redis"])
-def server(request: pytest.FixtureRequest, servers: Callable[[str], EmbeddedStore]) -> EmbeddedStore:
-    return servers(request.param)
-
-
 @pytest.fixture
-async def bench(server: EmbeddedStore, make_redis_bench: Callable[..., Any]) -> AsyncIterator[Any]:
-    bench = await make_redis_bench(server.url)
-    yield bench
-    await bench.close()
+def bench(server_bench: Any) -> Any:
+    return server_bench
 
 
 def test_a_changed_library_has_a_new_revision() -> None:

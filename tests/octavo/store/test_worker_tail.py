@@ -28,30 +28,6 @@ New = Callable[..., NewSequence]
 HOUR_MS = 3600 * 1000
 
 
-@pytest.fixture(params=["valkey", "redis"])
-def server(request: pytest.FixtureRequest, servers: Callable[[str], EmbeddedStore]) -> EmbeddedStore:
-    return servers(request.param)
-
-
-@pytest.fixture
-async def bench(server: EmbeddedStore, make_redis_bench: Callable[..., Any]) -> AsyncIterator[Any]:
-    bench = await make_redis_bench(server.url)
-    yield bench
-    await bench.close()
-
-
-@pytest.fixture
-def store(bench: Any) -> Any:
-    return bench.store
-
-
-@pytest.fixture
-def make_another(bench: Any) -> Callable[[], Any]:
-    """Another process that calls the store in the name of the same worker."""
-    another: Callable[[], Any] = bench.another
-    return another
-
-
 async def begin(store: Any, new: NewSequence, tokens: int = 2) -> None:
     """A running sequence whose journal has tokens, so that the library remembers it."""
     await store.accept(new, QueueLimits())
@@ -331,26 +307,26 @@ async def test_a_tail_lives_as_long_as_its_worker(store: Any, new: New) -> None:
     assert min([await store.server.client.pttl(name) for name in names]) > 23 * HOUR_MS
 
 
-async def test_tokens_of_a_dead_worker_live_as_long_as_their_record(bench: Any, store: Any, new: New) -> None:
+async def test_tokens_of_a_dead_worker_live_as_long_as_their_record(server_bench: Any, store: Any, new: New) -> None:
     """Although nobody takes it, and nobody renews the tail."""
     sequence = new("s")
     await begin(store, sequence)
     assert await append(store, sequence, 2, [2]) is AppendStatus.OK
-    await bench.advance(13 * HOUR_MS)
+    await server_bench.advance(13 * HOUR_MS)
     await store.heartbeat(Member("router", Incarnation("router1"), b""), 2000)  # so that nothing changes the record
     await store.sweep(100, 1000)
     await store.server.client.delete(f"octavo:tail:{W1}")
     assert await output(store, sequence) == [0, 1, 2]
 
 
-async def test_the_tail_of_a_worker_that_is_gone_goes_too(bench: Any, store: Any, new: New) -> None:
+async def test_the_tail_of_a_worker_that_is_gone_goes_too(server_bench: Any, store: Any, new: New) -> None:
     sequence, taken = new("s"), new("t")
     for each in (sequence, taken):
         await begin(store, each)
         assert await append(store, each, 2, [2]) is AppendStatus.OK
     await store.finish(Finish(sequence.seq_id, FinishReason.STOP))
     await store.take_ownership(TakeRequest(taken.seq_id, 1, W2, "u", TakeReason.LEASE))
-    await bench.advance(1000)
+    await server_bench.advance(1000)
     await store.sweep(100, 1000)
     assert await tail_bytes(store) == 0
     assert await store.server.client.exists("octavo:tails") == 0

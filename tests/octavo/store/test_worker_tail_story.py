@@ -1,7 +1,7 @@
 """Tails under random calls that are lost, late or repeated, while sequences move, end and are cancelled."""
 
 import random
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -13,35 +13,10 @@ from octavo.record import NewSequence, SequenceState
 from octavo.sampling import FinishReason
 from octavo.store import worker_tail
 from octavo.store.calls import AppendItem, AppendStatus, Finish, QueueLimits, TakeReason, TakeRequest, TakeStatus
-from octavo.store.embedded import EmbeddedStore
 
 W1, W2 = Incarnation("worker1"), Incarnation("worker2")
 New = Callable[..., NewSequence]
 HOUR_MS = 3600 * 1000
-
-
-@pytest.fixture(params=["valkey", "redis"])
-def server(request: pytest.FixtureRequest, servers: Callable[[str], EmbeddedStore]) -> EmbeddedStore:
-    return servers(request.param)
-
-
-@pytest.fixture
-async def bench(server: EmbeddedStore, make_redis_bench: Callable[..., Any]) -> AsyncIterator[Any]:
-    bench = await make_redis_bench(server.url)
-    yield bench
-    await bench.close()
-
-
-@pytest.fixture
-def store(bench: Any) -> Any:
-    return bench.store
-
-
-@pytest.fixture
-def make_another(bench: Any) -> Callable[[], Any]:
-    """Another process that calls the store in the name of the same worker."""
-    another: Callable[[], Any] = bench.another
-    return another
 
 
 SMALL = {"MAX_LEFT = 1024": "MAX_LEFT = 2", "MAX_TAIL_BYTES = 1024 * 1024": "MAX_TAIL_BYTES = 500"}
