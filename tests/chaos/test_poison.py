@@ -115,21 +115,22 @@ async def test_poison_is_given_up_and_innocents_survive(supervised, seed):
         await innocents.stop()
 
 
+async def poison(client, number, after_s=0.0):
+    await asyncio.sleep(after_s)
+    with pytest.raises(errors.PoisonSuspected):
+        await client.complete([number, POISON, 3], SamplingParams(temperature=0, max_tokens=60))
+
+
 @pytest.mark.long
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("num_poisons", [2, pytest.param(5, marks=pytest.mark.night)])
 async def test_several_poisons_at_once_end_and_innocents_survive(supervised, seed, num_poisons):
     cluster, supervisor = supervised
-
-    async def poison(number):
-        with pytest.raises(errors.PoisonSuspected):
-            await client.complete([number, POISON, 3], SamplingParams(temperature=0, max_tokens=60))
-
     async with cluster.client() as client:
         innocents = Innocents(client, Oracle("fake"), seed, 6)
         await asyncio.sleep(0.5)
         async with asyncio.timeout(400):
-            await asyncio.gather(*(poison(number) for number in range(1, num_poisons + 1)))
+            await asyncio.gather(*(poison(client, number) for number in range(1, num_poisons + 1)))
         assert 3 <= supervisor.num_deaths <= 12 * num_poisons
         await asyncio.to_thread(cluster_whole, cluster)
         innocents.check()
@@ -141,17 +142,11 @@ async def test_several_poisons_at_once_end_and_innocents_survive(supervised, see
 async def test_poisons_that_keep_coming_take_no_innocent_along(supervised, seed):
     """While one stream is suspected and runs alone, a poison request that nobody suspects yet comes to its worker."""
     cluster, supervisor = supervised
-
-    async def poison(number):
-        await asyncio.sleep(0.4 * number)
-        with pytest.raises(errors.PoisonSuspected):
-            await client.complete([number, POISON, 3], SamplingParams(temperature=0, max_tokens=60))
-
     async with cluster.client() as client:
         innocents = Innocents(client, Oracle("fake"), seed, 12)
         await asyncio.sleep(0.5)
         async with asyncio.timeout(500):
-            await asyncio.gather(*(poison(number) for number in range(1, 6)))
+            await asyncio.gather(*(poison(client, number, after_s=0.4 * number) for number in range(1, 6)))
         assert supervisor.num_deaths >= 5  # each has the last one to itself
         await asyncio.to_thread(cluster_whole, cluster)
         innocents.check()

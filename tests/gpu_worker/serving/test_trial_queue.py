@@ -102,7 +102,9 @@ class Bench:
 
     async def until(self, condition: Callable[[], bool]) -> None:
         async with asyncio.timeout(20):
-            while not condition():  # noqa: ASYNC110
+            while True:
+                if condition():
+                    return
                 await asyncio.sleep(0.001)
 
     async def until_announced(self, *names: str) -> None:

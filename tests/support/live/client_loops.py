@@ -2,6 +2,7 @@
 
 import asyncio
 import random
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 
 from live.history import History
@@ -11,7 +12,7 @@ from octavo.client import AsyncClient, Event, SamplingParams
 from octavo.client.aio import AsyncStream
 
 
-class ClientLoops:
+class ClientLoops(ABC):
     """`begin` starts loops, each of which runs `stream_once` again and again until `stop`."""
 
     def __init__(self, client: AsyncClient) -> None:
@@ -22,9 +23,9 @@ class ClientLoops:
     def begin(self, num_loops: int) -> None:
         self._tasks = [asyncio.create_task(self._loop(number)) for number in range(num_loops)]
 
+    @abstractmethod
     async def stream_once(self, number: int) -> None:
         """One stream of a loop, from its beginning to its end. What it raises, `check` and `stop` raise."""
-        raise NotImplementedError
 
     def check(self) -> None:
         """Raises what has gone wrong so far."""

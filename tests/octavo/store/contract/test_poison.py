@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from octavo.errors import PoisonSuspected
-from octavo.ids import Incarnation
+from octavo.ids import Incarnation, SequenceId
 from octavo.record import NewSequence, SequenceState
 from octavo.sampling import FinishReason
 from octavo.store.calls import AppendItem, Finish, Member, TakeReason, TakeRequest, TakeStatus
@@ -181,8 +181,8 @@ async def test_a_repeated_take_says_the_same_of_running_alone(bench: Any, new: N
     assert (repeated.status, repeated.alone) == (TakeStatus.SAME, True)
 
 
-async def test_of_two_suspects_of_one_worker_the_one_that_was_announced_is_blamed(bench: Any, new: New) -> None:
-    """The other has waited for as long as one waits, and is there as well; its turn has not come."""
+async def run_two_suspects_on_one_worker(bench: Any, new: New) -> tuple[SequenceId, SequenceId, int]:
+    """Both are on W3 to run alone, two epochs after the one returned; the turn of the first has come."""
     first, second = new("first").seq_id, new("second").seq_id
     epoch = await bench.run(new("first"))
     await bench.run(new("second"))
@@ -193,6 +193,12 @@ async def test_of_two_suspects_of_one_worker_the_one_that_was_announced_is_blame
     request = TakeRequest(second, epoch + 1, W3, "no more", TakeReason.CONNECTION, waited_ms=10_000)
     assert (await bench.store.take_ownership(request)).alone
     await bench.store.announce(first, epoch + 2, W3)
+    return first, second, epoch
+
+
+async def test_of_two_suspects_of_one_worker_the_one_that_was_announced_is_blamed(bench: Any, new: New) -> None:
+    """The other has waited for as long as one waits, and is there as well; its turn has not come."""
+    first, second, epoch = await run_two_suspects_on_one_worker(bench, new)
     for number in range(2):
         taken = await bench.take_ownership(second, epoch + 2 + number, W4, f"t{number}", TakeReason.CONNECTION)
         assert (taken.status, taken.crashes) == (TakeStatus.OK, 2)
@@ -201,16 +207,7 @@ async def test_of_two_suspects_of_one_worker_the_one_that_was_announced_is_blame
 
 
 async def test_the_second_suspect_of_a_worker_is_blamed_once_its_turn_has_come(bench: Any, new: New) -> None:
-    first, second = new("first").seq_id, new("second").seq_id
-    epoch = await bench.run(new("first"))
-    await bench.run(new("second"))
-    for seq_id in (first, second):
-        await bench.crash(seq_id, epoch, W2)
-    await bench.crash(first, epoch + 1, W3)
-    await bench.store.announce(second, epoch + 1, W2)
-    request = TakeRequest(second, epoch + 1, W3, "no more", TakeReason.CONNECTION, waited_ms=10_000)
-    await bench.store.take_ownership(request)
-    await bench.store.announce(first, epoch + 2, W3)
+    first, second, epoch = await run_two_suspects_on_one_worker(bench, new)
     await bench.store.append_batch(W3, [AppendItem(first, epoch + 2, 0, 0, [1] * 16)])
     await bench.store.announce(second, epoch + 2, W3)
     beside = await bench.take_ownership(first, epoch + 2, W5, "t", TakeReason.CONNECTION)
