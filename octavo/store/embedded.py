@@ -20,6 +20,7 @@ from octavo import host_memory
 from octavo.child_process import ChildProcess, tail
 from octavo.errors import StoreUnavailable
 from octavo.store.append_only_file import mend_damage
+from octavo.store.file_rewriter import FileRewriter
 
 log = logging.getLogger(__name__)
 
@@ -74,6 +75,7 @@ class EmbeddedStore:
         self._memory_bytes = default_memory_bytes() if memory_bytes is None else memory_bytes
         self._process: ChildProcess | None = None
         self._log_start = 0  # the size that the log had before the server's present life
+        self._rewriting: asyncio.Task[None] | None = None
         self._socket_directory: str | None = None
         self._socket = directory.absolute() / "store.sock"
 
@@ -93,8 +95,10 @@ class EmbeddedStore:
     async def start(self) -> None:
         """Returns when the server has loaded its data and answers. Raises StoreUnavailable if it fails to.
 
-        Raises DamagedFile if its data are damaged. The gap that a full disk leaves is mended instead.
+        Raises DamagedFile if its data are damaged. The gap that a full disk leaves is mended instead. While the server
+        runs, it is made to begin a new file each time its disk was full.
         """
+        self._stop_rewriting()
         self._directory.mkdir(parents=True, exist_ok=True, mode=0o700)
         self._place_socket()
         with contextlib.suppress(FileNotFoundError):
@@ -107,9 +111,11 @@ class EmbeddedStore:
                 code = await self.wait()
                 raise StoreUnavailable(f"the store ended with code {code}: {self._last_words()}; the log is {self.log}")
             log.warning("store: cut a gap of %d bytes, left by a full disk, out of its file; nothing is lost", mended)
+        self._rewriting = asyncio.create_task(FileRewriter(self._socket).run())
 
     async def stop(self, grace_s: float = STOP_TIMEOUT_S) -> None:
         """Asks the server to end, and kills it after the grace time. May be called at any time, and again."""
+        self._stop_rewriting()
         if self._process is not None:
             await self._process.stop(grace_s)
         if self._socket_directory is not None:
@@ -118,6 +124,7 @@ class EmbeddedStore:
 
     async def kill(self) -> None:
         """Ends the server at once, as a crash would."""
+        self._stop_rewriting()
         if self._process is not None:
             await self._process.kill()
 
@@ -126,6 +133,11 @@ class EmbeddedStore:
         if self._process is None:
             raise RuntimeError("the store was not started")
         return await self._process.wait()
+
+    def _stop_rewriting(self) -> None:
+        if self._rewriting is not None:
+            self._rewriting.cancel()
+            self._rewriting = None
 
     async def _has_started(self, binary: Path) -> bool:
         """Starts the process; whether it answers, or else has ended. Raises StoreUnavailable if it does neither."""

@@ -19,7 +19,7 @@ from live.oracle import Oracle
 from live.process import Process, wait_until
 
 from octavo.client import AsyncClient, Client, FinishReason, RetryPolicy, SamplingParams
-from octavo.errors import StoreFull
+from octavo.errors import StoreFull, StoreUnavailable
 from octavo.ids import Incarnation, RequestId, new_request_id, sequence_id
 from octavo.record import NewSequence
 from octavo.store import open_store
@@ -220,19 +220,29 @@ def use_up(disk):
             pass
 
 
+async def write_until_refused(url):
+    store = open_store(url)
+    with suppress(StoreUnavailable):
+        await store.open()
+        await fill(store)
+    await store.close()
+
+
 @pytest.mark.timeout(240)
 def test_a_full_disk_ends_nothing(tmp_path, small_disk):
     up = Up(tmp_path, routers=1, workers=2, state_dir=small_disk / "state")
     children = up.children()
     try:
-        worker = up.pids()["worker-0"]
+        worker, url = up.pids()["worker-0"], json.loads((up.state_dir / "state.json").read_text())["store"]["url"]
         use_up(small_disk)
+        asyncio.run(write_until_refused(url))
         os.kill(worker, signal.SIGKILL)
         wait_until(lambda: "the state cannot be written" in up.process.log.read_text(), 30, "nothing was said")
         wait_until(lambda: "worker-0: started again" in up.process.log.read_text(), 30, "worker-0 stays away")
         children += up.children()
         (small_disk / "filler").unlink()
         wait_until(lambda: "the state is written again" in up.process.log.read_text(), 30, "the state is not written")
+        wait_until(lambda: "a new file is begun" in up.process.log.read_text(), 30, "the store's file may be damaged")
         wait_until(up.whole, 60, f"the service does not come back:\n{up.process.tail()}")
         assert up.process.log.read_text().count("the state cannot be written") == 1
         status = up.status()

@@ -207,11 +207,11 @@ class Faults:
             return {"seconds": round(seconds, 1), "refused": refused}
 
     async def fill_disk(self) -> dict[str, Any]:
-        """The disk of the append-only file is full."""
+        """The disk of the append-only file is full. The server begins a new file when there is room again."""
         store = self._cluster.store
         async with self._the_store():
             server = store.primary
-            before = await server.num_refused("MISCONF")
+            before, rewritten = await server.num_refused("MISCONF"), await server.num_rewritten()
             seconds = self._random.uniform(1.0, 6.0)
             server.disk.resize(f"{server.disk.used_kib() + 16}k")
             failed = False
@@ -228,6 +228,9 @@ class Faults:
                     await asyncio.sleep(0.1)
             if not failed or refused <= 0:
                 raise FaultMissed(f"the full disk was not felt: failed {failed}, refused {refused}")
+            async with asyncio.timeout(60):  # the next full disk would damage the file that this one was full with
+                while await server.num_rewritten() <= rewritten:
+                    await asyncio.sleep(0.1)
             return {"seconds": round(seconds, 1), "refused": refused}
 
     # The network

@@ -95,6 +95,11 @@ class StoreServer:
         found = stats.get(f"errorstat_{code}", {"count": 0})
         return int(found["count"])
 
+    async def num_rewritten(self) -> int:
+        """How many rewrites of the append-only file have ended in this life of the server."""
+        state = await self.info("persistence")
+        return int(state["aof_rewrites"]) - int(state["aof_rewrite_in_progress"])
+
 
 class ReplicatedStore:
     """A primary and its replica. Replication goes through `link`, so that the replica can be made to lag."""
