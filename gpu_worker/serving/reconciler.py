@@ -6,7 +6,7 @@ store that went back in time may hold a sequence that has ended here. Nobody els
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 from octavo.errors import StoreUnavailable
 from octavo.ids import Incarnation, SequenceId
@@ -20,13 +20,21 @@ ROUND_S = 2.0
 class Reconciler:
     """Releases what the worker owns and does not run in two rounds, one after the other, at the same epoch.
 
-    In one round alone, a sequence may be on its way here, or may have ended since the store was read.
+    In one round alone, a sequence may be on its way here, or may have ended since the store was read. What the worker
+    runs at an older epoch than it owns is not asked about: the worker stops it when it next appends.
     """
 
-    def __init__(self, store: Store, worker: Incarnation, runs: Callable[[SequenceId, int], bool]) -> None:
-        """`runs` says whether the worker runs, or is admitting, a sequence at an epoch."""
+    def __init__(
+        self,
+        store: Store,
+        worker: Incarnation,
+        running: Callable[[], Collection[SequenceId]],
+        runs: Callable[[SequenceId, int], bool],
+    ) -> None:
+        """`running` says what the worker runs, and `runs` whether it runs, or is admitting, a sequence at an epoch."""
         self._store = store
         self._worker = worker
+        self._running = running
         self._runs = runs
         self._missing: set[tuple[SequenceId, int]] = set()
 
@@ -41,7 +49,7 @@ class Reconciler:
 
     async def compare(self) -> None:
         """One round."""
-        owned = await self._store.owned(self._worker)
+        owned = await self._store.owned(self._worker, list(self._running()))
         missing = {(found.seq_id, found.epoch) for found in owned if not self._runs(found.seq_id, found.epoch)}
         for seq_id, epoch in missing & self._missing:
             log.warning("sequence %s: owned at epoch %d but not run here: back into the queue", seq_id, epoch)

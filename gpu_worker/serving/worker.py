@@ -74,7 +74,7 @@ class Worker:
         self.drain = WorkerDrain(
             store, listener.incarnation, self.engine_client, self.journal_writer, self._note_draining
         )
-        self.reconciler = Reconciler(store, listener.incarnation, self.engine_client.runs)
+        self.reconciler = Reconciler(store, listener.incarnation, self.publisher.logs.keys, self.engine_client.runs)
         self._journalling: asyncio.Task[None] | None = None
         self._reconciling: asyncio.Task[None] | None = None
         self._monitoring: asyncio.Task[None] | None = None

@@ -3,7 +3,7 @@
 `octavo.store.memory` defines the functions on plain values; `octavo.store.redis` is the store for production.
 """
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Collection, Sequence
 from typing import Protocol
 
 from octavo.ids import Incarnation, SequenceId
@@ -17,7 +17,7 @@ from octavo.store.calls import (
     MigrateReply,
     NameHolder,
     Notice,
-    PoppedSequence,
+    OwnedSequence,
     QueueDepth,
     QueueLimits,
     Renewal,
@@ -53,10 +53,11 @@ class Store(Protocol):
         """Whether the store has memory for a new request: if not, `accept` raises StoreFull."""
         ...
 
-    async def pop(self, model: str, count: int, claim_ms: int) -> list[PoppedSequence]:
+    async def pop(self, model: str, count: int, claim_ms: int) -> list[Snapshot]:
         """The first sequences in the queue of a model (its fingerprint), claimed for the caller until the claim ends.
 
-        A sequence past its deadline ends instead.
+        The claim ends with a take, a requeue, or its time. The snapshots are complete. A sequence past its deadline
+        ends instead.
         """
         ...
 
@@ -196,8 +197,8 @@ class Store(Protocol):
         """Up to `limit` live sequences of one owner, or of all owners, in no particular order."""
         ...
 
-    async def owned(self, owner: Incarnation) -> list[PoppedSequence]:
-        """What a worker owns by the records, in the order of the queue."""
+    async def owned(self, owner: Incarnation, besides: Collection[SequenceId] = ()) -> list[OwnedSequence]:
+        """What a worker owns by the records besides these sequences, in the order of the queue."""
         ...
 
     async def queue_depth(self) -> QueueDepth:

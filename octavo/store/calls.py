@@ -29,14 +29,6 @@ class AcceptReply:
     queued_tokens: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class PoppedSequence:
-    """A sequence that this router has claimed from the queue. The claim ends with a take, a requeue, or its time."""
-
-    seq_id: SequenceId
-    epoch: int
-
-
 class TakeReason(StrEnum):
     """Why a router may take a sequence for a worker."""
 
@@ -235,8 +227,8 @@ class Notice:
 
 
 @dataclass(frozen=True, slots=True)
-class OrphanedSequence:
-    """A running sequence whose owner's lease has ended."""
+class OwnedSequence:
+    """A running sequence, and the epoch at which its owner has it."""
 
     seq_id: SequenceId
     epoch: int
@@ -246,7 +238,7 @@ class OrphanedSequence:
 class SweepReport:
     """What a sweep found and did."""
 
-    orphans: list[OrphanedSequence] = field(default_factory=list)
+    orphans: list[OwnedSequence] = field(default_factory=list)
     requeued: list[SequenceId] = field(default_factory=list)
     cancelled: list[SequenceId] = field(default_factory=list)
     expired: list[SequenceId] = field(default_factory=list)

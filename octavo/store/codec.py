@@ -12,6 +12,12 @@ from octavo.store.calls import AppendItem, Notice
 _ITEM = struct.Struct("<QHIIBId")  # epoch, branch, first index, tokens, finish, bytes of failure, score
 _TAIL_ITEM = struct.Struct("<HII")  # behind the id: branch, first index, tokens
 _NO_SCORE = float("nan")
+_EMPTY_FIELDS = ("owner", "take_id", "mig_to", "failure", "suspects")  # of a record where they never had another value
+_ZERO_FIELDS = (
+    "epoch", "mig_number", "last_mig", "deadline_ms", "detached_since_ms", "crashes", "first_crash_ms", "announced",
+    "alone", "cancel",
+)  # fmt: skip
+_DEFAULTS = dict.fromkeys(_EMPTY_FIELDS, "") | dict.fromkeys(_ZERO_FIELDS, "0")
 
 
 def pack_tokens(token_ids: Sequence[int]) -> bytes:
@@ -74,9 +80,7 @@ def _timeline(text: str) -> tuple[TimelineEntry, ...]:
 
 def parse_record(seq_id: SequenceId, flat: Sequence[bytes], lengths: Sequence[int]) -> Record:
     raw: dict[str, bytes] = {flat[i].decode(): flat[i + 1] for i in range(0, len(flat), 2)}
-    text: dict[str, str] = {
-        name: value.decode() for name, value in raw.items() if name not in ("body_hash", "sampling")
-    }
+    text = _DEFAULTS | {name: value.decode() for name, value in raw.items() if name not in ("body_hash", "sampling")}
     finishes = tuple(FinishReason(int(digit)) for digit in text["finishes"])
     finals = tuple(int(text.get(f"length{branch}", length)) for branch, length in enumerate(lengths))
     return Record(
@@ -109,7 +113,7 @@ def parse_record(seq_id: SequenceId, flat: Sequence[bytes], lengths: Sequence[in
         suspects=tuple(Incarnation(name) for name in text["suspects"].split(",") if name),
         first_crash_ms=int(text["first_crash_ms"]),
         announced=int(text["announced"]),
-        alone=text.get("alone") == "1",
+        alone=text["alone"] == "1",
         cancel=text["cancel"] == "1",
         finishes=finishes,
         num_tokens=tuple(lengths),

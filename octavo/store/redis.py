@@ -1,7 +1,7 @@
 """The store on a Redis or Valkey server: the arguments and replies of each function."""
 
 import secrets
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from contextlib import aclosing
 from typing import Any
 
@@ -20,8 +20,7 @@ from octavo.store.calls import (
     MigrateStatus,
     NameHolder,
     Notice,
-    OrphanedSequence,
-    PoppedSequence,
+    OwnedSequence,
     QueueDepth,
     QueueLimits,
     Renewal,
@@ -86,8 +85,9 @@ class RedisStore:
         reply = await self._call("accepting")
         return bool(reply[1])
 
-    async def pop(self, model: str, count: int, claim_ms: int) -> list[PoppedSequence]:
-        return _sequences(await self._call("pop", model, count, claim_ms))
+    async def pop(self, model: str, count: int, claim_ms: int) -> list[Snapshot]:
+        _, now_ms, *popped = await self._call("pop", model, count, claim_ms)
+        return [_snapshot(SequenceId(raw.decode()), now_ms, *described) for raw, *described in popped]
 
     async def requeue(self, seq_id: SequenceId, epoch: int) -> bool:
         reply = await self._call_on(seq_id, "requeue", epoch)
@@ -124,9 +124,8 @@ class RedisStore:
         reply = await self._call_on(seq_id, "read", int(prompt), *(from_indexes or ()))
         if reply[0] == b"GONE":
             return None
-        record = codec.parse_record(seq_id, reply[1], reply[2])
-        outputs = tuple(codec.unpack_tokens(journal) for journal in reply[5:])
-        return Snapshot(record, codec.unpack_tokens(reply[4]), outputs, int(reply[3]))
+        _, flat, lengths, now_ms, *texts = reply
+        return _snapshot(seq_id, now_ms, flat, lengths, *texts)
 
     async def cancel(self, seq_id: SequenceId) -> Record | None:
         return _record(seq_id, await self._call_on(seq_id, "cancel"))
@@ -175,7 +174,7 @@ class RedisStore:
     async def sweep(self, limit: int, grace_ms: int, interval_ms: int = 0) -> SweepReport:
         _, orphans, requeued, cancelled, expired = await self._call("sweep", limit, grace_ms, interval_ms)
         return SweepReport(
-            orphans=[OrphanedSequence(SequenceId(seq.decode()), int(epoch)) for seq, epoch in codec.pairs(orphans)],
+            orphans=_sequences(codec.pairs(orphans)),
             requeued=_ids(requeued),
             cancelled=_ids(cancelled),
             expired=_ids(expired),
@@ -193,8 +192,9 @@ class RedisStore:
             first, more = first + LIST_CHUNK, reply[1] == 1
         return list(found.values())[:limit]
 
-    async def owned(self, owner: Incarnation) -> list[PoppedSequence]:
-        return _sequences(await self._call("owned", owner))
+    async def owned(self, owner: Incarnation, besides: Collection[SequenceId] = ()) -> list[OwnedSequence]:
+        reply = await self._call("owned", owner, ",".join(besides))
+        return _sequences(codec.pairs(reply[1:]))
 
     async def queue_depth(self) -> QueueDepth:
         reply = await self._call("depth")
@@ -215,8 +215,16 @@ def _record(seq_id: SequenceId, reply: list[Any]) -> Record | None:
     return None if reply[0] == b"GONE" else codec.parse_record(seq_id, reply[1], reply[2])
 
 
-def _sequences(reply: list[Any]) -> list[PoppedSequence]:
-    return [PoppedSequence(SequenceId(seq.decode()), int(epoch)) for seq, epoch in codec.pairs(reply[1:])]
+def _snapshot(
+    seq_id: SequenceId, now_ms: Any, flat: list[bytes], lengths: list[int], prompt: bytes, *journals: bytes
+) -> Snapshot:
+    record = codec.parse_record(seq_id, flat, lengths)
+    outputs = tuple(codec.unpack_tokens(journal) for journal in journals)
+    return Snapshot(record, codec.unpack_tokens(prompt), outputs, int(now_ms))
+
+
+def _sequences(pairs: Sequence[tuple[bytes, bytes]]) -> list[OwnedSequence]:
+    return [OwnedSequence(SequenceId(seq.decode()), int(epoch)) for seq, epoch in pairs]
 
 
 def _holder(reply: list[Any]) -> NameHolder | None:

@@ -107,6 +107,16 @@ class Assigner:
 
     async def assign_sequence(self, seq_id: SequenceId, expected_epoch: int, reason: TakeReason) -> None:
         """Assigns a sequence to a worker, if the sequence still has that epoch and a worker has room."""
+        await self._assign_once(seq_id, expected_epoch, reason, None)
+
+    async def assign_popped(self, popped: Snapshot) -> None:
+        """Assigns a sequence that this router has just popped, if a worker has room."""
+        record = popped.record
+        await self._assign_once(record.seq_id, record.epoch, TakeReason.QUEUED, popped)
+
+    async def _assign_once(
+        self, seq_id: SequenceId, expected_epoch: int, reason: TakeReason, snapshot: Snapshot | None
+    ) -> None:
         # An attempt at an older epoch may still wait until the store allows its take. It must not keep this one back: a
         # sequence that was popped and is then forgotten waits until its claim has ended.
         epochs = self._in_progress.setdefault(seq_id, set())
@@ -114,7 +124,8 @@ class Assigner:
             return
         epochs.add(expected_epoch)
         try:
-            snapshot, read_at = await self._read(seq_id, prompt=True), time.monotonic()
+            snapshot = snapshot or await self._read(seq_id, prompt=True)
+            read_at = time.monotonic()
             if snapshot is None or snapshot.record.state.ended or snapshot.record.epoch != expected_epoch:
                 self.sessions.poll_records([seq_id])
                 return

@@ -10,11 +10,11 @@ from collections import Counter
 
 from octavo.errors import StoreUnavailable
 from octavo.ids import Incarnation, SequenceId
-from octavo.record import Record, SequenceState
+from octavo.record import Record, SequenceState, Snapshot
 from octavo.retry import until_answered
 from octavo.sampling import FinishReason
 from octavo.store.base import Store
-from octavo.store.calls import Finish, Notice, PoppedSequence, TakeReason
+from octavo.store.calls import Finish, Notice, TakeReason
 from router.background_tasks import BackgroundTasks, repeat_forever
 from router.fleet.worker_pool import WorkerPool
 from router.placing.assigner import STORE_PATIENCE_S, Assigner
@@ -185,10 +185,10 @@ class Dispatcher:
         links = [link for link in self._pool.links.values() if link.facts and link.facts.fingerprint == model]
         return sum(room_left(link.view()) for link in links)
 
-    async def _assign_popped(self, model: str, popped: PoppedSequence) -> None:
+    async def _assign_popped(self, model: str, popped: Snapshot) -> None:
         """Runs as a task of its own, so that a worker that hangs does not keep sequences from the other workers."""
         try:
-            await self._assigner.assign_sequence(popped.seq_id, popped.epoch, TakeReason.QUEUED)
+            await self._assigner.assign_popped(popped)
         finally:
             self._num_assigning[model] -= 1
             self._note_ended()

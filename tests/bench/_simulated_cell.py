@@ -15,7 +15,7 @@ from typing import Any
 
 from gpu_worker.serving.reconciler import ROUND_S
 from octavo.ids import Incarnation, RequestId, SequenceId, new_operation_id, sequence_id
-from octavo.record import NewSequence
+from octavo.record import NewSequence, Snapshot
 from octavo.sampling import FinishReason
 from octavo.store.calls import (
     AppendItem,
@@ -103,7 +103,7 @@ class SimulatedWorker:
         await self.site.sleep(LEASE_MS / 3000)
 
     async def reconcile(self) -> None:
-        await self.site.store.owned(self.member.id)
+        await self.site.store.owned(self.member.id, list(self.streams))
         await self.site.sleep(ROUND_S)
 
     async def step(self) -> None:
@@ -196,18 +196,20 @@ class SimulatedRouter:
             self.place(popped)
         self.place(popped)
 
-    def place(self, popped: list[Any]) -> None:
+    def place(self, popped: list[Snapshot]) -> None:
         for item in popped:
-            self.site.spawn(self.take(item.seq_id, item.epoch, TakeReason.QUEUED))
+            self.site.spawn(self.take(item, TakeReason.QUEUED))
 
-    async def take(self, seq_id: SequenceId, epoch: int, reason: TakeReason) -> None:
-        site = self.site
+    async def retake(self, seq_id: SequenceId, epoch: int) -> None:
         snapshot = await self.store.read(seq_id, prompt=True, from_indexes=[0] * 16)
-        if snapshot is None or snapshot.record.epoch != epoch or snapshot.record.state.ended:
-            return
+        if snapshot is not None and snapshot.record.epoch == epoch and not snapshot.record.state.ended:
+            await self.take(snapshot, TakeReason.CONNECTION)
+
+    async def take(self, snapshot: Snapshot, reason: TakeReason) -> None:
+        site, seq_id = self.site, snapshot.record.seq_id
         worker = min(site.workers, key=lambda worker: len(worker.streams) / worker.share)
         reply = await self.store.take_ownership(
-            TakeRequest(seq_id, epoch, worker.member.id, new_operation_id(), reason)
+            TakeRequest(seq_id, snapshot.record.epoch, worker.member.id, new_operation_id(), reason)
         )
         if reply.status is TakeStatus.OK:
             done = snapshot.record.num_tokens[0]
@@ -249,7 +251,7 @@ class SimulatedRouter:
 
         async def one(seq_id: SequenceId, epoch: int) -> None:
             async with limit:
-                await self.take(seq_id, epoch, TakeReason.CONNECTION)
+                await self.retake(seq_id, epoch)
 
         await asyncio.gather(*(one(sequence.seq_id, sequence.epoch) for sequence in owned))
 

@@ -453,7 +453,7 @@ async def test_a_router_that_leaves_keeps_no_sequence_claimed(world, monkeypatch
 
     async def slow(*arguments):
         popped = await pop(*arguments)
-        if popped and world.state._entries[popped[0].seq_id].record.request_id == "popped":
+        if popped and world.state._entries[popped[0].record.seq_id].record.request_id == "popped":
             asked.set()
             await go.wait()
         return popped

@@ -2,6 +2,7 @@
 
 import asyncio
 from dataclasses import replace
+from functools import partial
 
 import pytest
 from slow_beams import best_outputs
@@ -289,24 +290,28 @@ async def test_a_model_without_a_worker_keeps_no_other_waiting(world, oracle):
     await asyncio.gather(*other)
 
 
+async def take_for(router, worker, popped):
+    """Takes a sequence in the name of a worker that is not told."""
+    request = TakeRequest(
+        popped.record.seq_id, popped.record.epoch, worker.listener.incarnation, "dead", TakeReason.QUEUED
+    )
+    return await router.assigner.store.take_ownership(request)
+
+
 async def test_a_sequence_whose_owner_never_got_it_is_assigned_again(world, oracle, monkeypatch):
     """A router that dies between take and Schedule leaves a sequence that its owner does not know."""
     monkeypatch.setattr(owner_link, "UNKNOWN_FOR_S", 0.2)
     await world.start()
     router, worker = world.routers[0], world.workers[0]
-    start, taken = router.assigner.assign_sequence, []
+    start, taken = router.assigner.assign_popped, []
 
-    async def take_only(seq_id, epoch, why):
+    async def take_only(popped):
         if taken:
-            return await start(seq_id, epoch, why)
-        taken.append(
-            await router.assigner.store.take_ownership(
-                TakeRequest(seq_id, epoch, worker.listener.incarnation, "dead", why)
-            )
-        )
+            return await start(popped)
+        taken.append(await take_for(router, worker, popped))
         return None
 
-    router.assigner.assign_sequence = take_only
+    router.assigner.assign_popped = take_only
     completion = await world.client().complete([*PROMPT, 0], GREEDY, request_id="limbo")
     assert taken
     assert oracle.returned(completion) == oracle.outputs([*PROMPT, 0], GREEDY)
@@ -318,10 +323,7 @@ async def test_cancel_ends_a_sequence_that_no_worker_runs(world, monkeypatch):
     await world.start()
     router, worker = world.routers[0], world.workers[0]
 
-    async def take_only(seq_id, epoch, why):
-        await router.assigner.store.take_ownership(TakeRequest(seq_id, epoch, worker.listener.incarnation, "dead", why))
-
-    router.assigner.assign_sequence = take_only
+    router.assigner.assign_popped = partial(take_for, router, worker)
     client = world.client()
     task = asyncio.create_task(client.complete(PROMPT, GREEDY, request_id="limbo"))
     await world.until(lambda: world.state._entries and world.entry("limbo").record.state is SequenceState.RUNNING)

@@ -16,9 +16,19 @@ local LATE_RENEWAL_MS = 200                  -- how late a renewal may come befo
 local OVERDUE_MS = 2000                      -- how long after its deadline a sweep ends a running sequence
 local MAX_TIMELINE = 32
 local MAX_EXPIRED_PER_POP = 64
+local RENEW_MS = 60 * 1000                   -- how often the life of an index that is in use is renewed
+local MAX_RENEWED = 4096
 
 local CUT = { STOP = '1', LENGTH = '2' }
 local STOPPED = { CANCELLED = '3', DEADLINE = '4', ERROR = '5' }  -- digits of FinishReason; '0' means that the branch runs
+
+-- The fields that a record has not, because nothing has changed them since it was accepted.
+local DEFAULTS = {
+  epoch = '0', owner = '', take_id = '', alone = '0', mig_number = '0', mig_to = '', last_mig = '0', deadline_ms = '0',
+  detached_since_ms = '0', cancel = '0', failure = '', crashes = '0', suspects = '', first_crash_ms = '0', announced = '0',
+  proof = '0',
+}
+local DEFAULTED = { __index = DEFAULTS }
 
 -- The time at which the call under way began.
 local clock_ms, began_ms = now_ms, nil
@@ -84,13 +94,21 @@ end
 
 local function record_key(store, id) return store.prefix .. 'seq:' .. id end
 
--- The record as a table of strings, or nil.
+-- The record as a table of strings, and as a list of fields and values; or nil.
 local function fetch(key)
   local flat = redis.call('HGETALL', key)
   if #flat == 0 then return nil end
-  local rec = { key = key, id = id_of(key) }
+  local rec = setmetatable({ key = key, id = id_of(key) }, DEFAULTED)
   for i = 1, #flat, 2 do rec[flat[i]] = flat[i + 1] end
-  return rec
+  return rec, flat
+end
+
+-- The values of some fields of the record, in this order; the first one is nil if there is no record.
+local function fetch_fields(key, state, ...)
+  local names, values = { ... }, redis.call('HMGET', key, state, ...)
+  if not values[1] then return nil end
+  for i, name in ipairs(names) do values[i + 1] = values[i + 1] or DEFAULTS[name] end
+  return unpack(values)
 end
 
 -- Writes fields to the record and to its table.
@@ -134,6 +152,9 @@ local function notify(rec, what)
   for router in string.gmatch(rec.routers, '[^,]+') do redis.call('PUBLISH', 'octavo:notice:' .. router, notice) end
 end
 
+-- When this process has renewed the life of which key.
+local renewed, num_renewed = {}, 0
+
 -- The indexes: sorted sets of sequences, so that nobody needs to look at all that are alive.
 --   live               every live sequence, by the time when its keys' lives must be renewed
 --   owned:<worker>     what a worker owns, by its place in the queue
@@ -142,9 +163,22 @@ end
 --   detached           live sequences without a client that end for that, by the time from which the grace counts
 -- A member of `owned` and `attached` is a member of members:<kind>, too, so that a sweep finds what the dead leave behind.
 
+-- Renews the life of a key that is in use, unless this process did so within the last minute.
+local function renew(key)
+  local now = now_ms()
+  if now - (renewed[key] or 0) < RENEW_MS then return end
+  if num_renewed >= MAX_RENEWED then renewed, num_renewed = {}, 0 end
+  if not renewed[key] then num_renewed = num_renewed + 1 end
+  renewed[key] = now
+  redis.call('PEXPIRE', key, ALIVE_MS)
+end
+
+-- True if the index was empty: an empty one does not exist.
 local function add_to_index(store, name, score, id)
-  redis.call('ZADD', store.prefix .. name, score, id)
-  redis.call('PEXPIRE', store.prefix .. name, ALIVE_MS)
+  local key = store.prefix .. name
+  local first = redis.call('ZADD', key, score, id) == 1 and redis.call('ZCARD', key) == 1
+  if first then redis.call('PEXPIRE', key, ALIVE_MS) else renew(key) end
+  return first
 end
 
 local function drop_from_index(store, name, id) redis.call('ZREM', store.prefix .. name, id) end
@@ -152,7 +186,7 @@ local function drop_from_index(store, name, id) redis.call('ZREM', store.prefix 
 -- Enters the sequence among those of a member. A member that the store does not know counts as dead.
 local function give_to(store, rec, index, kind, member)
   if member == '' then return end
-  add_to_index(store, index .. ':' .. member, rec.place, rec.id)
+  if not add_to_index(store, index .. ':' .. member, rec.place, rec.id) then return end
   local members = store.prefix .. 'members:' .. kind  -- heartbeats renew its life
   if redis.call('ZADD', members, 'NX', 0, member) == 1 then redis.call('PEXPIRE', members, ALIVE_MS) end
 end
@@ -164,10 +198,11 @@ local function move_to_owner(store, rec, owner)
 end
 
 -- What waits ends at its deadline. What runs ends OVERDUE_MS later: its owner should have ended it by then.
+local function ends_at(rec) return tonumber(rec.deadline_ms) + (rec.state == 'RUNNING' and OVERDUE_MS or 0) end
+
+-- A sequence that runs by now may stand in the index with the time when it would have ended as a waiting one.
 local function set_deadline(store, rec)
-  if rec.deadline_ms == '0' then return end
-  local extra = rec.state == 'RUNNING' and OVERDUE_MS or 0
-  add_to_index(store, 'deadlines', tonumber(rec.deadline_ms) + extra, rec.id)
+  if rec.deadline_ms ~= '0' then add_to_index(store, 'deadlines', ends_at(rec), rec.id) end
 end
 
 local function forget_indexes(store, rec)

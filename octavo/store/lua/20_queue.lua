@@ -4,7 +4,7 @@
 
 local function place_of(store, rec)
   local arrival = redis.call('INCR', store.prefix .. 'arrivals')
-  redis.call('PEXPIRE', store.prefix .. 'arrivals', GENERATION_MS)
+  if arrival == 1 then redis.call('PEXPIRE', store.prefix .. 'arrivals', GENERATION_MS) end  -- heartbeats renew it
   return tonumber(rec.priority) * 2 ^ 40 + arrival
 end
 
@@ -21,16 +21,17 @@ local function queued_models(store)
 end
 
 local function put_in_queue(store, rec)
-  add_to_index(store, 'queue:' .. rec.model, rec.place, rec.id)
-  redis.call('SADD', store.prefix .. 'queues', rec.model)
-  redis.call('PEXPIRE', store.prefix .. 'queues', ALIVE_MS)
+  if add_to_index(store, 'queue:' .. rec.model, rec.place, rec.id) then
+    redis.call('SADD', store.prefix .. 'queues', rec.model)
+    redis.call('PEXPIRE', store.prefix .. 'queues', ALIVE_MS)
+  else renew(store.prefix .. 'queues') end
   set_deadline(store, rec)
 end
 
 local function enter_queue(store, rec)
   put_in_queue(store, rec)
-  redis.call('INCRBY', store.prefix .. 'queue-tokens:' .. rec.model, rec.cost)
-  redis.call('PEXPIRE', store.prefix .. 'queue-tokens:' .. rec.model, ALIVE_MS)
+  local tokens = store.prefix .. 'queue-tokens:' .. rec.model
+  if redis.call('INCRBY', tokens, rec.cost) == tonumber(rec.cost) then redis.call('PEXPIRE', tokens, ALIVE_MS) else renew(tokens) end
 end
 
 -- Renews the lives of the keys of a model's queue.

@@ -6,12 +6,15 @@ local function clear_quarantine(store, rec)
   if mark and string.match(mark, '^(%S+)') == rec.id then redis.call('DEL', key) end
 end
 
-local function close(store, rec, now)
+-- Writes the last changes to a record with which the sequence ends.
+local function close(store, rec, fields, now)
   local state = 'DONE'
-  if string.find(rec.finishes, STOPPED.ERROR, 1, true) then state = 'FAILED'
-  elseif string.find(rec.finishes, STOPPED.CANCELLED, 1, true) then state = 'CANCELLED' end
+  if string.find(fields.finishes, STOPPED.ERROR, 1, true) then state = 'FAILED'
+  elseif string.find(fields.finishes, STOPPED.CANCELLED, 1, true) then state = 'CANCELLED' end
   if rec.state == 'QUEUED' then leave_queue(store, rec) end
-  update(rec, { state = state, mig_to = '', timeline = timeline_with(rec, now, 'ended ' .. state) })
+  fields.state, fields.timeline = state, timeline_with(rec, now, 'ended ' .. state)
+  if rec.mig_to ~= '' then fields.mig_to = '' end
+  update(rec, fields)
   forget_indexes(store, rec)
   if rec.crashes ~= '0' then clear_quarantine(store, rec) end
   keep_ended(store, rec)
@@ -34,8 +37,7 @@ local function finish(store, rec, branch, reason, length, failure, score)
   end
   fields.finishes = finishes
   if failure ~= '' and rec.failure == '' then fields.failure = failure end
-  update(rec, fields)
-  if not string.find(finishes, '0', 1, true) then close(store, rec, now_ms()) end
+  if string.find(finishes, '0', 1, true) then update(rec, fields) else close(store, rec, fields, now_ms()) end
 end
 
 -- Moves the end of a branch back to `length`, if the worker has gone past a stop string.
@@ -57,6 +59,7 @@ define('finish', function(store, keys, branch, reason, length, failure, score, e
   branch, length, score = tonumber(branch), tonumber(length), tonumber(score)
   if not rec or branch >= #rec.finishes then return { 'OK', 0 } end
   if epoch ~= '' and rec.epoch ~= epoch then return { 'OK', 0 } end
+  touch(rec.key)  -- so that its tail is read once
   if length and length > journal_length(rec, branch) then return { 'OK', 0 } end
   if not ended(rec) then finish(store, rec, branch, reason, length, failure, score) end
   if reason == CUT.STOP and length and branch >= 0 then cut(rec, branch, length, score) end

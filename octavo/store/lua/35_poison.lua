@@ -105,7 +105,7 @@ end
 -- Whether a sequence that is to run alone must look for another worker, because this one runs another suspect. No
 -- sequence waits longer than MAX_OCCUPIED_MS for that.
 local function is_occupied(store, rec, worker, waited_ms, now)
-  return waited_ms < MAX_OCCUPIED_MS and runs_another_suspect(store, worker, rec, now) and runs_alone(store, rec, now)
+  return waited_ms < MAX_OCCUPIED_MS and runs_alone(store, rec, now) and runs_another_suspect(store, worker, rec, now)
 end
 
 -- Notes that the owner is to run the sequence alone, if it is; `begun` is 1 if the owner has announced that it does, or 0.

@@ -18,16 +18,16 @@ end
 -- has sent before.
 local function append(store, key, owner, epoch, branch, first, count, reason, tokens, failure, score)
   local journal, stop = journal_of(key, branch), first + count
-  local rec = redis.call('HMGET', key, 'epoch', 'state', 'finishes', 'cancel', 'crashes', 'max_tokens', 'owner')
-  if not rec[1] then return GONE, 0 end
-  local state, finishes = rec[2], rec[3]
+  local state, is_epoch, is_owner, finishes, cancelled, crashes, max_tokens =
+    fetch_fields(key, 'state', 'epoch', 'owner', 'finishes', 'cancel', 'crashes', 'max_tokens')
+  if not state then return GONE, 0 end
   if branch >= #finishes then return CONFLICT, 0 end
   local length = redis.call('STRLEN', journal) / 4
   if first > length and joined[key] then
     settle(key)
     length = redis.call('STRLEN', journal) / 4
   end
-  if tonumber(rec[1]) ~= epoch or rec[7] ~= owner or state == 'QUEUED' then return FENCED, length end
+  if tonumber(is_epoch) ~= epoch or is_owner ~= owner or state == 'QUEUED' then return FENCED, length end
 
   local done = string.byte(finishes, branch + 1) - 48
   local open = state == 'RUNNING' and done == 0
@@ -42,14 +42,16 @@ local function append(store, key, owner, epoch, branch, first, count, reason, to
   if fresh <= 0 and reason == 0 and count > 0 then return DUP, length end
   if fresh == 0 and reason ~= 0 and done == reason then return DUP, length end
   if not open then return CLOSED, length end
-  if stop > tonumber(rec[6]) or (fresh < 0 and reason ~= 0) then return CONFLICT, length end
+  if stop > tonumber(max_tokens) or (fresh < 0 and reason ~= 0) then return CONFLICT, length end
   if fresh > 0 then
     length = redis.call('APPEND', journal, fresh == count and tokens or string.sub(tokens, -4 * fresh)) / 4
-    if rec[5] ~= '0' then count_proof(store, key, fresh) end
+    if crashes ~= '0' then count_proof(store, key, fresh) end
   end
   if reason ~= 0 then finish_appended(store, key, branch, reason, failure, score)
-  elseif rec[4] == '0' and rec[5] == '0' and join_tail(store.prefix, owner, key) then return OK, length, tonumber(rec[6]) - length end
-  return rec[4] == '1' and OK_CANCEL or OK, length
+  elseif cancelled == '0' and crashes == '0' and join_tail(store.prefix, owner, key) then
+    return OK, length, tonumber(max_tokens) - length
+  end
+  return cancelled == '1' and OK_CANCEL or OK, length
 end
 
 -- KEYS: generation, then the record of each item.

@@ -9,8 +9,7 @@ local function hand_over(store, rec, owner, take_id, migration, now, line)
     alone = runs_alone(store, rec, now) and 1 or 0, mig_number = 0, mig_to = '', last_mig = migration,
     timeline = timeline_with(rec, now, line),
   })
-  set_deadline(store, rec)
-  if not runs_another_suspect(store, owner, rec, now) then begin_quarantine(store, rec, now, 0) end
+  if rec.alone == '1' and not runs_another_suspect(store, owner, rec, now) then begin_quarantine(store, rec, now, 0) end
   notify(rec, 'taken')
 end
 
@@ -88,11 +87,11 @@ end, true)
 -- runs there from before this call until the sequence has ended or proved itself: so another suspect's quarantine is over.
 -- KEYS: generation, record.  a: epoch, owner.  Reply: {'OK', 1 if this worker owns the sequence at this epoch}
 define('announce', function(store, keys, epoch, owner)
-  local rec = redis.call('HMGET', keys[2], 'epoch', 'owner', 'state', 'crashes', 'alone')
-  if rec[1] ~= epoch or rec[2] ~= owner or rec[3] ~= 'RUNNING' then return { 'OK', 0 } end
-  if rec[4] ~= '0' then
+  local state, is_epoch, is_owner, crashes, alone = fetch_fields(keys[2], 'state', 'epoch', 'owner', 'crashes', 'alone')
+  if state ~= 'RUNNING' or is_epoch ~= epoch or is_owner ~= owner then return { 'OK', 0 } end
+  if crashes ~= '0' then
     redis.call('HSET', keys[2], 'announced', epoch)
-    begin_quarantine(store, { id = id_of(keys[2]), owner = owner, alone = rec[5] }, now_ms(), 1)
+    begin_quarantine(store, { id = id_of(keys[2]), owner = owner, alone = alone }, now_ms(), 1)
   end
   return { 'OK', 1 }
 end, true)

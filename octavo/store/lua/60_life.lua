@@ -5,7 +5,7 @@
 -- and values, pairwise.
 -- Reply: {OK | EXISTS | MISMATCH | FULL, number waiting, their tokens}
 define('accept', function(store, keys, cost, max_requests, max_tokens, deadline_in, branches, prompt, ...)
-  local rec = { key = keys[2], id = id_of(keys[2]), cost = cost, state = 'QUEUED', epoch = '0', owner = '' }
+  local rec = setmetatable({ key = keys[2], id = id_of(keys[2]) }, DEFAULTED)
   local fixed = { ... }
   for i = 1, #fixed, 2 do rec[fixed[i]] = fixed[i + 1] end
   local count, tokens = depth(store, rec.model)
@@ -16,14 +16,10 @@ define('accept', function(store, keys, cost, max_requests, max_tokens, deadline_
   end
 
   local now = now_ms()
-  local deadline = tonumber(deadline_in)
-  if deadline > 0 then deadline = deadline + now end
   for name, value in pairs({
-    state = 'QUEUED', epoch = 0, owner = '', take_id = '', mig_number = 0, mig_to = '', last_mig = 0,
-    deadline_ms = deadline, detached_since_ms = 0, accepted_ms = now, crashes = 0, suspects = '',
-    first_crash_ms = 0, announced = 0, cancel = 0,
-    finishes = string.rep('0', tonumber(branches)), failure = '', timeline = '0 queued ' .. rec.routers, proof = 0,
-    cost = cost, place = place_of(store, rec),
+    state = 'QUEUED', accepted_ms = now, cost = cost, place = place_of(store, rec),
+    deadline_ms = deadline_in ~= '0' and now + tonumber(deadline_in) or nil,
+    finishes = string.rep('0', tonumber(branches)), timeline = '0 queued ' .. rec.routers,
   }) do
     rec[name] = tostring(value)
     fixed[#fixed + 1], fixed[#fixed + 2] = name, value
@@ -38,14 +34,26 @@ define('accept', function(store, keys, cost, max_requests, max_tokens, deadline_
   return { 'OK', count + 1, tokens + tonumber(cost) }
 end)
 
--- KEYS: generation.  a: model, count, claim ms.  Reply: {'OK', id, epoch, id, epoch, ...}
+-- The fields and values of a record, and the lengths of its journals; nil if there is none. `flat` is what `fetch` has
+-- read, or else nil.
+local function described(rec, flat)
+  if not rec then return nil end
+  local lengths = {}
+  settle(rec.key)
+  for branch = 0, #rec.finishes - 1 do lengths[branch + 1] = redis.call('STRLEN', journal_of(rec.key, branch)) / 4 end
+  return flat or redis.call('HGETALL', rec.key), lengths
+end
+
+-- KEYS: generation.  a: model, count, claim ms.
+-- Reply: {'OK', now, {id, fields, lengths, prompt, journal, journal, ...}, ...}
 define('pop', function(store, keys, model, count, claim_ms)
-  local reply, now = { 'OK' }, now_ms()
-  local queue, claims = store.prefix .. 'queue:' .. model, store.prefix .. 'claims:' .. model
+  local now = now_ms()
+  local reply = { 'OK', now }
+  local queue = store.prefix .. 'queue:' .. model
   for _ = 1, tonumber(count) + MAX_EXPIRED_PER_POP do
     local id = redis.call('ZRANGE', queue, 0, 0)[1]
-    if not id or #reply > 2 * tonumber(count) then break end
-    local rec = fetch(record_key(store, id))
+    if not id or #reply > 1 + tonumber(count) then break end
+    local rec, flat = fetch(record_key(store, id))
     if not rec then
       redis.call('ZREM', queue, id)
       settle_tokens(store, model)
@@ -53,9 +61,11 @@ define('pop', function(store, keys, model, count, claim_ms)
       finish(store, rec, -1, STOPPED.DEADLINE, nil, '')
     else
       redis.call('ZREM', queue, id)
-      redis.call('ZADD', claims, now + tonumber(claim_ms), id)
-      redis.call('PEXPIRE', claims, ALIVE_MS)
-      reply[#reply + 1], reply[#reply + 2] = id, rec.epoch
+      add_to_index(store, 'claims:' .. model, now + tonumber(claim_ms), id)
+      local entry = { id, described(rec, flat) }
+      entry[4] = redis.call('GET', rec.key .. ':prompt') or ''
+      for branch = 0, #rec.finishes - 1 do entry[5 + branch] = redis.call('GET', journal_of(rec.key, branch)) or '' end
+      reply[#reply + 1] = entry
     end
   end
   return reply
@@ -89,19 +99,12 @@ define('requeue', function(store, keys, epoch)
   return { 'OK', 1 }
 end, true)
 
--- {'OK', the record's fields and values, the journals' lengths}
-local function described(rec)
-  local flat, lengths = redis.call('HGETALL', rec.key), {}
-  for branch = 0, #rec.finishes - 1 do lengths[branch + 1] = journal_length(rec, branch) end
-  return { 'OK', flat, lengths }
-end
-
 -- KEYS: generation, record.  a: 1 for the prompt, then the first index wanted of each branch (none: no journals)
 -- Reply: {'GONE'} or {'OK', fields, lengths, now, prompt, journal, journal, ...}
 define('read', function(store, keys, want_prompt, ...)
-  local rec = fetch(keys[2])
+  local rec, flat = fetch(keys[2])
   if not rec then return { 'GONE' } end
-  local reply = described(rec)
+  local reply = { 'OK', described(rec, flat) }
   reply[4] = now_ms()
   reply[5] = want_prompt == '1' and redis.call('GET', rec.key .. ':prompt') or ''
   for i, first in ipairs({ ... }) do  -- `described` has settled the journals
@@ -127,7 +130,7 @@ define('cancel', function(store, keys)
   local rec = fetch(keys[2])
   if not rec then return { 'GONE' } end
   cancel(store, rec)
-  return described(rec)
+  return { 'OK', described(rec) }
 end, true)
 
 -- Whether this router is among those that clients are attached to, and the others, joined.
@@ -149,7 +152,7 @@ define('attach', function(store, keys, router)
     give_to(store, rec, 'attached', 'router', router)
     drop_from_index(store, 'detached', rec.id)
   end
-  return described(rec)
+  return { 'OK', described(rec) }
 end, true)
 
 -- No router is attached any more, and the grace counts from `since` on.

@@ -50,6 +50,7 @@ define('heartbeat', function(store, keys, id, lease_ms, kind, info, name, endpoi
   redis.call('ZADD', index, stop, id)
   redis.call('PEXPIRE', index, ALIVE_MS)
   redis.call('PEXPIRE', keys[1], GENERATION_MS)
+  redis.call('PEXPIRE', store.prefix .. 'arrivals', GENERATION_MS)
   redis.call('PEXPIRE', store.prefix .. 'secret:resume', GENERATION_MS)
   if kind == 'worker' then renew_tail(store.prefix, id) end
   return { 'OK', lapsed and 1 or 0 }
@@ -109,22 +110,23 @@ define('list', function(store, keys, first, count, owner)
   local ids = redis.call('ZRANGE', index, first, tonumber(first) + tonumber(count) - 1)
   local reply = { 'OK', #ids == tonumber(count) and 1 or 0 }
   for _, id in ipairs(ids) do
-    local rec = fetch(record_key(store, id))
-    if rec then
-      local entry = described(rec)
-      reply[#reply + 1] = { id, entry[2], entry[3] }
-    end
+    local flat, lengths = described(fetch(record_key(store, id)))
+    if flat then reply[#reply + 1] = { id, flat, lengths } end
   end
   return reply
 end, true)
 
 -- Ids whose records are gone leave the index: as long as the owner lives, no sweep looks there.
--- KEYS: generation.  a: owner.  Reply: {'OK', id, epoch, id, epoch, ...}: what it owns, in the order of the queue
-define('owned', function(store, keys, owner)
-  local reply, index = { 'OK' }, 'owned:' .. owner
+-- KEYS: generation.  a: owner, ids, joined.
+-- Reply: {'OK', id, epoch, id, epoch, ...}: what it owns besides these, in the order of the queue
+define('owned', function(store, keys, owner, besides)
+  local reply, index, passed = { 'OK' }, 'owned:' .. owner, {}
+  for id in string.gmatch(besides, '[^,]+') do passed[id] = true end
   for _, id in ipairs(redis.call('ZRANGE', store.prefix .. index, 0, -1)) do
-    local epoch = redis.call('HGET', record_key(store, id), 'epoch')
-    if epoch then reply[#reply + 1], reply[#reply + 2] = id, epoch else drop_from_index(store, index, id) end
+    local state, epoch
+    if not passed[id] then state, epoch = fetch_fields(record_key(store, id), 'state', 'epoch') end
+    if state then reply[#reply + 1], reply[#reply + 2] = id, epoch
+    elseif not passed[id] then drop_from_index(store, index, id) end
   end
   return reply
 end, true)

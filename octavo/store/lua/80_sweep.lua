@@ -30,8 +30,11 @@ end
 local function end_overdue(store, now, limit)
   local expired = {}
   for _, rec in ipairs(due(store, 'deadlines', now, limit)) do
-    finish(store, rec, -1, STOPPED.DEADLINE, nil, '')
-    expired[#expired + 1] = rec.id
+    if ends_at(rec) > now then set_deadline(store, rec)
+    else
+      finish(store, rec, -1, STOPPED.DEADLINE, nil, '')
+      expired[#expired + 1] = rec.id
+    end
   end
   return expired
 end

@@ -2,7 +2,7 @@
 
 import asyncio
 import secrets
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Sequence
 
 from octavo.errors import StoreFull
 from octavo.ids import Incarnation, SequenceId
@@ -18,7 +18,7 @@ from octavo.store.calls import (
     MigrateReply,
     NameHolder,
     Notice,
-    PoppedSequence,
+    OwnedSequence,
     QueueDepth,
     QueueLimits,
     Renewal,
@@ -89,9 +89,9 @@ class MemoryStore:
     async def accepting(self) -> bool:
         return not self._enter().full
 
-    async def pop(self, model: str, count: int, claim_ms: int) -> list[PoppedSequence]:
+    async def pop(self, model: str, count: int, claim_ms: int) -> list[Snapshot]:
         state = self._enter()
-        popped: list[PoppedSequence] = []
+        popped: list[Snapshot] = []
         while len(popped) < count and (stored := state.first_waiting(model)) is not None:
             seq_id = stored.record.seq_id
             if state.past_deadline(stored.record):
@@ -99,7 +99,7 @@ class MemoryStore:
                 continue
             state.queue.discard(seq_id)
             state.claims[seq_id] = state.now_ms() + claim_ms
-            popped.append(PoppedSequence(seq_id, stored.record.epoch))
+            popped.append(_snapshot(state, stored, True, [0] * stored.record.num_branches))
         return popped
 
     async def requeue(self, seq_id: SequenceId, epoch: int) -> bool:
@@ -158,10 +158,7 @@ class MemoryStore:
         stored = state.get(seq_id)
         if stored is None:
             return None
-        outputs = tuple(
-            tuple(journal[first:]) for journal, first in zip(stored.journals, from_indexes or (), strict=False)
-        )
-        return Snapshot(stored.snapshot(), stored.prompt if prompt else (), outputs, state.now_ms())
+        return _snapshot(state, stored, prompt, from_indexes or ())
 
     async def cancel(self, seq_id: SequenceId) -> Record | None:
         state = self._enter()
@@ -238,9 +235,9 @@ class MemoryStore:
         live = self._enter().live()
         return [stored.snapshot() for stored in live if owner in (None, stored.record.owner)][:limit]
 
-    async def owned(self, owner: Incarnation) -> list[PoppedSequence]:
-        live = [stored.record for stored in self._enter().live()]
-        return [PoppedSequence(record.seq_id, record.epoch) for record in live if record.owner == owner]
+    async def owned(self, owner: Incarnation, besides: Collection[SequenceId] = ()) -> list[OwnedSequence]:
+        records = [stored.record for stored in self._enter().live() if stored.record.seq_id not in besides]
+        return [OwnedSequence(record.seq_id, record.epoch) for record in records if record.owner == owner]
 
     async def queue_depth(self) -> QueueDepth:
         return self._enter().depth()
@@ -256,3 +253,8 @@ class MemoryStore:
                 yield await queue.get()
         finally:
             del self.shared.subscribers[queue]
+
+
+def _snapshot(state: MemoryState, stored: StoredSequence, prompt: bool, from_indexes: Sequence[int]) -> Snapshot:
+    outputs = tuple(tuple(journal[first:]) for journal, first in zip(stored.journals, from_indexes, strict=False))
+    return Snapshot(stored.snapshot(), stored.prompt if prompt else (), outputs, state.now_ms())

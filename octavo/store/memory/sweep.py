@@ -3,7 +3,7 @@
 from octavo.ids import Incarnation, SequenceId
 from octavo.record import Record, SequenceState
 from octavo.sampling import FinishReason
-from octavo.store.calls import Finish, OrphanedSequence, SweepReport
+from octavo.store.calls import Finish, OwnedSequence, SweepReport
 from octavo.store.memory.state import ALIVE_MS, MemoryState, StoredSequence
 
 OVERDUE_MS = 2000
@@ -74,13 +74,13 @@ def _detach_dead_routers(state: MemoryState, limit: int) -> None:
         state.detach(stored, router, ROUTER_LOSS_MS)
 
 
-def _orphans(state: MemoryState, limit: int) -> list[OrphanedSequence]:
+def _orphans(state: MemoryState, limit: int) -> list[OwnedSequence]:
     running = [stored.record for stored in state.live() if stored.record.state is SequenceState.RUNNING]
     dead = {record.owner for record in running if not state.lease_alive(record.owner)}
     found: list[Record] = []
     for owner in _longest_dead_first(state, dead):
         found += [record for record in running if record.owner == owner][: _share(limit, dead)]
-    return [OrphanedSequence(record.seq_id, record.epoch) for record in found]
+    return [OwnedSequence(record.seq_id, record.epoch) for record in found]
 
 
 def _share(limit: int, dead: set[Incarnation]) -> int:

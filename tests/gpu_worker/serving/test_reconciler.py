@@ -39,7 +39,7 @@ async def state_of(store, seq_id):
 
 async def test_what_is_missing_twice_is_released(store):
     runs, lost = await own(store, "runs"), await own(store, "lost")
-    reconciler = Reconciler(store, WORKER, lambda seq_id, epoch: seq_id == runs)
+    reconciler = Reconciler(store, WORKER, lambda: [runs], lambda seq_id, epoch: seq_id == runs)
     await reconciler.compare()
     assert await state_of(store, lost) == (SequenceState.RUNNING, 1)
     await reconciler.compare()
@@ -50,7 +50,7 @@ async def test_what_is_missing_twice_is_released(store):
 async def test_what_arrives_late_or_comes_anew_is_left_alone(store):
     late, anew = await own(store, "late"), await own(store, "anew")
     known = set()
-    reconciler = Reconciler(store, WORKER, lambda seq_id, epoch: seq_id in known)
+    reconciler = Reconciler(store, WORKER, lambda: (), lambda seq_id, epoch: seq_id in known)
     await reconciler.compare()
     known.add(late)
     await store.take_ownership(TakeRequest(anew, 1, WORKER, "again", TakeReason.REFUSED))
@@ -64,14 +64,14 @@ async def test_an_outage_begins_the_count_anew(store, monkeypatch):
     monkeypatch.setattr("gpu_worker.serving.reconciler.ROUND_S", 0.001)
     seen = []
 
-    async def owned(owner):
+    async def owned(owner, besides=()):
         seen.append(await state_of(store, lost))
         if len(seen) == 2:
             raise StoreUnavailable("away")
         return await MemoryStore.owned(store, owner)
 
     store.owned = owned
-    running = asyncio.create_task(Reconciler(store, WORKER, lambda seq_id, epoch: False).run())
+    running = asyncio.create_task(Reconciler(store, WORKER, lambda: (), lambda seq_id, epoch: False).run())
     await until(lambda: len(seen) >= 5)
     running.cancel()
     assert [state for state, _ in seen[:5]] == [SequenceState.RUNNING] * 4 + [SequenceState.QUEUED]

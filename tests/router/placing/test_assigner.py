@@ -327,8 +327,8 @@ async def test_an_attempt_at_an_older_epoch_does_not_keep_back_what_was_popped(m
     assert await scene.store.requeue(scene.seq_id, record.epoch)
     (popped,) = await scene.store.pop("weights", 1, 60_000)
     async with asyncio.timeout(5):
-        await scene.assigner.assign_sequence(popped.seq_id, popped.epoch, TakeReason.QUEUED)
-    assert (await scene.store.read(scene.seq_id)).record.epoch == popped.epoch + 1
+        await scene.assigner.assign_popped(popped)
+    assert (await scene.store.read(scene.seq_id)).record.epoch == popped.record.epoch + 1
     assert scene.assigner.is_assigning(scene.seq_id)
     go.set()
     await older

@@ -94,7 +94,7 @@ def _find_work(system: "System", world: World, index: int) -> Iterator[Step]:
             world,
             name,
             ("pop", name),
-            lambda after, popped: begin(after, popped[0].epoch, TakeReason.QUEUED) if popped else after,
+            lambda after, popped: begin(after, popped[0].record.epoch, TakeReason.QUEUED) if popped else after,
         )
         return
     owner = _owner(world, record)

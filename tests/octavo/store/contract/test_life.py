@@ -52,13 +52,13 @@ async def test_classes_then_arrival_and_requeued_ones_first(bench: Any, new: New
         ids[name] = sequence_id("tenant", RequestId(name))
         await bench.store.accept(new(name, seq_id=ids[name], priority=priority), LIMITS)
     first = await bench.store.pop("model", 2, 100)
-    assert [popped.seq_id for popped in first] == [ids["c"], ids["a"]]
+    assert [popped.record.seq_id for popped in first] == [ids["c"], ids["a"]]
     epoch = (await bench.take_ownership(ids["a"], 0, W1, "t", TakeReason.QUEUED)).epoch
     assert await bench.store.requeue(ids["a"], epoch)
     assert await bench.store.requeue(ids["c"], 0)
     again = await bench.store.pop("model", 9, 100)
-    assert [popped.seq_id for popped in again] == [ids["c"], ids["a"], ids["b"]]
-    assert again[1].epoch == epoch + 1  # whoever owned it is fenced
+    assert [popped.record.seq_id for popped in again] == [ids["c"], ids["a"], ids["b"]]
+    assert again[1].record.epoch == epoch + 1  # whoever owned it is fenced
 
 
 async def test_a_requeue_can_be_repeated(bench: Any, new: New) -> None:
@@ -115,8 +115,8 @@ async def test_each_model_has_a_queue_with_its_own_limits(bench: Any, new: New) 
         assert (await bench.store.accept(new(model, model=model), limits)).status is AcceptStatus.OK
     assert (await bench.store.accept(new("more"), limits)).status is AcceptStatus.FULL
     assert await bench.store.queue_depth() == QueueDepth(2, 134)
-    assert [popped.seq_id for popped in await bench.store.pop("other", 9, 100)] == [new("other").seq_id]
-    assert [popped.seq_id for popped in await bench.store.pop("model", 9, 100)] == [new("model").seq_id]
+    assert [popped.record.seq_id for popped in await bench.store.pop("other", 9, 100)] == [new("other").seq_id]
+    assert [popped.record.seq_id for popped in await bench.store.pop("model", 9, 100)] == [new("model").seq_id]
     assert await bench.store.pop("third", 9, 100) == []
 
 

@@ -9,8 +9,7 @@ from octavo.sampling import FinishReason
 from octavo.store.calls import (
     Finish,
     Member,
-    OrphanedSequence,
-    PoppedSequence,
+    OwnedSequence,
     QueueLimits,
     SweepReport,
     TakeReason,
@@ -47,7 +46,7 @@ async def test_orphans_are_reported_again_until_somebody_takes_them(bench: Any, 
     assert (await bench.store.sweep(10, 1000)).orphans == []
     await bench.advance(1)
     for _ in range(2):
-        assert (await bench.store.sweep(10, 1000)).orphans == [OrphanedSequence(seq_id, epoch)]
+        assert (await bench.store.sweep(10, 1000)).orphans == [OwnedSequence(seq_id, epoch)]
     await bench.take_ownership(seq_id, epoch, W2, "t", TakeReason.LEASE)
     await bench.store.heartbeat(Member("worker", W2, b""), 1000)
     assert (await bench.store.sweep(10, 1000)).orphans == []
@@ -106,12 +105,12 @@ async def test_an_owner_that_has_left_leaves_orphans(bench: Any, new: New) -> No
     await bench.store.heartbeat(Member("worker", W1, b""), 100_000)
     epoch = await bench.run(new())
     await bench.store.leave(Member("worker", W1, b""))
-    assert (await bench.store.sweep(10, 1000)).orphans == [OrphanedSequence(new().seq_id, epoch)]
+    assert (await bench.store.sweep(10, 1000)).orphans == [OwnedSequence(new().seq_id, epoch)]
 
 
 async def test_an_owner_that_never_had_a_lease_is_found(bench: Any, new: New) -> None:
     epoch = await bench.run(new(), W2)
-    assert (await bench.store.sweep(10, 1000)).orphans == [OrphanedSequence(new().seq_id, epoch)]
+    assert (await bench.store.sweep(10, 1000)).orphans == [OwnedSequence(new().seq_id, epoch)]
 
 
 async def test_a_sweep_soon_after_another_one_does_nothing(bench: Any, new: New) -> None:
@@ -144,8 +143,9 @@ async def test_owned_is_what_the_records_say(bench: Any, new: New) -> None:
     await bench.take_ownership(new("b").seq_id, epochs[1], W2, "t", TakeReason.REFUSED)
     await bench.store.finish(Finish(new("c").seq_id, FinishReason.STOP))
     await bench.store.requeue(new("d").seq_id, epochs[3])
-    assert await bench.store.owned(W1) == [PoppedSequence(new("a").seq_id, epochs[0])]
-    assert await bench.store.owned(W2) == [PoppedSequence(new("b").seq_id, epochs[1] + 1)]
+    assert await bench.store.owned(W1) == [OwnedSequence(new("a").seq_id, epochs[0])]
+    assert await bench.store.owned(W1, [new("a").seq_id]) == []
+    assert await bench.store.owned(W2) == [OwnedSequence(new("b").seq_id, epochs[1] + 1)]
 
 
 async def test_the_detached_are_cancelled_after_their_grace(bench: Any, new: New) -> None:
