@@ -5,10 +5,12 @@ import asyncio
 import json
 import os
 import random
+import signal
 import sys
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -48,6 +50,8 @@ class Storm:
         self._log = (folder / "faults.jsonl").open("w", encoding="utf-8")
         self._under_way: set[asyncio.Task[None]] = set()
         self._began = time.monotonic()
+        self._over = asyncio.Event()  # set by SIGTERM: the storm ends before its time, and reports what there was
+        self._minutes = 0.0
 
     async def run(self) -> dict[str, Any]:
         cluster, arguments = self._cluster, self._arguments
@@ -119,7 +123,7 @@ class Storm:
 
     async def _rage(self, kinds: dict[str, Inject]) -> None:
         """Faults until the time is over, and until the last one is."""
-        until = time.monotonic() + 60 * self._arguments.minutes
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, self._over.set)
         others = {kind: inject for kind, inject in kinds.items() if kind not in ("worker-kill", "router-kill")}
         chains = [asyncio.create_task(self._watch_processes()), asyncio.create_task(self._tell())]
         for per_hour, chosen in (
@@ -130,7 +134,10 @@ class Storm:
             if chosen:
                 mean_s = 3600 / per_hour / self._arguments.rate
                 chains.append(asyncio.create_task(self._keep_injecting(mean_s, chosen)))
-        await asyncio.sleep(max(0.0, until - time.monotonic()))
+        began = time.monotonic()
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._over.wait(), 60 * self._arguments.minutes)
+        self._minutes = round((time.monotonic() - began) / 60, 1)
         for chain in chains[1:]:
             chain.cancel()
         await asyncio.gather(*chains[1:], return_exceptions=True)
@@ -214,7 +221,7 @@ class Storm:
         expected = self._chosen_kinds()
         never = [kind for kind in expected if not self.counts[kind]]
         return {
-            "minutes": arguments.minutes,
+            "minutes": self._minutes,
             "seed": arguments.seed,
             "streams_at_a_time": arguments.streams,
             "faults": dict(sorted(self.counts.items())),
