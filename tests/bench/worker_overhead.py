@@ -69,10 +69,16 @@ def read_steps(endpoint: str, count: Any, stop: Any, p99_ms: Any) -> None:
     asyncio.run(main())
 
 
-async def measure(url: str, streams: int, step_ms: float, journal: bool, seconds: float) -> tuple[float, ...]:
+async def measure(
+    url: str, streams: int, step_ms: float, journal: bool, seconds: float, append_tokens: int
+) -> tuple[float, ...]:
     """(tokens/s at the reader, CPU microseconds per token of the worker's process, ms per step, p99 in ms)."""
     settings = WorkerSettings(
-        listen="127.0.0.1:0", runner="fake", max_batch_sequences=streams, journal="strict" if journal else "off"
+        listen="127.0.0.1:0",
+        runner="fake",
+        max_batch_sequences=streams,
+        journal="strict" if journal else "off",
+        append_tokens=append_tokens,
     )
     store: Any = open_store(url) if journal else MemoryStore()
     await store.open()
@@ -134,7 +140,10 @@ async def main(options: argparse.Namespace) -> None:
                 sides: dict[bool, list[tuple[float, ...]]] = {False: [], True: []}
                 for _ in range(options.rounds):
                     for journal in sides:
-                        sides[journal].append(await measure(server.url, streams, step_ms, journal, options.seconds))
+                        figures = await measure(
+                            server.url, streams, step_ms, journal, options.seconds, options.append_tokens
+                        )
+                        sides[journal].append(figures)
                 for journal, rounds in sides.items():
                     rate, cpu, step, p99 = (statistics.median(each) for each in zip(*rounds, strict=True))
                     name = "on" if journal else "off"
@@ -150,4 +159,5 @@ if __name__ == "__main__":
     parser.add_argument("--step-ms", type=float, nargs="+", default=[5.0, 20.0])
     parser.add_argument("--seconds", type=float, default=4.0)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--append-tokens", type=int, default=4, help="1: no token waits for others of its stream")
     asyncio.run(main(parser.parse_args()))

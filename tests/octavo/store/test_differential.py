@@ -341,6 +341,7 @@ class Differential(RuleBasedStateMachine):
 
 
 @pytest.mark.scaled
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("kind", ["valkey", "redis"])
 def test_the_server_does_what_the_reference_does(
     kind: str,
