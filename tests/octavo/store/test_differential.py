@@ -362,7 +362,7 @@ def test_the_server_does_what_the_reference_does(
     Machine.make_reference, Machine.new = staticmethod(make_memory_bench), staticmethod(new)
     Machine.make_real = staticmethod(lambda: make_redis_bench(url))
     asked = settings().max_examples
-    few = draws(15, 150) if kind == "valkey" else draws(8, 50)  # seconds; `--hypothesis-profile=nightly` for many
+    few = draws(15, 90) if kind == "valkey" else draws(8, 30)  # seconds; `--hypothesis-profile=nightly` for many
     run_state_machine_as_test(
         Machine,
         settings=settings(
