@@ -99,7 +99,7 @@ class AppendStatus(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class AppendItem:
-    """New tokens of one branch; `finish` ends the branch."""
+    """New tokens of one branch, its end by `finish`, or both. What one with neither is answered is not said."""
 
     seq_id: SequenceId
     epoch: int

@@ -170,8 +170,8 @@ class Differential(RuleBasedStateMachine):
     def append_all(
         self, owner: Incarnation | None, items: list[tuple[str, int, int, int, list[int] | None, FinishReason]]
     ) -> None:
-        """None: the owner of the first item's sequence."""
-        appends = [self.item(*item) for item in items]
+        """None: the owner of the first item's sequence. An item without tokens and end is none that a worker may send."""
+        appends = [each for each in (self.item(*item) for item in items) if each.token_ids or each.finish]
         first = self.last.get(items[0][0])
         owner = owner or (first.record.owner if first else Incarnation("worker1"))
         replies = self.both("append_batch", owner, appends)
