@@ -170,7 +170,7 @@ class Differential(RuleBasedStateMachine):
     def append_all(
         self, owner: Incarnation | None, items: list[tuple[str, int, int, int, list[int] | None, FinishReason]]
     ) -> None:
-        """None: the owner of the first item's sequence. An item without tokens and end is none that a worker may send."""
+        """None: the owner of the first item's sequence. No worker sends an item without tokens and without an end."""
         appends = [each for each in (self.item(*item) for item in items) if each.token_ids or each.finish]
         first = self.last.get(items[0][0])
         owner = owner or (first.record.owner if first else Incarnation("worker1"))
