@@ -18,6 +18,7 @@ from octavo.store.calls import QueueLimits, TakeReason, TakeReply, TakeRequest, 
 from octavo.store.embedded import EmbeddedStore
 from octavo.store.memory import MemoryState, MemoryStore
 from octavo.store.redis import RedisStore
+from octavo.store.redis_server import RedisOptions
 
 CLOCK_KEY = "octavo:test-clock"
 CLOCK = f"local function now_ms() return tonumber(redis.call('GET', '{CLOCK_KEY}')) end"
@@ -137,7 +138,8 @@ def memory_bench() -> Bench:
 async def redis_bench(url: str) -> Bench:
     """An empty store with hand-set time."""
 
-    another = partial(RedisStore, url, source=TEST_SOURCE)
+    patient = RedisOptions(connect_timeout_s=30, call_timeout_s=60)  # a test on a busy machine waits for its turn
+    another = partial(RedisStore, url, patient, source=TEST_SOURCE)
     store = another()
     await store.server.client.flushall()
     bench = Bench(Clock(), store, another)
