@@ -1,7 +1,8 @@
 """A worker's id and lease in the store.
 
-The lease means that the step loop makes progress, and only that progress renews it. Of two workers with one id, one
-ends: the one that starts, if the other one renews its lease; the other one, if its lease had ended by then.
+The lease means that the step loop makes progress, and only that progress renews it. Of two workers with one id, the
+one ends whose id the store does not say it is, once it has seen the other one renew its lease. It waits for that,
+because the store may name a worker that has long ended: after a failover to a replica that had lagged.
 """
 
 import asyncio
@@ -33,7 +34,7 @@ class WorkerIdTaken(Exception):
 
 
 async def register_worker(store: Store, member: Member, lease_ms: int) -> None:
-    """Gets the worker its id, once the lease of an earlier worker with this id has ended: after one lease at most.
+    """Gets the worker its id, once the lease of another worker with this id has ended: after one lease at most.
 
     Raises WorkerIdTaken if that worker renews its lease, or if yet another one gets the id first.
     """
@@ -84,15 +85,16 @@ class Lease:
     async def _renew(self) -> None:
         asked_at = time.monotonic()
         try:
-            renewal = await self._store.heartbeat(self._member, self._lease_ms)
+            while (await self._store.heartbeat(self._member, self._lease_ms)).holder is not None:
+                await register_worker(self._store, self._member, self._lease_ms)
+                asked_at = time.monotonic()
         except StoreUnavailable as error:
             log.warning("lease not renewed: %s", error)
-            return
-        if renewal.holder is None:
-            self._renewed_at = asked_at
-        else:
-            self._ended, self.loss = True, WorkerIdTaken(self._member, renewal.holder)
+        except WorkerIdTaken as taken:
+            self._ended, self.loss = True, taken
             self.lost.set()
+        else:
+            self._renewed_at = asked_at
 
     def describe(self, info: bytes) -> None:
         """Changes what other processes read of this worker in the store, and tells the store soon."""
