@@ -1,8 +1,8 @@
 """A worker's id and lease in the store.
 
 The lease means that the step loop makes progress, and only that progress renews it. Of two workers with one id, the
-one ends whose id the store does not say it is, once it has seen the other one renew its lease. It waits for that,
-because the store may name a worker that has long ended: after a failover to a replica that had lagged.
+store names one. The other one ends once it has seen that one renew its lease, and not before: after a failover to a
+replica that had lagged, the store may name a worker that has long ended.
 """
 
 import asyncio
