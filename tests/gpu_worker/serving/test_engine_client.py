@@ -307,7 +307,7 @@ def test_in_any_order_the_logs_and_the_scheduler_agree(operations, max_waiting, 
             await asyncio.gather(*world.engine_client._deciding.values(), return_exceptions=True)
         await world.settle()
         if running:
-            await world.until(lambda: not world.sequences and not world.publisher.logs)  # a cancel is told by a later step
+            await world.until(lambda: not world.sequences and not world.publisher.logs)  # a later step tells a cancel
         else:
             cancelled = {delta.sequence.seq_id for delta in world.parts.workload.pending}
             logs = {seq_id: entry.sequence for seq_id, entry in world.publisher.logs.items() if seq_id not in cancelled}
